@@ -1,0 +1,54 @@
+# Everything that a checkout needs; `make help` lists it. The first target called sets up .venv.
+PYTHON ?= python3
+JOBS ?= 2
+
+BIN := .venv/bin
+PY := $(BIN)/python
+STAMP := .venv/.installed
+PIP := $(PY) -m pip --disable-pip-version-check --no-input install -qq -c constraints.txt
+TORCH = $(shell grep '^torch==' constraints.txt)
+NEW_ENOUGH = $(shell $(PYTHON) -c 'import sys; print("yes" if sys.version_info >= (3, 11) else "")' 2>/dev/null)
+
+# One thread a process: with more, the processes wait for each other and take several times as long.
+export OMP_NUM_THREADS := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test bench lint types readme clean
+
+help: ## print this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
+
+setup: $(STAMP) ## install everything into .venv
+
+# Set up again when what is to be installed has changed. torch goes first, by its pin: resolved freely, it may
+# bring gigabytes of CUDA. The stamp is written last, so that a setup cut short is done again.
+$(STAMP): pyproject.toml constraints.txt
+	$(if $(NEW_ENOUGH),,$(error PYTHON=$(PYTHON) is missing or older than 3.11; try: make PYTHON=python3.11))
+	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv
+	@echo "installing into .venv (some minutes the first time)"
+	@$(PIP) '$(TORCH)'
+	@$(PIP) -e '.[dev]'
+	@touch $(STAMP)
+
+demo: $(STAMP) ## train, defend, attack and report, in a minute
+	@$(BIN)/splitfed demo
+
+test: lint types ## lint, types and all tests
+	@$(PY) -m pytest -q -n $(JOBS) --dist loadgroup
+
+bench: $(STAMP) ## time the split step against the uncut one
+	@$(PY) -m tests.benchmarks.steps
+
+lint: $(STAMP) ## ruff: rules and format
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet .
+
+types: $(STAMP) ## mypy, strict
+	@$(BIN)/mypy --no-error-summary
+
+readme: $(STAMP) ## run the examples in README.md
+	@$(PY) -m pytest -q --doctest-glob=README.md README.md
+
+clean: ## remove what was built, measured and cached, but not .venv
+	@rm -rf build dist runs demo *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find splitfed attacks topologies tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,75 @@
+"""Inverse network: a decoder trained on queries with auxiliary data, then applied to what was released.
+
+Paper: He, Zhang, Lee, "Model inversion attacks against collaborative inference", ACSAC 2019, section 5 (black box).
+
+The decoder is trained on releases that went through the run's own defenses, drawn afresh every epoch where they
+are random, so the attack adapts to them. The decoder's layout is ours (`splitfed.attacks.decoder`); loss, optimizer
+and number of epochs of the preset "paper" are the authors'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from splitfed.attacks.base import Attack, Knowledge, Needs, Progress
+from splitfed.attacks.decoder import Decoder
+from splitfed.errors import check_count, check_number
+from splitfed.view import View
+
+
+@dataclass(frozen=True)
+class InverseNetwork(Attack):
+    """`epochs` over the auxiliary rows in batches of `batch_size` with Adam at rate `lr`; decoder of `width`.
+
+    `queries`: how often the auxiliary rows are sent through the victims' parties; the passes are used in turn.
+    """
+
+    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fast": {"epochs": 15, "batch_size": 32, "lr": 2e-3, "width": 24},
+        "paper": {"epochs": 50, "batch_size": 32, "lr": 1e-3, "width": 64},
+    }
+
+    epochs: int = 15
+    batch_size: int = 32
+    lr: float = 2e-3
+    width: int = 24
+    queries: int = 5
+
+    def __post_init__(self) -> None:
+        """Refuse counts below one and a learning rate that is not positive."""
+        for name in ("epochs", "batch_size", "width", "queries"):
+            check_count(f"inverse_network {name}", getattr(self, name), low=1)
+        check_number("inverse_network lr", self.lr, low=0.0, open_low=True)
+
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
+        """Return the decoder's rows for the releases in the view: (victims, *shape)."""
+        assert knowledge.auxiliary is not None
+        assert knowledge.query is not None
+        released = view.select(kind="activation").tensors()
+        x = knowledge.auxiliary
+        passes = [knowledge.query(x) for _ in range(self.queries)]
+        shapes = {name: tuple(z.shape[1:]) for name, z in released.items()}
+        decoder = Decoder(shapes, knowledge.shape, knowledge.value_range, self.width)
+        optimizer = torch.optim.Adam(decoder.parameters(), lr=self.lr)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.epochs)
+        for epoch in range(self.epochs):
+            z = passes[epoch % len(passes)]
+            for rows in torch.randperm(len(x), generator=generator).split(self.batch_size):
+                if len(rows) < 2:
+                    continue
+                loss = functional.mse_loss(decoder({n: t[rows] for n, t in z.items()}), x[rows])
+                optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                optimizer.step()
+            schedule.step()
+            progress(epoch + 1, self.epochs)
+        with torch.no_grad():
+            guess: Tensor = decoder.eval()(released)
+        return guess

@@ -1,0 +1,108 @@
+"""splitfed: a laboratory for split learning and privacy.
+
+Cut a PyTorch model into segments, place them on parties, train as those parties really would, defend what crosses,
+attack what was seen. Everything here is imported on first use, so that `import splitfed` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from splitfed import accounting, attacks, data, defenses, dependence, models, topologies
+    from splitfed.attacks.base import Attack, Knowledge, Needs
+    from splitfed.cut import cut
+    from splitfed.data.dataset import Dataset
+    from splitfed.data.federation import Federation
+    from splitfed.defense import Context, Defense
+    from splitfed.errors import InvalidInput, NonFinite, SplitfedError
+    from splitfed.graph import Edge, Head, Segment, Topology
+    from splitfed.optim import Optim
+    from splitfed.run import AttackResult, Run
+    from splitfed.task import Task, binary, classification, regression
+    from splitfed.train import train
+    from splitfed.view import Message, Recording, View
+
+__version__ = "0.1.0"
+
+_MODULES = ("accounting", "attacks", "data", "defenses", "dependence", "models", "topologies")
+_NAMES = {
+    "Attack": "attacks.base",
+    "AttackResult": "run",
+    "Context": "defense",
+    "Dataset": "data.dataset",
+    "Defense": "defense",
+    "Edge": "graph",
+    "Federation": "data.federation",
+    "Head": "graph",
+    "InvalidInput": "errors",
+    "Knowledge": "attacks.base",
+    "Message": "view",
+    "Needs": "attacks.base",
+    "NonFinite": "errors",
+    "Optim": "optim",
+    "Recording": "view",
+    "Run": "run",
+    "Segment": "graph",
+    "SplitfedError": "errors",
+    "Task": "task",
+    "Topology": "graph",
+    "View": "view",
+    "binary": "task",
+    "classification": "task",
+    "cut": "cut",
+    "regression": "task",
+    "train": "train",
+}
+
+__all__ = [
+    "Attack",
+    "AttackResult",
+    "Context",
+    "Dataset",
+    "Defense",
+    "Edge",
+    "Federation",
+    "Head",
+    "InvalidInput",
+    "Knowledge",
+    "Message",
+    "Needs",
+    "NonFinite",
+    "Optim",
+    "Recording",
+    "Run",
+    "Segment",
+    "SplitfedError",
+    "Task",
+    "Topology",
+    "View",
+    "accounting",
+    "attacks",
+    "binary",
+    "classification",
+    "cut",
+    "data",
+    "defenses",
+    "dependence",
+    "models",
+    "regression",
+    "topologies",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"splitfed.{name}")
+    if name in _NAMES:
+        value = getattr(import_module(f"splitfed.{_NAMES[name]}"), name)
+        # Importing the module of the same name (cut, train) has bound the module here; the function is meant.
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'splitfed' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

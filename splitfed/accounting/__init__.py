@@ -1,0 +1,1 @@
+"""What a run costs: bytes that cross, predicted and counted."""

@@ -1,0 +1,88 @@
+"""Who holds which rows: the clients with their parts, the attacker's auxiliary rows, and the victims."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from splitfed.errors import InvalidInput
+from splitfed.task import Task
+
+if TYPE_CHECKING:
+    from splitfed.data.dataset import Dataset
+
+
+@dataclass(frozen=True, eq=False)
+class ClientData:
+    """What one client holds; `validation` and `test` may be empty, `train` is not."""
+
+    name: str
+    train: Dataset
+    validation: Dataset
+    test: Dataset
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Federation:
+    """One data set split into disjoint parts, each with memory of its own.
+
+    `auxiliary` is what an attacker may know beforehand, `victims` are the rows whose privacy is measured; no
+    client trains on either. `sources` says where each part came from: "auxiliary", "victims",
+    "client0/train", "client0/validation", "client0/test", ... -> (rows,) int64 positions in the data set.
+    Raises `InvalidInput` when a client has no training row, or when two parts share a row.
+    """
+
+    name: str
+    task: Task
+    clients: tuple[ClientData, ...]
+    auxiliary: Dataset
+    victims: Dataset
+    sources: Mapping[str, Tensor]
+
+    def __post_init__(self) -> None:
+        if not self.clients:
+            raise InvalidInput(f"{self.name}: a federation needs at least one client")
+        for client in self.clients:
+            if len(client.train) == 0:
+                raise InvalidInput(
+                    f"{client.name} has no training rows ({len(client.validation)} validation, "
+                    f"{len(client.test)} test); take fewer clients or a less skewed partition"
+                )
+        _check_disjoint(self.sources)
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def __repr__(self) -> str:
+        return (
+            f"Federation({self.name!r}, {len(self)} clients, {len(self.auxiliary)} auxiliary, "
+            f"{len(self.victims)} victims)"
+        )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one row of x."""
+        return self.victims.shape
+
+    def test_union(self) -> Dataset:
+        """Return the test rows of all clients, client by client; empty when no client has any."""
+        first, *others = self.clients
+        return first.test.join(client.test for client in others)
+
+
+def _check_disjoint(sources: Mapping[str, Tensor]) -> None:
+    owner: dict[int, str] = {}
+    if not sources:
+        return
+    rows = torch.cat(list(sources.values()))
+    if len(torch.unique(rows)) == len(rows):
+        return
+    for part, indices in sources.items():
+        for row in indices.tolist():
+            if row in owner:
+                raise InvalidInput(f"row {row} is in {owner[row]} and in {part}; expected disjoint parts")
+            owner[row] = part

@@ -1,0 +1,83 @@
+"""IDX: a folder of IDX files, gzipped or not, as MNIST, Fashion-MNIST and their kin are published.
+
+Format: http://yann.lecun.com/exdb/mnist/ (two zero bytes, a type, the number of dimensions, each dimension as
+four bytes, then the values, all of it big-endian).
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from splitfed.data.dataset import Dataset
+from splitfed.data.files import existing_file, existing_folder
+from splitfed.data.from_python import from_arrays
+from splitfed.errors import InvalidInput, unknown
+
+TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+PREFIXES = {"train": ("train",), "test": ("t10k",), "all": ("train", "t10k")}
+
+
+def idx(folder: str | Path, split: str = "train") -> Dataset:
+    """Return the images of `folder`, x (n, 1, height, width) in [0, 1], with greatest label + 1 classes.
+
+    Reads {train,t10k}-{images-idx3,labels-idx1}-ubyte, with or without .gz; `split` is "train", "test" or
+    "all" (both). Debian's package dataset-fashion-mnist puts them in /usr/share/datasets/fashion-mnist.
+    Raises `InvalidInput` that names the file when one is missing, truncated or malformed.
+    """
+    if split not in PREFIXES:
+        raise unknown("split", split, PREFIXES)
+    root = existing_folder(folder)
+    pairs = [_pair(root, prefix) for prefix in PREFIXES[split]]
+    images = np.concatenate([pair[0] for pair in pairs])
+    labels = np.concatenate([pair[1] for pair in pairs])
+    x = images[:, None].astype(np.float32) / 255
+    return from_arrays(x, labels, name=root.resolve().name, value_range=(0.0, 1.0))
+
+
+def read_idx(path: str | Path) -> np.ndarray:
+    """Return the array in one IDX file, gunzipped when its name ends in .gz, in the machine's byte order."""
+    source = existing_file(path)
+    raw = _unzip(source) if source.suffix == ".gz" else source.read_bytes()
+    if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] not in TYPES:
+        raise InvalidInput(f"{source} begins with 0x{raw[:4].hex()}; expected an IDX magic number, 0x0000tt0d")
+    kind, dimensions = np.dtype(TYPES[raw[2]]), raw[3]
+    start = 4 + 4 * dimensions
+    if len(raw) < start:
+        raise InvalidInput(f"{source} is {len(raw)} bytes; its header alone takes {start}")
+    shape = struct.unpack(f">{dimensions}I", raw[4:start])
+    expected = start + math.prod(shape) * kind.itemsize
+    if len(raw) != expected:
+        raise InvalidInput(f"{source} is {len(raw)} bytes; expected {expected} for shape {shape}")
+    return np.frombuffer(raw, kind, offset=start).reshape(shape).astype(kind.newbyteorder("="))
+
+
+def _unzip(path: Path) -> bytes:
+    try:
+        return gzip.decompress(path.read_bytes())
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InvalidInput(f"{path} is no whole gzip file: {error}") from None
+
+
+def _pair(root: Path, prefix: str) -> tuple[np.ndarray, np.ndarray]:
+    image_file = _find(root, f"{prefix}-images-idx3-ubyte")
+    label_file = _find(root, f"{prefix}-labels-idx1-ubyte")
+    images, labels = read_idx(image_file), read_idx(label_file)
+    for path, array, dimensions in ((image_file, images, 3), (label_file, labels, 1)):
+        if array.ndim != dimensions or array.dtype != np.uint8:
+            raise InvalidInput(f"{path} has shape {array.shape} of {array.dtype}; expected {dimensions}-d bytes")
+    if len(images) != len(labels):
+        raise InvalidInput(f"{image_file} has {len(images)} images and {label_file.name} {len(labels)} labels")
+    return images, labels
+
+
+def _find(root: Path, name: str) -> Path:
+    for candidate in (root / name, root / f"{name}.gz"):
+        if candidate.is_file():
+            return candidate
+    raise InvalidInput(f"{root} has neither {name} nor {name}.gz")

@@ -1,0 +1,140 @@
+"""Splits a data set: victims, auxiliary rows, and clients with training, validation and test rows each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from splitfed.data.federation import ClientData, Federation
+from splitfed.data.partitions.by_domain import by_domain as partition_by_domain
+from splitfed.data.partitions.dirichlet import dirichlet as partition_dirichlet
+from splitfed.data.partitions.iid import iid
+from splitfed.data.partitions.pathological import pathological
+from splitfed.data.strata import take
+from splitfed.errors import InvalidInput, check_count, check_number
+from splitfed.seeding import generator
+
+if TYPE_CHECKING:
+    from splitfed.data.dataset import Dataset
+
+
+def split(
+    data: Dataset,
+    count: int,
+    *,
+    dirichlet: float | None,
+    minimum: int,
+    classes_per_client: int | None,
+    by_domain: bool,
+    auxiliary: float | int,
+    victims: int,
+    validation: float,
+    test: float,
+    seed: int,
+) -> Federation:
+    """Return `count` clients, auxiliary rows and victims, all disjoint; equal arguments give equal splits.
+
+    First `victims` rows, then `auxiliary` (a whole number of rows, or a fraction of all of them) are taken at
+    random, in proportion to the classes; victims come first so that they stay the same whatever an attacker
+    is given. The other rows go to the clients: by `dirichlet` (label skew of that concentration, redrawn
+    until every client has `minimum` rows), by `classes_per_client`, `by_domain`, or else at random in equal
+    numbers. Each client sets round(fraction x its rows) aside for `validation` and `test`, and trains on what
+    is left.
+    """
+    known = _check_sizes(data, count, auxiliary, victims, validation, test)
+    labels = _class_labels(data)
+    order = torch.randperm(len(data), generator=generator(seed, "data", "order"))
+    chosen, order = take(order, victims, labels)
+    prior, order = take(order, known, labels)
+    positions = _partition(
+        data,
+        order,
+        count,
+        seed,
+        dirichlet=dirichlet,
+        minimum=minimum,
+        classes=classes_per_client,
+        domains=by_domain,
+    )
+    sources = {"auxiliary": prior, "victims": chosen}
+    clients = []
+    for i, mine in enumerate(positions):
+        shuffled = order[mine][torch.randperm(len(mine), generator=generator(seed, "data", "client", i))]
+        sizes = [round(validation * len(mine)), round(test * len(mine))]
+        parts = torch.split(shuffled, [*sizes, len(mine) - sum(sizes)])
+        sources |= {
+            f"client{i}/{part}": rows for part, rows in zip(("validation", "test", "train"), parts, strict=True)
+        }
+        held = (data.rows(parts[2]), data.rows(parts[0]), data.rows(parts[1]))
+        clients.append(ClientData(f"client{i}", *held))
+    return Federation(data.name, data.task, tuple(clients), data.rows(prior), data.rows(chosen), sources)
+
+
+def _check_sizes(
+    data: Dataset, count: int, auxiliary: float | int, victims: int, validation: float, test: float
+) -> int:
+    """Refuse sizes that cannot be; return the number of auxiliary rows."""
+    check_count("clients", count, low=1)
+    check_count("victims", victims)
+    check_number("validation", validation, low=0, high=1, open_high=True)
+    check_number("test", test, low=0, high=1, open_high=True)
+    if validation + test >= 1:
+        raise InvalidInput(f"validation={validation:g} and test={test:g} leave nothing to train on; expected a sum < 1")
+    known = _auxiliary_rows(auxiliary, len(data))
+    left = len(data) - victims - known
+    if left < count:
+        raise InvalidInput(
+            f"{data.name} has {len(data)} rows: victims={victims} and auxiliary={auxiliary} ({known} rows) "
+            f"leave {max(left, 0)} for {count} clients; expected at least one a client"
+        )
+    return known
+
+
+def _auxiliary_rows(auxiliary: float | int, rows: int) -> int:
+    if isinstance(auxiliary, float):
+        check_number("auxiliary", auxiliary, low=0, high=1, open_high=True)
+        return round(auxiliary * rows)
+    check_count("auxiliary", auxiliary)
+    return auxiliary
+
+
+def _class_labels(data: Dataset) -> Tensor | None:
+    return data.y if data.y.dim() == 1 and data.y.dtype == torch.int64 else None
+
+
+def _partition(
+    data: Dataset,
+    order: Tensor,
+    count: int,
+    seed: int,
+    *,
+    dirichlet: float | None,
+    minimum: int,
+    classes: int | None,
+    domains: bool,
+) -> list[Tensor]:
+    """Return, for each client, its positions in `order` (the rows that are left), by the one rule given."""
+    given = {
+        "dirichlet": dirichlet is not None,
+        "classes_per_client": classes is not None,
+        "by_domain": domains,
+    }
+    names = [name for name, is_given in given.items() if is_given]
+    if len(names) > 1:
+        raise InvalidInput(f"{' and '.join(names)} are two partitions; expected one")
+    labels = _class_labels(data)
+    random = generator(seed, "data", "partition")
+    if domains:
+        if data.domains is None:
+            raise InvalidInput(f"by_domain=True, but {data.name} has no domains")
+        return partition_by_domain(data.domains[order], count)
+    if dirichlet is None and classes is None:
+        return iid(len(order), count, random)
+    if labels is None:
+        raise InvalidInput(f"{names[0]} needs class labels; {data.name} is a {data.task.name} task")
+    if dirichlet is not None:
+        return partition_dirichlet(labels[order], count, dirichlet, minimum, random)
+    assert classes is not None
+    return pathological(labels[order], count, classes, random)

@@ -1,0 +1,60 @@
+"""Distance correlation: train the client so that its release depends less on its input (NoPeek).
+
+Paper: Vepakomma, Singh, Gupta, Raskar, "NoPeek: information leakage reduction to share activations in distributed
+deep learning", ICDM workshops 2020, equation 2: (1 - alpha) CE + alpha DCOR(x, z).
+
+`statistic="biased"` is the paper's square-root form; "unbiased" trains the bias-corrected square, whose value on a
+batch is about zero for independent data. The report always states the bias-corrected one. Where a defense guards
+several edges the penalties are averaged. No formal guarantee.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from splitfed.defense import Context, Defense
+from splitfed.dependence import distance_correlation, u_distance_correlation_sqr
+from splitfed.errors import InvalidInput, check_number, unknown
+from splitfed.graph import Topology
+from splitfed.probe import Facts
+
+STATISTICS = ("biased", "unbiased")
+
+
+@dataclass(frozen=True)
+class DistanceCorrelation(Defense):
+    """Weigh the task by `1 - alpha` and the distance correlation of raw input and release by `alpha`, in [0, 1]."""
+
+    alpha: float = 0.5
+    statistic: str = "biased"
+
+    def __post_init__(self) -> None:
+        """Refuse an alpha outside [0, 1] and an unknown statistic."""
+        check_number("distance_correlation alpha", self.alpha, low=0.0, high=1.0)
+        if self.statistic not in STATISTICS:
+            raise unknown("statistic", self.statistic, STATISTICS)
+
+    @property
+    def task_weight(self) -> float:
+        """What the task's loss is multiplied by: 1 - alpha."""
+        return 1.0 - self.alpha
+
+    def check(self, topology: Topology, facts: Facts) -> None:
+        """Refuse an edge whose sender owns no raw input to be independent of."""
+        owners = set(topology.inputs.values())
+        for name in self.edges(topology):
+            role = topology.role_of(topology.edge(name).source)
+            if role not in owners:
+                raise InvalidInput(
+                    f"distance_correlation cannot guard edge {name!r}: role {role!r} has no raw input to compare with"
+                )
+
+    def penalty(self, z: Tensor, context: Context) -> Tensor:
+        """Return alpha times the distance correlation of this batch's raw inputs and all that leaves on the edge."""
+        raw = [x.flatten(1) for x in context.inputs.values()]
+        x = raw[0] if len(raw) == 1 else torch.cat(raw, 1)
+        measure = distance_correlation if self.statistic == "biased" else u_distance_correlation_sqr
+        return self.alpha * measure(x, z.flatten(1))

@@ -1,0 +1,54 @@
+"""Noise: fresh Gaussian or Laplace noise on every release, in training and at inference.
+
+Paper: He, Zhang, Lee, "Attacking and protecting data privacy in edge-cloud collaborative inference systems", IEEE
+Internet of Things Journal 2020, section on noise obfuscation (Gaussian sigma, Laplace b).
+
+Nothing is clipped, so there is no sensitivity and no formal guarantee. `relative` measures the scale in standard
+deviations of the batch's release, which makes strengths comparable between cuts; the paper's is absolute.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from splitfed.defense import Context, Defense
+from splitfed.errors import check_number, unknown
+
+KINDS = ("gaussian", "laplace")
+
+
+@dataclass(frozen=True)
+class Noise(Defense):
+    """Add noise of `scale`: the standard deviation of a Gaussian, or b of a Laplace distribution (deviation b√2)."""
+
+    scale: float = 1.0
+    kind: str = "gaussian"
+    relative: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a negative scale and an unknown kind."""
+        check_number("noise scale", self.scale, low=0.0)
+        if self.kind not in KINDS:
+            raise unknown("noise kind", self.kind, KINDS)
+
+    def release(self, name: str, z: Tensor, context: Context) -> Tensor:
+        """Return `z` plus noise drawn afresh for this step: same shape."""
+        scale: float | Tensor = self.scale
+        if self.relative:
+            scale = self.scale * z.detach().std(correction=0)
+        return z + scale * _draw(self.kind, z, context.generator(name, z.device))
+
+    def expected(self, name: str, z: Tensor, context: Context) -> Tensor:
+        """The noise has mean zero."""
+        return z
+
+
+def _draw(kind: str, z: Tensor, generator: torch.Generator) -> Tensor:
+    if kind == "gaussian":
+        return torch.randn(z.shape, generator=generator, device=z.device, dtype=z.dtype)
+    # A Laplace variable is the difference of two exponential ones.
+    first, second = (torch.empty_like(z).exponential_(generator=generator) for _ in range(2))
+    return first - second

@@ -1,0 +1,1 @@
+"""Engines place parties and deliver messages: same interface, same results."""

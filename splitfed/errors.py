@@ -1,0 +1,56 @@
+"""Errors that are the user's to fix: one line with the name, the value and what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+
+
+class SplitfedError(Exception):
+    """Base of every error this package raises on purpose; its text is one line."""
+
+
+class InvalidInput(SplitfedError, ValueError):
+    """Something given from outside is wrong: nothing was computed, nothing was written."""
+
+
+class NonFinite(SplitfedError, ArithmeticError):
+    """A loss, message or gradient stopped being finite: party, step and edge are in the text."""
+
+
+def unknown(kind: str, name: object, allowed: Iterable[str]) -> InvalidInput:
+    """Say that `name` is no known `kind`, with the nearest name first and all of them after it."""
+    options = sorted(allowed)
+    near = difflib.get_close_matches(str(name), options, n=2, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
+    return InvalidInput(f"unknown {kind} {name!r}{hint} (allowed: {', '.join(options) or 'none'})")
+
+
+def check_number(
+    name: str,
+    value: float,
+    *,
+    low: float = -math.inf,
+    high: float = math.inf,
+    open_low: bool = False,
+    open_high: bool = False,
+) -> None:
+    """Refuse a `value` that is no finite number between the bounds (`open_*` excludes the bound)."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    inside = (
+        is_number
+        and math.isfinite(value)
+        and (value > low if open_low else value >= low)
+        and (value < high if open_high else value <= high)
+    )
+    if not inside:
+        left = "(" if open_low or low == -math.inf else "["
+        right = ")" if open_high or high == math.inf else "]"
+        raise InvalidInput(f"{name}={value!r} is not allowed; expected a number in {left}{low:g}, {high:g}{right}")
+
+
+def check_count(name: str, value: int, *, low: int = 0) -> None:
+    """Refuse a `value` that is no whole number of at least `low`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise InvalidInput(f"{name}={value!r} is not allowed; expected a whole number of at least {low}")

@@ -1,0 +1,241 @@
+"""What a topology is: frozen data about segments, the roles that hold them, and the values between them.
+
+Values are named tensors. A segment reads some and returns some; a role feeds the model's inputs; a head reads the
+model's output, at the role that computes the loss. Edges follow from who reads what, so they cannot contradict
+the segments: `Topology.edges` derives them. Wherever an edge joins two roles it becomes messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from torch import Tensor, nn
+
+from splitfed.errors import InvalidInput, check_number, unknown
+from splitfed.task import Task
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A piece of a model, held by `role`.
+
+    `module` takes the values named in `inputs`, in that order, and returns those named in `outputs`: a tensor for
+    one, a tuple for several. `prefix` goes before its parameter names in the state dict of the whole model;
+    segments made by `cut` keep the model's own names and have none.
+    """
+
+    name: str
+    role: str
+    module: nn.Module
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    prefix: str = ""
+
+
+@dataclass(frozen=True)
+class Edge:
+    """The `values` that segment `source` hands to segment `target`."""
+
+    source: str
+    target: str
+    values: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The edge as users write it: `source->target`."""
+        return f"{self.source}->{self.target}"
+
+
+@dataclass(frozen=True)
+class Head:
+    """A model output and its loss: `role` computes the loss, the role `labels` holds the labels.
+
+    Where the two differ the labels cross as a message. `task` defaults to the data's own; `weight` multiplies the
+    loss when there are several heads.
+    """
+
+    value: str
+    role: str
+    labels: str
+    task: Task | None = None
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Segments in the order they run, `inputs` (value -> role that owns it) and heads. Checked when made."""
+
+    name: str
+    segments: tuple[Segment, ...]
+    inputs: Mapping[str, str]
+    heads: tuple[Head, ...]
+    paper: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuse a graph that could not run, with one line that names the segment, value or role."""
+        if not self.segments:
+            raise InvalidInput(f"topology {self.name!r} has no segment")
+        if not self.heads:
+            raise InvalidInput(f"topology {self.name!r} has no head: nothing would be learnt")
+        _check_names(self)
+        _check_values(self)
+        _check_heads(self)
+        _check_parameters(self)
+
+    @cached_property
+    def edges(self) -> tuple[Edge, ...]:
+        """Every edge, ordered by the segment that reads it, then by the one that returns it."""
+        maker = {value: s.name for s in self.segments for value in s.outputs}
+        found: dict[tuple[str, str], list[str]] = {}
+        for target in self.segments:
+            for value in target.inputs:
+                if value in maker:
+                    found.setdefault((maker[value], target.name), []).append(value)
+        order = {s.name: i for i, s in enumerate(self.segments)}
+        keys = sorted(found, key=lambda key: (order[key[1]], order[key[0]]))
+        return tuple(Edge(source, target, tuple(found[source, target])) for source, target in keys)
+
+    @cached_property
+    def crossings(self) -> tuple[Edge, ...]:
+        """The edges that join two roles: each is a message forward and one back at every training step."""
+        return tuple(e for e in self.edges if self.role_of(e.source) != self.role_of(e.target))
+
+    @cached_property
+    def roles(self) -> tuple[str, ...]:
+        """Every role: those that own data first, then the others as they appear."""
+        named = [*self.data_roles, *(s.role for s in self.segments), *(h.role for h in self.heads)]
+        return tuple(dict.fromkeys(named))
+
+    @cached_property
+    def data_roles(self) -> tuple[str, ...]:
+        """The roles that own inputs or labels; each client is a party of its own in these."""
+        return tuple(dict.fromkeys([*self.inputs.values(), *(h.labels for h in self.heads)]))
+
+    def segment(self, name: str) -> Segment:
+        """Return the segment called `name`."""
+        for segment in self.segments:
+            if segment.name == name:
+                return segment
+        raise unknown("segment", name, [s.name for s in self.segments])
+
+    def role_of(self, segment: str) -> str:
+        """Return the role that holds `segment`."""
+        return self.segment(segment).role
+
+    def segments_of(self, role: str) -> tuple[Segment, ...]:
+        """Return the segments that `role` holds, in the order they run."""
+        return tuple(s for s in self.segments if s.role == role)
+
+    def edge(self, name: str) -> Edge:
+        """Return the edge called `name` (`source->target`)."""
+        for edge in self.edges:
+            if edge.name == name:
+                return edge
+        raise unknown("edge", name, [e.name for e in self.edges])
+
+    def with_task(self, task: Task) -> Topology:
+        """Return this topology with `task` at every head that has none of its own."""
+        return replace(self, heads=tuple(replace(h, task=h.task or task) for h in self.heads))
+
+    def upstream(self, role: str) -> tuple[Segment, ...]:
+        """Return the segments whose work reaches `role` from outside, in the order they run."""
+        wanted = {e.source for e in self.crossings if self.role_of(e.target) == role}
+        for edge in reversed(self.edges):
+            if edge.target in wanted:
+                wanted.add(edge.source)
+        return tuple(s for s in self.segments if s.name in wanted)
+
+    def state_dict(self, modules: Mapping[str, nn.Module] | None = None) -> dict[str, Tensor]:
+        """Return the whole model's state under its original names, from `modules` (segment name -> module)."""
+        state: dict[str, Tensor] = {}
+        for segment in self.segments:
+            module = segment.module if modules is None else modules[segment.name]
+            state.update({segment.prefix + name: value for name, value in module.state_dict().items()})
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Tensor], modules: Mapping[str, nn.Module] | None = None) -> None:
+        """Load `state`, under the whole model's names, into `modules` (default: the topology's own)."""
+        expected = self.state_dict(modules)
+        for name in state:
+            if name not in expected:
+                raise unknown("parameter", name, expected)
+        for name, value in expected.items():
+            if name not in state:
+                raise InvalidInput(f"the state has no {name!r} (shape {tuple(value.shape)})")
+            if state[name].shape != value.shape:
+                given, want = tuple(state[name].shape), tuple(value.shape)
+                raise InvalidInput(f"parameter {name!r} has shape {given}; this topology needs {want}")
+        for segment in self.segments:
+            module = segment.module if modules is None else modules[segment.name]
+            module.load_state_dict({name: state[segment.prefix + name] for name in module.state_dict()})
+
+
+def _check_names(topology: Topology) -> None:
+    _check_unique("segment", (s.name for s in topology.segments))
+    _check_unique("value", [*topology.inputs, *(v for s in topology.segments for v in s.outputs)])
+    for segment in topology.segments:
+        if not segment.inputs or not segment.outputs:
+            raise InvalidInput(f"segment {segment.name!r} must read and return at least one value")
+
+
+def _check_unique(kind: str, names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise InvalidInput(f"{kind} {name!r} appears twice; every {kind} needs a name of its own")
+        seen.add(name)
+
+
+def _check_values(topology: Topology) -> None:
+    made = dict.fromkeys(topology.inputs, "")
+    later = {v: s.name for s in topology.segments for v in s.outputs}
+    read: set[str] = set()
+    for segment in topology.segments:
+        for value in segment.inputs:
+            owner = topology.inputs.get(value)
+            if value not in made and value in later:
+                raise InvalidInput(
+                    f"segment {segment.name!r} reads {value!r}, which {later[value]!r} returns only later: "
+                    "segments must stand in the order they run, without a cycle"
+                )
+            if value not in made:
+                raise unknown(f"value read by segment {segment.name!r}:", value, made)
+            if owner is not None and owner != segment.role:
+                raise InvalidInput(
+                    f"segment {segment.name!r} at role {segment.role!r} reads {value!r}, raw data of role "
+                    f"{owner!r}: raw data never crosses"
+                )
+            read.add(value)
+        made.update(dict.fromkeys(segment.outputs, segment.name))
+    finals = {h.value for h in topology.heads}
+    unread = [v for v in made if v not in read and v not in finals]
+    if unread:
+        raise InvalidInput(f"value {unread[0]!r} is read by no segment and no head")
+
+
+def _check_heads(topology: Topology) -> None:
+    maker = {value: s for s in topology.segments for value in s.outputs}
+    _check_unique("head on value", (h.value for h in topology.heads))
+    for head in topology.heads:
+        if head.value not in maker:
+            raise unknown("value at a head:", head.value, maker)
+        if maker[head.value].role != head.role:
+            raise InvalidInput(
+                f"the head on {head.value!r} computes its loss at role {head.role!r}, but role "
+                f"{maker[head.value].role!r} makes that value"
+            )
+        check_number(f"weight of the head on {head.value!r}", head.weight, low=0.0, open_low=True)
+
+
+def _check_parameters(topology: Topology) -> None:
+    holder: dict[int, tuple[str, str]] = {}
+    for segment in topology.segments:
+        for name, parameter in segment.module.named_parameters():
+            role, first = holder.setdefault(id(parameter), (segment.role, segment.prefix + name))
+            if role != segment.role:
+                raise InvalidInput(
+                    f"parameter {first!r} would be shared by roles {role!r} and {segment.role!r}: weights tied "
+                    "across a cut cannot stay equal without crossing it"
+                )

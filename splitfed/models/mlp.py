@@ -1,0 +1,39 @@
+"""MLP: fully connected layers with ReLUs, for tables and small images.
+
+Paper: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS
+2017, section 3, whose "2NN" (two hidden layers of 200) is the default.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from torch import nn
+
+from splitfed.errors import InvalidInput, check_count
+
+
+class Mlp(nn.Sequential):
+    """`cuts` depends on the number of hidden layers, so each instance has its own."""
+
+    cuts: tuple[str, ...] = ()
+
+
+def mlp(shape: tuple[int, ...], outputs: int, hidden: Sequence[int] = (200, 200)) -> Mlp:
+    """Return flatten, then fc1, relu1, fc2, ... for rows of any `shape`; `hidden` are the layers' widths."""
+    check_count("outputs", outputs, low=1)
+    if not shape or min(shape) < 1:
+        raise InvalidInput(f"mlp cannot take rows of shape {tuple(shape)}; expected at least one value a row")
+    layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
+    width = math.prod(shape)
+    for i, units in enumerate(hidden, start=1):
+        check_count("hidden", units, low=1)
+        layers[f"fc{i}"] = nn.Linear(width, units)
+        layers[f"relu{i}"] = nn.ReLU()
+        width = units
+    layers[f"fc{len(hidden) + 1}"] = nn.Linear(width, outputs)
+    model = Mlp(layers)
+    model.cuts = tuple(name for name in layers if name != "flatten")[:-1]
+    return model

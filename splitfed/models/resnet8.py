@@ -1,0 +1,42 @@
+"""ResNet-8: the smallest residual network for small images, one block in each of three stages.
+
+Paper: He, Zhang, Ren and Sun, "Deep Residual Learning for Image Recognition", CVPR 2016, section 4.2, with n
+= 1.
+
+Deviates: where a stage changes the number of channels the shortcut is a 1x1 convolution with BatchNorm (the
+paper's option B), not zero padding (option A).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import ClassVar
+
+from torch import nn
+
+from splitfed.models.residual import Block
+from splitfed.models.shapes import image_shape
+
+
+class ResNet8(nn.Sequential):
+    """Stem, three blocks, average pooling, one linear layer; ReLUs work in place."""
+
+    cuts: ClassVar[tuple[str, ...]] = ("conv1", "bn1", "relu1", "stage1", "stage2", "stage3", "pool")
+
+
+def resnet8(shape: tuple[int, ...], outputs: int) -> ResNet8:
+    """Return ResNet-8 for images (channels, height, width) of 4x4 or more."""
+    channels, _, _ = image_shape("resnet8", shape, outputs, smallest=4)
+    return ResNet8(
+        OrderedDict(
+            conv1=nn.Conv2d(channels, 16, 3, padding=1, bias=False),
+            bn1=nn.BatchNorm2d(16),
+            relu1=nn.ReLU(inplace=True),
+            stage1=Block(16, 16),
+            stage2=Block(16, 32, stride=2),
+            stage3=Block(32, 64, stride=2),
+            pool=nn.AdaptiveAvgPool2d(1),
+            flatten=nn.Flatten(),
+            fc=nn.Linear(64, outputs),
+        )
+    )

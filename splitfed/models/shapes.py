@@ -1,0 +1,19 @@
+"""Shapes that a model can take, refused in one line when it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from splitfed.errors import InvalidInput, check_count
+
+
+def image_shape(model: str, shape: Sequence[int], outputs: int, smallest: int = 1) -> tuple[int, int, int]:
+    """Return (channels, height, width); `InvalidInput` unless `shape` is one of at least that size."""
+    check_count("outputs", outputs, low=1)
+    if len(shape) != 3 or min(shape) < 1 or min(shape[1:]) < smallest:
+        raise InvalidInput(
+            f"{model} cannot take rows of shape {tuple(shape)}; expected (channels, height, width), height "
+            f"and width of at least {smallest}"
+        )
+    channels, height, width = shape
+    return channels, height, width

@@ -1,0 +1,63 @@
+"""Optimizers by name: any of `torch.optim`, with a learning-rate scheduler, checked before anything runs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from splitfed.errors import InvalidInput, unknown
+
+
+@dataclass(frozen=True)
+class Optim:
+    """An optimizer to be built by each party for itself.
+
+    `name` is a class of `torch.optim`, `options` its arguments (lr, momentum, weight_decay, ...); `scheduler` a
+    class of `torch.optim.lr_scheduler`, stepped once a round, with `scheduler_options`.
+    """
+
+    name: str = "SGD"
+    options: Mapping[str, Any] = field(default_factory=lambda: {"lr": 0.05, "momentum": 0.9})
+    scheduler: str | None = None
+    scheduler_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse names and arguments that torch does not know, by building one on a dummy weight."""
+        self.build([nn.Parameter(torch.zeros(1))])
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> tuple[torch.optim.Optimizer, LRScheduler | None]:
+        """Build the optimizer over `parameters`, and the scheduler where there is one."""
+        optimizers = _classes(torch.optim, torch.optim.Optimizer)
+        if self.name not in optimizers:
+            raise unknown("optimizer", self.name, optimizers)
+        optimizer = _construct(f"optimizer {self.name}", optimizers[self.name], (list(parameters),), self.options)
+        if self.scheduler is None:
+            return optimizer, None
+        schedulers = _classes(torch.optim.lr_scheduler, LRScheduler)
+        if self.scheduler not in schedulers:
+            raise unknown("learning-rate scheduler", self.scheduler, schedulers)
+        name = f"scheduler {self.scheduler}"
+        return optimizer, _construct(name, schedulers[self.scheduler], (optimizer,), self.scheduler_options)
+
+
+def _classes(module: Any, base: type) -> dict[str, type]:
+    found = {n: c for n, c in vars(module).items() if inspect.isclass(c) and issubclass(c, base) and c is not base}
+    return {n: c for n, c in found.items() if not n.startswith("_") and n not in ("LBFGS", "LRScheduler")}
+
+
+def _construct(what: str, kind: type, args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+    allowed = list(inspect.signature(kind).parameters)[len(args) :]
+    for option in options:
+        if option not in allowed:
+            raise unknown(f"option of {what}", option, allowed)
+    try:
+        return kind(*args, **options)
+    except (ValueError, TypeError, RuntimeError) as error:
+        given = ", ".join(f"{k}={v!r}" for k, v in options.items())
+        raise InvalidInput(f"{what}({given}) is refused by torch: {str(error).splitlines()[0]}") from error

@@ -1,0 +1,285 @@
+"""A party: somebody who plays a role and holds segments, data, labels, an optimizer and random state.
+
+The one forward and the one backward path of the whole package. A party is handed messages and returns messages;
+it never sees another party. What arrives becomes a fresh leaf, so gradients stop at the cut and go back as
+messages; an edge within the party is a leaf too, which keeps the backward walk the exact reverse of the forward.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from splitfed.defense import Context
+from splitfed.duty import Duty, Port
+from splitfed.graph import Head
+from splitfed.optim import Optim
+from splitfed.seeding import derive
+from splitfed.view import Message, Stamp
+
+
+class Batch(NamedTuple):
+    """Which rows of which part of the data a step uses; parties agree on it beforehand, it is no message."""
+
+    part: str
+    rows: Tensor
+
+
+@dataclass
+class _Tape:
+    """What a party keeps of one lane between the forward and the backward of a step."""
+
+    inputs: dict[str, Tensor] = field(default_factory=dict)
+    labels: dict[str, Tensor] = field(default_factory=dict)
+    leaves: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    made: dict[str, Tensor] = field(default_factory=dict)
+    sent: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    returned: dict[str, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
+    losses: dict[str, list[Tensor]] = field(default_factory=dict)
+
+
+class Party:
+    """Runs the segments in `modules` (a copy of its own) as its `duties` say, with an optimizer of its own."""
+
+    def __init__(
+        self,
+        name: str,
+        role: str,
+        duties: Sequence[Duty],
+        modules: Mapping[str, nn.Module],
+        optim: Optim,
+        seed: int,
+        shapes: Mapping[str, tuple[int, ...]],
+        device: torch.device | str = "cpu",
+        task_weight: float = 1.0,
+    ) -> None:
+        self.name = name
+        self.role = role
+        self.device = torch.device(device)
+        self._duties = {d.segment: d for d in duties}
+        # One deep copy of all of them, so that weights a party shares between its own segments stay shared.
+        self.modules: dict[str, nn.Module] = copy.deepcopy({d.segment: modules[d.segment] for d in duties})
+        for module in self.modules.values():
+            module.to(self.device).train()
+        self._training = True
+        self._seed = seed
+        self._task_weight = task_weight
+        self._data: dict[str, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
+        self._tapes: dict[int, _Tape] = {}
+        unique = {id(p): p for m in self.modules.values() for p in m.parameters() if p.requires_grad}
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._scheduler: LRScheduler | None = None
+        if unique:
+            self._optimizer, self._scheduler = optim.build(unique.values())
+        self._defenses = {
+            (port.edge, guard.position): guard.defense.start(
+                {v: shapes[v] for v in port.values}, derive(seed, "start", name, port.edge, guard.position)
+            )
+            for duty in duties
+            for port in (*duty.arrivals, *duty.departures)
+            for guard in port.guards
+        }
+
+    def own(self, part: str, inputs: Mapping[str, Tensor], labels: Mapping[str, Tensor]) -> None:
+        """Take `inputs` (value -> rows) and `labels` (head -> rows) as this party's data under the name `part`."""
+        self._data[part] = (
+            {name: t.to(self.device) for name, t in inputs.items()},
+            {name: t.to(self.device) for name, t in labels.items()},
+        )
+
+    def rows(self, part: str) -> int:
+        """Return how many rows this party has in `part`."""
+        inputs, labels = self._data[part]
+        return len(next(iter((*inputs.values(), *labels.values()))))
+
+    def begin(self, batch: Batch, stamp: Stamp) -> None:
+        """Start a step of the lane in `stamp`: forget the last one, read this one's rows, switch the mode."""
+        self._training = stamp.phase == "train"
+        for module in self.modules.values():
+            if module.training != self._training:
+                module.train(self._training)
+        inputs, labels = self._data.get(batch.part, ({}, {}))
+        self._tapes[stamp.lane] = _Tape(
+            {name: t[batch.rows] for name, t in inputs.items()},
+            {name: t[batch.rows] for name, t in labels.items()},
+        )
+
+    def forward(
+        self, segment: str, received: Sequence[Message], stamp: Stamp, peers: Mapping[str, str]
+    ) -> list[Message]:
+        """Run `segment` on what was `received` and what the party has; return what leaves, one message an edge."""
+        duty, tape = self._duties[segment], self._tapes[stamp.lane]
+        arrived = {name: t for message in received for name, t in message.tensors.items()}
+        with torch.set_grad_enabled(self._training):
+            outputs = self._run(duty, self._arguments(duty, tape, arrived), stamp)
+            tape.made.update(zip(duty.outputs, outputs, strict=True))
+            return [
+                Message(self.name, peers[p.role], "activation", p.edge, self._release(duty, p, tape, stamp), stamp)
+                for p in duty.departures
+                if p.role is not None
+            ]
+
+    def give_labels(self, head: Head, stamp: Stamp, receiver: str) -> Message:
+        """Return this step's labels of `head` as a message to the party that computes its loss."""
+        labels = {head.value: self._tapes[stamp.lane].labels[head.value]}
+        return Message(self.name, receiver, "label", f"labels->{head.value}", labels, stamp)
+
+    def loss(self, segment: str, head: Head, stamp: Stamp, received: Message | None) -> Tensor:
+        """Compute the loss of `head` on `segment`, keep it for the backward, return it detached and unweighted."""
+        tape = self._tapes[stamp.lane]
+        labels = tape.labels if received is None else received.tensors
+        assert head.task is not None
+        value = head.task.loss(tape.made[head.value], labels[head.value].to(self.device))
+        scale = head.weight * self._task_weight
+        # Multiplying by one would change nothing but cost a node in the graph.
+        tape.losses.setdefault(segment, []).append(value if scale == 1.0 else value * scale)
+        return value.detach()
+
+    def backward(
+        self, segment: str, received: Sequence[Message], stamp: Stamp, peers: Mapping[str, str]
+    ) -> list[Message]:
+        """Send the gradients `received` for what left `segment`, and its losses, back through it."""
+        duty, tape = self._duties[segment], self._tapes[stamp.lane]
+        pairs = tape.returned.pop(segment, [])
+        for message in received:
+            sent = tape.sent.pop(message.edge)
+            pairs += [(sent[name], g.to(self.device)) for name, g in message.tensors.items()]
+        live = [(z, g) for z, g in pairs if z.requires_grad]
+        losses = [loss for loss in tape.losses.pop(segment, []) if loss.requires_grad]
+        if live or losses:
+            roots, gradients = [z for z, _ in live] + losses, [g for _, g in live] + [None] * len(losses)
+            torch.autograd.backward(roots, gradients)
+        leaves = tape.leaves.pop(segment)
+        messages = []
+        for port in duty.arrivals:
+            back = {name: _gradient(leaves[name]) for name in port.values}
+            if port.role is None:
+                tape.returned.setdefault(port.segment, []).extend((tape.made[n], g) for n, g in back.items())
+                continue
+            for guard in port.guards:
+                context = self._context(port, guard.position, tape, stamp)
+                back = {n: guard.defense.gradient(n, g, context) for n, g in back.items()}
+            messages.append(Message(self.name, peers[port.role], "gradient", port.edge, back, stamp))
+        return messages
+
+    def step(self, lane: int) -> None:
+        """Update the weights with the gradients of this step, and forget the step."""
+        if self._optimizer is not None:
+            self._optimizer.step()
+            self._optimizer.zero_grad(set_to_none=True)
+        self._tapes.pop(lane, None)
+
+    def abandon(self, lane: int) -> None:
+        """Forget the step of `lane` without an update."""
+        if self._training and self._optimizer is not None:
+            self._optimizer.zero_grad(set_to_none=True)
+        self._tapes.pop(lane, None)
+
+    def end_round(self) -> None:
+        """Advance the learning-rate scheduler, where there is one."""
+        if self._scheduler is not None:
+            self._scheduler.step()
+
+    def output(self, value: str, lane: int) -> Tensor:
+        """Return the model output `value` of this step; for the experimenter who scores the run."""
+        return self._tapes[lane].made[value].detach()
+
+    def labels(self, part: str) -> dict[str, Tensor]:
+        """Return this party's labels in `part` by head; for the experimenter who scores the run."""
+        return dict(self._data[part][1]) if part in self._data else {}
+
+    def upload(self, receiver: str, stamp: Stamp) -> Message:
+        """Return all weights and buffers of this party as a message (`segment/name` -> a copy)."""
+        tensors = {f"{s}/{n}": t.clone() for s, m in self.modules.items() for n, t in m.state_dict().items()}
+        return Message(self.name, receiver, "weights", f"weights->{self.role}", tensors, stamp)
+
+    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over weights and buffers as `upload` sends them; the optimizer state stays the party's own."""
+        for segment, module in self.modules.items():
+            module.load_state_dict({n: tensors[f"{segment}/{n}"] for n in module.state_dict()})
+
+    def state(self) -> dict[str, Any]:
+        """Return the whole state: tensors and plain values only, safe to load without unpickling code."""
+        return {
+            "segments": {name: copy.deepcopy(module.state_dict()) for name, module in self.modules.items()},
+            "optimizer": None if self._optimizer is None else copy.deepcopy(self._optimizer.state_dict()),
+            "scheduler": None if self._scheduler is None else copy.deepcopy(self._scheduler.state_dict()),
+            "defenses": {f"{edge}#{i}": d.state_dict() for (edge, i), d in self._defenses.items() if d is not None},
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go back to `state`."""
+        for name, module in self.modules.items():
+            module.load_state_dict(state["segments"][name])
+        if self._optimizer is not None:
+            self._optimizer.load_state_dict(state["optimizer"])
+        if self._scheduler is not None:
+            self._scheduler.load_state_dict(state["scheduler"])
+        for (edge, i), defense in self._defenses.items():
+            if defense is not None:
+                defense.load_state_dict(state["defenses"][f"{edge}#{i}"])
+
+    def _arguments(self, duty: Duty, tape: _Tape, arrived: Mapping[str, Tensor]) -> list[Tensor]:
+        leaves = tape.leaves[duty.segment] = {}
+        arguments = []
+        for name in duty.inputs:
+            if name in duty.own:
+                value = tape.inputs[name]
+            else:
+                source = arrived[name].to(self.device) if name in arrived else tape.made[name]
+                value = leaves[name] = source.detach().requires_grad_(self._training)
+            # An operation in place may neither touch a leaf nor the sender's memory.
+            arguments.append(value.clone() if name in duty.overwritten else value)
+        return arguments
+
+    def _run(self, duty: Duty, arguments: list[Tensor], stamp: Stamp) -> tuple[Tensor, ...]:
+        module = self.modules[duty.segment]
+        if duty.stochastic and self._training:
+            with reseeded(self._seed, self.name, duty.segment, stamp, self.device):
+                result = module(*arguments)
+        else:
+            result = module(*arguments)
+        return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+    def _release(self, duty: Duty, port: Port, tape: _Tape, stamp: Stamp) -> dict[str, Tensor]:
+        """Apply the edge's defenses in order; keep what left attached, hand it out detached."""
+        values = {name: tape.made[name] for name in port.values}
+        for guard in port.guards:
+            context = self._context(port, guard.position, tape, stamp)
+            if self._training:
+                penalty = guard.defense.penalty(_joined(list(values.values())), context)
+                if penalty is not None:
+                    tape.losses.setdefault(duty.segment, []).append(penalty * guard.share)
+            values = {name: guard.defense.release(name, z, context) for name, z in values.items()}
+        tape.sent[port.edge] = values
+        return {name: z.detach() for name, z in values.items()}
+
+    def _context(self, port: Port, position: int, tape: _Tape, stamp: Stamp) -> Context:
+        state = self._defenses[port.edge, position]
+        return Context(self.name, port.edge, stamp, self._seed, position, tape.inputs, tape.labels, state)
+
+
+@contextmanager
+def reseeded(seed: int, party: str, segment: str, stamp: Stamp, device: torch.device) -> Iterator[None]:
+    """Run a segment that draws random numbers on a stream of its own, and leave the global one untouched."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(derive(seed, "forward", party, segment, *stamp))
+        yield
+
+
+def _gradient(leaf: Tensor) -> Tensor:
+    """The gradient of a leaf; zeros where nothing used it, so that the sender gets the shape it expects."""
+    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+
+
+def _joined(values: list[Tensor]) -> Tensor:
+    """All that leaves on an edge as one tensor: itself, or the values side by side, flattened."""
+    return values[0] if len(values) == 1 else torch.cat([v.flatten(1) for v in values], 1)

@@ -1,0 +1,96 @@
+"""What exists, by name: a plain table per kind, name -> "module:object", imported on first use.
+
+Adding an algorithm takes its own file and one line here. Summary and paper are read from the head of its file
+(first line, and the line that begins with "Paper:") without importing it.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from splitfed.errors import unknown
+
+TABLES: dict[str, dict[str, str]] = {
+    "topologies": {
+        "vanilla": "splitfed.topologies.vanilla:vanilla",
+        "u_shaped": "splitfed.topologies.u_shaped:u_shaped",
+    },
+    "schedules": {
+        "sequential": "splitfed.schedules.sequential:Sequential",
+    },
+    "defenses": {
+        "distance_correlation": "splitfed.defenses.distance_correlation:DistanceCorrelation",
+        "noise": "splitfed.defenses.noise:Noise",
+    },
+    "attacks": {
+        "inverse_network": "splitfed.attacks.inverse_network:InverseNetwork",
+        "rmle": "splitfed.attacks.rmle:Rmle",
+    },
+    "methods": {},
+    "data": {
+        "digits": "splitfed.data.digits:digits",
+        "mnist5k": "splitfed.data.mnist5k:mnist5k",
+        "breast_cancer": "splitfed.data.breast_cancer:breast_cancer",
+        "idx": "splitfed.data.idx:idx",
+        "npz": "splitfed.data.npz:npz",
+        "image_folder": "splitfed.data.image_folder:image_folder",
+        "csv": "splitfed.data.csv:csv",
+    },
+    "models": {
+        "mlp": "splitfed.models.mlp:mlp",
+        "lenet": "splitfed.models.lenet:lenet",
+        "fedavg_cnn": "splitfed.models.fedavg_cnn:fedavg_cnn",
+        "resnet8": "splitfed.models.resnet8:resnet8",
+        "resnet18": "splitfed.models.resnet18:resnet18",
+        "vgg11": "splitfed.models.vgg11:vgg11",
+    },
+}
+
+
+class Head(NamedTuple):
+    """What the head of an algorithm's file says of it."""
+
+    name: str
+    summary: str
+    paper: str
+
+
+def load(kind: str, name: str) -> Any:
+    """Import and return the object registered as `name` among `kind`; an unknown name names the nearest."""
+    table = TABLES[kind]
+    if name not in table:
+        raise unknown(SINGULAR[kind], name, table)
+    module, _, attribute = table[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+@cache
+def head(kind: str, name: str) -> Head:
+    """Read name, summary and paper from the file of `name`, without importing it."""
+    spec = find_spec(TABLES[kind][name].partition(":")[0])
+    if spec is None or spec.origin is None:
+        raise ImportError(f"{kind}/{name} is registered, but its file is not installed")
+    lines = (ast.get_docstring(ast.parse(Path(spec.origin).read_text("utf-8"))) or "").splitlines()
+    start = next((i for i, line in enumerate(lines) if line.startswith("Paper:")), None)
+    paper: list[str] = []
+    for line in lines[start:] if start is not None else []:
+        if not line.strip():
+            break
+        paper.append(line.strip())
+    return Head(name, lines[0].rstrip(".") if lines else "", " ".join(paper).removeprefix("Paper:").strip())
+
+
+SINGULAR = {
+    "topologies": "topology",
+    "schedules": "schedule",
+    "defenses": "defense",
+    "attacks": "attack",
+    "methods": "method",
+    "data": "data set",
+    "models": "model",
+}

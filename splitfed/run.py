@@ -1,0 +1,237 @@
+"""A run: one training with what it measured, ready to be evaluated, attacked and resumed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from splitfed.attacks.base import Attack, Knowledge, Progress, Releases
+from splitfed.attacks.metrics import Grade, grade
+from splitfed.data.dataset import Dataset
+from splitfed.data.federation import Federation
+from splitfed.engines.local import LocalEngine
+from splitfed.errors import InvalidInput, unknown
+from splitfed.folder import RunFolder
+from splitfed.registry import load
+from splitfed.schedules.base import Schedule, State
+from splitfed.seeding import derive, generator
+from splitfed.upstream import Upstream
+from splitfed.view import View
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """What one attack achieved: its `guess` beside the `truth`, (victims, ...), and the scores with baselines."""
+
+    attack: str
+    adversary: str
+    guess: Tensor
+    truth: Tensor
+    grade: Grade
+    seconds: float
+
+
+class Run:
+    """The parties after training, the history of every round, and the means to question them."""
+
+    def __init__(
+        self,
+        engine: LocalEngine,
+        data: Federation,
+        schedule: Schedule,
+        schedule_state: State,
+        seed: int,
+        folder: RunFolder | None = None,
+    ) -> None:
+        self.engine = engine
+        self.data = data
+        self.schedule = schedule
+        self.schedule_state = schedule_state
+        self.seed = seed
+        self.folder = folder
+        self.history: list[dict[str, Any]] = []
+
+    @property
+    def accuracy(self) -> float:
+        """The task's metric on the union of all clients' test rows, after the last round."""
+        return float(self.history[-1]["test"]["union"])
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that crossed in training: activations, gradients, labels, weights."""
+        return self.engine.traffic.bytes("train")
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock seconds of the training rounds, evaluation left out."""
+        return float(sum(entry["seconds"] for entry in self.history))
+
+    @property
+    def epsilon(self) -> float | None:
+        """The privacy loss the defenses promise, or None: none of them has a formal guarantee."""
+        return None
+
+    def evaluate(self, part: str, number: int = 0) -> dict[str, Any]:
+        """Score `part` ("validation" or "test") for each client and on the union of all.
+
+        Each client's rows go through the segments it would use now. Clients without rows in the part have None.
+        """
+        head = self.engine.topology.heads[0]
+        assert head.task is not None
+        outputs: list[Tensor] = []
+        labels: list[Tensor] = []
+        scores: list[float | None] = []
+        for lane in range(self.engine.lanes):
+            if self.engine.rows(lane, part) == 0:
+                scores.append(None)
+                continue
+            newest = self.schedule.newest(lane, self.schedule_state)
+            found = self.engine.predict(lane, part, "evaluate", number, borrow=newest)
+            outputs.append(found.outputs[head.value])
+            labels.append(found.labels[head.value])
+            scores.append(head.task.metric(outputs[-1], labels[-1]))
+        union = head.task.metric(torch.cat(outputs), torch.cat(labels)) if outputs else None
+        return {"metric": head.task.metric_name, "clients": scores, "union": union}
+
+    def predict(self, x: Tensor, client: int = 0, number: int = 0) -> Tensor:
+        """Return the model's output for `x` (rows, ...), computed through the parties: (rows, outputs)."""
+        self._lend(client, "predict", x)
+        found = self.engine.predict(client, "predict", "predict", number, borrow=self._newest(client))
+        return found.outputs[self.engine.topology.heads[0].value]
+
+    def observe(
+        self,
+        adversary: str | None = None,
+        *,
+        victims: Dataset | None = None,
+        client: int = 0,
+        seed: int | None = None,
+    ) -> View:
+        """Put the victims' rows through the parties of `client` once; return what `adversary` received.
+
+        The view holds copies of the adversary's own segments. Defaults as in `attack`.
+        """
+        party, truth = self._adversary(adversary), self._victims(victims)
+        self._lend(client, "victims", truth.x)
+        number = derive(self.seed if seed is None else seed, "victims")
+        with self.engine.watching(party) as recorder:
+            self.engine.predict(client, "victims", "predict", number, borrow=self._newest(client))
+        return recorder.view(copy.deepcopy(self.engine.parties[party].modules))
+
+    def attack(
+        self,
+        attacks: Sequence[str | Attack] | str | Attack,
+        *,
+        adversary: str | None = None,
+        victims: Dataset | None = None,
+        client: int = 0,
+        seed: int | None = None,
+        progress: Progress | None = None,
+    ) -> list[AttackResult]:
+        """Let `adversary` (a party; default: the first without data) run `attacks` against `victims`.
+
+        The victims' rows are put through the parties of `client` once, and the adversary gets what arrived. They
+        default to the rows set aside for this, which nobody trained on; `seed` defaults to the run's.
+        """
+        chosen = [attacks] if isinstance(attacks, (str, Attack)) else list(attacks)
+        party = self._adversary(adversary)
+        truth = self._victims(victims)
+        ready = [load("attacks", a).preset("fast") if isinstance(a, str) else a for a in chosen]
+        names = [a if isinstance(a, str) else type(a).__name__ for a in chosen]
+        base = self.seed if seed is None else seed
+        view = self.observe(party, victims=truth, client=client, seed=base)
+        results = []
+        for name, attack in zip(names, ready, strict=True):
+            knowledge = self._knowledge(party, client, derive(base, "queries", name))
+            outcome = attack(view, knowledge, generator(base, "attack", name), progress)
+            scores = grade(
+                truth.x,
+                outcome.guess,
+                truth.value_range,
+                self.data.auxiliary.x,
+                generator(base, "grade", name),
+            )
+            results.append(AttackResult(name, party, outcome.guess, truth.x, scores, outcome.seconds))
+        return results
+
+    def state(self) -> dict[str, Any]:
+        """Return the whole state by name: every party, recorder, counter and the schedule."""
+        engine = self.engine.state()
+        parties: dict[str, Any] = {f"party-{name}": state for name, state in engine.pop("parties").items()}
+        return {**parties, "run": {**engine, "schedule": self.schedule_state}}
+
+    def load_state(self, states: Mapping[str, Any]) -> None:
+        """Go back to `states`."""
+        shared = dict(states["run"])
+        self.schedule_state = shared.pop("schedule")
+        parties = {n.removeprefix("party-"): s for n, s in states.items() if n.startswith("party-")}
+        self.engine.load_state({"parties": parties, **shared})
+
+    def _newest(self, client: int) -> int:
+        return self.schedule.newest(client, self.schedule_state)
+
+    def _victims(self, victims: Dataset | None) -> Dataset:
+        chosen = self.data.victims if victims is None else victims
+        if len(chosen) == 0:
+            raise InvalidInput("there are no victims to attack: set some aside (victims=64)")
+        return chosen
+
+    def _adversary(self, adversary: str | None) -> str:
+        party = adversary or self._curious()
+        if party not in self.engine.parties:
+            raise unknown("party", party, self.engine.parties)
+        return party
+
+    def _curious(self) -> str:
+        topology = self.engine.topology
+        role = next((r for r in topology.roles if r not in topology.data_roles), None)
+        if role is None:
+            raise InvalidInput(f"topology {topology.name!r} has no party without data: name the adversary")
+        return role
+
+    def _lend(self, client: int, part: str, x: Tensor) -> None:
+        if not 0 <= client < self.engine.lanes:
+            raise InvalidInput(f"client={client} is not allowed; expected 0 to {self.engine.lanes - 1}")
+        if tuple(x.shape[1:]) != self.data.shape:
+            raise InvalidInput(f"x has rows of shape {tuple(x.shape[1:])}; this run was trained on {self.data.shape}")
+        self.engine.own(client, part, dict.fromkeys(self.engine.topology.inputs, x), {})
+
+    def _knowledge(self, party: str, client: int, stream: int) -> Knowledge:
+        engine = self.engine
+        name = next(iter(engine.topology.inputs))
+        role = engine.parties[party].role
+        upstream = Upstream(
+            engine.topology,
+            engine.facts,
+            engine.modules(self._newest(client)),
+            engine.defenses,
+            role,
+            self.seed,
+        )
+        return Knowledge(
+            self.data.shape,
+            self.data.victims.value_range,
+            self.data.auxiliary.x,
+            self._query(party, client, stream),
+            lambda x: upstream({name: x}),
+        )
+
+    def _query(self, party: str, client: int, stream: int) -> Callable[[Tensor], Releases]:
+        """Every call sends rows through the victims' own parties; defenses draw afresh each time."""
+        calls = 0
+
+        def query(x: Tensor) -> Releases:
+            nonlocal calls
+            calls += 1
+            self._lend(client, "query", x)
+            number = derive(stream, calls)
+            with torch.no_grad(), self.engine.watching(party) as recorder:
+                self.engine.predict(client, "query", "query", number, borrow=self._newest(client))
+            return recorder.view().select(kind="activation").tensors()
+
+        return query

@@ -1,0 +1,1 @@
+"""Schedules: how many clients share one server, one rule a file."""

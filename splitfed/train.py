@@ -1,0 +1,186 @@
+"""Train a topology on the data of several clients: validate everything, place the parties, run the rounds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from splitfed.data.federation import Federation
+from splitfed.defense import Defense
+from splitfed.engines.local import LocalEngine
+from splitfed.errors import InvalidInput, check_count, unknown
+from splitfed.folder import RunFolder
+from splitfed.graph import Topology
+from splitfed.optim import Optim
+from splitfed.probe import Facts, probe
+from splitfed.registry import load
+from splitfed.run import Run
+from splitfed.schedules.base import Schedule, Training
+from splitfed.view import Recording
+
+Progress = Callable[[int, int, Mapping[str, Any]], None]
+
+
+def train(
+    topology: Topology,
+    data: Federation,
+    *,
+    schedule: str | Schedule = "sequential",
+    defenses: Sequence[Defense] = (),
+    rounds: int = 10,
+    batch_size: int = 64,
+    local_epochs: int = 1,
+    optimizer: Optim | Mapping[str, Optim] | None = None,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    record: Recording | None = None,
+    folder: str | Path | None = None,
+    resume: bool = False,
+    evaluate_every: int = 1,
+    progress: Progress | None = None,
+) -> Run:
+    """Train `topology` for `rounds` rounds on `data` and return the run.
+
+    `optimizer`: one for all roles, or role -> `Optim` (default SGD at rate 0.05, momentum 0.9). `record`: whose
+    view to keep during training. `folder`: where metrics and a checkpoint of every round go; with `resume` the run
+    goes on from the newest one, to the same bits as if it had never stopped. `progress(round, rounds, metrics)` is
+    called after every round. Raises `InvalidInput`, before anything is computed or written, for anything that
+    does not fit, and `NonFinite` when training diverges.
+    """
+    check_count("rounds", rounds, low=1)
+    check_count("evaluate_every", evaluate_every, low=1)
+    training = Training(batch_size, local_epochs, seed)
+    plan: Schedule = load("schedules", schedule)() if isinstance(schedule, str) else schedule
+    ready = topology.with_task(data.task)
+    facts = probe_with(ready, data)
+    _check_outputs(ready, facts)
+    _check_batches(facts, data, training)
+    plan.check(ready, len(data.clients))
+    optims = _optims(ready, optimizer)
+    place = None if folder is None else RunFolder(Path(folder))
+    described = describe(ready, data, plan, defenses, optims, rounds, training, record)
+    if place is not None:
+        place.claim(described, resume=resume)
+    engine = LocalEngine(
+        ready,
+        facts,
+        len(data.clients),
+        defenses=defenses,
+        optims=optims,
+        seed=seed,
+        device=device,
+        recording=record,
+        folder=None if place is None else place.path / "views",
+    )
+    for lane, client in enumerate(data.clients):
+        for part in ("train", "validation", "test"):
+            rows = getattr(client, part)
+            engine.own(lane, part, dict.fromkeys(ready.inputs, rows.x), {h.value: rows.y for h in ready.heads})
+    run = Run(engine, data, plan, plan.start(len(data.clients)), seed, place)
+    first = 0 if place is None else place.restore(run)
+    for number in range(first, rounds):
+        started = time.perf_counter()
+        losses = plan.round(engine, training, number, run.schedule_state)
+        engine.end_round()
+        seconds = time.perf_counter() - started
+        due = (number + 1) % evaluate_every == 0 or number + 1 == rounds
+        metrics: dict[str, Any] = {
+            "round": number,
+            "loss": sum(losses) / len(losses),
+            "steps": len(losses),
+            "seconds": seconds,
+        }
+        metrics |= {"bytes": engine.traffic.bytes(), "messages": engine.traffic.messages()}
+        metrics |= {part: run.evaluate(part, number) for part in ("validation", "test") if due}
+        run.history.append(metrics)
+        if place is not None:
+            place.save(run, metrics)
+        if progress is not None:
+            progress(number + 1, rounds, metrics)
+    return run
+
+
+def probe_with(topology: Topology, data: Federation) -> Facts:
+    """Probe `topology` with a few rows of the first client (repeated where it has only one)."""
+    x = data.clients[0].train.x[:4]
+    return probe(topology, dict.fromkeys(topology.inputs, x if len(x) > 1 else x.repeat(2, *[1] * (x.dim() - 1))))
+
+
+def describe(
+    topology: Topology,
+    data: Federation,
+    schedule: Schedule,
+    defenses: Sequence[Defense],
+    optims: Mapping[str, Optim],
+    rounds: int,
+    training: Training,
+    record: Recording | None,
+) -> dict[str, Any]:
+    """Return what defines the run, as plain values: two runs with equal descriptions end in the same bits."""
+    return {
+        "topology": topology.name,
+        "segments": {
+            s.name: {
+                "role": s.role,
+                "inputs": list(s.inputs),
+                "outputs": list(s.outputs),
+                "parameters": _count(s.module),
+            }
+            for s in topology.segments
+        },
+        "data": {
+            "name": data.name,
+            "clients": [len(c.train) for c in data.clients],
+            "victims": len(data.victims),
+        },
+        "schedule": repr(schedule),
+        "defenses": [repr(d) for d in defenses],
+        "optimizers": {role: repr(o) for role, o in optims.items()},
+        "rounds": rounds,
+        "training": {
+            "batch_size": training.batch_size,
+            "local_epochs": training.local_epochs,
+            "seed": training.seed,
+        },
+        "record": repr(record or Recording()),
+    }
+
+
+def _count(module: torch.nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def _optims(topology: Topology, optimizer: Optim | Mapping[str, Optim] | None) -> dict[str, Optim]:
+    if not isinstance(optimizer, Mapping):
+        return dict.fromkeys(topology.roles, optimizer or Optim())
+    for role in optimizer:
+        if role not in topology.roles:
+            raise unknown("role in optimizer", role, topology.roles)
+    return {role: optimizer.get(role, Optim()) for role in topology.roles}
+
+
+def _check_outputs(topology: Topology, facts: Facts) -> None:
+    for head in topology.heads:
+        assert head.task is not None
+        shape = facts.shapes[head.value]
+        wanted = head.task.outputs
+        if wanted is not None and shape != (wanted,) and not (wanted == 1 and shape == ()):
+            raise InvalidInput(
+                f"the model returns {shape} a row at {head.value!r}; {head.task.name} here needs ({wanted},)"
+            )
+
+
+def _check_batches(facts: Facts, data: Federation, training: Training) -> None:
+    if not facts.batch_norm:
+        return
+    for client in data.clients:
+        rows = len(client.train)
+        if rows % training.batch_size == 1 or training.batch_size == 1:
+            raise InvalidInput(
+                f"{client.name} has {rows} training rows, so batch_size={training.batch_size} leaves a batch of one, "
+                f"and batch norm in segment {sorted(facts.batch_norm)[0]!r} needs two rows or more: choose another size"
+            )

@@ -1,0 +1,72 @@
+"""The upstream function of a party: from the raw input to what arrives there, from known weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, nn
+
+from splitfed.defense import Context, Defense
+from splitfed.duty import duties
+from splitfed.graph import Topology
+from splitfed.probe import Facts
+from splitfed.view import Stamp
+
+
+class Upstream:
+    """Differentiable in its input; holds frozen copies in evaluation mode and each defense at its mean."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        facts: Facts,
+        modules: Mapping[str, nn.Module],
+        defenses: Sequence[Defense],
+        role: str,
+        seed: int,
+    ) -> None:
+        self._topology, self._facts, self._role, self._seed = topology, facts, role, seed
+        self._segments = topology.upstream(role)
+        self._modules = copy.deepcopy({s.name: modules[s.name] for s in self._segments})
+        for module in self._modules.values():
+            module.eval().requires_grad_(False)
+        self._ports = {
+            (d.segment, p.segment): p
+            for work in duties(topology, facts, defenses).values()
+            for d in work
+            for p in d.departures
+        }
+
+    def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return what arrives at the role for raw `inputs`: value -> (n, ...)."""
+        made = dict(inputs)
+        arrived: dict[str, dict[str, Tensor]] = {}
+        final: dict[str, Tensor] = {}
+        for segment in self._segments:
+            given = {**made, **arrived.pop(segment.name, {})}
+            overwritten = self._facts.overwritten[segment.name]
+            arguments = [given[n].clone() if n in overwritten else given[n] for n in segment.inputs]
+            result = self._modules[segment.name](*arguments)
+            outputs = result if isinstance(result, (tuple, list)) else (result,)
+            made.update(zip(segment.outputs, outputs, strict=True))
+            for edge in self._topology.crossings:
+                if edge.source == segment.name:
+                    values = self._defended(edge.source, edge.target, made, inputs)
+                    if self._topology.role_of(edge.target) == self._role:
+                        final.update(values)
+                    else:
+                        arrived.setdefault(edge.target, {}).update(values)
+        return final
+
+    def _defended(
+        self, source: str, target: str, made: Mapping[str, Tensor], inputs: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        port = self._ports[source, target]
+        role = self._topology.role_of(source)
+        own = {name: t for name, t in inputs.items() if self._topology.inputs[name] == role}
+        values = {name: made[name] for name in port.values}
+        for guard in port.guards:
+            context = Context(role, port.edge, Stamp("query", 0, 0, 0), self._seed, guard.position, own)
+            values = {name: guard.defense.expected(name, z, context) for name, z in values.items()}
+        return values

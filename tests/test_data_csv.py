@@ -1,0 +1,106 @@
+"""Tables written here: columns, categories, targets and what is wrong with a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from splitfed.data import csv
+from splitfed.errors import InvalidInput
+
+TABLE = """id,age,color,member,site,label
+a,10,red,True,north,yes
+b,20,blue,False,south,no
+c,30,red,True,north,yes
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    found = tmp_path / "people.csv"
+    found.write_text(TABLE)
+    return found
+
+
+def text(path: Path, target: str = "label", **options: Any) -> str:
+    with pytest.raises(InvalidInput) as caught:
+        csv(path, target, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_columns(path: Path) -> None:
+    data = csv(path, "label", drop=["id"], domain="site")
+    # age, color=blue, color=red, member
+    assert data.x.tolist() == [[10, 0, 1, 1], [20, 1, 0, 0], [30, 0, 1, 1]]
+    assert data.y.tolist() == [1, 0, 1]
+    assert data.domains is not None
+    assert data.domains.tolist() == [0, 1, 0]
+    assert (data.name, data.task.name, data.task.outputs) == ("people", "classification", 2)
+
+
+def test_standardize_numbers_only(path: Path) -> None:
+    data = csv(path, "label", drop=["id", "member", "site"], standardize=True)
+    # 10, 20, 30 have mean 20 and variance 200/3.
+    z = 10 / (200 / 3) ** 0.5
+    assert data.x[:, 0].tolist() == pytest.approx([-z, 0.0, z])
+    assert data.x[:, 1:].tolist() == [[0, 1], [1, 0], [0, 1]]
+
+
+def test_a_constant_column_stays_finite(tmp_path: Path) -> None:
+    path = tmp_path / "constant.csv"
+    path.write_text("a;y\n5;0.5\n5;1.5\n")
+    data = csv(path, "y", standardize=True, separator=";")
+    assert data.x.tolist() == [[0.0], [0.0]]
+    assert (data.task.name, data.y.tolist()) == ("regression", [0.5, 1.5])
+
+
+def test_task_by_name(path: Path) -> None:
+    assert csv(path, "label", task="binary").task.name == "binary"
+    assert csv(path, "age", task="regression").y.tolist() == [10.0, 20.0, 30.0]
+
+
+def test_columns_refused(path: Path) -> None:
+    allowed = "(allowed: age, color, id, label, member, site)"
+    assert text(path, "labels") == f"unknown column in people.csv: 'labels'; did you mean 'label'? {allowed}"
+    assert text(path, drop=["Id"]) == f"unknown column in people.csv: 'Id'; did you mean 'id'? {allowed}"
+    assert text(path, domain="zzz") == f"unknown column in people.csv: 'zzz' {allowed}"
+    assert text(path, drop=["label"]) == "target='label' is also in drop; expected it in the table"
+    assert text(path, drop=["site"], domain="site") == "domain='site' is also in drop; expected it in the table"
+    assert text(path, domain="label") == "domain='label' is the target as well; expected another column"
+    everything = ["id", "age", "color", "member", "site"]
+    assert text(path, drop=everything) == f"{path} has no column but 'label'; expected at least one to learn from"
+
+
+FILES = [
+    ("", "cannot be read as CSV: No columns to parse from file"),
+    ("a,label\n", "has no rows under its header"),
+    ("a,label\n1,0\n1,2,3,4\n", "cannot be read as CSV: Error tokenizing data. C error: Expected 2 fields"),
+    ("a,label\n1,2,0\n1,2,1\n", "has more fields in its rows than in its header"),
+    (
+        "a,b,label\n1,1,0\n2,,0\n,,0\n",
+        ": column 'b' has no value in row 2 (3 missing in all); fill them in or drop the column",
+    ),
+    (
+        "a,label\n" + "".join(f"name{i},0\n" for i in range(101)),
+        ": column 'a' is text with 101 different values, more than 100; drop it or turn it into numbers",
+    ),
+]
+
+
+@pytest.mark.parametrize(("content", "expected"), FILES)
+def test_files_refused(path: Path, content: str, expected: str) -> None:
+    path.write_text(content)
+    separator = "" if expected.startswith(":") else " "
+    assert text(path).startswith(f"{path}{separator}{expected}")
+
+
+def test_more_refused(path: Path) -> None:
+    path.write_bytes(b"a,label\n\xff\xfe,0\n")
+    assert text(path).startswith(f"{path} cannot be read as CSV: 'utf-8' codec can't decode")
+    path.write_text("a,label\n1,0\ninf,1\n")
+    assert text(path) == "people: x is not finite in row 1"
+    path.unlink()
+    assert text(path) == f"{path} is missing; expected a file"

@@ -1,0 +1,110 @@
+"""A data set checks what it is made of, and hands out rows with memory of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from splitfed.data import Dataset
+from splitfed.errors import InvalidInput
+from splitfed.task import classification, regression
+
+
+def make(**changes: Any) -> Dataset:
+    fields: dict[str, Any] = {
+        "name": "toy",
+        "x": torch.arange(8.0).reshape(4, 2) / 8,
+        "y": torch.tensor([0, 1, 1, 0]),
+        "task": classification(2),
+    }
+    return Dataset(**(fields | changes))
+
+
+def test_what_it_says() -> None:
+    data = make()
+    assert len(data) == 4
+    assert data.shape == (2,)
+    assert repr(data) == "Dataset('toy', 4 rows of (2,), classification)"
+
+
+def test_rows_are_copies_in_the_order_asked() -> None:
+    data = make(domains=torch.tensor([7, 8, 9, 7]), value_range=(0.0, 1.0))
+    part = data.rows(torch.tensor([2, 0]))
+    assert part.x.tolist() == [[0.5, 0.625], [0.0, 0.125]]
+    assert part.y.tolist() == [1, 0]
+    assert part.domains is not None
+    assert part.domains.tolist() == [9, 7]
+    assert (part.name, part.value_range, part.task) == (data.name, data.value_range, data.task)
+    part.x.zero_()
+    assert data.x[2].tolist() == [0.5, 0.625]
+    whole = data.rows(range(4))
+    assert whole.x.untyped_storage().data_ptr() != data.x.untyped_storage().data_ptr()
+
+
+def test_only_rows_may_be_empty() -> None:
+    empty = make().rows([])
+    assert len(empty) == 0
+    assert empty.shape == (2,)
+    with pytest.raises(InvalidInput, match=r"^toy: x has shape \(0, 2\) and type float32; expected"):
+        make(x=torch.zeros(0, 2), y=torch.zeros(0, dtype=torch.int64))
+
+
+def test_join_undoes_rows() -> None:
+    data = make(domains=torch.arange(4))
+    again = data.rows([0]).join([data.rows([]), data.rows([1, 2, 3])])
+    assert torch.equal(again.x, data.x)
+    assert torch.equal(again.y, data.y)
+    assert again.domains is not None
+    assert again.domains.tolist() == [0, 1, 2, 3]
+    assert make().rows([0]).join([]).domains is None
+
+
+@pytest.mark.parametrize("row", [-1, 4])
+def test_no_such_row(row: int) -> None:
+    with pytest.raises(InvalidInput, match=rf"^toy has no row {row}; expected 0 to 3$"):
+        make().rows([0, row])
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    (
+        {"x": torch.zeros(4, 2, dtype=torch.float64)},
+        "toy: x has shape (4, 2) and type float64; expected (rows, ...) with at least one row, and float32",
+    ),
+    (
+        {"x": torch.zeros(4)},
+        "toy: x has shape (4,) and type float32; expected (rows, ...) with at least one row, and float32",
+    ),
+    ({"x": torch.tensor([[0.0], [1.0], [float("nan")], [float("inf")]])}, "toy: x is not finite in row 2"),
+    (
+        {"x": torch.zeros(4, 2, device="meta")},
+        "toy: x is on meta; expected cpu, batches move to a device when they are used",
+    ),
+    ({"y": torch.zeros(4, dtype=torch.int64, device="meta")}, "toy: y is on meta; expected cpu, like x"),
+    ({"y": torch.tensor([0, 1])}, "toy: x has 4 rows and y has shape (2,); expected a label a row"),
+    ({"y": torch.tensor(0)}, "toy: x has 4 rows and y has shape (); expected a label a row"),
+    ({"y": torch.tensor([0, 1, 2, 0])}, "toy: label 2 is outside [0, 1]"),
+    ({"y": torch.zeros(4)}, "toy: y has type float32; expected int64 for classification"),
+    (
+        {"y": torch.zeros(4, dtype=torch.float64), "task": regression()},
+        "toy: y has type float64; expected int64 or float32 for regression",
+    ),
+    ({"value_range": (0.0, 0.5)}, "toy: x leaves its value range [0, 0.5] in row 2"),
+    (
+        {"value_range": (1.0, 1.0)},
+        "toy: value_range=(1.0, 1.0) is not allowed; expected two numbers, low < high",
+    ),
+    (
+        {"domains": torch.zeros(3, dtype=torch.int64)},
+        "toy: domains have shape (3,) and type int64; expected (4,) and int64",
+    ),
+    ({"domains": torch.zeros(4)}, "toy: domains have shape (4,) and type float32; expected (4,) and int64"),
+]
+
+
+@pytest.mark.parametrize(("changes", "text"), BAD)
+def test_refused(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        make(**changes)
+    assert str(caught.value) == text

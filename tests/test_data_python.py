@@ -1,0 +1,122 @@
+"""Arrays, tensors and torch data sets become data sets: types, tasks, copies and refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from splitfed.data import from_arrays, from_torch
+from splitfed.errors import InvalidInput
+from splitfed.task import binary
+
+X = np.arange(6, dtype=np.float64).reshape(3, 2)
+
+
+def test_whole_labels_mean_classes() -> None:
+    data = from_arrays(X, np.array([0, 2, 1], dtype=np.uint16))
+    assert (data.task.name, data.task.outputs, data.name) == ("classification", 3, "arrays")
+    assert data.x.tolist() == X.tolist()
+    assert (data.x.dtype, data.y.dtype) == (torch.float32, torch.int64)
+    # One class only is still a classification of two.
+    assert from_arrays(X, np.zeros(3, dtype=int)).task.outputs == 2
+    assert from_arrays(X, np.array([True, False, True])).y.tolist() == [1, 0, 1]
+
+
+def test_real_labels_mean_regression() -> None:
+    data = from_arrays(X, np.array([[0.5, 1.0], [1.0, 2.0], [2.0, 4.0]]))
+    assert (data.task.name, data.task.outputs) == ("regression", 2)
+    assert data.y.dtype == torch.float32
+    assert from_arrays(X, np.array([0.5, 1.0, 2.0])).task.outputs == 1
+
+
+@pytest.mark.parametrize("task", [binary(), "binary"])
+def test_binary_when_asked(task: Any) -> None:
+    data = from_arrays(X, np.array([0.0, 1.0, 1.0]), task=task)
+    assert (data.task.name, data.task.outputs, data.y.tolist()) == ("binary", 1, [0, 1, 1])
+    assert data.y.dtype == torch.int64
+
+
+def test_regression_of_whole_numbers_when_asked() -> None:
+    data = from_arrays(X, np.array([3, 40, 5]), task="regression")
+    assert (data.task.name, data.y.tolist(), data.y.dtype) == ("regression", [3.0, 40.0, 5.0], torch.float32)
+
+
+def test_a_column_is_a_row_of_one() -> None:
+    data = from_arrays(np.array([1.0, 2.0]), np.array([[0], [1]]))
+    assert data.x.tolist() == [[1.0], [2.0]]
+    assert data.y.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("convert", [np.asarray, torch.as_tensor], ids=["numpy", "torch"])
+def test_rows_are_copied(convert: Any) -> None:
+    x, y = convert(X.astype(np.float32)), convert(np.array([0, 1, 0]))
+    data = from_arrays(x, y, domains=y)
+    x[0, 0] = 99
+    y[0] = 1
+    assert data.domains is not None
+    assert (float(data.x[0, 0]), int(data.y[0]), int(data.domains[0])) == (0.0, 0, 0)
+
+
+def test_arrays_as_they_come() -> None:
+    big_endian = X.astype(">f8")[::-1]
+    big_endian.flags.writeable = False
+    assert from_arrays(big_endian, np.array([0, 1, 0])).x.tolist() == X[::-1].tolist()
+    grown = torch.ones(3, 2, requires_grad=True)
+    assert not from_arrays(grown, torch.tensor([0, 1, 0])).x.requires_grad
+
+
+BAD: list[tuple[Any, Any, dict[str, Any], str]] = [
+    (X.tolist(), np.zeros(3), {}, "arrays: x is a list; expected a tensor, an array or a number"),
+    (X.astype(str), np.zeros(3), {}, "arrays: x has type <U32; expected real numbers"),
+    (X, torch.zeros(3, dtype=torch.complex64), {}, "arrays: y is complex; expected real numbers"),
+    (X, np.zeros(0), {}, "arrays: y has shape (0,); expected at least one label"),
+    (X, np.zeros(2), {}, "arrays: x has 3 rows and y has shape (2,); expected a label a row"),
+    (X, np.array([0, 1, -1]), {}, "arrays: label -1 is outside [0, 1]"),
+    (X, np.array([0, 0.5, 1]), {"task": "binary"}, "labels must be whole numbers in [0, 1]; found 0.5"),
+    (X * 1e300, np.zeros(3), {"name": "big"}, "big: x is not finite in row 0"),
+    (
+        X,
+        np.zeros(3),
+        {"task": "binry"},
+        "unknown task 'binry'; did you mean 'binary'? (allowed: binary, classification, regression)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("x", "y", "options", "text"), BAD)
+def test_refused(x: Any, y: Any, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        from_arrays(x, y, **options)
+    assert str(caught.value) == text
+
+
+def test_from_torch() -> None:
+    source = TensorDataset(torch.arange(12.0).reshape(3, 2, 2), torch.tensor([1, 0, 1]))
+    data = from_torch(source, value_range=(0.0, 11.0), name="mine")
+    assert (data.name, data.shape, data.y.tolist(), data.task.outputs) == ("mine", (2, 2), [1, 0, 1], 2)
+    assert data.x.flatten().tolist() == list(range(12))
+    mixed = from_torch([(np.ones(2, dtype=np.float32), 0.5), (np.zeros(2, dtype=np.float32), 1.5)])
+    assert (mixed.task.name, mixed.y.tolist()) == ("regression", [0.5, 1.5])
+
+
+BAD_ITEMS: list[tuple[Any, str]] = [
+    (iter([]), "torch: list_iterator has no length and no items by number; expected both"),
+    ([], "torch: the data set is empty; expected at least one item"),
+    ([torch.zeros(2)], "torch: item 0 is a Tensor; expected a pair (x, y)"),
+    ([("text", 0)], "torch: x of item 0 is a str; expected a tensor, an array or a number"),
+    (
+        [(torch.zeros(2), 0), (torch.zeros(3), 0)],
+        "torch: x of item 1 has shape (3,); expected (2,) as in item 0",
+    ),
+]
+
+
+@pytest.mark.parametrize(("items", "text"), BAD_ITEMS)
+def test_items_refused(items: Any, text: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        from_torch(items)
+    assert str(caught.value) == text

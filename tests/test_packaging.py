@@ -1,0 +1,126 @@
+"""The packages behind links are in the sdist and the wheel, and import beside folders of their names."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LINKED = ("attacks", "topologies")
+# One worker of pytest-xdist builds for all tests of this file.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("packaging")]
+
+
+@dataclass(frozen=True)
+class Built:
+    """`sources`: path in the package -> text, of every file under splitfed as the links show it."""
+
+    sources: dict[str, bytes]
+    sdist: Path
+    wheel: Path
+
+
+def run(*command: str | Path, cwd: Path, **environment: str) -> str:
+    """Return what `command` prints; a failure shows all that it printed."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(command, cwd=cwd, env=clean | environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command} exited with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def copy_checkout(target: Path) -> None:
+    """Copy what git tracks or would track; links stay links."""
+    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
+    for name in filter(None, listed.split("\0")):
+        source = ROOT / name
+        if source.is_symlink() or source.is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target / name, follow_symlinks=False)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    folder = tmp_path_factory.mktemp("packaging")
+    checkout = folder / "checkout"
+    copy_checkout(checkout)
+    for name in LINKED:
+        assert (checkout / "splitfed" / name).is_symlink()
+    sources = {
+        str(Path(parent, name).relative_to(checkout)): Path(parent, name).read_bytes()
+        for parent, _, names in os.walk(checkout / "splitfed", followlinks=True)
+        for name in names
+    }
+    # Without --sdist and --wheel the wheel is built from the sdist, so that what the sdist lacks is missed.
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, checkout, cwd=folder)
+    (sdist,) = folder.glob("*.tar.gz")
+    (wheel,) = folder.glob("*.whl")
+    return Built(sources, sdist, wheel)
+
+
+def test_sources_reach_through_the_links(built: Built) -> None:
+    for name in LINKED:
+        expected = {f"splitfed/{name}/{path.name}" for path in (ROOT / name).glob("*.py")}
+        assert expected
+        assert expected <= set(built.sources)
+
+
+def test_sdist_holds_every_file_as_a_real_one(built: Built) -> None:
+    with tarfile.open(built.sdist) as archive:
+        members = {member.name.partition("/")[2]: member for member in archive}
+        missing = sorted(set(built.sources) - set(members))
+        assert missing == []
+        for name, content in built.sources.items():
+            assert members[name].isreg(), f"{name} is a link in the sdist"
+            file = archive.extractfile(members[name])
+            assert file is not None
+            assert file.read() == content, name
+
+
+def test_wheel_holds_every_file_as_a_real_one(built: Built) -> None:
+    with zipfile.ZipFile(built.wheel) as archive:
+        held = {info.filename: info for info in archive.infolist() if info.filename.startswith("splitfed/")}
+        assert sorted(held) == sorted(built.sources)
+        for name, content in built.sources.items():
+            assert held[name].external_attr >> 28 != 0o12, f"{name} is a link in the wheel"
+            assert archive.read(name) == content, name
+        others = {name.partition("/")[0] for name in archive.namelist()} - {"splitfed"}
+        assert all(name.endswith(".dist-info") for name in others), f"the wheel also installs {others}"
+        assert any(name.endswith("licenses/LICENSE") for name in archive.namelist())
+
+
+IMPORT_ALL = """
+import importlib, json, pkgutil
+found = {}
+for name in ("attacks", "topologies"):
+    own = importlib.import_module(name)
+    ours = importlib.import_module("splitfed." + name)
+    modules = [m.name for m in pkgutil.iter_modules(ours.__path__)]
+    files = [importlib.import_module(f"splitfed.{name}.{m}").__file__ for m in modules]
+    found[name] = {"own": own.__file__, "ours": list(ours.__path__), "files": files}
+print(json.dumps(found))
+"""
+
+
+def test_wheel_imports_beside_packages_of_the_same_names(built: Built, tmp_path: Path) -> None:
+    target, work = tmp_path / "target", tmp_path / "work"
+    install = ("install", "--quiet", "--no-deps", "--no-index", "--target", target, built.wheel)
+    run(sys.executable, "-m", "pip", "--disable-pip-version-check", *install, cwd=tmp_path)
+    for name in LINKED:
+        (work / name).mkdir(parents=True)
+        (work / name / "__init__.py").touch()
+    found = json.loads(run(sys.executable, "-c", IMPORT_ALL, cwd=work, PYTHONPATH=str(target)))
+    for name in LINKED:
+        package = target / "splitfed" / name
+        assert found[name]["own"] == str(work / name / "__init__.py")
+        assert found[name]["ours"] == [str(package)]
+        modules = sorted(path.name for path in (ROOT / name).glob("*.py") if path.name != "__init__.py")
+        assert sorted(found[name]["files"]) == [str(package / module) for module in modules]

@@ -1,0 +1,89 @@
+"""Every row of the registry has its file, its head and its object; a wrong name is told the nearest."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from splitfed import registry
+from splitfed.errors import InvalidInput
+from splitfed.registry import SINGULAR, TABLES, head, load
+
+ROWS = [(kind, name) for kind, table in TABLES.items() for name in table]
+FOLDERS = {kind: kind for kind in TABLES} | {"methods": "federated"}
+CITED = ("topologies", "schedules", "defenses", "attacks", "methods")
+rows = pytest.mark.parametrize(("kind", "name"), ROWS, ids=["-".join(row) for row in ROWS])
+
+
+@rows
+def test_row_has_a_head(kind: str, name: str) -> None:
+    found = head(kind, name)
+    assert found.name == name
+    assert len(found.summary.split()) >= 3, f"{kind}/{name}: the first line of its file is no summary"
+    assert not found.summary.endswith(".")
+    if kind in CITED:
+        year = re.search(r"\b(19|20)\d\d\b", found.paper)
+        assert year, f"{kind}/{name}: its file cites no paper with a year"
+
+
+@rows
+def test_row_loads_what_it_names(kind: str, name: str) -> None:
+    module, _, attribute = TABLES[kind][name].partition(":")
+    assert module == f"splitfed.{FOLDERS[kind]}.{name}", "a row's file bears its name"
+    found = load(kind, name)
+    assert callable(found)
+    assert (found.__module__, found.__name__) == (module, attribute)
+
+
+@rows
+def test_misspelt_row_names_the_nearest(kind: str, name: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        load(kind, name + "_")
+    text = str(caught.value)
+    assert text.startswith(f"unknown {SINGULAR[kind]} '{name}_'; did you mean '{name}'")
+    assert text.endswith(f"(allowed: {', '.join(sorted(TABLES[kind]))})")
+    assert "\n" not in text
+
+
+def test_every_kind_has_its_singular() -> None:
+    assert set(SINGULAR) == set(TABLES)
+
+
+def test_nothing_near_is_no_guess() -> None:
+    with pytest.raises(InvalidInput, match=r"^unknown attack 'qqqq' \(allowed: "):
+        load("attacks", "qqqq")
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the file of one attack, registered as `stand_in`."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(registry.TABLES["attacks"], "stand_in", "registry_stand_in:StandIn")
+    head.cache_clear()
+    return tmp_path / "registry_stand_in.py"
+
+
+def test_head_is_read_without_importing(stand_in: Path) -> None:
+    text = '"""Guesses zero everywhere.\n\nPaper: A. Author,\n  Zero, 2020.\n\nMore.\n"""\nraise ImportError\n'
+    stand_in.write_text(text, "utf-8")
+    assert head("attacks", "stand_in") == ("stand_in", "Guesses zero everywhere", "A. Author, Zero, 2020.")
+
+
+def test_head_without_paper_or_docstring(stand_in: Path) -> None:
+    stand_in.write_text('"""Only a summary."""\n', "utf-8")
+    assert head("attacks", "stand_in") == ("stand_in", "Only a summary", "")
+    head.cache_clear()
+    stand_in.write_text("x = 1\n", "utf-8")
+    assert head("attacks", "stand_in") == ("stand_in", "", "")
+
+
+def test_missing_file_is_named(stand_in: Path) -> None:
+    with pytest.raises(ImportError, match=r"^attacks/stand_in is registered, but its file is not installed$"):
+        head("attacks", "stand_in")
+
+
+def test_load_returns_the_object(stand_in: Path) -> None:
+    stand_in.write_text('"""Guesses zero."""\nclass StandIn:\n    answer = 42\n', "utf-8")
+    assert load("attacks", "stand_in").answer == 42

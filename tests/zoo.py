@@ -1,0 +1,92 @@
+"""Models and small helpers that several tests share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from splitfed.engines.local import LocalEngine
+from splitfed.graph import Topology
+from splitfed.optim import Optim
+from splitfed.probe import probe
+from splitfed.seeding import generator
+from splitfed.task import classification
+
+
+class SmallUNet(nn.Module):
+    """A U-Net with two skips that ends in class scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down1 = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True))
+        self.pool1 = nn.MaxPool2d(2)
+        self.down2 = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
+        self.pool2 = nn.MaxPool2d(2)
+        self.middle = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(inplace=True))
+        self.up2 = nn.ConvTranspose2d(8, 8, 2, 2)
+        self.join2 = nn.Sequential(nn.Conv2d(16, 4, 3, padding=1), nn.ReLU(inplace=True))
+        self.up1 = nn.ConvTranspose2d(4, 4, 2, 2)
+        self.join1 = nn.Conv2d(8, 2, 3, padding=1)
+        self.flat = nn.Flatten()
+        self.head = nn.Linear(2 * 8 * 8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.down1(x)
+        b = self.down2(self.pool1(a))
+        m = self.middle(self.pool2(b))
+        u = self.join2(torch.cat([self.up2(m), b], 1))
+        return self.head(self.flat(self.join1(torch.cat([self.up1(u), a], 1))))
+
+
+class InPlaceAfterCut(nn.Module):
+    """The module after `conv` overwrites its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 6, 3, padding=1)
+        self.relu = nn.ReLU(inplace=True)
+        self.pool = nn.MaxPool2d(2)
+        self.fc1 = nn.Linear(6 * 16, 16)
+        self.fc2 = nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.pool(self.relu(self.conv(x))).flatten(1)
+        return self.fc2(torch.relu(self.fc1(h)))
+
+
+class Dropped(nn.Module):
+    """Dropout on both sides of a cut after `relu1`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(64, 32)
+        self.drop1 = nn.Dropout(0.3)
+        self.relu1 = nn.ReLU()
+        self.fc2 = nn.Linear(32, 16)
+        self.drop2 = nn.Dropout(0.5)
+        self.fc3 = nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.relu1(self.drop1(self.fc1(x.flatten(1))))
+        return self.fc3(self.drop2(torch.relu(self.fc2(h))))
+
+
+def images(rows: int, side: int = 8, seed: int = 0, classes: int = 10) -> tuple[Tensor, Tensor]:
+    """Return random images (rows, 1, side, side) in [0, 1] and random labels."""
+    drawn = generator(seed, "images")
+    x = torch.rand(rows, 1, side, side, generator=drawn)
+    return x, torch.randint(0, classes, (rows,), generator=drawn)
+
+
+def engine_of(
+    topology: Topology, x: Tensor, y: Tensor, lanes: int = 1, optim: Optim | None = None, **options: object
+) -> LocalEngine:
+    """Place `topology` on local parties; lane i owns its share of the rows as the part "train"."""
+    ready = topology.with_task(classification(10))
+    name = next(iter(ready.inputs))
+    facts = probe(ready, {name: x[:4]})
+    optims = dict.fromkeys(ready.roles, optim or Optim("SGD", {"lr": 0.05, "momentum": 0.9}))
+    engine = LocalEngine(ready, facts, lanes, optims=optims, **options)  # type: ignore[arg-type]
+    for lane, (rows, labels) in enumerate(zip(x.chunk(lanes), y.chunk(lanes), strict=True)):
+        engine.own(lane, "train", {name: rows}, {h.value: labels for h in ready.heads})
+    return engine

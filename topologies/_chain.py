@@ -1,0 +1,40 @@
+"""Shared by the builders: cut a model and give the pieces names and roles in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from splitfed.cut import cut
+from splitfed.errors import InvalidInput
+from splitfed.graph import Segment
+
+
+def cut_in_roles(
+    model: nn.Module, cuts: Sequence[str], names: Sequence[str], roles: Sequence[str]
+) -> tuple[Segment, ...]:
+    """Cut `model` at `cuts` and give piece i the name `names[i]` and the role `roles[i]`."""
+    pieces = cut(model, cuts)
+    return tuple(
+        Segment(name, role, piece.module, piece.inputs, piece.outputs)
+        for name, role, piece in zip(names, roles, pieces, strict=True)
+    )
+
+
+def only_output(segments: Sequence[Segment]) -> str:
+    """Return the one value that no segment reads: the model's output."""
+    read = {value for s in segments for value in s.inputs}
+    finals = [value for s in segments for value in s.outputs if value not in read]
+    if len(finals) != 1:
+        raise InvalidInput(f"the model must have one output for this topology; it has {len(finals)}: {finals}")
+    return finals[0]
+
+
+def only_input(segments: Sequence[Segment]) -> str:
+    """Return the one value that no segment makes: the model's input."""
+    made = {value for s in segments for value in s.outputs}
+    raw = list(dict.fromkeys(value for s in segments for value in s.inputs if value not in made))
+    if len(raw) != 1:
+        raise InvalidInput(f"the model must have one input for this topology; it has {len(raw)}: {raw}")
+    return raw[0]

@@ -1,0 +1,24 @@
+"""Vanilla: the client holds the bottom of the model, the server the top and the loss; labels are sent to it.
+
+Paper: Gupta, Raskar, "Distributed learning of deep neural network over multiple agents", JNCA 2018, algorithm 1;
+Vepakomma, Gupta, Swedish, Raskar, "Split learning for health", 2018, figure 2a.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from splitfed.graph import Head, Topology
+from splitfed.task import Task
+from splitfed.topologies._chain import cut_in_roles, only_input, only_output
+
+
+def vanilla(model: nn.Module, cut: str, task: Task | None = None) -> Topology:
+    """Cut `model` after the submodule `cut`: bottom at the client, top at the server.
+
+    The labels belong to the client and cross to the server as messages at every step. `task` defaults to that of
+    the data.
+    """
+    segments = cut_in_roles(model, (cut,), ("bottom", "top"), ("client", "server"))
+    head = Head(only_output(segments), "server", "client", task)
+    return Topology("vanilla", segments, {only_input(segments): "client"}, (head,))
