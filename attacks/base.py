@@ -38,6 +38,7 @@ class Knowledge:
     """What the adversary knows beside its view; a field is None where the threat model does not grant it.
 
     `shape`, `value_range`: of one row of the data (public). `auxiliary`: (rows, *shape), no victim among them.
+    All tensors are, and a guess may be, on `device`.
     `query(x)`: what arrives at the adversary when the victims' own parties process x, defenses included.
     `upstream(x)`: the same as a differentiable function, from the upstream weights, with every defense at its mean.
     """
@@ -47,6 +48,7 @@ class Knowledge:
     auxiliary: Tensor | None = None
     query: Callable[[Tensor], Releases] | None = None
     upstream: Callable[[Tensor], Releases] | None = None
+    device: torch.device = torch.device("cpu")
 
     def only(self, needs: frozenset[Needs]) -> Knowledge:
         """Return this knowledge without anything that `needs` does not name."""

@@ -1,6 +1,6 @@
 """Inverse network: a decoder trained on queries with auxiliary data, then applied to what was released.
 
-Paper: He, Zhang, Lee, "Model inversion attacks against collaborative inference", ACSAC 2019, section 5 (black box).
+Paper: He, Zhang, Lee, "Model inversion attacks against collaborative inference", ACSAC 2019 (black box).
 
 The decoder is trained on releases that went through the run's own defenses, drawn afresh every epoch where they
 are random, so the attack adapts to them. The decoder's layout is ours (`splitfed.attacks.decoder`); loss, optimizer
@@ -52,11 +52,11 @@ class InverseNetwork(Attack):
         """Return the decoder's rows for the releases in the view: (victims, *shape)."""
         assert knowledge.auxiliary is not None
         assert knowledge.query is not None
-        released = view.select(kind="activation").tensors()
+        released = view.select(kind="activation").tensors(knowledge.device)
         x = knowledge.auxiliary
         passes = [knowledge.query(x) for _ in range(self.queries)]
         shapes = {name: tuple(z.shape[1:]) for name, z in released.items()}
-        decoder = Decoder(shapes, knowledge.shape, knowledge.value_range, self.width)
+        decoder = Decoder(shapes, knowledge.shape, knowledge.value_range, self.width).to(knowledge.device)
         optimizer = torch.optim.Adam(decoder.parameters(), lr=self.lr)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.epochs)
         for epoch in range(self.epochs):

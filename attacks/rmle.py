@@ -1,7 +1,7 @@
 """White-box inversion: search the input whose release, under the known upstream weights, equals what was seen.
 
-Paper: He, Zhang, Lee, "Model inversion attacks against collaborative inference", ACSAC 2019, section 4 (regularised
-maximum likelihood estimation).
+Paper: He, Zhang, Lee, "Model inversion attacks against collaborative inference", ACSAC 2019 (white box,
+regularised maximum likelihood estimation).
 
 Per victim: minimise mean((f(x) - z)^2) + tv TV(x) + l2 mean(x^2) with Adam (amsgrad, eps 1e-3), TV the mean squared
 difference of neighbours in each direction. All victims run as one batch; their losses are added, so each is
@@ -47,10 +47,10 @@ class Rmle(Attack):
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return (victims, *shape), started at the middle of the value range (or at zero)."""
         assert knowledge.upstream is not None
-        seen = view.select(kind="activation").tensors()
+        seen = view.select(kind="activation").tensors(knowledge.device)
         victims = len(next(iter(seen.values())))
         start = sum(knowledge.value_range) / 2 if knowledge.value_range is not None else 0.0
-        x = torch.full((victims, *knowledge.shape), start, requires_grad=True)
+        x = torch.full((victims, *knowledge.shape), start, device=knowledge.device, requires_grad=True)
         optimizer = torch.optim.Adam([x], lr=self.lr, eps=1e-3, amsgrad=True)
         for iteration in range(self.iterations):
             released = knowledge.upstream(x)

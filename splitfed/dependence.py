@@ -31,6 +31,7 @@ from splitfed.errors import InvalidInput, check_count, unknown
 
 Statistic = Literal["u_distance_correlation_sqr", "distance_correlation_sqr", "distance_correlation"]
 Centering = Callable[[Tensor], Tensor]
+Scaling = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 _GRAM_ERROR = 16  # relative error of a squared Gram distance, in units of float eps
 _CENTERING_ERROR = 64  # relative error of a centred distance, in units of float eps
@@ -47,8 +48,7 @@ class PermutationTest(NamedTuple):
 
 def distance_covariance_sqr(x: Tensor, z: Tensor) -> Tensor:
     """Return the biased squared distance covariance, a scalar >= 0 in units of x times units of z."""
-    a, b = _distances(x, z)
-    return (_doubly_centered(a) * _doubly_centered(b)).mean()
+    return _product(x, z, _doubly_centered, _to_mean)
 
 
 def distance_correlation_sqr(x: Tensor, z: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ def distance_correlation_sqr(x: Tensor, z: Tensor) -> Tensor:
 
     Differentiable in both arguments; an argument that needs no gradient costs no backward pass.
     """
-    return _cosine(*_distances(x, z), _doubly_centered)
+    return _product(x, z, _doubly_centered, _to_unit)
 
 
 def distance_correlation(x: Tensor, z: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ def u_distance_correlation_sqr(x: Tensor, z: Tensor) -> Tensor:
 
     Signed, so no root is taken. Raises `InvalidInput` for fewer than 4 rows.
     """
-    return _cosine(*_distances(x, z, least=4), _u_centered)
+    return _product(x, z, _u_centered, _to_unit, least=4)
 
 
 @torch.no_grad()
@@ -92,9 +92,9 @@ def permutation_test(
         if not bool(torch.isfinite(value).all()):
             raise InvalidInput(f"{name} holds a value that is not finite; expected finite numbers")
     unbiased = statistic == "u_distance_correlation_sqr"
-    a, b = _distances(x.double(), z.double(), least=4 if unbiased else 1)
     center = _u_centered if unbiased else _doubly_centered
-    u, v = _unit(a, center)[0], _unit(b, center)[0]
+    a, b = (_distance(rows)[0] for rows in _rows(x.double(), z.double(), least=4 if unbiased else 1))
+    u, v = _to_unit(center(a), a)[0], _to_unit(center(b), b)[0]
     n, device = len(u), generator.device
     orders = [torch.randperm(n, generator=generator, device=device) for _ in range(permutations)]
     # Centring commutes with shuffling, and the norms stay: only the product is taken again.
@@ -108,65 +108,42 @@ def permutation_test(
     return PermutationTest(float(value), null.cpu(), (1 + reached) / (1 + permutations))
 
 
-class _PairwiseDistance(torch.autograd.Function):
-    """(n, d) -> (n, n) Euclidean distances, slope 0 where a distance is 0; one matrix product each way."""
+class _Product(torch.autograd.Function):
+    """Inner product of the two scaled matrices; the other outputs are kept for the backward pass."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
-        # Far from the origin the Gram matrix would lose every digit: the mean goes first.
-        centered = x - x.mean(0)
-        if x.dtype == torch.float64:
-            return torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist"), centered
-        gram = centered @ centered.T
-        norms = gram.diagonal()
-        norms = norms[:, None] + norms
-        squared = torch.sub(norms, gram, alpha=2)
-        return squared.masked_fill_(squared <= _GRAM_ERROR * torch.finfo(x.dtype).eps * norms, 0).sqrt_(), centered
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(*output)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> Tensor:
-        distances, centered = ctx.saved_tensors
-        weights = (gradient + gradient.T).div_(distances.masked_fill(distances == 0, torch.inf))
-        product: Tensor = (torch.diag(weights.sum(1)) - weights) @ centered
-        return product
-
-
-class _Cosine(torch.autograd.Function):
-    """Cosine of two distance matrices after centring; the other outputs are kept for the backward pass."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(a: Tensor, b: Tensor, center: Centering) -> tuple[Tensor, ...]:
-        (u, per_a), (v, per_b) = _unit(a, center), _unit(b, center)
-        return (u * v).sum(), u, v, per_a, per_b
+    def forward(x: Tensor, z: Tensor, center: Centering, scale: Scaling) -> tuple[Tensor, ...]:
+        (a, rows_a), (b, rows_b) = _distance(x), _distance(z)
+        (u, per_a), (v, per_b) = scale(center(a), a), scale(center(b), b)
+        return (u * v).sum(), u, v, per_a, per_b, a, b, rows_a, rows_b
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.mark_non_differentiable(*output[1:])
         ctx.save_for_backward(*output)
+        ctx.radial = inputs[3] is _to_unit
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        # Both centrings are orthogonal projections, so they leave the gradient as it is.
-        value, u, v, per_a, per_b = ctx.saved_tensors
-        needs_a, needs_b, _ = ctx.needs_input_grad
-        grad_a = (v - value * u) * (gradient * per_a) if needs_a else None
-        grad_b = (u - value * v) * (gradient * per_b) if needs_b else None
-        return grad_a, grad_b, None
+    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        value, u, v, per_a, per_b, a, b, rows_a, rows_b = ctx.saved_tensors
+        # Both centrings are orthogonal projections, so they leave the gradients u and v as they are.
+        # Scaling to norm 1 takes away the part along the matrix itself.
+        inner = value if ctx.radial else 0
+        grad_x = _pull(torch.sub(v, inner * u), a, gradient * per_a, rows_a) if ctx.needs_input_grad[0] else None
+        grad_z = _pull(torch.sub(u, inner * v), b, gradient * per_b, rows_b) if ctx.needs_input_grad[1] else None
+        return grad_x, grad_z, None, None
 
 
-def _distances(x: Tensor, z: Tensor, least: int = 1) -> tuple[Tensor, Tensor]:
-    """Check the pair and return both distance matrices."""
+def _product(x: Tensor, z: Tensor, center: Centering, scale: Scaling, least: int = 1) -> Tensor:
+    value: Tensor = _Product.apply(*_rows(x, z, least), center, scale)[0]  # type: ignore[no-untyped-call]
+    return value
+
+
+def _rows(x: Tensor, z: Tensor, least: int) -> tuple[Tensor, Tensor]:
+    """Check the pair and return both as (n, d) in float32 or float64."""
     for name, value in (("x", x), ("z", z)):
         if value.dim() == 0 or value.numel() == 0 or value.is_complex():
             raise InvalidInput(f"{name} is {value.dtype} of shape {tuple(value.shape)}; expected real (n, ...)")
@@ -174,16 +151,33 @@ def _distances(x: Tensor, z: Tensor, least: int = 1) -> tuple[Tensor, Tensor]:
         raise InvalidInput(f"x has {len(x)} rows and z has {len(z)}; expected equal numbers, at least {least}")
     if x.device != z.device:
         raise InvalidInput(f"x is on {x.device} and z on {z.device}; expected one device")
+    return _flat(x), _flat(z)
+
+
+def _flat(x: Tensor) -> Tensor:
+    exact = x.dtype == torch.float64 or not x.is_floating_point()
+    return x.reshape(len(x), -1).to(torch.float64 if exact else torch.float32)
+
+
+def _distance(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(n, d) -> Euclidean distances (n, n), and the rows less their mean."""
+    # Far from the origin the Gram matrix would lose every digit: the mean goes first.
+    rows = x - x.mean(0)
+    if x.dtype == torch.float64:
+        return torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist"), rows
     # Autocast would take the Gram matrix in half precision, where its differences are noise.
     with torch.autocast(x.device.type, enabled=False):
-        return _distance(x), _distance(z)
+        gram = rows @ rows.T
+    norms = gram.diagonal()
+    norms = norms[:, None] + norms
+    squared = torch.sub(norms, gram, alpha=2)
+    return squared.masked_fill_(squared <= _GRAM_ERROR * torch.finfo(x.dtype).eps * norms, 0).sqrt_(), rows
 
 
-def _distance(x: Tensor) -> Tensor:
-    exact = x.dtype == torch.float64 or not x.is_floating_point()
-    rows = (x if x.dim() > 1 else x[:, None]).flatten(1).to(torch.float64 if exact else torch.float32)
-    distances: Tensor = _PairwiseDistance.apply(rows)[0]  # type: ignore[no-untyped-call]
-    return distances
+def _pull(direction: Tensor, distances: Tensor, factor: Tensor, rows: Tensor) -> Tensor:
+    """Take a gradient back from distances to rows, with slope 0 where a distance is 0."""
+    weights = (direction * (2 * factor)).div_(distances.masked_fill(distances == 0, torch.inf))
+    return (torch.diag(weights.sum(1)) - weights) @ rows
 
 
 def _doubly_centered(distances: Tensor) -> Tensor:
@@ -198,18 +192,18 @@ def _u_centered(distances: Tensor) -> Tensor:
     return centered.masked_fill(torch.eye(n, dtype=torch.bool, device=distances.device), 0)
 
 
-def _unit(distances: Tensor, center: Centering) -> tuple[Tensor, Tensor]:
-    """Return the centred matrix scaled to norm 1, and the scale; both 0 if the norm is 0 up to rounding."""
-    centered = center(distances)
+def _to_unit(centered: Tensor, distances: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the matrix at norm 1 and the factor applied; both 0 if its norm is 0 up to rounding."""
     norm = torch.linalg.vector_norm(centered)
     floor = _CENTERING_ERROR * torch.finfo(distances.dtype).eps * torch.linalg.vector_norm(distances)
-    scale = norm.reciprocal().masked_fill(norm <= floor, 0)
-    return centered * scale, scale
+    factor = norm.reciprocal().masked_fill(norm <= floor, 0)
+    return centered * factor, factor
 
 
-def _cosine(a: Tensor, b: Tensor, center: Centering) -> Tensor:
-    value: Tensor = _Cosine.apply(a, b, center)[0]  # type: ignore[no-untyped-call]
-    return value
+def _to_mean(centered: Tensor, distances: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the matrix over n and the factor 1/n, so that an inner product is a mean over the n² pairs."""
+    factor = distances.new_tensor(1 / len(distances))
+    return centered * factor, factor
 
 
 def _root(squared: Tensor) -> Tensor:

@@ -84,7 +84,7 @@ def backward(topology: Topology, lane: Lane, link: Link, stamp: Stamp, crossed: 
     arrived: dict[str, list[Message]] = {}
     for segment in reversed(topology.segments):
         party = lane.parties[segment.role]
-        for message in party.backward(segment.name, arrived.pop(segment.name, []), stamp, lane.peers):
+        for message in party.backpropagate(segment.name, arrived.pop(segment.name, []), stamp, lane.peers):
             delivered = link.deliver(message)
             arrived.setdefault(message.edge.partition("->")[0], []).append(delivered)
             crossed.append(delivered)

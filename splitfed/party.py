@@ -142,7 +142,7 @@ class Party:
         tape.losses.setdefault(segment, []).append(value if scale == 1.0 else value * scale)
         return value.detach()
 
-    def backward(
+    def backpropagate(
         self, segment: str, received: Sequence[Message], stamp: Stamp, peers: Mapping[str, str]
     ) -> list[Message]:
         """Send the gradients `received` for what left `segment`, and its losses, back through it."""

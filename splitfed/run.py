@@ -216,9 +216,10 @@ class Run:
         return Knowledge(
             self.data.shape,
             self.data.victims.value_range,
-            self.data.auxiliary.x,
+            self.data.auxiliary.x.to(engine.device),
             self._query(party, client, stream),
             lambda x: upstream({name: x}),
+            engine.device,
         )
 
     def _query(self, party: str, client: int, stream: int) -> Callable[[Tensor], Releases]:
@@ -232,6 +233,6 @@ class Run:
             number = derive(stream, calls)
             with torch.no_grad(), self.engine.watching(party) as recorder:
                 self.engine.predict(client, "query", "query", number, borrow=self._newest(client))
-            return recorder.view().select(kind="activation").tensors()
+            return recorder.view().select(kind="activation").tensors(self.engine.device)
 
         return query

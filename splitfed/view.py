@@ -67,12 +67,12 @@ class View:
         ]
         return View(self.party, tuple(kept), self.segments)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Join what was received over all messages: value name -> (rows, ...), in the order of arrival."""
+    def tensors(self, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+        """Join what was received over all messages, on `device`: value -> (rows, ...), in the order of arrival."""
         joined: dict[str, list[Tensor]] = {}
         for message in self.messages:
             for name, tensor in message.tensors.items():
-                joined.setdefault(name, []).append(tensor.cpu())
+                joined.setdefault(name, []).append(tensor.to(device))
         return {name: torch.cat(parts) for name, parts in joined.items()}
 
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # The layers, lowest first. A unit is a module or package directly under splitfed. What no table names is a
 # helper: it may import BASE, CORE and other helpers, and whoever imports it answers for all that it reaches.
 BASE = ("errors", "seeding", "task", "registry", "dependence", "intervals", "optim", "aliasing")
-CORE = ("graph", "cut", "probe", "view", "defense", "duty", "party", "executor", "engines")
+CORE = ("graph", "cut", "probe", "view", "traffic", "defense", "duty", "party", "executor", "engines")
 ALGORITHMS = ("topologies", "attacks", "defenses", "schedules", "federated", "accounting", "data", "models")
 RUNNING = ("folder", "run", "train", "study")
 EVERYTHING = {*BASE, *CORE, *ALGORITHMS, *RUNNING}
@@ -33,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "topologies": {*BASE, "graph", "cut"},
     "attacks": {*BASE, "graph", "view"},
     "defenses": {*BASE, "graph", "probe", "view", "defense"},
-    "schedules": {*BASE, *CORE},
+    "schedules": {*BASE, *CORE, "accounting", "data"},
     "federated": {*BASE, *CORE},
     "accounting": {*BASE, "graph", "probe", "view", "defense"},
     "data": set(BASE),

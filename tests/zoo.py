@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
+from splitfed.data.dataset import Dataset
 from splitfed.engines.local import LocalEngine
 from splitfed.graph import Topology
 from splitfed.optim import Optim
@@ -90,3 +93,40 @@ def engine_of(
     for lane, (rows, labels) in enumerate(zip(x.chunk(lanes), y.chunk(lanes), strict=True)):
         engine.own(lane, "train", {name: rows}, {h.value: labels for h in ready.heads})
     return engine
+
+
+class Scale(nn.Module):
+    """One weight that multiplies its input; starts at `weight`."""
+
+    def __init__(self, weight: float = 1.0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(weight))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x
+
+
+def toy_data(rows: int = 120, seed: int = 0) -> Dataset:
+    """Return `rows` images (1, 8, 8) with labels that a small model can learn: which tenth is brightest."""
+    x, y = images(rows, seed=seed)
+    lit = x.flatten(1)
+    for row, label in enumerate(y.tolist()):
+        lit[row, 6 * label : 6 * label + 6] = 1.0
+    return Dataset("toy", lit.view_as(x), y, classification(10), (0.0, 1.0))
+
+
+def assert_same(one: object, two: object, path: str = "") -> None:
+    """Compare nested states: tensors bit by bit, everything else with `==`; the first difference is named."""
+    if isinstance(one, Tensor) and isinstance(two, Tensor):
+        assert one.dtype == two.dtype, path
+        assert torch.equal(one, two), path
+    elif isinstance(one, Mapping) and isinstance(two, Mapping):
+        assert one.keys() == two.keys(), path
+        for key in one:
+            assert_same(one[key], two[key], f"{path}/{key}")
+    elif isinstance(one, (list, tuple)) and isinstance(two, (list, tuple)):
+        assert len(one) == len(two), path
+        for index, (left, right) in enumerate(zip(one, two, strict=True)):
+            assert_same(left, right, f"{path}/{index}")
+    else:
+        assert one == two, path

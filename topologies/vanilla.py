@@ -1,6 +1,6 @@
 """Vanilla: the client holds the bottom of the model, the server the top and the loss; labels are sent to it.
 
-Paper: Gupta, Raskar, "Distributed learning of deep neural network over multiple agents", JNCA 2018, algorithm 1;
+Paper: Gupta, Raskar, "Distributed learning of deep neural network over multiple agents", JNCA 2018;
 Vepakomma, Gupta, Swedish, Raskar, "Split learning for health", 2018, figure 2a.
 """
 

@@ -1,7 +1,9 @@
 """Distance correlation: train the client so that its release depends less on its input (NoPeek).
 
 Paper: Vepakomma, Singh, Gupta, Raskar, "NoPeek: information leakage reduction to share activations in distributed
-deep learning", ICDM workshops 2020, equation 2: (1 - alpha) CE + alpha DCOR(x, z).
+deep learning", ICDM workshops 2020.
+
+The loss is (1 - alpha) CE + alpha DCOR(x, z): the paper's two weights, normalised to add up to one.
 
 `statistic="biased"` is the paper's square-root form; "unbiased" trains the bias-corrected square, whose value on a
 batch is about zero for independent data. The report always states the bias-corrected one. Where a defense guards

@@ -1,7 +1,7 @@
 """Noise: fresh Gaussian or Laplace noise on every release, in training and at inference.
 
 Paper: He, Zhang, Lee, "Attacking and protecting data privacy in edge-cloud collaborative inference systems", IEEE
-Internet of Things Journal 2020, section on noise obfuscation (Gaussian sigma, Laplace b).
+Internet of Things Journal 2021, where sigma and b are absolute.
 
 Nothing is clipped, so there is no sensitivity and no formal guarantee. `relative` measures the scale in standard
 deviations of the batch's release, which makes strengths comparable between cuts; the paper's is absolute.

@@ -64,6 +64,7 @@ class LocalEngine:
         self.topology = topology
         self.facts = facts
         self.defenses = tuple(defenses)
+        self.device = torch.device(device)
         self.traffic = Traffic()
         work = duties(topology, facts, defenses)
         weight = prod(d.task_weight for d in defenses)

@@ -1,7 +1,7 @@
 """Sequential: clients take turns, an epoch each, and hand their segments to the next one.
 
-Paper: Gupta, Raskar, "Distributed learning of deep neural network over multiple agents", JNCA 2018, algorithms 2 and
-3 (hand-over through the server or peer to peer); Vepakomma et al., "Split learning for health", 2018.
+Paper: Gupta, Raskar, "Distributed learning of deep neural network over multiple agents", JNCA 2018 (its centralised
+and its peer-to-peer mode); Vepakomma, Gupta, Swedish, Raskar, "Split learning for health", 2018.
 
 The hand-over carries weights and buffers (batch-norm statistics included). Optimizer state stays with its party.
 Clients that hand nothing on keep segments of their own and share the server's alone.

@@ -1,0 +1,216 @@
+"""The command line: the only place that knows everything by name; what is heavy is imported when it is needed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, NoReturn
+
+from splitfed.errors import InvalidInput, SplitfedError, unknown
+
+Options = argparse.Namespace
+
+EPILOG = "Exit code 0: done; 2: something given is wrong, in a line each; 1: our own failure; 130: interrupted."
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command in `arguments` (default: those of the process) and return its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    # Small models run four times as fast on one thread; whoever trains large ones sets more.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    try:
+        options = _parsed(given)
+        command: Callable[[Options], None] = options.command
+        command(options)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    except KeyboardInterrupt:
+        _complain(f"interrupted; what is finished is kept: {_again(given)}")
+        return 130
+    except SplitfedError as error:
+        if debug:
+            raise
+        _complain(str(error))
+        return 2 if isinstance(error, InvalidInput) else 1
+    except BrokenPipeError:
+        # Whoever read our output has left; what is still buffered cannot be written.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:  # noqa: BLE001 - the last line of defence: a failure of ours in one line
+        if debug:
+            raise
+        reason = " ".join(str(error).split())[:300]
+        _complain(f"internal error: {type(error).__name__}: {reason} (--debug shows where)")
+        return 1
+    return 0
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what the user got wrong."""
+        raise InvalidInput(f"{self.prog}: {message} (see {self.prog} --help)")
+
+
+def _parser() -> tuple[Parser, dict[str, Parser]]:
+    parser = Parser("splitfed", description="A laboratory for split learning and privacy.", epilog=EPILOG)
+    parser.add_argument("--version", action="store_true", help="print the version")
+    parser.set_defaults(command=lambda options: parser.print_help())
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
+
+    def add(name: str, function: Callable[[Options], None], text: str) -> Parser:
+        command: Parser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        command.set_defaults(command=function)
+        command.add_argument("--json", action="store_true", help="print results as JSON, last on standard output")
+        command.add_argument("--debug", action="store_true", help="show a traceback when something fails")
+        return command
+
+    demo = add("demo", _demo, "train, defend, attack and report on real digits, in a minute")
+    demo.add_argument("--folder", default="demo", help="where results go (default: demo)")
+    demo.add_argument("--workers", type=int, default=None, help="processes (default: one a core, at most 2)")
+
+    run = add("run", _run, "do all runs of a study and write its report")
+    run.add_argument("study", help="the study, a TOML file")
+    run.add_argument("--folder", help="where results go (default: the study's name)")
+    run.add_argument("--resume", action="store_true", help="go on with a study that was interrupted")
+    run.add_argument("--workers", type=int, default=1, help="processes that share the runs (default: 1)")
+
+    attack = add("attack", _attack, "attack a finished run again, without training it again")
+    attack.add_argument("run", help="the run's folder: .../runs/NAME")
+    attack.add_argument("--attack", required=True, help="names, separated by commas")
+    attack.add_argument("--preset", default="fast", help="fast (default) or paper")
+    attack.add_argument("--adversary", help="the party that attacks (default: the first without data)")
+
+    report = add("report", _report, "write the report of a study's folder again")
+    report.add_argument("folder", help="the study's folder")
+
+    listed = add("list", _list, "what there is, by name")
+    listed.add_argument("kind", nargs="?", help="topologies, schedules, defenses, attacks, methods, data, models")
+
+    worker = commands.add_parser("_worker")
+    worker.add_argument("folder")
+    worker.add_argument("--debug", action="store_true")
+    worker.set_defaults(command=_worker)
+    return parser, dict(commands.choices)
+
+
+def _parsed(given: Sequence[str]) -> Options:
+    parser, commands = _parser()
+    if given and not given[0].startswith("-") and given[0] not in commands:
+        raise unknown("command", given[0], [name for name in commands if not name.startswith("_")])
+    options, rest = parser.parse_known_args(given)
+    if rest:
+        known = commands[given[0]] if given[0] in commands else parser
+        names = [text for action in known._actions for text in action.option_strings]
+        if rest[0].startswith("-"):
+            raise unknown("option", rest[0].partition("=")[0], names)
+        raise InvalidInput(f"argument {rest[0]!r} is one too many (see {known.prog} --help)")
+    if options.version:
+        from splitfed import __version__
+
+        print(__version__)
+        raise SystemExit(0)
+    return options
+
+
+def _demo(options: Options) -> None:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = min(2, cores) if options.workers is None else options.workers
+    with resources.as_file(resources.files("splitfed.study") / "demo.toml") as path:
+        _study(path, Path(options.folder), resume=True, workers=workers, as_json=options.json)
+
+
+def _run(options: Options) -> None:
+    folder = None if options.folder is None else Path(options.folder)
+    _study(Path(options.study), folder, resume=options.resume, workers=options.workers, as_json=options.json)
+
+
+def _study(path: Path, folder: Path | None, *, resume: bool, workers: int, as_json: bool) -> None:
+    from splitfed.study import session
+
+    if workers < 1:
+        raise InvalidInput(f"workers={workers} is not allowed; expected a whole number of at least 1")
+    ready = session.prepare(path)
+    home = Path(ready.grid.name) if folder is None else folder
+    results = session.run_study(ready, home, resume=resume, workers=workers)
+    _tell(results, home, as_json)
+
+
+def _attack(options: Options) -> None:
+    from splitfed.study import again
+
+    names = [name.strip() for name in options.attack.split(",") if name.strip()]
+    found = again.attack(Path(options.run), names, options.preset, options.adversary)
+    if options.json:
+        print(json.dumps(found))
+        return
+    for attack in found:
+        scores = ", ".join(f"{metric} {who['guess']['mean']:.3g}" for metric, who in attack["scores"].items())
+        print(f"{attack['label']} by {attack['adversary']}: {scores}")
+
+
+def _report(options: Options) -> None:
+    from splitfed.study.report import summarise, write_report
+
+    path = write_report(Path(options.folder))
+    print(json.dumps(summarise(Path(options.folder))) if options.json else path)
+
+
+def _list(options: Options) -> None:
+    from splitfed.registry import TABLES, head
+
+    if options.kind is not None and options.kind not in TABLES:
+        raise unknown("kind", options.kind, TABLES)
+    kinds = [options.kind] if options.kind else list(TABLES)
+    found = {kind: [head(kind, name)._asdict() for name in TABLES[kind]] for kind in kinds}
+    if options.json:
+        print(json.dumps(found[options.kind] if options.kind else found))
+        return
+    for kind, heads in found.items():
+        print(f"{kind}{'' if heads else ': none yet'}")
+        for entry in heads:
+            print(f"  {entry['name']:22}{entry['summary']}")
+            if options.kind and entry["paper"]:
+                print(f"  {'':22}{entry['paper']}")
+
+
+def _worker(options: Options) -> None:
+    from splitfed.study import session
+
+    session.serve(Path(options.folder))
+
+
+def _tell(results: Sequence[Any], home: Path, as_json: bool) -> None:
+    from rich.console import Console
+
+    from splitfed.study import table
+    from splitfed.study.report import write_report
+
+    report = write_report(home) if any("failed" not in found for found in results) else None
+    if as_json:
+        where = None if report is None else str(report)
+        print(json.dumps({"folder": str(home), "report": where, "settings": table.settings(results)}))
+        return
+    table.show(results, Console())
+    print(f"report: {report.resolve()}" if report is not None else f"every run failed: see {home}")
+
+
+def _again(given: Sequence[str]) -> str:
+    more = ["--resume"] if given[:1] == ["run"] and "--resume" not in given else []
+    return f"go on with {shlex.join(['splitfed', *given, *more])}"
+
+
+def _complain(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,195 @@
+"""The tables of a study, typed; structure only, what the names mean is checked in `splitfed.study.grid`.
+
+Tables that carry an algorithm's own parameters beside their own keys keep those as `extra`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from splitfed.errors import InvalidInput, unknown
+from splitfed.study.mistakes import Mistakes, shown
+
+Count = Annotated[int, Field(ge=1, le=2**53)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Name = Annotated[str, Field(min_length=1)]
+
+
+class Table(BaseModel):
+    """A table without unknown keys; numbers are not read from text, nor text from numbers."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Open(Table):
+    """A table that also holds the parameters of the algorithm it names."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """The algorithm's parameters."""
+        return dict(self.model_extra or {})
+
+
+class StudyTable(Table):
+    """`[study]`: what it is called and which seeds every setting is run with."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
+    seeds: Annotated[list[Seed], Field(min_length=1)] = [0]
+
+
+class DataTable(Open):
+    """`[data]`: a data set with its loader's parameters, and how it is split (as `Dataset.clients`)."""
+
+    name: Name
+    clients: Count = 1
+    dirichlet: float | None = None
+    minimum: int = 2
+    classes_per_client: int | None = None
+    by_domain: bool = False
+    auxiliary: int | float = 0.2
+    victims: int = 64
+    validation: float = 0.1
+    test: float = 0.2
+
+    SPLIT: ClassVar[tuple[str, ...]] = (
+        *("dirichlet", "minimum", "classes_per_client", "by_domain"),
+        *("auxiliary", "victims", "validation", "test"),
+    )
+
+
+class ModelTable(Open):
+    """`[model]`: a registered model or "package.module:factory", with its parameters."""
+
+    name: Name
+
+
+class RecordTable(Table):
+    """`training.record`: whose view is kept during training, as `splitfed.Recording`."""
+
+    parties: list[Name] = []
+    every: Count = 1
+    budget: Count = 256 * 2**20
+
+
+class TrainingTable(Table):
+    """`[training]`: as the arguments of `splitfed.train`."""
+
+    rounds: Count = 10
+    batch_size: Count = 64
+    local_epochs: Count = 1
+    schedule: Name | dict[str, Any] = "sequential"
+    optimizer: dict[str, Any] = {}
+    evaluate_every: Count = 1
+    device: Name = "cpu"
+    record: RecordTable | None = None
+
+
+class TopologyTable(Open):
+    """`[[topology]]`: a builder's name and parameters; a list where one value belongs gives a grid."""
+
+    name: Name
+
+
+class DefenseTable(Open):
+    """`[[defense]]`: a name with parameters, or `combine` with several of those in the order they act."""
+
+    name: Name | None = None
+    combine: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
+
+
+class AttackTable(Open):
+    """`[[attack]]`: a name with the parameters that differ from those of `preset`."""
+
+    name: Name
+    preset: Name = "fast"
+    adversary: Name | None = None
+
+
+class StudyConfig(Table):
+    """A whole study as written in TOML."""
+
+    study: StudyTable
+    data: DataTable
+    model: ModelTable
+    training: TrainingTable = TrainingTable()
+    topology: Annotated[list[TopologyTable], Field(min_length=1)]
+    defense: Annotated[list[DefenseTable], Field(min_length=1)] = [DefenseTable(name="none")]
+    attack: list[AttackTable] = []
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return the TOML in `path`; `InvalidInput` names what cannot be read."""
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidInput(f"{path} cannot be read as a study: {reason}") from None
+
+
+def parse(raw: Mapping[str, Any], source: str) -> StudyConfig:
+    """Check the structure of `raw`; raises `InvalidStudy` with one line a mistake, `source` in front."""
+    mistakes = Mistakes(source)
+    try:
+        return StudyConfig.model_validate(dict(raw))
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            mistakes.add(*_told(detail))
+        mistakes.stop()
+        raise
+
+
+def place(parts: tuple[str | int, ...]) -> str:
+    """Return ("defense", 1, "alpha") as `defense[1].alpha`."""
+    text = ""
+    for part in parts:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return text.removeprefix(".")
+
+
+def _told(detail: ErrorDetails) -> tuple[str, str]:
+    """Return place and text of one mistake, in our words."""
+    loc, table = _location(detail["loc"])
+    where = place(loc)
+    if detail["type"] == "extra_forbidden":
+        return where, str(unknown("key", str(loc[-1]), table))
+    if detail["type"] == "missing":
+        return where, f"is missing; add {loc[-1]} = ..."
+    text = detail["msg"].removeprefix("Input should be ").removeprefix("Input should ")
+    return where, f"{shown(detail['input'])} is not allowed; expected {text[:1].lower()}{text[1:]}"
+
+
+def _location(loc: tuple[str | int, ...]) -> tuple[tuple[str | int, ...], list[str]]:
+    """Return `loc` without pydantic's names of a union's branches, and the keys of the table around it."""
+    kept: list[str | int] = []
+    model: type[BaseModel] | None = StudyConfig
+    keys: list[str] = list(StudyConfig.model_fields)
+    for i, part in enumerate(loc):
+        if isinstance(part, int):
+            kept.append(part)
+            continue
+        if model is None:
+            # Below a key that is no table there are only branches of unions such as "list[str]" or "int".
+            break
+        keys = list(model.model_fields)
+        kept.append(part)
+        model = _table_of(model, part) if i + 1 < len(loc) else None
+    return tuple(kept), keys
+
+
+def _table_of(model: type[BaseModel], key: str) -> type[BaseModel] | None:
+    """Return the table that `key` of `model` holds, one or a list of them."""
+    tables: dict[str, type[BaseModel]] = {
+        "study": StudyTable, "data": DataTable, "model": ModelTable, "training": TrainingTable,
+        "topology": TopologyTable, "defense": DefenseTable, "attack": AttackTable,
+    }  # fmt: skip
+    if model is StudyConfig:
+        return tables.get(key)
+    return RecordTable if (model, key) == (TrainingTable, "record") else None

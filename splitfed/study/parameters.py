@@ -1,0 +1,146 @@
+"""Checks parameters written in TOML against the signature of the algorithm they are meant for."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
+
+from splitfed.errors import unknown
+from splitfed.study.mistakes import Mistakes, shown
+
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "text"}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of an algorithm: its type as written, and its default where it has one."""
+
+    name: str
+    hint: Any
+    default: Any
+
+    @property
+    def required(self) -> bool:
+        """Whether a value must be given."""
+        return self.default is inspect.Parameter.empty
+
+    def takes(self, value: Any) -> bool:
+        """Tell whether `value`, as TOML gives it, is of the parameter's type."""
+        try:
+            TypeAdapter(self.hint).validate_json(json.dumps(value), strict=True)
+        except PydanticSchemaGenerationError:
+            return True
+        except (ValidationError, TypeError):
+            return False
+        return True
+
+
+def parameters_of(algorithm: Callable[..., Any], hidden: Collection[str] = ()) -> dict[str, Parameter]:
+    """Return the parameters of a function or dataclass by name, without those that are `hidden`."""
+    hints = get_type_hints(algorithm)
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {
+        name: Parameter(name, hints.get(name, Any), p.default)
+        for name, p in inspect.signature(algorithm).parameters.items()
+        if p.kind in named and name not in hidden
+    }
+
+
+@dataclass(frozen=True)
+class Points:
+    """`written`: the parameters with defaults, lists for a grid kept; `points`: every point of that grid."""
+
+    written: dict[str, Any]
+    points: tuple[dict[str, Any], ...]
+
+
+def check(
+    mistakes: Mistakes,
+    where: str,
+    allowed: Mapping[str, Parameter],
+    given: Mapping[str, Any],
+    *,
+    keys: Sequence[str] = (),
+    grid: bool = False,
+    base: Path | None = None,
+) -> Points:
+    """Note every parameter of `given` that is unknown, missing or of another type; return the grid points.
+
+    `keys`: what else may stand in the table, for the hint. `grid`: a list of values in place of one value makes a
+    grid. `base`: the folder that relative paths start from.
+    """
+    for name in given:
+        if name not in allowed:
+            mistakes.add(f"{where}.{name}", unknown("key", name, [*keys, *allowed]))
+    written: dict[str, Any] = {}
+    axes: dict[str, list[Any]] = {}
+    for name, parameter in allowed.items():
+        if name not in given:
+            if parameter.required:
+                mistakes.add(f"{where}.{name}", f"is missing; expected {told(parameter.hint)}")
+            elif _plain(parameter.default):
+                written[name] = _listed(parameter.default)
+            continue
+        value = given[name] if base is None else _absolute(given[name], parameter.hint, base)
+        written[name] = value
+        if parameter.takes(value):
+            axes[name] = [value]
+        elif grid and isinstance(value, list) and value and all(map(parameter.takes, value)):
+            axes[name] = value
+        else:
+            more = ", or a list of those" if grid else ""
+            text = f"{shown(value)} is not allowed; expected {told(parameter.hint)}{more}"
+            mistakes.add(f"{where}.{name}", text)
+    # What stands in a list varies slowest for the parameter written first.
+    points = itertools.product(*axes.values())
+    fixed = {name: value for name, value in written.items() if name not in axes}
+    ready = tuple({**fixed, **dict(zip(axes, point, strict=True))} for point in points)
+    return Points(written, ready)
+
+
+def told(hint: Any) -> str:
+    """Return the type `hint` in words."""
+    if hint in _WORDS:
+        return _WORDS[hint]
+    if get_origin(hint) is Literal:
+        return " or ".join(repr(option) for option in get_args(hint))
+    if get_origin(hint) in (tuple, list, Sequence):
+        inner = [a for a in get_args(hint) if a is not ...]
+        return f"a list ({', '.join(dict.fromkeys(told(a) for a in inner))})"
+    options = [told(a) for a in get_args(hint) if a is not NoneType and not _is_class(a)]
+    return " or ".join(dict.fromkeys(options)) or "a value of its type"
+
+
+def _is_class(hint: Any) -> bool:
+    return inspect.isclass(hint) and hint not in _WORDS
+
+
+def _plain(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(map(_plain, value))
+    return isinstance(value, (bool, int, float, str))
+
+
+def _listed(value: Any) -> Any:
+    return [_listed(v) for v in value] if isinstance(value, tuple) else value
+
+
+def _absolute(value: Any, hint: Any, base: Path) -> Any:
+    if Path not in _flat(hint) or not isinstance(value, str):
+        return value
+    path = Path(value)
+    return str(path if value.startswith("~") else base / path)
+
+
+def _flat(hint: Any) -> Iterator[Any]:
+    yield hint
+    for inner in get_args(hint):
+        yield from _flat(inner)

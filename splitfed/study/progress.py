@@ -1,0 +1,144 @@
+"""What a person sees while a study runs: bars with the time left on a terminal, else one plain line a run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Protocol, Self, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+
+class Watcher(Protocol):
+    """Is told how a study gets on."""
+
+    def start(self, run: str) -> None:
+        """The run called `run` begins, or goes on."""
+
+    def round(self, done: int, total: int) -> None:
+        """`done` rounds of the training are over."""
+
+    def attack(self, name: str, done: int, total: int) -> None:
+        """The attack `name` is `done`/`total` through."""
+
+    def finish(self, run: str, line: str) -> None:
+        """The run is over; `line` says how it ended."""
+
+
+class Lines:
+    """One line a run, for logs and pipes."""
+
+    def __init__(self, total: int, finished: int = 0, file: TextIO | None = None) -> None:
+        self._total = total
+        self._done = finished
+        self._file = file
+
+    def start(self, run: str) -> None:
+        """Say nothing."""
+
+    def round(self, done: int, total: int) -> None:
+        """Say nothing."""
+
+    def attack(self, name: str, done: int, total: int) -> None:
+        """Say nothing."""
+
+    def finish(self, run: str, line: str) -> None:
+        """Say how the run ended."""
+        self._done += 1
+        print(f"[{self._done}/{self._total}] {line}", file=self._file or sys.stderr, flush=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing to close."""
+
+
+class Bars:
+    """Bars for the runs, for the rounds of the current one, and for its attacks."""
+
+    def __init__(self, total: int, finished: int = 0) -> None:
+        self._bars = Progress(
+            TextColumn("{task.description}", justify="left"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._runs = self._bars.add_task("runs", total=total, completed=finished)
+        self._rounds = self._bars.add_task("rounds", visible=False)
+        self._attacks = self._bars.add_task("attack", visible=False)
+
+    def start(self, run: str) -> None:
+        """Show which run it is."""
+        self._bars.update(self._runs, description=f"runs: {run}")
+
+    def round(self, done: int, total: int) -> None:
+        """Move the bar of the rounds."""
+        if done <= 1:
+            self._bars.reset(self._rounds)
+        self._bars.update(self._rounds, completed=done, total=total, visible=True)
+        self._bars.update(self._attacks, visible=False)
+
+    def attack(self, name: str, done: int, total: int) -> None:
+        """Move the bar of the attack."""
+        if done == 0:
+            self._bars.reset(self._attacks)
+        self._bars.update(self._attacks, description=name, completed=done, total=total, visible=True)
+
+    def finish(self, run: str, line: str) -> None:
+        """Leave the line of the run above the bars."""
+        self._bars.console.print(line, highlight=False, markup=False)
+        self._bars.advance(self._runs)
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take the bars away."""
+        self._bars.stop()
+
+
+class Reports:
+    """Tells another process: one line of JSON an event, read back by `relay`."""
+
+    def __init__(self, file: TextIO | None = None) -> None:
+        self._file = file or sys.stdout
+
+    def start(self, run: str) -> None:
+        """Pass it on."""
+        self._say(event="start", run=run)
+
+    def round(self, done: int, total: int) -> None:
+        """Pass it on."""
+        self._say(event="round", done=done, total=total)
+
+    def attack(self, name: str, done: int, total: int) -> None:
+        """Pass it on."""
+        self._say(event="attack", name=name, done=done, total=total)
+
+    def finish(self, run: str, line: str) -> None:
+        """Pass it on."""
+        self._say(event="finish", run=run, line=line)
+
+    def _say(self, **event: Any) -> None:
+        print(json.dumps(event), file=self._file, flush=True)
+
+
+def relay(line: str, watcher: Watcher) -> None:
+    """Tell `watcher` the event that another process wrote as `line`."""
+    event: Mapping[str, Any] = json.loads(line)
+    getattr(watcher, event["event"])(**{key: value for key, value in event.items() if key != "event"})
+
+
+def watcher(total: int, finished: int) -> Bars | Lines:
+    """Return bars where standard error is a terminal, and lines elsewhere."""
+    return Bars(total, finished) if sys.stderr.isatty() else Lines(total, finished)

@@ -1,0 +1,122 @@
+"""Everything that can be refused without training is refused here: data, splits, cuts, defenses, adversaries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from splitfed.attacks.base import Needs
+from splitfed.data.dataset import Dataset
+from splitfed.data.federation import Federation
+from splitfed.duty import duties
+from splitfed.errors import InvalidInput, unknown
+from splitfed.graph import Topology
+from splitfed.probe import Facts
+from splitfed.schedules.base import Training
+from splitfed.study import build
+from splitfed.study.cell import Cell, Probe
+from splitfed.study.grid import Grid
+from splitfed.study.mistakes import Mistakes
+from splitfed.train import _check_batches, _check_outputs, _optims, probe_with
+
+
+def rehearse(grid: Grid, source: str) -> Dataset:
+    """Load the data and put every run together without training it; return the data.
+
+    Raises `InvalidStudy` with a line a mistake, its place in the study called `source` in front.
+    """
+    mistakes = Mistakes(source)
+    first = grid.cells[0]
+    with mistakes.at("training.device"):
+        _check_device(first.training.device)
+    with mistakes.at("data"):
+        data = build.dataset(first.data)
+        splits = {seed: _split(data, first, seed) for seed in dict.fromkeys(c.seed for c in grid.cells)}
+    mistakes.stop()
+    checked: dict[str, tuple[Topology, Facts] | None] = {}
+    for cell in grid.cells:
+        label, split = cell.topology.builder.label, splits[cell.seed]
+        if label not in checked:
+            checked[label] = _place(mistakes, cell, data, split)
+        place = checked[label]
+        if place is None:
+            continue
+        ready, facts = place
+        with mistakes.at("training.batch_size"):
+            training = Training(cell.training.batch_size, cell.training.local_epochs, cell.seed)
+            _check_batches(facts, split, training)
+        with mistakes.at(cell.defense.where):
+            duties(ready, facts, build.defenses(cell))
+    for probe in first.attacks:
+        for place in filter(None, checked.values()):
+            with mistakes.at(probe.where):
+                check_attack(probe, place[0], splits[first.seed])
+    mistakes.stop()
+    return data
+
+
+def check_attack(probe: Probe, topology: Topology, data: Federation) -> None:
+    """Refuse an adversary that is not there or gets nothing, and data that the attack lacks."""
+    parties = _parties(topology, len(data))
+    curious = [role for role in topology.roles if role not in topology.data_roles]
+    if probe.adversary is None and not curious:
+        raise InvalidInput(f"topology {topology.name!r} has no party without data: name the adversary")
+    name = probe.adversary or curious[0]
+    if name not in parties:
+        raise unknown("party", name, parties)
+    needs = build.attack(probe).requires
+    if Needs.RELEASES in needs and not topology.upstream(parties[name]):
+        raise InvalidInput(f"{probe.attack.name} needs releases, and party {name!r} receives none")
+    if Needs.AUXILIARY in needs and len(data.auxiliary) == 0:
+        raise InvalidInput(f"{probe.attack.name} needs auxiliary data; give some (data.auxiliary=0.2)")
+    if len(data.victims) == 0:
+        raise InvalidInput("there are no victims to attack; set some aside (data.victims=64)")
+
+
+def _split(data: Dataset, cell: Cell, seed: int) -> Federation:
+    found = build.federation(data, cell.data, seed)
+    if not any(len(client.test) for client in found.clients):
+        raise InvalidInput("no client has a test row, so utility cannot be measured; give a larger test fraction")
+    return found
+
+
+def _place(mistakes: Mistakes, cell: Cell, data: Dataset, split: Federation) -> tuple[Topology, Facts] | None:
+    """Build and probe the topology of `cell`, and check what does not depend on seed or defense."""
+    where = cell.topology.where
+    with mistakes.at(where):
+        ready = build.topology(cell, data)
+        facts = probe_with(ready, split)
+        _check_outputs(ready, facts)
+        with mistakes.at("training.schedule"):
+            build.schedule(cell).check(ready, len(split))
+        with mistakes.at("training.optimizer"):
+            optimizer = cell.training.optimizer
+            _optims(ready, optimizer)
+        with mistakes.at("training.record.parties"):
+            _check_known(cell.training.record.parties, _parties(ready, len(split)))
+        return ready, facts
+    return None
+
+
+def _check_known(names: Iterable[str], parties: Iterable[str]) -> None:
+    for name in names:
+        if name not in parties:
+            raise unknown("party to record", name, parties)
+
+
+def _parties(topology: Topology, clients: int) -> dict[str, str]:
+    """Return the names of all parties with their roles: data owners are numbered."""
+    shared = {role: role for role in topology.roles if role not in topology.data_roles}
+    return shared | {f"{role}{i}": role for role in topology.data_roles for i in range(clients)}
+
+
+def _check_device(name: str) -> None:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InvalidInput(f"device={name!r} is not allowed; expected cpu, cuda or cuda:0, ...") from None
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidInput(f"device={name!r} is not allowed; expected cpu, cuda or cuda:0, ...")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InvalidInput(f"device={name!r} is not there; this machine has {torch.cuda.device_count()} GPUs")

@@ -1,0 +1,192 @@
+"""What a study's folder holds, read back: finished runs grouped by setting, and the runs that did not finish."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from splitfed.errors import InvalidInput
+from splitfed.intervals import mean_interval
+from splitfed.study.config import parse, read
+from splitfed.study.grid import expand
+
+NO_DEFENSE = "none"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How a score is written, and whether a larger value means that more leaked."""
+
+    title: str
+    unit: str
+    up: bool
+    digits: int
+
+
+# The first of these that an attack was scored by is the one its headline uses.
+METRICS = {
+    "psnr": Metric("PSNR", " dB", True, 1),
+    "ssim": Metric("SSIM", "", True, 3),
+    "r2": Metric("R²", "", True, 3),
+    "relative_error": Metric("relative error", "", False, 3),
+    "mse": Metric("MSE", "", False, 4),
+}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean with its 95 % interval (None: there is none) over `n` of `over`, "seeds" or "victims"."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    n: int
+    over: str
+
+
+@dataclass(frozen=True)
+class Setting:
+    """All runs that differ in nothing but the seed; `runs` are their results, in the order of their seeds."""
+
+    topology: str
+    defense: str
+    family: str
+    strength: float
+    guarantee: str
+    runs: tuple[Mapping[str, Any], ...]
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds that finished."""
+        return tuple(int(run["seed"]) for run in self.runs)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study's folder as read: `unfinished` are (run id, reason)."""
+
+    folder: Path
+    name: str
+    config: str
+    environment: Mapping[str, Any]
+    settings: tuple[Setting, ...]
+    unfinished: tuple[tuple[str, str], ...]
+
+    @property
+    def runs(self) -> tuple[Mapping[str, Any], ...]:
+        """Every finished run."""
+        return tuple(run for setting in self.settings for run in setting.runs)
+
+
+def read_study(folder: Path) -> Study:
+    """Read the study in `folder`; raises `InvalidInput` where none is, or where no run has finished."""
+    runs = folder / "runs"
+    if not runs.is_dir():
+        raise InvalidInput(f"folder {str(folder)!r} holds no study: it has no runs/ in it")
+    results, unfinished = [], []
+    begun = [p.name for p in runs.iterdir() if p.is_dir()]
+    for name in sorted({*begun, *_planned(folder)}):
+        found = _json(runs / name / "result.json")
+        if "utility" in found:
+            results.append(found | {"folder": str(runs / name)})
+        else:
+            unfinished.append((name, _reason(runs / name, found)))
+    if not results:
+        raise InvalidInput(
+            f"study {str(folder)!r} has no finished run to report on ({len(begun)} begun): finish it first"
+        )
+    config = _text(folder / "config.toml")
+    environment = _json(folder / "environment.json")
+    return Study(folder, _name(folder, config), config, environment, _grouped(results), tuple(unfinished))
+
+
+def estimate(values: Sequence[float | None], scores: Sequence[Mapping[str, Any]] = ()) -> Estimate | None:
+    """Return the mean of one value a seed, with Student's interval over two seeds or more.
+
+    With one seed the interval is that of its own victims, where `scores` (a mapping a seed with low, high) has it.
+    Values that are missing or not finite are left out; None when nothing is left.
+    """
+    kept = [float(v) for v in values if v is not None and math.isfinite(v)]
+    if not kept:
+        return None
+    if len(kept) > 1:
+        found = mean_interval(kept)
+        return Estimate(found.mean, found.low, found.high, len(kept), "seeds")
+    victims = next((s for s in scores if s.get("low") is not None), None)
+    if victims is None:
+        return Estimate(kept[0], None, None, 1, "seeds")
+    return Estimate(kept[0], float(victims["low"]), float(victims["high"]), 1, "victims")
+
+
+def score(runs: Sequence[Mapping[str, Any]], attack: str, metric: str, who: str = "guess") -> Estimate | None:
+    """Return what the attack labelled `attack` scored over `runs`; `who`: guess, mean_image or random_pairing."""
+    found = [
+        a["scores"][metric][who]
+        for run in runs
+        for a in run["attacks"]
+        if a["label"] == attack and who in a["scores"].get(metric, {})
+    ]
+    return estimate([s["mean"] for s in found], found)
+
+
+def _grouped(results: Sequence[Mapping[str, Any]]) -> tuple[Setting, ...]:
+    """Group by all that a result says of its setting; undefended first, then families by strength."""
+    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for result in results:
+        key = (
+            *(result["topology"]["label"], result["defense"]["label"]),
+            *(str(result.get(name)) for name in ("schedule", "model", "data", "clients")),
+        )
+        groups.setdefault(key, []).append(result)
+    settings = []
+    for (topology, defense, *_), members in groups.items():
+        about = members[0]["defense"]
+        ordered = tuple(sorted(members, key=lambda r: int(r["seed"])))
+        settings.append(
+            Setting(topology, defense, about["name"], float(about["strength"]), about["guarantee"], ordered)
+        )
+    return tuple(sorted(settings, key=lambda s: (s.topology, s.family != NO_DEFENSE, s.family, s.strength)))
+
+
+def _planned(folder: Path) -> list[str]:
+    """Return the runs that the study asks for; none where its config is not there or is no study any more."""
+    path = folder / "config.toml"
+    try:
+        return [cell.id for cell in expand(parse(read(path), path.name), path.name, folder).cells]
+    except InvalidInput:
+        return []
+
+
+def _reason(place: Path, found: Mapping[str, Any]) -> str:
+    """Return why the run in `place` has no result: the line it left behind, or how far it came."""
+    if "failed" in found:
+        return f"failed: {found['failed']}"
+    if not place.is_dir():
+        return "not begun"
+    rounds = len(_text(place / "metrics.jsonl").splitlines())
+    return f"not finished: stopped after {rounds} round{'' if rounds == 1 else 's'}"
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """Return the object in the file at `path`; an empty one where there is none, or only the beginning of one."""
+    try:
+        found: dict[str, Any] = json.loads(_text(path) or "{}")
+    except json.JSONDecodeError:
+        return {}
+    return found
+
+
+def _text(path: Path) -> str:
+    return path.read_text("utf-8") if path.is_file() else ""
+
+
+def _name(folder: Path, config: str) -> str:
+    try:
+        return str(tomllib.loads(config).get("study", {}).get("name") or folder.name)
+    except tomllib.TOMLDecodeError:
+        return folder.name

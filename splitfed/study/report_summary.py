@@ -1,0 +1,112 @@
+"""A study in numbers: every setting's utility, leakage, cost and place on the Pareto front, as plain JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from splitfed.study.report_data import METRICS, Estimate, Setting, Study, estimate, read_study, score
+from splitfed.study.report_pareto import pareto_front
+from splitfed.study.report_text import headline
+
+WHO = ("guess", "mean_image", "random_pairing")
+
+
+def summarise(folder: Path) -> dict[str, Any]:
+    """Return the study in `folder` as plain JSON: every setting with its estimates, the headline, what is missing.
+
+    An estimate is {mean, low, high, n, over}: a 95 % interval over seeds, or over victims where there is one seed;
+    low and high are None where there is neither. Raises `InvalidInput` where no run has finished.
+    """
+    return summary_of(read_study(folder))
+
+
+def summary_of(study: Study) -> dict[str, Any]:
+    """Return the same for a study already read."""
+    settings = [_setting(s) for s in study.settings]
+    summary: dict[str, Any] = {
+        "study": study.name,
+        "topologies": list(dict.fromkeys(s.topology for s in study.settings)),
+        "attacks": list(dict.fromkeys(a["label"] for run in study.runs for a in run["attacks"])),
+        "finished": len(study.runs),
+        "unfinished": [{"id": run, "reason": reason} for run, reason in study.unfinished],
+        "utility": {k: study.runs[0]["utility"][k] for k in ("metric", "higher_is_better")},
+        "what": {k: study.runs[0].get(k) for k in ("model", "data", "clients", "schedule", "rounds")},
+        "settings": settings,
+    }
+    summary["metrics"] = [m for m in METRICS if any(_scored(s, label, m) for s in settings for label in s["attacks"])]
+    _mark_fronts(summary)
+    summary["headline"] = headline(summary)
+    return summary
+
+
+def leakage(metric: str, value: float) -> float:
+    """Return `value` with the sign that makes more of it more leakage."""
+    return value if METRICS[metric].up else -value
+
+
+def _setting(setting: Setting) -> dict[str, Any]:
+    runs = setting.runs
+    known = [r["dependence"] for r in runs if r.get("dependence")]
+    dependence = _plain(estimate([d["u_distance_correlation_sqr"] for d in known]))
+    return {
+        "topology": setting.topology,
+        "defense": setting.defense,
+        "family": setting.family,
+        "strength": setting.strength,
+        "guarantee": setting.guarantee,
+        "seeds": list(setting.seeds),
+        "utility": _plain(estimate([r["utility"]["test"] for r in runs])),
+        "bytes": _plain(estimate([r["bytes"] for r in runs])),
+        "bytes_by_kind": _by_kind(runs),
+        "messages": _plain(estimate([r["messages"] for r in runs])),
+        "seconds": _plain(estimate([r["seconds"] for r in runs])),
+        # A study claims dependence at a level only where every seed supports it, so the largest p value is told.
+        "dependence": dependence and dependence | {"p_value": max(d["p_value"] for d in known)},
+        "attacks": {label: _attack(runs, label) for label in _labels(runs)},
+    }
+
+
+def _labels(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(a["label"] for run in runs for a in run["attacks"]))
+
+
+def _attack(runs: Sequence[Mapping[str, Any]], label: str) -> dict[str, Any]:
+    found = [a for run in runs for a in run["attacks"] if a["label"] == label]
+    metrics = [m for m in METRICS if m in found[0]["scores"]]
+    return {
+        "adversary": found[0]["adversary"],
+        "seconds": _plain(estimate([a["seconds"] for a in found])),
+        "victims": found[0]["victims"],
+        "scores": {m: {who: _plain(score(runs, label, m, who)) for who in WHO} for m in metrics},
+        "front": [],
+    }
+
+
+def _by_kind(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    kinds = dict.fromkeys(kind for run in runs for kind in run["bytes_by_kind"])
+    return {kind: sum(r["bytes_by_kind"].get(kind, 0) for r in runs) / len(runs) for kind in kinds}
+
+
+def _plain(found: Estimate | None) -> dict[str, Any] | None:
+    return None if found is None else asdict(found)
+
+
+def _scored(setting: Mapping[str, Any], label: str, metric: str) -> Any:
+    """Return what the attack reached in `metric`, or None."""
+    return (setting["attacks"].get(label, {}).get("scores", {}).get(metric) or {}).get("guess")
+
+
+def _mark_fronts(summary: Mapping[str, Any]) -> None:
+    """Write, at each attack of a setting, the metrics in which the setting is on the Pareto front."""
+    sign = 1.0 if summary["utility"]["higher_is_better"] else -1.0
+    for label in summary["attacks"]:
+        for metric in summary["metrics"]:
+            there = [s for s in summary["settings"] if s["utility"] and _scored(s, label, metric)]
+            points = [
+                (sign * s["utility"]["mean"], leakage(metric, _scored(s, label, metric)["mean"])) for s in there
+            ]
+            for position in pareto_front(points):
+                there[position]["attacks"][label]["front"].append(metric)

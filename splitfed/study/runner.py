@@ -1,0 +1,206 @@
+"""One run of a study: train once, measure, attack, and leave everything in the run's folder.
+
+What is finished is kept: a run whose folder holds a result is not repeated, an attack whose scores are written is
+read back, and half a training goes on from its newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from splitfed.checkpoint import write_atomic
+from splitfed.data.dataset import Dataset
+from splitfed.dependence import permutation_test
+from splitfed.draw import to_mermaid, to_svg
+from splitfed.errors import NonFinite
+from splitfed.graph import Topology
+from splitfed.run import AttackResult, Run
+from splitfed.seeding import generator
+from splitfed.study import build
+from splitfed.study.cell import Cell, Probe
+from splitfed.study.progress import Watcher
+from splitfed.study.toml import dumps
+from splitfed.train import train
+
+PERMUTATIONS = 200
+Json = dict[str, Any]
+
+
+def perform(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Json:
+    """Do the run `cell` in `folder`, or what is left of it; return its result, as written to result.json.
+
+    A training that diverges is a result too: `{"id", ..., "failed": one line}`.
+    """
+    done = result(folder)
+    if done is not None:
+        return done
+    if folder.is_dir() and not (folder / "run.json").is_file():
+        # A crash came before the run had been described: nothing has been computed yet.
+        shutil.rmtree(folder)
+    try:
+        run = trained(cell, data, folder, watcher)
+    except NonFinite as error:
+        return write_result(folder, {**_identity(cell), "failed": str(error)})
+    write_atomic(folder / "config.toml", dumps(cell.config).encode())
+    found = {**_identity(cell), **_measured(run, cell)}
+    found["attacks"] = [attacked(run, probe, folder, watcher) for probe in cell.attacks]
+    return write_result(folder, found)
+
+
+def result(folder: Path) -> Json | None:
+    """Return the result in the run folder `folder`, or None if it has not finished."""
+    path = folder / "result.json"
+    if not path.is_file():
+        return None
+    found: Json = json.loads(path.read_text("utf-8"))
+    return found
+
+
+def trained(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Run:
+    """Train the run of `cell` in `folder`, from its newest checkpoint if there is one."""
+    plan = cell.training
+    return train(
+        build.topology(cell, data),
+        build.federation(data, cell.data, cell.seed),
+        schedule=build.schedule(cell),
+        defenses=build.defenses(cell),
+        rounds=plan.rounds,
+        batch_size=plan.batch_size,
+        local_epochs=plan.local_epochs,
+        optimizer=plan.optimizer,
+        seed=cell.seed,
+        device=plan.device,
+        record=plan.record,
+        folder=folder,
+        resume=True,
+        evaluate_every=plan.evaluate_every,
+        progress=lambda done, total, metrics: watcher.round(done, total),
+    )
+
+
+def attacked(run: Run, probe: Probe, folder: Path, watcher: Watcher) -> Json:
+    """Run one attack and write guess, truth and scores; scores that are there already are read back."""
+    scores = folder / "attacks" / f"{probe.key}.json"
+    if scores.is_file():
+        done: Json = json.loads(scores.read_text("utf-8"))
+        if done["parameters"] == dict(probe.attack.parameters) and done["asked"] == probe.adversary:
+            return done
+    watcher.attack(probe.key, 0, 1)
+    (found,) = run.attack(
+        build.attack(probe),
+        adversary=probe.adversary,
+        progress=lambda done, total: watcher.attack(probe.key, done, total),
+    )
+    file = f"attacks/{probe.key}.safetensors"
+    pair = {"guess": found.guess.float().contiguous(), "truth": found.truth.float().contiguous()}
+    write_atomic(folder / file, save(pair))
+    entry = {"attack": probe.key, "label": probe.label, "adversary": found.adversary, "seconds": found.seconds}
+    entry |= {"victims": len(found.truth), "scores": _scores(found), "file": file}
+    entry |= {"parameters": dict(probe.attack.parameters), "asked": probe.adversary}
+    write_atomic(scores, _json(entry))
+    return entry
+
+
+def _identity(cell: Cell) -> Json:
+    builder, guard = cell.topology.builder, cell.defense
+    return {
+        "id": cell.id,
+        "topology": {"name": builder.name, "label": builder.label, "parameters": dict(builder.parameters)},
+        "defense": {
+            "label": guard.label,
+            "name": guard.name,
+            "strength": guard.strength,
+            "guarantee": guard.guarantee,
+            "parts": [{"name": p.name, "parameters": dict(p.told)} for p in guard.parts],
+        },
+        "seed": cell.seed,
+        "schedule": cell.training.schedule.label,
+        "model": cell.model.label,
+        "data": cell.data.name,
+        "clients": cell.data.clients,
+    }
+
+
+def _measured(run: Run, cell: Cell) -> Json:
+    last = run.history[-1]
+    task = run.data.task
+    topology = run.engine.topology
+    defended = _defended(cell, topology)
+    return {
+        "utility": {
+            "metric": task.metric_name,
+            "higher_is_better": task.higher_is_better,
+            "validation": last["validation"]["union"],
+            "test": last["test"]["union"],
+            "clients": last["test"]["clients"],
+        },
+        "bytes": run.bytes,
+        "messages": run.engine.traffic.messages(),
+        "bytes_by_kind": dict(run.engine.traffic.by_kind()),
+        "seconds": run.seconds,
+        "rounds": len(run.history),
+        "history": run.history,
+        "dependence": _dependence(run),
+        "topology_svg": to_svg(topology, defended),
+        "topology_mermaid": to_mermaid(topology, defended),
+    }
+
+
+def _defended(cell: Cell, topology: Topology) -> dict[str, str]:
+    """Return for each guarded edge what stands there."""
+    labels: dict[str, list[str]] = {}
+    for part, defense in zip(cell.defense.parts, build.defenses(cell), strict=True):
+        for edge in defense.edges(topology):
+            labels.setdefault(edge, []).append(part.label)
+    return {edge: " + ".join(parts) for edge, parts in labels.items()}
+
+
+def _dependence(run: Run) -> Json | None:
+    """Return how strongly the victims' releases, as the curious party received them, depend on their input."""
+    topology = run.engine.topology
+    if len(run.data.victims) < 4 or all(role in topology.data_roles for role in topology.roles):
+        return None
+    seen = run.observe().select(kind="activation")
+    released = torch.cat([z.flatten(1) for z in seen.tensors().values()], 1)
+    if not bool(torch.isfinite(released).all()):
+        return None
+    drawn = generator(run.seed, "dependence")
+    test = permutation_test(run.data.victims.x, released, PERMUTATIONS, drawn)
+    edges = dict.fromkeys(message.edge for message in seen.messages)
+    return {
+        "u_distance_correlation_sqr": test.statistic,
+        "p_value": test.p_value,
+        "permutations": PERMUTATIONS,
+        "edge": ", ".join(edges),
+    }
+
+
+def _scores(found: AttackResult) -> Json:
+    raise NotImplementedError
+
+
+def write_result(folder: Path, found: Json) -> Json:
+    """Write `found` as the result of the run in `folder`, and return it."""
+    write_atomic(folder / "result.json", _json(found))
+    return found
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    """JSON knows no infinity and no NaN: they become null."""
+    return json.dumps(_finite(value), indent=1, allow_nan=False).encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

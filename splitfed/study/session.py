@@ -1,0 +1,140 @@
+"""A study from file to results: check everything, then do the runs that are left, alone or with workers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from splitfed.data.dataset import Dataset
+from splitfed.errors import SplitfedError
+from splitfed.study import config, trials
+from splitfed.study.cell import Cell
+from splitfed.study.grid import Grid, expand
+from splitfed.study.progress import Reports, Watcher, relay, watcher
+from splitfed.study.rehearsal import rehearse
+from splitfed.study.runner import Json, perform, result
+from splitfed.study.store import StudyFolder
+
+
+class WorkerDied(SplitfedError):
+    """A worker process ended before its work did."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A study that has been checked: its runs and its data; `text` as the user wrote it."""
+
+    grid: Grid
+    data: Dataset
+    text: str
+
+
+def prepare(path: Path) -> Ready:
+    """Read and check the study in the file `path`: everything but the training; nothing is written."""
+    raw = config.read(path)
+    grid, data = check(raw, path.name, path.resolve().parent)
+    return Ready(grid, data, path.read_text("utf-8"))
+
+
+def check(raw: Mapping[str, Any], source: str, base: Path) -> tuple[Grid, Dataset]:
+    """Check the study `raw`, called `source` in messages; relative paths start from `base`."""
+    grid = expand(config.parse(raw, source), source, base)
+    return grid, rehearse(grid, source)
+
+
+def run_study(ready: Ready, folder: Path, *, resume: bool = False, workers: int = 1) -> list[Json]:
+    """Do all runs of the study that have no result yet in `folder`; return the results of all."""
+    home = StudyFolder(folder)
+    home.check(ready.grid, resume=resume)
+    cells = {cell.id: cell for cell in ready.grid.cells}
+    with home.lock() as lock:
+        home.claim(ready.grid, ready.text)
+        left = [name for name in cells if result(home.run(name)) is None]
+        best = "maximize" if ready.data.task.higher_is_better else "minimize"
+        queue = trials.open_queue(folder / "study.db", best=best)
+        trials.fill(queue, left)
+        with watcher(len(cells), len(cells) - len(left)) as told:
+            if workers > 1 and len(left) > 1:
+                _hire(folder, min(workers, len(left)), lock, told)
+            elif left:
+                _work(home, cells, ready.data, queue, told)
+        results = home.results(cells)
+        home.write_table(results)
+        return results
+
+
+def serve(folder: Path) -> None:
+    """Work as one of several processes on the study in `folder`; what happens is told on standard output."""
+    ready = prepare(folder / "config.toml")
+    cells = {cell.id: cell for cell in ready.grid.cells}
+    _work(StudyFolder(folder), cells, ready.data, trials.open_queue(folder / "study.db"), Reports())
+
+
+def _work(home: StudyFolder, cells: Mapping[str, Cell], data: Dataset, queue: Any, told: Watcher) -> None:
+    def do(name: str) -> float | None:
+        told.start(name)
+        found = perform(cells[name], data, home.run(name), told)
+        told.finish(name, closing(found))
+        return None if "failed" in found else found["utility"]["test"]
+
+    trials.work(queue, list(cells), do)
+
+
+def closing(found: Json) -> str:
+    """Return how a run ended, in a line."""
+    if "failed" in found:
+        return f"{found['id']}: failed: {found['failed']}"
+    utility = found["utility"]
+    parts = [f"{utility['metric']} {utility['test']:.3f}", f"trained in {found['seconds']:.1f} s"]
+    for attack in found["attacks"]:
+        metric = "psnr" if "psnr" in attack["scores"] else next(iter(attack["scores"]))
+        score = attack["scores"][metric]["guess"]["mean"]
+        parts.append(f"{attack['attack']} {metric} {score:.3g} in {attack['seconds']:.1f} s")
+    return f"{found['id']}: {', '.join(parts)}"
+
+
+def _hire(folder: Path, count: int, lock: int | None, told: Watcher) -> None:
+    """Start `count` processes on the queue and pass on what they tell, until all have ended."""
+    command = [sys.executable, "-m", "splitfed.cli", "_worker", str(folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    inherited = () if lock is None else (lock,)
+    staff = [
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, pass_fds=inherited
+        )
+        for _ in range(count)
+    ]
+    together = threading.Lock()
+
+    def listen(stream: IO[str]) -> None:
+        for line in stream:
+            with together:
+                relay(line, told)
+
+    complaints = [""] * count
+
+    def hear(index: int, stream: IO[str]) -> None:
+        complaints[index] = stream.read()
+
+    ears = [threading.Thread(target=listen, args=(worker.stdout,)) for worker in staff]
+    ears += [threading.Thread(target=hear, args=(i, worker.stderr)) for i, worker in enumerate(staff)]
+    try:
+        for ear in ears:
+            ear.start()
+        for ear in ears:
+            ear.join()
+        codes = [worker.wait() for worker in staff]
+    except BaseException:
+        for worker in staff:
+            worker.terminate()
+        raise
+    for code, complaint in zip(codes, complaints, strict=True):
+        if code:
+            lines = complaint.strip().splitlines() or [f"exit code {code}"]
+            raise WorkerDied(f"a worker ended early ({lines[-1]}); go on with --resume")

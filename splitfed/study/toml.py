@@ -1,0 +1,45 @@
+"""Writes TOML (Python reads it only): tables of plain values, arrays of tables, inline tables below."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def dumps(document: Mapping[str, Any]) -> str:
+    """Return `document` (table name -> table, or list of tables) as TOML; values that are None are left out."""
+    blocks = []
+    for name, content in document.items():
+        tables = content if isinstance(content, list) else [content]
+        head = f"[[{_key(name)}]]" if isinstance(content, list) else f"[{_key(name)}]"
+        blocks += ["\n".join([head, *(f"{k} = {v}" for k, v in _pairs(table))]) for table in tables]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _pairs(table: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(_key(key), _value(value)) for key, value in table.items() if value is not None]
+
+
+def _key(name: str) -> str:
+    return name if _BARE.fullmatch(name) else _text(name)
+
+
+def _text(value: str) -> str:
+    # JSON's escapes are TOML's, but for DEL, which TOML wants escaped as well.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{k} = {v}" for k, v in _pairs(value)) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float)):
+        return repr(value)
+    return _text(str(value))

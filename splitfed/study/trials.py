@@ -1,0 +1,79 @@
+"""The runs of a study as trials of Optuna, in an SQLite file: a queue that several processes can share.
+
+Whether a run is finished is decided by its folder; the trials say who is at it. A worker that dies stops beating,
+and its trial is put back into the queue by the next one that looks.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.exceptions import ExperimentalWarning
+from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
+from optuna.trial import TrialState
+
+HEARTBEAT, GRACE, RETRIES = 10, 60, 3
+NAME = "study"
+
+
+def open_queue(path: Path, *, best: str = "maximize") -> optuna.Study:
+    """Open the queue in the file `path`, made if it is not there; `best`: "maximize" or "minimize" the utility."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        storage = RDBStorage(
+            f"sqlite:///{path}",
+            engine_kwargs={"connect_args": {"timeout": 60}},
+            heartbeat_interval=HEARTBEAT,
+            grace_period=GRACE,
+            heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=RETRIES),
+        )
+        return optuna.create_study(
+            storage=storage,
+            sampler=optuna.samplers.RandomSampler(seed=0),
+            study_name=NAME,
+            direction=best,
+            load_if_exists=True,
+        )
+
+
+def fill(queue: optuna.Study, wanted: Sequence[str]) -> None:
+    """Put every run in `wanted` that is not waiting into the queue.
+
+    Only for the one process that holds the study's lock: a trial that still counts as running was left by a crash.
+    """
+    waiting = set()
+    for trial in queue.get_trials(deepcopy=False):
+        if trial.state is TrialState.RUNNING:
+            queue.tell(trial.number, state=TrialState.FAIL)
+        elif trial.state is TrialState.WAITING:
+            waiting.add(_run_of(trial))
+    for name in wanted:
+        if name not in waiting:
+            queue.enqueue_trial({"run": name}, user_attrs={"run": name})
+
+
+def work(queue: optuna.Study, names: Sequence[str], do: Callable[[str], float | None]) -> None:
+    """Take runs from the queue until none waits; `do(run)` returns the utility, or None for a run that failed."""
+
+    def objective(trial: optuna.Trial) -> float:
+        if "run" not in trial.user_attrs:
+            # Another process took the last one that waited, and Optuna made up a new trial.
+            raise optuna.TrialPruned
+        value = do(str(trial.suggest_categorical("run", names)))
+        if value is None:
+            raise optuna.TrialPruned
+        return value
+
+    while queue.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            queue.optimize(objective, n_trials=1)
+
+
+def _run_of(trial: Any) -> str:
+    return str(trial.user_attrs.get("run", ""))

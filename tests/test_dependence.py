@@ -1,0 +1,245 @@
+"""Distance correlation against the dcor package, hand-worked values, its gradients and its null distribution."""
+
+from __future__ import annotations
+
+import math
+
+import dcor
+import pytest
+import torch
+from torch import Tensor
+
+from splitfed.dependence import (
+    distance_correlation,
+    distance_correlation_sqr,
+    distance_covariance_sqr,
+    permutation_test,
+    u_distance_correlation_sqr,
+)
+from splitfed.errors import InvalidInput
+from splitfed.seeding import generator
+
+CORRELATIONS = [distance_correlation_sqr, distance_correlation, u_distance_correlation_sqr]
+STATISTICS = [distance_covariance_sqr, *CORRELATIONS]
+
+
+def _normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=generator(seed), dtype=dtype)
+
+
+def _pair(n: int, wide_x: int, wide_z: int, kind: str, seed: int) -> tuple[Tensor, Tensor]:
+    x, noise = _normal(n, wide_x, seed=seed), _normal(n, wide_z, seed=seed + 1)
+    z = noise + x[:, :1] ** 2
+    if kind == "duplicates":
+        x[1], z[2:4], z[0] = x[0], z[2], z[2]
+    if kind == "constant column":
+        x = torch.cat([x, torch.full((n, 1), 7.0, dtype=x.dtype)], 1)
+        z[:, 0] = -3.0
+    if kind == "far away":
+        x, z = x + 1e4, 1e3 * z - 1e6
+    return x, z
+
+
+@pytest.mark.parametrize("kind", ["plain", "duplicates", "constant column", "far away"])
+@pytest.mark.parametrize(
+    ("n", "wide_x", "wide_z"), [(4, 2, 3), (5, 1, 2), (7, 30, 2), (16, 1, 5), (33, 9, 17), (80, 3, 40)]
+)
+def test_agrees_with_dcor_to_1e_10(n: int, wide_x: int, wide_z: int, kind: str) -> None:
+    x, z = _pair(n, wide_x, wide_z, kind, seed=n)
+    naive = dcor.DistanceCovarianceMethod.NAIVE
+    arrays = x.numpy(), z.numpy()
+    expected = [
+        dcor.distance_covariance_sqr(*arrays, method=naive),
+        dcor.distance_correlation_sqr(*arrays, method=naive),
+        dcor.distance_correlation(*arrays, method=naive),
+        dcor.u_distance_correlation_sqr(*arrays, method=naive),
+    ]
+    scale = max(1.0, float(expected[0]))
+    assert abs(float(distance_covariance_sqr(x, z)) - expected[0]) < 1e-10 * scale
+    for statistic, value in zip(CORRELATIONS, expected[1:], strict=True):
+        assert abs(float(statistic(x, z)) - value) < 1e-10
+
+
+def test_three_rows_by_hand() -> None:
+    # Distances of 0, 0, 1 have row means 1/3, 1/3, 2/3 and mean 4/9; centred, in units of 2/9:
+    #   -1 -1  2 / -1 -1  2 / 2  2 -4: sum of squares 36 (2/9)², over 9 pairs 16/81.
+    # Those of 0, 1, 1 are the same turned round: -4 2 2 / 2 -1 -1 / 2 -1 -1. Their product sums to
+    #   4 + 1 + 4 on the diagonal and 2 (-2 + 4 - 2) beside it: 9 (2/9)², over 9 pairs 4/81.
+    x = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)
+    z = torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64)
+    assert float(distance_covariance_sqr(x, x)) == pytest.approx(16 / 81)
+    assert float(distance_covariance_sqr(x, z)) == pytest.approx(4 / 81)
+    assert float(distance_correlation_sqr(x, z)) == pytest.approx(1 / 4)
+    assert float(distance_correlation(x, z)) == pytest.approx(1 / 2)
+
+
+def test_four_rows_by_hand_bias_corrected() -> None:
+    # 0, 0, 1, 1: every row sums to 2, all to 8; centred a - 4/2 + 8/6 = a - 2/3: pairs 12, 34 hold -2/3, the other
+    # four 1/3. 0, 1, 0, 1 holds -2/3 at 13, 24. Over pairs: squares 12/9; product 4 (-2/9) + 2 (1/9) = -6/9.
+    x = torch.tensor([0.0, 0.0, 1.0, 1.0], dtype=torch.float64)
+    z = torch.tensor([0.0, 1.0, 0.0, 1.0], dtype=torch.float64)
+    assert float(u_distance_correlation_sqr(x, z)) == pytest.approx(-1 / 2)
+    assert float(u_distance_correlation_sqr(x, 5 - 3 * x)) == pytest.approx(1)
+
+
+def test_parabola_depends_though_uncorrelated() -> None:
+    # x at the 2000 midpoint quantiles of the normal law: Pearson's correlation of x and x² is 0 by symmetry.
+    x = math.sqrt(2) * torch.erfinv(torch.linspace(-1, 1, 4001, dtype=torch.float64)[1::2])
+    assert float(distance_correlation(x, x**2)) == pytest.approx(0.538, abs=0.01)
+
+
+@pytest.mark.parametrize(("n", "bias"), [(32, 0.993), (128, 0.974), (512, 0.909)])
+def test_biased_form_is_near_one_on_independent_images_and_corrected_form_near_zero(n: int, bias: float) -> None:
+    x, z = _normal(n, 1, 28, 28, seed=1), _normal(n, 5, 10, 10, seed=2)
+    assert float(distance_correlation(x, z)) == pytest.approx(bias, abs=0.004)
+    assert abs(float(u_distance_correlation_sqr(x, z))) < 4 / n
+
+
+@pytest.mark.parametrize("statistic", STATISTICS)
+@pytest.mark.parametrize("kind", ["plain", "duplicates", "constant column"])
+def test_gradients_match_finite_differences(statistic, kind: str) -> None:
+    x, z = _pair(6, 2, 3, kind, seed=5)
+    # A duplicate row sits on the kink of its distance: central differences give 0 there, as the slope does.
+    assert torch.autograd.gradcheck(statistic, (x.requires_grad_(), z.requires_grad_()))
+    assert torch.autograd.gradcheck(lambda z: statistic(x.detach(), z.reshape(6, -1)), (z,))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("statistic", STATISTICS)
+@pytest.mark.parametrize("value", [0.0, 0.1, 12345.678])
+def test_constant_release_gives_value_and_gradient_zero(statistic, dtype: torch.dtype, value: float) -> None:
+    x = _normal(7, 5, dtype=dtype).requires_grad_()
+    z = torch.full((7, 300), value, dtype=dtype, requires_grad=True)
+    result = statistic(x, z)
+    assert result.item() == 0
+    for gradient in torch.autograd.grad(result, (x, z)):
+        assert gradient.abs().max().item() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_single_active_row_is_degenerate_for_the_corrected_form(dtype: torch.dtype) -> None:
+    # One row apart from n - 1 equal ones: every entry of the U-centred matrix is 0, which rounding hides.
+    z = torch.zeros(9, 3, dtype=dtype)
+    z[4] = 0.3
+    z.requires_grad_()
+    result = u_distance_correlation_sqr(_normal(9, 4, dtype=dtype), z)
+    assert result.item() == 0
+    assert torch.autograd.grad(result, z)[0].abs().max().item() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_root_is_flat_at_exact_independence(dtype: torch.dtype) -> None:
+    # A full factorial design: the biased covariance is 0, where the root has no finite slope.
+    x = torch.tensor([0.0, 0.0, 1.0, 1.0], dtype=dtype)
+    z = torch.tensor([0.0, 1.0, 0.0, 1.0], dtype=dtype, requires_grad=True)
+    result = distance_correlation(x, z)
+    assert result.item() == 0
+    assert torch.autograd.grad(result, z)[0].tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e3])
+@pytest.mark.parametrize(("n", "wide_x", "wide_z"), [(16, 5, 3), (64, 784, 3136), (65, 3, 50)])
+def test_float32_agrees_with_float64(n: int, wide_x: int, wide_z: int, offset: float) -> None:
+    x = _normal(n, wide_x, dtype=torch.float32) + offset
+    z = _normal(n, wide_z, seed=1, dtype=torch.float32) + x[:, :1] - 2 * offset
+    x[1], z[3:5] = x[0], z[2]
+    for statistic in CORRELATIONS:
+        single, double = z.clone().requires_grad_(), z.double().requires_grad_()
+        value, exact = statistic(x, single), statistic(x.double(), double)
+        assert value.dtype == torch.float32
+        assert abs(value.item() - exact.item()) < 2e-6
+        gradient = torch.autograd.grad(value, single)[0].double()
+        true_gradient = torch.autograd.grad(exact, double)[0]
+        assert (gradient - true_gradient).norm() < 1e-3 * true_gradient.norm()
+
+
+def test_equal_rows_are_at_distance_zero_in_float32() -> None:
+    # All ties: only the pattern of equal rows is left, so z depends on x perfectly.
+    x = torch.arange(10.0).repeat_interleave(2).sin().reshape(20, 1) * torch.linspace(1, 2, 4000) + 50
+    z = x.flip(1) * 3
+    assert distance_correlation(x, z).item() == pytest.approx(1, abs=1e-5)
+
+
+def test_half_precision_autocast_and_whole_numbers() -> None:
+    x, z = _normal(32, 20, dtype=torch.float32), _normal(32, 30, seed=1, dtype=torch.float32)
+    plain = distance_correlation(x, z)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert distance_correlation(x, z).item() == plain.item()
+    release = z.bfloat16().requires_grad_()
+    half = distance_correlation(x, release)
+    assert half.dtype == torch.float32
+    assert half.item() == distance_correlation(x, z.bfloat16().float()).item()
+    assert torch.autograd.grad(half, release)[0].dtype == torch.bfloat16
+    labels = torch.arange(32) % 3
+    assert distance_correlation(x, labels).item() == pytest.approx(distance_correlation(x, labels.double()).item())
+
+
+def test_lanes_stack_with_vmap() -> None:
+    x, z = _normal(3, 8, 4, dtype=torch.float32), _normal(3, 8, 5, seed=1, dtype=torch.float32)
+    stacked = torch.func.vmap(torch.func.grad(distance_correlation, argnums=1))(x, z)
+    alone = torch.stack([torch.func.grad(distance_correlation, argnums=1)(a, b) for a, b in zip(x, z, strict=True)])
+    torch.testing.assert_close(stacked, alone)
+
+
+def test_nan_is_not_hidden_and_one_row_is_constant() -> None:
+    x, z = _normal(6, 3, dtype=torch.float32), _normal(6, 3, seed=1, dtype=torch.float32)
+    z[2, 1] = math.nan
+    assert all(math.isnan(statistic(x, z).item()) for statistic in STATISTICS)
+    assert distance_correlation(x[:1], x[:1]).item() == 0
+    assert distance_correlation(x[:2], x[:2] ** 3).item() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("name", ["u_distance_correlation_sqr", "distance_correlation_sqr", "distance_correlation"])
+def test_permutation_null_is_the_statistic_of_the_shuffled_pairs(name) -> None:
+    x, z = _pair(12, 2, 3, "plain", seed=3)
+    statistic = {f.__name__: f for f in CORRELATIONS}[name]
+    result = permutation_test(x, z, 5, generator(9), statistic=name)
+    draws = generator(9)
+    expected = [statistic(x, z[torch.randperm(12, generator=draws)]).item() for _ in range(5)]
+    assert result.statistic == pytest.approx(statistic(x, z).item(), abs=1e-12)
+    assert result.null.tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_permutation_p_values() -> None:
+    x = _normal(40, 6)
+    dependent = permutation_test(x, x[:, :2] ** 2, 199, generator(1))
+    assert dependent.p_value == 1 / 200  # no shuffle reaches the true pairing
+    assert dependent.null.shape == (199,)
+    assert abs(dependent.null.mean().item()) < 0.02
+    assert permutation_test(x, torch.ones(40, 2), 19, generator(1)).p_value == 1.0  # 0 is reached every time
+    # Two rows: a shuffle keeps or swaps them, the distance is the same, so every one ties.
+    assert permutation_test(x[:2], x[2:4], 19, generator(1), "distance_correlation").p_value == 1.0
+
+
+def test_permutation_p_values_are_uniform_on_independent_data() -> None:
+    values = [permutation_test(_normal(16, 3, seed=s), _normal(16, 2, seed=1000 + s), 19, generator(s)).p_value
+              for s in range(200)]  # fmt: skip
+    # Exact: P(p <= k/20) = k/20. Bands are four standard deviations of a count of 200.
+    for k in (1, 5, 10, 15):
+        share = sum(p <= k / 20 for p in values) / 200
+        assert abs(share - k / 20) < 4 * math.sqrt(k / 20 * (1 - k / 20) / 200)
+
+
+@pytest.mark.parametrize(
+    ("x", "z", "message"),
+    [
+        (torch.ones(3, 2), torch.ones(4, 2), "x has 3 rows and z has 4"),
+        (torch.tensor(1.0), torch.ones(4, 2), r"x is torch.float32 of shape \(\)"),
+        (torch.ones(4, 2), torch.ones(4, 0), r"z is torch.float32 of shape \(4, 0\)"),
+        (torch.ones(4, 2), torch.ones(4, 2, device="meta"), "x is on cpu and z on meta"),
+        (torch.ones(3, 2), torch.ones(3, 2), "at least 4"),
+    ],
+)
+def test_bad_pairs_are_refused(x: Tensor, z: Tensor, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        u_distance_correlation_sqr(x, z)
+
+
+def test_bad_permutation_tests_are_refused() -> None:
+    x = torch.ones(5, 2)
+    with pytest.raises(InvalidInput, match="permutations=0"):
+        permutation_test(x, x, 0, generator(0))
+    with pytest.raises(InvalidInput, match="did you mean 'distance_correlation'"):
+        permutation_test(x, x, 9, generator(0), statistic="distance_correlatio")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="z holds a value that is not finite"):
+        permutation_test(x, x * math.inf, 9, generator(0))

@@ -1,0 +1,54 @@
+"""Error texts: one line with name, value and bound."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+
+from splitfed.errors import InvalidInput, SplitfedError, check_count, check_number, unknown
+
+
+def test_unknown_names_the_nearest_first_and_then_all() -> None:
+    error = unknown("defense", "nois", ["noise", "distance_correlation"])
+    text = "unknown defense 'nois'; did you mean 'noise'? (allowed: distance_correlation, noise)"
+    assert str(error) == text
+    assert isinstance(error, InvalidInput)
+
+
+def test_unknown_without_a_near_name() -> None:
+    assert str(unknown("role", "zzz", ["client"])) == "unknown role 'zzz' (allowed: client)"
+    assert str(unknown("role", "zzz", [])) == "unknown role 'zzz' (allowed: none)"
+
+
+def test_invalid_input_is_a_value_error_and_ours() -> None:
+    assert issubclass(InvalidInput, ValueError)
+    assert issubclass(InvalidInput, SplitfedError)
+
+
+@pytest.mark.parametrize("value", [0, 0.5, 1, 1.0])
+def test_numbers_inside(value: float) -> None:
+    check_number("alpha", value, low=0, high=1)
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1, math.nan, math.inf, True, "1", None])
+def test_numbers_outside(value: float) -> None:
+    text = f"alpha={value!r} is not allowed; expected a number in [0, 1]"
+    with pytest.raises(InvalidInput, match=re.escape(text)):
+        check_number("alpha", value, low=0, high=1)
+
+
+def test_open_bounds_are_said() -> None:
+    with pytest.raises(InvalidInput, match=re.escape("lr=0 is not allowed; expected a number in (0, inf)")):
+        check_number("lr", 0, low=0, open_low=True)
+    with pytest.raises(InvalidInput, match=re.escape("expected a number in [0, 1)")):
+        check_number("share", 1.0, low=0, high=1, open_high=True)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.0, True, "3", None])
+def test_counts(value: int) -> None:
+    text = f"rounds={value!r} is not allowed; expected a whole number of at least 1"
+    with pytest.raises(InvalidInput, match=re.escape(text)):
+        check_count("rounds", value, low=1)
+    check_count("rounds", 1, low=1)

@@ -1,0 +1,100 @@
+"""Optimizers and schedulers by name: built as torch builds them, refused before anything runs."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from splitfed.errors import InvalidInput
+from splitfed.optim import Optim
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "name": ({"name": "Adm"}, "unknown optimizer 'Adm'; did you mean 'Adam'"),
+    "case": ({"name": "sgd"}, "unknown optimizer 'sgd'"),
+    "base class": ({"name": "Optimizer"}, "unknown optimizer 'Optimizer'"),
+    "needs a closure": ({"name": "LBFGS"}, "unknown optimizer 'LBFGS'"),
+    "option": (
+        {"options": {"lr": 0.1, "momentun": 0.9}},
+        "unknown option of optimizer SGD 'momentun'; did you mean 'momentum'",
+    ),
+    "parameters": ({"options": {"params": []}}, "unknown option of optimizer SGD 'params'"),
+    "value": ({"options": {"lr": -1.0}}, "optimizer SGD(lr=-1.0) is refused by torch: Invalid learning rate: -1.0"),
+    "scheduler": ({"scheduler": "StepL"}, "unknown learning-rate scheduler 'StepL'; did you mean 'StepLR'"),
+    "scheduler option": (
+        {"scheduler": "StepLR", "scheduler_options": {"step": 2}},
+        "unknown option of scheduler StepLR 'step'; did you mean 'step_size'",
+    ),
+    "scheduler misses one": ({"scheduler": "StepLR"}, "scheduler StepLR() is refused by torch"),
+    "needs a metric": ({"scheduler": "ReduceLROnPlateau"}, "ReduceLROnPlateau"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_in_one_line(case: str) -> None:
+    arguments, text = REFUSED[case]
+    with pytest.raises(InvalidInput, match=re.escape(text)) as caught:
+        Optim(**arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_default_is_sgd_with_momentum() -> None:
+    weight = nn.Parameter(torch.zeros(2))
+    optimizer, scheduler = Optim().build([weight])
+    assert isinstance(optimizer, torch.optim.SGD)
+    assert scheduler is None
+    weight.grad = torch.ones(2)
+    optimizer.step()
+    optimizer.step()
+    # -.05, then -.05 x (1 + .9): -.145 in all.
+    assert torch.allclose(weight, torch.full((2,), -0.145))
+
+
+SCHEDULERS: dict[str, dict[str, Any]] = {
+    "StepLR": {"step_size": 1, "gamma": 0.5},
+    "MultiStepLR": {"milestones": [1, 2]},
+    "ExponentialLR": {"gamma": 0.5},
+    "CosineAnnealingLR": {"T_max": 4},
+    "CosineAnnealingWarmRestarts": {"T_0": 2},
+    "LinearLR": {"total_iters": 3},
+    "PolynomialLR": {"total_iters": 3},
+    "OneCycleLR": {"max_lr": 0.1, "total_steps": 10},
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_the_state_of_a_scheduler_survives_a_checkpoint(name: str) -> None:
+    """Loaded without unpickling code, as a checkpoint is."""
+    optim = Optim("SGD", {"lr": 0.1}, name, SCHEDULERS[name])
+    rates = []
+    for stop in (False, True):
+        optimizer, scheduler = optim.build([nn.Parameter(torch.zeros(1))])
+        assert scheduler is not None
+        for step in range(3):
+            optimizer.step()
+            scheduler.step()
+            if stop and step == 1:
+                buffer = io.BytesIO()
+                torch.save({"o": optimizer.state_dict(), "s": scheduler.state_dict()}, buffer)
+                state = torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
+                optimizer, scheduler = optim.build([nn.Parameter(torch.zeros(1))])
+                assert scheduler is not None
+                optimizer.load_state_dict(state["o"])
+                scheduler.load_state_dict(state["s"])
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert rates[0] == rates[1]
+
+
+def test_halving_every_round() -> None:
+    optimizer, scheduler = Optim("SGD", {"lr": 0.1}, "StepLR", {"step_size": 1, "gamma": 0.5}).build(
+        [nn.Parameter(torch.zeros(1))]
+    )
+    assert scheduler is not None
+    for _ in range(3):
+        optimizer.step()
+        scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.0125

@@ -1,0 +1,57 @@
+"""README says what is so: its tables are those of the registries, its example runs, its files exist."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+
+import splitfed
+from splitfed.registry import TABLES
+from tests.readme import README, current
+
+TEXT = README.read_text("utf-8")
+
+
+def test_tables_are_current() -> None:
+    assert current(TEXT) == TEXT, "run: .venv/bin/python -m tests.readme"
+
+
+def test_every_kind_that_has_rows_has_a_table() -> None:
+    shown = set(re.findall(r"<!-- table: (\w+) -->", TEXT))
+    assert shown == {kind for kind, rows in TABLES.items() if rows}
+
+
+def test_the_python_example_runs() -> None:
+    code = re.search(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    assert code is not None
+    names: dict[str, object] = {}
+    exec(compile(code[1].replace("rounds=10", "rounds=1"), "README.md", "exec"), names)
+    run, report = names["run"], names["report"]
+    assert 0.0 <= run.accuracy <= 1.0  # type: ignore[attr-defined]
+    assert [result.attack for result in report] == ["inverse_network", "rmle"]  # type: ignore[attr-defined]
+
+
+def test_the_attack_of_the_contributing_page_runs_and_beats_the_mean_image() -> None:
+    page = (README.parent / "CONTRIBUTING.md").read_text("utf-8")
+    code = re.search(r"   ```python\n(   \"\"\"Nearest.*?)   ```", page, re.DOTALL)
+    assert code is not None
+    names: dict[str, object] = {"__name__": "nearest"}
+    exec(compile(textwrap.dedent(code[1]), "CONTRIBUTING.md", "exec", dont_inherit=True), names)
+    data = splitfed.data.digits().clients(1, auxiliary=600, victims=32)
+    topology = splitfed.topologies.vanilla(splitfed.models.lenet((1, 8, 8), 10), "pool1")
+    run = splitfed.train(topology, data, rounds=1)
+    found = run.attack(names["Nearest"]())[0]  # type: ignore[operator]
+    guess, truth = found.guess, found.truth
+    mean = data.auxiliary.x.mean(0)
+    assert float((guess - truth).square().mean()) < 0.8 * float((mean - truth).square().mean())
+
+
+def test_pictures_and_links_exist() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", TEXT):
+        assert target.startswith("http") or (README.parent / target).exists(), target
+
+
+def test_the_two_commands_stand_at_the_top() -> None:
+    top = TEXT[:1500]
+    assert "make demo" in top
+    assert "make test" in top
