@@ -18,7 +18,8 @@ from torch.nn import functional
 class Decoder(nn.Module):
     """Maps releases {value: (n, *shape)} to rows (n, *target), inside `value_range` where there is one.
 
-    `shapes`: per value, without the batch; `width`: channels (or a sixteenth of the hidden units of the perceptron).
+    `shapes`: per value, without the batch; `width`: channels, halved wherever the size doubles (or a sixteenth of
+    the hidden units of the perceptron).
     """
 
     def __init__(
@@ -86,10 +87,13 @@ def _image_decoder(shapes: list[tuple[int, ...]], target: tuple[int, ...], width
     side = max(spatial) if spatial else (max(height // 4, 1), max(breadth // 4, 1))
     join = _Join(shapes, (side[0], side[1]), width)
     layers: list[nn.Module] = [join, nn.Conv2d(join.channels, width, 3, padding=1), nn.ReLU()]
+    layers += [nn.Conv2d(width, width, 3, padding=1), nn.ReLU()]
     while side[0] * 2 <= height and side[1] * 2 <= breadth:
-        layers += [nn.ConvTranspose2d(width, width, 4, stride=2, padding=1), nn.ReLU()]
-        side = (side[0] * 2, side[1] * 2)
+        # Sub-pixel convolution: the work is done before the size doubles, at half the cost of doing it after.
+        half = max(width // 2, 4)
+        layers += [nn.Conv2d(width, 4 * half, 3, padding=1), nn.PixelShuffle(2), nn.ReLU()]
+        width, side = half, (side[0] * 2, side[1] * 2)
     if side != (height, breadth):
         layers.append(nn.Upsample((height, breadth), mode="bilinear", align_corners=False))
-    layers += [nn.Conv2d(width, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, channels, 3, padding=1)]
+    layers.append(nn.Conv2d(width, channels, 3, padding=1))
     return nn.Sequential(*layers)

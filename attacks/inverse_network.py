@@ -32,14 +32,14 @@ class InverseNetwork(Attack):
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "fast": {"epochs": 15, "batch_size": 32, "lr": 2e-3, "width": 24},
+        "fast": {"epochs": 10, "batch_size": 32, "lr": 3e-3, "width": 32},
         "paper": {"epochs": 50, "batch_size": 32, "lr": 1e-3, "width": 64},
     }
 
-    epochs: int = 15
+    epochs: int = 10
     batch_size: int = 32
-    lr: float = 2e-3
-    width: int = 24
+    lr: float = 3e-3
+    width: int = 32
     queries: int = 5
 
     def __post_init__(self) -> None:

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read our output has left; what is still buffered cannot be written.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except Exception as error:  # noqa: BLE001 - the last line of defence: a failure of ours in one line
+    except Exception as error:  # the last line of defence: a failure of ours is one line too
         if debug:
             raise
         reason = " ".join(str(error).split())[:300]
@@ -108,7 +108,7 @@ def _parsed(given: Sequence[str]) -> Options:
         raise unknown("command", given[0], [name for name in commands if not name.startswith("_")])
     options, rest = parser.parse_known_args(given)
     if rest:
-        known = commands[given[0]] if given[0] in commands else parser
+        known = commands.get(given[0], parser)
         names = [text for action in known._actions for text in action.option_strings]
         if rest[0].startswith("-"):
             raise unknown("option", rest[0].partition("=")[0], names)

@@ -11,11 +11,10 @@ Train with the biased form if you like, but report `u_distance_correlation_sqr` 
 batch of images the biased form is near 1 even for independent data (784 against 500 wide: .99 at n = 32).
 
 Deviations: where a denominator is zero up to rounding (a constant argument) the value is 0 and so is the
-gradient; a biased squared correlation within rounding of zero is 0, because the slope of its root is infinite
-there. float64 distances are exact to rounding; float32 ones come from one Gram matrix, which is an order of
-magnitude faster, and take two rows closer than about .002 of their distance to the mean for equal rows. NaN in,
-NaN out. Halves are computed in float32, whole numbers in float64. Gradients are first order only: both backward
-passes are written by hand, with half the operations that autograd would record.
+gradient; a biased squared correlation within rounding of zero counts as 0, because its root has no finite slope
+there. float64 distances are exact to rounding; float32 ones come from one Gram matrix, several times faster on
+wide rows, and take two rows closer than about .002 of their distance to the mean for equal rows. NaN in, NaN
+out. Halves are computed in float32, whole numbers in float64. Gradients are of first order only.
 """
 
 from __future__ import annotations
@@ -109,7 +108,11 @@ def permutation_test(
 
 
 class _Product(torch.autograd.Function):
-    """Inner product of the two scaled matrices; the other outputs are kept for the backward pass."""
+    """Inner product of the two scaled matrices; the other outputs are kept for the backward pass.
+
+    Written by hand: one matrix product each way, and far fewer small operations than autograd would record. On
+    a batch of 64 images and a release 3136 wide that takes a third off the cost of the penalty.
+    """
 
     generate_vmap_rule = True
 

@@ -74,10 +74,11 @@ class Party:
         self._data: dict[str, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
         self._tapes: dict[int, _Tape] = {}
         unique = {id(p): p for m in self.modules.values() for p in m.parameters() if p.requires_grad}
+        self._parameters = list(unique.values())
         self._optimizer: torch.optim.Optimizer | None = None
         self._scheduler: LRScheduler | None = None
         if unique:
-            self._optimizer, self._scheduler = optim.build(unique.values())
+            self._optimizer, self._scheduler = optim.build(self._parameters)
         self._defenses = {
             (port.edge, guard.position): guard.defense.start(
                 {v: shapes[v] for v in port.values}, derive(seed, "start", name, port.edge, guard.position)
@@ -173,13 +174,12 @@ class Party:
         """Update the weights with the gradients of this step, and forget the step."""
         if self._optimizer is not None:
             self._optimizer.step()
-            self._optimizer.zero_grad(set_to_none=True)
-        self._tapes.pop(lane, None)
+        self.abandon(lane)
 
     def abandon(self, lane: int) -> None:
         """Forget the step of `lane` without an update."""
-        if self._training and self._optimizer is not None:
-            self._optimizer.zero_grad(set_to_none=True)
+        for parameter in self._parameters:
+            parameter.grad = None
         self._tapes.pop(lane, None)
 
     def end_round(self) -> None:

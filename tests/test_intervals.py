@@ -28,11 +28,11 @@ def test_equal_values_have_width_zero() -> None:
 
 
 def test_one_value_has_no_interval() -> None:
-    for interval in (mean_interval([0.7]), bootstrap_interval(torch.tensor([0.7]).double(), generator(0))):
-        assert (interval.mean, interval.n, interval.known) == (0.7, 1, False)
+    for interval in (mean_interval([0.75]), bootstrap_interval(torch.tensor([0.75]), generator(0))):
+        assert (interval.mean, interval.n, interval.known) == (0.75, 1, False)
         assert math.isnan(interval.low)
         assert math.isnan(interval.high)
-        assert str(interval) == "0.7 (n=1)"
+        assert str(interval) == "0.75 (n=1)"
 
 
 def test_text() -> None:

@@ -89,7 +89,7 @@ def test_the_next_round_starts_from_the_last_client() -> None:
 def test_peer_and_server_end_in_the_same_bits_but_the_server_sees_weights() -> None:
     states, kinds = [], []
     for hand_over in ("peer", "server"):
-        topology = vanilla(SmallUNet_seeded(), "down2")
+        topology = vanilla(seeded_unet(), "down2")
         engine = engine_of(topology, *images(48), lanes=3, recording=Recording(("server",)))
         plan = Sequential(hand_over=hand_over)
         state = plan.start(3)
@@ -101,7 +101,7 @@ def test_peer_and_server_end_in_the_same_bits_but_the_server_sees_weights() -> N
     assert kinds == [{"activation", "label"}, {"activation", "label", "weights"}]
 
 
-def SmallUNet_seeded() -> nn.Module:
+def seeded_unet() -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(3)
         return SmallUNet()

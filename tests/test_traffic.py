@@ -40,15 +40,15 @@ def rounds_of(engine: LocalEngine, plan: Sequential, training: Training, rounds:
 @pytest.mark.parametrize("lanes", [1, 3])
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_counted_equals_predicted(name: str, lanes: int, hand_over: str) -> None:
-    """Rounds 3, local epochs 2, and a last batch of 3 (one client) or of 7 and 6 (three) beside those of 10."""
+    """Two rounds of two local epochs, and a last batch of 3 (one client) or of 7 and 6 (three) beside those of 10."""
     topology, plan, training = TOPOLOGIES[name](), Sequential(hand_over=hand_over), Training(10, 2)
     engine = engine_of(topology, *images(53 if lanes == 1 else 50), lanes=lanes)
-    rounds_of(engine, plan, training, 3)
+    rounds_of(engine, plan, training, 2)
     epochs = [
         epoch_bytes(topology, engine.facts, sizes(engine.rows(lane, "train"), 10)) for lane in range(lanes)
     ]
-    handed_over = plan.handed_over(topology, lanes, 3)
-    assert engine.traffic.bytes() == 3 * 2 * sum(epochs) + handed_over
+    handed_over = plan.handed_over(topology, lanes, 2)
+    assert engine.traffic.bytes() == 2 * 2 * sum(epochs) + handed_over
     assert engine.traffic.bytes(kind="weights") == handed_over
 
 

@@ -10,7 +10,7 @@ from splitfed.checkpoint import write_atomic
 from splitfed.errors import InvalidInput
 from splitfed.study import build, config, session
 from splitfed.study.cell import slug
-from splitfed.study.grid import probe
+from splitfed.study.grid import probe, written
 from splitfed.study.mistakes import Mistakes
 from splitfed.study.progress import watcher
 from splitfed.study.rehearsal import check_attack
@@ -40,16 +40,14 @@ def attack(folder: Path, names: Sequence[str], preset: str, adversary: str | Non
             check_attack(found, topology, split)
         chosen.append(replace(found, key=_key(known, found.label, found.attack.name)))
     mistakes.stop()
-    entries = []
     with watcher(1, 0) as told:
         run = trained(cell, data, folder, told)
-        for found in chosen:
-            entries.append(attacked(run, found, folder, told))
-    tables = [{"name": p.attack.name, "preset": preset, **p.attack.parameters, "adversary": adversary} for p in chosen]
+        entries = [attacked(run, found, folder, told) for found in chosen]
     done = {entry["attack"] for entry in entries}
     kept = [a for a in known["attacks"] if a["attack"] not in done]
-    before = [table for table in raw.get("attack", []) if table not in tables]
-    write_atomic(folder / "config.toml", dumps({**raw, "attack": [*before, *tables]}).encode())
+    labels = {found.label for found in chosen}
+    tables = [written(p) for p in [*(p for p in cell.attacks if p.label not in labels), *chosen]]
+    write_atomic(folder / "config.toml", dumps({**cell.config, "attack": tables}).encode())
     write_result(folder, {**known, "attacks": [*kept, *entries]})
     _refresh(folder.resolve().parent.parent)
     return entries

@@ -2,187 +2,176 @@
 
 from __future__ import annotations
 
-import io
 import itertools
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+from splitfed.study.figures_style import MUTED, PALETTE, Looks, as_svg, canvas, legend
 from splitfed.study.report_data import METRICS, NO_DEFENSE, Setting
 
-# Okabe and Ito's palette without its yellow; told apart by people with any common colour blindness.
-PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-INK, MUTED, GRID = "#1f2933", "#66727f", "#e4e8ec"
-MARKERS, DASHES = ("o", "s", "D", "^", "v", "P"), ("-", "--", ":", "-.")
-WHO = {"mean_image": ("mean image", (0, (5, 3))), "random_pairing": ("another victim's image", (0, (1, 2)))}
-STYLE = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "splitfed",
-    "font.size": 10.5,
-    "axes.edgecolor": MUTED,
-    "axes.labelcolor": INK,
-    "axes.titlesize": 11.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": GRID,
-    "axes.axisbelow": True,
-    "text.color": INK,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "legend.frameon": False,
-    "legend.fontsize": 9.5,
-}
+WHO = {"mean_image": ("the mean", (0, (5, 3))), "random_pairing": ("another victim", (0, (1, 2)))}
 Summary = Mapping[str, Any]
 
 
-class Looks:
-    """Gives every family of defenses a colour, every topology a marker and a dash, the same in all figures."""
+class Point(NamedTuple):
+    """A setting in a plot: `x` what the attack reached (an estimate), `y` the utility, and the baselines."""
 
-    def __init__(self, summary: Summary) -> None:
-        families = dict.fromkeys(s["family"] for s in summary["settings"] if s["family"] != NO_DEFENSE)
-        self.colours = {NO_DEFENSE: INK, **dict(zip(families, itertools.cycle(PALETTE), strict=False))}
-        self.markers = dict(zip(summary["topologies"], itertools.cycle(MARKERS), strict=False))
-        self.dashes = dict(zip(summary["topologies"], itertools.cycle(DASHES), strict=False))
-
-    def label(self, family: str, topology: str) -> str:
-        """Name a line: the family, and the topology where there is more than one."""
-        name = "undefended" if family == NO_DEFENSE else family
-        return name if len(self.markers) == 1 else f"{name}, {topology}"
-
-
-@contextmanager
-def canvas(panels: int, width: float = 5.3, height: float = 3.9, columns: int = 2) -> Iterator[tuple[Any, list[Any]]]:
-    """Yield a figure with `panels` axes in rows of `columns`, in the report's style; nothing outlives the block."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(STYLE):
-        across = min(panels, columns)
-        down = -(-panels // across)
-        # No pyplot: a bare figure is known to nobody else, and goes when it is dropped.
-        figure = Figure(figsize=(width * across, height * down), layout="constrained")
-        axes = list(figure.subplots(down, across, squeeze=False).flat)
-        for axis in axes[panels:]:
-            axis.remove()
-        yield figure, axes[:panels]
-        figure.clear()
-
-
-def as_svg(figure: Any, name: str) -> str:
-    """Return the figure as an SVG element to stand in a page; `name` begins its ids, so that two never meet."""
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r'\b(id=")|(href="#)|(url\(#)', lambda found: f"{found.group(0)}{name}-", text)
-    # The page's own type, which every machine has, in place of the one that the figure was measured with.
-    return re.sub(r"(font:[^;\"]*?px) [^;\"]*", r"\1 system-ui, Helvetica, Arial, sans-serif", text)
+    setting: Mapping[str, Any]
+    x: Mapping[str, Any]
+    y: Mapping[str, Any]
+    scores: Mapping[str, Any]
 
 
 def tradeoff(summary: Summary, attack: str, looks: Looks, name: str) -> str:
     """Plot utility against what `attack` recovered, a panel for PSNR and one for SSIM (tabular data: R2)."""
     metrics = [m for m in summary["metrics"] if _points(summary["settings"], attack, m)]
-    metrics = [m for m in metrics if METRICS[m].up] or metrics
-    with canvas(len(metrics[:2])) as (figure, axes):
-        for axis, metric in zip(axes, metrics[:2], strict=True):
+    metrics = ([m for m in metrics if METRICS[m].up] or metrics)[:2]
+    with canvas(len(metrics)) as (figure, axes):
+        for axis, metric in zip(axes, metrics, strict=True):
             points = _points(summary["settings"], attack, metric)
-            _baselines(axis.axvline, summary["settings"], attack, metric)
-            _front(axis, points, metric)
+            _baselines(axis.axvline, points)
+            _front(axis, [p for p in points if metric in p.setting["attacks"][attack]["front"]], metric)
             _families(axis, points, looks)
-            _frame(axis, points)
-            axis.set_xlabel(f"{METRICS[metric].title}{METRICS[metric].unit and ' [dB]'} of the reconstruction")
+            axis.set_xlabel(f"{_titled(metric)} of the reconstruction: more is more leakage")
+            if not METRICS[metric].up:
+                axis.set_xlabel(f"{_titled(metric)} of the reconstruction: less is more leakage")
             axis.set_ylabel(f"test {summary['utility']['metric']}")
-            better = "left" if METRICS[metric].up else "right"
-            axis.set_title(f"{METRICS[metric].title}: private and useful is top {better}")
-        _legend(figure, axes[0])
+        legend(figure, axes[0])
         return as_svg(figure, name)
 
 
 def by_strength(summary: Summary, metric: str, looks: Looks, name: str) -> str | None:
-    """Plot what each attack recovered against the strength of each family of defenses; None without strengths."""
+    """Plot what each attack recovered against the strength of each family of defenses; None without defenses."""
     families = [f for f in looks.colours if f != NO_DEFENSE]
-    if not families:
+    if not families or not summary["attacks"]:
         return None
-    lines = {a: c for a, c in zip(summary["attacks"], itertools.cycle(PALETTE), strict=False)}
-    with canvas(len(families), 4.4, 3.5, 3) as (figure, axes):
+    colours = dict(zip(summary["attacks"], itertools.cycle(PALETTE), strict=False))
+    with canvas(len(families), 4.0, 3.4, 3) as (figure, axes):
         for axis, family in zip(axes, families, strict=True):
-            for attack, topology in itertools.product(lines, summary["topologies"]):
-                chosen = [
-                    s
-                    for s in summary["settings"]
-                    if s["family"] in (family, NO_DEFENSE) and s["topology"] == topology
-                ]
-                found = sorted(
-                    (s["strength"], e) for s, e, _ in _points(chosen, attack, metric)
-                )if chosen else []
-                label = attack if len(summary["topologies"]) == 1 else f"{attack}, {topology}"
-                look = {"color": lines[attack], "linestyle": looks.dashes[topology], "marker": looks.markers[topology]}
-                _line(axis, found, label, look)
-            _baselines(axis.axhline, summary["settings"], summary["attacks"][0], metric)
+            mine = [s for s in summary["settings"] if s["family"] in (family, NO_DEFENSE)]
+            for attack, topology in itertools.product(colours, summary["topologies"]):
+                points = _points([s for s in mine if s["topology"] == topology], attack, metric)
+                points.sort(key=lambda p: float(p.setting["strength"]))
+                look = {"color": colours[attack], "marker": looks.markers[topology], "ls": looks.dashes[topology]}
+                label = looks.label(attack, topology)
+                values = [p.x["mean"] for p in points]
+                bars = [[p.x["mean"] - _low(p.x) for p in points], [_high(p.x) - p.x["mean"] for p in points]]
+                axis.errorbar([p.setting["strength"] for p in points], values, bars, label=label, capsize=3, **look)
+            _baselines(axis.axhline, _points(mine, summary["attacks"][0], metric))
             axis.set_title(family)
             axis.set_xlabel("strength (0: undefended)")
-            axis.set_ylabel(f"{METRICS[metric].title}{METRICS[metric].unit and ' [dB]'}")
-        _legend(figure, axes[0])
+            axis.set_ylabel(_titled(metric))
+        legend(figure, axes[0])
         return as_svg(figure, name)
 
 
-def curves(settings: Sequence[Setting], looks: Looks, metric: str, name: str) -> str:
+def curves(summary: Summary, settings: Sequence[Setting], looks: Looks, name: str) -> str:
     """Plot validation utility and training loss by round: the mean over seeds, and every seed as a thin line."""
+    shades = _shades(settings)
     with canvas(2) as (figure, axes):
-        shades = _shades(settings)
-        for setting in settings:
-            colour, look = looks.colours[setting.family], looks.dashes[setting.topology]
-            for axis, read in zip(axes, (_validation, _loss), strict=True):
-                each = [read(run["history"]) for run in setting.runs]
-                style = {"color": colour, "linestyle": look, "alpha": shades[setting.topology, setting.defense]}
+        for axis, part in zip(axes, ("validation", "loss"), strict=True):
+            for setting, shade in zip(settings, shades, strict=True):
+                style = {"color": looks.colours[setting.family], "ls": looks.dashes[setting.topology], "alpha": shade}
+                each = [_history(run["history"], part) for run in setting.runs]
                 for rounds in each if len(each) > 1 else []:
-                    axis.plot(list(rounds), list(rounds.values()), **style | {"linewidth": 0.6})
-                shared = [r for r in (each[0] if each else {}) if all(r in rounds for rounds in each)]
+                    axis.plot(list(rounds), list(rounds.values()), lw=0.6, **style)
+                shared = [r for r in each[0] if all(r in rounds for rounds in each)]
                 mean = [sum(rounds[r] for rounds in each) / len(each) for r in shared]
-                several = len(looks.markers) > 1
-                label = f"{setting.defense}, {setting.topology}" if several else setting.defense
-                axis.plot(shared, mean, **style, linewidth=2, marker="." if len(shared) < 20 else "", label=label)
-        for axis, title in zip(axes, (f"validation {metric}", "training loss"), strict=True):
-            axis.set_title(title)
+                label = looks.label(setting.defense, setting.topology)
+                axis.plot(shared, mean, lw=2, marker=".", label=label, **style)
+            axis.set_title(f"validation {summary['utility']['metric']}" if part == "validation" else "training loss")
             axis.set_xlabel("round")
             axis.xaxis.get_major_locator().set_params(integer=True)
-        _legend(figure, axes[0])
+        legend(figure, axes[0])
         return as_svg(figure, name)
 
 
-def _points(
-    settings: Sequence[Mapping[str, Any]], attack: str, metric: str
-) -> list[tuple[Mapping[str, Any], float, Mapping[str, Any]]]:
-    """Return (setting, score, all scores) of every setting that has the attack and a utility."""
+def _points(settings: Sequence[Mapping[str, Any]], attack: str, metric: str) -> list[Point]:
+    """Return the settings in which the attack was scored in `metric` and the utility is known."""
     found = []
     for setting in settings:
         scores = setting["attacks"].get(attack, {}).get("scores", {}).get(metric) or {}
         if scores.get("guess") and setting["utility"]:
-            found.append((setting, float(scores["guess"]["mean"]), scores))
+            found.append(Point(setting, scores["guess"], setting["utility"], scores))
     return found
 
 
-def _baselines(draw: Any, settings: Sequence[Mapping[str, Any]], attack: str, metric: str) -> None:
+def _baselines(draw: Any, points: Sequence[Point]) -> None:
     """Draw what guessing without looking gets, the mean over the settings."""
     for who, (label, dashes) in WHO.items():
-        known = [s[who]["mean"] for _, _, s in _points(settings, attack, metric) if s.get(who)]
+        known = [p.scores[who]["mean"] for p in points if p.scores.get(who)]
         if known:
-            draw(sum(known) / len(known), color=MUTED, linestyle=dashes, linewidth=1.2, label=f"baseline: {label}")
+            draw(sum(known) / len(known), color=MUTED, ls=dashes, lw=1.2, label=f"baseline: {label}")
 
 
-def _front(axis: Any, points: Sequence[tuple[Mapping[str, Any], float, Any]], metric: str) -> None:
-    """Draw the settings that no other beats on both, as a staircase from the most private to the most useful."""
-    front = sorted(
-        ((x, s["utility"]["mean"]) for s, x, _ in points if metric in _fronts(s)), reverse=not METRICS[metric].up
+def _front(axis: Any, points: Sequence[Point], metric: str) -> None:
+    """Draw the front as a staircase: the most utility that was reached at a leakage no greater."""
+    steps = sorted(((p.x["mean"], p.y["mean"]) for p in points), reverse=not METRICS[metric].up)
+    if len(steps) > 1:
+        axis.step(*zip(*steps, strict=True), where="post", color="#c3cad1", lw=6, alpha=0.55, label="Pareto front")
+
+
+def _families(axis: Any, points: Sequence[Point], looks: Looks) -> None:
+    """Draw a family's settings in its colour, joined in the order of strength, each with its strength beside it."""
+    groups: dict[tuple[str, str], list[Point]] = {}
+    for point in sorted(points, key=lambda p: float(p.setting["strength"])):
+        groups.setdefault((point.setting["family"], point.setting["topology"]), []).append(point)
+    for (family, topology), members in groups.items():
+        colour = looks.colours[family]
+        xs, ys = [p.x["mean"] for p in members], [p.y["mean"] for p in members]
+        axis.plot(
+            xs,
+            ys,
+            color=colour,
+            marker=looks.markers[topology],
+            ms=7,
+            mec="white",
+            lw=1.4,
+            ls=looks.dashes[topology],
+            label=looks.label(family, topology),
+            zorder=3,
+        )
+    limits = axis.get_xlim(), axis.get_ylim()
+    for point in points:
+        colour, x, y = looks.colours[point.setting["family"]], point.x, point.y
+        axis.plot([_low(x), _high(x)], [y["mean"]] * 2, color=colour, lw=1.1, alpha=0.7)
+        axis.plot([x["mean"]] * 2, [_low(y), _high(y)], color=colour, lw=1.1, alpha=0.7)
+        if point.setting["family"] != NO_DEFENSE:
+            where = (x["mean"], y["mean"])
+            axis.annotate(f"{point.setting['strength']:g}", where, (6, 5), textcoords="offset points", color=colour)
+    # With two seeds an interval can be far wider than all that is to be seen: it runs out of the frame.
+    for (low, high), narrow in zip(limits, (axis.set_xlim, axis.set_ylim), strict=True):
+        narrow(low - 0.15 * (high - low), high + 0.15 * (high - low))
+
+
+def _history(history: Sequence[Mapping[str, Any]], part: str) -> dict[int, float]:
+    """Return round (from 1) -> training loss, or the union's utility on `part`, where it was measured."""
+    found = {}
+    for entry in history:
+        value = entry["loss"] if part == "loss" else (entry.get(part) or {}).get("union")
+        if value is not None:
+            found[int(entry["round"]) + 1] = float(value)
+    return found
+
+
+def _shades(settings: Sequence[Setting]) -> list[float]:
+    """Return an opacity for each setting: within a family, the stronger the fuller."""
+    shades = []
+    for setting in settings:
+        family = sorted({s.strength for s in settings if s.family == setting.family})
+        shades.append(0.4 + 0.6 * (family.index(setting.strength) + 1) / len(family))
+    return shades
+
+
+def _titled(metric: str) -> str:
+    return (
+        f"{METRICS[metric].title} [{METRICS[metric].unit.strip()}]" if METRICS[metric].unit else METRICS[metric].title
     )
-    if len(front) > 1:
-        axis.step(*zip(*front, strict=True), where="post", color="#b8c0c8", linewidth=5, alpha=0.6, label="Pareto front")
 
 
-def _fronts(setting: Mapping[str, Any]) -> set[str]:
-    return {metric for attack in setting["attacks"].values() for metric in attack["front"]}
+def _low(found: Mapping[str, Any]) -> float:
+    return float(found["mean"] if found["low"] is None else found["low"])
+
+
+def _high(found: Mapping[str, Any]) -> float:
+    return float(found["mean"] if found["high"] is None else found["high"])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 from splitfed.errors import InvalidInput
 
@@ -27,13 +26,9 @@ class Mistakes:
         """Note that `text` is wrong at `where` (a path such as `defense[1].alpha`)."""
         self._lines[f"{self._source}: {where}: {' '.join(str(text).split())}"] = None
 
-    @contextmanager
-    def at(self, where: str) -> Iterator[None]:
+    def at(self, where: str) -> Place:
         """Note an `InvalidInput` raised inside the block as a mistake at `where`, and go on after it."""
-        try:
-            yield
-        except InvalidInput as error:
-            self.add(where, error)
+        return Place(self, where)
 
     def fresh(self) -> Mistakes:
         """Return an empty collection for the same study."""
@@ -50,6 +45,26 @@ class Mistakes:
         """Raise `InvalidStudy` if there was any mistake."""
         if self._lines:
             raise InvalidStudy(list(self._lines))
+
+
+class Place:
+    """A block whose mistake is noted at a place of the study."""
+
+    def __init__(self, mistakes: Mistakes, where: str) -> None:
+        self._mistakes = mistakes
+        self._where = where
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        """Note what the user got wrong; anything else goes on its way."""
+        if not isinstance(error, InvalidInput):
+            return False
+        self._mistakes.add(self._where, error)
+        return True
 
 
 def shown(value: object, width: int = 60) -> str:

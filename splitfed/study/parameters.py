@@ -100,9 +100,8 @@ def check(
             text = f"{shown(value)} is not allowed; expected {told(parameter.hint)}{more}"
             mistakes.add(f"{where}.{name}", text)
     # What stands in a list varies slowest for the parameter written first.
-    points = itertools.product(*axes.values())
-    fixed = {name: value for name, value in written.items() if name not in axes}
-    ready = tuple({**fixed, **dict(zip(axes, point, strict=True))} for point in points)
+    points = (dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values()))
+    ready = tuple({name: point.get(name, value) for name, value in written.items()} for point in points)
     return Points(written, ready)
 
 

@@ -68,10 +68,12 @@ def check_attack(probe: Probe, topology: Topology, data: Federation) -> None:
     needs = build.attack(probe).requires
     if Needs.RELEASES in needs and not topology.upstream(parties[name]):
         raise InvalidInput(f"{probe.attack.name} needs releases, and party {name!r} receives none")
-    if Needs.AUXILIARY in needs and len(data.auxiliary) == 0:
-        raise InvalidInput(f"{probe.attack.name} needs auxiliary data; give some (data.auxiliary=0.2)")
+    if len(data.auxiliary) == 0:
+        raise InvalidInput("there is no auxiliary row for the baseline of a score; give some (data.auxiliary=0.2)")
     if len(data.victims) == 0:
         raise InvalidInput("there are no victims to attack; set some aside (data.victims=64)")
+    if len(data.shape) == 3 and data.victims.value_range is None:
+        raise InvalidInput(f"{data.name} holds images without a value range, so no score has a scale; store bytes")
 
 
 def _split(data: Dataset, cell: Cell, seed: int) -> Federation:

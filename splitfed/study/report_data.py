@@ -33,7 +33,6 @@ METRICS = {
     "psnr": Metric("PSNR", " dB", True, 1),
     "ssim": Metric("SSIM", "", True, 3),
     "r2": Metric("R²", "", True, 3),
-    "relative_error": Metric("relative error", "", False, 3),
     "mse": Metric("MSE", "", False, 4),
 }
 

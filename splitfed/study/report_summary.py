@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from splitfed.study.report_data import METRICS, Estimate, Setting, Study, estimate, read_study, score
+from splitfed.study.report_names import short_names
 from splitfed.study.report_pareto import pareto_front
 from splitfed.study.report_text import headline
 
@@ -38,6 +39,11 @@ def summary_of(study: Study) -> dict[str, Any]:
     }
     summary["metrics"] = [m for m in METRICS if any(_scored(s, label, m) for s in settings for label in s["attacks"])]
     _mark_fronts(summary)
+    summary["names"] = {
+        **short_names(summary["topologies"]),
+        **short_names(summary["attacks"]),
+        **short_names([s.defense for s in study.settings]),
+    }
     summary["headline"] = headline(summary)
     return summary
 
@@ -105,8 +111,6 @@ def _mark_fronts(summary: Mapping[str, Any]) -> None:
     for label in summary["attacks"]:
         for metric in summary["metrics"]:
             there = [s for s in summary["settings"] if s["utility"] and _scored(s, label, metric)]
-            points = [
-                (sign * s["utility"]["mean"], leakage(metric, _scored(s, label, metric)["mean"])) for s in there
-            ]
+            points = [(sign * s["utility"]["mean"], leakage(metric, _scored(s, label, metric)["mean"])) for s in there]
             for position in pareto_front(points):
                 there[position]["attacks"][label]["front"].append(metric)

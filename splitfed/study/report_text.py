@@ -15,7 +15,7 @@ def headline(summary: Summary) -> list[str]:
     sentences = [_what(summary)]
     for topology in summary["topologies"]:
         settings = [s for s in summary["settings"] if s["topology"] == topology and s["utility"]]
-        place = f"{topology}: " if len(summary["topologies"]) > 1 else ""
+        place = f"{summary['names'][topology]}: " if len(summary["topologies"]) > 1 else ""
         sentences += [f"{place}{said}" if place else said[:1].upper() + said[1:] for said in _found(summary, settings)]
     return [*sentences, *_limits(summary)]
 
@@ -43,11 +43,9 @@ def strongest(setting: Mapping[str, Any], metric: str) -> str | None:
 
 
 def beats_baseline(scores: Mapping[str, Any], metric: str) -> bool:
-    """Tell whether the guess is better than the mean image by more than both intervals allow for."""
-    guess, mean = scores["guess"], scores["mean_image"]
-    if METRICS[metric].up:
-        return bool(_bound(guess, "low") > _bound(mean, "high"))
-    return bool(_bound(guess, "high") < _bound(mean, "low"))
+    """Tell whether the guess is better than the mean image, on these same victims, beyond its own interval."""
+    guess, mean = scores["guess"], float(scores["mean_image"]["mean"])
+    return _bound(guess, "low") > mean if METRICS[metric].up else _bound(guess, "high") < mean
 
 
 def _bound(found: Mapping[str, Any], side: str) -> float:
@@ -76,21 +74,21 @@ def _found(summary: Summary, settings: list[Mapping[str, Any]]) -> list[str]:
     if not (metric and label):
         return ["no attack was scored, so nothing can be said about leakage."]
     scores = base["attacks"][label]["scores"][metric]
-    baseline = scores["mean_image"]
+    baseline, named = scores["mean_image"], summary["names"][label]
     reached = f"{number(metric, scores['guess']['mean'])} {METRICS[metric].title}"
-    reached += f" (mean-image baseline {number(metric, baseline['mean'])})" if baseline else ""
+    reached += f" ({_mean(summary)} {number(metric, baseline['mean'])})" if baseline else ""
     before = f"undefended ({summary['utility']['metric']} {utility(summary, base['utility']['mean'])}), "
     if baseline and not beats_baseline(scores, metric):
-        first = f"{before}the strongest attack, {label}, gets {reached}: no better than the mean, so it shows no leakage."
+        first = (
+            f"{before}the strongest attack, {named}, gets {reached}: no better than the mean, so it shows no leakage."
+        )
     else:
-        first = f"{before}{label} reconstructs at {reached}."
+        first = f"{before}{named} reconstructs at {reached}."
     others = [s for s in settings if s is not base and strongest(s, metric)]
     return [first, *_changes(summary, base, others, metric)]
 
 
-def _changes(
-    summary: Summary, base: Mapping[str, Any], others: list[Mapping[str, Any]], metric: str
-) -> list[str]:
+def _changes(summary: Summary, base: Mapping[str, Any], others: list[Mapping[str, Any]], metric: str) -> list[str]:
     """Tell the largest reduction and its price, the largest at a small price, and what reduces nothing."""
 
     def cost(setting: Mapping[str, Any]) -> float:
@@ -103,23 +101,28 @@ def _changes(
     def brings(setting: Mapping[str, Any]) -> str:
         label = strongest(setting, metric) or ""
         scores = setting["attacks"][label]["scores"][metric]
-        said = f"{setting['defense']} brings the strongest attack ({label}) to "
+        names = summary["names"]
+        said = f"{names[setting['defense']]} brings the strongest attack ({names[label]}) to "
         said += number(metric, scores["guess"]["mean"])
         if scores["mean_image"] and not beats_baseline(scores, metric):
-            said += " (no better than the mean image)"
+            said += f" (not measurably better than the {_mean(summary)})"
         elif _overlap(scores["guess"], _worst(base, metric)):
             said += " (the intervals overlap)"
         return f"{said}, at {_price(summary, cost(setting))}."
 
     helpful = sorted((s for s in others if leak(s) < leak(base)), key=leak)
     cheap = [s for s in helpful[1:] if cost(s) <= 0.01 < cost(helpful[0])]
-    useless = [s["defense"] for s in others if leak(s) >= leak(base)]
+    useless = [summary["names"][s["defense"]] for s in others if leak(s) >= leak(base)]
     sentences = [brings(s) for s in helpful[:1]]
     # One point of accuracy, or 0.01 of another metric, is what is called cheap here, and the sentence says so.
     sentences += [f"at a cost of no more than 0.01 in {summary['utility']['metric']}, {brings(s)}" for s in cheap[:1]]
     if useless:
         sentences.append(f"the strongest attack does no worse than undefended against {', '.join(useless)}.")
     return sentences
+
+
+def _mean(summary: Summary) -> str:
+    return f"mean-{'image' if 'psnr' in summary['metrics'] else 'row'} baseline"
 
 
 def _worst(setting: Mapping[str, Any], metric: str) -> Mapping[str, Any]:
@@ -154,4 +157,3 @@ def _limits(summary: Summary) -> list[str]:
 
 def _plural(count: int, word: str) -> str:
     return f"{count} {word}{'' if count == 1 else 's'}"
-

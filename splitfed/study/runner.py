@@ -20,7 +20,7 @@ from splitfed.checkpoint import write_atomic
 from splitfed.data.dataset import Dataset
 from splitfed.dependence import permutation_test
 from splitfed.draw import to_mermaid, to_svg
-from splitfed.errors import NonFinite
+from splitfed.errors import NonFinite, SplitfedError
 from splitfed.graph import Topology
 from splitfed.run import AttackResult, Run
 from splitfed.seeding import generator
@@ -50,8 +50,12 @@ def perform(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Json:
     except NonFinite as error:
         return write_result(folder, {**_identity(cell), "failed": str(error)})
     write_atomic(folder / "config.toml", dumps(cell.config).encode())
-    found = {**_identity(cell), **_measured(run, cell)}
-    found["attacks"] = [attacked(run, probe, folder, watcher) for probe in cell.attacks]
+    found = {**_identity(cell), **_measured(run, cell), "attacks": []}
+    for probe in cell.attacks:
+        try:
+            found["attacks"].append(attacked(run, probe, folder, watcher))
+        except SplitfedError as error:
+            return write_result(folder, {**_identity(cell), "failed": f"attack {probe.key}: {error}"})
     return write_result(folder, found)
 
 
@@ -184,7 +188,13 @@ def _dependence(run: Run) -> Json | None:
 
 
 def _scores(found: AttackResult) -> Json:
-    raise NotImplementedError
+    """Return metric -> guesser -> mean and interval, the order in which the report reads them."""
+    scores: Json = {}
+    for who, metrics in found.grade.items():
+        for metric, interval in metrics.items():
+            entry = {"mean": interval.mean, "low": interval.low, "high": interval.high}
+            scores.setdefault(metric, {})[who] = entry
+    return scores
 
 
 def write_result(folder: Path, found: Json) -> Json:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from splitfed.data.dataset import Dataset
 from splitfed.errors import SplitfedError
@@ -56,8 +56,7 @@ def run_study(ready: Ready, folder: Path, *, resume: bool = False, workers: int 
     with home.lock() as lock:
         home.claim(ready.grid, ready.text)
         left = [name for name in cells if result(home.run(name)) is None]
-        best = "maximize" if ready.data.task.higher_is_better else "minimize"
-        queue = trials.open_queue(folder / "study.db", best=best)
+        queue = trials.open_queue(folder / "study.db", best=_best(ready))
         trials.fill(queue, left)
         with watcher(len(cells), len(cells) - len(left)) as told:
             if workers > 1 and len(left) > 1:
@@ -73,7 +72,11 @@ def serve(folder: Path) -> None:
     """Work as one of several processes on the study in `folder`; what happens is told on standard output."""
     ready = prepare(folder / "config.toml")
     cells = {cell.id: cell for cell in ready.grid.cells}
-    _work(StudyFolder(folder), cells, ready.data, trials.open_queue(folder / "study.db"), Reports())
+    _work(StudyFolder(folder), cells, ready.data, trials.open_queue(folder / "study.db", best=_best(ready)), Reports())
+
+
+def _best(ready: Ready) -> Literal["minimize", "maximize"]:
+    return "maximize" if ready.data.task.higher_is_better else "minimize"
 
 
 def _work(home: StudyFolder, cells: Mapping[str, Cell], data: Dataset, queue: Any, told: Watcher) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,10 +18,8 @@ from splitfed.study.mistakes import shown
 from splitfed.study.runner import Json, result
 from splitfed.study.toml import dumps
 
-try:
+if sys.platform != "win32":
     import fcntl
-except ImportError:  # not on Windows, where two processes on one folder are not kept apart
-    fcntl = None  # type: ignore[assignment]
 
 
 class StudyFolder:
@@ -60,7 +59,7 @@ class StudyFolder:
         The lock lives as long as any process holds the descriptor, so workers that outlive a crash keep it too.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        if fcntl is None:
+        if sys.platform == "win32":  # two processes on one folder are not kept apart there
             yield None
             return
         with (self.path / ".lock").open("w") as file:

@@ -11,8 +11,10 @@ from rich.table import Table
 
 from splitfed.study.runner import Json
 
-SHOWN = ("psnr", "ssim", "r2", "mse")
+SHOWN = ("psnr", "ssim", "r_squared", "mse")
 """Metrics of an attack that are shown, the first two that it has."""
+
+BASELINES = {"mean_image": "the mean of other rows", "random_pairing": "another victim"}
 
 
 def settings(results: Sequence[Json]) -> list[dict[str, Any]]:
@@ -45,28 +47,40 @@ def _means(scores: Sequence[Json]) -> dict[str, dict[str, float]]:
 
 
 def show(results: Sequence[Json], console: Console) -> None:
-    """Print the table of `results`."""
+    """Print the table of `results`, with what two baselines score below it."""
     rows = settings(results)
     metric = next((row["metric"] for row in rows if "metric" in row), "utility")
-    attacks = list(dict.fromkeys(name for row in rows for name in row.get("attacks", {})))
-    table = Table("topology", "defense", metric, box=None, header_style="bold", pad_edge=False)
-    for name in attacks:
-        table.add_column(name, justify="right")
-    baselines: dict[str, dict[str, float]] = {}
+    columns = _columns(rows)
+    several = len({row["topology"] for row in rows}) > 1
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in (*(["topology"] if several else []), "defense"):
+        table.add_column(title, overflow="fold")
+    for title in (metric, *(f"{attack}\n{metric}" for attack, metric in columns)):
+        table.add_column(title, justify="right", overflow="fold")
     for row in rows:
-        cells = [row["topology"], row["defense"], _utility(row)]
-        for name in attacks:
-            scores = row.get("attacks", {}).get(name, {})
-            chosen = [m for m in SHOWN if m in scores][:2]
-            cells.append("  ".join(f"{m} {scores[m]['guess']:.3g}" for m in chosen))
-            for m in chosen:
-                baselines.setdefault(m, {who: v for who, v in scores[m].items() if who != "guess"})
-        table.add_row(*cells)
+        scores = [_score(row, attack, metric, "guess") for attack, metric in columns]
+        table.add_row(*([row["topology"]] if several else []), row["defense"], _utility(row), *scores)
+    for who, title in BASELINES.items():
+        scores = [_score(next(iter(rows)), attack, metric, who) for attack, metric in columns]
+        if any(scores):
+            table.add_row(*([""] if several else []), f"[dim]baseline: {title}[/dim]", "", *scores)
+    if not several and rows:
+        console.print(rows[0]["topology"], highlight=False)
     console.print(table)
-    for who in ("mean_image", "random_pairing"):
-        known = [f"{m} {scores[who]:.3g}" for m, scores in baselines.items() if who in scores]
-        if known:
-            console.print(f"baseline {who}: {', '.join(known)}", highlight=False)
+
+
+def _columns(rows: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Return (attack, metric) for every column of scores: the first two metrics that an attack has."""
+    found: dict[tuple[str, str], None] = {}
+    for row in rows:
+        for attack, scores in row.get("attacks", {}).items():
+            found.update({(attack, metric): None for metric in [m for m in SHOWN if m in scores][:2]})
+    return list(found)
+
+
+def _score(row: dict[str, Any], attack: str, metric: str, who: str) -> str:
+    value = row.get("attacks", {}).get(attack, {}).get(metric, {}).get(who)
+    return "" if value is None else f"{value:.3g}"
 
 
 def _utility(row: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import optuna
 from optuna.exceptions import ExperimentalWarning
@@ -20,7 +20,7 @@ HEARTBEAT, GRACE, RETRIES = 10, 60, 3
 NAME = "study"
 
 
-def open_queue(path: Path, *, best: str = "maximize") -> optuna.Study:
+def open_queue(path: Path, *, best: Literal["minimize", "maximize"] = "maximize") -> optuna.Study:
     """Open the queue in the file `path`, made if it is not there; `best`: "maximize" or "minimize" the utility."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with warnings.catch_warnings():

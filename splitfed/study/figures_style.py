@@ -1,0 +1,93 @@
+"""What the plots of a report share: palette, markers, one style, and the way a figure becomes inline SVG."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from splitfed.study.report_data import NO_DEFENSE
+
+# Okabe and Ito's palette without its yellow; told apart by people with any common colour blindness.
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+INK, MUTED, GRID = "#1f2933", "#66727f", "#e4e8ec"
+MARKERS, DASHES = ("o", "s", "D", "^", "v", "P"), ("-", "--", ":", "-.")
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "splitfed",
+    "font.size": 10.5,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "axes.titlesize": 11.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": GRID,
+    "axes.axisbelow": True,
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "legend.frameon": False,
+    "legend.fontsize": 9.5,
+}
+Summary = Mapping[str, Any]
+
+
+class Looks:
+    """Gives every family of defenses a colour, every topology a marker and a dash, the same in all figures."""
+
+    def __init__(self, summary: Summary) -> None:
+        families = dict.fromkeys(s["family"] for s in summary["settings"] if s["family"] != NO_DEFENSE)
+        self.names: Mapping[str, str] = summary["names"]
+        self.colours = {NO_DEFENSE: INK, **dict(zip(families, itertools.cycle(PALETTE), strict=False))}
+        self.markers = dict(zip(summary["topologies"], itertools.cycle(MARKERS), strict=False))
+        self.dashes = dict(zip(summary["topologies"], itertools.cycle(DASHES), strict=False))
+
+    def label(self, name: str, topology: str) -> str:
+        """Name a line: a family, a defense or an attack by its short name, and the topology where there are several."""
+        known = self.names.get(name, name)
+        return known if len(self.markers) == 1 else f"{known}, {self.names[topology]}"
+
+
+@contextmanager
+def canvas(panels: int, width: float = 5.3, height: float = 3.9, columns: int = 2) -> Iterator[tuple[Any, list[Any]]]:
+    """Yield a figure with `panels` axes in rows of `columns`, in the report's style; nothing outlives the block."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE):
+        across = min(panels, columns)
+        down = -(-panels // across)
+        # No pyplot: a bare figure is known to nobody else, and goes when it is dropped.
+        figure = Figure(figsize=(width * across, height * down), layout="constrained")
+        axes = list(figure.subplots(down, across, squeeze=False).flat)
+        for axis in axes[panels:]:
+            axis.remove()
+        yield figure, axes[:panels]
+        figure.clear()
+
+
+def as_svg(figure: Any, name: str) -> str:
+    """Return the figure as an SVG element to stand in a page; `name` begins its ids, so that two never meet."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'\b(id=")|(href="#)|(url\(#)', lambda found: f"{found.group(0)}{name}-", text)
+    # The page's own type, which every machine has, in place of the one that the figure was measured with.
+    return re.sub(r"(font:[^;\"]*?px) [^;\"]*", r"\1 system-ui, Helvetica, Arial, sans-serif", text)
+
+
+def legend(figure: Any, axis: Any) -> None:
+    """Put one legend, of what `axis` shows, below all panels, in as many columns as fit."""
+    handles, labels = axis.get_legend_handles_labels()
+    if handles:
+        inches = 0.5 + 0.078 * max(len(label) for label in labels)
+        columns = max(1, min(len(labels), int(figure.get_figwidth() / inches)))
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns)

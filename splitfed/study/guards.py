@@ -1,0 +1,63 @@
+"""The `[[defense]]` tables of a study: one defense, several in a stated order, or none; lists give a grid."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from splitfed.defense import Defense
+from splitfed.errors import unknown
+from splitfed.study.build import made
+from splitfed.study.cell import Guarded, Named
+from splitfed.study.config import DefenseTable
+from splitfed.study.lookup import constructs, find, named, strength
+from splitfed.study.mistakes import Mistakes
+
+Written = dict[str, Any]
+
+
+def settings(mistakes: Mistakes, where: str, table: DefenseTable) -> tuple[Written, list[tuple[Written, Guarded]]]:
+    """Return the table with defaults, and every setting of its grid with the table that means it alone."""
+    if table.combine is not None:
+        for key in [*table.extra, *(["name"] if table.name is not None else [])]:
+            mistakes.add(f"{where}.{key}", "is not allowed beside combine; put it into one of its tables")
+        return _combined(mistakes, where, table.combine)
+    if table.name == "none":
+        for key in table.extra:
+            mistakes.add(f"{where}.{key}", unknown("key", key, ["name"]))
+        return {"name": "none"}, [({"name": "none"}, _guarded(where, [], []))]
+    given = {**({} if table.name is None else {"name": table.name}), **table.extra}
+    written, found = _part(mistakes, where, given)
+    return written, [(point, _guarded(where, [part], [len(found)])) for point, part in found]
+
+
+def _combined(
+    mistakes: Mistakes, where: str, tables: Sequence[Mapping[str, Any]]
+) -> tuple[Written, list[tuple[Written, Guarded]]]:
+    parts = [_part(mistakes, f"{where}.combine[{i}]", table) for i, table in enumerate(tables)]
+    sizes = [len(found) for _, found in parts]
+    points = [
+        ({"combine": [point for point, _ in chosen]}, _guarded(where, [part for _, part in chosen], sizes))
+        for chosen in itertools.product(*(found for _, found in parts))
+    ]
+    return {"combine": [written for written, _ in parts]}, points
+
+
+def _part(mistakes: Mistakes, where: str, given: Mapping[str, Any]) -> tuple[Written, list[tuple[Written, Named]]]:
+    """Return one defense as written, and at every point of its grid."""
+    name, rest = named(mistakes, where, given)
+    if name is None:
+        return {}, []
+    written, points = find(mistakes, where, "defenses", name, rest, grid=True)
+    fitting = [point for point in points if constructs(mistakes, where, "defenses", point)]
+    return {"name": name, **written}, [({"name": name, **point.parameters}, point) for point in fitting]
+
+
+def _guarded(where: str, parts: Sequence[Named], sizes: Sequence[int]) -> Guarded:
+    """Strength is that of the first part which varies over the grid, or else of the first part."""
+    varying = next((i for i, size in enumerate(sizes) if size > 1), 0)
+    strong = strength(parts[varying]) if parts else None
+    built: list[Defense] = [made("defenses", part) for part in parts]
+    guarantee = "; ".join(dict.fromkeys(defense.guarantee for defense in built)) or "no formal guarantee"
+    return Guarded(where, tuple(parts), 0.0 if strong is None else float(strong[1]), guarantee)

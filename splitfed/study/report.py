@@ -1,0 +1,63 @@
+"""Writes a study's report: one HTML file with every picture, figure and number in it, for any browser, offline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from splitfed.checkpoint import write_atomic
+from splitfed.study.report_data import METRICS, read_study
+from splitfed.study.report_page import content, name_of, reproduced
+from splitfed.study.report_summary import summarise, summary_of
+from splitfed.study.report_text import number, utility
+
+__all__ = ["summarise", "write_report"]
+
+
+def write_report(folder: Path) -> Path:
+    """Write report.html into the study's `folder` and return its path.
+
+    Runs that failed or have not finished are named in it and counted nowhere. Raises `InvalidInput` where `folder`
+    holds no study, or none of its runs has finished.
+    """
+    study = read_study(folder)
+    summary = summary_of(study)
+    loader = FileSystemLoader(Path(__file__).parent)
+    page = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    page.filters |= {"size": size, "interval": interval}
+    page.globals |= {
+        "score": lambda metric, found: _score(metric, found),
+        "utility": lambda value: utility(summary, value),
+        "utility_interval": lambda found: _bounds(summary, found),
+        "name_of": lambda setting: name_of(summary, setting),
+        "commands": reproduced(study),
+    }
+    text = page.get_template("report.html").render(**content(study, summary))
+    path = folder / "report.html"
+    write_atomic(path, text.encode())
+    return path
+
+
+def size(count: float) -> str:
+    """Write a number of bytes with three digits and a decimal unit."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def interval(found: Mapping[str, Any], digits: int = 3) -> str:
+    """Write the bounds of an estimate, or nothing where it has none."""
+    return "" if found["low"] is None else f"{found['low']:.{digits}f} to {found['high']:.{digits}f}"
+
+
+def _bounds(summary: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    return "" if found["low"] is None else f"{utility(summary, found['low'])} to {utility(summary, found['high'])}"
+
+
+def _score(metric: str, found: Mapping[str, Any] | None) -> str:
+    return "-" if found is None else number(metric, found["mean"], unit=METRICS[metric].unit == "")

@@ -1,0 +1,135 @@
+"""What stands on a report's page, as plain values for its template: pictures, figures, tables, topologies."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from markupsafe import Markup
+
+from splitfed.study.figures import by_strength, curves, tradeoff
+from splitfed.study.figures_images import SHOWN, Pair, brightness, feature_scores, is_image, pairs, strip
+from splitfed.study.figures_style import Looks
+from splitfed.study.report_data import METRICS, Setting, Study
+from splitfed.study.report_text import number, utility
+
+Summary = Mapping[str, Any]
+Json = dict[str, Any]
+
+
+def content(study: Study, summary: Summary) -> Json:
+    """Return everything the template shows, by name."""
+    looks = Looks(summary)
+    shown = [m for m in summary["metrics"] if METRICS[m].up][:2]
+    strengths = (by_strength(summary, m, looks, f"strength{i}") for i, m in enumerate(shown))
+    return {
+        "summary": summary,
+        "config": study.config,
+        "environment": study.environment,
+        "metrics": {m: METRICS[m] for m in summary["metrics"]},
+        "over": _over(summary),
+        "pictures": [_pictures(study, summary, attack) for attack in summary["attacks"]],
+        "tradeoffs": [
+            (summary["names"][attack], Markup(tradeoff(summary, attack, looks, f"tradeoff{i}")))
+            for i, attack in enumerate(summary["attacks"])
+            if summary["metrics"]
+        ],
+        "strengths": [Markup(figure) for figure in strengths if figure],
+        "curves": Markup(curves(summary, study.settings, looks, "curves")),
+        "topologies": [_topology(study, label) for label in summary["topologies"]],
+        "kinds": list(dict.fromkeys(kind for s in summary["settings"] for kind in s["bytes_by_kind"])),
+        "most_bytes": max([1.0, *(sum(s["bytes_by_kind"].values()) for s in summary["settings"])]),
+    }
+
+
+def name_of(summary: Summary, setting: Mapping[str, Any] | Setting) -> str:
+    """Name a setting for a row: its defense, and its topology where there are several."""
+    own = setting if isinstance(setting, Mapping) else {"defense": setting.defense, "topology": setting.topology}
+    name = str(summary["names"][own["defense"]])
+    return name if len(summary["topologies"]) == 1 else f"{name}, {summary['names'][own['topology']]}"
+
+
+def _over(summary: Summary) -> str:
+    """Say what the intervals in the figures are taken over."""
+    seeds = {len(s["seeds"]) for s in summary["settings"]}
+    if seeds == {1}:
+        return "Bars are 95 % bootstrap intervals over victims (one seed: none over trainings, none for utility)."
+    text = "Bars are 95 % Student intervals over seeds"
+    return f"{text}; settings with one seed: over victims." if 1 in seeds else f"{text}."
+
+
+def _pictures(study: Study, summary: Summary, attack: str) -> Json:
+    """Return originals and reconstructions of one seed: strips for images, R2 by feature for tables."""
+    seeds = Counter(seed for s in study.settings for seed in s.seeds)
+    seed = min(seeds, key=lambda s: (-seeds[s], s))
+    found = pairs(study.settings, attack, seed)
+    page: Json = {"attack": summary["names"][attack], "seed": seed, "rows": [], "features": [], "left_out": 0, "names": []}
+    if not found:
+        return page
+    # One row of originals can stand above all others only where the victims are the same.
+    same = [p for p in found if p.truth.shape == found[0].truth.shape and torch.equal(p.truth, found[0].truth)]
+    page["missing"] = [name_of(summary, s) for s in study.settings if s not in [p.setting for p in same]]
+    page["names"] = [name_of(summary, p.setting) for p in same]
+    if is_image(found[0].truth):
+        low, high = brightness(found[0].truth)
+        page["original"] = strip(found[0].truth[:SHOWN], low, high)
+        page["rows"] = [_row(summary, pair, attack, seed, low, high) for pair in same]
+    else:
+        page["features"], page["left_out"] = feature_scores(same)
+    return page
+
+
+def _row(summary: Summary, pair: Pair, attack: str, seed: int, low: float, high: float) -> Json:
+    run = next(r for r in pair.setting.runs if int(r["seed"]) == seed)
+    scores = next(a["scores"] for a in run["attacks"] if a["label"] == attack)
+    said = [
+        f"{METRICS[m].title} {number(m, scores[m]['guess']['mean'])}"
+        for m in ("psnr", "ssim")
+        if m in scores and scores[m]["guess"]["mean"] is not None
+    ]
+    said.append(f"{run['utility']['metric']} {utility(summary, run['utility']['test'])}")
+    name = name_of(summary, pair.setting)
+    return {"name": name, "strip": strip(pair.guess[:SHOWN], low, high), "said": said}
+
+
+def _topology(study: Study, label: str) -> Json:
+    """Return the picture of a topology, undefended where there is such a run, and what each role receives."""
+    runs = [r for s in study.settings if s.topology == label for r in s.runs]
+    run = next((r for r in runs if not r["defense"]["parts"]), runs[0])
+    return {"label": label, "svg": _picture(run["topology_svg"]), "sees": _sees(run), "run": run["defense"]["label"]}
+
+
+def _picture(svg: str) -> Markup:
+    """Return a drawing that a result brought along, if it is nothing but a drawing."""
+    if not svg.startswith("<svg") or re.search(r"<script|\son\w+=|href=|<foreignObject|url\(", svg, re.IGNORECASE):
+        return Markup("<p>(no drawing)</p>")
+    return Markup(svg)
+
+
+def _sees(run: Mapping[str, Any]) -> list[tuple[str, list[str], list[str]]]:
+    """Return (role, segments it holds, what reaches it) as the run's own description has it."""
+    path = Path(run["folder"]) / "run.json"
+    segments = json.loads(path.read_text("utf-8")).get("segments", {}) if path.is_file() else {}
+    maker = {value: name for name, s in segments.items() for value in s["outputs"]}
+    received: dict[str, list[str]] = {s["role"]: [] for s in segments.values()}
+    for s in segments.values():
+        for value in s["inputs"]:
+            source = segments[maker[value]]["role"] if value in maker else s["role"]
+            if source != s["role"]:
+                received[s["role"]].append(f"activation {value} from {source}")
+                received[source].append(f"gradient of {value} from {s['role']}")
+    held: dict[str, list[str]] = {}
+    for name, s in segments.items():
+        held.setdefault(s["role"], []).append(f"{name} ({s['parameters']:,} parameters)")
+    return [(role, held[role], found) for role, found in received.items()]
+
+
+def reproduced(study: Study) -> Sequence[str]:
+    """Return the commands that do the study again."""
+    given = "study.toml" if (study.folder / "study.toml").is_file() else "config.toml"
+    return [f"splitfed run {given} --folder again", "splitfed report again"]
