@@ -1,4 +1,4 @@
-"""One table for all attacks: each beats the mean image on rows nobody trained on, and fails on releases that say nothing.
+"""One table for all attacks: each beats the mean image on unseen rows, and fails on releases that say nothing.
 
 Real digits, one client, LeNet cut after its first ReLU. A row: the attack, and the margin in dB of PSNR by which it
 must beat the mean of the auxiliary images (about 11.4 dB).
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import pytest
@@ -128,7 +129,7 @@ class Spy(Attack):
         return torch.zeros(len(view.messages[0].tensors["relu1"]), *knowledge.shape) - 1.0
 
 
-@pytest.fixture()
+@pytest.fixture
 def spied() -> Iterator[tuple[View, Knowledge]]:
     Spy.seen.clear()
     (result,) = trained().attack(Spy())
@@ -213,7 +214,7 @@ def test_queries_go_through_the_defense_afresh_and_known_weights_give_its_mean()
 
 def test_noise_lowers_what_is_recovered() -> None:
     found = [scores("inverse_network", Noise(scale=s, relative=True))[0] for s in (0.0, 0.5, 1.0, 2.0)]
-    assert all(more > less + 0.5 for more, less in zip(found, found[1:], strict=False)), found
+    assert all(more > less + 0.5 for more, less in pairwise(found)), found
 
 
 def test_victims_are_searched_independently() -> None:
@@ -224,7 +225,9 @@ def test_victims_are_searched_independently() -> None:
     (message,) = view.messages
     for i in range(3):
         part = {name: t[i : i + 1] for name, t in message.tensors.items()}
-        one = View("server", (type(message)(message.sender, "server", "activation", message.edge, part, message.stamp),))
+        one = View(
+            "server", (type(message)(message.sender, "server", "activation", message.edge, part, message.stamp),)
+        )
         assert torch.allclose(attack(one, knowledge, generator(0)).guess[0], together[i], atol=1e-3), i
 
 

@@ -143,4 +143,6 @@ def test_a_party_takes_a_copy_of_its_modules() -> None:
     topology = BUILDERS["vanilla"]()
     engine = trained(topology)
     given = {id(p) for s in topology.segments for p in s.module.parameters()}
-    assert not given & {id(p) for party in engine.parties.values() for m in party.modules.values() for p in m.parameters()}
+    assert not given & {
+        id(p) for party in engine.parties.values() for m in party.modules.values() for p in m.parameters()
+    }

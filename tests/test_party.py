@@ -170,7 +170,12 @@ def test_frozen_weights_stay() -> None:
 def test_dropout_draws_afresh_for_each_party_lane_epoch_and_step() -> None:
     drawn = set()
     for party in ("client0", "client1"):
-        for stamp in (Stamp("train", 0, 0, 0), Stamp("train", 1, 0, 0), Stamp("train", 0, 1, 0), Stamp("train", 0, 0, 1)):
+        for stamp in (
+            Stamp("train", 0, 0, 0),
+            Stamp("train", 1, 0, 0),
+            Stamp("train", 0, 1, 0),
+            Stamp("train", 0, 0, 1),
+        ):
             with reseeded(0, party, "bottom", stamp, torch.device("cpu")):
                 drawn.add(float(torch.rand(())))
     assert len(drawn) == 8

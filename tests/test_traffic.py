@@ -44,9 +44,7 @@ def test_counted_equals_predicted(name: str, lanes: int, hand_over: str) -> None
     topology, plan, training = TOPOLOGIES[name](), Sequential(hand_over=hand_over), Training(10, 2)
     engine = engine_of(topology, *images(53 if lanes == 1 else 50), lanes=lanes)
     rounds_of(engine, plan, training, 2)
-    epochs = [
-        epoch_bytes(topology, engine.facts, sizes(engine.rows(lane, "train"), 10)) for lane in range(lanes)
-    ]
+    epochs = [epoch_bytes(topology, engine.facts, sizes(engine.rows(lane, "train"), 10)) for lane in range(lanes)]
     handed_over = plan.handed_over(topology, lanes, 2)
     assert engine.traffic.bytes() == 2 * 2 * sum(epochs) + handed_over
     assert engine.traffic.bytes(kind="weights") == handed_over

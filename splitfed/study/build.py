@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch import nn
+
 from splitfed.attacks.base import Attack
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
 from splitfed.defense import Defense
+from splitfed.errors import InvalidInput
 from splitfed.graph import Topology
 from splitfed.models.build import build
 from splitfed.registry import load
@@ -29,11 +32,21 @@ def federation(data: Dataset, source: Source, seed: int) -> Federation:
 
 def topology(cell: Cell, data: Dataset) -> Topology:
     """Make the run's model, initialised from its seed, and cut it."""
-    outputs = data.task.outputs or 1
-    model = build(cell.model.name, data.shape, outputs, cell.seed, **cell.model.parameters)
     placed = cell.topology.builder
-    built: Topology = load("topologies", placed.name)(model, **tuples(placed.parameters))
+    built: Topology = load("topologies", placed.name)(_model(cell, data), **tuples(placed.parameters))
     return built.with_task(data.task)
+
+
+def _model(cell: Cell, data: Dataset) -> nn.Module:
+    name, parameters = cell.model.name, cell.model.parameters
+    try:
+        return build(name, data.shape, data.task.outputs or 1, cell.seed, **parameters)
+    except InvalidInput:
+        raise
+    except (RuntimeError, ValueError, TypeError, OverflowError, MemoryError) as error:
+        # A width that no memory holds, or a factory of the user's own that fails.
+        reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
+        raise InvalidInput(f"model {cell.model.label} cannot be built: {reason[0]}") from error
 
 
 def defenses(cell: Cell) -> list[Defense]:

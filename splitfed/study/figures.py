@@ -10,6 +10,7 @@ from splitfed.study.figures_style import MUTED, PALETTE, Looks, as_svg, canvas, 
 from splitfed.study.report_data import METRICS, NO_DEFENSE, Setting
 
 WHO = {"mean_image": ("the mean", (0, (5, 3))), "random_pairing": ("another victim", (0, (1, 2)))}
+BESIDE = ((7, 5), (7, -14), (-22, 5), (-22, -14))  # points by which a family's numbers stand off
 Summary = Mapping[str, Any]
 
 
@@ -138,7 +139,8 @@ def _families(axis: Any, points: Sequence[Point], looks: Looks) -> None:
         axis.plot([x["mean"]] * 2, [_low(y), _high(y)], color=colour, lw=1.1, alpha=0.7)
         if point.setting["family"] != NO_DEFENSE:
             where = (x["mean"], y["mean"])
-            axis.annotate(f"{point.setting['strength']:g}", where, (6, 5), textcoords="offset points", color=colour)
+            aside = BESIDE[list(looks.colours).index(point.setting["family"]) % len(BESIDE)]
+            axis.annotate(f"{point.setting['strength']:g}", where, aside, textcoords="offset points", color=colour)
     # With two seeds an interval can be far wider than all that is to be seen: it runs out of the frame.
     for (low, high), narrow in zip(limits, (axis.set_xlim, axis.set_ylim), strict=True):
         narrow(low - 0.15 * (high - low), high + 0.15 * (high - low))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from splitfed.checkpoint import write_atomic
 from splitfed.study.report_data import METRICS, read_study
@@ -27,7 +28,7 @@ def write_report(folder: Path) -> Path:
     summary = summary_of(study)
     loader = FileSystemLoader(Path(__file__).parent)
     page = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    page.filters |= {"size": size, "interval": interval}
+    page.filters |= {"size": size, "interval": interval, "breakable": breakable}
     page.globals |= {
         "score": lambda metric, found: _score(metric, found),
         "utility": lambda value: utility(summary, value),
@@ -53,6 +54,11 @@ def size(count: float) -> str:
 def interval(found: Mapping[str, Any], digits: int = 3) -> str:
     """Write the bounds of an estimate, or nothing where it has none."""
     return "" if found["low"] is None else f"{found['low']:.{digits}f} to {found['high']:.{digits}f}"
+
+
+def breakable(name: str) -> Markup:
+    """Let a long name break before its parameters."""
+    return Markup(str(escape(name)).replace("(", "<wbr>("))
 
 
 def _bounds(summary: Mapping[str, Any], found: Mapping[str, Any]) -> str:

@@ -68,7 +68,14 @@ def _pictures(study: Study, summary: Summary, attack: str) -> Json:
     seeds = Counter(seed for s in study.settings for seed in s.seeds)
     seed = min(seeds, key=lambda s: (-seeds[s], s))
     found = pairs(study.settings, attack, seed)
-    page: Json = {"attack": summary["names"][attack], "seed": seed, "rows": [], "features": [], "left_out": 0, "names": []}
+    page: Json = {
+        "attack": summary["names"][attack],
+        "seed": seed,
+        "rows": [],
+        "features": [],
+        "left_out": 0,
+        "names": [],
+    }
     if not found:
         return page
     # One row of originals can stand above all others only where the victims are the same.
@@ -87,12 +94,12 @@ def _pictures(study: Study, summary: Summary, attack: str) -> Json:
 def _row(summary: Summary, pair: Pair, attack: str, seed: int, low: float, high: float) -> Json:
     run = next(r for r in pair.setting.runs if int(r["seed"]) == seed)
     scores = next(a["scores"] for a in run["attacks"] if a["label"] == attack)
-    said = [
+    scored = [
         f"{METRICS[m].title} {number(m, scores[m]['guess']['mean'])}"
         for m in ("psnr", "ssim")
         if m in scores and scores[m]["guess"]["mean"] is not None
     ]
-    said.append(f"{run['utility']['metric']} {utility(summary, run['utility']['test'])}")
+    said = [", ".join(scored), f"{run['utility']['metric']} {utility(summary, run['utility']['test'])}"]
     name = name_of(summary, pair.setting)
     return {"name": name, "strip": strip(pair.guess[:SHOWN], low, high), "said": said}
 
@@ -101,7 +108,8 @@ def _topology(study: Study, label: str) -> Json:
     """Return the picture of a topology, undefended where there is such a run, and what each role receives."""
     runs = [r for s in study.settings if s.topology == label for r in s.runs]
     run = next((r for r in runs if not r["defense"]["parts"]), runs[0])
-    return {"label": label, "svg": _picture(run["topology_svg"]), "sees": _sees(run), "run": run["defense"]["label"]}
+    labels = run["bytes_by_kind"].get("label", 0)
+    return {"label": label, "svg": _picture(run["topology_svg"]), "sees": _sees(run), "labels": labels}
 
 
 def _picture(svg: str) -> Markup:

@@ -102,7 +102,7 @@ def _changes(summary: Summary, base: Mapping[str, Any], others: list[Mapping[str
         label = strongest(setting, metric) or ""
         scores = setting["attacks"][label]["scores"][metric]
         names = summary["names"]
-        said = f"{names[setting['defense']]} brings the strongest attack ({names[label]}) to "
+        said = f"with {names[setting['defense']]}, the strongest attack ({names[label]}) gets "
         said += number(metric, scores["guess"]["mean"])
         if scores["mean_image"] and not beats_baseline(scores, metric):
             said += f" (not measurably better than the {_mean(summary)})"
@@ -114,8 +114,9 @@ def _changes(summary: Summary, base: Mapping[str, Any], others: list[Mapping[str
     cheap = [s for s in helpful[1:] if cost(s) <= 0.01 < cost(helpful[0])]
     useless = [summary["names"][s["defense"]] for s in others if leak(s) >= leak(base)]
     sentences = [brings(s) for s in helpful[:1]]
-    # One point of accuracy, or 0.01 of another metric, is what is called cheap here, and the sentence says so.
-    sentences += [f"at a cost of no more than 0.01 in {summary['utility']['metric']}, {brings(s)}" for s in cheap[:1]]
+    # What is called cheap is a choice, so the sentence says it.
+    small = f"among the settings that lose at most {_amount(summary, 0.01)}, one lowers leakage most: "
+    sentences += [small + brings(s) for s in cheap[:1]]
     if useless:
         sentences.append(f"the strongest attack does no worse than undefended against {', '.join(useless)}.")
     return sentences
@@ -136,9 +137,17 @@ def _overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _price(summary: Summary, cost: float) -> str:
-    name = summary["utility"]["metric"]
-    size = f"{100 * abs(cost):.1f} points" if name == "accuracy" else f"{abs(cost):.3f}"
-    return f"a {name} cost of {size}" if cost > 0 else f"no cost in {name} ({size} better)" if cost < 0 else "no cost"
+    if cost == 0:
+        return f"no change in {summary['utility']['metric']}"
+    return f"a cost of {_amount(summary, cost)}" if cost > 0 else f"a gain of {_amount(summary, cost)}"
+
+
+def _amount(summary: Summary, difference: float) -> str:
+    """Write a difference in utility, without its sign."""
+    metric = summary["utility"]["metric"]
+    return (
+        f"{100 * abs(difference):.1f} points of {metric}" if metric == "accuracy" else f"{abs(difference):.3f} {metric}"
+    )
 
 
 def _limits(summary: Summary) -> list[str]:

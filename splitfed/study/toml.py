@@ -37,7 +37,7 @@ def _value(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{k} = {v}" for k, v in _pairs(value)) + "}"
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_value, value)) + "]"
+        return "[" + ", ".join(_value(item) for item in value if item is not None) + "]"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (int, float)):

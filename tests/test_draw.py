@@ -1,0 +1,192 @@
+"""Drawings: valid XML that shows every part; no boxes overlap and no wire passes behind a box."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from itertools import combinations, pairwise
+
+import pytest
+from torch import nn
+
+from splitfed.draw import LEFT, _nodes_and_wires, to_mermaid, to_svg
+from splitfed.errors import InvalidInput
+from splitfed.graph import Head, Segment, Topology
+from splitfed.layout import Plan, plan
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def segment(name: str, role: str, inputs: str, outputs: str) -> Segment:
+    return Segment(name, role, nn.Linear(4, 4), tuple(inputs.split()), tuple(outputs.split()))
+
+
+def hops(count: int) -> Topology:
+    names = ["x", *(f"z{i}" for i in range(1, count)), "out"]
+    roles = ["client", *(f"hop{i}" for i in range(1, count))]
+    segments = [segment(f"s{i}", roles[i], names[i], names[i + 1]) for i in range(count)]
+    return Topology("hops", tuple(segments), {"x": "client"}, (Head("out", roles[-1], "client"),))
+
+
+VANILLA = Topology(
+    "vanilla",
+    (segment("bottom", "client", "x", "z"), segment("top", "server", "z", "out")),
+    {"x": "client"},
+    (Head("out", "server", "client"),),
+)
+U_SHAPED = Topology(
+    "u_shaped",
+    (segment("a", "client", "x", "p skip"), segment("b", "server", "p", "q"), segment("c", "client", "q skip", "out")),
+    {"x": "client"},
+    (Head("out", "client", "client"),),
+)
+VERTICAL = Topology(
+    "vertical",
+    (
+        segment("scans", "radiology", "ct", "z1"),
+        segment("tests", "pathology", "blood", "z2"),
+        segment("fusion", "server", "z1 z2", "f"),
+        segment("answer", "radiology", "f", "out"),
+    ),
+    {"ct": "radiology", "blood": "pathology"},
+    (Head("out", "radiology", "radiology"),),
+)
+MULTITASK = Topology(
+    "multitask",
+    (segment("bottom", "client", "x", "z"), segment("age", "left", "z", "a"), segment("sex", "right", "z", "b")),
+    {"x": "client"},
+    (Head("a", "left", "client", weight=0.5), Head("b", "right", "client")),
+)
+SKIPS = Topology(
+    "skips",
+    (
+        segment("a", "client", "x", "p q r"),
+        segment("b", "client", "p", "s"),
+        segment("c", "server", "q s", "t"),
+        segment("d", "server", "t", "u v"),
+        segment("e", "server", "u", "w"),
+        segment("f", "server", "v w r", "out"),
+    ),
+    {"x": "client"},
+    (Head("out", "server", "third party"),),
+)
+ODD = Topology(
+    "odd & <bad>",
+    (segment('a "quoted" <b>', "client & co", "x&y", "z<1>"), segment("top#1", "server", "z<1>", "out")),
+    {"x&y": "client & co"},
+    (Head("out", "server", "client & co"),),
+)
+ALL = [VANILLA, U_SHAPED, VERTICAL, MULTITASK, SKIPS, ODD, hops(6)]
+
+
+def planned(topology: Topology) -> Plan:
+    return plan(topology, *_nodes_and_wires(topology, {}), LEFT)
+
+
+@pytest.mark.parametrize("topology", ALL, ids=lambda t: t.name)
+def test_svg_is_valid_and_shows_every_part(topology: Topology) -> None:
+    root = ElementTree.fromstring(to_svg(topology))
+    texts = ["".join(element.itertext()) for element in root.iter(f"{SVG}text")]
+    for part in topology.segments:
+        assert part.name in texts
+    assert texts.count("⇄ gradient") == len(topology.crossings)
+    assert texts.count("sent every step") == sum(h.labels != h.role for h in topology.heads)
+    assert sum(text == "20 parameters" for text in texts) == len(topology.segments)
+    named = [e for e in root.iter(f"{SVG}title") if e.text in topology.roles]
+    assert len(named) == len(topology.roles)
+    assert not [e for e in root.iter() for attribute in e.attrib if "href" in attribute]
+
+
+@pytest.mark.parametrize("topology", ALL, ids=lambda t: t.name)
+def test_boxes_stand_apart_inside_the_lane_of_their_role(topology: Topology) -> None:
+    found = planned(topology)
+    lanes = {role: (top, top + height) for role, top, height in found.lanes}
+    for node in found.nodes:
+        box, (top, bottom) = found.boxes[node.key], lanes[node.role]
+        assert top < box.y - box.height / 2
+        assert box.y + box.height / 2 < bottom
+        assert box.x - box.width / 2 > LEFT
+        assert box.x + box.width / 2 < found.width
+    for one, other in combinations(found.boxes.values(), 2):
+        apart = abs(one.x - other.x) >= (one.width + other.width) / 2
+        assert apart or abs(one.y - other.y) >= (one.height + other.height) / 2
+
+
+@pytest.mark.parametrize("topology", ALL, ids=lambda t: t.name)
+def test_wires_run_along_the_axes_and_behind_no_box(topology: Topology) -> None:
+    found = planned(topology)
+    for wire, points in zip(found.wires, found.paths, strict=True):
+        for start, end in pairwise(points):
+            assert start[0] == end[0] or start[1] == end[1], wire
+            for key, box in found.boxes.items():
+                inside = (
+                    min(start[0], end[0]) < box.x + box.width / 2 - 0.01
+                    and max(start[0], end[0]) > box.x - box.width / 2 + 0.01
+                    and min(start[1], end[1]) < box.y + box.height / 2 - 0.01
+                    and max(start[1], end[1]) > box.y - box.height / 2 + 0.01
+                )
+                assert not inside, (wire, key)
+
+
+def test_columns_follow_the_order_of_running() -> None:
+    nodes, _ = _nodes_and_wires(VANILLA, {})
+    columns = {node.key: (node.role, node.column) for node in nodes}
+    assert columns == {
+        "input x": ("client", 0),
+        "segment bottom": ("client", 1),
+        "segment top": ("server", 2),
+        "loss out": ("server", 3),
+        "label out": ("client", 2),
+    }
+
+
+def test_a_skip_that_jumps_a_segment_goes_over_it() -> None:
+    found = planned(SKIPS)
+    number = next(i for i, w in enumerate(found.wires) if (w.source, w.target) == ("segment d", "segment f"))
+    between = found.boxes["segment e"]
+    highest = min(y for _, y in found.paths[number])
+    assert highest < between.y - between.height / 2
+
+
+def test_only_defended_edges_bear_a_shield() -> None:
+    plain, defended = to_svg(U_SHAPED), to_svg(U_SHAPED, {"a->b": "noise(0.5) & <more>"})
+    assert "noise" not in plain
+    texts = ["".join(e.itertext()) for e in ElementTree.fromstring(defended).iter(f"{SVG}text")]
+    assert texts.count("noise(0.5) & <more>") == 1
+    assert defended.count("translate(") == 1
+
+
+def test_what_crosses_is_drawn_unlike_what_stays() -> None:
+    paths = [e.attrib for e in ElementTree.fromstring(to_svg(U_SHAPED)).iter(f"{SVG}path") if e.get("fill") == "none"]
+    strokes = sorted((p["stroke"], p["stroke-width"]) for p in paths)
+    # x->a, a->c, c->loss and labels->loss stay; a->b and b->c cross.
+    assert strokes == [("#6b7280", "1.4")] * 4 + [("#c2410c", "2.4")] * 2
+
+
+def test_an_edge_that_does_not_cross_cannot_be_defended() -> None:
+    with pytest.raises(InvalidInput, match=r"unknown crossing 'a->c'; did you mean .*\(allowed: a->b, b->c\)"):
+        to_svg(U_SHAPED, {"a->c": "noise"})
+
+
+def test_mermaid_of_vanilla() -> None:
+    assert to_mermaid(VANILLA, {"bottom->top": "noise(1)"}).splitlines() == [
+        "flowchart LR",
+        '  subgraph r0["client"]',
+        '    n0(["raw data x"])',
+        '    n1["bottom<br/>20 parameters"]',
+        '    n4(["labels"])',
+        "  end",
+        '  subgraph r1["server"]',
+        '    n2["top<br/>20 parameters"]',
+        '    n3(("loss"))',
+        "  end",
+        "  n0 --> n1",
+        '  n1 <==>|"activation z<br/>⇄ gradient<br/>noise(1)"| n2',
+        "  n2 --> n3",
+        '  n4 -.->|"labels<br/>sent every step"| n3',
+    ]
+
+
+def test_mermaid_escapes_names() -> None:
+    text = to_mermaid(ODD)
+    assert '["a #quot;quoted#quot; #lt;b#gt;<br/>20 parameters"]' in text
+    assert '["top#35;1<br/>20 parameters"]' in text
