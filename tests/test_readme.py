@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import textwrap
+from pathlib import Path
+
+import pytest
 
 import splitfed
 from splitfed.registry import TABLES
@@ -31,16 +35,19 @@ def test_the_python_example_runs() -> None:
     assert [result.attack for result in report] == ["inverse_network", "rmle"]  # type: ignore[attr-defined]
 
 
-def test_the_attack_of_the_contributing_page_runs_and_beats_the_mean_image() -> None:
+def test_the_attack_of_the_contributing_page_runs_and_beats_the_mean_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = (README.parent / "CONTRIBUTING.md").read_text("utf-8")
     code = re.search(r"   ```python\n(   \"\"\"Nearest.*?)   ```", page, re.DOTALL)
     assert code is not None
-    names: dict[str, object] = {"__name__": "nearest"}
-    exec(compile(textwrap.dedent(code[1]), "CONTRIBUTING.md", "exec", dont_inherit=True), names)
+    (tmp_path / "nearest_release.py").write_text(textwrap.dedent(code[1]), "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    attack = importlib.import_module("nearest_release").Nearest()
     data = splitfed.data.digits().clients(1, auxiliary=600, victims=32)
     topology = splitfed.topologies.vanilla(splitfed.models.lenet((1, 8, 8), 10), "pool1")
     run = splitfed.train(topology, data, rounds=1)
-    found = run.attack(names["Nearest"]())[0]  # type: ignore[operator]
+    found = run.attack(attack)[0]
     guess, truth = found.guess, found.truth
     mean = data.auxiliary.x.mean(0)
     assert float((guess - truth).square().mean()) < 0.8 * float((mean - truth).square().mean())

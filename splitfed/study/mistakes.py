@@ -24,7 +24,9 @@ class Mistakes:
 
     def add(self, where: str, text: object) -> None:
         """Note that `text` is wrong at `where` (a path such as `defense[1].alpha`)."""
-        self._lines[f"{self._source}: {where}: {' '.join(str(text).split())}"] = None
+        # A key may hold anything, line breaks too.
+        where = "".join(c if c.isprintable() and c != " " else f"\\x{ord(c):02x}" for c in where)
+        self._lines[f"{self._source}: {where or 'study'}: {' '.join(str(text).split())}"] = None
 
     def at(self, where: str) -> Place:
         """Note an `InvalidInput` raised inside the block as a mistake at `where`, and go on after it."""

@@ -10,10 +10,10 @@ from splitfed.study.report_data import NO_DEFENSE
 _LABEL = re.compile(r"(\w+)\((.*)\)")
 
 
-def short_names(labels: Sequence[str]) -> dict[str, str]:
+def short_names(labels: Sequence[str], *, alone: bool = False) -> dict[str, str]:
     """Return label -> short name, all different; `noise(scale=0.5, relative=true)` may become `noise(scale=0.5)`.
 
-    A parameter that has the same value in all labels of the same name is dropped, and "none" is "undefended".
+    A parameter that has the same value in all labels of the same name is dropped, and "none" is "undefended". The only label of its name keeps its parameters if `alone`.
     """
     groups: dict[str, list[str]] = {}
     for label in dict.fromkeys(labels):
@@ -21,7 +21,7 @@ def short_names(labels: Sequence[str]) -> dict[str, str]:
     names: dict[str, str] = {}
     for name, members in groups.items():
         parameters = [(found[2].split(", ") if (found := _LABEL.fullmatch(label)) else []) for label in members]
-        shared = set(parameters[0]).intersection(*parameters[1:])
+        shared = set() if alone and len(members) == 1 else set(parameters[0]).intersection(*parameters[1:])
         for label, own in zip(members, parameters, strict=True):
             telling = ", ".join(p for p in own if p not in shared)
             names[label] = f"{name}({telling})" if telling else name

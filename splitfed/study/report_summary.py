@@ -42,7 +42,7 @@ def summary_of(study: Study) -> dict[str, Any]:
     summary["names"] = {
         **short_names(summary["topologies"]),
         **short_names(summary["attacks"]),
-        **short_names([s.defense for s in study.settings]),
+        **short_names([s.defense for s in study.settings], alone=True),
     }
     summary["headline"] = headline(summary)
     return summary

@@ -79,9 +79,7 @@ def _found(summary: Summary, settings: list[Mapping[str, Any]]) -> list[str]:
     reached += f" ({_mean(summary)} {number(metric, baseline['mean'])})" if baseline else ""
     before = f"undefended ({summary['utility']['metric']} {utility(summary, base['utility']['mean'])}), "
     if baseline and not beats_baseline(scores, metric):
-        first = (
-            f"{before}the strongest attack, {named}, gets {reached}: no better than the mean, so it shows no leakage."
-        )
+        first = f"{before}the strongest attack, {named}, gets {reached}: not measurably better than that baseline."
     else:
         first = f"{before}{named} reconstructs at {reached}."
     others = [s for s in settings if s is not base and strongest(s, metric)]
@@ -108,7 +106,7 @@ def _changes(summary: Summary, base: Mapping[str, Any], others: list[Mapping[str
             said += f" (not measurably better than the {_mean(summary)})"
         elif _overlap(scores["guess"], _worst(base, metric)):
             said += " (the intervals overlap)"
-        return f"{said}, at {_price(summary, cost(setting))}."
+        return f"{said}, {_price(summary, cost(setting))}."
 
     helpful = sorted((s for s in others if leak(s) < leak(base)), key=leak)
     cheap = [s for s in helpful[1:] if cost(s) <= 0.01 < cost(helpful[0])]
@@ -138,8 +136,8 @@ def _overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def _price(summary: Summary, cost: float) -> str:
     if cost == 0:
-        return f"no change in {summary['utility']['metric']}"
-    return f"a cost of {_amount(summary, cost)}" if cost > 0 else f"a gain of {_amount(summary, cost)}"
+        return f"with no change in {summary['utility']['metric']}"
+    return f"at a cost of {_amount(summary, cost)}" if cost > 0 else f"with a gain of {_amount(summary, cost)}"
 
 
 def _amount(summary: Summary, difference: float) -> str:

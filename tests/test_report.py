@@ -1,0 +1,422 @@
+"""Reports: complete, self-contained, honest about what is missing, and right in every number checked by hand."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from splitfed.draw import to_svg
+from splitfed.errors import InvalidInput
+from splitfed.seeding import generator
+from splitfed.study.figures_images import Pair, brightness, feature_scores, strip
+from splitfed.study.report import size, summarise, write_report
+from splitfed.study.report_data import Setting, estimate
+from splitfed.study.report_names import short_names
+from splitfed.study.report_pareto import pareto_front
+from tests.test_draw import VANILLA
+
+CONFIG = """[study]
+name = "made-up"
+seeds = [0, 1]
+
+[data]
+name = "digits"
+
+[model]
+name = "lenet"
+
+[[topology]]
+name = "vanilla"
+cut = "pool1"
+
+[[defense]]
+name = "none"
+
+[[defense]]
+name = "noise"
+scale = [0.5, 2.0]
+
+[[attack]]
+name = "inverse_network"
+"""
+# defense -> (strength, test accuracy at seeds 0 and 1, PSNR at seeds 0 and 1)
+MADE_UP = {
+    "none": (0.0, (0.94, 0.92), (26.0, 27.0)),
+    "noise(kind=gaussian, scale=0.5)": (0.5, (0.93, 0.92), (22.0, 22.5)),
+    "noise(kind=gaussian, scale=2)": (2.0, (0.73, 0.74), (16.0, 16.4)),
+}
+
+
+def result(defense: str, seed: int, strength: float, accuracy: float, scores: Mapping[str, float]) -> dict[str, Any]:
+    """A run's result whose baselines are 11 for the mean and 8 for another victim, and which crossed 3000 bytes."""
+    name = defense.partition("(")[0]
+
+    def around(value: float) -> dict[str, float]:
+        return {"mean": value, "low": value - 0.5, "high": value + 0.5}
+
+    def baselines(value: float) -> dict[str, dict[str, float]]:
+        return {"guess": around(value), "mean_image": around(11.0), "random_pairing": around(8.0)}
+
+    history = [
+        {"round": r, "loss": 2.0 / (r + 1), "validation": {"union": accuracy * (r + 1) / 3}, "seconds": 1.0}
+        for r in range(3)
+    ]
+    return {
+        "id": f"vanilla-pool1--{name}{f'-{strength:g}' if strength else ''}--seed{seed}",
+        "topology": {"name": "vanilla", "label": "vanilla(cut=pool1)", "parameters": {"cut": "pool1"}},
+        "defense": {
+            "label": defense,
+            "name": name,
+            "strength": strength,
+            "guarantee": "no formal guarantee",
+            "parts": [] if name == "none" else [{"name": name, "parameters": {"scale": strength}}],
+        },
+        "seed": seed,
+        "schedule": "sequential",
+        "model": "lenet",
+        "data": "digits",
+        "clients": 1,
+        "utility": {
+            "metric": "accuracy",
+            "higher_is_better": True,
+            "validation": accuracy,
+            "test": accuracy,
+            "clients": [accuracy],
+        },
+        "bytes": 3000,
+        "messages": 12,
+        "seconds": 3.0,
+        "rounds": 3,
+        "history": history,
+        "bytes_by_kind": {"activation": 1400, "gradient": 1400, "label": 200},
+        "dependence": {
+            "u_distance_correlation_sqr": 0.8 - strength / 10,
+            "p_value": 0.005 + seed / 1000,
+            "permutations": 200,
+            "edge": "bottom->top",
+        },
+        "attacks": [
+            {
+                "attack": "inverse_network",
+                "label": "inverse_network(preset=fast)",
+                "adversary": "server",
+                "seconds": 6.0,
+                "victims": 12,
+                "scores": {m: baselines(v) for m, v in scores.items()},
+                "file": "attacks/inverse_network.safetensors",
+            }
+        ],
+        "topology_svg": to_svg(VANILLA),
+        "topology_mermaid": "flowchart LR",
+    }
+
+
+def put(folder: Path, found: Mapping[str, Any], shape: Sequence[int], seed: int) -> None:
+    place = folder / "runs" / found["id"]
+    (place / "attacks").mkdir(parents=True)
+    drawn = generator(seed, "victims")
+    truth = torch.rand(12, *shape, generator=drawn)
+    guess = (truth + 0.1 * torch.rand(truth.shape, generator=drawn)).clamp(0, 1)
+    save_file({"truth": truth, "guess": guess}, place / "attacks" / "inverse_network.safetensors")
+    (place / "result.json").write_text(json.dumps(found))
+
+
+def study(folder: Path, seeds: Sequence[int] = (0, 1), shape: Sequence[int] = (1, 8, 8)) -> Path:
+    folder.mkdir()
+    for defense, (strength, accuracies, decibels) in MADE_UP.items():
+        for seed in seeds:
+            scores = {"psnr": decibels[seed], "ssim": decibels[seed] / 30, "mse": 1 / decibels[seed]}
+            scores = scores if len(shape) == 3 else {"r2": decibels[seed] / 30}
+            put(folder, result(defense, seed, strength, accuracies[seed], scores), shape, seed)
+    (folder / "config.toml").write_text(CONFIG)
+    (folder / "environment.json").write_text(json.dumps({"python": "3.11", "packages": {"torch": "2.13.0"}}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return study(tmp_path_factory.mktemp("studies") / "whole")
+
+
+@pytest.fixture(scope="module")
+def page(finished: Path) -> str:
+    return write_report(finished).read_text("utf-8")
+
+
+class Balance(HTMLParser):
+    """Complains about a tag that closes what is not open, and keeps what the tests ask for."""
+
+    VOID = ("meta", "img", "br", "wbr", "link", "hr", "input")
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.uses: list[str] = []
+        self.images: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.VOID:
+            self.open.append(tag)
+        self.handle_startendtag(tag, attrs)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name == "id" and value:
+                self.ids.append(value)
+            if name in ("src", "href", "xlink:href", "action", "data", "poster") and value:
+                self.uses.append(value)
+                if tag == "img":
+                    self.images.append(value)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+
+def parsed(page: str) -> Balance:
+    parser = Balance()
+    parser.feed(page)
+    parser.close()
+    assert parser.open == []
+    return parser
+
+
+def test_page_is_balanced_and_its_ids_are_unique(page: str) -> None:
+    parser = parsed(page)
+    assert len(parser.ids) == len(set(parser.ids))
+    inner = {use.removeprefix("#") for use in parser.uses if use.startswith("#")}
+    inner |= set(re.findall(r"url\(#([^)]+)\)", page))
+    assert inner <= set(parser.ids)
+
+
+def test_page_needs_nothing_from_outside(page: str) -> None:
+    outside = [use for use in parsed(page).uses if not use.startswith(("#", "data:image/png;base64,"))]
+    assert outside == []
+    assert set(re.findall(r"https?://[^\"' <]+", page)) <= {
+        "http://www.w3.org/2000/svg",
+        "http://www.w3.org/1999/xlink",
+    }
+    assert not re.search(r"@import|<link|<iframe|<script[^>]+src", page)
+
+
+def test_page_shows_every_setting_image_and_number(page: str) -> None:
+    text = unescape(re.sub(r"<wbr>", "", page))
+    for name in ("undefended", "noise(scale=0.5)", "noise(scale=2)"):
+        assert text.count(name) >= 4
+    # One strip of originals, one a setting.
+    assert len(parsed(page).images) == 1 + 3
+    # 93 % is the mean of .94 and .92; 26.5 dB of 26 and 27.
+    for number in ("93.0 %", "26.5", "22.2", "16.2", "3 kB", "p = 0.006", "no formal guarantee", CONFIG.strip()):
+        assert number in text, number
+    for section in ("pictures", "tradeoff", "strength", "curves", "topology", "cost", "table", "setup"):
+        assert f'<section id="{section}">' in page
+
+
+def test_same_folder_gives_the_same_page(finished: Path, page: str) -> None:
+    assert write_report(finished).read_text("utf-8") == page
+
+
+def test_figures_leave_nothing_open(finished: Path) -> None:
+    before = dict(plt.rcParams)
+    write_report(finished)
+    assert plt.get_fignums() == []
+    assert dict(plt.rcParams) == before
+
+
+def test_summary_has_means_and_student_intervals(finished: Path) -> None:
+    found = summarise(finished)
+    json.dumps(found, allow_nan=False)
+    none, weak, strong = found["settings"]
+    assert [s["defense"] for s in (none, weak, strong)] == list(MADE_UP)
+    psnr = none["attacks"]["inverse_network(preset=fast)"]["scores"]["psnr"]["guess"]
+    # Two seeds, 26 and 27: deviation .7071, over the root of 2 is .5, times t(.975, 1) = 12.706.
+    assert psnr["mean"] == 26.5
+    assert psnr["low"] == pytest.approx(26.5 - 12.706 * 0.5, abs=1e-3)
+    assert (psnr["n"], psnr["over"]) == (2, "seeds")
+    assert none["utility"]["mean"] == pytest.approx(0.93)
+    assert none["bytes_by_kind"] == {"activation": 1400, "gradient": 1400, "label": 200}
+    assert weak["dependence"]["mean"] == pytest.approx(0.75)
+    assert weak["dependence"]["p_value"] == pytest.approx(0.006)
+    # Utility and leakage both rise from strong to weak to none: nobody beats anybody on both.
+    assert all("psnr" in s["attacks"]["inverse_network(preset=fast)"]["front"] for s in found["settings"])
+
+
+def test_with_one_seed_the_interval_is_over_victims(tmp_path: Path) -> None:
+    folder = study(tmp_path / "one", seeds=(0,))
+    found = summarise(folder)
+    psnr = found["settings"][0]["attacks"]["inverse_network(preset=fast)"]["scores"]["psnr"]["guess"]
+    assert psnr == {"mean": 26.0, "low": 25.5, "high": 26.5, "n": 1, "over": "victims"}
+    assert found["settings"][0]["utility"]["low"] is None
+    assert found["headline"][-2].startswith("One seed a setting: intervals are over victims")
+
+
+def test_headline_is_made_from_the_numbers(tmp_path: Path) -> None:
+    found = summarise(study(tmp_path / "said", seeds=(0,)))["headline"]
+    assert found[0] == (
+        "lenet on digits, 1 client, 3 rounds of the sequential schedule, split as vanilla(cut=pool1): 3 runs finished "
+        "over 3 settings and 1 seed. 3 runs did not finish and count nowhere below."
+    )
+    assert found[1:4] == [
+        "Undefended (accuracy 94.0 %), inverse_network reconstructs at 26.0 dB PSNR (mean-image baseline 11.0 dB).",
+        "With noise(scale=2), the strongest attack (inverse_network) gets 16.0 dB, at a cost of 21.0 points of "
+        "accuracy.",
+        "Among the settings that lose at most 1.0 points of accuracy, one lowers leakage most: with "
+        "noise(scale=0.5), the strongest attack (inverse_network) gets 22.0 dB, at a cost of 1.0 points of accuracy.",
+    ]
+
+
+def test_headline_admits_an_attack_that_fails_and_a_defense_that_does_not_help(tmp_path: Path) -> None:
+    folder = tmp_path / "weak"
+    put(folder, result("none", 0, 0.0, 0.9, {"psnr": 11.2}), (1, 8, 8), 0)
+    put(folder, result("noise(scale=1)", 0, 1.0, 0.9, {"psnr": 11.3}), (1, 8, 8), 0)
+    said = summarise(folder)["headline"]
+    # The guess's interval, 10.7 to 11.7, holds the baseline's 11.
+    assert said[1].endswith(
+        "gets 11.2 dB PSNR (mean-image baseline 11.0 dB): not measurably better than that baseline."
+    )
+    assert said[2] == "The strongest attack does no worse than undefended against noise(scale=1)."
+
+
+def test_an_interrupted_study_says_so(tmp_path: Path, finished: Path) -> None:
+    folder = Path(shutil.copytree(finished, tmp_path / "part"))
+    runs = sorted((folder / "runs").iterdir())
+    assert [r.name for r in runs][2:4] == ["vanilla-pool1--noise-2--seed0", "vanilla-pool1--noise-2--seed1"]
+    (runs[2] / "result.json").unlink()
+    (runs[2] / "metrics.jsonl").write_text('{"round": 0}\n{"round": 1}\n')
+    failed = {"id": runs[3].name, "failed": "the loss became NaN at party client, step 3"}
+    (runs[3] / "result.json").write_text(json.dumps(failed))
+    shutil.rmtree(runs[1])
+    found = summarise(folder)
+    assert found["finished"] == 3
+    assert found["unfinished"] == [
+        {"id": "vanilla-pool1--noise-0.5--seed1", "reason": "not begun"},
+        {"id": "vanilla-pool1--noise-2--seed0", "reason": "not finished: stopped after 2 rounds"},
+        {"id": "vanilla-pool1--noise-2--seed1", "reason": f"failed: {failed['failed']}"},
+    ]
+    assert [s["strength"] for s in found["settings"]] == [0.0, 0.5]
+    page = write_report(folder).read_text("utf-8")
+    parsed(page)
+    assert "<b>This study is incomplete:</b> 3 of 6 runs have no result" in page
+    assert "the loss became NaN at party client, step 3" in page
+
+
+def test_a_study_without_a_finished_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    with pytest.raises(
+        InvalidInput, match=r"^study '.*' has no finished run to report on \(1 begun\): finish it first$"
+    ):
+        write_report(tmp_path)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_folder_without_a_study_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"^folder '.*' holds no study: it has no runs/ in it$"):
+        summarise(tmp_path)
+
+
+def test_tables_show_errors_by_feature(tmp_path: Path) -> None:
+    page = write_report(study(tmp_path / "table", seeds=(0,), shape=(5,))).read_text("utf-8")
+    assert parsed(page).images == []
+    assert page.count("rgba(213, 94, 0,") == 5 * 3
+    assert "R² of feature" in page
+
+
+def test_names_with_markup_are_escaped(tmp_path: Path) -> None:
+    folder = tmp_path / "bad"
+    found = result("none", 0, 0.0, 0.9, {"psnr": 20.0}) | {"data": "<script>alert(1)</script>"}
+    put(folder, found | {"topology_svg": "<svg><script>alert(2)</script></svg>"}, (3, 8, 8), 0)
+    page = write_report(folder).read_text("utf-8")
+    parsed(page)
+    assert "alert(1)</script>" not in page
+    assert "alert(2)" not in page
+
+
+@pytest.mark.parametrize(
+    ("points", "front"),
+    [
+        ([(0.9, 20.0)], (0,)),
+        # 1 has less utility and more leakage than 0; 2 trades one for the other.
+        ([(0.9, 20.0), (0.8, 21.0), (0.7, 10.0)], (2, 0)),
+        # Equal in one coordinate: the better in the other wins.
+        ([(0.9, 20.0), (0.9, 19.0)], (1,)),
+        ([(0.9, 20.0), (0.8, 20.0)], (0,)),
+        # Equal in both: neither is strictly better.
+        ([(0.9, 20.0), (0.9, 20.0)], (0, 1)),
+        ([(0.5, 5.0), (0.6, 6.0), (0.55, 6.5), (0.7, 9.0), (0.7, 8.0), (0.4, 5.0)], (0, 1, 4)),
+        ([], ()),
+    ],
+)
+def test_pareto_front(points: list[tuple[float, float]], front: tuple[int, ...]) -> None:
+    assert pareto_front(points) == front
+
+
+def test_pareto_front_refuses_what_is_no_number() -> None:
+    with pytest.raises(InvalidInput, match=r"point 1 is \(nan, 1\.0\); expected two numbers"):
+        pareto_front([(0.9, 1.0), (float("nan"), 1.0)])
+
+
+def test_estimate_leaves_out_what_is_missing() -> None:
+    assert estimate([None, float("inf")]) is None
+    one = estimate([None, 2.0])
+    assert one is not None
+    assert (one.mean, one.low, one.n) == (2.0, None, 1)
+
+
+def test_strip_puts_the_right_pixels_side_by_side() -> None:
+    images = torch.tensor([[[[0.0, 1.0], [0.5, 2.0]]], [[[1.0, 0.0], [-1.0, 0.25]]]])
+    found = strip(images, 0.0, 1.0)
+    data = base64.b64decode(found.source.removeprefix("data:image/png;base64,"))
+    pixels = np.asarray(Image.open(io.BytesIO(data)))
+    # .5 * 255 = 127.5 rounds to the even 128; what is above 1 or below 0 is cut off; a white column between.
+    assert pixels.tolist() == [[0, 255, 255, 255, 0], [128, 255, 255, 0, 64]]
+    assert (found.width, found.height) == (5 * 36, 2 * 36)
+
+
+def test_strip_keeps_colours_apart() -> None:
+    red = torch.zeros(1, 3, 2, 2)
+    red[:, 0] = 1
+    data = base64.b64decode(strip(red, 0.0, 1.0).source.partition(",")[2])
+    assert np.asarray(Image.open(io.BytesIO(data)))[0, 0].tolist() == [255, 0, 0]
+
+
+def test_brightness_follows_data_that_leaves_zero_to_one() -> None:
+    assert brightness(torch.tensor([0.2, 0.7])) == (0.0, 1.0)
+    assert brightness(torch.tensor([-2.0, 3.0])) == (-2.0, 3.0)
+
+
+def test_feature_scores_by_hand() -> None:
+    truth = torch.tensor([[0.0, 1.0, 5.0], [2.0, 3.0, 5.0]])
+    guess = torch.tensor([[1.0, 1.0, 5.0], [1.0, 3.5, 4.0]])
+    setting = Setting("t", "none", "none", 0.0, "", ())
+    rows, left_out = feature_scores([Pair(setting, guess, truth)])
+    # Feature 0: error 2, spread 2; feature 1: error .25, spread 2; feature 2 never varies.
+    assert rows == [[0.0], [0.875], [None]]
+    assert left_out == 0
+
+
+def test_short_names_keep_what_tells_apart() -> None:
+    given = ["none", "noise(scale=0.5, relative=true)", "noise(scale=2, relative=true)", "vanilla(cut=pool1)"]
+    assert list(short_names(given).values()) == ["undefended", "noise(scale=0.5)", "noise(scale=2)", "vanilla"]
+    assert short_names(["noise(scale=2)"], alone=True) == {"noise(scale=2)": "noise(scale=2)"}
+    same = ["a(x=1, y=2)", "a(y=2, x=1)"]
+    assert short_names(same) == {label: label for label in same}
+
+
+def test_sizes_have_decimal_units() -> None:
+    assert [size(n) for n in (0, 999, 1000, 104_500_000, 2.5e12)] == ["0 B", "999 B", "1 kB", "104 MB", "2.5 TB"]

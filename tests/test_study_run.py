@@ -1,0 +1,253 @@
+"""A small real study through the command line: results, resuming after an interruption, workers, failures."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from splitfed.cli import main
+from splitfed.study import trials
+from splitfed.study.progress import Lines
+from tests.study_zoo import small, write
+
+IDS = ["vanilla-relu1--none--seed0", "vanilla-relu1--noise-0.5--seed0", "vanilla-relu1--noise-1--seed0"]
+
+
+def run(path: Path, folder: Path, *more: str) -> int:
+    return main(["run", str(path), "--folder", str(folder), *more])
+
+
+def timeless(value: Any) -> Any:
+    """Leave out what the clock decides."""
+    if isinstance(value, dict):
+        return {key: timeless(item) for key, item in value.items() if key != "seconds"}
+    return [timeless(item) for item in value] if isinstance(value, list) else value
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """Return everything a study found: results, guesses and weights."""
+    found = {}
+    for home in sorted((folder / "runs").iterdir()):
+        found[home.name] = {"result": timeless(json.loads((home / "result.json").read_text("utf-8")))}
+        found[home.name]["guess"] = load_file(home / "attacks" / "rmle.safetensors")["guess"].tolist()
+        weights = torch.load(home / "checkpoints" / "000001" / "party-client0.pt", weights_only=True)
+        found[home.name]["weights"] = [t.tolist() for t in tensors(weights)]
+    return found
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return [tensor for item in inner for tensor in tensors(item)]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study that ran through without an interruption."""
+    home = tmp_path_factory.mktemp("study")
+    assert run(write(home, small()), home / "out") == 0
+    return home / "out"
+
+
+def test_the_folder_holds_what_was_asked_and_what_was_found(finished: Path) -> None:
+    assert tomllib.loads((finished / "study.toml").read_text("utf-8")) == small()
+    assert json.loads((finished / "environment.json").read_text("utf-8"))["packages"]["torch"]
+    assert (finished / "report.html").is_file()
+    assert sorted(path.name for path in (finished / "runs").iterdir()) == IDS
+    found = json.loads((finished / "runs" / IDS[1] / "result.json").read_text("utf-8"))
+    assert found["defense"] == {
+        "label": "noise(scale=0.5, relative=true)",
+        "name": "noise",
+        "strength": 0.5,
+        "guarantee": "no formal guarantee",
+        "parts": [{"name": "noise", "parameters": {"scale": 0.5, "relative": True}}],
+    }
+    assert found["topology"]["label"] == "vanilla(cut=relu1)"
+    # 1797 - 8 - 32 = 1757 rows at the client, of which 176 validate and 351 test: 1230 train, 20 batches of 64.
+    # A step: 64 x 12 activations and as many gradients of 4 bytes, and 64 labels of 8 bytes; two epochs.
+    assert found["bytes_by_kind"] == {"activation": 2 * 1230 * 48, "gradient": 2 * 1230 * 48, "label": 2 * 1230 * 8}
+    assert found["bytes"] == sum(found["bytes_by_kind"].values())
+    assert found["messages"] == 2 * 20 * 3
+    assert found["rounds"] == len(found["history"]) == 2
+    assert found["utility"]["test"] == found["history"][-1]["test"]["union"]
+    assert found["dependence"]["edge"] == "bottom->top"
+    assert 0 < found["dependence"]["p_value"] <= 1
+    assert found["topology_svg"].startswith("<svg")
+
+
+def test_scores_can_be_worked_out_from_the_tensors(finished: Path) -> None:
+    home = finished / "runs" / IDS[0]
+    (attack,) = json.loads((home / "result.json").read_text("utf-8"))["attacks"]
+    pair = load_file(home / attack["file"])
+    assert pair["guess"].shape == pair["truth"].shape == (8, 1, 8, 8)
+    error = (pair["guess"].double() - pair["truth"].double()).square().flatten(1).mean(1)
+    assert attack["scores"]["mse"]["guess"]["mean"] == pytest.approx(float(error.mean()), rel=1e-6)
+    assert attack["scores"]["psnr"]["guess"]["mean"] == pytest.approx(float((-10 * error.log10()).mean()), rel=1e-6)
+    assert attack["adversary"] == "server"
+    assert attack["victims"] == 8
+
+
+def test_the_tables_hold_a_row_a_run_and_attack(finished: Path) -> None:
+    table = pd.read_csv(finished / "results.csv")
+    assert list(table["run"]) == IDS
+    assert list(table["strength"]) == [0.0, 0.5, 1.0]
+    first = json.loads((finished / "runs" / IDS[0] / "result.json").read_text("utf-8"))
+    assert table["psnr"][0] == first["attacks"][0]["scores"]["psnr"]["guess"]["mean"]
+    assert table["psnr_mean_image"][0] == first["attacks"][0]["scores"]["psnr"]["mean_image"]["mean"]
+    assert table["utility"][0] == first["utility"]["test"]
+    assert list(pd.read_parquet(finished / "results.parquet").columns) == list(table.columns)
+
+
+def stop_at_finish() -> Callable[..., None]:
+    def finish(self: Lines, run: str, line: str) -> None:
+        raise KeyboardInterrupt
+
+    return finish
+
+
+def stop_in_second_run() -> Callable[..., None]:
+    seen = 0
+
+    def round(self: Lines, done: int, total: int) -> None:
+        nonlocal seen
+        seen += 1
+        # Two rounds a run: the third call is the first round of the second run.
+        if seen == 3:
+            raise KeyboardInterrupt
+
+    return round
+
+
+@pytest.mark.parametrize(("event", "stop"), [("finish", stop_at_finish), ("round", stop_in_second_run)])
+def test_an_interrupted_study_ends_in_the_same_bits(
+    event: str,
+    stop: Callable[[], Callable[..., None]],
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path, folder = write(tmp_path, small()), tmp_path / "out"
+    with monkeypatch.context() as patched:
+        patched.setattr(Lines, event, stop())
+        assert run(path, folder) == 130
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith("interrupted; what is finished is kept: go on with splitfed run ")
+    assert told.endswith(" --resume")
+    done = [name for name in IDS if (folder / "runs" / name / "result.json").is_file()]
+    assert done == IDS[:1]
+    assert (folder / "runs" / IDS[1]).exists() == (event == "round")
+    assert run(path, folder) == 2
+    assert "holds this study already; add --resume" in capsys.readouterr().err
+    kept = (folder / "runs" / IDS[0] / "result.json").stat().st_mtime_ns
+    assert run(path, folder, "--resume") == 0
+    assert (folder / "runs" / IDS[0] / "result.json").stat().st_mtime_ns == kept
+    assert outcome(folder) == outcome(finished)
+
+
+def test_a_half_trained_run_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, folder = write(tmp_path, small()), tmp_path / "out"
+    with monkeypatch.context() as patched:
+        patched.setattr(Lines, "round", stop_in_second_run())
+        assert run(path, folder) == 130
+    first = (folder / "runs" / IDS[1] / "metrics.jsonl").read_text("utf-8")
+    assert len(first.splitlines()) == 1
+    assert run(path, folder, "--resume") == 0
+    # The line holds the seconds that the round took: had it been trained again, they would differ.
+    assert (folder / "runs" / IDS[1] / "metrics.jsonl").read_text("utf-8").startswith(first)
+
+
+def test_another_study_is_refused(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = write(tmp_path, small(training={"rounds": 3, "batch_size": 64}))
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
+    assert run(other, finished, "--resume") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("holds another study: its training.rounds is 2, not 3; give another folder")
+    assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
+
+
+def test_a_folder_with_something_else_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, folder = write(tmp_path, small()), tmp_path / "out"
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("mine")
+    assert run(path, folder) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("is not empty and holds no study; give a new or empty folder")
+    assert [p.name for p in folder.iterdir()] == ["thesis.tex"]
+
+
+def test_a_training_that_diverges_is_recorded_and_the_study_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = small(defense=[{"name": "none"}, {"name": "noise", "scale": 1e38}])
+    path, folder = write(tmp_path, study), tmp_path / "out"
+    assert run(path, folder, "--json") == 0
+    told = capsys.readouterr()
+    settings = json.loads(told.out.splitlines()[-1])["settings"]
+    assert [(row["seeds"], row["failed"]) for row in settings] == [(1, 0), (0, 1)]
+    broken = json.loads((folder / "runs" / "vanilla-relu1--noise-1e+38--seed0" / "result.json").read_text("utf-8"))
+    assert len(broken["failed"].splitlines()) == 1
+    assert any("failed: " in line for line in told.err.splitlines())
+    table = pd.read_csv(folder / "results.csv")
+    assert list(table["failed"].isna()) == [True, False]
+    assert run(path, folder, "--resume") == 0
+
+
+@pytest.mark.slow
+def test_workers_find_the_same(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "out"
+    assert run(write(tmp_path, small()), folder, "--workers", "2") == 0
+    assert outcome(folder) == outcome(finished)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split("]")[0] for line in lines] == ["[1/3", "[2/3", "[3/3"]
+    states = [trial.state.name for trial in trials.open_queue(folder / "study.db").get_trials()]
+    assert states.count("COMPLETE") == 3
+
+
+def test_a_run_is_attacked_again_without_training(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home, folder = finished / "runs" / IDS[0], tmp_path / "run"
+    for path in home.rglob("*"):
+        if path.is_file():
+            target = folder / path.relative_to(home)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(path.read_bytes())
+    trained = (folder / "metrics.jsonl").read_bytes()
+    assert main(["attack", str(folder), "--attack", "inverse_network,rmle", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [attack["attack"] for attack in found] == ["inverse_network", "rmle-preset-fast"]
+    result = json.loads((folder / "result.json").read_text("utf-8"))
+    assert [attack["attack"] for attack in result["attacks"]] == ["rmle", "inverse_network", "rmle-preset-fast"]
+    assert (folder / "metrics.jsonl").read_bytes() == trained
+    assert load_file(folder / "attacks" / "inverse_network.safetensors")["guess"].shape == (8, 1, 8, 8)
+    # Three hundred iterations come closer than the study's five.
+    scores = {attack["attack"]: attack["scores"]["mse"]["guess"]["mean"] for attack in result["attacks"]}
+    assert scores["rmle-preset-fast"] < scores["rmle"]
+
+
+def test_attack_refuses_what_is_no_run(tmp_path: Path, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["attack", str(tmp_path), "--attack", "rmle"]) == 2
+    assert "holds no finished run; expected a folder .../runs/NAME" in capsys.readouterr().err
+    assert main(["attack", str(finished / "runs" / IDS[0]), "--attack", "rlme"]) == 2
+    assert capsys.readouterr().err.startswith("attack: rlme.name: unknown attack 'rlme'; did you mean 'rmle'?")
+
+
+def test_a_queue_gives_each_run_once_and_takes_back_what_a_crash_left(tmp_path: Path) -> None:
+    queue = trials.open_queue(tmp_path / "study.db")
+    trials.fill(queue, ["a", "b"])
+    queue.ask()  # a process took "a" and died
+    done: list[str] = []
+    trials.fill(queue, ["a", "b"])
+    trials.work(queue, ["a", "b"], lambda name: done.append(name) or 1.0)  # type: ignore[func-returns-value]
+    assert sorted(done) == ["a", "b"]
+    trials.work(queue, ["a", "b"], lambda name: pytest.fail("nothing was left"))
