@@ -8,9 +8,8 @@ writes `run` only. Scoring happens elsewhere, by somebody who knows the truth.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, ClassVar, Self
 
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from splitfed.errors import InvalidInput, unknown
+from splitfed.seeding import stream
 from splitfed.view import View
 
 Releases = Mapping[str, Tensor]
@@ -48,7 +48,7 @@ class Knowledge:
     auxiliary: Tensor | None = None
     query: Callable[[Tensor], Releases] | None = None
     upstream: Callable[[Tensor], Releases] | None = None
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def only(self, needs: frozenset[Needs]) -> Knowledge:
         """Return this knowledge without anything that `needs` does not name."""
@@ -72,7 +72,7 @@ class Knowledge:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A guess, (victims, ...), the wall-clock seconds it took, and the attack's own record of its progress."""
+    """A guess, (victims, ...), and the wall-clock seconds it took."""
 
     guess: Tensor
     seconds: float
@@ -108,17 +108,9 @@ class Attack:
         if missing:
             raise InvalidInput(f"{type(self).__name__} needs {', '.join(missing)}; this run does not grant that")
         started = time.perf_counter()
-        with torch.enable_grad(), seeded(generator):
+        with torch.enable_grad(), stream(int(torch.randint(2**62, (), generator=generator)), knowledge.device):
             guess = self.run(view, knowledge.only(self.requires), generator, progress or (lambda done, total: None))
         guess = guess.detach().cpu()
         if knowledge.value_range is not None:
             guess = guess.clamp(*knowledge.value_range)
         return Outcome(guess, time.perf_counter() - started)
-
-
-@contextmanager
-def seeded(generator: torch.Generator) -> Iterator[None]:
-    """Initialise modules inside from `generator`, and leave the global random state as it was."""
-    with torch.random.fork_rng(devices=[generator.device] if generator.device.type == "cuda" else []):
-        torch.manual_seed(int(torch.randint(2**62, (), generator=generator, device=generator.device)))
-        yield

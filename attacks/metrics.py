@@ -113,15 +113,17 @@ def grade(
     Guessers: "guess", and the baselines "mean_image" (of `auxiliary_x`, the attacker's data) and
     "random_pairing". Metrics: "psnr", "ssim" and "mse" for images (n, c, h, w), with the `value_range`
     (low, high) they live in; "r2" and "mse" for anything else, which needs no range. A guess outside the range
-    is graded as it is. One victim alone has no interval, nothing to be paired with, and no "r2".
+    is graded as it is. Without auxiliary rows there is no mean image. One victim alone has no interval, nothing to
+    be paired with, and no "r2".
     """
     images = truth.dim() == 4
     if images and value_range is None:
         raise InvalidInput("value_range=None is not allowed for images; expected (low, high)")
     if auxiliary_x.shape[1:] != truth.shape[1:]:
         raise InvalidInput(f"auxiliary_x has shape {tuple(auxiliary_x.shape)}; expected (m, *{tuple(truth.shape[1:])})")
-    constant = mean_image(auxiliary_x).to(truth.device).expand(truth.shape)
-    guesses = {"guess": guess.to(truth.device), "mean_image": constant}
+    guesses = {"guess": guess.to(truth.device)}
+    if len(auxiliary_x) > 0:
+        guesses["mean_image"] = mean_image(auxiliary_x).to(truth.device).expand(truth.shape)
     if len(truth) > 1:
         guesses["random_pairing"] = random_pairing(truth, generator)
     width = value_range[1] - value_range[0] if images and value_range is not None else None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from splitfed import accounting, attacks, data, defenses, dependence, models, topologies
     from splitfed.attacks.base import Attack, Knowledge, Needs
-    from splitfed.cut import cut
+    from splitfed.cutting import cut
     from splitfed.data.dataset import Dataset
     from splitfed.data.federation import Federation
     from splitfed.defense import Context, Defense
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from splitfed.optim import Optim
     from splitfed.run import AttackResult, Run
     from splitfed.task import Task, binary, classification, regression
-    from splitfed.train import train
+    from splitfed.training import train
     from splitfed.view import Message, Recording, View
 
 __version__ = "0.1.0"
@@ -51,9 +51,9 @@ _NAMES = {
     "View": "view",
     "binary": "task",
     "classification": "task",
-    "cut": "cut",
+    "cut": "cutting",
     "regression": "task",
-    "train": "train",
+    "train": "training",
 }
 
 __all__ = [
@@ -98,7 +98,7 @@ def __getattr__(name: str) -> Any:
         return import_module(f"splitfed.{name}")
     if name in _NAMES:
         value = getattr(import_module(f"splitfed.{_NAMES[name]}"), name)
-        # Importing the module of the same name (cut, train) has bound the module here; the function is meant.
+        # Found once, it is found without this function from now on.
         globals()[name] = value
         return value
     raise AttributeError(f"module 'splitfed' has no attribute {name!r}")

@@ -14,16 +14,20 @@ from splitfed.errors import InvalidInput
 
 _IN_PLACE_OPERATORS = {operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.imatmul}
 _VIEWS = {
-    "view",
-    "reshape",
-    "flatten",
-    "transpose",
-    "permute",
-    "squeeze",
-    "unsqueeze",
-    "chunk",
-    "split",
-    "expand",
+    *(
+        "view",
+        "view_as",
+        "reshape",
+        "reshape_as",
+        "flatten",
+        "unflatten",
+        "transpose",
+        "swapaxes",
+        "movedim",
+        "permute",
+    ),
+    *("squeeze", "unsqueeze", "chunk", "split", "unbind", "narrow", "select", "diagonal", "expand", "expand_as"),
+    *("contiguous", "to", "float", "double", "type_as", "getattr", "detach", "unfold", "t", "ravel"),
 }
 
 

@@ -56,12 +56,14 @@ def save(folder: Path, number: int, states: Mapping[str, Any]) -> None:
 def load(folder: Path) -> tuple[int, dict[str, Any]] | None:
     """Return round and states of the newest checkpoint that is whole, or None where there is none."""
     for home in reversed(_complete(folder)):
-        manifest = json.loads((home / "manifest.json").read_text("utf-8"))
+        manifest = _manifest(home)
+        if manifest is None:
+            continue
         states = {name: _read(home / f"{name}.pt", digest) for name, digest in manifest["sha256"].items()}
         if all(state is not None for state in states.values()):
             return int(manifest["round"]), {name: state[0] for name, state in states.items() if state is not None}
     if folder.is_dir() and _complete(folder):
-        raise InvalidInput(f"every checkpoint in {folder} is damaged (hashes differ); start the run anew elsewhere")
+        raise InvalidInput(f"every checkpoint in {folder} is damaged; start the run anew elsewhere")
     return None
 
 
@@ -77,6 +79,16 @@ def clean(folder: Path) -> None:
 
 def _complete(folder: Path) -> list[Path]:
     return sorted(path.parent for path in folder.glob("*/manifest.json"))
+
+
+def _manifest(home: Path) -> dict[str, Any] | None:
+    """Return the manifest of a checkpoint, or None where it is damaged."""
+    try:
+        manifest = json.loads((home / "manifest.json").read_text("utf-8"))
+    except ValueError:
+        return None
+    whole = isinstance(manifest, dict) and isinstance(manifest.get("sha256"), dict) and "round" in manifest
+    return manifest if whole else None
 
 
 def _read(path: Path, digest: str) -> tuple[Any] | None:

@@ -37,7 +37,7 @@ class Context:
     state: Any = None
 
     def generator(self, value: str, device: torch.device) -> torch.Generator:
-        """Return the random numbers of this defense, party, edge, `value` and step; never the same twice."""
+        """Return the random numbers of this defense, party, edge, `value`, phase, part, epoch and step."""
         words = ("defense", self.position, self.party, self.edge, value, *self.stamp)
         return generator(self.seed, *words, device=device)
 
@@ -52,6 +52,11 @@ class Defense:
     def task_weight(self) -> float:
         """What the task's loss is multiplied by while this defense is on."""
         return 1.0
+
+    @property
+    def least_rows(self) -> int:
+        """The smallest batch this defense can work on in training."""
+        return 1
 
     @property
     def guarantee(self) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import math
+import numbers
 from collections.abc import Iterable
+from typing import Any
 
 
 class SplitfedError(Exception):
@@ -29,7 +31,7 @@ def unknown(kind: str, name: object, allowed: Iterable[str]) -> InvalidInput:
 
 def check_number(
     name: str,
-    value: float,
+    value: Any,
     *,
     low: float = -math.inf,
     high: float = math.inf,
@@ -37,9 +39,8 @@ def check_number(
     open_high: bool = False,
 ) -> None:
     """Refuse a `value` that is no finite number between the bounds (`open_*` excludes the bound)."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     inside = (
-        is_number
+        _is(value, numbers.Real)
         and math.isfinite(value)
         and (value > low if open_low else value >= low)
         and (value < high if open_high else value <= high)
@@ -50,7 +51,12 @@ def check_number(
         raise InvalidInput(f"{name}={value!r} is not allowed; expected a number in {left}{low:g}, {high:g}{right}")
 
 
-def check_count(name: str, value: int, *, low: int = 0) -> None:
+def check_count(name: str, value: Any, *, low: int = 0) -> None:
     """Refuse a `value` that is no whole number of at least `low`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+    if not _is(value, numbers.Integral) or value < low:
         raise InvalidInput(f"{name}={value!r} is not allowed; expected a whole number of at least {low}")
+
+
+def _is(value: object, kind: type) -> bool:
+    """Tell whether `value` is a number of this kind; True and False are none, though Python counts them in."""
+    return isinstance(value, kind) and not isinstance(value, bool)

@@ -42,20 +42,41 @@ class Lane:
 
 
 def train_step(topology: Topology, lane: Lane, link: Link, batch: Batch, stamp: Stamp) -> dict[str, float]:
-    """Train one batch over `lane`: forward, losses, backward, one optimizer step a party.
+    """Train one batch over `lane`: an exchange, then one optimizer step a party; returns the loss of each head."""
+    losses = exchange(topology, lane, link, batch, stamp)
+    for party in lane.parties.values():
+        party.update()
+    return losses
 
-    Returns the loss of each head. Raises `NonFinite`, before any weight is touched, naming the first message or
-    loss that is not finite.
+
+def exchange(
+    topology: Topology, lane: Lane, link: Link, batch: Batch, stamp: Stamp, scale: float = 1.0
+) -> dict[str, float]:
+    """Walk forward, compute the losses (times `scale`), walk back: gradients are gathered, no weight is touched.
+
+    Returns the unscaled loss of each head. Raises `NonFinite` naming the first message, loss or penalty that is
+    not finite.
     """
     crossed: list[Message] = []
-    forward(topology, lane, link, batch, stamp, crossed)
+    forward(topology, lane, link, batch, stamp, crossed, scale)
     losses = _losses(topology, lane, link, stamp)
     backward(topology, lane, link, stamp, crossed)
     values = {name: float(loss) for name, loss in losses.items()}
-    _check_finite(lane, values, crossed, stamp)
+    check_finite(lane, values, crossed, stamp)
     for party in lane.parties.values():
-        party.step(stamp.lane)
+        party.forget(stamp.lane)
     return values
+
+
+def predict_step(topology: Topology, lane: Lane, link: Link, batch: Batch, stamp: Stamp) -> dict[str, Tensor]:
+    """Walk forward in evaluation mode; returns the output of each head, checked to be finite."""
+    crossed: list[Message] = []
+    forward(topology, lane, link, batch, stamp, crossed)
+    outputs = {h.value: lane.parties[h.role].output(h.value, stamp.lane) for h in topology.heads}
+    check_finite(lane, {name: float(value.sum()) for name, value in outputs.items()}, crossed, stamp)
+    for party in lane.parties.values():
+        party.forget(stamp.lane)
+    return outputs
 
 
 def forward(
@@ -64,19 +85,19 @@ def forward(
     link: Link,
     batch: Batch,
     stamp: Stamp,
-    crossed: list[Message] | None = None,
+    crossed: list[Message],
+    scale: float = 1.0,
 ) -> None:
     """Walk the segments of `lane` in order over the rows of `batch`, carrying every message over `link`."""
     for party in lane.parties.values():
-        party.begin(batch, stamp)
+        party.begin(batch, stamp, scale)
     arrived: dict[str, list[Message]] = {}
     for segment in topology.segments:
         party = lane.parties[segment.role]
         for message in party.forward(segment.name, arrived.pop(segment.name, []), stamp, lane.peers):
             delivered = link.deliver(message)
             arrived.setdefault(message.edge.partition("->")[2], []).append(delivered)
-            if crossed is not None:
-                crossed.append(delivered)
+            crossed.append(delivered)
 
 
 def backward(topology: Topology, lane: Lane, link: Link, stamp: Stamp, crossed: list[Message]) -> None:
@@ -103,30 +124,36 @@ def _losses(topology: Topology, lane: Lane, link: Link, stamp: Stamp) -> dict[st
     return losses
 
 
-def _check_finite(lane: Lane, losses: Mapping[str, float], crossed: Sequence[Message], stamp: Stamp) -> None:
+def check_finite(lane: Lane, values: Mapping[str, float], crossed: Sequence[Message], stamp: Stamp) -> None:
+    """Raise `NonFinite`, and forget the step, if a head's value, a penalty or a message is not finite."""
     # A sum is finite only if every element is; it costs a twentieth of a test of each, and a sum that merely
     # overflows is told apart below. On a GPU the sums are joined first, to wait for it only once.
     sums = [t.sum() for message in crossed for t in message.tensors.values()]
     if sums and sums[0].device.type != "cpu":
         sums = [torch.stack(sums).sum()]
-    total = sum(losses.values()) + sum(map(float, sums))
-    if math.isfinite(total):
+    penalties = {party.name: party.penalty(stamp.lane) for party in lane.parties.values()}
+    if math.isfinite(sum(values.values()) + sum(penalties.values()) + sum(map(float, sums))):
         return
-    where = f"at epoch {stamp.epoch}, step {stamp.step}, lane {stamp.lane}"
+    reason = _not_finite(values, penalties, crossed)
+    if reason is not None:
+        for party in lane.parties.values():
+            party.forget(stamp.lane)
+            party.drop_gradients()
+        raise NonFinite(f"{reason} at epoch {stamp.epoch}, step {stamp.step}, lane {stamp.lane} ({stamp.phase})")
+
+
+def _not_finite(values: Mapping[str, float], penalties: Mapping[str, float], crossed: Sequence[Message]) -> str | None:
     for message in crossed:
         for name, tensor in message.tensors.items():
             if not bool(torch.isfinite(tensor).all()):
-                _abandon(lane)
-                raise NonFinite(
+                return (
                     f"{message.kind} {name!r} from {message.sender!r} to {message.receiver!r} on edge "
-                    f"{message.edge!r} is not finite {where}"
+                    f"{message.edge!r} is not finite"
                 )
-    for name, loss in losses.items():
-        if not math.isfinite(loss):
-            _abandon(lane)
-            raise NonFinite(f"the loss on {name!r} is {loss} {where}")
-
-
-def _abandon(lane: Lane) -> None:
-    for party in lane.parties.values():
-        party.abandon(lane.index)
+    for party, penalty in penalties.items():
+        if not math.isfinite(penalty):
+            return f"the penalty of a defense of {party!r} is not finite ({penalty})"
+    for name, value in values.items():
+        if not math.isfinite(value):
+            return f"the loss or output on {name!r} is not finite ({value})"
+    return None

@@ -43,8 +43,10 @@ class RunFolder:
         elif self.path.is_dir() and any(self.path.iterdir()):
             raise InvalidInput(f"folder {str(self.path)!r} is not empty and holds no run; give a new or empty folder")
         else:
-            checkpoint.write_atomic(self.path / "environment.json", json.dumps(environment(), indent=1).encode())
             checkpoint.write_atomic(definition, json.dumps(described, indent=1).encode())
+        where = self.path / "environment.json"
+        if not where.is_file():
+            checkpoint.write_atomic(where, json.dumps(environment(), indent=1).encode())
 
     def restore(self, run: Run) -> int:
         """Bring `run` to the newest checkpoint and return the number of the next round (0 where there is none)."""

@@ -7,11 +7,12 @@ the segments: `Topology.edges` derives them. Wherever an edge joins two roles it
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from splitfed.errors import InvalidInput, check_number, unknown
 from splitfed.task import Task
@@ -22,8 +23,8 @@ class Segment:
     """A piece of a model, held by `role`.
 
     `module` takes the values named in `inputs`, in that order, and returns those named in `outputs`: a tensor for
-    one, a tuple for several. `prefix` goes before its parameter names in the state dict of the whole model;
-    segments made by `cut` keep the model's own names and have none.
+    one, a tuple for several. `prefix` goes before its parameter names in the state dict of the whole model: the
+    segment's name and a dot, unless given; a piece made by `cut` keeps the model's own names and needs none.
     """
 
     name: str
@@ -31,7 +32,12 @@ class Segment:
     module: nn.Module
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    prefix: str = ""
+    prefix: str | None = None
+
+    def full(self, name: str) -> str:
+        """Return the name that `name` of the segment's state has in the whole model's."""
+        own = "" if isinstance(self.module, fx.GraphModule) else f"{self.name}."
+        return (own if self.prefix is None else self.prefix) + name
 
 
 @dataclass(frozen=True)
@@ -80,19 +86,26 @@ class Topology:
         if not self.heads:
             raise InvalidInput(f"topology {self.name!r} has no head: nothing would be learnt")
         _check_names(self)
-        _check_values(self)
         _check_heads(self)
-        _check_parameters(self)
+        _check_values(self)
+        _check_state(self)
 
     @cached_property
     def edges(self) -> tuple[Edge, ...]:
-        """Every edge, ordered by the segment that reads it, then by the one that returns it."""
+        """Every edge, ordered by the segment that reads it, then by the one that returns it.
+
+        A value that several segments of another role read crosses once, to the first of them: its party keeps it.
+        """
         maker = {value: s.name for s in self.segments for value in s.outputs}
         found: dict[tuple[str, str], list[str]] = {}
+        delivered: set[tuple[str, str]] = set()
         for target in self.segments:
             for value in target.inputs:
-                if value in maker:
-                    found.setdefault((maker[value], target.name), []).append(value)
+                if value not in maker or (value, target.role) in delivered:
+                    continue
+                found.setdefault((maker[value], target.name), []).append(value)
+                if self.role_of(maker[value]) != target.role:
+                    delivered.add((value, target.role))
         order = {s.name: i for i, s in enumerate(self.segments)}
         keys = sorted(found, key=lambda key: (order[key[1]], order[key[0]]))
         return tuple(Edge(source, target, tuple(found[source, target])) for source, target in keys)
@@ -141,18 +154,20 @@ class Topology:
 
     def upstream(self, role: str) -> tuple[Segment, ...]:
         """Return the segments whose work reaches `role` from outside, in the order they run."""
-        wanted = {e.source for e in self.crossings if self.role_of(e.target) == role}
-        for edge in reversed(self.edges):
-            if edge.target in wanted:
-                wanted.add(edge.source)
-        return tuple(s for s in self.segments if s.name in wanted)
+        wanted = {v for e in self.crossings if self.role_of(e.target) == role for v in e.values}
+        found = []
+        for segment in reversed(self.segments):
+            if wanted.intersection(segment.outputs):
+                wanted.update(segment.inputs)
+                found.append(segment)
+        return tuple(reversed(found))
 
     def state_dict(self, modules: Mapping[str, nn.Module] | None = None) -> dict[str, Tensor]:
         """Return the whole model's state under its original names, from `modules` (segment name -> module)."""
         state: dict[str, Tensor] = {}
         for segment in self.segments:
             module = segment.module if modules is None else modules[segment.name]
-            state.update({segment.prefix + name: value for name, value in module.state_dict().items()})
+            state.update({segment.full(name): value for name, value in module.state_dict().items()})
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor], modules: Mapping[str, nn.Module] | None = None) -> None:
@@ -169,11 +184,15 @@ class Topology:
                 raise InvalidInput(f"parameter {name!r} has shape {given}; this topology needs {want}")
         for segment in self.segments:
             module = segment.module if modules is None else modules[segment.name]
-            module.load_state_dict({name: state[segment.prefix + name] for name in module.state_dict()})
+            module.load_state_dict({name: state[segment.full(name)] for name in module.state_dict()})
 
 
 def _check_names(topology: Topology) -> None:
     _check_unique("segment", (s.name for s in topology.segments))
+    for kind, name in [("segment", s.name) for s in topology.segments] + [("role", r) for r in topology.roles]:
+        # They become names of files, edges and messages.
+        if not re.fullmatch(r"(?!\.)(?:(?!->)[^/\\\x00-\x1f])+", name) or name in ("labels", "weights"):
+            raise InvalidInput(f"{kind} {name!r} is not allowed: no slash, no '->', not 'labels' and not 'weights'")
     _check_unique("value", [*topology.inputs, *(v for s in topology.segments for v in s.outputs)])
     for segment in topology.segments:
         if not segment.inputs or not segment.outputs:
@@ -229,13 +248,23 @@ def _check_heads(topology: Topology) -> None:
         check_number(f"weight of the head on {head.value!r}", head.weight, low=0.0, open_low=True)
 
 
-def _check_parameters(topology: Topology) -> None:
+def _check_state(topology: Topology) -> None:
+    """Refuse tensors that two roles would share, and two tensors under one name."""
     holder: dict[int, tuple[str, str]] = {}
+    named: dict[str, tuple[int, str]] = {}
     for segment in topology.segments:
-        for name, parameter in segment.module.named_parameters():
-            role, first = holder.setdefault(id(parameter), (segment.role, segment.prefix + name))
+        module = segment.module
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            full = segment.full(name)
+            kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
+            role, first = holder.setdefault(id(tensor), (segment.role, full))
             if role != segment.role:
                 raise InvalidInput(
-                    f"parameter {first!r} would be shared by roles {role!r} and {segment.role!r}: weights tied "
-                    "across a cut cannot stay equal without crossing it"
+                    f"{kind} {first!r} would be shared by roles {role!r} and {segment.role!r}: weights tied across a "
+                    "cut cannot stay equal without crossing it"
+                )
+            same, other = named.setdefault(full, (id(tensor), segment.name))
+            if same != id(tensor):
+                raise InvalidInput(
+                    f"segments {other!r} and {segment.name!r} both have a {full!r}; give one of them a prefix"
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,9 +47,13 @@ class Optim:
         return optimizer, _construct(name, schedulers[self.scheduler], (optimizer,), self.scheduler_options)
 
 
+# They need a closure, or a metric, at every step.
+_UNFIT = ("LBFGS", "LRScheduler", "ReduceLROnPlateau")
+
+
 def _classes(module: Any, base: type) -> dict[str, type]:
     found = {n: c for n, c in vars(module).items() if inspect.isclass(c) and issubclass(c, base) and c is not base}
-    return {n: c for n, c in found.items() if not n.startswith("_") and n not in ("LBFGS", "LRScheduler")}
+    return {n: c for n, c in found.items() if not n.startswith("_") and n not in _UNFIT}
 
 
 def _construct(what: str, kind: type, args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
@@ -56,6 +61,8 @@ def _construct(what: str, kind: type, args: tuple[Any, ...], options: Mapping[st
     for option in options:
         if option not in allowed:
             raise unknown(f"option of {what}", option, allowed)
+        if isinstance(options[option], float) and not math.isfinite(options[option]):
+            raise InvalidInput(f"{option}={options[option]} of {what} is not allowed; expected a finite number")
     try:
         return kind(*args, **options)
     except (ValueError, TypeError, RuntimeError) as error:

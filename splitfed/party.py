@@ -8,8 +8,7 @@ messages; an edge within the party is a leaf too, which keeps the backward walk 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from splitfed.defense import Context
 from splitfed.duty import Duty, Port
 from splitfed.graph import Head
 from splitfed.optim import Optim
-from splitfed.seeding import derive
+from splitfed.seeding import derive, stream
 from splitfed.view import Message, Stamp
 
 
@@ -38,11 +37,14 @@ class _Tape:
 
     inputs: dict[str, Tensor] = field(default_factory=dict)
     labels: dict[str, Tensor] = field(default_factory=dict)
+    scale: float = 1.0
+    held: dict[str, Tensor] = field(default_factory=dict)
     leaves: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     made: dict[str, Tensor] = field(default_factory=dict)
     sent: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     returned: dict[str, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
     losses: dict[str, list[Tensor]] = field(default_factory=dict)
+    penalties: list[Tensor] = field(default_factory=list)
 
 
 class Party:
@@ -66,8 +68,14 @@ class Party:
         self._duties = {d.segment: d for d in duties}
         # One deep copy of all of them, so that weights a party shares between its own segments stay shared.
         self.modules: dict[str, nn.Module] = copy.deepcopy({d.segment: modules[d.segment] for d in duties})
+        # What the user froze (batch norm in evaluation mode, say) stays frozen; a model given as a whole in
+        # evaluation mode is trained.
+        self._frozen = {
+            name: [m for m in module.modules() if module.training and not m.training]
+            for name, module in self.modules.items()
+        }
         for module in self.modules.values():
-            module.to(self.device).train()
+            module.to(self.device)
         self._training = True
         self._seed = seed
         self._task_weight = task_weight
@@ -100,16 +108,22 @@ class Party:
         inputs, labels = self._data[part]
         return len(next(iter((*inputs.values(), *labels.values()))))
 
-    def begin(self, batch: Batch, stamp: Stamp) -> None:
-        """Start a step of the lane in `stamp`: forget the last one, read this one's rows, switch the mode."""
+    def begin(self, batch: Batch, stamp: Stamp, scale: float = 1.0) -> None:
+        """Start a step of the lane in `stamp`: forget the last one, read this one's rows, switch the mode.
+
+        `scale` multiplies every loss and penalty of the step, as when several lanes share one step.
+        """
         self._training = stamp.phase == "train"
-        for module in self.modules.values():
+        for name, module in self.modules.items():
             if module.training != self._training:
                 module.train(self._training)
+                for frozen in self._frozen[name]:
+                    frozen.training = False
         inputs, labels = self._data.get(batch.part, ({}, {}))
         self._tapes[stamp.lane] = _Tape(
             {name: t[batch.rows] for name, t in inputs.items()},
             {name: t[batch.rows] for name, t in labels.items()},
+            scale,
         )
 
     def forward(
@@ -138,7 +152,7 @@ class Party:
         labels = tape.labels if received is None else received.tensors
         assert head.task is not None
         value = head.task.loss(tape.made[head.value], labels[head.value].to(self.device))
-        scale = head.weight * self._task_weight
+        scale = head.weight * self._task_weight * tape.scale
         # Multiplying by one would change nothing but cost a node in the graph.
         tape.losses.setdefault(segment, []).append(value if scale == 1.0 else value * scale)
         return value.detach()
@@ -157,7 +171,7 @@ class Party:
         if live or losses:
             roots, gradients = [z for z, _ in live] + losses, [g for _, g in live] + [None] * len(losses)
             torch.autograd.backward(roots, gradients)
-        leaves = tape.leaves.pop(segment)
+        leaves = {**tape.held, **tape.leaves.pop(segment)}
         messages = []
         for port in duty.arrivals:
             back = {name: _gradient(leaves[name]) for name in port.values}
@@ -170,16 +184,23 @@ class Party:
             messages.append(Message(self.name, peers[port.role], "gradient", port.edge, back, stamp))
         return messages
 
-    def step(self, lane: int) -> None:
-        """Update the weights with the gradients of this step, and forget the step."""
+    def penalty(self, lane: int) -> float:
+        """Return the sum of the penalties that this party's defenses have added to its losses in this step."""
+        return sum(float(p) for p in self._tapes[lane].penalties)
+
+    def update(self) -> None:
+        """Take one optimizer step with the gradients gathered since the last one."""
         if self._optimizer is not None:
             self._optimizer.step()
-        self.abandon(lane)
+        self.drop_gradients()
 
-    def abandon(self, lane: int) -> None:
-        """Forget the step of `lane` without an update."""
+    def drop_gradients(self) -> None:
+        """Forget the gradients gathered since the last update."""
         for parameter in self._parameters:
             parameter.grad = None
+
+    def forget(self, lane: int) -> None:
+        """Forget what is kept of the step of `lane`."""
         self._tapes.pop(lane, None)
 
     def end_round(self) -> None:
@@ -227,22 +248,28 @@ class Party:
                 defense.load_state_dict(state["defenses"][f"{edge}#{i}"])
 
     def _arguments(self, duty: Duty, tape: _Tape, arrived: Mapping[str, Tensor]) -> list[Tensor]:
+        for name, value in arrived.items():
+            tape.held[name] = self._leaf(value.to(self.device))
         leaves = tape.leaves[duty.segment] = {}
         arguments = []
         for name in duty.inputs:
             if name in duty.own:
                 value = tape.inputs[name]
+            elif name in tape.held:
+                value = tape.held[name]
             else:
-                source = arrived[name].to(self.device) if name in arrived else tape.made[name]
-                value = leaves[name] = source.detach().requires_grad_(self._training)
+                value = leaves[name] = self._leaf(tape.made[name])
             # An operation in place may neither touch a leaf nor the sender's memory.
             arguments.append(value.clone() if name in duty.overwritten else value)
         return arguments
 
+    def _leaf(self, value: Tensor) -> Tensor:
+        return value.detach().requires_grad_(self._training)
+
     def _run(self, duty: Duty, arguments: list[Tensor], stamp: Stamp) -> tuple[Tensor, ...]:
         module = self.modules[duty.segment]
-        if duty.stochastic and self._training:
-            with reseeded(self._seed, self.name, duty.segment, stamp, self.device):
+        if duty.stochastic:
+            with stream(forward_seed(self._seed, self.name, duty.segment, stamp), self.device):
                 result = module(*arguments)
         else:
             result = module(*arguments)
@@ -256,7 +283,9 @@ class Party:
             if self._training:
                 penalty = guard.defense.penalty(_joined(list(values.values())), context)
                 if penalty is not None:
-                    tape.losses.setdefault(duty.segment, []).append(penalty * guard.share)
+                    penalty = penalty * (guard.share * tape.scale)
+                    tape.losses.setdefault(duty.segment, []).append(penalty)
+                    tape.penalties.append(penalty.detach())
             values = {name: guard.defense.release(name, z, context) for name, z in values.items()}
         tape.sent[port.edge] = values
         return {name: z.detach() for name, z in values.items()}
@@ -266,13 +295,9 @@ class Party:
         return Context(self.name, port.edge, stamp, self._seed, position, tape.inputs, tape.labels, state)
 
 
-@contextmanager
-def reseeded(seed: int, party: str, segment: str, stamp: Stamp, device: torch.device) -> Iterator[None]:
-    """Run a segment that draws random numbers on a stream of its own, and leave the global one untouched."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(derive(seed, "forward", party, segment, *stamp))
-        yield
+def forward_seed(seed: int, party: str, segment: str, stamp: Stamp) -> int:
+    """Return the seed from which a segment that draws random numbers (dropout) draws at one step."""
+    return derive(seed, "forward", party, segment, *stamp)
 
 
 def _gradient(leaf: Tensor) -> Tensor:
@@ -282,4 +307,4 @@ def _gradient(leaf: Tensor) -> Tensor:
 
 def _joined(values: list[Tensor]) -> Tensor:
     """All that leaves on an edge as one tensor: itself, or the values side by side, flattened."""
-    return values[0] if len(values) == 1 else torch.cat([v.flatten(1) for v in values], 1)
+    return values[0] if len(values) == 1 else torch.cat([v.reshape(len(v), -1) for v in values], 1)

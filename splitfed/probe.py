@@ -72,7 +72,7 @@ def _try(
     before = torch.random.get_rng_state()
     try:
         result = module(*given)
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+    except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
         raise InvalidInput(_misfit(topology, segment, values, error)) from error
     draws = not torch.equal(before, torch.random.get_rng_state())
     written = frozenset(n for n, t, v in zip(segment.inputs, given, versions, strict=True) if t._version != v)

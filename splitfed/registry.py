@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import importlib
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,13 +68,19 @@ def load(kind: str, name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
+def name_of(kind: str, found: type) -> str:
+    """Return the name under which the class `found` is registered among `kind`; its own name if it is not."""
+    target = f"{found.__module__}:{found.__qualname__}"
+    return next((name for name, where in TABLES[kind].items() if where == target), found.__name__)
+
+
 @cache
 def head(kind: str, name: str) -> Head:
     """Read name, summary and paper from the file of `name`, without importing it."""
-    spec = find_spec(TABLES[kind][name].partition(":")[0])
-    if spec is None or spec.origin is None:
-        raise ImportError(f"{kind}/{name} is registered, but its file is not installed")
-    lines = (ast.get_docstring(ast.parse(Path(spec.origin).read_text("utf-8"))) or "").splitlines()
+    # Asking the import system for the file would import its package, and torch with it.
+    path = TABLES[kind][name].partition(":")[0].split(".")[1:]
+    file = Path(__file__).parent.joinpath(*path).with_suffix(".py")
+    lines = (ast.get_docstring(ast.parse(file.read_text("utf-8"))) or "").splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith("Paper:")), None)
     paper: list[str] = []
     for line in lines[start:] if start is not None else []:

@@ -17,7 +17,7 @@ from splitfed.data.federation import Federation
 from splitfed.engines.local import LocalEngine
 from splitfed.errors import InvalidInput, unknown
 from splitfed.folder import RunFolder
-from splitfed.registry import load
+from splitfed.registry import load, name_of
 from splitfed.schedules.base import Schedule, State
 from splitfed.seeding import derive, generator
 from splitfed.upstream import Upstream
@@ -55,11 +55,15 @@ class Run:
         self.seed = seed
         self.folder = folder
         self.history: list[dict[str, Any]] = []
+        self._calls = 0
 
     @property
     def accuracy(self) -> float:
         """The task's metric on the union of all clients' test rows, after the last round."""
-        return float(self.history[-1]["test"]["union"])
+        score = self.history[-1]["test"]["union"]
+        if score is None:
+            raise InvalidInput("the run has no test rows: keep some (test=0.2)")
+        return float(score)
 
     @property
     def bytes(self) -> int:
@@ -73,7 +77,7 @@ class Run:
 
     @property
     def epsilon(self) -> float | None:
-        """The privacy loss the defenses promise, or None: none of them has a formal guarantee."""
+        """The privacy loss the defenses promise; None where none of them has a formal guarantee, as today."""
         return None
 
     def evaluate(self, part: str, number: int = 0) -> dict[str, Any]:
@@ -98,9 +102,14 @@ class Run:
         union = head.task.metric(torch.cat(outputs), torch.cat(labels)) if outputs else None
         return {"metric": head.task.metric_name, "clients": scores, "union": union}
 
-    def predict(self, x: Tensor, client: int = 0, number: int = 0) -> Tensor:
-        """Return the model's output for `x` (rows, ...), computed through the parties: (rows, outputs)."""
+    def predict(self, x: Tensor, client: int = 0, number: int | None = None) -> Tensor:
+        """Return the model's output for `x` (rows, ...), computed through the parties: (rows, outputs).
+
+        Defenses draw afresh at every call; `number` asks for the draw of a certain call.
+        """
         self._lend(client, "predict", x)
+        if number is None:
+            number, self._calls = self._calls, self._calls + 1
         found = self.engine.predict(client, "predict", "predict", number, borrow=self._newest(client))
         return found.outputs[self.engine.topology.heads[0].value]
 
@@ -142,7 +151,7 @@ class Run:
         party = self._adversary(adversary)
         truth = self._victims(victims)
         ready = [load("attacks", a).preset("fast") if isinstance(a, str) else a for a in chosen]
-        names = [a if isinstance(a, str) else type(a).__name__ for a in chosen]
+        names = [a if isinstance(a, str) else name_of("attacks", type(a)) for a in chosen]
         base = self.seed if seed is None else seed
         view = self.observe(party, victims=truth, client=client, seed=base)
         results = []
@@ -154,7 +163,7 @@ class Run:
                 outcome.guess,
                 truth.value_range,
                 self.data.auxiliary.x,
-                generator(base, "grade", name),
+                generator(base, "grade"),
             )
             results.append(AttackResult(name, party, outcome.guess, truth.x, scores, outcome.seconds))
         return results

@@ -7,6 +7,8 @@ on what was drawn before, so a run can be resumed and its clients can run in any
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -20,3 +22,19 @@ def derive(root: int, *purpose: str | int) -> int:
 def generator(root: int, *purpose: str | int, device: torch.device | str = "cpu") -> torch.Generator:
     """Return a fresh torch generator on `device`, seeded with `derive(root, *purpose)`."""
     return torch.Generator(device=device).manual_seed(derive(root, *purpose))
+
+
+@contextmanager
+def stream(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
+    """Let whatever draws from torch's default generators of the CPU and `device` draw from `seed` inside the block.
+
+    Modules (dropout, initialisation) take no generator; the default ones are put back as they were afterwards.
+    """
+    place = torch.device(device)
+    cuda = [place] if place.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda):
+        torch.default_generator.manual_seed(seed)
+        if cuda:
+            index = torch.cuda.current_device() if place.index is None else place.index
+            torch.cuda.default_generators[index].manual_seed(seed)
+        yield

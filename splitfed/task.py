@@ -20,8 +20,8 @@ Metric = Callable[[Tensor, Tensor], float]
 class Task:
     """What is learnt: `loss(output, y)` is the batch mean, a scalar; `metric(outputs, y)` is over all rows.
 
-    `outputs` is the width of the model's last layer (None: any); `metric_name` and `higher_is_better` say how to read the
-    metric; `check(y)` raises `InvalidInput` for labels that the loss cannot take.
+    `outputs` is the width of the model's last layer (None: any); `metric_name` and `higher_is_better` say how to
+    read the metric; `check(y)` raises `InvalidInput` for labels that the loss cannot take.
     """
 
     name: str

@@ -41,10 +41,9 @@ class Upstream:
     def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return what arrives at the role for raw `inputs`: value -> (n, ...)."""
         made = dict(inputs)
-        arrived: dict[str, dict[str, Tensor]] = {}
-        final: dict[str, Tensor] = {}
+        arrived: dict[str, dict[str, Tensor]] = {role: {} for role in self._topology.roles}
         for segment in self._segments:
-            given = {**made, **arrived.pop(segment.name, {})}
+            given = {**made, **arrived[segment.role]}
             overwritten = self._facts.overwritten[segment.name]
             arguments = [given[n].clone() if n in overwritten else given[n] for n in segment.inputs]
             result = self._modules[segment.name](*arguments)
@@ -53,11 +52,8 @@ class Upstream:
             for edge in self._topology.crossings:
                 if edge.source == segment.name:
                     values = self._defended(edge.source, edge.target, made, inputs)
-                    if self._topology.role_of(edge.target) == self._role:
-                        final.update(values)
-                    else:
-                        arrived.setdefault(edge.target, {}).update(values)
-        return final
+                    arrived[self._topology.role_of(edge.target)].update(values)
+        return arrived[self._role]
 
     def _defended(
         self, source: str, target: str, made: Mapping[str, Tensor], inputs: Mapping[str, Tensor]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,12 +21,13 @@ KINDS = ("activation", "gradient", "label", "weights")
 
 
 class Stamp(NamedTuple):
-    """When: the `phase` ("train", "evaluate", "predict", "query"), the lane, the epoch and the step in it."""
+    """When: the `phase` ("train", "evaluate", "predict", "query"), the lane, epoch and step, the part of the data."""
 
     phase: str
     lane: int
     epoch: int
     step: int
+    part: str = "train"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,8 @@ class Recorder:
         tensors = {f"{i}/{n}": t.contiguous() for i, m in enumerate(self._held) for n, t in m.tensors.items()}
         index = [[m.sender, m.receiver, m.kind, m.edge, list(m.tensors), list(m.stamp)] for m in self._held]
         save_file(_unshared(tensors), self._file(self._parts), metadata={"messages": json.dumps(index)})
+        with self._file(self._parts).open("rb") as file:
+            os.fsync(file.fileno())
         self._parts += 1
         self._held, self._held_bytes = [], 0
 

@@ -55,7 +55,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 MISUSE = [
     (["rnu"], "unknown command 'rnu'; did you mean 'run'? (allowed: attack, demo, list, report, run)"),
     (["run"], "splitfed run: the following arguments are required: study (see splitfed run --help)"),
-    (["run", "s.toml", "--resum"], "unknown option '--resum'; did you mean '--resume'?"),
+    (["run", "s.toml", "--resum"], "unknown option '--resum'; did you mean '--resume'"),
     (["run", "s.toml", "more"], "argument 'more' is one too many (see splitfed run --help)"),
     (["run", "s.toml", "--workers", "two"], "splitfed run: argument --workers: invalid int value: 'two'"),
     (["run", "s.toml", "--workers", "0"], "workers=0 is not allowed; expected a whole number of at least 1"),
@@ -113,7 +113,7 @@ def labels_outside(folder: Path) -> dict[str, Any]:
 
 
 def empty_client(folder: Path) -> dict[str, Any]:
-    # 1797 - 8 - 32 = 1757 rows: two for most of 878 clients, of which one validates and one tests.
+    # 1797 - 8 - 32 = 1757 rows: two or three for each of 878 clients, all of which validate or test.
     return small(data={"name": "digits", "victims": 8, "auxiliary": 32, "clients": 878, "validation": 0.4, "test": 0.5})
 
 
@@ -130,7 +130,7 @@ BAD = [
     (truncated, "study.toml: data: ", "data.npz is no whole .npz file: "),
     (not_finite, "study.toml: data: data: x is not finite in row 17", ""),
     (labels_outside, "study.toml: data: data: label 2 is outside [0, 1]", ""),
-    (empty_client, "study.toml: data: client", " has no training rows (1 validation, 1 test); "),
+    (empty_client, "study.toml: data: client", " has no training rows (1 validation, "),
     (missing_value, "study.toml: data: ", "column 'b' has no value in row 41"),
     (batch_of_one, "study.toml: training.batch_size: client0 has 1230 training rows, so batch_size=1 leaves", ""),
 ]

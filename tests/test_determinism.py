@@ -86,7 +86,6 @@ class AlwaysDropped(nn.Module):
         return self.top(functional.dropout(self.bottom(x.flatten(1)), 0.5, True))
 
 
-@pytest.mark.xfail(reason="only training is reseeded", strict=True)
 def test_randomness_that_a_model_also_draws_in_evaluation_is_seeded() -> None:
     engine = engine_of(vanilla(AlwaysDropped(), "bottom"), *images(8))
     outputs = []

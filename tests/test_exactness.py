@@ -14,8 +14,8 @@ from splitfed.graph import Topology
 from splitfed.models.lenet import lenet
 from splitfed.models.resnet8 import resnet8
 from splitfed.optim import Optim
-from splitfed.party import reseeded
-from splitfed.seeding import derive
+from splitfed.party import forward_seed
+from splitfed.seeding import derive, stream
 from splitfed.topologies import u_shaped, vanilla
 from splitfed.view import Stamp
 from tests.zoo import Dropped, InPlaceAfterCut, SmallUNet, engine_of, images
@@ -105,12 +105,11 @@ def test_dropout_equals_a_reference_reseeded_at_the_cut() -> None:
     steps = order(len(x))
     engine.train(0, 0, steps)
     optimizer, _ = SGD.build(uncut.parameters())
-    cpu = torch.device("cpu")
     for step, rows in enumerate(steps):
         stamp = Stamp("train", 0, 0, step)
-        with reseeded(7, "client0", "bottom", stamp, cpu):
+        with stream(forward_seed(7, "client0", "bottom", stamp)):
             h = uncut.relu1(uncut.drop1(uncut.fc1(x[rows].flatten(1))))
-        with reseeded(7, "server", "top", stamp, cpu):
+        with stream(forward_seed(7, "server", "top", stamp)):
             out = uncut.fc3(uncut.drop2(torch.relu(uncut.fc2(h))))
         loss = functional.cross_entropy(out, y[rows])
         optimizer.zero_grad()

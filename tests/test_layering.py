@@ -22,15 +22,15 @@ ROOT = Path(__file__).resolve().parent.parent
 # The layers, lowest first. A unit is a module or package directly under splitfed. What no table names is a
 # helper: it may import BASE, CORE and other helpers, and whoever imports it answers for all that it reaches.
 BASE = ("errors", "seeding", "task", "registry", "dependence", "intervals", "optim", "aliasing")
-CORE = ("graph", "cut", "probe", "view", "traffic", "defense", "duty", "party", "executor", "engines")
+CORE = ("graph", "cutting", "probe", "view", "traffic", "defense", "duty", "party", "executor", "engines")
 ALGORITHMS = ("topologies", "attacks", "defenses", "schedules", "federated", "accounting", "data", "models")
-RUNNING = ("folder", "run", "train", "study")
+RUNNING = ("folder", "run", "training", "study")
 EVERYTHING = {*BASE, *CORE, *ALGORITHMS, *RUNNING}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     **{unit: set(BASE) for unit in BASE[1:]},
     **{unit: {*BASE, *CORE[:above]} for above, unit in enumerate(CORE)},
-    "topologies": {*BASE, "graph", "cut"},
+    "topologies": {*BASE, "graph", "cutting"},
     "attacks": {*BASE, "graph", "view"},
     "defenses": {*BASE, "graph", "probe", "view", "defense"},
     "schedules": {*BASE, *CORE, "accounting", "data"},
@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "accounting": {*BASE, "graph", "probe", "view", "defense"},
     "data": set(BASE),
     "models": set(BASE),
-    **{unit: {*BASE, *CORE, *ALGORITHMS, "folder", "run"} for unit in ("folder", "run", "train")},
+    **{unit: {*BASE, *CORE, *ALGORITHMS, "folder", "run"} for unit in ("folder", "run", "training")},
     "study": EVERYTHING,
     "cli": {*EVERYTHING, "splitfed"},
     "splitfed": EVERYTHING,  # splitfed/__init__.py, the shop window

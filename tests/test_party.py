@@ -12,9 +12,9 @@ from torch.nn import functional
 from splitfed.engines.local import LocalEngine
 from splitfed.graph import Head, Segment, Topology
 from splitfed.optim import Optim
-from splitfed.party import reseeded
+from splitfed.party import forward_seed
 from splitfed.probe import probe
-from splitfed.seeding import derive
+from splitfed.seeding import derive, stream
 from splitfed.task import classification, regression
 from splitfed.topologies import u_shaped, vanilla
 from splitfed.view import Message, Stamp
@@ -176,7 +176,7 @@ def test_dropout_draws_afresh_for_each_party_lane_epoch_and_step() -> None:
             Stamp("train", 0, 1, 0),
             Stamp("train", 0, 0, 1),
         ):
-            with reseeded(0, party, "bottom", stamp, torch.device("cpu")):
+            with stream(forward_seed(0, party, "bottom", stamp)):
                 drawn.add(float(torch.rand(())))
     assert len(drawn) == 8
 
@@ -190,9 +190,9 @@ def test_the_global_random_state_is_untouched_by_training() -> None:
 
 
 def test_the_first_batch_of_a_stream_is_the_seeds() -> None:
-    with reseeded(5, "server", "top", Stamp("train", 2, 3, 4), torch.device("cpu")):
+    with stream(forward_seed(5, "server", "top", Stamp("train", 2, 3, 4))):
         found = torch.rand(4)
-    seed = derive(5, "forward", "server", "top", "train", 2, 3, 4)
+    seed = derive(5, "forward", "server", "top", "train", 2, 3, 4, "train")
     assert torch.equal(found, torch.rand(4, generator=torch.Generator().manual_seed(seed)))
 
 
@@ -234,4 +234,4 @@ def test_messages_name_their_ends() -> None:
         ("client1", "server", "label", "labels->fc2"),
         ("server", "client1", "gradient", "bottom->top"),
     ]
-    assert {tuple(m.stamp) for m in seen} == {("train", 1, 3, 0)}
+    assert {tuple(m.stamp) for m in seen} == {("train", 1, 3, 0, "train")}

@@ -29,7 +29,6 @@ def changed(table: str, **values: Any) -> dict[str, Any]:
     return small(**{table: {**SMALL[table], **values}})
 
 
-NOISE = "on, scale, kind, relative"
 WRONG: list[tuple[dict[str, Any], str]] = [
     (small(trainning={}), r"trainning: unknown key 'trainning'; did you mean 'training'\? \(allowed: attack, data, "),
     (small(study=None), r"study: is missing; add study = \.\.\."),
@@ -42,7 +41,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (changed("data", victims="many"), r"data\.victims: 'many' is not allowed; expected a valid integer"),
     (changed("data", clients=1766), r"data: client\d+ has no training rows|data: digits has 1797 rows: "),
     (changed("data", dirichlet=-0.5), r"data: dirichlet=-0\.5 is not allowed; expected a number in \("),
-    (changed("data", dirichlet=1.0, classes_per_client=2), r"data: dirichlet and classes_per_client are two partitions"),
+    (
+        changed("data", dirichlet=1.0, classes_per_client=2),
+        r"data: dirichlet and classes_per_client are two partitions",
+    ),
     (changed("data", test=0.0), r"data: no client has a test row, so utility cannot be measured"),
     (changed("data", victims=0), r"attack\[0\]: there are no victims to attack"),
     (changed("data", auxiliary=0), r"attack\[0\]: there is no auxiliary row"),
@@ -52,26 +54,47 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (changed("model", hidden=[2**50]), r"topology\[0\]: model mlp\(hidden=1125899906842624\) cannot be built: "),
     (small(model={"name": "no_such_package:f"}), r"topology\[0\]: model 'no_such_package:f': cannot import"),
     (changed("training", rounds=0), r"training\.rounds: 0 is not allowed; expected greater than or equal to 1"),
-    (changed("training", schedule="sequencial"), r"training\.schedule\.name: unknown schedule 'sequencial'; did you mean"),
+    (
+        changed("training", schedule="sequencial"),
+        r"training\.schedule\.name: unknown schedule 'sequencial'; did you mean",
+    ),
     (
         changed("training", schedule={"name": "sequential", "hand_over": "pear"}),
         r"training\.schedule\.hand_over: unknown hand_over 'pear'; did you mean 'peer'\?",
     ),
-    (changed("training", optimizer={"name": "SDG"}), r"training\.optimizer: unknown optimizer 'SDG'; did you mean 'SGD'"),
-    (changed("training", optimizer={"lr": -1.0}), r"training\.optimizer: optimizer SGD\(lr=-1\.0\) is refused by torch"),
+    (
+        changed("training", optimizer={"name": "SDG"}),
+        r"training\.optimizer: unknown optimizer 'SDG'; did you mean 'SGD'",
+    ),
+    (
+        changed("training", optimizer={"lr": -1.0}),
+        r"training\.optimizer: optimizer SGD\(lr=-1\.0\) is refused by torch",
+    ),
     (
         changed("training", optimizer={"sever": {"name": "SGD", "lr": 0.1}}),
         r"training\.optimizer: unknown role in optimizer 'sever'; did you mean 'server'\?",
     ),
     (changed("training", device="gpu"), r"training\.device: device='gpu' is not allowed; expected cpu, cuda"),
     (changed("training", record={"parties": ["serve"]}), r"training\.record\.parties: unknown party to record 'serve'"),
-    (small(topology=[{"name": "vanila", "cut": "relu1"}]), r"topology\[0\]\.name: unknown topology 'vanila'; did you mean"),
+    (
+        small(topology=[{"name": "vanila", "cut": "relu1"}]),
+        r"topology\[0\]\.name: unknown topology 'vanila'; did you mean",
+    ),
     (small(topology=[{"name": "vanilla"}]), r"topology\[0\]\.cut: is missing; expected text"),
-    (small(topology=[{"name": "vanilla", "cut": "relu"}]), r"topology\[0\]: unknown submodule of Mlp 'relu'; did you mean"),
-    (small(topology=[{"name": "vanilla", "cut": 1}]), r"topology\[0\]\.cut: 1 is not allowed; expected text, or a list"),
+    (
+        small(topology=[{"name": "vanilla", "cut": "relu"}]),
+        r"topology\[0\]: unknown submodule of Mlp 'relu'; did you mean",
+    ),
+    (
+        small(topology=[{"name": "vanilla", "cut": 1}]),
+        r"topology\[0\]\.cut: 1 is not allowed; expected text, or a list",
+    ),
     (small(topology=[]), r"topology: \[\] is not allowed; expected "),
     (small(defense=[{"name": "nose"}]), r"defense\[0\]\.name: unknown defense 'nose'; did you mean 'noise'"),
-    (small(defense=[{"name": "noise", "scales": 1}]), r"defense\[0\]\.scales: unknown key 'scales'; did you mean 'scale'\?"),
+    (
+        small(defense=[{"name": "noise", "scales": 1}]),
+        r"defense\[0\]\.scales: unknown key 'scales'; did you mean 'scale'\?",
+    ),
     (
         small(defense=[{"name": "none"}, {"name": "distance_correlation", "alpha": -0.5}]),
         r"defense\[1\]\.alpha: distance_correlation alpha=-0\.5 is not allowed; expected a number in \[0, 1\]",
@@ -88,13 +111,28 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         small(defense=[{"name": "noise", "on": ["bottom->tap"]}]),
         r"defense\[0\]: unknown edge 'bottom->tap'; did you mean 'bottom->top'\?",
     ),
-    (small(defense=[{"name": "noise"}, {"name": "noise"}]), r"defense: noise\(scale=1\) is there 2 times; expected once"),
+    (
+        small(defense=[{"name": "noise"}, {"name": "noise"}]),
+        r"defense: noise\(scale=1\) is there 2 times; expected once",
+    ),
     (small(attack=[{"name": "rlme"}]), r"attack\[0\]\.name: unknown attack 'rlme'; did you mean 'rmle'\?"),
-    (small(attack=[{"name": "rmle", "preset": "fats"}]), r"attack\[0\]\.preset: unknown preset 'fats'; did you mean 'fast'"),
-    (small(attack=[{"name": "rmle", "lr": 0.0}]), r"attack\[0\]\.lr: rmle lr=0\.0 is not allowed; expected a number in \("),
-    (small(attack=[{"name": "rmle", "adversary": "sever"}]), r"attack\[0\]: unknown party 'sever'; did you mean 'server'"),
-    (small(attack=[{"name": "rmle", "adversary": "client0"}]), r"attack\[0\]: rmle needs releases, and party 'client0' rec"),
-]  # fmt: skip
+    (
+        small(attack=[{"name": "rmle", "preset": "fats"}]),
+        r"attack\[0\]\.preset: unknown preset 'fats'; did you mean 'fast'",
+    ),
+    (
+        small(attack=[{"name": "rmle", "lr": 0.0}]),
+        r"attack\[0\]\.lr: rmle lr=0\.0 is not allowed; expected a number in \(",
+    ),
+    (
+        small(attack=[{"name": "rmle", "adversary": "sever"}]),
+        r"attack\[0\]: unknown party 'sever'; did you mean 'server'",
+    ),
+    (
+        small(attack=[{"name": "rmle", "adversary": "client0"}]),
+        r"attack\[0\]: rmle needs releases, and party 'client0' rec",
+    ),
+]
 
 
 @pytest.mark.parametrize(("study", "pattern"), WRONG, ids=[str(i) for i in range(len(WRONG))])
@@ -209,7 +247,7 @@ def without_none(value: Any) -> Any:
 
 
 @given(st.dictionaries(st.text(), st.dictionaries(st.text(), PLAIN, max_size=4), max_size=4))
-@settings(max_examples=200, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 def test_toml_is_read_back_as_written(document: dict[str, Any]) -> None:
     # repr tells 1 from 1.0 and from True, and nan is nan.
     assert repr(tomllib.loads(dumps(document))) == repr(without_none(document))
@@ -221,11 +259,15 @@ JUNK = st.one_of(
     st.floats(),
     st.booleans(),
     st.text(max_size=8),
-    st.sampled_from(["none", "digits", "csv", "lenet", "vanilla", "u_shaped", "relu1", "bottom->top", "server", "cuda:7"]),
+    st.sampled_from(
+        ["none", "digits", "csv", "lenet", "vanilla", "u_shaped", "relu1", "bottom->top", "server", "cuda:7"]
+    ),
     st.just(date(2020, 1, 1)),
     st.lists(st.one_of(st.integers(-2, 9), st.floats(), st.text(max_size=3)), max_size=3),
-    st.dictionaries(st.sampled_from(["name", "lr", "scheduler", "x"]), st.one_of(st.integers(), st.text(max_size=3)), max_size=2),
-)  # fmt: skip
+    st.dictionaries(
+        st.sampled_from(["name", "lr", "scheduler", "x"]), st.one_of(st.integers(), st.text(max_size=3)), max_size=2
+    ),
+)
 
 RICH = small(
     defense=[
@@ -268,10 +310,10 @@ def mutated(draw: st.DrawFn) -> dict[str, Any]:
 @settings(max_examples=300, derandomize=True)
 def test_any_study_is_valid_or_refused_in_lines(study: dict[str, Any]) -> None:
     try:
-        grid = checked(study)
-    except InvalidInput as error:
-        assert isinstance(error, InvalidStudy)
-        assert error.lines
-        assert all(re.match(r"study\.toml: \S+: .", line) and len(line.splitlines()) == 1 for line in error.lines)
+        names = [cell.id for cell in checked(study).cells]
+    except InvalidStudy as error:
+        lines = list(error.lines)
     else:
-        assert len({cell.id for cell in grid.cells}) == len(grid.cells)
+        lines = ["study.toml: fine: "] if names and len(set(names)) == len(names) else []
+    assert lines
+    assert all(re.match(r"study\.toml: \S+: ", line) and len(line.splitlines()) == 1 for line in lines)

@@ -78,11 +78,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-CLAIMED = pytest.mark.xfail(reason="the folder is claimed before the engine checks these", strict=True)
-LATE = ("party to record", "edge", "defense", "short batch")
-
-
-@pytest.mark.parametrize("case", [pytest.param(c, marks=CLAIMED) if c in LATE else c for c in REFUSED])
+@pytest.mark.parametrize("case", list(REFUSED))
 def test_refused_before_anything_is_written(case: str, tmp_path: Path) -> None:
     arguments, text = REFUSED[case]
     with pytest.raises(InvalidInput, match=re.escape(text)) as caught:
@@ -142,7 +138,6 @@ def test_scores_are_those_of_the_newest_model() -> None:
     assert run.accuracy == pytest.approx(float(agree))
 
 
-@pytest.mark.xfail(reason="float(None) is a TypeError", strict=True)
 def test_no_test_rows_is_said_not_a_crash() -> None:
     data = toy_data(60).clients(2, auxiliary=10, victims=10, test=0.0)
     run = train(data=data)
@@ -195,9 +190,6 @@ def test_lenet_on_regression_data_is_refused_by_width() -> None:
         train(topology=vanilla(lenet((1, 8, 8), 10), "pool1"), data=data)
 
 
-@pytest.mark.xfail(
-    reason="evaluation does not look for values that are not finite: accuracy .1 is reported", strict=True
-)
 def test_weights_that_the_last_step_ruined_are_found_when_they_are_scored() -> None:
     """One step at a huge rate: its loss and gradients are finite, what the model then returns is not."""
     one = toy_data(60).clients(1, auxiliary=10, victims=10)
@@ -205,7 +197,6 @@ def test_weights_that_the_last_step_ruined_are_found_when_they_are_scored() -> N
         train(data=one, batch_size=64, optimizer=Optim("SGD", {"lr": 1e30}))
 
 
-@pytest.mark.xfail(reason="the second party of that name takes the place of the first", strict=True)
 def test_roles_whose_parties_would_share_a_name_are_refused() -> None:
     """Client 0 plays "client" under the name client0, which another role bears here."""
     flat = nn.Sequential(nn.Flatten(), nn.Linear(64, 8))

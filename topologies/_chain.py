@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from splitfed.cut import cut
+from splitfed.cutting import cut
 from splitfed.errors import InvalidInput
 from splitfed.graph import Segment
 

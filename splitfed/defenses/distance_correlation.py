@@ -44,6 +44,11 @@ class DistanceCorrelation(Defense):
         """What the task's loss is multiplied by: 1 - alpha."""
         return 1.0 - self.alpha
 
+    @property
+    def least_rows(self) -> int:
+        """The bias-corrected form needs four rows."""
+        return 4 if self.statistic == "unbiased" else 1
+
     def check(self, topology: Topology, facts: Facts) -> None:
         """Refuse an edge whose sender owns no raw input to be independent of."""
         owners = set(topology.inputs.values())
@@ -56,7 +61,7 @@ class DistanceCorrelation(Defense):
 
     def penalty(self, z: Tensor, context: Context) -> Tensor:
         """Return alpha times the distance correlation of this batch's raw inputs and all that leaves on the edge."""
-        raw = [x.flatten(1) for x in context.inputs.values()]
+        raw = [x.reshape(len(x), -1) for x in context.inputs.values()]
         x = raw[0] if len(raw) == 1 else torch.cat(raw, 1)
         measure = distance_correlation if self.statistic == "biased" else u_distance_correlation_sqr
-        return self.alpha * measure(x, z.flatten(1))
+        return self.alpha * measure(x, z.reshape(len(z), -1))

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from splitfed.traffic import Traffic
 from splitfed.graph import Topology
+from splitfed.traffic import Traffic
 from splitfed.view import View
 
 

@@ -11,15 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from splitfed.traffic import Traffic
 from splitfed.defense import Defense
 from splitfed.duty import duties
 from splitfed.engines.base import Prediction
-from splitfed.executor import Lane, forward, train_step
+from splitfed.errors import InvalidInput
+from splitfed.executor import Lane, predict_step, train_step
 from splitfed.graph import Topology
 from splitfed.optim import Optim
 from splitfed.party import Batch, Party
 from splitfed.probe import Facts
+from splitfed.traffic import Traffic
 from splitfed.view import Message, Recorder, Recording, Stamp, View
 
 Tap = Callable[[Message], Message]
@@ -79,7 +80,11 @@ class LocalEngine:
         self._lanes = [
             Lane(i, {role: {**parties, **shared}[role] for role in topology.roles}) for i, parties in enumerate(own)
         ]
-        self.parties: dict[str, Party] = {p.name: p for lane in self._lanes for p in lane.parties.values()}
+        self.parties: dict[str, Party] = {}
+        for place in self._lanes:
+            for member in place.parties.values():
+                if self.parties.setdefault(member.name, member) is not member:
+                    raise InvalidInput(f"two parties would be called {member.name!r}; rename a role of the topology")
         recorders = (recording or Recording()).recorders(tuple(self.parties), folder)
         self.link = LocalLink(self.traffic, recorders)
 
@@ -127,12 +132,10 @@ class LocalEngine:
         outputs: dict[str, list[Tensor]] = {head.value: [] for head in self.topology.heads}
         with self._borrowed(lane, borrow):
             for step, rows in enumerate(torch.arange(self.rows(lane, part)).split(batch_size)):
-                stamp = Stamp(phase, lane, number, step)
-                forward(self.topology, place, self.link, Batch(part, rows), stamp)
-                for head in self.topology.heads:
-                    outputs[head.value].append(place.parties[head.role].output(head.value, lane).cpu())
-                for party in place.parties.values():
-                    party.abandon(lane)
+                stamp = Stamp(phase, lane, number, step, part)
+                found = predict_step(self.topology, place, self.link, Batch(part, rows), stamp)
+                for name, value in found.items():
+                    outputs[name].append(value.cpu())
         labels = {}
         for head in self.topology.heads:
             known = place.parties[head.labels].labels(part)

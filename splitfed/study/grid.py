@@ -11,7 +11,7 @@ from typing import Any
 from splitfed.attacks.base import Attack
 from splitfed.errors import unknown
 from splitfed.registry import TABLES, load
-from splitfed.study import guards, training
+from splitfed.study import guards, plans
 from splitfed.study.build import as_tuple
 from splitfed.study.cell import Cell, Named, Placed, Probe, Source, slug
 from splitfed.study.config import DataTable, StudyConfig, TopologyTable
@@ -37,7 +37,7 @@ def expand(config: StudyConfig, source: str, base: Path) -> Grid:
     mistakes = Mistakes(source)
     data_table, data = _data(mistakes, config.data, base)
     model_table, model = _model(mistakes, config)
-    training_table, plan = training.plan(mistakes, config.training)
+    training_table, plan = plans.plan(mistakes, config.training)
     topologies = [_topology(mistakes, f"topology[{i}]", table) for i, table in enumerate(config.topology)]
     defenses = [guards.settings(mistakes, f"defense[{i}]", table) for i, table in enumerate(config.defense)]
     attacks = [

@@ -18,7 +18,7 @@ from splitfed.study import build
 from splitfed.study.cell import Cell, Probe
 from splitfed.study.grid import Grid
 from splitfed.study.mistakes import Mistakes
-from splitfed.train import _check_batches, _check_outputs, _optims, probe_with
+from splitfed.training import check_batches, check_outputs, optims_of, probe_with
 
 
 def rehearse(grid: Grid, source: str) -> Dataset:
@@ -43,11 +43,12 @@ def rehearse(grid: Grid, source: str) -> Dataset:
         if place is None:
             continue
         ready, facts = place
+        guards = build.defenses(cell)
+        with mistakes.at(cell.defense.where):
+            duties(ready, facts, guards)
         with mistakes.at("training.batch_size"):
             training = Training(cell.training.batch_size, cell.training.local_epochs, cell.seed)
-            _check_batches(facts, split, training)
-        with mistakes.at(cell.defense.where):
-            duties(ready, facts, build.defenses(cell))
+            check_batches(facts, guards, split, training)
     for probe in first.attacks:
         for place in filter(None, checked.values()):
             with mistakes.at(probe.where):
@@ -89,12 +90,11 @@ def _place(mistakes: Mistakes, cell: Cell, data: Dataset, split: Federation) -> 
     with mistakes.at(where):
         ready = build.topology(cell, data)
         facts = probe_with(ready, split)
-        _check_outputs(ready, facts)
+        check_outputs(ready, facts)
         with mistakes.at("training.schedule"):
             build.schedule(cell).check(ready, len(split))
         with mistakes.at("training.optimizer"):
-            optimizer = cell.training.optimizer
-            _optims(ready, optimizer)
+            optims_of(ready, cell.training.optimizer)
         with mistakes.at("training.record.parties"):
             _check_known(cell.training.record.parties, _parties(ready, len(split)))
         return ready, facts

@@ -13,7 +13,8 @@ _LABEL = re.compile(r"(\w+)\((.*)\)")
 def short_names(labels: Sequence[str], *, alone: bool = False) -> dict[str, str]:
     """Return label -> short name, all different; `noise(scale=0.5, relative=true)` may become `noise(scale=0.5)`.
 
-    A parameter that has the same value in all labels of the same name is dropped, and "none" is "undefended". The only label of its name keeps its parameters if `alone`.
+    A parameter that has the same value in all labels of the same name is dropped, and "none" is "undefended". The only
+    label of its name keeps its parameters if `alone`.
     """
     groups: dict[str, list[str]] = {}
     for label in dict.fromkeys(labels):

@@ -28,7 +28,7 @@ from splitfed.study import build
 from splitfed.study.cell import Cell, Probe
 from splitfed.study.progress import Watcher
 from splitfed.study.toml import dumps
-from splitfed.train import train
+from splitfed.training import train
 
 PERMUTATIONS = 200
 Json = dict[str, Any]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -105,39 +105,52 @@ def closing(found: Json) -> str:
 def _hire(folder: Path, count: int, lock: int | None, told: Watcher) -> None:
     """Start `count` processes on the queue and pass on what they tell, until all have ended."""
     command = [sys.executable, "-m", "splitfed.cli", "_worker", str(folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     inherited = () if lock is None else (lock,)
-    staff = [
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, pass_fds=inherited
-        )
-        for _ in range(count)
-    ]
     together = threading.Lock()
+    with ExitStack() as staffed:
+        staff = [
+            staffed.enter_context(
+                subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, pass_fds=inherited)
+            )
+            for _ in range(count)
+        ]
+        listeners = [_Listener(worker, told, together) for worker in staff]
+        try:
+            for listener in listeners:
+                listener.start()
+            for listener in listeners:
+                listener.join()
+        except BaseException:
+            for worker in staff:
+                worker.terminate()
+            raise
+    for worker, listener in zip(staff, listeners, strict=True):
+        if worker.returncode:
+            last = [*listener.complaint.splitlines(), f"exit code {worker.returncode}"][-2:][0]
+            raise WorkerDied(f"a worker ended early ({last}); go on with --resume")
 
-    def listen(stream: IO[str]) -> None:
-        for line in stream:
-            with together:
-                relay(line, told)
 
-    complaints = [""] * count
+class _Listener(threading.Thread):
+    """Passes on what one worker tells; `complaint` is what it wrote on standard error."""
 
-    def hear(index: int, stream: IO[str]) -> None:
-        complaints[index] = stream.read()
+    def __init__(self, worker: subprocess.Popen[str], told: Watcher, together: threading.Lock) -> None:
+        super().__init__(daemon=True)
+        self._worker = worker
+        self._told = told
+        self._together = together
+        self.complaint = ""
 
-    ears = [threading.Thread(target=listen, args=(worker.stdout,)) for worker in staff]
-    ears += [threading.Thread(target=hear, args=(i, worker.stderr)) for i, worker in enumerate(staff)]
-    try:
-        for ear in ears:
-            ear.start()
-        for ear in ears:
-            ear.join()
-        codes = [worker.wait() for worker in staff]
-    except BaseException:
-        for worker in staff:
-            worker.terminate()
-        raise
-    for code, complaint in zip(codes, complaints, strict=True):
-        if code:
-            lines = complaint.strip().splitlines() or [f"exit code {code}"]
-            raise WorkerDied(f"a worker ended early ({lines[-1]}); go on with --resume")
+    def run(self) -> None:
+        """Read until the worker closes its ends."""
+        assert self._worker.stdout is not None
+        assert self._worker.stderr is not None
+        errors = threading.Thread(target=self._hear, args=(self._worker.stderr,), daemon=True)
+        errors.start()
+        for line in self._worker.stdout:
+            with self._together:
+                relay(line, self._told)
+        errors.join()
+
+    def _hear(self, stream: IO[str]) -> None:
+        # Read all the time: a worker whose pipe is full would wait for ever.
+        self.complaint = stream.read().strip()

@@ -14,7 +14,7 @@ from splitfed.study.runner import Json
 SHOWN = ("psnr", "ssim", "r_squared", "mse")
 """Metrics of an attack that are shown, the first two that it has."""
 
-BASELINES = {"mean_image": "the mean of other rows", "random_pairing": "another victim"}
+BASELINES = {"mean_image": "mean image", "random_pairing": "other victim"}
 
 
 def settings(results: Sequence[Json]) -> list[dict[str, Any]]:
@@ -50,37 +50,39 @@ def show(results: Sequence[Json], console: Console) -> None:
     """Print the table of `results`, with what two baselines score below it."""
     rows = settings(results)
     metric = next((row["metric"] for row in rows if "metric" in row), "utility")
-    columns = _columns(rows)
+    attacks = _attacks(rows)
     several = len({row["topology"] for row in rows}) > 1
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in (*(["topology"] if several else []), "defense"):
         table.add_column(title, overflow="fold")
-    for title in (metric, *(f"{attack}\n{metric}" for attack, metric in columns)):
+    for title in (metric, *(f"{name}\n{' / '.join(metrics)}" for name, metrics in attacks.items())):
         table.add_column(title, justify="right", overflow="fold")
     for row in rows:
-        scores = [_score(row, attack, metric, "guess") for attack, metric in columns]
+        scores = [_scores(row, name, metrics, "guess") for name, metrics in attacks.items()]
         table.add_row(*([row["topology"]] if several else []), row["defense"], _utility(row), *scores)
+    reference = next((row for row in rows if row.get("attacks")), {})
     for who, title in BASELINES.items():
-        scores = [_score(next(iter(rows)), attack, metric, who) for attack, metric in columns]
+        scores = [_scores(reference, name, metrics, who) for name, metrics in attacks.items()]
         if any(scores):
-            table.add_row(*([""] if several else []), f"[dim]baseline: {title}[/dim]", "", *scores)
+            table.add_row(*([""] if several else []), f"baseline: {title}", "", *scores, style="dim")
     if not several and rows:
-        console.print(rows[0]["topology"], highlight=False)
+        console.print(rows[0]["topology"], highlight=False, markup=False)
     console.print(table)
 
 
-def _columns(rows: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Return (attack, metric) for every column of scores: the first two metrics that an attack has."""
-    found: dict[tuple[str, str], None] = {}
-    for row in rows:
-        for attack, scores in row.get("attacks", {}).items():
-            found.update({(attack, metric): None for metric in [m for m in SHOWN if m in scores][:2]})
-    return list(found)
+def _attacks(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
+    """Return the first two metrics that each attack has."""
+    return {
+        name: [metric for metric in SHOWN if metric in scores][:2]
+        for row in rows
+        for name, scores in row.get("attacks", {}).items()
+    }
 
 
-def _score(row: dict[str, Any], attack: str, metric: str, who: str) -> str:
-    value = row.get("attacks", {}).get(attack, {}).get(metric, {}).get(who)
-    return "" if value is None else f"{value:.3g}"
+def _scores(row: dict[str, Any], attack: str, metrics: Sequence[str], who: str) -> str:
+    scores = row.get("attacks", {}).get(attack, {})
+    found = [scores[metric][who] for metric in metrics if who in scores.get(metric, {})]
+    return " / ".join(f"{value:#.3g}" for value in found)
 
 
 def _utility(row: dict[str, Any]) -> str:

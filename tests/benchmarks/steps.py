@@ -92,7 +92,7 @@ def _spent(engine: LocalEngine, batches: list[Tensor]) -> None:
 def alternate(runners: Mapping[str, Callable[[], None]], repeats: int) -> dict[str, float]:
     """Run all in turn, `repeats` times; return each one's median time over that of the first, pair by pair."""
     times: dict[str, list[float]] = {name: [] for name in runners}
-    for name, runner in runners.items():
+    for runner in runners.values():
         runner()
     for repeat in range(repeats):
         names = list(runners) if repeat % 2 == 0 else list(reversed(runners))

@@ -43,16 +43,30 @@ def cut(model: nn.Module, at: Sequence[str]) -> tuple[Piece, ...]:
     for name in names:
         if name not in modules:
             raise unknown(f"submodule of {type(model).__name__}", name, modules)
-    graph = _trace(model)
-    part = _assign(model, graph, names)
-    check_in_place(model, graph, part)
-    return _build(model, graph, part, len(names) + 1)
+    own = set(vars(model))
+    try:
+        graph = _trace(model)
+        part = _assign(model, graph, names)
+        check_in_place(model, graph, part)
+        return _build(model, graph, part, len(names) + 1)
+    finally:
+        _forget_constants(model, own)
+
+
+def _forget_constants(model: nn.Module, own: set[str]) -> None:
+    """Remove the constants that tracing has left on the model."""
+    for name in set(vars(model)) - own:
+        delattr(model, name)
 
 
 def _trace(model: nn.Module) -> fx.Graph:
     was_training = {name: module.training for name, module in model.named_modules()}
+    own = set(vars(model))
+    graphs = []
     try:
-        graphs = [fx.Tracer().trace(model.train(mode)) for mode in (False, True)]
+        for mode in (False, True):
+            _forget_constants(model, own)
+            graphs.append(fx.Tracer().trace(model.train(mode)))
     except (fx.proxy.TraceError, TypeError, ValueError, RuntimeError, AttributeError, KeyError) as error:
         raise InvalidInput(
             f"{type(model).__name__} cannot be traced{_where(error)}: {str(error).splitlines()[0]}; "
@@ -159,7 +173,9 @@ def _build(model: nn.Module, graph: fx.Graph, part: dict[fx.Node, int], count: i
         pieces[index].output(copied[0] if len(copied) == 1 else copied)
         pieces[index].lint()
         module = fx.GraphModule(model, pieces[index], class_name=f"{type(model).__name__}Part{index}")
-        module.train(model.training)
+        module.training = model.training
+        # Constants of the code are no state of the model.
+        module._non_persistent_buffers_set |= {n for n in module._buffers if n.startswith("_tensor_constant")}
         built.append(Piece(module, tuple(reads[index]), tuple(n.name for n in returned)))
     return tuple(built)
 

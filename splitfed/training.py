@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +32,11 @@ def train(
     data: Federation,
     *,
     schedule: str | Schedule = "sequential",
-    defenses: Sequence[Defense] = (),
+    defenses: Defense | Sequence[Defense] = (),
     rounds: int = 10,
     batch_size: int = 64,
     local_epochs: int = 1,
-    optimizer: Optim | Mapping[str, Optim] | None = None,
+    optimizer: str | Optim | Mapping[str, Optim] | None = None,
     seed: int = 0,
     device: torch.device | str = "cpu",
     record: Recording | None = None,
@@ -57,22 +59,22 @@ def train(
     plan: Schedule = load("schedules", schedule)() if isinstance(schedule, str) else schedule
     ready = topology.with_task(data.task)
     facts = probe_with(ready, data)
-    _check_outputs(ready, facts)
-    _check_batches(facts, data, training)
+    check_outputs(ready, facts)
+    guards = (defenses,) if isinstance(defenses, Defense) else tuple(defenses)
+    check_batches(facts, guards, data, training)
     plan.check(ready, len(data.clients))
-    optims = _optims(ready, optimizer)
+    optims = optims_of(ready, optimizer)
     place = None if folder is None else RunFolder(Path(folder))
-    described = describe(ready, data, plan, defenses, optims, rounds, training, record)
-    if place is not None:
-        place.claim(described, resume=resume)
+    if resume and place is None:
+        raise InvalidInput("resume=True needs the folder of the run to resume")
     engine = LocalEngine(
         ready,
         facts,
         len(data.clients),
-        defenses=defenses,
+        defenses=guards,
         optims=optims,
         seed=seed,
-        device=device,
+        device=_device(device),
         recording=record,
         folder=None if place is None else place.path / "views",
     )
@@ -80,6 +82,8 @@ def train(
         for part in ("train", "validation", "test"):
             rows = getattr(client, part)
             engine.own(lane, part, dict.fromkeys(ready.inputs, rows.x), {h.value: rows.y for h in ready.heads})
+    if place is not None:
+        place.claim(describe(ready, data, plan, guards, optims, rounds, training, record, device), resume=resume)
     run = Run(engine, data, plan, plan.start(len(data.clients)), seed, place)
     first = 0 if place is None else place.restore(run)
     for number in range(first, rounds):
@@ -119,8 +123,9 @@ def describe(
     rounds: int,
     training: Training,
     record: Recording | None,
+    device: torch.device | str,
 ) -> dict[str, Any]:
-    """Return what defines the run, as plain values: two runs with equal descriptions end in the same bits."""
+    """Return what defines the run, as plain values: two runs with equal descriptions do the same."""
     return {
         "topology": topology.name,
         "segments": {
@@ -132,38 +137,69 @@ def describe(
             }
             for s in topology.segments
         },
+        "heads": {h.value: {"role": h.role, "labels": h.labels, "weight": h.weight} for h in topology.heads},
+        "weights": _digest(topology.state_dict()),
         "data": {
             "name": data.name,
             "clients": [len(c.train) for c in data.clients],
             "victims": len(data.victims),
+            "rows": _digest(_rows(data)),
         },
         "schedule": repr(schedule),
         "defenses": [repr(d) for d in defenses],
         "optimizers": {role: repr(o) for role, o in optims.items()},
         "rounds": rounds,
-        "training": {
-            "batch_size": training.batch_size,
-            "local_epochs": training.local_epochs,
-            "seed": training.seed,
-        },
+        "training": asdict(training),
         "record": repr(record or Recording()),
+        "device": str(device),
     }
+
+
+def _rows(data: Federation) -> dict[str, torch.Tensor]:
+    parts = {f"{c.name}/{part}": getattr(c, part) for c in data.clients for part in ("train", "validation", "test")}
+    parts |= {"victims": data.victims, "auxiliary": data.auxiliary}
+    return {f"{name}/{k}": t for name, rows in parts.items() for k, t in (("x", rows.x), ("y", rows.y))}
+
+
+def _digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Return a hash of names, shapes and values."""
+    found = hashlib.sha256()
+    for name, tensor in tensors.items():
+        found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def _device(name: torch.device | str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InvalidInput(f"device={name!r} is not allowed; expected cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidInput(f"device={str(name)!r} is not there: torch finds no GPU")
+    return device
 
 
 def _count(module: torch.nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def _optims(topology: Topology, optimizer: Optim | Mapping[str, Optim] | None) -> dict[str, Optim]:
-    if not isinstance(optimizer, Mapping):
+def optims_of(topology: Topology, optimizer: str | Optim | Mapping[str, Optim] | None) -> dict[str, Optim]:
+    """Return each role's optimizer, from one for all (an `Optim`, or a name with torch's defaults) or by role."""
+    if isinstance(optimizer, str):
+        optimizer = Optim(optimizer, {})
+    if optimizer is None or isinstance(optimizer, Optim):
         return dict.fromkeys(topology.roles, optimizer or Optim())
+    if not isinstance(optimizer, Mapping) or not all(isinstance(o, Optim) for o in optimizer.values()):
+        raise InvalidInput(f"optimizer={optimizer!r} is not allowed; expected an Optim, a name, or role -> Optim")
     for role in optimizer:
         if role not in topology.roles:
             raise unknown("role in optimizer", role, topology.roles)
     return {role: optimizer.get(role, Optim()) for role in topology.roles}
 
 
-def _check_outputs(topology: Topology, facts: Facts) -> None:
+def check_outputs(topology: Topology, facts: Facts) -> None:
+    """Refuse a model whose output is not as wide as the task needs."""
     for head in topology.heads:
         assert head.task is not None
         shape = facts.shapes[head.value]
@@ -174,13 +210,17 @@ def _check_outputs(topology: Topology, facts: Facts) -> None:
             )
 
 
-def _check_batches(facts: Facts, data: Federation, training: Training) -> None:
-    if not facts.batch_norm:
-        return
+def check_batches(facts: Facts, defenses: Sequence[Defense], data: Federation, training: Training) -> None:
+    """Refuse a batch size that leaves some client a batch too small for batch norm or for a defense."""
+    needs = [(2, f"batch norm in segment {name!r}") for name in sorted(facts.batch_norm)]
+    needs += [(d.least_rows, type(d).__name__) for d in defenses]
+    least, who = max(needs, key=lambda need: need[0], default=(1, ""))
     for client in data.clients:
         rows = len(client.train)
-        if rows % training.batch_size == 1 or training.batch_size == 1:
+        smallest = min(rows, training.batch_size, rows % training.batch_size or training.batch_size)
+        if smallest < least:
+            size = "one" if smallest == 1 else str(smallest)
             raise InvalidInput(
-                f"{client.name} has {rows} training rows, so batch_size={training.batch_size} leaves a batch of one, "
-                f"and batch norm in segment {sorted(facts.batch_norm)[0]!r} needs two rows or more: choose another size"
+                f"{client.name} has {rows} training rows, so batch_size={training.batch_size} leaves a batch of "
+                f"{size}, and {who} needs {least} rows or more: choose another size"
             )
