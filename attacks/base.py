@@ -40,7 +40,8 @@ class Knowledge:
     `shape`, `value_range`: of one row of the data (public). `auxiliary`: (rows, *shape), no victim among them.
     All tensors are, and a guess may be, on `device`.
     `query(x)`: what arrives at the adversary when the victims' own parties process x, defenses included.
-    `upstream(x)`: the same as a differentiable function, from the upstream weights, with every defense at its mean.
+    `upstream(x)`: the same as a differentiable function, from the upstream weights, with every defense at its mean;
+    `sample(x)`: with defenses that draw afresh, on the adversary's own machine; both come with the weights.
     """
 
     shape: tuple[int, ...]
@@ -48,6 +49,7 @@ class Knowledge:
     auxiliary: Tensor | None = None
     query: Callable[[Tensor], Releases] | None = None
     upstream: Callable[[Tensor], Releases] | None = None
+    sample: Callable[[Tensor], Releases] | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def only(self, needs: frozenset[Needs]) -> Knowledge:
@@ -57,6 +59,7 @@ class Knowledge:
             auxiliary=self.auxiliary if Needs.AUXILIARY in needs else None,
             query=self.query if Needs.QUERIES in needs else None,
             upstream=self.upstream if Needs.UPSTREAM in needs else None,
+            sample=self.sample if Needs.UPSTREAM in needs else None,
         )
 
     def missing(self, needs: frozenset[Needs], view: View) -> list[str]:

@@ -226,6 +226,11 @@ class Party:
         for segment, module in self.modules.items():
             module.load_state_dict({n: tensors[f"{segment}/{n}"] for n in module.state_dict()})
 
+    @property
+    def defense_states(self) -> dict[tuple[str, int], Any]:
+        """What the defenses keep here, by edge and position; for the experimenter."""
+        return dict(self._defenses)
+
     def state(self) -> dict[str, Any]:
         """Return the whole state: tensors and plain values only, safe to load without unpickling code."""
         return {

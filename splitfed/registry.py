@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,9 +78,9 @@ def name_of(kind: str, found: type) -> str:
 @cache
 def head(kind: str, name: str) -> Head:
     """Read name, summary and paper from the file of `name`, without importing it."""
-    # Asking the import system for the file would import its package, and torch with it.
-    path = TABLES[kind][name].partition(":")[0].split(".")[1:]
-    file = Path(__file__).parent.joinpath(*path).with_suffix(".py")
+    file = _file(TABLES[kind][name].partition(":")[0])
+    if file is None or not file.is_file():
+        raise ImportError(f"{kind}/{name} is registered, but its file is not installed")
     lines = (ast.get_docstring(ast.parse(file.read_text("utf-8"))) or "").splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith("Paper:")), None)
     paper: list[str] = []
@@ -99,3 +100,12 @@ SINGULAR = {
     "data": "data set",
     "models": "model",
 }
+
+
+def _file(module: str) -> Path | None:
+    package, *path = module.split(".")
+    if package == __package__:
+        # Asking the import system would import the package that the file is in, and torch with it.
+        return Path(__file__).parent.joinpath(*path).with_suffix(".py")
+    spec = importlib.util.find_spec(module)
+    return None if spec is None or spec.origin is None else Path(spec.origin)

@@ -214,6 +214,8 @@ class Run:
         engine = self.engine
         name = next(iter(engine.topology.inputs))
         role = engine.parties[party].role
+        members = (engine.party(self._newest(client), r) for r in engine.topology.roles)
+        states = {key: state for member in members for key, state in member.defense_states.items()}
         upstream = Upstream(
             engine.topology,
             engine.facts,
@@ -221,6 +223,7 @@ class Run:
             engine.defenses,
             role,
             self.seed,
+            states,
         )
         return Knowledge(
             self.data.shape,
@@ -228,6 +231,7 @@ class Run:
             self.data.auxiliary.x.to(engine.device),
             self._query(party, client, stream),
             lambda x: upstream({name: x}),
+            lambda x: upstream.sample({name: x}),
             engine.device,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -25,9 +26,12 @@ class Upstream:
         defenses: Sequence[Defense],
         role: str,
         seed: int,
+        states: Mapping[tuple[str, int], Any] | None = None,
     ) -> None:
         self._topology, self._facts, self._role, self._seed = topology, facts, role, seed
         self._segments = topology.upstream(role)
+        self._states = copy.deepcopy(dict(states or {}))
+        self._samples = 0
         self._modules = copy.deepcopy({s.name: modules[s.name] for s in self._segments})
         for module in self._modules.values():
             module.eval().requires_grad_(False)
@@ -39,7 +43,15 @@ class Upstream:
         }
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return what arrives at the role for raw `inputs`: value -> (n, ...)."""
+        """Return what arrives at the role for raw `inputs`, every defense at its mean: value -> (n, ...)."""
+        return self._walk(inputs, None)
+
+    def sample(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return what might arrive at the role for raw `inputs`: every defense draws afresh."""
+        self._samples += 1
+        return self._walk(inputs, self._samples)
+
+    def _walk(self, inputs: Mapping[str, Tensor], sample: int | None) -> dict[str, Tensor]:
         made = dict(inputs)
         arrived: dict[str, dict[str, Tensor]] = {role: {} for role in self._topology.roles}
         for segment in self._segments:
@@ -51,18 +63,21 @@ class Upstream:
             made.update(zip(segment.outputs, outputs, strict=True))
             for edge in self._topology.crossings:
                 if edge.source == segment.name:
-                    values = self._defended(edge.source, edge.target, made, inputs)
+                    values = self._defended(edge.source, edge.target, made, inputs, sample)
                     arrived[self._topology.role_of(edge.target)].update(values)
         return arrived[self._role]
 
     def _defended(
-        self, source: str, target: str, made: Mapping[str, Tensor], inputs: Mapping[str, Tensor]
+        self, source: str, target: str, made: Mapping[str, Tensor], inputs: Mapping[str, Tensor], sample: int | None
     ) -> dict[str, Tensor]:
         port = self._ports[source, target]
         role = self._topology.role_of(source)
         own = {name: t for name, t in inputs.items() if self._topology.inputs[name] == role}
         values = {name: made[name] for name in port.values}
         for guard in port.guards:
-            context = Context(role, port.edge, Stamp("query", 0, 0, 0), self._seed, guard.position, own)
-            values = {name: guard.defense.expected(name, z, context) for name, z in values.items()}
+            stamp = Stamp("sample", 0, sample or 0, 0)
+            state = self._states.get((port.edge, guard.position))
+            context = Context(role, port.edge, stamp, self._seed, guard.position, own, {}, state)
+            act = guard.defense.expected if sample is None else guard.defense.release
+            values = {name: act(name, z, context) for name, z in values.items()}
         return values

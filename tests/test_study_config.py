@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from splitfed.attacks.rmle import Rmle
 from splitfed.errors import InvalidInput
 from splitfed.study import config
 from splitfed.study.mistakes import InvalidStudy
@@ -196,7 +198,7 @@ def test_lists_expand_to_a_grid_in_order() -> None:
 
 def test_attacks_take_their_preset_and_what_is_changed() -> None:
     (probe,) = checked(small()).cells[0].attacks
-    assert probe.attack.parameters == {"iterations": 5, "lr": 0.05, "tv": 0.01, "l2": 0.0}
+    assert Rmle(**probe.attack.parameters) == replace(Rmle.preset("fast"), iterations=5)
     assert probe.label == "rmle(preset=fast, iterations=5)"
 
 
