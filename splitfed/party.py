@@ -171,7 +171,14 @@ class Party:
         if live or losses:
             roots, gradients = [z for z, _ in live] + losses, [g for _, g in live] + [None] * len(losses)
             torch.autograd.backward(roots, gradients)
-        leaves = {**tape.held, **tape.leaves.pop(segment)}
+            del roots, gradients
+        # What is over is let go at once, so that its memory serves the rest of the step.
+        del pairs, live, losses
+        for name in duty.outputs:
+            tape.made.pop(name, None)
+        leaves = tape.leaves.pop(segment)
+        for port in duty.arrivals:
+            leaves.update((name, tape.held.pop(name)) for name in port.values if name in tape.held)
         messages = []
         for port in duty.arrivals:
             back = {name: _gradient(leaves[name]) for name in port.values}
