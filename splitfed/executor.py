@@ -6,10 +6,9 @@ stop a run whose loss, message or gradient is no longer finite.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from torch import Tensor
 
@@ -57,39 +56,45 @@ def exchange(
     Returns the unscaled loss of each head. Raises `NonFinite` naming the first message, loss or penalty that is
     not finite.
     """
-    with _step(lane, stamp):
-        watch = Watch()
+    watch = Watch()
+    try:
         forward(topology, lane, link, batch, stamp, watch, scale)
         losses = _losses(topology, lane, link, stamp)
         backward(topology, lane, link, stamp, watch)
         values = {name: float(loss) for name, loss in losses.items()}
-        watch.close(values, {party.name: party.penalty(stamp.lane) for party in lane.parties.values()})
+        watch.close(values, {party.name: party.gradient_sum() for party in lane.parties.values()})
+    except NonFinite as error:
+        _give_up(lane, stamp, error)
+    finally:
+        _forget(lane, stamp)
     return values
 
 
 def predict_step(topology: Topology, lane: Lane, link: Link, batch: Batch, stamp: Stamp) -> dict[str, Tensor]:
     """Walk forward in evaluation mode; returns the output of each head, checked to be finite."""
-    with _step(lane, stamp):
-        watch = Watch()
+    watch = Watch()
+    try:
         forward(topology, lane, link, batch, stamp, watch)
         outputs = {h.value: lane.parties[h.role].output(h.value, stamp.lane) for h in topology.heads}
         watch.close({name: float(value.sum()) for name, value in outputs.items()}, {})
+    except NonFinite as error:
+        _give_up(lane, stamp, error)
+    finally:
+        _forget(lane, stamp)
     return outputs
 
 
-@contextmanager
-def _step(lane: Lane, stamp: Stamp) -> Iterator[None]:
-    """Leave nothing of a step behind; one that is not finite leaves no gradient either."""
-    try:
-        yield
-    except NonFinite as error:
-        for party in lane.parties.values():
-            party.drop_gradients()
-        where = f"at epoch {stamp.epoch}, step {stamp.step}, lane {stamp.lane} ({stamp.phase})"
-        raise NonFinite(f"{error} {where}") from None
-    finally:
-        for party in lane.parties.values():
-            party.forget(stamp.lane)
+def _give_up(lane: Lane, stamp: Stamp, error: NonFinite) -> NoReturn:
+    """Leave no gradient of the step behind, and say when it happened."""
+    for party in lane.parties.values():
+        party.drop_gradients()
+    where = f"at epoch {stamp.epoch}, step {stamp.step}, lane {stamp.lane} ({stamp.phase})"
+    raise NonFinite(f"{error} {where}") from None
+
+
+def _forget(lane: Lane, stamp: Stamp) -> None:
+    for party in lane.parties.values():
+        party.forget(stamp.lane)
 
 
 def forward(

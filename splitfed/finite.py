@@ -1,4 +1,9 @@
-"""Stops a step at the first message, loss or penalty that is not finite."""
+"""Stops a step before any weight is touched if its loss or a weight's gradient is not finite, and names the cause.
+
+Looking at every message of every step would cost more than the rest of a cut. What is not finite in a message
+shows in the loss or in the gradients that it makes, which are read anyway; only then are the messages of the step
+gone through, in the order they crossed.
+"""
 
 from __future__ import annotations
 
@@ -6,44 +11,38 @@ import math
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
 
 from splitfed.errors import NonFinite
 from splitfed.view import Message
 
 
 class Watch:
-    """Looks at every message of a step once, as it crosses, and keeps none of them.
-
-    On the CPU at once, while the tensor is still in the cache; on a GPU the answers are fetched together at the
-    end of the step, so that it is waited for only once.
-    """
+    """Remembers the messages of one step until it is closed."""
 
     def __init__(self) -> None:
-        self._late: list[tuple[str, Tensor]] = []
+        self._crossed: list[Message] = []
 
     def see(self, message: Message) -> None:
-        """Raise `NonFinite` that names the message if it holds a value that is not finite."""
-        for name, tensor in message.tensors.items():
-            if tensor.device.type != "cpu":
-                self._late.append((_named(message, name), torch.isfinite(tensor).all()))
-            # A sum is finite only if every element is, and costs a twentieth of a test of each; one that merely
-            # overflows is told apart by that test.
-            elif not math.isfinite(float(tensor.sum())) and not bool(torch.isfinite(tensor).all()):
-                raise NonFinite(f"{_named(message, name)} is not finite")
+        """Remember `message`."""
+        self._crossed.append(message)
 
-    def close(self, values: Mapping[str, float], penalties: Mapping[str, float]) -> None:
-        """End the step: raise `NonFinite` for what a GPU answers, for a head's value or a party's penalty."""
-        if self._late and not bool(torch.stack([fine for _, fine in self._late]).all()):
-            named = next(name for name, fine in self._late if not bool(fine))
-            raise NonFinite(f"{named} is not finite")
-        for party, penalty in penalties.items():
-            if not math.isfinite(penalty):
-                raise NonFinite(f"the penalty of a defense of {party!r} is not finite ({penalty})")
-        for name, value in values.items():
+    def close(self, values: Mapping[str, float], sums: Mapping[str, float]) -> None:
+        """End the step; raise `NonFinite` that names the first message, else the head or the party.
+
+        `values`: the loss (or the sum of the outputs) of each head. `sums`: the sum of all gradients of each party.
+        """
+        if math.isfinite(sum(values.values()) + sum(sums.values())):
+            return
+        for message in self._crossed:
+            for name, tensor in message.tensors.items():
+                if not bool(torch.isfinite(tensor).all()):
+                    raise NonFinite(
+                        f"{message.kind} {name!r} from {message.sender!r} to {message.receiver!r} on edge "
+                        f"{message.edge!r} is not finite"
+                    )
+        for head, value in values.items():
             if not math.isfinite(value):
-                raise NonFinite(f"the loss or output on {name!r} is not finite ({value})")
-
-
-def _named(message: Message, name: str) -> str:
-    return f"{message.kind} {name!r} from {message.sender!r} to {message.receiver!r} on edge {message.edge!r}"
+                raise NonFinite(f"the loss or output on {head!r} is not finite ({value})")
+        for party, value in sums.items():
+            if not math.isfinite(value):
+                raise NonFinite(f"a gradient within {party!r} is not finite, or its gradients add up to infinity")

@@ -44,7 +44,6 @@ class _Tape:
     sent: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     returned: dict[str, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
     losses: dict[str, list[Tensor]] = field(default_factory=dict)
-    penalties: list[Tensor] = field(default_factory=list)
 
 
 class Party:
@@ -119,21 +118,22 @@ class Party:
                 module.train(self._training)
                 for frozen in self._frozen[name]:
                     frozen.training = False
-        inputs, labels = self._data.get(batch.part, ({}, {}))
-        self._tapes[stamp.lane] = _Tape(
-            {name: t[batch.rows] for name, t in inputs.items()},
-            {name: t[batch.rows] for name, t in labels.items()},
-            scale,
-        )
+        tape = self._tapes[stamp.lane] = _Tape(scale=scale)
+        if batch.part in self._data:
+            inputs, labels = self._data[batch.part]
+            tape.inputs = {name: t[batch.rows] for name, t in inputs.items()}
+            tape.labels = {name: t[batch.rows] for name, t in labels.items()}
 
     def forward(
         self, segment: str, received: Sequence[Message], stamp: Stamp, peers: Mapping[str, str]
     ) -> list[Message]:
         """Run `segment` on what was `received` and what the party has; return what leaves, one message an edge."""
         duty, tape = self._duties[segment], self._tapes[stamp.lane]
-        arrived = {name: t for message in received for name, t in message.tensors.items()}
+        for message in received:
+            for name, value in message.tensors.items():
+                tape.held[name] = self._leaf(value.to(self.device))
         with torch.set_grad_enabled(self._training):
-            outputs = self._run(duty, self._arguments(duty, tape, arrived), stamp)
+            outputs = self._run(duty, self._arguments(duty, tape), stamp)
             tape.made.update(zip(duty.outputs, outputs, strict=True))
             return [
                 Message(self.name, peers[p.role], "activation", p.edge, self._release(duty, p, tape, stamp), stamp)
@@ -162,38 +162,32 @@ class Party:
     ) -> list[Message]:
         """Send the gradients `received` for what left `segment`, and its losses, back through it."""
         duty, tape = self._duties[segment], self._tapes[stamp.lane]
+        roots: list[Tensor] = []
+        gradients: list[Tensor | None] = []
         pairs = tape.returned.pop(segment, [])
         for message in received:
             sent = tape.sent.pop(message.edge)
             pairs += [(sent[name], g.to(self.device)) for name, g in message.tensors.items()]
-        live = [(z, g) for z, g in pairs if z.requires_grad]
-        losses = [loss for loss in tape.losses.pop(segment, []) if loss.requires_grad]
-        if live or losses:
-            roots, gradients = [z for z, _ in live] + losses, [g for _, g in live] + [None] * len(losses)
+        for z, g in (*pairs, *((loss, None) for loss in tape.losses.pop(segment, ()))):
+            # Segments without weights that read raw data only have nothing to send a gradient to.
+            if z.requires_grad:
+                roots.append(z)
+                gradients.append(g)
+        if roots:
             torch.autograd.backward(roots, gradients)
-            del roots, gradients
         # What is over is let go at once, so that its memory serves the rest of the step.
-        del pairs, live, losses
+        del pairs, roots, gradients
         for name in duty.outputs:
             tape.made.pop(name, None)
-        leaves = tape.leaves.pop(segment)
-        for port in duty.arrivals:
-            leaves.update((name, tape.held.pop(name)) for name in port.values if name in tape.held)
-        messages = []
-        for port in duty.arrivals:
-            back = {name: _gradient(leaves[name]) for name in port.values}
-            if port.role is None:
-                tape.returned.setdefault(port.segment, []).extend((tape.made[n], g) for n, g in back.items())
-                continue
-            for guard in port.guards:
-                context = self._context(port, guard.position, tape, stamp)
-                back = {n: guard.defense.gradient(n, g, context) for n, g in back.items()}
-            messages.append(Message(self.name, peers[port.role], "gradient", port.edge, back, stamp))
-        return messages
+        return self._returned(duty, tape, stamp, peers)
 
-    def penalty(self, lane: int) -> float:
-        """Return the sum of the penalties that this party's defenses have added to its losses in this step."""
-        return sum(float(p) for p in self._tapes[lane].penalties)
+    def gradient_sum(self) -> float:
+        """Return the sum of the gradient that each backward pass reaches last: that of the first weight that has one.
+
+        Whatever is not finite behind it has passed through it, unless it was masked on its way and did no harm.
+        """
+        first = next((p.grad for p in self._parameters if p.grad is not None), None)
+        return 0.0 if first is None else float(first.sum())
 
     def update(self) -> None:
         """Take one optimizer step with the gradients gathered since the last one."""
@@ -259,9 +253,7 @@ class Party:
             if defense is not None:
                 defense.load_state_dict(state["defenses"][f"{edge}#{i}"])
 
-    def _arguments(self, duty: Duty, tape: _Tape, arrived: Mapping[str, Tensor]) -> list[Tensor]:
-        for name, value in arrived.items():
-            tape.held[name] = self._leaf(value.to(self.device))
+    def _arguments(self, duty: Duty, tape: _Tape) -> list[Tensor]:
         leaves = tape.leaves[duty.segment] = {}
         arguments = []
         for name in duty.inputs:
@@ -295,12 +287,26 @@ class Party:
             if self._training:
                 penalty = guard.defense.penalty(_joined(list(values.values())), context)
                 if penalty is not None:
-                    penalty = penalty * (guard.share * tape.scale)
-                    tape.losses.setdefault(duty.segment, []).append(penalty)
-                    tape.penalties.append(penalty.detach())
+                    tape.losses.setdefault(duty.segment, []).append(penalty * (guard.share * tape.scale))
             values = {name: guard.defense.release(name, z, context) for name, z in values.items()}
         tape.sent[port.edge] = values
         return {name: z.detach() for name, z in values.items()}
+
+    def _returned(self, duty: Duty, tape: _Tape, stamp: Stamp, peers: Mapping[str, str]) -> list[Message]:
+        """Return the gradients of what the segment has read: kept for the party's own segments, sent to others."""
+        leaves = tape.leaves.pop(duty.segment)
+        messages = []
+        for port in duty.arrivals:
+            if port.role is None:
+                back = [(tape.made[name], _gradient(leaves[name])) for name in port.values]
+                tape.returned.setdefault(port.segment, []).extend(back)
+                continue
+            tensors = {name: _gradient(tape.held.pop(name)) for name in port.values}
+            for guard in port.guards:
+                context = self._context(port, guard.position, tape, stamp)
+                tensors = {n: guard.defense.gradient(n, g, context) for n, g in tensors.items()}
+            messages.append(Message(self.name, peers[port.role], "gradient", port.edge, tensors, stamp))
+        return messages
 
     def _context(self, port: Port, position: int, tape: _Tape, stamp: Stamp) -> Context:
         state = self._defenses[port.edge, position]

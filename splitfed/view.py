@@ -30,8 +30,7 @@ class Stamp(NamedTuple):
     part: str = "train"
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """Tensors on their way from one party to another; the only thing that ever crosses.
 
     `edge` names the place (`source->target`, whichever way the message goes); `tensors` are detached.
@@ -47,7 +46,7 @@ class Message:
     @property
     def nbytes(self) -> int:
         """Payload in bytes: elements times element size, summed; no header is counted."""
-        return sum(t.numel() * t.element_size() for t in self.tensors.values())
+        return sum([t.nbytes for t in self.tensors.values()])
 
 
 @dataclass(frozen=True)

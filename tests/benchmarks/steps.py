@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import copy
 import os
+import random
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,7 +32,7 @@ from splitfed.task import classification
 from splitfed.topologies import u_shaped, vanilla
 from splitfed.view import Recording
 
-ROWS, BATCH, STEPS, REPEATS = 640, 64, 5, 60
+ROWS, BATCH, STEPS, INSTANCES, REPEATS = 640, 64, 5, 15, 15
 OPTIM = Optim("SGD", {"lr": 0.01})
 
 
@@ -94,9 +96,10 @@ def alternate(runners: Mapping[str, Callable[[], None]], repeats: int) -> dict[s
     times: dict[str, list[float]] = {name: [] for name in runners}
     for runner in runners.values():
         runner()
-    for repeat in range(repeats):
-        names = list(runners) if repeat % 2 == 0 else list(reversed(runners))
-        for name in names:
+    shuffle = random.Random(0).sample
+    for _ in range(repeats):
+        # In a new order each time: what ran before leaves its traces in the caches.
+        for name in shuffle(list(runners), len(runners)):
             started = time.perf_counter()
             runners[name]()
             times[name].append(time.perf_counter() - started)
@@ -105,21 +108,35 @@ def alternate(runners: Mapping[str, Callable[[], None]], repeats: int) -> dict[s
     return {name: statistics.median(ratios) for name, ratios in pairs.items()}
 
 
-def step_ratios(repeats: int = REPEATS) -> dict[str, float]:
-    """Return each variant's step time over that of the uncut model: the median of pairs."""
-    drawn = generator(0, "bench")
+def step_ratios(instances: int = INSTANCES, repeats: int = REPEATS) -> dict[str, float]:
+    """Return each variant's step time over that of the uncut model: the median over instances of their medians.
+
+    Every variant is built anew `instances` times: where its tensors come to lie in memory alone makes two equal
+    loops differ by some per cent for as long as they live.
+    """
+    found: dict[str, list[float]] = {}
+    for instance in range(instances):
+        for name, ratio in alternate(_variants(instance), repeats).items():
+            found.setdefault(name, []).append(ratio)
+    return {name: statistics.median(ratios) for name, ratios in found.items() if name != "uncut"}
+
+
+def _variants(seed: int) -> dict[str, Callable[[], None]]:
+    drawn = generator(seed, "bench")
     x, y = torch.rand(ROWS, 1, 28, 28, generator=drawn), torch.randint(0, 10, (ROWS,), generator=drawn)
     batches = list(torch.randperm(ROWS, generator=drawn).split(BATCH))[:STEPS]
     model = Net()
-    runners = {
-        "uncut": uncut(copy.deepcopy(model), x, y),
-        "one cut": split(vanilla(model, "pool1"), x, y),
-        "two cuts": split(u_shaped(model, ("pool1", "fc1")), x, y),
-        "NoPeek": split(vanilla(model, "pool1"), x, y, (DistanceCorrelation(0.5),)),
-        "recorder on": split(vanilla(model, "pool1"), x, y, record=Recording(("server",))),
+    loops = {
+        "uncut": lambda: uncut(copy.deepcopy(model), x, y),
+        "one cut": lambda: split(vanilla(model, "pool1"), x, y),
+        "two cuts": lambda: split(u_shaped(model, ("pool1", "fc1")), x, y),
+        "NoPeek": lambda: split(vanilla(model, "pool1"), x, y, (DistanceCorrelation(0.5),)),
+        "recorder on": lambda: split(vanilla(model, "pool1"), x, y, record=Recording(("server",))),
     }
-    ratios = alternate({name: (lambda r=run: r(batches)) for name, run in runners.items()}, repeats)
-    return {name: ratio for name, ratio in ratios.items() if name != "uncut"}
+    # Built in another order each time, so that none always gets the memory that is left over. The uncut loop stays
+    # the first of the result: the others are compared with it.
+    built = {name: loops[name]() for name in random.Random(seed).sample(list(loops), len(loops))}
+    return {name: partial(built[name], batches) for name in loops}
 
 
 def import_ratio(repeats: int = 7) -> float:
