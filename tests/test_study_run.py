@@ -249,6 +249,6 @@ def test_a_queue_gives_each_run_once_and_takes_back_what_a_crash_left(tmp_path: 
         queue.ask()  # a process took "a" and died
     done: list[str] = []
     trials.fill(queue, ["a", "b"])
-    trials.work(queue, ["a", "b"], lambda name: done.append(name) or 1.0)  # type: ignore[func-returns-value]
+    trials.work(queue, ["a", "b"], lambda name: done.append(name) or 1.0, tmp_path / "turn")  # type: ignore[func-returns-value]
     assert sorted(done) == ["a", "b"]
-    trials.work(queue, ["a", "b"], lambda name: pytest.fail("nothing was left"))
+    trials.work(queue, ["a", "b"], lambda name: pytest.fail("nothing was left"), tmp_path / "turn")

@@ -86,7 +86,7 @@ def _work(home: StudyFolder, cells: Mapping[str, Cell], data: Dataset, queue: An
         told.finish(name, closing(found))
         return None if "failed" in found else found["utility"]["test"]
 
-    trials.work(queue, list(cells), do)
+    trials.work(queue, list(cells), do, home.path / ".turn")
 
 
 def closing(found: Json) -> str:

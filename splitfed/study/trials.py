@@ -6,8 +6,10 @@ and its trial is put back into the queue by the next one that looks.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +17,9 @@ import optuna
 from optuna.exceptions import ExperimentalWarning
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.trial import TrialState
+
+if sys.platform != "win32":
+    import fcntl
 
 HEARTBEAT, GRACE, RETRIES = 10, 60, 3
 NAME = "study"
@@ -57,22 +62,36 @@ def fill(queue: optuna.Study, wanted: Sequence[str]) -> None:
             queue.enqueue_trial({"run": name}, user_attrs={"run": name})
 
 
-def work(queue: optuna.Study, names: Sequence[str], do: Callable[[str], float | None]) -> None:
-    """Take runs from the queue until none waits; `do(run)` returns the utility, or None for a run that failed."""
+def work(queue: optuna.Study, names: Sequence[str], do: Callable[[str], float | None], turn: Path) -> None:
+    """Take runs from the queue until none waits; `do(run)` returns the utility, or None for a run that failed.
 
-    def objective(trial: optuna.Trial) -> float:
-        if "run" not in trial.user_attrs:
-            # Another process took the last one that waited, and Optuna made up a new trial.
-            raise optuna.TrialPruned
-        value = do(str(trial.suggest_categorical("run", names)))
-        if value is None:
-            raise optuna.TrialPruned
-        return value
+    `turn`: a lock file. SQLite cannot lock one row, so two processes that take a trial at the same moment may get
+    the same one; they take turns at it.
+    """
 
-    while queue.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ExperimentalWarning)
-            queue.optimize(objective, n_trials=1)
+    def take() -> bool:
+        """Start one trial; False if none waits."""
+        with turn.open("w") as file, ExitStack() as held:
+            if sys.platform != "win32":
+                fcntl.flock(file, fcntl.LOCK_EX)
+                held.callback(fcntl.flock, file, fcntl.LOCK_UN)
+            if not queue.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+                return False
+
+            def objective(trial: optuna.Trial) -> float:
+                held.close()  # The trial is ours: the next process may take one.
+                value = do(str(trial.suggest_categorical("run", names)))
+                if value is None:
+                    raise optuna.TrialPruned
+                return value
+
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ExperimentalWarning)
+                queue.optimize(objective, n_trials=1)
+            return True
+
+    while take():
+        pass
 
 
 def _run_of(trial: Any) -> str:
