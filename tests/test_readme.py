@@ -11,6 +11,8 @@ import pytest
 
 import splitfed
 from splitfed.registry import TABLES
+from splitfed.study import config
+from splitfed.study.grid import expand
 from tests.readme import README, current
 
 TEXT = README.read_text("utf-8")
@@ -33,6 +35,15 @@ def test_the_python_example_runs() -> None:
     run, report = names["run"], names["report"]
     assert 0.0 <= run.accuracy <= 1.0  # type: ignore[attr-defined]
     assert [result.attack for result in report] == ["inverse_network", "rmle"]  # type: ignore[attr-defined]
+
+
+def test_the_study_is_valid(tmp_path: Path) -> None:
+    study = re.search(r"```toml\n(.*?)```", TEXT, re.DOTALL)
+    assert study is not None
+    (tmp_path / "study.toml").write_text(study[1], "utf-8")
+    grid = expand(config.parse(config.read(tmp_path / "study.toml"), "study.toml"), "study.toml", tmp_path)
+    # Four strengths (none and three) over three seeds.
+    assert len(grid.cells) == 12
 
 
 def test_the_attack_of_the_contributing_page_runs_and_beats_the_mean_image(

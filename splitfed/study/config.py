@@ -162,6 +162,8 @@ def _told(detail: ErrorDetails) -> tuple[str, str]:
         return where, str(unknown("key", str(loc[-1]), table))
     if detail["type"] == "missing":
         return where, f"is missing; add {loc[-1]} = ..."
+    if detail["type"] == "string_pattern_mismatch":
+        return where, f"{shown(detail['input'])} is not allowed; expected letters, digits, '.', '_' and '-' only"
     text = detail["msg"].removeprefix("Input should be ").removeprefix("Input should ")
     return where, f"{shown(detail['input'])} is not allowed; expected {text[:1].lower()}{text[1:]}"
 
