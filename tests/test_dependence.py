@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+from types import ModuleType
 
-import dcor
 import pytest
 import torch
 from torch import Tensor
@@ -40,11 +41,22 @@ def _pair(n: int, wide_x: int, wide_z: int, kind: str, seed: int) -> tuple[Tenso
     return x, z
 
 
+@pytest.fixture(scope="module")
+def dcor() -> ModuleType:
+    """The oracle, imported by the one process that needs it.
+
+    It is compiled while it is imported, for half a minute the first time, and two processes that do so at once
+    leave a broken cache that aborts every later import.
+    """
+    return importlib.import_module("dcor")
+
+
+@pytest.mark.xdist_group("dcor")
 @pytest.mark.parametrize("kind", ["plain", "duplicates", "constant column", "far away"])
 @pytest.mark.parametrize(
     ("n", "wide_x", "wide_z"), [(4, 2, 3), (5, 1, 2), (7, 30, 2), (16, 1, 5), (33, 9, 17), (80, 3, 40)]
 )
-def test_agrees_with_dcor_to_1e_10(n: int, wide_x: int, wide_z: int, kind: str) -> None:
+def test_agrees_with_dcor_to_1e_10(dcor: ModuleType, n: int, wide_x: int, wide_z: int, kind: str) -> None:
     x, z = _pair(n, wide_x, wide_z, kind, seed=n)
     naive = dcor.DistanceCovarianceMethod.NAIVE
     arrays = x.numpy(), z.numpy()
