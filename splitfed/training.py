@@ -87,25 +87,32 @@ def train(
     run = Run(engine, data, plan, plan.start(len(data.clients)), seed, place)
     first = 0 if place is None else place.restore(run)
     for number in range(first, rounds):
-        started = time.perf_counter()
-        losses = plan.round(engine, training, number, run.schedule_state)
-        engine.end_round()
-        seconds = time.perf_counter() - started
         due = (number + 1) % evaluate_every == 0 or number + 1 == rounds
-        metrics: dict[str, Any] = {
-            "round": number,
-            "loss": sum(losses) / len(losses),
-            "steps": len(losses),
-            "seconds": seconds,
-        }
-        metrics |= {"bytes": engine.traffic.bytes(), "messages": engine.traffic.messages()}
-        metrics |= {part: run.evaluate(part, number) for part in ("validation", "test") if due}
-        run.history.append(metrics)
+        metrics = _round(run, training, number, due)
         if place is not None:
             place.save(run, metrics)
         if progress is not None:
             progress(number + 1, rounds, metrics)
     return run
+
+
+def _round(run: Run, training: Training, number: int, due: bool) -> dict[str, Any]:
+    """Train round `number`, score it if that is `due`, and return what the history holds of it."""
+    engine = run.engine
+    started = time.perf_counter()
+    losses = run.schedule.round(engine, training, number, run.schedule_state)
+    engine.end_round()
+    metrics: dict[str, Any] = {
+        "round": number,
+        "loss": sum(losses) / len(losses),
+        "steps": len(losses),
+        "seconds": time.perf_counter() - started,
+        "bytes": engine.traffic.bytes(),
+        "messages": engine.traffic.messages(),
+    }
+    metrics |= {part: run.evaluate(part, number) for part in ("validation", "test") if due}
+    run.history.append(metrics)
+    return metrics
 
 
 def probe_with(topology: Topology, data: Federation) -> Facts:
