@@ -46,8 +46,8 @@ lint: $(STAMP) ## ruff: rules and format
 types: $(STAMP) ## mypy, strict
 	@$(BIN)/mypy --no-error-summary
 
-readme: $(STAMP) ## run the examples in README.md
-	@$(PY) -m pytest -q --doctest-glob=README.md README.md
+readme: $(STAMP) ## write the tables of README.md from the registries
+	@$(PY) -m tests.readme
 
 clean: ## remove what was built, measured and cached, but not .venv
 	@rm -rf build dist runs demo *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
