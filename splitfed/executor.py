@@ -53,8 +53,8 @@ def exchange(
 ) -> dict[str, float]:
     """Walk forward, compute the losses (times `scale`), walk back: gradients are gathered, no weight is touched.
 
-    Returns the unscaled loss of each head. Raises `NonFinite` naming the first message, loss or penalty that is
-    not finite.
+    Returns the unscaled loss of each head. Raises `NonFinite`, naming the cause, if a loss or the gradients of a
+    party are not finite (see `Watch`).
     """
     watch = Watch()
     try:

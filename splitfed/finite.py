@@ -1,8 +1,9 @@
 """Stops a step before any weight is touched if its loss or a weight's gradient is not finite, and names the cause.
 
 Looking at every message of every step would cost more than the rest of a cut. What is not finite in a message
-shows in the loss or in the gradients that it makes, which are read anyway; only then are the messages of the step
-gone through, in the order they crossed.
+shows in the loss or in the gradients that it makes; only then are the messages of the step gone through, in the order
+they crossed. An infinite value that a receiver squashes to a finite loss and finite gradients (a sigmoid, say) is not
+noticed in training.
 """
 
 from __future__ import annotations

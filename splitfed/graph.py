@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from torch import Tensor, fx, nn
@@ -77,7 +77,6 @@ class Topology:
     segments: tuple[Segment, ...]
     inputs: Mapping[str, str]
     heads: tuple[Head, ...]
-    paper: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         """Refuse a graph that could not run, with one line that names the segment, value or role."""

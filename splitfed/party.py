@@ -184,7 +184,8 @@ class Party:
     def gradient_sum(self) -> float:
         """Return the sum of the gradient that each backward pass reaches last: that of the first weight that has one.
 
-        Whatever is not finite behind it has passed through it, unless it was masked on its way and did no harm.
+        What is not finite anywhere behind it shows here, unless it was masked on its way; a gradient that is not
+        finite in a later weight alone is found at the next step, by the loss.
         """
         first = next((p.grad for p in self._parameters if p.grad is not None), None)
         return 0.0 if first is None else float(first.sum())

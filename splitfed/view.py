@@ -16,9 +16,6 @@ from torch import Tensor, nn
 
 from splitfed.errors import InvalidInput, check_count, unknown
 
-KINDS = ("activation", "gradient", "label", "weights")
-"""Kinds of message so far; methods that upload something else add theirs by using another word."""
-
 
 class Stamp(NamedTuple):
     """When: the `phase` ("train", "evaluate", "predict", "query"), the lane, epoch and step, the part of the data."""
@@ -33,7 +30,8 @@ class Stamp(NamedTuple):
 class Message(NamedTuple):
     """Tensors on their way from one party to another; the only thing that ever crosses.
 
-    `edge` names the place (`source->target`, whichever way the message goes); `tensors` are detached.
+    `kind`: "activation", "gradient", "label" or "weights" so far. `edge` names the place (`source->target`,
+    whichever way the message goes); `tensors` are detached.
     """
 
     sender: str
