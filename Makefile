@@ -34,7 +34,7 @@ demo: $(STAMP) ## train, defend, attack and report, in a minute
 	@$(BIN)/splitfed demo
 
 test: lint types ## lint, types and all tests
-	@$(PY) -m pytest -q -n $(JOBS) --dist loadgroup
+	@$(PY) -m pytest -q -n $(JOBS) --dist loadgroup --max-worker-restart 0
 
 bench: $(STAMP) ## time the split step against the uncut one
 	@$(PY) -m tests.benchmarks.steps

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-from types import ModuleType
 
 import pytest
 import torch
@@ -19,6 +17,7 @@ from splitfed.dependence import (
 )
 from splitfed.errors import InvalidInput
 from splitfed.seeding import generator
+from tests import dcor_oracle
 
 CORRELATIONS = [distance_correlation_sqr, distance_correlation, u_distance_correlation_sqr]
 STATISTICS = [distance_covariance_sqr, *CORRELATIONS]
@@ -41,35 +40,14 @@ def _pair(n: int, wide_x: int, wide_z: int, kind: str, seed: int) -> tuple[Tenso
     return x, z
 
 
-@pytest.fixture(scope="module")
-def dcor() -> ModuleType:
-    """The oracle, imported by the one process that needs it.
-
-    It is compiled while it is imported, for half a minute the first time, and two processes that do so at once
-    leave a broken cache that aborts every later import.
-    """
-    return importlib.import_module("dcor")
-
-
-@pytest.mark.xdist_group("dcor")
-@pytest.mark.parametrize("kind", ["plain", "duplicates", "constant column", "far away"])
-@pytest.mark.parametrize(
-    ("n", "wide_x", "wide_z"), [(4, 2, 3), (5, 1, 2), (7, 30, 2), (16, 1, 5), (33, 9, 17), (80, 3, 40)]
-)
-def test_agrees_with_dcor_to_1e_10(dcor: ModuleType, n: int, wide_x: int, wide_z: int, kind: str) -> None:
-    x, z = _pair(n, wide_x, wide_z, kind, seed=n)
-    naive = dcor.DistanceCovarianceMethod.NAIVE
-    arrays = x.numpy(), z.numpy()
-    expected = [
-        dcor.distance_covariance_sqr(*arrays, method=naive),
-        dcor.distance_correlation_sqr(*arrays, method=naive),
-        dcor.distance_correlation(*arrays, method=naive),
-        dcor.u_distance_correlation_sqr(*arrays, method=naive),
-    ]
-    scale = max(1.0, float(expected[0]))
-    assert abs(float(distance_covariance_sqr(x, z)) - expected[0]) < 1e-10 * scale
-    for statistic, value in zip(CORRELATIONS, expected[1:], strict=True):
-        assert abs(float(statistic(x, z)) - value) < 1e-10
+@pytest.mark.parametrize("kind", dcor_oracle.KINDS)
+@pytest.mark.parametrize(("n", "wide_x", "wide_z"), dcor_oracle.SIZES)
+def test_agrees_with_dcor_to_1e_10(n: int, wide_x: int, wide_z: int, kind: str) -> None:
+    x, z = dcor_oracle.pair(n, wide_x, wide_z, kind)
+    expected = dcor_oracle.stored()[f"{n} x {wide_x} x {wide_z} {kind}"]
+    for statistic in STATISTICS:
+        value = expected[statistic.__name__]
+        assert abs(float(statistic(x, z)) - value) < 1e-10 * max(1.0, value)
 
 
 def test_three_rows_by_hand() -> None:
