@@ -24,13 +24,17 @@ class Guard:
 
 @dataclass(frozen=True)
 class Port:
-    """One edge as a segment sees it: the segment and the role at its other end (None: the same party)."""
+    """One edge as a segment sees it: the segment and the role at its other end (None: the same party).
+
+    `returns`: whether a gradient comes back on it.
+    """
 
     edge: str
     segment: str
     role: str | None
     values: tuple[str, ...]
     guards: tuple[Guard, ...]
+    returns: bool = True
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,9 @@ def duties(topology: Topology, facts: Facts, defenses: Sequence[Defense]) -> dic
 
     def port(edge: Edge, near: str, far: str) -> Port:
         crosses = topology.role_of(near) != topology.role_of(far)
-        return Port(edge.name, far, topology.role_of(far) if crosses else None, edge.values, guards[edge.name])
+        role = topology.role_of(far) if crosses else None
+        returns = edge.name not in topology.forward_only
+        return Port(edge.name, far, role, edge.values, guards[edge.name], returns)
 
     work: dict[str, list[Duty]] = {role: [] for role in topology.roles}
     for segment in topology.segments:

@@ -6,15 +6,16 @@ stop a run whose loss, message or gradient is no longer finite.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NoReturn, Protocol
 
 from torch import Tensor
 
 from splitfed.errors import NonFinite
 from splitfed.finite import Watch
-from splitfed.graph import Topology
+from splitfed.graph import Head, Topology
 from splitfed.party import Batch, Party
 from splitfed.view import Message, Stamp
 
@@ -27,68 +28,96 @@ class Link(Protocol):
         ...
 
 
+Combine = Callable[[str, dict[int, Message]], dict[int, Message]]
+"""Given an edge and the gradient each lane would send on it: what each lane sends instead."""
+
+
 @dataclass
 class Lane:
-    """One client's instance of a topology: the party in each role."""
+    """One client's instance of a topology: the party in each role.
+
+    `circuit` is the number its messages carry: no party beyond the client's neighbours may learn the client by it.
+    """
 
     index: int
+    topology: Topology
     parties: Mapping[str, Party]
+    circuit: int
     peers: dict[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
         """Note the party names, which is all that one party knows of another."""
         self.peers = {role: party.name for role, party in self.parties.items()}
 
+    def stamp(self, phase: str, epoch: int, step: int, part: str = "train") -> Stamp:
+        """Return what the messages of a step of this lane carry."""
+        return Stamp(phase, self.circuit, epoch, step, part)
 
-def train_step(topology: Topology, lane: Lane, link: Link, batch: Batch, stamp: Stamp) -> dict[str, float]:
+
+def train_step(lane: Lane, link: Link, batch: Batch, stamp: Stamp) -> dict[str, float]:
     """Train one batch over `lane`: an exchange, then one optimizer step a party; returns the loss of each head."""
-    losses = exchange(topology, lane, link, batch, stamp)
+    losses = exchange(lane, link, batch, stamp)
     for party in lane.parties.values():
         party.update()
     return losses
 
 
-def exchange(
-    topology: Topology, lane: Lane, link: Link, batch: Batch, stamp: Stamp, scale: float = 1.0
-) -> dict[str, float]:
+def exchange(lane: Lane, link: Link, batch: Batch, stamp: Stamp, scale: float = 1.0) -> dict[str, float]:
     """Walk forward, compute the losses (times `scale`), walk back: gradients are gathered, no weight is touched.
 
     Returns the unscaled loss of each head. Raises `NonFinite`, naming the cause, if a loss or the gradients of a
     party are not finite (see `Watch`).
     """
+    return exchange_together(((lane, batch, stamp, scale),), link)[0]
+
+
+def exchange_together(
+    turns: Sequence[tuple[Lane, Batch, Stamp, float]], link: Link, combine: Combine | None = None
+) -> list[dict[str, float]]:
+    """Exchange over several lanes in step: all forward, all losses, all backward, one segment at a time.
+
+    Each turn is a lane with its batch, stamp and scale. `combine` sees the gradients of all lanes on an edge before
+    they are sent. Returns the unscaled losses of each turn.
+    """
     watch = Watch()
     try:
-        forward(topology, lane, link, batch, stamp, watch, scale)
-        losses = _losses(topology, lane, link, stamp)
-        backward(topology, lane, link, stamp, watch)
-        values = {name: float(loss) for name, loss in losses.items()}
-        watch.close(values, {party.name: party.gradient_sum() for party in lane.parties.values()})
-    except NonFinite as error:
-        _give_up(lane, stamp, error)
+        losses = []
+        for lane, batch, stamp, scale in turns:
+            forward(lane, link, batch, stamp, watch, scale)
+            losses.append(_losses(lane, link, stamp))
+        backward([(lane, stamp) for lane, _, stamp, _ in turns], link, watch, combine)
+        values = [{name: float(loss) for name, loss in found.items()} for found in losses]
+        for (lane, _, stamp, _), found in zip(turns, values, strict=True):
+            try:
+                watch.close(found, {party.name: party.gradient_sum() for party in lane.parties.values()})
+            except NonFinite as error:
+                _give_up([turn[0] for turn in turns], lane, stamp, error)
     finally:
-        _forget(lane, stamp)
+        for lane, _, stamp, _ in turns:
+            _forget(lane, stamp)
     return values
 
 
-def predict_step(topology: Topology, lane: Lane, link: Link, batch: Batch, stamp: Stamp) -> dict[str, Tensor]:
+def predict_step(lane: Lane, link: Link, batch: Batch, stamp: Stamp) -> dict[str, Tensor]:
     """Walk forward in evaluation mode; returns the output of each head, checked to be finite."""
     watch = Watch()
     try:
-        forward(topology, lane, link, batch, stamp, watch)
-        outputs = {h.value: lane.parties[h.role].output(h.value, stamp.lane) for h in topology.heads}
+        forward(lane, link, batch, stamp, watch)
+        outputs = {h.value: lane.parties[h.role].output(h.value, stamp.lane) for h in lane.topology.heads}
         watch.close({name: float(value.sum()) for name, value in outputs.items()}, {})
     except NonFinite as error:
-        _give_up(lane, stamp, error)
+        _give_up([lane], lane, stamp, error)
     finally:
         _forget(lane, stamp)
     return outputs
 
 
-def _give_up(lane: Lane, stamp: Stamp, error: NonFinite) -> NoReturn:
-    """Leave no gradient of the step behind, and say when it happened."""
-    for party in lane.parties.values():
-        party.drop_gradients()
-    where = f"at epoch {stamp.epoch}, step {stamp.step}, lane {stamp.lane} ({stamp.phase})"
+def _give_up(lanes: Sequence[Lane], cause: Lane, stamp: Stamp, error: NonFinite) -> NoReturn:
+    """Leave no gradient of the step behind, and say when and in which lane it happened."""
+    for lane in lanes:
+        for party in lane.parties.values():
+            party.drop_gradients()
+    where = f"at epoch {stamp.epoch}, step {stamp.step}, lane {cause.index} ({stamp.phase})"
     raise NonFinite(f"{error} {where}") from None
 
 
@@ -97,14 +126,12 @@ def _forget(lane: Lane, stamp: Stamp) -> None:
         party.forget(stamp.lane)
 
 
-def forward(
-    topology: Topology, lane: Lane, link: Link, batch: Batch, stamp: Stamp, watch: Watch, scale: float = 1.0
-) -> None:
+def forward(lane: Lane, link: Link, batch: Batch, stamp: Stamp, watch: Watch, scale: float = 1.0) -> None:
     """Walk the segments of `lane` in order over the rows of `batch`, carrying every message over `link`."""
     for party in lane.parties.values():
         party.begin(batch, stamp, scale)
     arrived: dict[str, list[Message]] = {}
-    for segment in topology.segments:
+    for segment in lane.topology.segments:
         party = lane.parties[segment.role]
         for message in party.forward(segment.name, arrived.pop(segment.name, []), stamp, lane.peers):
             delivered = link.deliver(message)
@@ -112,25 +139,43 @@ def forward(
             arrived.setdefault(message.edge.partition("->")[2], []).append(delivered)
 
 
-def backward(topology: Topology, lane: Lane, link: Link, stamp: Stamp, watch: Watch) -> None:
-    """Walk the segments in reverse, carrying every gradient over `link`."""
-    arrived: dict[str, list[Message]] = {}
-    for segment in reversed(topology.segments):
-        party = lane.parties[segment.role]
-        for message in party.backpropagate(segment.name, arrived.pop(segment.name, []), stamp, lane.peers):
-            delivered = link.deliver(message)
-            watch.see(delivered)
-            arrived.setdefault(message.edge.partition("->")[0], []).append(delivered)
+def backward(turns: Sequence[tuple[Lane, Stamp]], link: Link, watch: Watch, combine: Combine | None = None) -> None:
+    """Walk the segments in reverse, carrying every gradient over `link`, the lanes in step with each other."""
+    arrived: dict[tuple[int, str], list[Message]] = {}
+    segments = turns[0][0].topology.segments
+    for number in range(len(segments) - 1, -1, -1):
+        leaving: dict[str, dict[int, Message]] = {}
+        for turn, (lane, stamp) in enumerate(turns):
+            segment = lane.topology.segments[number]
+            received = arrived.pop((turn, segment.name), [])
+            party = lane.parties[segment.role]
+            for message in party.backpropagate(segment.name, received, stamp, lane.peers):
+                leaving.setdefault(message.edge, {})[turn] = message
+        for edge, messages in leaving.items():
+            source = edge.partition("->")[0]
+            for turn, message in (messages if combine is None else combine(edge, messages)).items():
+                delivered = link.deliver(message)
+                watch.see(delivered)
+                arrived.setdefault((turn, source), []).append(delivered)
 
 
-def _losses(topology: Topology, lane: Lane, link: Link, stamp: Stamp) -> dict[str, Tensor]:
+def _losses(lane: Lane, link: Link, stamp: Stamp) -> dict[str, Tensor]:
     losses = {}
-    for segment in topology.segments:
-        for head in topology.heads:
+    for segment in lane.topology.segments:
+        for head in lane.topology.heads:
             if head.value in segment.outputs:
-                message = None
-                if head.labels != head.role:
-                    holder = lane.parties[head.labels]
-                    message = link.deliver(holder.give_labels(head, stamp, lane.peers[head.role]))
+                message = _labels(lane, head, link, stamp)
                 losses[head.value] = lane.parties[head.role].loss(segment.name, head, stamp, message)
     return losses
+
+
+def _labels(lane: Lane, head: Head, link: Link, stamp: Stamp) -> Message | None:
+    """Carry the labels of `head` to where its loss is computed; None where they are there already."""
+    message = None
+    for sender, receiver in pairwise(head.path):
+        name = lane.peers[receiver]
+        if message is None:
+            message = link.deliver(lane.parties[sender].give_labels(head, stamp, name))
+        else:
+            message = link.deliver(message._replace(sender=lane.peers[sender], receiver=name))
+    return message

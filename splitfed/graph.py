@@ -58,8 +58,9 @@ class Edge:
 class Head:
     """A model output and its loss: `role` computes the loss, the role `labels` holds the labels.
 
-    Where the two differ the labels cross as a message. `task` defaults to the data's own; `weight` multiplies the
-    loss when there are several heads.
+    Where the two differ the labels cross as a message, through the roles `via` in turn if any are named. `target`
+    names the label set of the data (None: its main one), `task` defaults to that label set's own; `weight`
+    multiplies the loss when there are several heads.
     """
 
     value: str
@@ -67,16 +68,28 @@ class Head:
     labels: str
     task: Task | None = None
     weight: float = 1.0
+    target: str | None = None
+    via: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """The roles the labels pass, from their holder to the loss; one role alone when they stay where they are."""
+        return tuple(dict.fromkeys((self.labels, *self.via, self.role)))
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Segments in the order they run, `inputs` (value -> role that owns it) and heads. Checked when made."""
+    """Segments in the order they run, `inputs` (value -> role that owns it) and heads. Checked when made.
+
+    `forward_only`: names of crossings on which no gradient comes back; what stands before them learns from losses
+    of its own alone.
+    """
 
     name: str
     segments: tuple[Segment, ...]
     inputs: Mapping[str, str]
     heads: tuple[Head, ...]
+    forward_only: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         """Refuse a graph that could not run, with one line that names the segment, value or role."""
@@ -88,6 +101,9 @@ class Topology:
         _check_heads(self)
         _check_values(self)
         _check_state(self)
+        for name in self.forward_only:
+            if name not in [edge.name for edge in self.crossings]:
+                raise unknown("crossing in forward_only", name, [edge.name for edge in self.crossings])
 
     @cached_property
     def edges(self) -> tuple[Edge, ...]:
@@ -149,7 +165,14 @@ class Topology:
 
     def with_task(self, task: Task) -> Topology:
         """Return this topology with `task` at every head that has none of its own."""
-        return replace(self, heads=tuple(replace(h, task=h.task or task) for h in self.heads))
+        return self.with_tasks({None: task})
+
+    def with_tasks(self, tasks: Mapping[str | None, Task]) -> Topology:
+        """Return this topology with the task of its label set (None: the main one) at every head without a task."""
+        for head in self.heads:
+            if head.target not in tasks:
+                raise unknown(f"label set of the head on {head.value!r}:", head.target or "", [t or "" for t in tasks])
+        return replace(self, heads=tuple(replace(h, task=h.task or tasks[h.target]) for h in self.heads))
 
     def upstream(self, role: str) -> tuple[Segment, ...]:
         """Return the segments whose work reaches `role` from outside, in the order they run."""
@@ -184,6 +207,12 @@ class Topology:
         for segment in self.segments:
             module = segment.module if modules is None else modules[segment.name]
             module.load_state_dict({name: state[segment.full(name)] for name in module.state_dict()})
+
+
+def weights(module: nn.Module) -> dict[str, Tensor]:
+    """Return the state of `module` without its buffers."""
+    kept = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    return {name: tensor for name, tensor in module.state_dict().items() if name in kept}
 
 
 def _check_names(topology: Topology) -> None:
@@ -244,7 +273,18 @@ def _check_heads(topology: Topology) -> None:
                 f"the head on {head.value!r} computes its loss at role {head.role!r}, but role "
                 f"{maker[head.value].role!r} makes that value"
             )
+        _check_via(topology, head)
         check_number(f"weight of the head on {head.value!r}", head.weight, low=0.0, open_low=True)
+
+
+def _check_via(topology: Topology, head: Head) -> None:
+    holders = {s.role for s in topology.segments}
+    for role in head.via:
+        if role not in holders:
+            raise unknown(f"role that passes the labels of {head.value!r} on:", role, holders)
+    if head.via and len(head.path) != len(head.via) + 2:
+        way = " -> ".join((head.labels, *head.via, head.role))
+        raise InvalidInput(f"the labels of {head.value!r} go {way}; expected every role once")
 
 
 def _check_state(topology: Topology) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -32,6 +32,13 @@ class Optim:
         """Refuse names and arguments that torch does not know, by building one on a dummy weight."""
         self.build([nn.Parameter(torch.zeros(1))])
 
+    def scaled(self, factor: float) -> Optim:
+        """Return this optimizer at `factor` times its learning rate."""
+        if factor == 1.0:
+            return self
+        rate = self.options.get("lr", _default_rate(self.name))
+        return replace(self, options={**self.options, "lr": rate * factor})
+
     def build(self, parameters: Iterable[nn.Parameter]) -> tuple[torch.optim.Optimizer, LRScheduler | None]:
         """Build the optimizer over `parameters`, and the scheduler where there is one."""
         optimizers = _classes(torch.optim, torch.optim.Optimizer)
@@ -45,6 +52,11 @@ class Optim:
             raise unknown("learning-rate scheduler", self.scheduler, schedulers)
         name = f"scheduler {self.scheduler}"
         return optimizer, _construct(name, schedulers[self.scheduler], (optimizer,), self.scheduler_options)
+
+
+def _default_rate(name: str) -> float:
+    """The learning rate that torch gives an optimizer whose options name none."""
+    return float(inspect.signature(_classes(torch.optim, torch.optim.Optimizer)[name]).parameters["lr"].default)
 
 
 # They need a closure, or a metric, at every step.

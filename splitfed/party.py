@@ -8,6 +8,7 @@ messages; an edge within the party is a leaf too, which keeps the backward walk 
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from splitfed.defense import Context
 from splitfed.duty import Duty, Port
-from splitfed.graph import Head
+from splitfed.graph import Head, weights
 from splitfed.optim import Optim
 from splitfed.seeding import derive, stream
 from splitfed.view import Message, Stamp
@@ -65,6 +66,7 @@ class Party:
         self.role = role
         self.device = torch.device(device)
         self._duties = {d.segment: d for d in duties}
+        self._one_way = {port.edge for d in duties for port in d.arrivals if not port.returns}
         # One deep copy of all of them, so that weights a party shares between its own segments stay shared.
         self.modules: dict[str, nn.Module] = copy.deepcopy({d.segment: modules[d.segment] for d in duties})
         # What the user froze (batch norm in evaluation mode, say) stays frozen; a model given as a whole in
@@ -130,8 +132,9 @@ class Party:
         """Run `segment` on what was `received` and what the party has; return what leaves, one message an edge."""
         duty, tape = self._duties[segment], self._tapes[stamp.lane]
         for message in received:
+            returns = message.edge not in self._one_way
             for name, value in message.tensors.items():
-                tape.held[name] = self._leaf(value.to(self.device))
+                tape.held[name] = self._leaf(value.to(self.device), returns)
         with torch.set_grad_enabled(self._training):
             outputs = self._run(duty, self._arguments(duty, tape), stamp)
             tape.made.update(zip(duty.outputs, outputs, strict=True))
@@ -207,7 +210,11 @@ class Party:
 
     def end_round(self) -> None:
         """Advance the learning-rate scheduler, where there is one."""
-        if self._scheduler is not None:
+        if self._scheduler is None:
+            return
+        with warnings.catch_warnings():
+            # A client that took no part in a round has taken no step; its rate falls with everybody's.
+            warnings.filterwarnings("ignore", message=r".*lr_scheduler\.step\(\)` before")
             self._scheduler.step()
 
     def output(self, value: str, lane: int) -> Tensor:
@@ -218,15 +225,29 @@ class Party:
         """Return this party's labels in `part` by head; for the experimenter who scores the run."""
         return dict(self._data[part][1]) if part in self._data else {}
 
-    def upload(self, receiver: str, stamp: Stamp) -> Message:
-        """Return all weights and buffers of this party as a message (`segment/name` -> a copy)."""
-        tensors = {f"{s}/{n}": t.clone() for s, m in self.modules.items() for n, t in m.state_dict().items()}
-        return Message(self.name, receiver, "weights", f"weights->{self.role}", tensors, stamp)
+    def contents(self, buffers: bool = True) -> dict[str, Tensor]:
+        """Return copies of all weights, and of the buffers unless told not to, as `segment/name` -> tensor."""
+        return {
+            f"{segment}/{name}": tensor.clone()
+            for segment, module in self.modules.items()
+            for name, tensor in (module.state_dict() if buffers else weights(module)).items()
+        }
+
+    def upload(self, receiver: str, stamp: Stamp, buffers: bool = True) -> Message:
+        """Return `contents` as a message to `receiver`."""
+        return Message(self.name, receiver, "weights", f"weights->{self.role}", self.contents(buffers), stamp)
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over weights and buffers as `upload` sends them; the optimizer state stays the party's own."""
+        """Take over weights and buffers as `contents` names them; the optimizer state stays the party's own.
+
+        Buffers that are not among them stay as they are.
+        """
         for segment, module in self.modules.items():
-            module.load_state_dict({n: tensors[f"{segment}/{n}"] for n in module.state_dict()})
+            own = module.state_dict()
+            missing = {n for n in weights(module) if f"{segment}/{n}" not in tensors}
+            if missing:
+                raise KeyError(f"{segment}/{missing.pop()}")
+            module.load_state_dict({n: tensors.get(f"{segment}/{n}", t) for n, t in own.items()})
 
     @property
     def defense_states(self) -> dict[tuple[str, int], Any]:
@@ -268,8 +289,8 @@ class Party:
             arguments.append(value.clone() if name in duty.overwritten else value)
         return arguments
 
-    def _leaf(self, value: Tensor) -> Tensor:
-        return value.detach().requires_grad_(self._training)
+    def _leaf(self, value: Tensor, returns: bool = True) -> Tensor:
+        return value.detach().requires_grad_(self._training and returns)
 
     def _run(self, duty: Duty, arguments: list[Tensor], stamp: Stamp) -> tuple[Tensor, ...]:
         module = self.modules[duty.segment]
@@ -303,6 +324,8 @@ class Party:
                 tape.returned.setdefault(port.segment, []).extend(back)
                 continue
             tensors = {name: _gradient(tape.held.pop(name)) for name in port.values}
+            if not port.returns:
+                continue
             for guard in port.guards:
                 context = self._context(port, guard.position, tape, stamp)
                 tensors = {n: guard.defense.gradient(n, g, context) for n, g in tensors.items()}

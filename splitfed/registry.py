@@ -22,6 +22,14 @@ TABLES: dict[str, dict[str, str]] = {
     },
     "schedules": {
         "sequential": "splitfed.schedules.sequential:Sequential",
+        "alternate": "splitfed.schedules.alternate:Alternate",
+        "splitfed_v1": "splitfed.schedules.splitfed_v1:SplitFedV1",
+        "splitfed_v2": "splitfed.schedules.splitfed_v2:SplitFedV2",
+        "splitfed_v3": "splitfed.schedules.splitfed_v3:SplitFedV3",
+        "blind": "splitfed.schedules.blind:Blind",
+        "local_loss": "splitfed.schedules.local_loss:LocalLoss",
+        "sglr": "splitfed.schedules.sglr:Sglr",
+        "joint": "splitfed.schedules.joint:Joint",
     },
     "defenses": {
         "distance_correlation": "splitfed.defenses.distance_correlation:DistanceCorrelation",

@@ -10,13 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from splitfed.accounting.clock import Clock
 from splitfed.attacks.base import Attack, Knowledge, Progress, Releases
 from splitfed.attacks.metrics import Grade, grade
 from splitfed.data.dataset import Dataset
+from splitfed.data.features import feed
 from splitfed.data.federation import Federation
+from splitfed.engines.base import Source, Trainer
 from splitfed.engines.local import LocalEngine
 from splitfed.errors import InvalidInput, unknown
 from splitfed.folder import RunFolder
+from splitfed.graph import Head
+from splitfed.planning.timed import Timed
 from splitfed.registry import load, name_of
 from splitfed.schedules.base import Schedule, State
 from splitfed.seeding import derive, generator
@@ -47,6 +52,7 @@ class Run:
         schedule_state: State,
         seed: int,
         folder: RunFolder | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.engine = engine
         self.data = data
@@ -54,12 +60,16 @@ class Run:
         self.schedule_state = schedule_state
         self.seed = seed
         self.folder = folder
+        self.clock = clock
+        self.trainer: Trainer = engine
+        if clock is not None:
+            self.trainer = Timed(engine, clock, engine.topologies, engine.crew.placement)
         self.history: list[dict[str, Any]] = []
         self._calls = 0
 
     @property
     def accuracy(self) -> float:
-        """The task's metric on the union of all clients' test rows, after the last round."""
+        """The task's metric on the union of all clients' test rows, after the last round; that of the first head."""
         score = self.history[-1]["test"]["union"]
         if score is None:
             raise InvalidInput("the run has no test rows: keep some (test=0.2)")
@@ -83,35 +93,49 @@ class Run:
     def evaluate(self, part: str, number: int = 0) -> dict[str, Any]:
         """Score `part` ("validation" or "test") for each client and on the union of all.
 
-        Each client's rows go through the segments it would use now. Clients without rows in the part have None.
+        Each client's rows go through the segments it would use now. Clients without rows in the part have None. With
+        several label sets the scores are those of the first head, and "heads" has the union's of each.
         """
-        head = self.engine.topology.heads[0]
-        assert head.task is not None
-        outputs: list[Tensor] = []
-        labels: list[Tensor] = []
+        heads = [h for h in self.engine.topology.heads if h.value in self._scored()]
+        outputs: dict[str, list[Tensor]] = {head.value: [] for head in heads}
+        labels: dict[str, list[Tensor]] = {head.value: [] for head in heads}
         scores: list[float | None] = []
         for lane in range(self.engine.lanes):
             if self.engine.rows(lane, part) == 0:
                 scores.append(None)
                 continue
-            newest = self.schedule.newest(lane, self.schedule_state)
-            found = self.engine.predict(lane, part, "evaluate", number, borrow=newest)
-            outputs.append(found.outputs[head.value])
-            labels.append(found.labels[head.value])
-            scores.append(head.task.metric(outputs[-1], labels[-1]))
-        union = head.task.metric(torch.cat(outputs), torch.cat(labels)) if outputs else None
-        return {"metric": head.task.metric_name, "clients": scores, "union": union}
+            found = self.engine.predict(lane, part, "evaluate", number, borrow=self._newest(lane))
+            for head in heads:
+                outputs[head.value].append(found.outputs[head.value])
+                labels[head.value].append(found.labels[head.value])
+            scores.append(_score(heads[0], outputs[heads[0].value][-1:], labels[heads[0].value][-1:]))
+        unions = {head.value: _score(head, outputs[head.value], labels[head.value]) for head in heads}
+        task = heads[0].task
+        assert task is not None
+        several = {"heads": unions} if len(heads) > 1 else {}
+        return {"metric": task.metric_name, "clients": scores, "union": unions[heads[0].value], **several}
 
-    def predict(self, x: Tensor, client: int = 0, number: int | None = None) -> Tensor:
+    def _scored(self) -> list[str]:
+        """The first head of every label set; what a schedule adds to train clients on is not scored."""
+        first: dict[str | None, str] = {}
+        for head in self.engine.topology.heads:
+            first.setdefault(head.target, head.value)
+        return list(first.values())
+
+    def predict(self, x: Tensor, client: int = 0, number: int | None = None, head: str | None = None) -> Tensor:
         """Return the model's output for `x` (rows, ...), computed through the parties: (rows, outputs).
 
-        Defenses draw afresh at every call; `number` asks for the draw of a certain call.
+        Defenses draw afresh at every call; `number` asks for the draw of a certain call. `head`: whose output, where
+        there are several (default: the first).
         """
+        values = [h.value for h in self.engine.topology.heads]
+        if head is not None and head not in values:
+            raise unknown("head", head, values)
         self._lend(client, "predict", x)
         if number is None:
             number, self._calls = self._calls, self._calls + 1
         found = self.engine.predict(client, "predict", "predict", number, borrow=self._newest(client))
-        return found.outputs[self.engine.topology.heads[0].value]
+        return found.outputs[head or values[0]]
 
     def observe(
         self,
@@ -172,16 +196,19 @@ class Run:
         """Return the whole state by name: every party, recorder, counter and the schedule."""
         engine = self.engine.state()
         parties: dict[str, Any] = {f"party-{name}": state for name, state in engine.pop("parties").items()}
-        return {**parties, "run": {**engine, "schedule": self.schedule_state}}
+        clock = {} if self.clock is None else {"clock": self.clock.state()}
+        return {**parties, "run": {**engine, **clock, "schedule": self.schedule_state}}
 
     def load_state(self, states: Mapping[str, Any]) -> None:
         """Go back to `states`."""
         shared = dict(states["run"])
         self.schedule_state = shared.pop("schedule")
+        if self.clock is not None:
+            self.clock.load_state(shared.pop("clock"))
         parties = {n.removeprefix("party-"): s for n, s in states.items() if n.startswith("party-")}
         self.engine.load_state({"parties": parties, **shared})
 
-    def _newest(self, client: int) -> int:
+    def _newest(self, client: int) -> Source:
         return self.schedule.newest(client, self.schedule_state)
 
     def _victims(self, victims: Dataset | None) -> Dataset:
@@ -208,30 +235,32 @@ class Run:
             raise InvalidInput(f"client={client} is not allowed; expected 0 to {self.engine.lanes - 1}")
         if tuple(x.shape[1:]) != self.data.shape:
             raise InvalidInput(f"x has rows of shape {tuple(x.shape[1:])}; this run was trained on {self.data.shape}")
-        self.engine.own(client, part, dict.fromkeys(self.engine.topology.inputs, x), {})
+        self.engine.own(client, part, self._feed(client, x), {})
+
+    def _feed(self, client: int, x: Tensor) -> dict[str, Tensor]:
+        """Return what each input of the client's topology gets of `x`."""
+        return feed(x, self.engine.topologies[client].inputs, self.data.victims.features)
 
     def _knowledge(self, party: str, client: int, stream: int) -> Knowledge:
         engine = self.engine
-        name = next(iter(engine.topology.inputs))
-        role = engine.parties[party].role
-        members = (engine.party(self._newest(client), r) for r in engine.topology.roles)
-        states = {key: state for member in members for key, state in member.defense_states.items()}
+        topology = engine.topologies[client]
+        members = (engine.party(client, role) for role in topology.roles)
         upstream = Upstream(
-            engine.topology,
-            engine.facts,
-            engine.modules(self._newest(client)),
+            topology,
+            engine.all_facts[client],
+            engine.modules(client, self._newest(client)),
             engine.defenses,
-            role,
+            engine.parties[party].role,
             self.seed,
-            states,
+            {key: state for member in members for key, state in member.defense_states.items()},
         )
         return Knowledge(
             self.data.shape,
             self.data.victims.value_range,
             self.data.auxiliary.x.to(engine.device),
             self._query(party, client, stream),
-            lambda x: upstream({name: x}),
-            lambda x: upstream.sample({name: x}),
+            lambda x: upstream(self._feed(client, x)),
+            lambda x: upstream.sample(self._feed(client, x)),
             engine.device,
         )
 
@@ -249,3 +278,8 @@ class Run:
             return recorder.view().select(kind="activation").tensors(self.engine.device)
 
         return query
+
+
+def _score(head: Head, outputs: list[Tensor], labels: list[Tensor]) -> float | None:
+    assert head.task is not None
+    return head.task.metric(torch.cat(outputs), torch.cat(labels)) if outputs else None

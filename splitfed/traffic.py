@@ -25,13 +25,17 @@ class Traffic:
 
     def count(self, message: Message) -> None:
         """Add one message."""
+        self.add(message.stamp.phase, message.kind, message.sender, message.receiver, message.nbytes)
+
+    def add(self, phase: str, kind: str, sender: str, receiver: str, nbytes: int) -> None:
+        """Add one message of `nbytes`."""
         # A plain tuple: this runs three times a step, and a named one costs several times as much.
-        flow = (message.stamp.phase, message.kind, message.sender, message.receiver)
+        flow = (phase, kind, sender, receiver)
         entry = self._flows.get(flow)
         if entry is None:
             entry = self._flows[flow] = [0, 0]
         entry[0] += 1
-        entry[1] += message.nbytes
+        entry[1] += nbytes
 
     @property
     def flows(self) -> dict[Flow, tuple[int, int]]:

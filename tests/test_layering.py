@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # helper: it may import BASE, CORE and other helpers, and whoever imports it answers for all that it reaches.
 BASE = ("errors", "seeding", "task", "registry", "dependence", "intervals", "optim", "aliasing")
 CORE = ("graph", "cutting", "probe", "view", "traffic", "defense", "duty", "finite", "party", "executor", "engines")
-ALGORITHMS = ("topologies", "attacks", "defenses", "schedules", "federated", "accounting", "data", "models")
-RUNNING = ("folder", "run", "training", "study")
+ALGORITHMS = ("topologies", "attacks", "defenses", "schedules", "federated", "accounting", "data", "models", "matching")
+RUNNING = ("folder", "preparation", "planning", "description", "run", "training", "study")
 EVERYTHING = {*BASE, *CORE, *ALGORITHMS, *RUNNING}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
@@ -38,7 +38,13 @@ ALLOWED: dict[str, set[str]] = {
     "accounting": {*BASE, "graph", "probe", "view", "defense"},
     "data": set(BASE),
     "models": set(BASE),
-    **{unit: {*BASE, *CORE, *ALGORITHMS, "folder", "run"} for unit in ("folder", "run", "training")},
+    "matching": {*BASE, "graph", "cutting", "view", "traffic", "data"},
+    **{
+        unit: {*BASE, *CORE, *ALGORITHMS, *RUNNING[:above]}
+        for above, unit in enumerate(RUNNING)
+        if unit not in ("folder", "study")
+    },
+    "folder": {*BASE, *CORE, *ALGORITHMS, "run"},
     "study": EVERYTHING,
     "cli": {*EVERYTHING, "splitfed"},
     "splitfed": EVERYTHING,  # splitfed/__init__.py, the shop window
@@ -46,11 +52,12 @@ ALLOWED: dict[str, set[str]] = {
 }
 HELPER = {*BASE, *CORE}
 
-AUTOGRAD = {"party", "attacks", "defenses", "federated", "dependence"}
+# Accounting runs a backward pass to measure what it costs; ExpertMatcher trains autoencoders of its own.
+AUTOGRAD = {"party", "attacks", "defenses", "federated", "dependence", "accounting", "matching"}
 # Slow or optional: the only packages that a function may import when it is called. The command line may delay
 # anything, for a help page must not wait for torch.
 HEAVY = {"sklearn", "mlxtend", "pandas", "scipy", "matplotlib", "torchmetrics", "PIL", "pyarrow", "optuna"}
-HEAVY |= {"ray", "tenseal", "opacus", "torchvision"}
+HEAVY |= {"private_set_intersection", "ray", "tenseal", "opacus", "torchvision"}
 UNSAFE = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 # An algorithm's own file is for the registry alone; what two siblings share stands in a file that no table names,
 # such as base, metrics or decoder. A package's __init__ may show them all.

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from splitfed.engines.base import Placement
 from splitfed.engines.local import LocalEngine
 from splitfed.errors import InvalidInput
 from splitfed.graph import Head, Segment, Topology
@@ -20,10 +21,15 @@ from splitfed.view import Recording
 from tests.zoo import InPlaceAfterCut, Scale, SmallUNet, assert_same, engine_of, images
 
 
-def two_clients(recording: Recording | None = None) -> LocalEngine:
+def two_clients(
+    recording: Recording | None = None,
+    placement: Placement | None = None,
+    lanes: int = 2,
+    rows: tuple[int, ...] = (1, 1),
+) -> LocalEngine:
     """Prediction v w x with w = 1 at the clients and v = 1 at the server, squared error, SGD at rate .1.
 
-    Client 0 has the row x = 1, client 1 the row x = 2; all targets are 0.
+    Client 0 has the row x = 1, client 1 the row x = 2 (`rows` times over); all targets are 0.
     """
     segments = (
         Segment("bottom", "client", Scale(), ("x",), ("z",), "bottom."),
@@ -33,9 +39,10 @@ def two_clients(recording: Recording | None = None) -> LocalEngine:
     topology = Topology("scales", segments, {"x": "client"}, heads)
     optims = dict.fromkeys(topology.roles, Optim("SGD", {"lr": 0.1}))
     facts = probe(topology, {"x": torch.ones(2, 1)})
-    engine = LocalEngine(topology, facts, 2, optims=optims, recording=recording)
-    for lane in range(2):
-        engine.own(lane, "train", {"x": torch.full((1, 1), lane + 1.0)}, {"out": torch.zeros(1)})
+    engine = LocalEngine(topology, facts, lanes, optims=optims, recording=recording, placement=placement)
+    for lane in range(lanes):
+        count = rows[lane % len(rows)]
+        engine.own(lane, "train", {"x": torch.full((count, 1), lane + 1.0)}, {"out": torch.zeros(count)})
     return engine
 
 
@@ -49,7 +56,7 @@ def one_round(engine: LocalEngine, hand_over: str, rounds: int = 1) -> tuple[lis
     state = plan.start(engine.lanes)
     losses: list[float] = []
     for number in range(rounds):
-        losses += plan.round(engine, Training(1), number, state)
+        losses += plan.round(engine, Training(1), number, state).losses
     return losses, state
 
 
@@ -120,14 +127,6 @@ def test_one_client_hands_nothing_over() -> None:
     engine = engine_of(vanilla(InPlaceAfterCut(), "conv"), *images(16))
     one_round(engine, "peer", rounds=3)
     assert engine.traffic.bytes(kind="weights") == 0
-    assert Sequential().handed_over(engine.topology, 1, 3) == 0
-
-
-def test_hand_overs_counted_by_hand() -> None:
-    """240 bytes of client weights; three clients and two rounds make five hand-overs."""
-    topology = vanilla(InPlaceAfterCut(), "conv")
-    found = [Sequential(hand_over=h).handed_over(topology, 3, 2) for h in ("none", "peer", "server")]
-    assert found == [0, 5 * 240, 10 * 240]
 
 
 def test_evaluation_uses_the_newest_segments() -> None:
@@ -149,7 +148,7 @@ def test_the_order_of_rows_depends_on_seed_epoch_and_client() -> None:
     seen = []
 
     class Spy(LocalEngine):
-        def train(self, lane: int, epoch: int, batches: object) -> list[float]:
+        def train(self, lane: int, epoch: int, batches: object, first: int = 0) -> list[float]:
             seen.append((lane, epoch, torch.cat(list(batches)).tolist()))  # type: ignore[call-overload]
             return [0.0]
 

@@ -45,7 +45,8 @@ def test_counted_equals_predicted(name: str, lanes: int, hand_over: str) -> None
     engine = engine_of(topology, *images(53 if lanes == 1 else 50), lanes=lanes)
     rounds_of(engine, plan, training, 2)
     epochs = [epoch_bytes(topology, engine.facts, sizes(engine.rows(lane, "train"), 10)) for lane in range(lanes)]
-    handed_over = plan.handed_over(topology, lanes, 2)
+    turns = 2 * lanes - 1 if lanes > 1 else 0
+    handed_over = turns * {"none": 0, "peer": 1, "server": 2}[hand_over] * weight_bytes(topology, "client")
     assert engine.traffic.bytes() == 2 * 2 * sum(epochs) + handed_over
     assert engine.traffic.bytes(kind="weights") == handed_over
 

@@ -8,9 +8,30 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from splitfed.executor import Combine
 from splitfed.graph import Topology
 from splitfed.traffic import Traffic
 from splitfed.view import View
+
+FED = "fed_server"
+"""The party that averages the clients' segments, where a schedule has one."""
+
+Source = int | str
+"""Whose client segments are meant: those of a lane, or those that `FED` holds."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What a schedule asks for beside one party a client and one a shared role.
+
+    `copied`: shared roles of which every lane trains a copy; the copies live at the role's own party. `fused`: roles
+    of the clients whose weights the fed server averages. `buffers`: whether buffers (batch-norm statistics) of
+    fused roles go along, or stay each client's own.
+    """
+
+    copied: tuple[str, ...] = ()
+    fused: tuple[str, ...] = ()
+    buffers: bool = True
 
 
 @dataclass(frozen=True)
@@ -21,11 +42,13 @@ class Prediction:
     labels: Mapping[str, Tensor]
 
 
-class Engine(Protocol):
-    """Places the parties of every lane, runs steps over them, moves weights between them."""
+class Trainer(Protocol):
+    """What a schedule may ask for: steps over lanes, and weights moved between parties."""
 
-    topology: Topology
-    traffic: Traffic
+    @property
+    def topology(self) -> Topology:
+        """The topology of the first lane; the others' have the same roles."""
+        ...
 
     @property
     def lanes(self) -> int:
@@ -36,9 +59,57 @@ class Engine(Protocol):
         """Return how many rows `lane` has in `part`."""
         ...
 
-    def train(self, lane: int, epoch: int, batches: Sequence[Tensor]) -> list[float]:
-        """Train `lane` on `batches` (row numbers of its part "train"); return the total loss of each step."""
+    def train(self, lane: int, epoch: int, batches: Sequence[Tensor], first: int = 0) -> list[float]:
+        """Train `lane` on `batches` (row numbers of its part "train"); return the total loss of each step.
+
+        `first`: the number of the first step in its epoch.
+        """
         ...
+
+    def train_at_once(self, turns: Mapping[int, Sequence[tuple[int, Sequence[Tensor]]]]) -> dict[int, list[float]]:
+        """Train several lanes, each on its (epoch, batches) in turn, all at the same time as a clock would see it."""
+        ...
+
+    def train_together(
+        self,
+        epoch: int,
+        step: int,
+        batches: Mapping[int, Tensor],
+        scales: Mapping[int, float],
+        combine: Combine | None = None,
+    ) -> dict[int, float]:
+        """Take one step of every party on the sum of the lanes' losses, each times its scale; return the losses.
+
+        `combine` replaces the gradients of all lanes on an edge (see `executor.exchange_together`); without it the
+        lanes go one after another, and no more than one lane's activations are held.
+        """
+        ...
+
+    def hand_over(self, source: int, target: int, role: str, epoch: int, via: str | None = None) -> None:
+        """Send the weights of `role` from one lane's party to another's, directly or through the party `via`."""
+        ...
+
+    def download(self, lanes: Sequence[int], epoch: int) -> None:
+        """Send what the fed server holds to the parties of `lanes` in every fused role."""
+        ...
+
+    def upload(self, weights: Mapping[int, float], epoch: int) -> None:
+        """Send the fused roles' weights of these lanes to the fed server, which keeps their weighted mean."""
+        ...
+
+    def branch(self, lanes: Sequence[int]) -> None:
+        """Let the copies of every copied role start from the newest merged one; nothing crosses."""
+        ...
+
+    def merge(self, weights: Mapping[int, float]) -> None:
+        """Replace every copied role's segments by the weighted mean of its copies; nothing crosses."""
+        ...
+
+
+class Engine(Trainer, Protocol):
+    """Places the parties of every lane, runs steps over them, moves weights between them."""
+
+    traffic: Traffic
 
     def predict(
         self,
@@ -46,24 +117,20 @@ class Engine(Protocol):
         part: str,
         phase: str,
         number: int = 0,
-        borrow: int | None = None,
+        borrow: Source | None = None,
         batch_size: int = 256,
     ) -> Prediction:
         """Run `part` of `lane` forward through the parties in evaluation mode.
 
         `number` tells one pass from the next, so that the defenses draw afresh.
 
-        `borrow`: the lane whose client segments stand in for the lane's own, as when the experimenter scores the
-        newest model on everybody's data; nothing is counted for lending them.
+        `borrow`: whose client segments stand in for the lane's own, as when the experimenter scores the newest
+        model on everybody's data; nothing is counted for lending them.
         """
         ...
 
     def own(self, lane: int, part: str, inputs: Mapping[str, Tensor], labels: Mapping[str, Tensor]) -> None:
         """Give the data owners of `lane` a further part of data."""
-        ...
-
-    def hand_over(self, source: int, target: int, role: str, epoch: int, via: str | None = None) -> None:
-        """Send the weights of `role` from one lane's party to another's, directly or through the party `via`."""
         ...
 
     def end_round(self) -> None:

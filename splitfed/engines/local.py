@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.defense import Defense
-from splitfed.duty import duties
-from splitfed.engines.base import Prediction
-from splitfed.errors import InvalidInput
-from splitfed.executor import Lane, predict_step, train_step
-from splitfed.graph import Topology
+from splitfed.engines.base import FED, Placement, Prediction, Source
+from splitfed.engines.mean import Mean, shares
+from splitfed.engines.placing import Crew
+from splitfed.executor import Combine, Lane, exchange, exchange_together, predict_step, train_step
+from splitfed.graph import Topology, weights
 from splitfed.optim import Optim
 from splitfed.party import Batch, Party
 from splitfed.probe import Facts
@@ -47,12 +47,15 @@ class LocalLink:
 
 
 class LocalEngine:
-    """Parties of `lanes` clients on one topology: data owners one a lane, the other roles shared by all lanes."""
+    """Parties of `lanes` clients on one topology: data owners one a lane, the other roles shared by all lanes.
+
+    A list of topologies, one a lane, gives clients segments of different make on the same shared roles.
+    """
 
     def __init__(
         self,
-        topology: Topology,
-        facts: Facts,
+        topology: Topology | Sequence[Topology],
+        facts: Facts | Sequence[Facts],
         lanes: int,
         *,
         defenses: Sequence[Defense] = (),
@@ -61,62 +64,83 @@ class LocalEngine:
         device: torch.device | str = "cpu",
         recording: Recording | None = None,
         folder: Path | None = None,
+        placement: Placement | None = None,
     ) -> None:
-        self.topology = topology
-        self.facts = facts
+        self.topologies = [topology] * lanes if isinstance(topology, Topology) else list(topology)
+        self.all_facts = [facts] * lanes if isinstance(facts, Facts) else list(facts)
+        self.topology, self.facts = self.topologies[0], self.all_facts[0]
         self.defenses = tuple(defenses)
         self.device = torch.device(device)
         self.traffic = Traffic()
-        work = duties(topology, facts, defenses)
-        weight = prod(d.task_weight for d in defenses)
-        modules = {s.name: s.module for s in topology.segments}
-
-        def party(role: str, name: str) -> Party:
-            optim = (optims or {}).get(role, Optim())
-            return Party(name, role, work[role], modules, optim, seed, facts.shapes, device, weight)
-
-        shared = {role: party(role, role) for role in topology.roles if role not in topology.data_roles}
-        own = [{role: party(role, f"{role}{i}") for role in topology.data_roles} for i in range(lanes)]
-        self._lanes = [
-            Lane(i, {role: {**parties, **shared}[role] for role in topology.roles}) for i, parties in enumerate(own)
-        ]
-        self.parties: dict[str, Party] = {}
-        for place in self._lanes:
-            for member in place.parties.values():
-                if self.parties.setdefault(member.name, member) is not member:
-                    raise InvalidInput(f"two parties would be called {member.name!r}; rename a role of the topology")
+        self.crew = Crew(
+            self.topologies, self.all_facts, placement or Placement(), defenses, optims or {}, seed, self.device
+        )
         recorders = (recording or Recording()).recorders(tuple(self.parties), folder)
         self.link = LocalLink(self.traffic, recorders)
 
     @property
     def lanes(self) -> int:
         """How many clients there are."""
-        return len(self._lanes)
+        return len(self.crew.lanes)
+
+    @property
+    def parties(self) -> dict[str, Party]:
+        """Every party by name; where a role has copies, the party that merges them."""
+        return self.crew.parties
 
     def party(self, lane: int, role: str) -> Party:
-        """Return the party that plays `role` for `lane`."""
-        return self._lanes[lane].parties[role]
+        """Return the party that plays `role` for `lane`, as it trains."""
+        return self.crew.lanes[lane].parties[role]
 
     def own(self, lane: int, part: str, inputs: Mapping[str, Tensor], labels: Mapping[str, Tensor]) -> None:
         """Give each data owner of `lane` the inputs and labels that are its own."""
-        for role in self.topology.data_roles:
-            mine = {v: t for v, t in inputs.items() if self.topology.inputs[v] == role}
-            known = {h.value: labels[h.value] for h in self.topology.heads if h.labels == role and h.value in labels}
+        topology = self.topologies[lane]
+        for role in topology.data_roles:
+            mine = {v: t for v, t in inputs.items() if topology.inputs[v] == role}
+            known = {h.value: labels[h.value] for h in topology.heads if h.labels == role and h.value in labels}
             self.party(lane, role).own(part, mine, known)
 
     def rows(self, lane: int, part: str) -> int:
         """Return how many rows `lane` has in `part`."""
         return self.party(lane, self.topology.data_roles[0]).rows(part)
 
-    def train(self, lane: int, epoch: int, batches: Sequence[Tensor]) -> list[float]:
+    def train(self, lane: int, epoch: int, batches: Sequence[Tensor], first: int = 0) -> list[float]:
         """Train `lane` on `batches`; return the total loss of each step."""
-        place = self._lanes[lane]
+        place = self.crew.lanes[lane]
         losses = []
-        for step, rows in enumerate(batches):
-            stamp = Stamp("train", lane, epoch, step)
-            values = train_step(self.topology, place, self.link, Batch("train", rows), stamp)
-            losses.append(sum(head.weight * values[head.value] for head in self.topology.heads))
+        for step, rows in enumerate(batches, first):
+            values = train_step(place, self.link, Batch("train", rows), place.stamp("train", epoch, step))
+            losses.append(_total(place, values))
         return losses
+
+    def train_at_once(self, turns: Mapping[int, Sequence[tuple[int, Sequence[Tensor]]]]) -> dict[int, list[float]]:
+        """Train several lanes; here one after another, which gives each the same bits."""
+        return {
+            lane: [loss for epoch, batches in epochs for loss in self.train(lane, epoch, batches)]
+            for lane, epochs in turns.items()
+        }
+
+    def train_together(
+        self,
+        epoch: int,
+        step: int,
+        batches: Mapping[int, Tensor],
+        scales: Mapping[int, float],
+        combine: Combine | None = None,
+    ) -> dict[int, float]:
+        """Take one step of every party on the sum of the lanes' losses; see `Trainer.train_together`."""
+        places = [self.crew.lanes[lane] for lane in batches]
+        turns = [
+            (place, Batch("train", batches[place.index]), place.stamp("train", epoch, step), scales[place.index])
+            for place in places
+        ]
+        if combine is None:
+            values = [exchange(place, self.link, batch, stamp, scale) for place, batch, stamp, scale in turns]
+        else:
+            values = exchange_together(turns, self.link, combine)
+        for party in {id(p): p for place in places for p in place.parties.values()}.values():
+            party.update()
+        return {place.index: _total(place, found) for place, found in zip(places, values, strict=True)}
 
     def predict(
         self,
@@ -124,20 +148,20 @@ class LocalEngine:
         part: str,
         phase: str,
         number: int = 0,
-        borrow: int | None = None,
+        borrow: Source | None = None,
         batch_size: int = 256,
     ) -> Prediction:
         """Run `part` of `lane` forward in evaluation mode; see `Engine.predict`."""
-        place = self._lanes[lane]
-        outputs: dict[str, list[Tensor]] = {head.value: [] for head in self.topology.heads}
+        place = self._serving(lane)
+        topology = place.topology
+        outputs: dict[str, list[Tensor]] = {head.value: [] for head in topology.heads}
         with self._borrowed(lane, borrow):
             for step, rows in enumerate(torch.arange(self.rows(lane, part)).split(batch_size)):
-                stamp = Stamp(phase, lane, number, step, part)
-                found = predict_step(self.topology, place, self.link, Batch(part, rows), stamp)
-                for name, value in found.items():
+                stamp = place.stamp(phase, number, step, part)
+                for name, value in predict_step(place, self.link, Batch(part, rows), stamp).items():
                     outputs[name].append(value.cpu())
         labels = {}
-        for head in self.topology.heads:
+        for head in topology.heads:
             known = place.parties[head.labels].labels(part)
             if head.value in known:
                 labels[head.value] = known[head.value].cpu()
@@ -151,17 +175,52 @@ class LocalEngine:
             arrived = self.link.deliver(sender.upload(receiver.name, stamp))
         else:
             stop = self.link.deliver(sender.upload(via, stamp))
-            arrived = self.link.deliver(Message(via, receiver.name, stop.kind, stop.edge, stop.tensors, stamp))
+            arrived = self.link.deliver(stop._replace(sender=via, receiver=receiver.name))
         receiver.adopt(arrived.tensors)
+
+    def download(self, lanes: Sequence[int], epoch: int) -> None:
+        """Send what the fed server holds to the parties of `lanes` in every fused role."""
+        for role, fed in self.crew.fed.items():
+            for lane in lanes:
+                party = self.party(lane, role)
+                message = fed.upload(party.name, Stamp("train", lane, epoch, 0), self.crew.placement.buffers)
+                party.adopt(self.link.deliver(message).tensors)
+
+    def upload(self, weights: Mapping[int, float], epoch: int) -> None:
+        """Send the fused roles' weights of these lanes to the fed server, which keeps their weighted mean."""
+        for role, fed in self.crew.fed.items():
+            mean = Mean()
+            for lane, share in shares(weights).items():
+                message = self.party(lane, role).upload(
+                    FED, Stamp("train", lane, epoch, 0), self.crew.placement.buffers
+                )
+                mean.add(self.link.deliver(message).tensors, share)
+            fed.adopt(mean.value())
+
+    def branch(self, lanes: Sequence[int]) -> None:
+        """Let the copies of every copied role start from the merged one."""
+        for role, copies in self.crew.copies.items():
+            tensors = self.crew.shared[role].contents()
+            for lane in lanes:
+                copies[lane].adopt(tensors)
+
+    def merge(self, weights: Mapping[int, float]) -> None:
+        """Replace every copied role's segments by the weighted mean of its copies."""
+        for role, copies in self.crew.copies.items():
+            mean = Mean()
+            for lane, share in shares(weights).items():
+                mean.add(copies[lane].contents(), share)
+            self.crew.shared[role].adopt(mean.value())
 
     def end_round(self) -> None:
         """Advance every party's learning-rate scheduler."""
-        for party in self.parties.values():
+        for party in self.crew.members().values():
             party.end_round()
 
-    def modules(self, lane: int) -> dict[str, nn.Module]:
-        """Return the modules of `lane` by segment, for the experimenter: the parties' own, not copies."""
-        return {n: m for party in self._lanes[lane].parties.values() for n, m in party.modules.items()}
+    def modules(self, lane: int, borrow: Source | None = None) -> dict[str, nn.Module]:
+        """Return the modules `lane` would use by segment, for the experimenter: the parties' own, not copies."""
+        with self._borrowed(lane, borrow):
+            return {n: m for party in self._serving(lane).parties.values() for n, m in party.modules.items()}
 
     def view(self, party: str) -> View:
         """Return what was recorded of `party`, with the segments it holds."""
@@ -184,31 +243,54 @@ class LocalEngine:
     def state(self) -> dict[str, Any]:
         """Return the state of every party, recorder and counter."""
         return {
-            "parties": {name: party.state() for name, party in self.parties.items()},
+            "parties": {name: party.state() for name, party in self.crew.members().items()},
             "recorders": {name: recorder.state() for name, recorder in self.link.recorders.items()},
             "traffic": self.traffic.state(),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go back to `state`."""
-        for name, party in self.parties.items():
+        for name, party in self.crew.members().items():
             party.load_state(state["parties"][name])
         for name, recorder in self.link.recorders.items():
             recorder.load_state(state["recorders"][name])
         self.traffic.load_state(state["traffic"])
 
+    def _serving(self, lane: int) -> Lane:
+        """The lane as it predicts: with the merged segments where it trains a copy."""
+        place = self.crew.lanes[lane]
+        if not self.crew.copies:
+            return place
+        merged = {role: self.crew.shared[role] for role in self.crew.copies}
+        return Lane(place.index, place.topology, {**place.parties, **merged}, place.circuit)
+
     @contextmanager
-    def _borrowed(self, lane: int, source: int | None) -> Iterator[None]:
+    def _borrowed(self, lane: int, source: Source | None) -> Iterator[None]:
         """Let the data owners of `lane` use the segments of `source` for the length of the block."""
         if source is None or source == lane:
             yield
             return
-        roles = self.topology.data_roles
-        kept = {role: self.party(lane, role).modules for role in roles}
+        lenders = self.crew.fed if isinstance(source, str) else self.crew.lanes[source].parties
+        borrowers = {role: self.party(lane, role) for role in self.topology.data_roles if role in lenders}
+        kept = {role: party.modules for role, party in borrowers.items()}
         try:
-            for role in roles:
-                self.party(lane, role).modules = self.party(source, role).modules
+            for role, party in borrowers.items():
+                lent = lenders[role].modules
+                party.modules = lent if self.crew.placement.buffers else _with_weights(party.modules, lent)
             yield
         finally:
-            for role in roles:
-                self.party(lane, role).modules = kept[role]
+            for role, party in borrowers.items():
+                party.modules = kept[role]
+
+
+def _with_weights(own: Mapping[str, nn.Module], lent: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Return copies of `own` with the weights of `lent` and buffers of their own."""
+    made = copy.deepcopy(dict(own))
+    for name, module in made.items():
+        module.load_state_dict({**module.state_dict(), **weights(lent[name])})
+    return made
+
+
+def _total(lane: Lane, losses: Mapping[str, float]) -> float:
+    """The loss of a step: that of every head, times its weight."""
+    return sum(head.weight * losses[head.value] for head in lane.topology.heads)

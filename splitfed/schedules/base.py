@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from splitfed.engines.base import Engine
+from splitfed.engines.base import Placement, Source, Trainer
 from splitfed.errors import check_count
 from splitfed.graph import Topology
+from splitfed.probe import Facts
 
 State = dict[str, Any]
 
@@ -25,26 +26,66 @@ class Training:
         check_count("batch_size", self.batch_size, low=1)
         check_count("local_epochs", self.local_epochs, low=1)
 
+    def epochs(self, number: int) -> range:
+        """Return the epochs of round `number`, counted from the start of the run."""
+        return range(number * self.local_epochs, (number + 1) * self.local_epochs)
+
 
 @dataclass(frozen=True)
+class Round:
+    """What a round did: the losses of its steps in the order they ran, and who took part.
+
+    `dropped`: the clients that left before their last step. `fused`: False where too few finished for anything to
+    be averaged.
+    """
+
+    losses: list[float]
+    clients: tuple[int, ...] = field(default=())
+    dropped: tuple[int, ...] = ()
+    fused: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class Schedule:
     """Base of all schedules: the state is a plain dictionary, made by `start` and changed by `round` only."""
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse, before training, a topology or a number of clients this schedule cannot serve."""
 
+    def prepare(self, topology: Topology, facts: Facts, seed: int) -> Topology:
+        """Return the topology to train: this one, unless the schedule adds segments to it."""
+        return topology
+
+    def placement(self, topology: Topology) -> Placement:
+        """Return what the schedule needs beside one party a client and one a shared role."""
+        return Placement()
+
+    def rates(self, topology: Topology, clients: int) -> dict[str, float]:
+        """Return what the learning rate of a role is multiplied by (a role that is not named: by one)."""
+        return {}
+
     def start(self, clients: int) -> State:
         """Return the state before the first round: plain values."""
         return {}
 
-    def round(self, engine: Engine, training: Training, number: int, state: State) -> list[float]:
-        """Train round `number`; return the losses of its steps in the order they ran."""
+    def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:
+        """Train round `number`."""
         raise NotImplementedError
 
-    def newest(self, client: int, state: State) -> int:
-        """Return the client whose segments `client` would use now: its own, unless segments are handed on."""
+    def newest(self, client: int, state: State) -> Source:
+        """Return whose client segments `client` would use now: its own, unless they are handed on or averaged."""
         return client
 
-    def handed_over(self, topology: Topology, clients: int, rounds: int) -> int:
-        """Return the bytes of weights that cross in `rounds` rounds."""
-        return 0
+    def moves_segments(self, clients: int) -> bool:
+        """Tell whether a client's segments end up at another client: then all must be of one make."""
+        return False
+
+
+def shared_roles(topology: Topology) -> tuple[str, ...]:
+    """Return the roles that one party plays for all clients: those without data of their own, with segments."""
+    return tuple(r for r in topology.roles if r not in topology.data_roles and topology.segments_of(r))
+
+
+def client_roles(topology: Topology) -> tuple[str, ...]:
+    """Return the roles each client has a party of its own in, where they hold segments."""
+    return tuple(role for role in topology.data_roles if topology.segments_of(role))

@@ -18,7 +18,7 @@ from splitfed.study import build
 from splitfed.study.cell import Cell, Probe
 from splitfed.study.grid import Grid
 from splitfed.study.mistakes import Mistakes
-from splitfed.training import check_batches, check_outputs, optims_of, probe_with
+from splitfed.preparation import check_batches, check_outputs, optims_of, probe_with
 
 
 def rehearse(grid: Grid, source: str) -> Dataset:
@@ -48,7 +48,7 @@ def rehearse(grid: Grid, source: str) -> Dataset:
             duties(ready, facts, guards)
         with mistakes.at("training.batch_size"):
             training = Training(cell.training.batch_size, cell.training.local_epochs, cell.seed)
-            check_batches(facts, guards, split, training)
+            check_batches([facts] * len(split), guards, split, training)
     for probe in first.attacks:
         for place in filter(None, checked.values()):
             with mistakes.at(probe.where):
@@ -89,10 +89,13 @@ def _place(mistakes: Mistakes, cell: Cell, data: Dataset, split: Federation) -> 
     where = cell.topology.where
     with mistakes.at(where):
         ready = build.topology(cell, data)
-        facts = probe_with(ready, split)
+        plan, rows = build.schedule(cell), split.clients[0].train
+        facts = probe_with(ready, rows)
         check_outputs(ready, facts)
         with mistakes.at("training.schedule"):
-            build.schedule(cell).check(ready, len(split))
+            plan.check(ready, len(split))
+            ready = plan.prepare(ready, facts, cell.seed)
+            facts = probe_with(ready, rows)
         with mistakes.at("training.optimizer"):
             optims_of(ready, cell.training.optimizer)
         with mistakes.at("training.record.parties"):

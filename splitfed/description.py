@@ -1,0 +1,79 @@
+"""What defines a run, as plain values: two runs with equal descriptions do the same."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from splitfed.data.federation import Federation
+from splitfed.graph import Topology
+from splitfed.preparation import Prepared
+from splitfed.view import Recording
+
+
+def describe(prepared: Prepared, rounds: int, record: Recording | None, device: object) -> dict[str, Any]:
+    """Return the description that a run's folder keeps, and that a resumed run must repeat."""
+    kinds = list({id(t): t for t in prepared.topologies}.values())
+    data = prepared.data
+    return {
+        "topology": prepared.topology.name,
+        **_graph(prepared.topology),
+        **({"others": [_graph(t) for t in kinds[1:]]} if len(kinds) > 1 else {}),
+        "data": {
+            "name": data.name,
+            "clients": [len(c.train) for c in data.clients],
+            "victims": len(data.victims),
+            "rows": digest(_rows(data)),
+        },
+        "schedule": repr(prepared.schedule),
+        "defenses": [repr(d) for d in prepared.defenses],
+        "optimizers": {role: repr(o) for role, o in prepared.optims.items()},
+        "rounds": rounds,
+        "training": asdict(prepared.training),
+        "record": repr(record or Recording()),
+        "device": str(device),
+    }
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return a hash of names, shapes and values."""
+    found = hashlib.sha256()
+    for name, tensor in tensors.items():
+        found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def _graph(topology: Topology) -> dict[str, Any]:
+    return {
+        "segments": {
+            s.name: {
+                "role": s.role,
+                "inputs": list(s.inputs),
+                "outputs": list(s.outputs),
+                "parameters": _count(s.module),
+            }
+            for s in topology.segments
+        },
+        "heads": {h.value: {"role": h.role, "labels": h.labels, "weight": h.weight} for h in topology.heads},
+        "weights": digest(topology.state_dict()),
+    }
+
+
+def _rows(data: Federation) -> dict[str, Tensor]:
+    parts = {f"{c.name}/{part}": getattr(c, part) for c in data.clients for part in ("train", "validation", "test")}
+    parts |= {"victims": data.victims, "auxiliary": data.auxiliary}
+    tensors: dict[str, Tensor] = {}
+    for name, rows in parts.items():
+        tensors |= {f"{name}/x": rows.x, f"{name}/y": rows.y}
+        tensors |= {f"{name}/{target}": found.y for target, found in rows.targets.items()}
+    return tensors
+
+
+def _count(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())

@@ -1,0 +1,41 @@
+"""The weighted mean of several parties' tensors, gathered one party at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+
+class Mean:
+    """Adds up `share * tensor` in double precision; a single part of share 1 comes back bit for bit.
+
+    Whole numbers (a batch norm's count of batches) have no mean: the largest is kept.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._dtypes: dict[str, torch.dtype] = {}
+
+    def add(self, tensors: Mapping[str, Tensor], share: float) -> None:
+        """Add one part; the shares of all parts add up to one."""
+        for name, tensor in tensors.items():
+            self._dtypes[name] = tensor.dtype
+            if not tensor.is_floating_point():
+                kept = self._sums.get(name)
+                self._sums[name] = tensor.clone() if kept is None else torch.maximum(kept, tensor)
+            elif name in self._sums:
+                self._sums[name].add_(tensor.double(), alpha=share)
+            else:
+                self._sums[name] = tensor.double() * share
+
+    def value(self) -> dict[str, Tensor]:
+        """Return the mean, each tensor in its own type."""
+        return {name: total.to(self._dtypes[name]) for name, total in self._sums.items()}
+
+
+def shares(weights: Mapping[int, float]) -> dict[int, float]:
+    """Return `weights` scaled to add up to one."""
+    total = sum(weights.values())
+    return {lane: weight / total for lane, weight in weights.items()}

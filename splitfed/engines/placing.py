@@ -1,0 +1,118 @@
+"""Who is there: the parties of every lane, made from the topology, the defenses and what the schedule asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+
+import torch
+
+from splitfed.defense import Defense
+from splitfed.duty import duties
+from splitfed.engines.base import FED, Placement
+from splitfed.errors import InvalidInput
+from splitfed.executor import Lane
+from splitfed.graph import Topology
+from splitfed.optim import Optim
+from splitfed.party import Party
+from splitfed.probe import Facts
+from splitfed.seeding import generator
+
+
+class Crew:
+    """All parties of a run: `lanes` as they train, `owners` by party name, `fed` and `copies` by role."""
+
+    def __init__(
+        self,
+        topologies: Sequence[Topology],
+        facts: Sequence[Facts],
+        placement: Placement,
+        defenses: Sequence[Defense],
+        optims: Mapping[str, Optim],
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self.placement = placement
+        first = topologies[0]
+        makers = [_maker(t, f, defenses, optims, seed, device) for t, f in _distinct(topologies, facts)]
+        make = [makers[i] for i in _kinds(topologies)]
+        shared = [role for role in first.roles if role not in first.data_roles]
+        self.shared = {role: make[0](role, role) for role in shared}
+        own = [
+            {role: make[lane](role, f"{role}{lane}") for role in topology.data_roles}
+            for lane, topology in enumerate(topologies)
+        ]
+        self.copies = {role: [make[0](role, role) for _ in topologies] for role in placement.copied}
+        self.fed = {role: make[0](role, FED) for role in placement.fused}
+        circuits = _circuits(first, len(topologies), seed)
+        self.lanes = [
+            Lane(
+                i,
+                topology,
+                {r: self.copies[r][i] if r in self.copies else {**own[i], **self.shared}[r] for r in topology.roles},
+                circuits[i],
+            )
+            for i, topology in enumerate(topologies)
+        ]
+        self.parties = _named([*(p for mine in own for p in mine.values()), *self.shared.values()], first)
+        if self.fed:
+            self.parties = {**self.parties, FED: next(iter(self.fed.values()))}
+
+    def members(self) -> dict[str, Party]:
+        """Return every party by a name of its own: copies and the fed server's roles have a suffix."""
+        found = {name: party for name, party in self.parties.items() if name != FED}
+        found |= {f"{role}~{lane}": party for role, copies in self.copies.items() for lane, party in enumerate(copies)}
+        return found | {f"{FED}~{role}": party for role, party in self.fed.items()}
+
+
+def _maker(
+    topology: Topology,
+    facts: Facts,
+    defenses: Sequence[Defense],
+    optims: Mapping[str, Optim],
+    seed: int,
+    device: torch.device,
+) -> Callable[[str, str], Party]:
+    work = duties(topology, facts, defenses)
+    weight = prod(d.task_weight for d in defenses)
+    modules = {s.name: s.module for s in topology.segments}
+
+    def make(role: str, name: str) -> Party:
+        optim = optims.get(role, Optim())
+        return Party(name, role, work[role], modules, optim, seed, facts.shapes, device, weight)
+
+    return make
+
+
+def _kinds(topologies: Sequence[Topology]) -> list[int]:
+    """Return, for each topology, which of the distinct ones it is."""
+    numbers: dict[int, int] = {}
+    return [numbers.setdefault(id(t), len(numbers)) for t in topologies]
+
+
+def _distinct(topologies: Sequence[Topology], facts: Sequence[Facts]) -> list[tuple[Topology, Facts]]:
+    return list({id(t): (t, f) for t, f in zip(topologies, facts, strict=True)}.values())
+
+
+def _named(parties: Sequence[Party], topology: Topology) -> dict[str, Party]:
+    found: dict[str, Party] = {}
+    for party in parties:
+        if party.name == FED or found.setdefault(party.name, party) is not party:
+            raise InvalidInput(f"two parties would be called {party.name!r}; rename a role of {topology.name!r}")
+    return found
+
+
+def _circuits(topology: Topology, lanes: int, seed: int) -> list[int]:
+    """Return the number that the messages of each lane carry.
+
+    Where some party never hears from a client directly, the numbers are shuffled: it can tell one client's messages
+    from another's, as it must, but not whose they are.
+    """
+    heard = {
+        topology.role_of(e.target) for e in topology.crossings if topology.role_of(e.source) in topology.data_roles
+    }
+    heard |= {role for head in topology.heads for role in head.path[1:2]}
+    if all(role in heard for role in topology.roles if role not in topology.data_roles):
+        return list(range(lanes))
+    order: list[int] = torch.randperm(lanes, generator=generator(seed, "circuits")).tolist()
+    return order

@@ -1,0 +1,117 @@
+"""A simulated clock beside a trainer: whatever a schedule asks for is done, and timed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from torch import Tensor
+
+from splitfed.accounting.bytes import weight_bytes
+from splitfed.accounting.clock import Clock, party_names
+from splitfed.accounting.flops import segment_flops
+from splitfed.accounting.speeds import Speeds
+from splitfed.accounting.steps import StepShape, step_shape
+from splitfed.engines.base import FED, Placement, Trainer
+from splitfed.executor import Combine
+from splitfed.graph import Topology
+from splitfed.preparation import Prepared, labels_of
+
+
+class Timed:
+    """Passes everything on to `inner` and moves `clock` by what it takes. What is averaged in place takes no time."""
+
+    def __init__(self, inner: Trainer, clock: Clock, topologies: Sequence[Topology], placement: Placement) -> None:
+        self.inner = inner
+        self.clock = clock
+        self.topologies = tuple(topologies)
+        self.placement = placement
+
+    @property
+    def topology(self) -> Topology:
+        """The topology of the first lane."""
+        return self.topologies[0]
+
+    @property
+    def lanes(self) -> int:
+        """How many clients there are."""
+        return self.inner.lanes
+
+    def rows(self, lane: int, part: str) -> int:
+        """Return how many rows `lane` has in `part`."""
+        return self.inner.rows(lane, part)
+
+    def train(self, lane: int, epoch: int, batches: Sequence[Tensor], first: int = 0) -> list[float]:
+        """One lane trains, everybody else waits."""
+        losses = self.inner.train(lane, epoch, batches, first)
+        self.clock.train({lane: [len(rows) for rows in batches]})
+        return losses
+
+    def train_at_once(self, turns: Mapping[int, Sequence[tuple[int, Sequence[Tensor]]]]) -> dict[int, list[float]]:
+        """All lanes train side by side."""
+        losses = self.inner.train_at_once(turns)
+        self.clock.train({k: [len(rows) for _, batches in turn for rows in batches] for k, turn in turns.items()})
+        return losses
+
+    def train_together(
+        self,
+        epoch: int,
+        step: int,
+        batches: Mapping[int, Tensor],
+        scales: Mapping[int, float],
+        combine: Combine | None = None,
+    ) -> dict[int, float]:
+        """All lanes take one step side by side, and the way back waits for the slowest."""
+        losses = self.inner.train_together(epoch, step, batches, scales, combine)
+        self.clock.together({lane: len(rows) for lane, rows in batches.items()})
+        return losses
+
+    def hand_over(self, source: int, target: int, role: str, epoch: int, via: str | None = None) -> None:
+        """Weights travel while everybody waits."""
+        self.inner.hand_over(source, target, role, epoch, via)
+        stops = [f"{role}{source}", *([] if via is None else [via]), f"{role}{target}"]
+        size = weight_bytes(self.topologies[source], role)
+        for sender, receiver in pairwise(stops):
+            self.clock.transfer(sender, receiver, size)
+        self.clock.barrier()
+
+    def download(self, lanes: Sequence[int], epoch: int) -> None:
+        """The fed server sends to all at once, over one uplink."""
+        self.inner.download(lanes, epoch)
+        for lane in lanes:
+            for role in self.placement.fused:
+                self.clock.transfer(FED, f"{role}{lane}", self._size(lane, role))
+        self.clock.barrier()
+
+    def upload(self, weights: Mapping[int, float], epoch: int) -> None:
+        """All send to the fed server at once, over one downlink."""
+        self.inner.upload(weights, epoch)
+        for lane in weights:
+            for role in self.placement.fused:
+                self.clock.transfer(f"{role}{lane}", FED, self._size(lane, role))
+        self.clock.barrier()
+
+    def branch(self, lanes: Sequence[int]) -> None:
+        """Copies within a party take no time."""
+        self.inner.branch(lanes)
+
+    def merge(self, weights: Mapping[int, float]) -> None:
+        """Averages within a party take no time."""
+        self.inner.merge(weights)
+
+    def _size(self, lane: int, role: str) -> int:
+        return weight_bytes(self.topologies[lane], role, self.placement.buffers)
+
+
+def clock_of(prepared: Prepared, speeds: Speeds) -> Clock:
+    """Return a clock at zero for the parties of `prepared`."""
+    known: dict[int, StepShape] = {}
+    shapes = {}
+    for lane, (topology, facts) in enumerate(zip(prepared.topologies, prepared.facts, strict=True)):
+        if id(topology) not in known:
+            labels = labels_of(topology, prepared.data.clients[lane].train).values()
+            size = max((y.element_size() * y[0].numel() for y in labels), default=0)
+            known[id(topology)] = step_shape(topology, facts, segment_flops(topology, facts), size)
+        shapes[lane] = known[id(topology)]
+    others = [FED] if prepared.placement.fused else []
+    return Clock(shapes, speeds, party_names(prepared.topology, len(prepared.topologies)), others)

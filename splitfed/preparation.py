@@ -1,0 +1,155 @@
+"""Everything that must fit before training: topology, data, schedule, defenses and optimizers, checked as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from splitfed.data.dataset import Dataset
+from splitfed.data.features import feed
+from splitfed.data.federation import Federation
+from splitfed.defense import Defense
+from splitfed.duty import duties
+from splitfed.engines.base import Placement
+from splitfed.errors import InvalidInput, unknown
+from splitfed.graph import Topology
+from splitfed.optim import Optim
+from splitfed.probe import Facts, probe
+from splitfed.registry import load
+from splitfed.schedules.base import Schedule, Training
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a run is made of: a topology and its facts for every lane, and all that acts on them."""
+
+    topologies: tuple[Topology, ...]
+    facts: tuple[Facts, ...]
+    data: Federation
+    schedule: Schedule
+    placement: Placement
+    defenses: tuple[Defense, ...]
+    optims: Mapping[str, Optim]
+    training: Training
+
+    @property
+    def topology(self) -> Topology:
+        """The first lane's topology, which is everybody's unless clients differ."""
+        return self.topologies[0]
+
+
+def prepare(
+    topology: Topology | Sequence[Topology],
+    data: Federation,
+    *,
+    schedule: str | Schedule,
+    defenses: Defense | Sequence[Defense],
+    optimizer: str | Optim | Mapping[str, Optim] | None,
+    training: Training,
+) -> Prepared:
+    """Check that everything fits together and return it; nothing is computed but one example batch a topology.
+
+    `topology`: one for all clients, or one a client. Raises `InvalidInput`.
+    """
+    plan: Schedule = load("schedules", schedule)() if isinstance(schedule, str) else schedule
+    guards = (defenses,) if isinstance(defenses, Defense) else tuple(defenses)
+    clients = len(data.clients)
+    given = _one_a_client(topology, clients)
+    if len({id(t) for t in given}) > 1 and plan.moves_segments(clients):
+        raise InvalidInput(
+            f"schedule {type(plan).__name__} moves segments between clients, whose segments differ here: take one that "
+            "leaves them where they are, such as 'splitfed_v3' or 'blind'"
+        )
+    made: dict[int, tuple[Topology, Facts]] = {}
+    for lane, wanted in enumerate(given):
+        if id(wanted) not in made:
+            made[id(wanted)] = _ready(wanted, data, lane, plan, training.seed)
+    topologies, facts = zip(*(made[id(t)] for t in given), strict=True)
+    first: Topology = topologies[0]
+    check_batches(facts, guards, data, training)
+    for known, fact in made.values():
+        duties(known, fact, guards)
+    rates = plan.rates(first, clients)
+    optims = {role: o.scaled(rates.get(role, 1.0)) for role, o in optims_of(first, optimizer).items()}
+    return Prepared(topologies, facts, data, plan, plan.placement(first), guards, optims, training)
+
+
+def inputs_of(topology: Topology, rows: Dataset) -> dict[str, Tensor]:
+    """Return what every input of `topology` gets of `rows`."""
+    return feed(rows.x, topology.inputs, rows.features)
+
+
+def labels_of(topology: Topology, rows: Dataset) -> dict[str, Tensor]:
+    """Return the labels of every head of `topology`."""
+    return {head.value: rows.label(head.target) for head in topology.heads}
+
+
+def probe_with(topology: Topology, rows: Dataset) -> Facts:
+    """Probe `topology` with a few of `rows` (repeated where there is only one)."""
+    few = {name: x[:4] for name, x in inputs_of(topology, rows.rows(range(min(4, len(rows))))).items()}
+    return probe(topology, {n: x if len(x) > 1 else x.repeat(2, *[1] * (x.dim() - 1)) for n, x in few.items()})
+
+
+def optims_of(topology: Topology, optimizer: str | Optim | Mapping[str, Optim] | None) -> dict[str, Optim]:
+    """Return each role's optimizer, from one for all (an `Optim`, or a name with torch's defaults) or by role."""
+    if isinstance(optimizer, str):
+        optimizer = Optim(optimizer, {})
+    if optimizer is None or isinstance(optimizer, Optim):
+        return dict.fromkeys(topology.roles, optimizer or Optim())
+    if not isinstance(optimizer, Mapping) or not all(isinstance(o, Optim) for o in optimizer.values()):
+        raise InvalidInput(f"optimizer={optimizer!r} is not allowed; expected an Optim, a name, or role -> Optim")
+    for role in optimizer:
+        if role not in topology.roles:
+            raise unknown("role in optimizer", role, topology.roles)
+    return {role: optimizer.get(role, Optim()) for role in topology.roles}
+
+
+def check_outputs(topology: Topology, facts: Facts) -> None:
+    """Refuse a model whose output is not as wide as the task needs."""
+    for head in topology.heads:
+        assert head.task is not None
+        shape = facts.shapes[head.value]
+        wanted = head.task.outputs
+        if wanted is not None and shape != (wanted,) and not (wanted == 1 and shape == ()):
+            raise InvalidInput(
+                f"the model returns {shape} a row at {head.value!r}; {head.task.name} here needs ({wanted},)"
+            )
+
+
+def check_batches(facts: Sequence[Facts], defenses: Sequence[Defense], data: Federation, training: Training) -> None:
+    """Refuse a batch size that leaves some client a batch too small for batch norm or for a defense."""
+    for client, known in zip(data.clients, facts, strict=True):
+        needs = [(2, f"batch norm in segment {name!r}") for name in sorted(known.batch_norm)]
+        needs += [(d.least_rows, type(d).__name__) for d in defenses]
+        least, who = max(needs, key=lambda need: need[0], default=(1, ""))
+        rows = len(client.train)
+        smallest = min(rows, training.batch_size, rows % training.batch_size or training.batch_size)
+        if smallest < least:
+            size = "one" if smallest == 1 else str(smallest)
+            raise InvalidInput(
+                f"{client.name} has {rows} training rows, so batch_size={training.batch_size} leaves a batch of "
+                f"{size}, and {who} needs {least} rows or more: choose another size"
+            )
+
+
+def _one_a_client(topology: Topology | Sequence[Topology], clients: int) -> list[Topology]:
+    if isinstance(topology, Topology):
+        return [topology] * clients
+    given = list(topology)
+    if len(given) != clients:
+        raise InvalidInput(f"{len(given)} topologies were given for {clients} clients; expected one a client, or one")
+    return given
+
+
+def _ready(topology: Topology, data: Federation, lane: int, schedule: Schedule, seed: int) -> tuple[Topology, Facts]:
+    rows = data.clients[lane].train
+    known = topology.with_tasks(rows.tasks)
+    schedule.check(known, len(data.clients))
+    facts = probe_with(known, rows)
+    prepared = schedule.prepare(known, facts, seed)
+    if prepared is not known:
+        facts = probe_with(prepared, rows)
+    check_outputs(prepared, facts)
+    return prepared, facts

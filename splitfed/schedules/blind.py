@@ -1,0 +1,57 @@
+"""Blind: one server step on the average of all clients' losses; clients never pass segments to each other.
+
+Paper: Gharibi, Patel, Khademi Habibabadi, et al., "An automated framework for distributed deep learning: a tool demo"
+(BlindLearning), 2021.
+
+Every client's batch goes through the shared segments, the losses are averaged (weighted by examples, or equally), and
+each party takes one step on that average; only cut gradients return. `average`: the clients' segments are averaged by
+a fed server after every round as well, an option of the paper's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from splitfed.engines.base import FED, Placement, Source, Trainer
+from splitfed.graph import Topology
+from splitfed.schedules.base import Round, State, Training, client_roles
+from splitfed.schedules.sampling import dropped, examples, taking_part
+from splitfed.schedules.together import Together, by_rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blind(Together):
+    """All clients, one loss; `by_examples` weighs each client's by its rows, otherwise all count the same."""
+
+    average: bool = False
+    by_examples: bool = True
+    buffers: bool = True
+
+    def placement(self, topology: Topology) -> Placement:
+        """A fed server only where client segments are averaged."""
+        return Placement((), client_roles(topology) if self.average else (), self.buffers)
+
+    def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:
+        """Take common steps until all batches are used."""
+        turns = self.turns(engine, training, number)
+        losses: list[float] = []
+        fused = True
+        if self.average:
+            engine.download(taking_part(turns), number)
+        for epoch, step, batches, fused in self.steps(training, number, turns):
+            if not fused:
+                break
+            shares = by_rows(batches) if self.by_examples else dict.fromkeys(batches, 1 / len(batches))
+            losses += engine.train_together(epoch, step, batches, shares).values()
+        fused = fused and self.enough(turns)
+        if self.average and fused:
+            engine.upload(examples(engine, turns), number)
+        return Round(losses, taking_part(turns), dropped(turns), fused)
+
+    def newest(self, client: int, state: State) -> Source:
+        """Each client's own segments, or the averaged ones."""
+        return FED if self.average else client
+
+    def moves_segments(self, clients: int) -> bool:
+        """Only averaged segments must be of one make."""
+        return self.average and clients > 1

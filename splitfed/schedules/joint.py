@@ -1,0 +1,39 @@
+"""Joint: one group of parties trains together, every party in every step.
+
+Paper: Vepakomma, Gupta, Swedish, Raskar, "Split learning for health", 2018, section on vertically partitioned data;
+its extended vanilla and multi-task configurations are trained the same way.
+
+The rows are those that the parties of a vertical, extended or multi-task topology hold about the same records, so
+there is one lane; several clients with rows of their own are what the other schedules are for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from splitfed.data.order import batches
+from splitfed.engines.base import Trainer
+from splitfed.errors import InvalidInput
+from splitfed.graph import Topology
+from splitfed.schedules.base import Round, Schedule, State, Training
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joint(Schedule):
+    """Plain training of one lane."""
+
+    def check(self, topology: Topology, clients: int) -> None:
+        """Refuse several clients."""
+        if clients != 1:
+            raise InvalidInput(
+                f"schedule 'joint' trains one group of parties on the records they share; {clients} clients were given "
+                "(take one, or a schedule for many, such as 'splitfed_v1')"
+            )
+
+    def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:
+        """Train every batch of the round."""
+        losses = []
+        for epoch in training.epochs(number):
+            order = batches(engine.rows(0, "train"), training.batch_size, training.seed, epoch, 0)
+            losses += engine.train(0, epoch, list(order))
+        return Round(losses, (0,))

@@ -1,0 +1,132 @@
+"""Local loss: clients learn from a loss of their own and send activations only; no gradient comes back.
+
+Paper: Han, Bhatti, Lee, Moon, "Accelerating federated learning with split learning on locally generated losses",
+FL-ICML workshop 2021.
+
+Every client gets an auxiliary head, one linear layer on what it sends, and steps on that head's loss; the server steps
+on its own loss at the same time. The activations of a step are those computed before the client's update. The fed
+server averages client segments and auxiliary heads, the main server its copies, equally over the clients of the round
+as in the paper, or by examples. `server="shared"` is the paper's second variant: one server segment, trained by the
+clients in turn. The auxiliary heads take no part in predictions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from splitfed.engines.base import FED, Placement, Source, Trainer
+from splitfed.errors import InvalidInput, unknown
+from splitfed.graph import Edge, Head, Segment, Topology
+from splitfed.probe import Facts
+from splitfed.schedules.base import Round, State, Training, client_roles, shared_roles
+from splitfed.schedules.sampling import Averaged, Turn, dropped, examples, taking_part
+from splitfed.seeding import derive, stream
+
+
+class AuxiliaryHead(nn.Module):
+    """One linear layer on everything that leaves, flattened: (rows, ...) for each value -> (rows, outputs)."""
+
+    def __init__(self, width: int, outputs: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, outputs)
+
+    def forward(self, *values: Tensor) -> Tensor:
+        """Return the auxiliary output."""
+        flat: Tensor = self.linear(torch.cat([value.flatten(1) for value in values], 1))
+        return flat
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalLoss(Averaged):
+    """Parallel clients without a way back; `server`: "copies", averaged every round, or one "shared" segment."""
+
+    server: str = "copies"
+    by_examples: bool = False
+    buffers: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse a server that is neither of the two."""
+        super().__post_init__()
+        if self.server not in ("copies", "shared"):
+            raise unknown("server", self.server, ("copies", "shared"))
+
+    def check(self, topology: Topology, clients: int) -> None:
+        """Refuse a topology where what a client sends could not be trained by a loss of its own."""
+        super().check(topology, clients)
+        for edge in _first_edges(topology):
+            _head_for(topology, edge)
+
+    def prepare(self, topology: Topology, facts: Facts, seed: int) -> Topology:
+        """Return `topology` with an auxiliary head behind every segment whose way back is cut."""
+        edges = _first_edges(topology)
+        segments, heads = list(topology.segments), list(topology.heads)
+        for source in dict.fromkeys(edge.source for edge in edges):
+            values = tuple(dict.fromkeys(v for e in edges if e.source == source for v in e.values))
+            main = _head_for(topology, next(e for e in edges if e.source == source))
+            assert main.task is not None
+            name = f"auxiliary_{source}"
+            with stream(derive(seed, "auxiliary", source)):
+                module = AuxiliaryHead(sum(prod(facts.shapes[v]) for v in values), main.task.outputs or 1)
+            role = topology.role_of(source)
+            place = 1 + next(i for i, s in enumerate(segments) if s.name == source)
+            segments.insert(place, Segment(name, role, module, values, (name,)))
+            heads.append(Head(name, role, role, main.task, target=main.target))
+        one_way = frozenset(edge.name for edge in edges)
+        return replace(topology, segments=tuple(segments), heads=tuple(heads), forward_only=one_way)
+
+    def placement(self, topology: Topology) -> Placement:
+        """A fed server for the clients' segments, and copies of the shared roles unless there is one for all."""
+        copied = shared_roles(topology) if self.server == "copies" else ()
+        return Placement(copied, client_roles(topology), self.buffers)
+
+    def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:
+        """Query, local training on both sides, fusion."""
+        turns = self.turns(engine, training, number)
+        clients = taking_part(turns)
+        engine.download(clients, number)
+        engine.branch(clients)
+        losses = engine.train_at_once({turn.client: turn.epochs for turn in turns})
+        if fused := self.enough(turns):
+            engine.upload(self._weights(engine, turns), number)
+            engine.merge(self._weights(engine, turns))
+        return Round([loss for found in losses.values() for loss in found], clients, dropped(turns), fused)
+
+    def newest(self, client: int, state: State) -> Source:
+        """Everybody uses what the fed server averaged."""
+        return FED
+
+    def moves_segments(self, clients: int) -> bool:
+        """Averaged segments must be of one make."""
+        return clients > 1
+
+    def _weights(self, engine: Trainer, turns: list[Turn]) -> Mapping[int, float]:
+        found = examples(engine, turns)
+        return found if self.by_examples else dict.fromkeys(found, 1.0)
+
+
+def _first_edges(topology: Topology) -> list[Edge]:
+    """Return the crossings that leave a segment which depends on nothing received: only raw data stands before it."""
+    received: set[str] = set()
+    for segment in topology.segments:
+        arriving = {e.source: e for e in topology.edges if e.target == segment.name}
+        crossed = any(topology.role_of(source) != segment.role for source in arriving)
+        if crossed or received.intersection(arriving):
+            received.add(segment.name)
+    return [e for e in topology.crossings if e.source not in received]
+
+
+def _head_for(topology: Topology, edge: Edge) -> Head:
+    """Return the head whose labels the sender of `edge` holds, or refuse."""
+    role = topology.role_of(edge.source)
+    for head in topology.heads:
+        if head.labels == role:
+            return head
+    raise InvalidInput(
+        f"local_loss trains {edge.source!r} on labels of its own party; role {role!r} of topology {topology.name!r} "
+        "holds none"
+    )

@@ -1,0 +1,134 @@
+"""Who takes part in a round: a sample of the clients, of whom some may drop out, and a quorum of those left."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from splitfed.data.order import batches
+from splitfed.engines.base import Trainer
+from splitfed.errors import InvalidInput, check_count, check_number
+from splitfed.graph import Topology
+from splitfed.schedules.base import Schedule, Training
+from splitfed.seeding import generator
+
+Epochs = list[tuple[int, list[Tensor]]]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one client does in a round: its (epoch, batches), cut short where it drops out."""
+
+    client: int
+    epochs: Epochs
+    finished: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampled(Schedule):
+    """Base of the schedules that serve many clients.
+
+    `clients_per_round`: how many take part, a whole number or a fraction in (0, 1] (None: all), drawn anew each
+    round. `drop_out`: the chance, in [0, 1], that one of them leaves during the round, after a number of steps drawn
+    at random; what it did until then happened and is counted, its segments go no further.
+    """
+
+    clients_per_round: int | float | None = None
+    drop_out: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that cannot be."""
+        _check_part("clients_per_round", self.clients_per_round)
+        check_number("drop_out", self.drop_out, low=0.0, high=1.0)
+
+    def check(self, topology: Topology, clients: int) -> None:
+        """Refuse to ask for more clients than there are."""
+        if isinstance(self.clients_per_round, int) and self.clients_per_round > clients:
+            raise InvalidInput(
+                f"clients_per_round={self.clients_per_round} is not allowed; there are {clients} clients"
+            )
+
+    def asked(self, clients: int) -> int:
+        """Return how many of `clients` are asked each round."""
+        return clients if self.clients_per_round is None else _part(self.clients_per_round, clients)
+
+    def turns(self, engine: Trainer, training: Training, number: int) -> list[Turn]:
+        """Draw who takes part in round `number`, in the order of the clients, and what each of them does."""
+        random = generator(training.seed, "participation", number)
+        order = torch.randperm(engine.lanes, generator=random)[: self.asked(engine.lanes)]
+        chosen = sorted(order.tolist()) if self.clients_per_round is not None else range(engine.lanes)
+        leaves = torch.rand(engine.lanes, 2, generator=random, dtype=torch.float64).tolist()
+        return [_turn(engine, training, number, client, leaves[client], self.drop_out) for client in chosen]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averaged(Sampled):
+    """Base of the schedules that average: `quorum` clients, a number or a fraction of those asked, must finish.
+
+    Where fewer do, the round's updates are left out and the averages stay what they were.
+    """
+
+    quorum: int | float = 1
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that cannot be."""
+        super().__post_init__()
+        _check_part("quorum", self.quorum)
+
+    def check(self, topology: Topology, clients: int) -> None:
+        """Refuse a quorum that can never be met."""
+        super().check(topology, clients)
+        if isinstance(self.quorum, int) and self.quorum > self.asked(clients):
+            raise InvalidInput(
+                f"quorum={self.quorum} is not allowed; {self.asked(clients)} clients take part in a round"
+            )
+
+    def enough(self, turns: Sequence[Turn]) -> bool:
+        """Tell whether as many clients as the quorum asks for have finished."""
+        return sum(turn.finished for turn in turns) >= _part(self.quorum, len(turns))
+
+
+def examples(engine: Trainer, turns: Sequence[Turn]) -> Mapping[int, float]:
+    """Return the number of training rows of every client that finished."""
+    return {turn.client: float(engine.rows(turn.client, "train")) for turn in turns if turn.finished}
+
+
+def dropped(turns: Sequence[Turn]) -> tuple[int, ...]:
+    """Return the clients that did not finish."""
+    return tuple(turn.client for turn in turns if not turn.finished)
+
+
+def taking_part(turns: Sequence[Turn]) -> tuple[int, ...]:
+    """Return all clients that were asked."""
+    return tuple(turn.client for turn in turns)
+
+
+def _turn(engine: Trainer, training: Training, number: int, client: int, drawn: Sequence[float], chance: float) -> Turn:
+    rows = engine.rows(client, "train")
+    epochs = [
+        (epoch, list(batches(rows, training.batch_size, training.seed, epoch, client)))
+        for epoch in training.epochs(number)
+    ]
+    if drawn[0] >= chance:
+        return Turn(client, epochs, finished=True)
+    left = math.floor(drawn[1] * sum(len(steps) for _, steps in epochs))
+    done: Epochs = []
+    for epoch, steps in epochs:
+        done.append((epoch, steps[:left]))
+        left -= len(done[-1][1])
+    return Turn(client, done, finished=False)
+
+
+def _part(wanted: int | float, count: int) -> int:
+    return wanted if isinstance(wanted, int) else max(1, math.ceil(wanted * count - 1e-9))
+
+
+def _check_part(name: str, value: int | float | None) -> None:
+    if isinstance(value, float):
+        check_number(f"{name} (a fraction)", value, low=0.0, high=1.0, open_low=True)
+    elif value is not None:
+        check_count(name, value, low=1)

@@ -1,0 +1,95 @@
+"""SGLR: clients in parallel, a common cut gradient for some of them, and a learning rate for each side.
+
+Paper: Pal, Uniyal, Park, Vepakomma, Raskar, Bennis, Jeon, Choi, "Server-side local gradient averaging and learning rate
+acceleration for scalable split learning", 2021.
+
+The server joins the clients' releases and computes one loss over all their rows. Of the clients in a step a share
+`phi` is drawn: these all get the same gradient, combined over them; the others get their own. The paper prints a sum
+and calls it an average: `combine` is "sum", as printed, or "mean". Where batches differ in length, row i of the common
+gradient is combined over the drawn clients that have a row i. The server's learning rate is the configured one times
+C ** alpha for C clients. Client segments are never averaged. The common gradient is counted once for every client
+that receives it; the paper counts it as one broadcast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from splitfed.engines.base import Trainer
+from splitfed.errors import check_number, unknown
+from splitfed.executor import Combine
+from splitfed.graph import Topology
+from splitfed.schedules.base import Round, State, Training, shared_roles
+from splitfed.schedules.sampling import dropped, taking_part
+from splitfed.schedules.together import Together, by_rows
+from splitfed.seeding import generator
+from splitfed.view import Message
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sglr(Together):
+    """`phi` in [0, 1]: the share of clients with the common gradient; `alpha`: the exponent of the server's rate."""
+
+    phi: float = 0.5
+    alpha: float = 0.5
+    combine: str = "sum"
+
+    def __post_init__(self) -> None:
+        """Refuse a share outside [0, 1], an exponent outside [0, 2] and an unknown combination."""
+        super().__post_init__()
+        check_number("phi", self.phi, low=0.0, high=1.0)
+        check_number("alpha", self.alpha, low=0.0, high=2.0)
+        if self.combine not in ("sum", "mean"):
+            raise unknown("combine", self.combine, ("sum", "mean"))
+
+    def rates(self, topology: Topology, clients: int) -> dict[str, float]:
+        """The shared roles learn faster, by the number of clients in a step."""
+        return dict.fromkeys(shared_roles(topology), self.asked(clients) ** self.alpha)
+
+    def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:
+        """Take common steps until all batches are used."""
+        turns = self.turns(engine, training, number)
+        losses: list[float] = []
+        fused = True
+        for epoch, step, batches, fused in self.steps(training, number, turns):
+            if not fused:
+                break
+            random = generator(training.seed, "sglr", epoch, step)
+            drawn = torch.randperm(len(batches), generator=random)[: round(self.phi * len(batches))].tolist()
+            back = self._combined(engine.topology, frozenset(drawn))
+            losses += engine.train_together(epoch, step, batches, by_rows(batches), back).values()
+        return Round(losses, taking_part(turns), dropped(turns), fused)
+
+    def _combined(self, topology: Topology, drawn: frozenset[int]) -> Combine:
+        """Return what replaces the gradients of the `drawn` turns on every edge that leaves a client."""
+        leaving = {e.name for e in topology.crossings if topology.role_of(e.source) in topology.data_roles}
+
+        def combine(edge: str, messages: dict[int, Message]) -> dict[int, Message]:
+            chosen = {turn: m for turn, m in messages.items() if turn in drawn}
+            if edge not in leaving or len(chosen) < 2:
+                return messages
+            common = {
+                name: _common([m.tensors[name] for m in chosen.values()], self.combine)
+                for name in next(iter(chosen.values())).tensors
+            }
+            return messages | {turn: m._replace(tensors=_first_rows(common, m.tensors)) for turn, m in chosen.items()}
+
+        return combine
+
+
+def _common(gradients: list[Tensor], how: str) -> Tensor:
+    """Return the sum or mean of `gradients` (rows, ...), row by row over those that have the row."""
+    longest = max(gradients, key=len)
+    total, count = torch.zeros_like(longest), longest.new_zeros(len(longest))
+    for gradient in gradients:
+        total[: len(gradient)] += gradient
+        count[: len(gradient)] += 1
+    return total if how == "sum" else total / count.reshape(-1, *[1] * (total.dim() - 1))
+
+
+def _first_rows(common: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor[: len(own[name])].clone() for name, tensor in common.items()}

@@ -1,0 +1,49 @@
+"""SplitFed v1: clients in parallel, a copy of the server's segment for each; both sides are averaged every round.
+
+Paper: Thapa, Chamikara, Camtepe, Sun, "SplitFed: when federated learning meets split learning", AAAI 2022,
+algorithms 1 and 2.
+
+The fed server, a party of its own, averages the clients' segments (they cross as messages: one down at the start of
+a round, one up at its end); the main server averages its copies. Both are weighted by examples. Optimizer state lives
+as long as its segment. `buffers`: whether batch-norm statistics are averaged with the weights, or stay each client's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from splitfed.engines.base import FED, Placement, Source, Trainer
+from splitfed.graph import Topology
+from splitfed.schedules.base import Round, State, Training, client_roles, shared_roles
+from splitfed.schedules.sampling import Averaged, dropped, examples, taking_part
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitFedV1(Averaged):
+    """Federated averaging of a model that is split: everybody trains at the same time."""
+
+    buffers: bool = True
+
+    def placement(self, topology: Topology) -> Placement:
+        """Copies of the shared roles, and a fed server for the clients' segments."""
+        return Placement(shared_roles(topology), client_roles(topology), self.buffers)
+
+    def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:
+        """Query, local training, fusion."""
+        turns = self.turns(engine, training, number)
+        clients = taking_part(turns)
+        engine.download(clients, number)
+        engine.branch(clients)
+        losses = engine.train_at_once({turn.client: turn.epochs for turn in turns})
+        if fused := self.enough(turns):
+            engine.upload(examples(engine, turns), number)
+            engine.merge(examples(engine, turns))
+        return Round([loss for found in losses.values() for loss in found], clients, dropped(turns), fused)
+
+    def newest(self, client: int, state: State) -> Source:
+        """Everybody uses what the fed server averaged."""
+        return FED
+
+    def moves_segments(self, clients: int) -> bool:
+        """Averaged segments must be of one make."""
+        return clients > 1

@@ -1,0 +1,51 @@
+"""SplitFed v2: clients in random order through one shared server segment; their own segments are averaged.
+
+Paper: Thapa, Chamikara, Camtepe, Sun, "SplitFed: when federated learning meets split learning", AAAI 2022, section
+on SplitFedV2.
+
+The server's segment is trained by every client in turn and never averaged; each client starts the round from the
+averaged client segment. `buffers`: whether batch-norm statistics are averaged with the weights, or stay each client's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from splitfed.engines.base import FED, Placement, Source, Trainer
+from splitfed.graph import Topology
+from splitfed.schedules.base import Round, State, Training, client_roles
+from splitfed.schedules.sampling import Averaged, dropped, examples, taking_part
+from splitfed.seeding import generator
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitFedV2(Averaged):
+    """One server segment for all; clients one after another, in an order drawn anew each round."""
+
+    buffers: bool = True
+
+    def placement(self, topology: Topology) -> Placement:
+        """A fed server for the clients' segments."""
+        return Placement((), client_roles(topology), self.buffers)
+
+    def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:
+        """Query, local training in random order, fusion."""
+        turns = self.turns(engine, training, number)
+        engine.download(taking_part(turns), number)
+        losses = []
+        for place in torch.randperm(len(turns), generator=generator(training.seed, "turns", number)).tolist():
+            for epoch, steps in turns[place].epochs:
+                losses += engine.train(turns[place].client, epoch, steps)
+        if fused := self.enough(turns):
+            engine.upload(examples(engine, turns), number)
+        return Round(losses, taking_part(turns), dropped(turns), fused)
+
+    def newest(self, client: int, state: State) -> Source:
+        """Everybody uses what the fed server averaged."""
+        return FED
+
+    def moves_segments(self, clients: int) -> bool:
+        """Averaged segments must be of one make."""
+        return clients > 1

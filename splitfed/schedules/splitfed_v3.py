@@ -1,0 +1,64 @@
+"""SplitFed v3: every client keeps segments of its own; the server's copies, one a client, are averaged every epoch.
+
+Paper: Gawali, Arvind, Suryavanshi, Madaan, Gaikwad, Bhanu Prakash, Kulkarni, Pant, "Comparison of privacy-preserving
+distributed deep learning methods in healthcare", MIUA 2021.
+
+Nothing passes between clients. The average is uniform, as in the paper, unless it is to be weighted by examples.
+Evaluation uses a client's own segments with the averaged server's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from splitfed.engines.base import Placement, Trainer
+from splitfed.errors import InvalidInput
+from splitfed.graph import Topology
+from splitfed.schedules.base import Round, State, Training, shared_roles
+from splitfed.schedules.sampling import Averaged, Turn, dropped, examples, taking_part
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitFedV3(Averaged):
+    """Private client segments, a server averaged over its copies; `by_examples` weighs that average."""
+
+    by_examples: bool = False
+
+    def check(self, topology: Topology, clients: int) -> None:
+        """Refuse a topology without a shared role."""
+        super().check(topology, clients)
+        if not shared_roles(topology):
+            raise InvalidInput(
+                f"splitfed_v3 averages the server's copies; topology {topology.name!r} has no party without data"
+            )
+
+    def placement(self, topology: Topology) -> Placement:
+        """Copies of the shared roles."""
+        return Placement(shared_roles(topology))
+
+    def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:
+        """Train every client at the same time, and average the server's copies after every epoch."""
+        turns = self.turns(engine, training, number)
+        losses: list[float] = []
+        fused = True
+        for local in range(training.local_epochs):
+            now = [_within(turn, local) for turn in turns]
+            engine.branch(taking_part(now))
+            found = engine.train_at_once({turn.client: turn.epochs for turn in now})
+            losses += [loss for steps in found.values() for loss in steps]
+            if self.enough(now):
+                engine.merge(self._weights(engine, now))
+            else:
+                fused = False
+        return Round(losses, taking_part(turns), dropped(turns), fused)
+
+    def _weights(self, engine: Trainer, turns: list[Turn]) -> Mapping[int, float]:
+        found = examples(engine, turns)
+        return found if self.by_examples else dict.fromkeys(found, 1.0)
+
+
+def _within(turn: Turn, local: int) -> Turn:
+    """Return one epoch of `turn`; a client that drops out has finished every epoch before its last one."""
+    later = any(steps for _, steps in turn.epochs[local + 1 :])
+    return replace(turn, epochs=[turn.epochs[local]], finished=turn.finished or later)
