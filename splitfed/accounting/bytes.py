@@ -11,27 +11,42 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import prod
 
-from splitfed.graph import Topology
+from splitfed.graph import Edge, Topology, weights
 from splitfed.probe import Facts
+
+
+def value_bytes(facts: Facts, value: str) -> int:
+    """Return the bytes of one row of `value`."""
+    return prod(facts.shapes[value]) * facts.dtypes[value].itemsize
 
 
 def forward_bytes(topology: Topology, facts: Facts, rows: int) -> int:
     """Return the bytes of all activations that cross for `rows` rows."""
-    return sum(_value_bytes(facts, v) for edge in topology.crossings for v in edge.values) * rows
+    return sum(_edge_bytes(facts, edge) for edge in topology.crossings) * rows
+
+
+def backward_bytes(topology: Topology, facts: Facts, rows: int) -> int:
+    """Return the bytes of all gradients that come back for `rows` rows."""
+    back = [edge for edge in topology.crossings if edge.name not in topology.forward_only]
+    return sum(_edge_bytes(facts, edge) for edge in back) * rows
 
 
 def step_bytes(topology: Topology, facts: Facts, rows: int, label_bytes: int = 8) -> int:
-    """Return the bytes one training step of `rows` rows sends: activations, as many gradients, labels that cross.
+    """Return the bytes one training step of `rows` rows sends: activations, gradients that return, labels that cross.
 
-    `label_bytes`: the size of one row's label (8 for class numbers).
+    `label_bytes`: the size of one row's label (8 for class numbers); it counts once a hop.
     """
-    labels = sum(label_bytes for head in topology.heads if head.labels != head.role)
-    return 2 * forward_bytes(topology, facts, rows) + labels * rows
+    labels = sum(label_bytes * (len(head.path) - 1) for head in topology.heads)
+    return forward_bytes(topology, facts, rows) + backward_bytes(topology, facts, rows) + labels * rows
 
 
-def weight_bytes(topology: Topology, role: str) -> int:
-    """Return the bytes of all weights and buffers of `role`: one hand-over."""
-    return sum(t.numel() * t.element_size() for s in topology.segments_of(role) for t in s.module.state_dict().values())
+def weight_bytes(topology: Topology, role: str, buffers: bool = True) -> int:
+    """Return the bytes of all weights of `role`, and of its buffers unless told not to: one hand-over."""
+    return sum(
+        t.numel() * t.element_size()
+        for segment in topology.segments_of(role)
+        for t in (segment.module.state_dict() if buffers else weights(segment.module)).values()
+    )
 
 
 def epoch_bytes(topology: Topology, facts: Facts, batches: Iterable[int], label_bytes: int = 8) -> int:
@@ -39,5 +54,5 @@ def epoch_bytes(topology: Topology, facts: Facts, batches: Iterable[int], label_
     return sum(step_bytes(topology, facts, rows, label_bytes) for rows in batches)
 
 
-def _value_bytes(facts: Facts, value: str) -> int:
-    return prod(facts.shapes[value]) * facts.dtypes[value].itemsize
+def _edge_bytes(facts: Facts, edge: Edge) -> int:
+    return sum(value_bytes(facts, value) for value in edge.values)

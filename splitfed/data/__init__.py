@@ -8,34 +8,54 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from splitfed.data.align import align as align
+    from splitfed.data.alignment import Alignment as Alignment
     from splitfed.data.breast_cancer import breast_cancer as breast_cancer
     from splitfed.data.csv import csv as csv
     from splitfed.data.dataset import Dataset as Dataset
     from splitfed.data.digits import digits as digits
+    from splitfed.data.features import Feature as Feature
+    from splitfed.data.features import feed as feed
     from splitfed.data.federation import ClientData as ClientData
     from splitfed.data.federation import Federation as Federation
     from splitfed.data.from_python import from_arrays as from_arrays
     from splitfed.data.from_python import from_torch as from_torch
     from splitfed.data.idx import idx as idx
     from splitfed.data.image_folder import image_folder as image_folder
+    from splitfed.data.keyed_hash import keyed_hash as keyed_hash
+    from splitfed.data.keyed_hash import new_secret as new_secret
+    from splitfed.data.keys import in_clear as in_clear
+    from splitfed.data.labels import Target as Target
     from splitfed.data.mnist5k import mnist5k as mnist5k
     from splitfed.data.npz import npz as npz
     from splitfed.data.order import batches as batches
+    from splitfed.data.private_intersection import private_intersection as private_intersection
+    from splitfed.data.table import Table as Table
 
 _MODULES = {
+    "align": "align",
+    "Alignment": "alignment",
     "breast_cancer": "breast_cancer",
     "csv": "csv",
     "Dataset": "dataset",
     "digits": "digits",
+    "Feature": "features",
+    "feed": "features",
     "ClientData": "federation",
     "Federation": "federation",
     "from_arrays": "from_python",
     "from_torch": "from_python",
     "idx": "idx",
     "image_folder": "image_folder",
+    "keyed_hash": "keyed_hash",
+    "new_secret": "keyed_hash",
+    "in_clear": "keys",
+    "Target": "labels",
     "mnist5k": "mnist5k",
     "npz": "npz",
     "batches": "order",
+    "private_intersection": "private_intersection",
+    "Table": "table",
 }
 
 

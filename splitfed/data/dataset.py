@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from splitfed.data.features import Feature, check_features
 from splitfed.data.federation import Federation
+from splitfed.data.labels import Target, check_labels
 from splitfed.data.split import split
-from splitfed.errors import InvalidInput
+from splitfed.data.vertical import columns, strips
+from splitfed.errors import InvalidInput, unknown
 from splitfed.task import Task
 
 
@@ -22,8 +26,10 @@ class Dataset:
 
     x: (n, ...) float32. y: (n,) int64 classes, or (n,) or (n, targets) float32. `value_range` are the least
     and the greatest value that an x may take (images: 0 and 1), None where there is no such bound. domains:
-    (n,) int64, where a row comes from, or None. A data set has at least one row; only the parts that `rows`
-    returns may be empty. Raises `InvalidInput` that names the first bad row.
+    (n,) int64, where a row comes from, or None. `features` are named parts of a row, such as the columns that one
+    party holds; they may overlap and need not cover the row. `targets` are further label sets beside y. A data set
+    has at least one row; only the parts that `rows` returns may be empty. Raises `InvalidInput` that names the
+    first bad row.
     """
 
     name: str
@@ -32,10 +38,15 @@ class Dataset:
     task: Task
     value_range: tuple[float, float] | None = None
     domains: Tensor | None = None
+    features: Mapping[str, Feature] = field(default_factory=dict)
+    targets: Mapping[str, Target] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_x(self.name, self.x)
-        _check_y(self.name, self.y, self.x, self.task)
+        check_labels(self.name, self.y, len(self.x), self.task)
+        check_features(self.name, self.shape, self.features)
+        for target, found in self.targets.items():
+            check_labels(f"{self.name}: target {target!r}", found.y, len(self.x), found.task)
         if self.value_range is not None:
             _check_range(self.name, self.x, self.value_range)
         if self.domains is not None and (self.domains.shape != (len(self),) or self.domains.dtype != torch.int64):
@@ -55,24 +66,79 @@ class Dataset:
         """The shape of one row of x."""
         return tuple(self.x.shape[1:])
 
+    @property
+    def tasks(self) -> dict[str | None, Task]:
+        """The task of every label set: None for the main one, then the targets by name."""
+        return {None: self.task, **{name: target.task for name, target in self.targets.items()}}
+
+    def label(self, name: str | None = None) -> Tensor:
+        """Return the labels of the target `name`, or the main ones y."""
+        if name is None:
+            return self.y
+        if name not in self.targets:
+            raise unknown(f"target of {self.name}:", name, self.targets)
+        return self.targets[name].y
+
     def rows(self, indices: Tensor | Sequence[int]) -> Dataset:
         """Return these rows, in this order, as a data set with memory of its own; `indices` may be empty."""
         chosen = torch.as_tensor(indices, dtype=torch.int64)
         outside = (chosen < 0) | (chosen >= len(self))
         if bool(outside.any()):
             raise InvalidInput(f"{self.name} has no row {int(chosen[outside][0])}; expected 0 to {len(self) - 1}")
-        domains = None if self.domains is None else self.domains[chosen]
-        return self._with(self.x[chosen], self.y[chosen], domains)
+        return self._with(
+            x=self.x[chosen],
+            y=self.y[chosen],
+            domains=None if self.domains is None else self.domains[chosen],
+            targets={name: Target(t.y[chosen], t.task) for name, t in self.targets.items()},
+        )
 
     def join(self, others: Iterable[Dataset]) -> Dataset:
         """Return the rows of this data set and of `others`, parts of the same source, one after another."""
         parts = [self, *others]
+        for part in parts:
+            for what in ("features", "targets"):
+                if set(getattr(part, what)) != set(getattr(self, what)):
+                    raise InvalidInput(
+                        f"{self.name} has {what} {sorted(getattr(self, what))} and {part.name} "
+                        f"{sorted(getattr(part, what))}; expected parts of the same source"
+                    )
         domains = [part.domains for part in parts if part.domains is not None]
         return self._with(
-            torch.cat([part.x for part in parts]),
-            torch.cat([part.y for part in parts]),
-            torch.cat(domains) if len(domains) == len(parts) else None,
+            x=torch.cat([part.x for part in parts]),
+            y=torch.cat([part.y for part in parts]),
+            domains=torch.cat(domains) if len(domains) == len(parts) else None,
+            targets={
+                name: Target(torch.cat([part.targets[name].y for part in parts]), t.task)
+                for name, t in self.targets.items()
+            },
         )
+
+    def with_features(self, features: Mapping[str, Feature]) -> Dataset:
+        """Return these rows with `features`, and no others: which part of a row each party holds."""
+        check_features(self.name, self.shape, features)
+        return self._with(features=dict(features))
+
+    def with_target(self, name: str, y: Tensor, task: Task) -> Dataset:
+        """Return these rows with one more label set: y as in a data set, `name` not taken yet."""
+        if not name or name in self.targets:
+            raise InvalidInput(f"target name {name!r} of {self.name} is not allowed; expected a new one, not empty")
+        check_labels(f"{self.name}: target {name!r}", y, len(self), task)
+        return self._with(targets={**self.targets, name: Target(y, task)})
+
+    def vertical(self, parties: int | Mapping[str, Sequence[int]], *, overlap: bool = False) -> Dataset:
+        """Return these rows, of columns, with a feature a party: see `vertical.columns`.
+
+        A number of parties divides the columns in order among party0, party1, ...; a mapping names them.
+        """
+        return self.with_features(columns(self.name, self.shape, parties, overlap))
+
+    def strips(self, count: int, names: Sequence[str] | None = None) -> Dataset:
+        """Return these images with `count` upright strips as features, left to right: see `vertical.strips`."""
+        return self.with_features(strips(self.name, self.shape, count, names))
+
+    def halves(self, names: Sequence[str] = ("left", "right")) -> Dataset:
+        """Return these images with their left and right half as features; of an odd width the left gets more."""
+        return self.strips(2, names)
 
     def clients(
         self,
@@ -103,10 +169,10 @@ class Dataset:
             seed=seed,
         )
 
-    def _with(self, x: Tensor, y: Tensor, domains: Tensor | None) -> Dataset:
+    def _with(self, **changes: Any) -> Dataset:
         # Rows of checked data need no second check, and unlike a data set a part may be empty.
         part = copy.copy(self)
-        for name, value in (("x", x), ("y", y), ("domains", domains)):
+        for name, value in changes.items():
             object.__setattr__(part, name, value)
         return part
 
@@ -132,21 +198,6 @@ def _check_x(name: str, x: Tensor) -> None:
     bad = _first_bad(torch.isfinite(x))
     if bad is not None:
         raise InvalidInput(f"{name}: x is not finite in row {bad}")
-
-
-def _check_y(name: str, y: Tensor, x: Tensor, task: Task) -> None:
-    if y.device.type != "cpu":
-        raise InvalidInput(f"{name}: y is on {y.device}; expected cpu, like x")
-    if y.dim() == 0 or len(y) != len(x):
-        raise InvalidInput(f"{name}: x has {len(x)} rows and y has shape {tuple(y.shape)}; expected a label a row")
-    kinds = [torch.int64] if task.name in ("classification", "binary") else [torch.int64, torch.float32]
-    if y.dtype not in kinds:
-        allowed = " or ".join(str(kind).removeprefix("torch.") for kind in kinds)
-        raise InvalidInput(f"{name}: y has type {_type(y)}; expected {allowed} for {task.name}")
-    try:
-        task.check(y)
-    except InvalidInput as error:
-        raise InvalidInput(f"{name}: {error}") from None
 
 
 def _check_range(name: str, x: Tensor, value_range: tuple[float, float]) -> None:

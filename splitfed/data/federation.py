@@ -14,6 +14,7 @@ from splitfed.task import Task
 
 if TYPE_CHECKING:
     from splitfed.data.dataset import Dataset
+    from splitfed.data.features import Feature
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +68,16 @@ class Federation:
     def shape(self) -> tuple[int, ...]:
         """The shape of one row of x."""
         return self.victims.shape
+
+    @property
+    def features(self) -> Mapping[str, Feature]:
+        """The named parts of a row, such as the columns that one party holds."""
+        return self.victims.features
+
+    @property
+    def tasks(self) -> dict[str | None, Task]:
+        """The task of every label set: None for the main one, then the targets by name."""
+        return self.victims.tasks
 
     def test_union(self) -> Dataset:
         """Return the test rows of all clients, client by client; empty when no client has any."""

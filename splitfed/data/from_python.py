@@ -30,21 +30,21 @@ def from_arrays(
     real ones. Without a `task`, whole-number labels mean classification (of max + 1 classes) and real ones
     regression; "classification", "binary" and "regression" name one. domains: (n,) whole numbers.
     """
-    inputs, labels = _tensor(f"{name}: x", x), _tensor(f"{name}: y", y)
+    inputs, labels = as_tensor(f"{name}: x", x), as_tensor(f"{name}: y", y)
     if inputs.dim() == 1:
         inputs = inputs.unsqueeze(1)
     if labels.dim() == 2 and labels.shape[1] == 1:
         labels = labels.flatten()
     if labels.numel() == 0:
         raise InvalidInput(f"{name}: y has shape {tuple(labels.shape)}; expected at least one label")
-    found = _task(task, labels)
+    found = as_task(task, labels)
     if found.name in ("classification", "binary"):
         if labels.is_floating_point():
             found.check(labels)  # before the conversion rounds a label that is no whole number
         labels = labels.to(torch.int64)
     elif labels.is_floating_point() or found.name == "regression":
         labels = labels.to(torch.float32)
-    places = None if domains is None else _tensor(f"{name}: domains", domains).to(torch.int64)
+    places = None if domains is None else as_tensor(f"{name}: domains", domains).to(torch.int64)
     return Dataset(name, inputs.to(torch.float32), labels, found, value_range, places)
 
 
@@ -71,7 +71,7 @@ def from_torch(
         if not isinstance(item, (tuple, list)) or len(item) != 2:
             raise InvalidInput(f"{name}: item {i} is a {type(item).__name__}; expected a pair (x, y)")
         for part, value, values in (("x", item[0], xs), ("y", item[1], ys)):
-            tensor = _tensor(f"{name}: {part} of item {i}", value)
+            tensor = as_tensor(f"{name}: {part} of item {i}", value)
             if values and tensor.shape != values[0].shape:
                 raise InvalidInput(
                     f"{name}: {part} of item {i} has shape {tuple(tensor.shape)}; "
@@ -81,8 +81,8 @@ def from_torch(
     return from_arrays(torch.stack(xs), torch.stack(ys), task=task, name=name, value_range=value_range)
 
 
-def _tensor(what: str, value: Any) -> Tensor:
-    """Return numbers as a CPU tensor with memory of its own."""
+def as_tensor(what: str, value: Any) -> Tensor:
+    """Return numbers (a tensor, an array or one number) as a CPU tensor with memory of its own."""
     if isinstance(value, Tensor):
         tensor = value.detach().to("cpu", copy=True)
     elif isinstance(value, (np.ndarray, np.generic, int, float)):
@@ -99,7 +99,8 @@ def _tensor(what: str, value: Any) -> Tensor:
     return tensor if tensor.is_floating_point() else tensor.to(torch.int64)
 
 
-def _task(task: TaskLike, labels: Tensor) -> Task:
+def as_task(task: TaskLike, labels: Tensor) -> Task:
+    """Return the task given, or called by that name, or that `labels` (n, ...) suggest: see `from_arrays`."""
     if isinstance(task, Task):
         return task
     if task is None:

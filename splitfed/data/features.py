@@ -1,0 +1,109 @@
+"""Features: the named parts of a row that different parties hold, and which input of a topology gets which."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from splitfed.errors import InvalidInput, unknown
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Feature:
+    """A part of one row of x: where its numbers stand in the flattened row, and the shape the part has.
+
+    positions: (k,) int64 on the CPU, each different, at least one, into `x.flatten(1)`; `shape` holds k numbers.
+    Raises `InvalidInput`.
+    """
+
+    positions: Tensor
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        found = self.positions
+        if found.dtype != torch.int64 or found.dim() != 1 or found.numel() == 0 or found.device.type != "cpu":
+            kind = str(found.dtype).removeprefix("torch.")
+            raise InvalidInput(
+                f"positions of a feature have shape {tuple(found.shape)} and type {kind} on {found.device}; "
+                "expected (k,), at least one, int64, on cpu"
+            )
+        if int(found.min()) < 0:
+            raise InvalidInput(f"position {int(found.min())} of a feature is not allowed; expected 0 or more")
+        values, counts = found.unique(return_counts=True)
+        if len(values) < len(found):
+            raise InvalidInput(f"position {int(values[counts > 1][0])} stands twice in a feature; expected once")
+        if not self.shape or min(self.shape) < 1 or math.prod(self.shape) != len(found):
+            raise InvalidInput(f"a feature of {len(found)} positions cannot have shape {self.shape}")
+
+    def __repr__(self) -> str:
+        return f"Feature({len(self.positions)} positions, shape {self.shape})"
+
+    @cached_property
+    def end(self) -> int:
+        """The least length of a flattened row that has all the positions."""
+        return int(self.positions.max()) + 1
+
+    @cached_property
+    def _start(self) -> int | None:
+        """The first position where they follow one another without a gap, else None."""
+        first = int(self.positions[0])
+        run = torch.arange(first, first + len(self.positions))
+        return first if torch.equal(self.positions, run) else None
+
+    def select(self, x: Tensor) -> Tensor:
+        """Return this part of every row of x (n, ...): (n, *shape), differentiable, with memory of its own.
+
+        Never a view: whoever holds a view of x holds all of x.
+        """
+        if x.dim() < 2 or math.prod(x.shape[1:]) < self.end:
+            raise InvalidInput(
+                f"x has shape {tuple(x.shape)}; a feature needs at least {self.end} numbers in every row of (n, ...)"
+            )
+        flat = x.flatten(1)
+        if self._start is None:
+            part = flat.index_select(1, self.positions.to(x.device))
+        else:
+            part = flat.narrow(1, self._start, len(self.positions)).clone(memory_format=torch.contiguous_format)
+        return part.reshape(len(x), *self.shape)
+
+
+def feed(x: Tensor, names: Mapping[str, str], features: Mapping[str, Feature]) -> dict[str, Tensor]:
+    """Return what each input of a topology gets of x (n, ...): input name -> tensor.
+
+    `names`: input name -> role that owns it (a topology's `inputs`). Inputs that are named after features get those
+    parts. Where none is, every input gets the whole x, and then all must belong to one role: else the raw data of
+    one party would be given to another. Raises `InvalidInput` then, and for an input that is no feature where
+    others are.
+    """
+    strangers = [name for name in names if name not in features]
+    if not strangers:
+        return {name: features[name].select(x) for name in names}
+    if len(strangers) < len(names):
+        raise unknown("feature for an input:", strangers[0], features)
+    roles = sorted(set(names.values()))
+    if len(roles) > 1:
+        if features:
+            raise unknown("feature for an input:", strangers[0], features)
+        asked = ", ".join(f"{name!r} of {role}" for name, role in names.items())
+        raise InvalidInput(
+            f"inputs {asked}: the data has no features, so every role would get the whole of each row; "
+            "say which part each holds with Dataset.vertical, halves, strips or with_features"
+        )
+    return dict.fromkeys(names, x)
+
+
+def check_features(name: str, shape: tuple[int, ...], features: Mapping[str, Feature]) -> None:
+    """Refuse features that are not inside the rows, of `shape`, of the data set called `name`."""
+    width = math.prod(shape)
+    for part, feature in features.items():
+        if not part:
+            raise InvalidInput(f"{name}: a feature has no name")
+        if feature.end > width:
+            raise InvalidInput(
+                f"{name}: feature {part!r} reaches position {feature.end - 1}; a row has positions 0 to {width - 1}"
+            )

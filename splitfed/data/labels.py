@@ -1,0 +1,35 @@
+"""Labels: checks of one label set, and a further one beside the main labels of a data set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from splitfed.errors import InvalidInput
+from splitfed.task import Task
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A label set and what is learnt from it: y is (n,) int64 classes, or (n,) or (n, targets) float32."""
+
+    y: Tensor
+    task: Task
+
+
+def check_labels(name: str, y: Tensor, rows: int, task: Task) -> None:
+    """Refuse labels that are not one a row for `rows` rows, or that `task` cannot take; `name` begins the error."""
+    if y.device.type != "cpu":
+        raise InvalidInput(f"{name}: y is on {y.device}; expected cpu, like x")
+    if y.dim() == 0 or len(y) != rows:
+        raise InvalidInput(f"{name}: x has {rows} rows and y has shape {tuple(y.shape)}; expected a label a row")
+    kinds = [torch.int64] if task.name in ("classification", "binary") else [torch.int64, torch.float32]
+    if y.dtype not in kinds:
+        given, *allowed = (str(kind).removeprefix("torch.") for kind in (y.dtype, *kinds))
+        raise InvalidInput(f"{name}: y has type {given}; expected {' or '.join(allowed)} for {task.name}")
+    try:
+        task.check(y)
+    except InvalidInput as error:
+        raise InvalidInput(f"{name}: {error}") from None

@@ -1,0 +1,87 @@
+"""Vertical partitions: which columns of a table, or which strips of an image, each party holds of every row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from splitfed.data.features import Feature
+from splitfed.errors import InvalidInput, check_count
+
+
+def columns(
+    name: str, shape: tuple[int, ...], parties: int | Mapping[str, Sequence[int]], overlap: bool
+) -> dict[str, Feature]:
+    """Return the columns of rows of shape (columns,) as a feature a party.
+
+    A number of parties gets neighboring columns in as equal numbers as can be, the first parties one more where
+    it does not come out even, called party0, party1, ... A mapping gives each party's columns, in the order it
+    wants them. Every column goes to exactly one party; with `overlap` to one or more. `name` is for the errors.
+    """
+    if len(shape) != 1:
+        raise InvalidInput(f"{name} has rows of {shape}, which are no columns; take halves or strips of an image")
+    (width,) = shape
+    if not isinstance(parties, Mapping):
+        names = _numbered("parties", parties, width, f"{name} has {width} columns")
+        parts = torch.arange(width).tensor_split(len(names))
+        return {party: Feature(part, (len(part),)) for party, part in zip(names, parts, strict=True)}
+    _check_columns(name, width, parties, overlap)
+    return {
+        party: Feature(torch.tensor(list(chosen), dtype=torch.int64), (len(chosen),))
+        for party, chosen in parties.items()
+    }
+
+
+def strips(name: str, shape: tuple[int, ...], count: int, names: Sequence[str] | None) -> dict[str, Feature]:
+    """Return images of `shape` (..., height, width) as `count` strips of full height, from left to right.
+
+    The strips are as equally wide as can be, the first ones one pixel wider where it does not come out even, and
+    are called party0, party1, ... unless `names` are given. `name` is for the errors.
+    """
+    if len(shape) < 2:
+        raise InvalidInput(f"{name} has rows of {shape}, which are no images; take vertical for columns")
+    called = _numbered("strips", count, shape[-1], f"{name} is {shape[-1]} pixels wide")
+    if names is not None:
+        called = list(names)
+        if len(called) != count or len(set(called)) < count:
+            raise InvalidInput(f"names={called} of strips are not allowed; expected {count}, each once")
+    positions = torch.arange(math.prod(shape)).reshape(shape)
+    parts = positions.tensor_split(count, dim=-1)
+    return {part: Feature(piece.flatten(), tuple(piece.shape)) for part, piece in zip(called, parts, strict=True)}
+
+
+def _numbered(what: str, count: object, most: int, fact: str) -> list[str]:
+    check_count(what, count, low=1)
+    assert isinstance(count, int)
+    if count > most:
+        raise InvalidInput(f"{what}={count} is not allowed: {fact}; expected 1 to {most}")
+    return [f"party{i}" for i in range(count)]
+
+
+def _check_columns(name: str, width: int, parties: Mapping[str, Sequence[int]], overlap: bool) -> None:
+    """Refuse columns that do not exist, that nobody holds, or that two hold without `overlap`."""
+    if not parties:
+        raise InvalidInput(f"{name}: no party is given; expected at least one with its columns")
+    holder: dict[int, str] = {}
+    for party, chosen in parties.items():
+        if len(chosen) == 0:
+            raise InvalidInput(f"{name}: party {party!r} has no columns; expected at least one")
+        for column in chosen:
+            if isinstance(column, bool) or not isinstance(column, int) or not 0 <= column < width:
+                raise InvalidInput(
+                    f"{name}: party {party!r} has no column {column!r} to hold; expected 0 to {width - 1}"
+                )
+            if list(chosen).count(column) > 1:
+                raise InvalidInput(f"{name}: party {party!r} is given column {column} twice; expected once")
+            other = holder.setdefault(column, party)
+            if other != party and not overlap:
+                raise InvalidInput(
+                    f"{name}: column {column} is given to {other!r} and to {party!r}; expected one, or overlap=True"
+                )
+    left = [column for column in range(width) if column not in holder]
+    if left:
+        raise InvalidInput(
+            f"{name}: column {left[0]} is given to no party ({len(left)} in all); with_features leaves columns out"
+        )

@@ -1,0 +1,128 @@
+"""The cost of a run before it is trained: bytes, messages, operations, memory and simulated time, by schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from splitfed.accounting.bytes import weight_bytes
+from splitfed.accounting.flops import role_flops
+from splitfed.accounting.memory import RoleMemory, optim_copies, role_memory
+from splitfed.accounting.speeds import Speeds
+from splitfed.engines.base import FED, Trainer
+from splitfed.errors import InvalidInput
+from splitfed.planning.dry import Dry
+from splitfed.planning.timed import Timed, clock_of
+from splitfed.preparation import Prepared
+from splitfed.registry import TABLES
+from splitfed.traffic import Flow
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a whole run costs.
+
+    `flows`: messages and bytes of every flow, exactly as training will count them. `flops`: party -> operations,
+    `memory`: role -> bytes of one party while it trains (an estimate), `copies`: shared role -> how many of its
+    segments' weights its party holds. `seconds`: simulated, None without speeds. `clients`: names of the clients'
+    parties by lane.
+    """
+
+    flows: Mapping[Flow, tuple[int, int]]
+    flops: Mapping[str, float]
+    memory: Mapping[str, RoleMemory]
+    copies: Mapping[str, int]
+    seconds: float | None
+    clients: tuple[tuple[str, ...], ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all messages."""
+        return sum(nbytes for _, nbytes in self.flows.values())
+
+    @property
+    def messages(self) -> int:
+        """Number of all messages."""
+        return sum(count for count, _ in self.flows.values())
+
+    @property
+    def by_kind(self) -> dict[str, int]:
+        """Bytes by kind of message."""
+        found: dict[str, int] = {}
+        for flow, (_, nbytes) in self.flows.items():
+            found[flow.kind] = found.get(flow.kind, 0) + nbytes
+        return dict(sorted(found.items()))
+
+    def client_bytes(self, lane: int) -> int:
+        """Bytes that the parties of one client send or receive, among themselves once."""
+        own = self.clients[lane]
+        return sum(n for flow, (_, n) in self.flows.items() if flow.sender in own or flow.receiver in own)
+
+    def client_flops(self, lane: int) -> float:
+        """Operations of the parties of one client."""
+        return sum(self.flops.get(party, 0.0) for party in self.clients[lane])
+
+
+def cost(prepared: Prepared, rounds: int, speeds: Speeds | None = None) -> Cost:
+    """Play `rounds` rounds of the schedule of `prepared` without training, and return what they cost."""
+    dry = Dry(prepared)
+    clock = None if speeds is None else clock_of(prepared, speeds)
+    trainer: Trainer = dry if clock is None else Timed(dry, clock, prepared.topologies, prepared.placement)
+    state = prepared.schedule.start(dry.lanes)
+    for number in range(rounds):
+        prepared.schedule.round(trainer, prepared.training, number, state)
+    own = prepared.topology.data_roles
+    return Cost(
+        dry.traffic.flows,
+        _flops(prepared, dry),
+        _memory(prepared),
+        {role: dry.lanes for role in prepared.placement.copied},
+        None if clock is None else clock.now,
+        tuple(tuple(f"{role}{lane}" for role in own) for lane in range(dry.lanes)),
+    )
+
+
+def compare(
+    prepare_with: Callable[[str], Prepared], rounds: int, speeds: Speeds | None = None
+) -> dict[str, Cost | InvalidInput]:
+    """Return what every schedule would cost, or why it refuses; `prepare_with(name)` prepares the run with one."""
+    found: dict[str, Cost | InvalidInput] = {}
+    for name in TABLES["schedules"]:
+        try:
+            found[name] = cost(prepare_with(name), rounds, speeds)
+        except InvalidInput as error:
+            found[name] = error
+    return found
+
+
+def federated_bytes(prepared: Prepared, rounds: int) -> int:
+    """Return the bytes of federated averaging of the uncut model: down and up, for each client and round."""
+    whole = sum(weight_bytes(prepared.topology, role) for role in prepared.topology.roles)
+    return 2 * whole * len(prepared.topologies) * rounds
+
+
+def _flops(prepared: Prepared, dry: Dry) -> dict[str, float]:
+    rates: dict[int, dict[str, float]] = {}
+    found: dict[str, float] = {}
+    for lane, (topology, facts) in enumerate(zip(prepared.topologies, prepared.facts, strict=True)):
+        if id(topology) not in rates:
+            rates[id(topology)] = role_flops(topology, facts)
+        for role, rate in rates[id(topology)].items():
+            party = f"{role}{lane}" if role in topology.data_roles else role
+            found[party] = found.get(party, 0.0) + rate * sum(dry.steps[lane])
+    return found
+
+
+def _memory(prepared: Prepared) -> dict[str, RoleMemory]:
+    copies = {role: float(optim_copies(optim)) for role, optim in prepared.optims.items()}
+    found = role_memory(prepared.topology, prepared.facts[0], prepared.training.batch_size, copies)
+    for role in prepared.placement.copied:
+        own, lanes = found[role], len(prepared.topologies)
+        # A copy a lane, each with its optimizer, and the merged one; one lane's activations at a time.
+        found[role] = RoleMemory(
+            own.weights * (lanes + 1), own.gradients * lanes, own.optimizer * lanes, own.activations
+        )
+    if prepared.placement.fused:
+        weights = sum(weight_bytes(prepared.topology, role) for role in prepared.placement.fused)
+        found[FED] = RoleMemory(weights, 0, 0, 0)
+    return found
