@@ -10,7 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from splitfed import accounting, attacks, data, defenses, dependence, models, topologies
+    from splitfed import accounting, attacks, data, defenses, dependence, matching, models, schedules, topologies
+    from splitfed.accounting.speeds import Machine, Speeds
     from splitfed.attacks.base import Attack, Knowledge, Needs
     from splitfed.cutting import cut
     from splitfed.data.dataset import Dataset
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_MODULES = ("accounting", "attacks", "data", "defenses", "dependence", "models", "topologies")
+_MODULES = ("accounting", "attacks", "data", "defenses", "dependence", "matching", "models", "schedules", "topologies")
 _NAMES = {
     "Attack": "attacks.base",
     "AttackResult": "run",
@@ -38,6 +39,7 @@ _NAMES = {
     "Head": "graph",
     "InvalidInput": "errors",
     "Knowledge": "attacks.base",
+    "Machine": "accounting.speeds",
     "Message": "view",
     "Needs": "attacks.base",
     "NonFinite": "errors",
@@ -45,6 +47,7 @@ _NAMES = {
     "Recording": "view",
     "Run": "run",
     "Segment": "graph",
+    "Speeds": "accounting.speeds",
     "SplitfedError": "errors",
     "Task": "task",
     "Topology": "graph",
@@ -67,6 +70,7 @@ __all__ = [
     "Head",
     "InvalidInput",
     "Knowledge",
+    "Machine",
     "Message",
     "Needs",
     "NonFinite",
@@ -74,6 +78,7 @@ __all__ = [
     "Recording",
     "Run",
     "Segment",
+    "Speeds",
     "SplitfedError",
     "Task",
     "Topology",
@@ -86,8 +91,10 @@ __all__ = [
     "data",
     "defenses",
     "dependence",
+    "matching",
     "models",
     "regression",
+    "schedules",
     "topologies",
     "train",
 ]

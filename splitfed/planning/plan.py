@@ -76,7 +76,7 @@ def cost(prepared: Prepared, rounds: int, speeds: Speeds | None = None) -> Cost:
         dry.traffic.flows,
         _flops(prepared, dry),
         _memory(prepared),
-        {role: dry.lanes for role in prepared.placement.copied},
+        dict.fromkeys(prepared.placement.copied, dry.lanes),
         None if clock is None else clock.now,
         tuple(tuple(f"{role}{lane}" for role in own) for lane in range(dry.lanes)),
     )

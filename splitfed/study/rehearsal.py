@@ -12,13 +12,13 @@ from splitfed.data.federation import Federation
 from splitfed.duty import duties
 from splitfed.errors import InvalidInput, unknown
 from splitfed.graph import Topology
+from splitfed.preparation import check_batches, check_outputs, optims_of, probe_with
 from splitfed.probe import Facts
 from splitfed.schedules.base import Training
 from splitfed.study import build
 from splitfed.study.cell import Cell, Probe
 from splitfed.study.grid import Grid
 from splitfed.study.mistakes import Mistakes
-from splitfed.preparation import check_batches, check_outputs, optims_of, probe_with
 
 
 def rehearse(grid: Grid, source: str) -> Dataset:

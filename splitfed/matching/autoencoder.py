@@ -1,0 +1,134 @@
+"""The autoencoder of an expert: learns a short code of the rows the expert was trained on.
+
+Paper: Sharma, Vepakomma, Swedish, Chang, Kalpathy-Cramer, Raskar, "ExpertMatcher: Automating ML Model Selection for
+Users in Resource Constrained Countries", 2019 (arXiv 1910.02312): one autoencoder for each expert's data.
+
+Only the abstracts of the two papers could be read. A fully connected autoencoder with one hidden layer, the code,
+128 wide, is what others report of them. Whether the code goes through a nonlinearity is not known: here it is
+linear, and so is the reconstruction; ReLUs stand after the `hidden` layers only. Width, optimizer and stopping rule
+are our own choice where no other is given.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from splitfed.errors import InvalidInput, NonFinite, check_count, check_number
+from splitfed.seeding import derive, generator, stream
+
+Progress = Callable[[int, int, Mapping[str, Any]], None]
+
+
+class Autoencoder(nn.Module):
+    """`encoder` takes flattened rows (n, inputs) to codes (n, code), `decoder` takes codes back."""
+
+    def __init__(self, inputs: int, code: int, hidden: Sequence[int] = (), *, seed: int = 0) -> None:
+        """Draw the weights from `seed`; `hidden` are the widths between input and code, mirrored in the decoder."""
+        super().__init__()
+        check_count("inputs", inputs, low=2)
+        for width in hidden:
+            check_count("hidden", width, low=1)
+        check_count("code", code, low=1)
+        if code >= inputs:
+            raise InvalidInput(
+                f"code={code} is not allowed for rows of {inputs} values; expected at most {inputs - 1}: "
+                "a code as wide as a row can copy every row, and tells nothing"
+            )
+        widths = (inputs, *hidden, code)
+        with stream(derive(seed, "autoencoder")):
+            self.encoder = layers(widths)
+            self.decoder = layers(widths[::-1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the reconstruction (n, inputs) of the rows `x` (n, ...)."""
+        return reconstruct(self.encoder, self.decoder, x)
+
+
+def layers(widths: Sequence[int]) -> nn.Sequential:
+    """Return linear layers between `widths`, with a ReLU between two of them and none after the last."""
+    found: list[nn.Module] = []
+    for width, following in pairwise(widths):
+        found += [nn.Linear(width, following), nn.ReLU()]
+    return nn.Sequential(*found[:-1])
+
+
+def from_state(state: Mapping[str, Tensor]) -> nn.Sequential:
+    """Return `layers` with a copy of the weights in `state`, which also tell their widths."""
+    matrices = [tensor for name, tensor in state.items() if name.endswith("weight")]
+    module = layers([matrices[0].shape[1], *(matrix.shape[0] for matrix in matrices)])
+    module.load_state_dict(state)
+    return module.eval()
+
+
+def encode(encoder: nn.Module, x: Tensor) -> Tensor:
+    """Return the codes (n, code) of the rows `x` (n, ...)."""
+    codes: Tensor = encoder(x.flatten(1))
+    return codes
+
+
+def reconstruct(encoder: nn.Module, decoder: nn.Module, x: Tensor) -> Tensor:
+    """Return the rows (n, inputs) that the decoder makes of the codes of `x` (n, ...)."""
+    rows: Tensor = decoder(encode(encoder, x))
+    return rows
+
+
+class Fit(NamedTuple):
+    """The validation loss (mean squared error) after each epoch, and the epoch, from 0, whose weights were kept."""
+
+    losses: tuple[float, ...]
+    best: int
+
+
+def fit(
+    autoencoder: Autoencoder,
+    train: Tensor,
+    validation: Tensor,
+    *,
+    epochs: int = 100,
+    patience: int = 5,
+    batch_size: int = 64,
+    learning_rate: float = 3e-3,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Fit:
+    """Train with Adam on the mean squared error until it has not fallen on `validation` for `patience` epochs.
+
+    train, validation: (n, ...) rows. The weights of the best epoch are kept. `progress(epoch, epochs, metrics)` is
+    called after every epoch, counted from 1. Raises `NonFinite` when the loss leaves the finite numbers.
+    """
+    for name, count in (("epochs", epochs), ("patience", patience), ("batch_size", batch_size)):
+        check_count(name, count, low=1)
+    check_number("learning_rate", learning_rate, low=0.0, open_low=True)
+    optimizer = torch.optim.Adam(autoencoder.parameters(), lr=learning_rate)
+    losses: list[float] = []
+    best, kept = 0, copy.deepcopy(autoencoder.state_dict())
+    for epoch in range(epochs):
+        order = torch.randperm(len(train), generator=generator(seed, "autoencoder", "order", epoch))
+        for rows in order.split(batch_size):
+            optimizer.zero_grad()
+            _loss(autoencoder, train[rows]).backward()
+            optimizer.step()
+        with torch.no_grad():
+            losses.append(float(_loss(autoencoder, validation)))
+        if not math.isfinite(losses[-1]):
+            raise NonFinite(f"the autoencoder's loss is {losses[-1]} after epoch {epoch}: lower the learning rate")
+        if epoch == 0 or losses[-1] < losses[best]:
+            best, kept = epoch, copy.deepcopy(autoencoder.state_dict())
+        if progress is not None:
+            progress(epoch + 1, epochs, {"validation": losses[-1], "best": losses[best]})
+        if epoch - best >= patience:
+            break
+    autoencoder.load_state_dict(kept)
+    return Fit(tuple(losses), best)
+
+
+def _loss(autoencoder: Autoencoder, x: Tensor) -> Tensor:
+    return functional.mse_loss(autoencoder(x), x.flatten(1))

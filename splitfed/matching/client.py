@@ -1,0 +1,65 @@
+"""A client that looks for its expert: it receives encoders and answers with codes, never with rows.
+
+Paper: Sharma et al., "ExpertMatcher: Automating ML Model Selection for Clients using Hidden Representations", 2019
+(arXiv 1910.03731): matching without sharing the client's raw data.
+
+What crosses is not harmless: whoever holds the decoder that belongs to an encoder turns codes back into rows close
+to the client's own, and the matching server holds it. The reconstruction measure sends errors first, one number a
+row and expert, and codes for the chosen expert only.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from splitfed.errors import InvalidInput, unknown
+from splitfed.matching.autoencoder import encode, from_state, reconstruct
+from splitfed.view import Message, Stamp
+
+
+class Client:
+    """Holds rows `x` (n, ...), float, of one client, and what it received; hands out messages only."""
+
+    def __init__(self, name: str, x: Tensor) -> None:
+        """Refuse rows that are no finite floats; they are read as float32. `name` is the party's."""
+        if x.dim() < 2 or x.numel() == 0 or not x.is_floating_point():
+            raise InvalidInput(f"{name}: x is {x.dtype} of shape {tuple(x.shape)}; expected floats (rows, ...)")
+        if not bool(torch.isfinite(x).all()):
+            raise InvalidInput(f"{name}: x holds a value that is not finite; expected finite numbers")
+        self.name = name
+        self._x = x.detach().to("cpu", torch.float32)
+        self._encoders: dict[str, nn.Module] = {}
+        self._decoders: dict[str, nn.Module] = {}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one row, which the server is told."""
+        return tuple(self._x.shape[1:])
+
+    def receive(self, message: Message) -> None:
+        """Take over an encoder, with its decoder if it comes along (`expert/encoder.0.weight` -> tensor)."""
+        expert = next(iter(message.tensors)).partition("/")[0]
+        for part, home in (("encoder", self._encoders), ("decoder", self._decoders)):
+            prefix = f"{expert}/{part}."
+            state = {n.removeprefix(prefix): t for n, t in message.tensors.items() if n.startswith(prefix)}
+            if state:
+                home[expert] = from_state(state)
+
+    @torch.no_grad()
+    def codes(self, expert: str, receiver: str, stamp: Stamp) -> Message:
+        """Return the codes (n, d) of all rows under `expert`'s encoder, as a message to `receiver`."""
+        codes = encode(self._held(self._encoders, expert), self._x)
+        return Message(self.name, receiver, "activation", "encoder->matcher", {expert: codes}, stamp)
+
+    @torch.no_grad()
+    def errors(self, expert: str, receiver: str, stamp: Stamp) -> Message:
+        """Return each row's mean squared reconstruction error (n,) under `expert`, as a message to `receiver`."""
+        made = reconstruct(self._held(self._encoders, expert), self._held(self._decoders, expert), self._x)
+        errors = (made - self._x.flatten(1)).square().mean(1)
+        return Message(self.name, receiver, "activation", "decoder->matcher", {expert: errors}, stamp)
+
+    def _held(self, home: dict[str, nn.Module], expert: str) -> nn.Module:
+        if expert not in home:
+            raise unknown(f"expert whose weights {self.name} holds:", expert, home)
+        return home[expert]

@@ -1,0 +1,231 @@
+"""ExpertMatcher: finds the expert, and the classes, that fit a client's data from low-dimensional codes of it.
+
+Paper: Sharma, Vepakomma, Swedish, Chang, Kalpathy-Cramer, Raskar, "ExpertMatcher: Automating ML Model Selection for
+Clients using Hidden Representations", 2019 (arXiv 1910.03731), and "... for Users in Resource Constrained
+Countries", 2019 (arXiv 1910.02312).
+
+The server sends every expert's encoder, the client answers with codes. Coarse assignment: the expert with the best
+score by one of the `MEASURES`, as it is. Fine assignment: for each row the class of that expert whose mean code has
+the largest cosine with the row's. Whether any expert fits at all is answered by a `Rejection`, fitted on data the
+repository held out; its examples of a misfit are the other experts' data, so a misfit that resembles an expert more
+than any other expert does may pass.
+
+Only the abstracts could be read (see `autoencoder` and `measures`). Deviations we know of: one decision is made for
+all rows of a client, not one for each (a client of a single row gets that), and a client can be refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from splitfed.errors import InvalidInput, check_count, unknown
+from splitfed.matching.client import Client
+from splitfed.matching.measures import MEASURES
+from splitfed.matching.rejection import Rejection, fit_rejection
+from splitfed.matching.repository import Expert, Repository
+from splitfed.matching.similarity import cosine
+from splitfed.seeding import generator
+from splitfed.traffic import Traffic
+from splitfed.view import Message, Recorder, Stamp
+
+
+@dataclass(frozen=True, eq=False)
+class Match:
+    """The `expert` that fits best, by the `scores` of all (higher is better), and each row's class there.
+
+    `classes`: (rows,) int64 labels of the expert's data. `matched`: whether the best fits at all, which is so if
+    `probability` is at least a half.
+    """
+
+    expert: Expert
+    scores: Mapping[str, float]
+    classes: Tensor
+    matched: bool
+    probability: float
+
+
+@dataclass(frozen=True, eq=False)
+class _Calibration:
+    """For sets of one size: mean and deviation of each expert's scores on its own data, (features,), and the test."""
+
+    means: Mapping[str, Tensor]
+    deviations: Mapping[str, Tensor]
+    rejection: Rejection
+
+    def probability(self, expert: str, scores: Tensor) -> float:
+        """Return the probability that `scores` (sets, features) under `expert` come from its kind of data."""
+        standard = (scores.mean(0) - self.means[expert]) / self.deviations[expert]
+        return float(self.rejection.probability(standard))
+
+
+class Matcher:
+    """The server's side: holds the repository, sends encoders, and assigns what comes back.
+
+    `measure` decides; `evidence` (default: that measure alone) are the measures from which a match is told from a
+    misfit. A client's rows are scored in sets of `rows`, or fewer where it or an expert's held-out part has fewer,
+    and the sets' mean counts; rows that fill no set are left out of the scores. `trials` sets an expert calibrate.
+    """
+
+    name = "matcher"
+
+    def __init__(
+        self,
+        repository: Repository,
+        measure: str = "cosine",
+        *,
+        evidence: Sequence[str] | None = None,
+        rows: int = 32,
+        trials: int = 32,
+        seed: int = 0,
+    ) -> None:
+        """Refuse unknown measures, evidence the client would not send, and a repository of fewer than two experts."""
+        names = (measure,) if evidence is None else tuple(evidence)
+        for name in (measure, *names):
+            if name not in MEASURES:
+                raise unknown("measure", name, MEASURES)
+            if MEASURES[name].on_errors != MEASURES[measure].on_errors:
+                raise InvalidInput(
+                    f"evidence {name!r} is not allowed with measure={measure!r}; one reads errors, one codes"
+                )
+        if not names:
+            raise InvalidInput("evidence is empty; expected at least one measure")
+        if len(repository) < 2:
+            raise InvalidInput(f"the repository has {len(repository)} experts; matching needs at least two")
+        check_count("rows", rows, low=max(MEASURES[name].least for name in (measure, *names)))
+        check_count("trials", trials, low=2)
+        self.repository = repository
+        self.measure, self.evidence = measure, names
+        self.rows, self.trials, self.seed = rows, trials, seed
+        self._experts = dict(repository.experts)
+        self._on_errors = MEASURES[measure].on_errors
+        self._calibrations: dict[int, _Calibration] = {}
+
+    def match(self, client: Client, *, traffic: Traffic | None = None, recorders: Sequence[Recorder] = ()) -> Match:
+        """Send the encoders, ask `client` for what the measure needs, and return the assignment.
+
+        Every message is counted by `traffic` and shown to those `recorders` whose party receives it.
+        """
+        if client.shape != self.repository.shape:
+            raise InvalidInput(f"{client.name} has rows of {client.shape}; the experts take {self.repository.shape}")
+        post = _Post(traffic, recorders)
+        for expert in self._experts.values():
+            client.receive(post.carry(self._encoder(expert, client.name, post.stamp())))
+        ask = client.errors if self._on_errors else client.codes
+        values = {name: post.carry(ask(name, self.name, post.stamp())).tensors[name] for name in self._experts}
+        scores = self.score(values)
+        best = max(scores, key=lambda name: scores[name])
+        codes = values[best]
+        if self._on_errors:
+            codes = post.carry(client.codes(best, self.name, post.stamp())).tensors[best]
+        return self._assign(best, scores, values[best], codes)
+
+    def match_codes(self, codes: Mapping[str, Tensor]) -> Match:
+        """Assign codes that are there already: expert -> (rows, d), all experts, rows in one order; read as float32."""
+        if self._on_errors:
+            raise InvalidInput(f"measure={self.measure!r} needs errors beside codes; give the client to match()")
+        given = {name: value.detach().to("cpu", torch.float32) for name, value in codes.items()}
+        scores = self.score(given)
+        best = max(scores, key=lambda name: scores[name])
+        return self._assign(best, scores, given[best], given[best])
+
+    def score(self, values: Mapping[str, Tensor]) -> dict[str, float]:
+        """Return each expert's score: `values` are its codes (n, d), or errors (n,) where the measure reads those."""
+        self._check(values)
+        return {name: float(self._scores(name, values[name], (self.measure,)).mean()) for name in self._experts}
+
+    def _assign(self, best: str, scores: Mapping[str, float], values: Tensor, codes: Tensor) -> Match:
+        expert = self._experts[best]
+        nearest = cosine(codes, expert.reference.means).argmax(1)
+        calibration = self._calibration(self._size(len(values)))
+        probability = calibration.probability(best, self._scores(best, values, self.evidence))
+        return Match(expert, scores, expert.reference.labels[nearest], probability >= 0.5, probability)
+
+    def _check(self, values: Mapping[str, Tensor]) -> None:
+        for name in values:
+            if name not in self._experts:
+                raise unknown("expert", name, self._experts)
+        least = max(MEASURES[name].least for name in (self.measure, *self.evidence))
+        for name, expert in self._experts.items():
+            width = () if self._on_errors else (expert.reference.means.shape[1],)
+            found = tuple(values[name].shape) if name in values else None
+            if found is None or found[1:] != width or found[0] < least:
+                wanted = f"({', '.join(['rows', *map(str, width)])}), at least {least} rows"
+                raise InvalidInput(f"what came for expert {name!r} has shape {found}; expected {wanted}")
+            if not bool(torch.isfinite(values[name]).all()):
+                raise InvalidInput(f"what came for expert {name!r} is not finite; expected finite numbers")
+        counts = {name: len(value) for name, value in values.items()}
+        if len(set(counts.values())) > 1:
+            raise InvalidInput(f"rows by expert are {counts}; expected the same rows under every encoder")
+
+    def _size(self, rows: int) -> int:
+        return min(rows, self.rows, *(len(expert.held_out) for expert in self._experts.values()))
+
+    def _scores(self, name: str, values: Tensor, measures: Sequence[str]) -> Tensor:
+        """Return the scores (sets, measures), float64, of `values` cut into sets."""
+        reference, size = self._experts[name].reference, self._size(len(values))
+        sets = values.split(size)[: len(values) // size]
+        rows = [[MEASURES[measure].score(part, reference) for measure in measures] for part in sets]
+        return torch.tensor(rows, dtype=torch.float64)
+
+    def _calibration(self, size: int) -> _Calibration:
+        """Return the calibration for sets of `size` rows, made when it is first asked for."""
+        if size not in self._calibrations:
+            drawn = {name: self._trial_scores(name, size) for name in self._experts}
+            means = {name: scores[name].mean(0) for name, scores in drawn.items()}
+            # Scores that never vary (sets that are the whole held-out part) would divide by zero.
+            deviations = {name: scores[name].std(0).clamp_min(1e-6) for name, scores in drawn.items()}
+            standard = [
+                ((scores[judge] - means[judge]) / deviations[judge], owner == judge)
+                for owner, scores in drawn.items()
+                for judge in self._experts
+            ]
+            features = torch.cat([scores for scores, _ in standard])
+            matches = torch.tensor([match for scores, match in standard for _ in scores])
+            self._calibrations[size] = _Calibration(means, deviations, fit_rejection(features, matches))
+        return self._calibrations[size]
+
+    def _trial_scores(self, owner: str, size: int) -> dict[str, Tensor]:
+        """Return how each expert scores sets drawn from `owner`'s held-out rows: judge -> (trials, features)."""
+        random = generator(self.seed, "matcher", "trials", owner, size)
+        rows = self._experts[owner].held_out
+        drawn = torch.cat([rows[torch.randperm(len(rows), generator=random)[:size]] for _ in range(self.trials)])
+        scores = {}
+        for judge, expert in self._experts.items():
+            values = expert.errors(drawn) if self._on_errors else expert.codes(drawn)
+            parts = [self._scores(judge, part, self.evidence) for part in values.split(size)]
+            scores[judge] = torch.cat(parts)
+        return scores
+
+    def _encoder(self, expert: Expert, receiver: str, stamp: Stamp) -> Message:
+        """Return a copy of the expert's encoder as a message, with its decoder where the client measures errors."""
+        parts = ("encoder.", "decoder.") if self._on_errors else ("encoder.",)
+        state = expert.autoencoder.state_dict()
+        tensors = {f"{expert.name}/{n}": t.clone() for n, t in state.items() if n.startswith(parts)}
+        return Message(self.name, receiver, "weights", "matcher->encoder", tensors, stamp)
+
+
+class _Post:
+    """Carries the messages of one match in turn: counts each and lets its receiver's recorder see it."""
+
+    def __init__(self, traffic: Traffic | None, recorders: Sequence[Recorder]) -> None:
+        self._traffic = traffic
+        self._recorders = recorders
+        self._sent = 0
+
+    def stamp(self) -> Stamp:
+        """Return the stamp of the next message."""
+        self._sent += 1
+        return Stamp("match", 0, 0, self._sent - 1)
+
+    def carry(self, message: Message) -> Message:
+        """Return `message` as it arrives."""
+        if self._traffic is not None:
+            self._traffic.count(message)
+        for recorder in self._recorders:
+            if recorder.party == message.receiver:
+                recorder.receive(message)
+        return message

@@ -1,0 +1,97 @@
+"""How well a client's codes fit an expert: one number a set of rows, the higher the better, by six measures.
+
+Paper: Sharma et al., "ExpertMatcher", 2019 (arXiv 1910.02312, 1910.03731).
+
+Only the papers' abstracts could be read. That they assign by reconstruction error and by cosine with class means,
+and that distance correlation, HSIC, MMD and kernel alignment have been proposed for the same end, is taken from
+others; every definition below, above all what is paired with what, is ours.
+
+`reconstruction` (minus the mean squared error) and `cosine` (of each row's code with the nearest class mean, on
+average) judge row by row, so a client that holds few of the classes fits as well as one that holds all. The others
+judge a set against the expert's reference codes, class proportions included: they find the expert of such a client,
+but a matcher that takes them as evidence calls it a misfit. Rows easier than the expert's own, nearly black images
+say, have a small reconstruction error under any expert. `mmd` compares the two distributions.
+
+`alignment`, `hsic` and `distance_correlation` need pairs, and no row of a client belongs to a row of the
+repository. But both sets come from one encoder, so code *dimension* i of the client belongs to dimension i of the
+reference: dimension i is the vector of its values over the rows, and the measure says whether the dimensions relate
+to each other here as they do there. All three ignore the scale of either argument, so numbers of rows may differ.
+They need tens of rows: of four rows of noise, half pass for a match. `hsic` is not normalised, so its values differ
+in scale between experts, and it is the weakest of the six.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from splitfed.dependence import distance_correlation
+from splitfed.matching import similarity
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """What an expert's codes look like: `codes` (m, d) of rows its autoencoder did not train on, `means`
+    (classes, d) of the classes `labels` (classes,) int64, and `bandwidth`, the median distance of `codes`.
+    """
+
+    codes: Tensor
+    means: Tensor
+    labels: Tensor
+    bandwidth: float
+
+
+@dataclass(frozen=True)
+class Measure:
+    """`score(values, reference)` of one set: `values` are codes (n, d), or errors (n,) where `on_errors` is set.
+
+    `least` rows make a set; `paired` measures pair code dimensions, the others need no pairs.
+    """
+
+    score: Callable[[Tensor, Reference], float]
+    least: int
+    paired: bool
+    on_errors: bool = False
+
+
+def _reconstruction(errors: Tensor, reference: Reference) -> float:
+    return -float(errors.mean())
+
+
+def _cosine(codes: Tensor, reference: Reference) -> float:
+    return float(similarity.cosine(codes, reference.means).amax(1).mean())
+
+
+def _mmd(codes: Tensor, reference: Reference) -> float:
+    # The reference alone sets the bandwidth: a client far away may not choose the scale it is judged at.
+    return -float(similarity.mmd_sqr(codes, reference.codes, bandwidths=[reference.bandwidth]))
+
+
+def _alignment(codes: Tensor, reference: Reference) -> float:
+    return float(similarity.kernel_alignment(_dimensions(codes), _dimensions(reference.codes)))
+
+
+def _hsic(codes: Tensor, reference: Reference) -> float:
+    x, z = _dimensions(codes), _dimensions(reference.codes)
+    return float(similarity.hsic(x, z))
+
+
+def _distance_correlation(codes: Tensor, reference: Reference) -> float:
+    return float(distance_correlation(_dimensions(codes), _dimensions(reference.codes)))
+
+
+def _dimensions(codes: Tensor) -> Tensor:
+    """(n, d) -> (d, n): one row a code dimension."""
+    return codes.transpose(0, 1)
+
+
+MEASURES = {
+    "reconstruction": Measure(_reconstruction, 1, paired=False, on_errors=True),
+    "cosine": Measure(_cosine, 1, paired=False),
+    "mmd": Measure(_mmd, 2, paired=False),
+    "alignment": Measure(_alignment, 2, paired=True),
+    "hsic": Measure(_hsic, 2, paired=True),
+    "distance_correlation": Measure(_distance_correlation, 2, paired=True),
+}
