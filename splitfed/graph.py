@@ -209,6 +209,11 @@ class Topology:
             module.load_state_dict({name: state[segment.full(name)] for name in module.state_dict()})
 
 
+def member(role: str, lane: int) -> str:
+    """Return the name of the party that plays `role` for one client: `client3`, or `party1_3` for role `party1`."""
+    return f"{role}{'_' if role[-1:].isdigit() else ''}{lane}"
+
+
 def weights(module: nn.Module) -> dict[str, Tensor]:
     """Return the state of `module` without its buffers."""
     kept = {name for name, _ in module.named_parameters(remove_duplicate=False)}

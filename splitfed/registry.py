@@ -19,6 +19,10 @@ TABLES: dict[str, dict[str, str]] = {
     "topologies": {
         "vanilla": "splitfed.topologies.vanilla:vanilla",
         "u_shaped": "splitfed.topologies.u_shaped:u_shaped",
+        "vertical": "splitfed.topologies.vertical:vertical",
+        "extended_vanilla": "splitfed.topologies.extended_vanilla:extended_vanilla",
+        "multi_task": "splitfed.topologies.multi_task:multi_task",
+        "multi_hop": "splitfed.topologies.multi_hop:multi_hop",
     },
     "schedules": {
         "sequential": "splitfed.schedules.sequential:Sequential",

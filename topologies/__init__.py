@@ -1,6 +1,21 @@
 """Topologies: one builder a file, each returns a `Topology`."""
 
+from splitfed.topologies.extended_vanilla import extended_vanilla
+from splitfed.topologies.fusion import Fusion
+from splitfed.topologies.heterogeneous import heterogeneous
+from splitfed.topologies.multi_hop import multi_hop
+from splitfed.topologies.multi_task import multi_task
 from splitfed.topologies.u_shaped import u_shaped
 from splitfed.topologies.vanilla import vanilla
+from splitfed.topologies.vertical import vertical
 
-__all__ = ["u_shaped", "vanilla"]
+__all__ = [
+    "Fusion",
+    "extended_vanilla",
+    "heterogeneous",
+    "multi_hop",
+    "multi_task",
+    "u_shaped",
+    "vanilla",
+    "vertical",
+]

@@ -17,12 +17,17 @@ from splitfed.topologies._chain import cut_in_roles, only_input, only_output
 
 
 def u_shaped(model: nn.Module, cuts: Sequence[str], task: Task | None = None) -> Topology:
-    """Cut `model` after the two submodules `cuts`: bottom and head at the client, middle at the server.
+    """Cut `model` after the submodules `cuts`, an even number of them: client and server take turns along it.
 
-    Labels and loss stay with the client. `task` defaults to that of the data.
+    Two cuts give bottom and head at the client, middle at the server; every two more another round trip. Labels and
+    loss stay with the client. `task` defaults to that of the data.
     """
-    if isinstance(cuts, str) or len(cuts) != 2:
-        raise InvalidInput(f"cuts={cuts!r} is not allowed; a U-shaped topology takes two cuts, in the order they run")
-    segments = cut_in_roles(model, tuple(cuts), ("bottom", "middle", "head"), ("client", "server", "client"))
+    if isinstance(cuts, str) or len(cuts) < 2 or len(cuts) % 2:
+        raise InvalidInput(f"cuts={cuts!r} is not allowed; expected an even number of submodules, two a round trip")
+    trips = len(cuts) // 2
+    inner = [f"{name}{i}" for i in range(1, trips + 1) for name in ("middle", "between")][:-1]
+    names = ["bottom", *(["middle"] if trips == 1 else inner), "head"]
+    roles = [("client", "server")[i % 2] for i in range(len(cuts) + 1)]
+    segments = cut_in_roles(model, tuple(cuts), names, roles)
     head = Head(only_output(segments), "client", "client", task)
     return Topology("u_shaped", segments, {only_input(segments): "client"}, (head,))

@@ -16,7 +16,7 @@ from splitfed.accounting.plant import Plant
 from splitfed.accounting.speeds import Speeds
 from splitfed.accounting.steps import StepShape
 from splitfed.errors import InvalidInput, check_count, check_number
-from splitfed.graph import Topology
+from splitfed.graph import Topology, member
 
 Parties = Mapping[int, Mapping[str, str]]
 
@@ -24,7 +24,7 @@ Parties = Mapping[int, Mapping[str, str]]
 def party_names(topology: Topology, lanes: int) -> dict[int, dict[str, str]]:
     """Return lane -> role -> party: the data owners' roles numbered by lane, the others shared by all lanes."""
     own = topology.data_roles
-    return {i: {role: f"{role}{i}" if role in own else role for role in topology.roles} for i in range(lanes)}
+    return {i: {role: member(role, i) if role in own else role for role in topology.roles} for i in range(lanes)}
 
 
 class Clock:

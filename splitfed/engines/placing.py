@@ -12,7 +12,7 @@ from splitfed.duty import duties
 from splitfed.engines.base import FED, Placement
 from splitfed.errors import InvalidInput
 from splitfed.executor import Lane
-from splitfed.graph import Topology
+from splitfed.graph import Topology, member
 from splitfed.optim import Optim
 from splitfed.party import Party
 from splitfed.probe import Facts
@@ -39,7 +39,7 @@ class Crew:
         shared = [role for role in first.roles if role not in first.data_roles]
         self.shared = {role: make[0](role, role) for role in shared}
         own = [
-            {role: make[lane](role, f"{role}{lane}") for role in topology.data_roles}
+            {role: make[lane](role, member(role, lane)) for role in topology.data_roles}
             for lane, topology in enumerate(topologies)
         ]
         self.copies = {role: [make[0](role, role) for _ in topologies] for role in placement.copied}

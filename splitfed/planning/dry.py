@@ -11,7 +11,7 @@ from torch import Tensor
 from splitfed.accounting.bytes import value_bytes, weight_bytes
 from splitfed.engines.base import FED
 from splitfed.executor import Combine
-from splitfed.graph import Topology
+from splitfed.graph import Topology, member
 from splitfed.preparation import Prepared, labels_of
 from splitfed.probe import Facts
 from splitfed.traffic import Traffic
@@ -72,7 +72,7 @@ class Dry:
 
     def hand_over(self, source: int, target: int, role: str, epoch: int, via: str | None = None) -> None:
         """Count the weights handed over."""
-        stops = [f"{role}{source}", *([] if via is None else [via]), f"{role}{target}"]
+        stops = [member(role, source), *([] if via is None else [via]), member(role, target)]
         for sender, receiver in pairwise(stops):
             self._count("weights", sender, receiver, weight_bytes(self.prepared.topologies[source], role))
 
@@ -80,13 +80,13 @@ class Dry:
         """Count what the fed server sends."""
         for role in self.prepared.placement.fused:
             for lane in lanes:
-                self._count("weights", FED, f"{role}{lane}", self._size(lane, role))
+                self._count("weights", FED, member(role, lane), self._size(lane, role))
 
     def upload(self, weights: Mapping[int, float], epoch: int) -> None:
         """Count what the fed server receives."""
         for role in self.prepared.placement.fused:
             for lane in weights:
-                self._count("weights", f"{role}{lane}", FED, self._size(lane, role))
+                self._count("weights", member(role, lane), FED, self._size(lane, role))
 
     def branch(self, lanes: Sequence[int]) -> None:
         """Nothing crosses."""
@@ -104,7 +104,7 @@ class Dry:
             labels = labels_of(topology, self.prepared.data.clients[lane].train)
             self._flows[id(topology)] = flows_of(topology, self.prepared.facts[lane], labels)
         for flow in self._flows[id(topology)]:
-            ends = [f"{role}{lane}" if role in self._own else role for role in (flow.sender, flow.receiver)]
+            ends = [member(role, lane) if role in self._own else role for role in (flow.sender, flow.receiver)]
             self._count(flow.kind, ends[0], ends[1], flow.row * rows)
 
     def _count(self, kind: str, sender: str, receiver: str, nbytes: int) -> None:

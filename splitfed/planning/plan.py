@@ -11,6 +11,7 @@ from splitfed.accounting.memory import RoleMemory, optim_copies, role_memory
 from splitfed.accounting.speeds import Speeds
 from splitfed.engines.base import FED, Trainer
 from splitfed.errors import InvalidInput
+from splitfed.graph import member
 from splitfed.planning.dry import Dry
 from splitfed.planning.timed import Timed, clock_of
 from splitfed.preparation import Prepared
@@ -78,7 +79,7 @@ def cost(prepared: Prepared, rounds: int, speeds: Speeds | None = None) -> Cost:
         _memory(prepared),
         dict.fromkeys(prepared.placement.copied, dry.lanes),
         None if clock is None else clock.now,
-        tuple(tuple(f"{role}{lane}" for role in own) for lane in range(dry.lanes)),
+        tuple(tuple(member(role, lane) for role in own) for lane in range(dry.lanes)),
     )
 
 
@@ -108,7 +109,7 @@ def _flops(prepared: Prepared, dry: Dry) -> dict[str, float]:
         if id(topology) not in rates:
             rates[id(topology)] = role_flops(topology, facts)
         for role, rate in rates[id(topology)].items():
-            party = f"{role}{lane}" if role in topology.data_roles else role
+            party = member(role, lane) if role in topology.data_roles else role
             found[party] = found.get(party, 0.0) + rate * sum(dry.steps[lane])
     return found
 

@@ -14,7 +14,7 @@ from splitfed.accounting.speeds import Speeds
 from splitfed.accounting.steps import StepShape, step_shape
 from splitfed.engines.base import FED, Placement, Trainer
 from splitfed.executor import Combine
-from splitfed.graph import Topology
+from splitfed.graph import Topology, member
 from splitfed.preparation import Prepared, labels_of
 
 
@@ -69,7 +69,7 @@ class Timed:
     def hand_over(self, source: int, target: int, role: str, epoch: int, via: str | None = None) -> None:
         """Weights travel while everybody waits."""
         self.inner.hand_over(source, target, role, epoch, via)
-        stops = [f"{role}{source}", *([] if via is None else [via]), f"{role}{target}"]
+        stops = [member(role, source), *([] if via is None else [via]), member(role, target)]
         size = weight_bytes(self.topologies[source], role)
         for sender, receiver in pairwise(stops):
             self.clock.transfer(sender, receiver, size)
@@ -80,7 +80,7 @@ class Timed:
         self.inner.download(lanes, epoch)
         for lane in lanes:
             for role in self.placement.fused:
-                self.clock.transfer(FED, f"{role}{lane}", self._size(lane, role))
+                self.clock.transfer(FED, member(role, lane), self._size(lane, role))
         self.clock.barrier()
 
     def upload(self, weights: Mapping[int, float], epoch: int) -> None:
@@ -88,7 +88,7 @@ class Timed:
         self.inner.upload(weights, epoch)
         for lane in weights:
             for role in self.placement.fused:
-                self.clock.transfer(f"{role}{lane}", FED, self._size(lane, role))
+                self.clock.transfer(member(role, lane), FED, self._size(lane, role))
         self.clock.barrier()
 
     def branch(self, lanes: Sequence[int]) -> None:

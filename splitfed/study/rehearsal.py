@@ -11,7 +11,7 @@ from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
 from splitfed.duty import duties
 from splitfed.errors import InvalidInput, unknown
-from splitfed.graph import Topology
+from splitfed.graph import Topology, member
 from splitfed.preparation import check_batches, check_outputs, optims_of, probe_with
 from splitfed.probe import Facts
 from splitfed.schedules.base import Training
@@ -113,7 +113,7 @@ def _check_known(names: Iterable[str], parties: Iterable[str]) -> None:
 def _parties(topology: Topology, clients: int) -> dict[str, str]:
     """Return the names of all parties with their roles: data owners are numbered."""
     shared = {role: role for role in topology.roles if role not in topology.data_roles}
-    return shared | {f"{role}{i}": role for role in topology.data_roles for i in range(clients)}
+    return shared | {member(role, i): role for role in topology.data_roles for i in range(clients)}
 
 
 def _check_device(name: str) -> None:

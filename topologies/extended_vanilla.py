@@ -1,0 +1,48 @@
+"""Extended vanilla: the joined releases pass another client before they reach the server.
+
+Paper: Vepakomma, Gupta, Swedish, Raskar, "Split learning for health: distributed deep learning without sharing raw
+patient data", 2018, figure 3a.
+
+The server sees what the relay releases, and no feature party's release by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from splitfed.errors import InvalidInput
+from splitfed.graph import Head, Segment, Topology
+from splitfed.task import Task
+from splitfed.topologies.fusion import bottoms_of, check_free, fusion_at
+
+
+def extended_vanilla(
+    bottoms: Mapping[str, nn.Module],
+    middle: nn.Module,
+    top: nn.Module,
+    *,
+    labels: str,
+    fusion: str | nn.Module = "concat",
+    relay: str = "relay",
+    server: str = "server",
+    task: Task | None = None,
+) -> Topology:
+    """Join what the `bottoms` (role -> module) release at `relay`, run `middle` there and `top` at `server`.
+
+    `labels`: the role that holds them; they cross to the server unless it does. `fusion` as for `vertical`.
+    """
+    check_free(bottoms, relay=relay, server=server)
+    if relay == server:
+        raise InvalidInput(f"relay={relay!r} is not allowed; it must be another party than the server")
+    parties = bottoms_of(bottoms)
+    joined = fusion_at(relay, parties, fusion)
+    segments = (
+        *parties,
+        joined,
+        Segment("middle", relay, middle, joined.outputs, ("middle_out",), "middle."),
+        Segment("top", server, top, ("middle_out",), ("top_out",), "top."),
+    )
+    inputs = {role: role for role in bottoms}
+    return Topology("extended_vanilla", segments, inputs, (Head("top_out", server, labels, task),))

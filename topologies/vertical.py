@@ -1,0 +1,45 @@
+"""Vertical: parties that hold different parts of the same rows, each with a bottom model of its own, and one top.
+
+Paper: Vepakomma, Gupta, Swedish, Raskar, "Split learning for health: distributed deep learning without sharing raw
+patient data", 2018, figure 2c; Ceballos et al., "SplitNN-driven vertical partitioning", 2020, for the fusions.
+
+An input is named after the party that owns it, which is the name of its feature in the data. Parameters of the whole
+model are called `bottoms.ROLE.*`, `fusion.*`, `top.*` and `head.*`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from splitfed.graph import Head, Segment, Topology
+from splitfed.task import Task
+from splitfed.topologies.fusion import bottoms_of, check_free, fusion_at
+
+
+def vertical(
+    bottoms: Mapping[str, nn.Module],
+    top: nn.Module,
+    *,
+    labels: str,
+    fusion: str | nn.Module = "concat",
+    head: nn.Module | None = None,
+    server: str = "server",
+    task: Task | None = None,
+) -> Topology:
+    """Join what the `bottoms` (role -> module) release at `server`, and run `top` on it.
+
+    `labels`: the role that holds them: a feature party, a party with labels only, or the server itself; they cross to
+    the server unless it holds them, or unless `head`, the last piece of the model, stands at the label party: then
+    the loss is computed there and they stay. `fusion`: "concat", "sum", "mean" or a module that takes all releases.
+    """
+    check_free(bottoms, server=server)
+    parties = bottoms_of(bottoms)
+    joined = fusion_at(server, parties, fusion)
+    segments = [*parties, joined, Segment("top", server, top, joined.outputs, ("top_out",), "top.")]
+    if head is not None:
+        segments.append(Segment("head", labels, head, ("top_out",), ("head_out",), "head."))
+    last = segments[-1]
+    inputs = {role: role for role in bottoms}
+    return Topology("vertical", tuple(segments), inputs, (Head(last.outputs[0], last.role, labels, task),))
