@@ -25,6 +25,10 @@ from splitfed.seeding import derive, stream
 from splitfed.view import Message, Stamp
 
 
+TRAINING = ("train", "rehearse")
+"""The phases in which segments are in training mode and gradients are taken."""
+
+
 class Batch(NamedTuple):
     """Which rows of which part of the data a step uses; parties agree on it beforehand, it is no message."""
 
@@ -114,7 +118,7 @@ class Party:
 
         `scale` multiplies every loss and penalty of the step, as when several lanes share one step.
         """
-        self._training = stamp.phase == "train"
+        self._training = stamp.phase in TRAINING
         for name, module in self.modules.items():
             if module.training != self._training:
                 module.train(self._training)

@@ -16,9 +16,10 @@ from splitfed.engines.base import Placement
 from splitfed.errors import InvalidInput, unknown
 from splitfed.graph import Topology
 from splitfed.optim import Optim
-from splitfed.probe import Facts, probe
+from splitfed.probe import Facts, check_alike, probe
 from splitfed.registry import load
 from splitfed.schedules.base import Schedule, Training
+from splitfed.topologies.heterogeneous import heterogeneous
 
 
 @dataclass(frozen=True)
@@ -57,16 +58,21 @@ def prepare(
     guards = (defenses,) if isinstance(defenses, Defense) else tuple(defenses)
     clients = len(data.clients)
     given = _one_a_client(topology, clients)
-    if len({id(t) for t in given}) > 1 and plan.moves_segments(clients):
+    differ = len({id(t) for t in given}) > 1
+    if differ and (why := plan.binds(clients)):
         raise InvalidInput(
-            f"schedule {type(plan).__name__} moves segments between clients, whose segments differ here: take one that "
-            "leaves them where they are, such as 'splitfed_v3' or 'blind'"
+            f"schedule {type(plan).__name__} {why}, which differ here: take one that leaves them alone, such as "
+            "'splitfed_v3' or 'blind'"
         )
+    if differ:
+        heterogeneous(given)
     made: dict[int, tuple[Topology, Facts]] = {}
     for lane, wanted in enumerate(given):
         if id(wanted) not in made:
             made[id(wanted)] = _ready(wanted, data, lane, plan, training.seed)
     topologies, facts = zip(*(made[id(t)] for t in given), strict=True)
+    if differ:
+        check_alike(topologies, facts)
     first: Topology = topologies[0]
     check_batches(facts, guards, data, training)
     for known, fact in made.values():

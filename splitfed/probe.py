@@ -7,7 +7,7 @@ random numbers decides who is reseeded at every step. Modules, buffers and rando
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -63,6 +63,23 @@ def probe(topology: Topology, batch: Mapping[str, Tensor]) -> Facts:
     )
 
 
+def check_alike(topologies: Sequence[Topology], facts: Sequence[Facts]) -> None:
+    """Refuse clients whose values enter a segment that serves them all in different shapes or types.
+
+    One topology and one probe a client. Raises `InvalidInput` that names client, value and shapes.
+    """
+    first = topologies[0]
+    entering = [value for s in first.segments if s.role not in first.data_roles for value in s.inputs]
+    for client, known in enumerate(facts):
+        for value in entering:
+            mine, wanted = ((f.shapes[value], f.dtypes[value]) for f in (known, facts[0]))
+            if mine != wanted:
+                raise InvalidInput(
+                    f"client {client} sends {value!r} as {mine[0]} of {mine[1]} a row, client 0 as {wanted[0]} of "
+                    f"{wanted[1]}: the segment that reads it serves them all"
+                )
+
+
 def _try(
     topology: Topology, segment: Segment, values: Mapping[str, Tensor]
 ) -> tuple[tuple[Tensor, ...], frozenset[str], bool]:
@@ -88,7 +105,7 @@ def _try(
 def _misfit(topology: Topology, segment: Segment, values: Mapping[str, Tensor], error: BaseException) -> str:
     shapes = ", ".join(f"{name} {tuple(values[name].shape)}" for name in segment.inputs)
     edges = [e.name for e in topology.edges if e.target == segment.name]
-    place = f"edge {', '.join(edges)}" if edges else f"input of {segment.name!r}"
+    place = f"edge{'s' * (len(edges) > 1)} {', '.join(edges)}" if edges else f"input of {segment.name!r}"
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return f"segment {segment.name!r} cannot take what arrives on {place} ({shapes}): {reason}"
 

@@ -2,43 +2,28 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from splitfed.accounting.clock import Clock
-from splitfed.attacks.base import Attack, Knowledge, Progress, Releases
-from splitfed.attacks.metrics import Grade, grade
+from splitfed.attacks.base import Attack, Phase, Progress
 from splitfed.data.dataset import Dataset
-from splitfed.data.features import feed
 from splitfed.data.federation import Federation
 from splitfed.engines.base import Source, Trainer
 from splitfed.engines.local import LocalEngine
 from splitfed.errors import InvalidInput, unknown
 from splitfed.folder import RunFolder
 from splitfed.graph import Head
+from splitfed.inquiry import AttackResult, Inquiry
 from splitfed.planning.timed import Timed
 from splitfed.registry import load, name_of
 from splitfed.schedules.base import Schedule, State
-from splitfed.seeding import derive, generator
-from splitfed.upstream import Upstream
 from splitfed.view import View
 
-
-@dataclass(frozen=True)
-class AttackResult:
-    """What one attack achieved: its `guess` beside the `truth`, (victims, ...), and the scores with baselines."""
-
-    attack: str
-    adversary: str
-    guess: Tensor
-    truth: Tensor
-    grade: Grade
-    seconds: float
+__all__ = ["AttackResult", "Run"]
 
 
 class Run:
@@ -65,6 +50,7 @@ class Run:
         if clock is not None:
             self.trainer = Timed(engine, clock, engine.topologies, engine.crew.placement)
         self.history: list[dict[str, Any]] = []
+        self.inquiry = Inquiry(engine, data, seed, self._newest)
         self._calls = 0
 
     @property
@@ -131,7 +117,7 @@ class Run:
         values = [h.value for h in self.engine.topology.heads]
         if head is not None and head not in values:
             raise unknown("head", head, values)
-        self._lend(client, "predict", x)
+        self.inquiry.lend(client, "predict", x)
         if number is None:
             number, self._calls = self._calls, self._calls + 1
         found = self.engine.predict(client, "predict", "predict", number, borrow=self._newest(client))
@@ -144,17 +130,15 @@ class Run:
         victims: Dataset | None = None,
         client: int = 0,
         seed: int | None = None,
+        phase: Phase = Phase.INFERENCE,
     ) -> View:
         """Put the victims' rows through the parties of `client` once; return what `adversary` received.
 
-        The view holds copies of the adversary's own segments. Defaults as in `attack`.
+        `phase`: `Phase.INFERENCE`, or `Phase.STEP` for a training step that moves no weight, so that gradients cross
+        too. The view holds copies of the adversary's own segments. Defaults as in `attack`.
         """
-        party, truth = self._adversary(adversary), self._victims(victims)
-        self._lend(client, "victims", truth.x)
-        number = derive(self.seed if seed is None else seed, "victims")
-        with self.engine.watching(party) as recorder:
-            self.engine.predict(client, "victims", "predict", number, borrow=self._newest(client))
-        return recorder.view(copy.deepcopy(self.engine.parties[party].modules))
+        party, truth = self.inquiry.adversary(adversary), self.inquiry.victims(victims)
+        return self.inquiry.observe(party, truth, client, self.seed if seed is None else seed, phase)
 
     def attack(
         self,
@@ -172,25 +156,14 @@ class Run:
         default to the rows set aside for this, which nobody trained on; `seed` defaults to the run's.
         """
         chosen = [attacks] if isinstance(attacks, (str, Attack)) else list(attacks)
-        party = self._adversary(adversary)
-        truth = self._victims(victims)
+        party, truth = self.inquiry.adversary(adversary), self.inquiry.victims(victims)
+        base = self.seed if seed is None else seed
         ready = [load("attacks", a).preset("fast") if isinstance(a, str) else a for a in chosen]
         names = [a if isinstance(a, str) else name_of("attacks", type(a)) for a in chosen]
-        base = self.seed if seed is None else seed
-        view = self.observe(party, victims=truth, client=client, seed=base)
-        results = []
-        for name, attack in zip(names, ready, strict=True):
-            knowledge = self._knowledge(party, client, derive(base, "queries", name))
-            outcome = attack(view, knowledge, generator(base, "attack", name), progress)
-            scores = grade(
-                truth.x,
-                outcome.guess,
-                truth.value_range,
-                self.data.auxiliary.x,
-                generator(base, "grade"),
-            )
-            results.append(AttackResult(name, party, outcome.guess, truth.x, scores, outcome.seconds))
-        return results
+        return [
+            self.inquiry.attack(name, attack, party, truth, client, base, progress)
+            for name, attack in zip(names, ready, strict=True)
+        ]
 
     def state(self) -> dict[str, Any]:
         """Return the whole state by name: every party, recorder, counter and the schedule."""
@@ -210,74 +183,6 @@ class Run:
 
     def _newest(self, client: int) -> Source:
         return self.schedule.newest(client, self.schedule_state)
-
-    def _victims(self, victims: Dataset | None) -> Dataset:
-        chosen = self.data.victims if victims is None else victims
-        if len(chosen) == 0:
-            raise InvalidInput("there are no victims to attack: set some aside (victims=64)")
-        return chosen
-
-    def _adversary(self, adversary: str | None) -> str:
-        party = adversary or self._curious()
-        if party not in self.engine.parties:
-            raise unknown("party", party, self.engine.parties)
-        return party
-
-    def _curious(self) -> str:
-        topology = self.engine.topology
-        role = next((r for r in topology.roles if r not in topology.data_roles), None)
-        if role is None:
-            raise InvalidInput(f"topology {topology.name!r} has no party without data: name the adversary")
-        return role
-
-    def _lend(self, client: int, part: str, x: Tensor) -> None:
-        if not 0 <= client < self.engine.lanes:
-            raise InvalidInput(f"client={client} is not allowed; expected 0 to {self.engine.lanes - 1}")
-        if tuple(x.shape[1:]) != self.data.shape:
-            raise InvalidInput(f"x has rows of shape {tuple(x.shape[1:])}; this run was trained on {self.data.shape}")
-        self.engine.own(client, part, self._feed(client, x), {})
-
-    def _feed(self, client: int, x: Tensor) -> dict[str, Tensor]:
-        """Return what each input of the client's topology gets of `x`."""
-        return feed(x, self.engine.topologies[client].inputs, self.data.victims.features)
-
-    def _knowledge(self, party: str, client: int, stream: int) -> Knowledge:
-        engine = self.engine
-        topology = engine.topologies[client]
-        members = (engine.party(client, role) for role in topology.roles)
-        upstream = Upstream(
-            topology,
-            engine.all_facts[client],
-            engine.modules(client, self._newest(client)),
-            engine.defenses,
-            engine.parties[party].role,
-            self.seed,
-            {key: state for member in members for key, state in member.defense_states.items()},
-        )
-        return Knowledge(
-            self.data.shape,
-            self.data.victims.value_range,
-            self.data.auxiliary.x.to(engine.device),
-            self._query(party, client, stream),
-            lambda x: upstream(self._feed(client, x)),
-            lambda x: upstream.sample(self._feed(client, x)),
-            engine.device,
-        )
-
-    def _query(self, party: str, client: int, stream: int) -> Callable[[Tensor], Releases]:
-        """Every call sends rows through the victims' own parties; defenses draw afresh each time."""
-        calls = 0
-
-        def query(x: Tensor) -> Releases:
-            nonlocal calls
-            calls += 1
-            self._lend(client, "query", x)
-            number = derive(stream, calls)
-            with torch.no_grad(), self.engine.watching(party) as recorder:
-                self.engine.predict(client, "query", "query", number, borrow=self._newest(client))
-            return recorder.view().select(kind="activation").tensors(self.engine.device)
-
-        return query
 
 
 def _score(head: Head, outputs: list[Tensor], labels: list[Tensor]) -> float | None:

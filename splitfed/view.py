@@ -18,7 +18,7 @@ from splitfed.errors import InvalidInput, check_count, unknown
 
 
 class Stamp(NamedTuple):
-    """When: phase ("train", "evaluate", "predict", "query" or "match"), lane, epoch and step, and part of the data.
+    """When: phase ("train", "evaluate", "predict", "query", "rehearse", "match"), lane, epoch and step, and part of the data.
 
     `lane` tells one client's messages from another's; it is not the client's number where some party never hears from
     a client directly.

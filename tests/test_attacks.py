@@ -103,7 +103,7 @@ def test_the_guess_knows_no_label(name: str) -> None:
 @pytest.mark.parametrize("name", TABLE)
 def test_the_scorer_alone_sees_the_truth(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scored against other rows the guess stays the same and the score falls."""
-    from splitfed import run as module
+    from splitfed.attacks import grading as module
 
     grade = module.grade
     (honest,) = trained().attack(TABLE[name][0])
@@ -191,7 +191,7 @@ def test_victims_and_auxiliary_rows_are_disjoint_and_nobody_trained_on_either() 
 
 def knowledge_of(*defenses: Defense) -> tuple[Run, Knowledge]:
     run = trained(*defenses)
-    return run, run._knowledge("server", 0, 1)
+    return run, run.inquiry.knowledge("server", 0, 1)
 
 
 def test_known_weights_give_what_arrives() -> None:

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BASE = ("errors", "seeding", "task", "registry", "dependence", "intervals", "optim", "aliasing")
 CORE = ("graph", "cutting", "probe", "view", "traffic", "defense", "duty", "finite", "party", "executor", "engines")
 ALGORITHMS = ("topologies", "attacks", "defenses", "schedules", "federated", "accounting", "data", "models", "matching")
-RUNNING = ("folder", "preparation", "planning", "description", "run", "training", "study")
+RUNNING = ("folder", "preparation", "planning", "description", "inquiry", "run", "training", "study")
 EVERYTHING = {*BASE, *CORE, *ALGORITHMS, *RUNNING}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),

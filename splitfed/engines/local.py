@@ -167,6 +167,24 @@ class LocalEngine:
                 labels[head.value] = known[head.value].cpu()
         return Prediction({name: torch.cat(parts) for name, parts in outputs.items()}, labels)
 
+    def rehearse(self, lane: int, part: str, number: int, borrow: Source | None = None, batch_size: int = 64) -> None:
+        """Send `part` of `lane` through training steps that move no weight and leave no trace in any buffer."""
+        place = self._serving(lane)
+        with self._borrowed(lane, borrow):
+            kept = [(b, b.clone()) for p in place.parties.values() for m in p.modules.values() for b in m.buffers()]
+            for step, rows in enumerate(torch.arange(self.rows(lane, part)).split(batch_size)):
+                exchange(place, self.link, Batch(part, rows), place.stamp("rehearse", number, step, part))
+                for party in place.parties.values():
+                    party.drop_gradients()
+            with torch.no_grad():
+                for buffer, before in kept:
+                    buffer.copy_(before)
+
+    def held_by(self, party: str, lane: int) -> dict[str, nn.Module]:
+        """Return the segments that `party` holds for `lane`: the party's own modules, not copies."""
+        mine = {p.name: p for p in self._serving(lane).parties.values()}
+        return mine.get(party, self.parties[party]).modules
+
     def hand_over(self, source: int, target: int, role: str, epoch: int, via: str | None = None) -> None:
         """Send the weights of `role` from one lane's party to another's; `via` sees them if given."""
         sender, receiver = self.party(source, role), self.party(target, role)

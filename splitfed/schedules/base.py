@@ -76,9 +76,9 @@ class Schedule:
         """Return whose client segments `client` would use now: its own, unless they are handed on or averaged."""
         return client
 
-    def moves_segments(self, clients: int) -> bool:
-        """Tell whether a client's segments end up at another client: then all must be of one make."""
-        return False
+    def binds(self, clients: int) -> str | None:
+        """Return what the schedule does that takes client segments of one make, or None: clients may differ."""
+        return None
 
 
 def shared_roles(topology: Topology) -> tuple[str, ...]:

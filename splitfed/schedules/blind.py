@@ -52,6 +52,6 @@ class Blind(Together):
         """Each client's own segments, or the averaged ones."""
         return FED if self.average else client
 
-    def moves_segments(self, clients: int) -> bool:
+    def binds(self, clients: int) -> str | None:
         """Only averaged segments must be of one make."""
-        return self.average and clients > 1
+        return "averages client segments" if self.average and clients > 1 else None

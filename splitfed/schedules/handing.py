@@ -44,9 +44,9 @@ class Handing(Sampled):
         last = state["newest"]
         return client if self.hand_over == "none" or last is None else int(last)
 
-    def moves_segments(self, clients: int) -> bool:
+    def binds(self, clients: int) -> str | None:
         """Every client continues with another's segments, unless none are handed on."""
-        return self.hand_over != "none" and clients > 1
+        return "hands client segments on" if self.hand_over != "none" and clients > 1 else None
 
     def take_over(self, engine: Trainer, client: int, epoch: int, state: State) -> None:
         """Let `client` have the segments of whoever trained last."""

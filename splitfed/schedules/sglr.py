@@ -50,6 +50,10 @@ class Sglr(Together):
         """The shared roles learn faster, by the number of clients in a step."""
         return dict.fromkeys(shared_roles(topology), self.asked(clients) ** self.alpha)
 
+    def binds(self, clients: int) -> str | None:
+        """The gradients of several clients are combined edge by edge."""
+        return "combines the gradients of client segments" if clients > 1 else None
+
     def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:
         """Take common steps until all batches are used."""
         turns = self.turns(engine, training, number)

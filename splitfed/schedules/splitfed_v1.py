@@ -44,6 +44,6 @@ class SplitFedV1(Averaged):
         """Everybody uses what the fed server averaged."""
         return FED
 
-    def moves_segments(self, clients: int) -> bool:
+    def binds(self, clients: int) -> str | None:
         """Averaged segments must be of one make."""
-        return clients > 1
+        return "averages client segments" if clients > 1 else None
