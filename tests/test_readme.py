@@ -37,6 +37,14 @@ def test_the_python_example_runs() -> None:
     assert [result.attack for result in report] == ["inverse_network", "rmle"]  # type: ignore[attr-defined]
 
 
+def test_the_vertical_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    code = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)[1]
+    names: dict[str, object] = {}
+    exec(compile(code, "README.md", "exec"), names)
+    assert len(names["found"].dataset) == 200  # type: ignore[attr-defined]
+    assert "200" in capsys.readouterr().out
+
+
 def test_the_study_is_valid(tmp_path: Path) -> None:
     study = re.search(r"```toml\n(.*?)```", TEXT, re.DOTALL)
     assert study is not None

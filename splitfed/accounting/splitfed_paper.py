@@ -4,8 +4,8 @@ Paper: Thapa, Chamikara, Camtepe, Sun, "SplitFed: When federated learning meets 
 communication and training time.
 
 They count twice the client's weights where Singh et al. count a hand-over once (`singh.split_client`): theirs go to
-a server and come back. Links of all clients run side by side at `rate` floats a second each. The halved time of
-averaging in version 2 (only clients' segments are averaged) is their estimate, not a measurement.
+a server and come back. Links of all clients run side by side at `rate` floats a second each. That averaging takes half
+as long in version 2, where only the clients' segments are averaged, is given here from memory of their table.
 """
 
 from __future__ import annotations
