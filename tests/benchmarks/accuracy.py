@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,21 +145,23 @@ def by_columns() -> Iterator[Line]:
     }
     for label, (load, split, hidden, outputs, rounds) in sets.items():
         table = f"vertical {label}"
-        data = load()
-        whole: Callable[[], nn.Module] = lambda d=data, h=hidden, o=outputs: mlp(d.shape, o, (h, h))  # type: ignore[misc]
-        rows = lambda seed, load=load: load().clients(1, auxiliary=0, victims=1, seed=seed)  # noqa: E731
+        whole = partial(mlp, load().shape, outputs, (hidden, hidden))
+        rows = partial(undivided, load)
         yield Line(table, "uncut, all columns", uncut, schedules.Joint(), rows, whole, rounds, 32)
         for parties in (2, 4):
             held = split(parties)(0).victims.features
             shapes = [held[f"party{i}"].shape for i in range(parties)]
-            make = joined(shapes, hidden, outputs)
-            yield Line(
-                table, f"vertical, {parties} parties", make, schedules.Joint(), split(parties), whole, rounds, 32
-            )
-            last = f"party{parties - 1}"
+            make, last = joined(shapes, hidden, outputs), f"party{parties - 1}"
+            name = f"vertical, {parties} parties"
+            yield Line(table, name, make, schedules.Joint(), split(parties), whole, rounds, 32)
             one = first_only(last, outputs, hidden, held[last].shape)
             name = f"label party alone, of {parties}"
             yield Line(table, name, one, schedules.Joint(), split(parties), whole, rounds, 32)
+
+
+def undivided(load: Callable[[], sf.Dataset], seed: int) -> Federation:
+    """All columns at one party."""
+    return load().clients(1, auxiliary=0, victims=1, seed=seed)
 
 
 def measured(line: Line, seed: int, rate: float) -> dict[str, float]:
