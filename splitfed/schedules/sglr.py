@@ -66,7 +66,7 @@ class Sglr(Together):
             drawn = torch.randperm(len(batches), generator=random)[: round(self.phi * len(batches))].tolist()
             back = self._combined(engine.topology, frozenset(drawn))
             losses += engine.train_together(epoch, step, batches, by_rows(batches), back).values()
-        return Round(losses, taking_part(turns), dropped(turns), fused)
+        return Round(losses, taking_part(turns), dropped(turns), fused and self.enough(turns))
 
     def _combined(self, topology: Topology, drawn: frozenset[int]) -> Combine:
         """Return what replaces the gradients of the `drawn` turns on every edge that leaves a client."""
