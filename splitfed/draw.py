@@ -7,13 +7,25 @@ from html import escape
 from itertools import pairwise
 
 from splitfed.errors import unknown
-from splitfed.graph import Edge, Segment, Topology
+from splitfed.graph import Edge, Head, Segment, Topology
 from splitfed.layout import Node, Plan, Point, Wire, lane_order, plan, text_width
 
 # Tints on which dark text reads well, told apart by lightness as well as by hue.
-TINTS = ("#e3eef8", "#fdf0d9", "#e0f2ea", "#f8e6ef", "#f1efe6", "#e9e6f5")
-STRONG = ("#0072b2", "#b06a00", "#00795a", "#a34d7d", "#6b6440", "#5a4fa0")
-COLOURS = {"inside": "#6b7280", "crossing": "#c2410c", "label": "#7c3aed"}
+TINTS = ("#e3eef8", "#fdf0d9", "#e0f2ea", "#f8e6ef", "#f1efe6", "#e9e6f5", "#ddf1f3", "#f9e5df")
+STRONG = ("#0072b2", "#b06a00", "#00795a", "#a34d7d", "#6b6440", "#5a4fa0", "#0e6f7c", "#a0401f")
+COLOURS = {"inside": "#6b7280", "crossing": "#c2410c", "one way": "#c2410c", "label": "#7c3aed"}
+LOOKS = {
+    "inside": 'stroke-width="1.4"',
+    "crossing": 'stroke-width="2.4"',
+    "one way": 'stroke-width="2.4" stroke-dasharray="11 4"',
+    "label": 'stroke-width="1.8" stroke-dasharray="5 3"',
+}
+SAID = {
+    "crossing": "crosses: activation there, gradient back",
+    "one way": "crosses one way: no gradient comes back",
+    "label": "labels cross",
+    "inside": "stays within a party",
+}
 INK, LEFT, LEGEND = "#1f2933", 118.0, 34.0
 SHIELD = "M0 -6 L5 -4 V0 C5 4 2.5 6 0 7 C-2.5 6 -5 4 -5 0 V-4 Z"
 
@@ -47,19 +59,20 @@ def to_mermaid(topology: Topology, defended: Mapping[str, str] | None = None) ->
     """Return `topology` as a Mermaid flow chart; `defended` as for `to_svg`."""
     nodes, wires = _nodes_and_wires(topology, _checked(topology, defended))
     ids = {node.key: f"n{i}" for i, node in enumerate(nodes)}
-    shapes = {"segment": '["{}"]', "input": '(["{}"])', "label": '(["{}"])', "loss": '(("{}"))'}
+    shapes = {"segment": '["{}"]', "loss": '(("{}"))'}
+    pill = '(["{}"])'
     lines = ["flowchart LR"]
     for number, role in enumerate(lane_order(topology)):
         lines.append(f'  subgraph r{number}["{_quoted(role)}"]')
         for node in nodes:
             if node.role == role:
                 text = "<br/>".join(_quoted(line) for line in node.text)
-                lines.append(f"    {ids[node.key]}{shapes[node.kind].format(text)}")
+                lines.append(f"    {ids[node.key]}{shapes.get(node.kind, pill).format(text)}")
         lines.append("  end")
     for wire in wires:
         words = [_quoted(word) for word in (*wire.text, wire.guard) if word]
         label = f'|"{"<br/>".join(words)}"|' if words else ""
-        arrow = {"inside": "-->", "crossing": "<==>", "label": "-.->"}[wire.kind]
+        arrow = {"inside": "-->", "crossing": "<==>", "one way": "==>", "label": "-.->"}[wire.kind]
         lines.append(f"  {ids[wire.source]} {arrow}{label} {ids[wire.target]}")
     return "\n".join(lines) + "\n"
 
@@ -72,44 +85,57 @@ def _checked(topology: Topology, defended: Mapping[str, str] | None) -> Mapping[
     return defended or {}
 
 
-def _nodes_and_wires(topology: Topology, defended: Mapping[str, str]) -> tuple[tuple[Node, ...], tuple[Wire, ...]]:
-    """Return all boxes with their columns, no two of a role in one column, and all lines between them."""
-    nodes: dict[str, Node] = {}
-    taken: set[tuple[str, int]] = set()
+class _Sheet:
+    """The boxes placed so far: no two of a role stand in one column."""
 
-    def put(key: str, kind: str, role: str, column: int, *text: str, below: str = "") -> int:
-        while not below and (role, column) in taken:
+    def __init__(self) -> None:
+        self.nodes: dict[str, Node] = {}
+        self.taken: set[tuple[str, int]] = set()
+
+    def put(self, key: str, kind: str, role: str, column: int, *text: str, below: str = "") -> None:
+        """Place a box in the first free column from `column` on, or `below` another one."""
+        while not below and (role, column) in self.taken:
             column += 1
-        taken.add((role, column))
-        nodes[key] = Node(key, kind, role, column, text, below)
-        return column
+        self.taken.add((role, column))
+        self.nodes[key] = Node(key, kind, role, column, text, below)
 
+
+def _nodes_and_wires(topology: Topology, defended: Mapping[str, str]) -> tuple[tuple[Node, ...], tuple[Wire, ...]]:
+    """Return all boxes with their columns, and all lines between them."""
+    sheet, wires = _Sheet(), list[Wire]()
     for value, role in topology.inputs.items():
-        put(f"input {value}", "input", role, 0, f"raw data {_short(value)}")
-    wires = []
+        sheet.put(f"input {value}", "input", role, 0, f"raw data {_short(value)}")
     for segment in topology.segments:
         sources = [e.source for e in topology.edges if e.target == segment.name]
         raw = [f"input {v}" for v in segment.inputs if v in topology.inputs]
-        before = [nodes[k].column for k in (*(f"segment {s}" for s in sources), *raw)]
-        put(f"segment {segment.name}", "segment", segment.role, max(before) + 1, *_described(segment))
+        before = [sheet.nodes[k].column for k in (*(f"segment {s}" for s in sources), *raw)]
+        sheet.put(f"segment {segment.name}", "segment", segment.role, max(before) + 1, *_described(segment))
         wires += [Wire(key, f"segment {segment.name}", "inside") for key in raw]
     wires += [_edge_wire(topology, edge, defended.get(edge.name, "")) for edge in topology.edges]
     maker = {v: s.name for s in topology.segments for v in s.outputs}
     for head in topology.heads:
-        loss, label, made = f"loss {head.value}", f"label {head.value}", f"segment {maker[head.value]}"
-        stay = head.labels == head.role
-        column = nodes[made].column + 1
-        while (head.role, column) in taken or (not stay and (head.labels, column - 1) in taken):
-            column += 1
-        put(loss, "loss", head.role, column, "loss" if head.weight == 1 else f"loss x {head.weight:g}")
-        if stay:
-            put(label, "label", head.labels, column, "labels", below=loss)
-        else:
-            put(label, "label", head.labels, column - 1, "labels")
-        words = () if stay else ("labels", "sent every step")
-        kind = "inside" if stay else "label"
-        wires += [Wire(made, loss, "inside"), Wire(label, loss, kind, words)]
-    return tuple(nodes.values()), tuple(wires)
+        wires += _put_head(sheet, head, f"segment {maker[head.value]}")
+    return tuple(sheet.nodes.values()), tuple(wires)
+
+
+def _put_head(sheet: _Sheet, head: Head, made: str) -> list[Wire]:
+    """Place the loss of `head` after the box `made`, and its labels with whoever passes them on; return the lines."""
+    loss, label, stops = f"loss {head.value}", f"label {head.value}", head.path[:-1]
+    column = max(sheet.nodes[made].column + 1, len(stops))
+    # Labels on their way take a column a party, so that every hop is a line of its own.
+    while any((role, column - i) in sheet.taken for i, role in enumerate(reversed(head.path))):
+        column += 1
+    sheet.put(loss, "loss", head.role, column, "loss" if head.weight == 1 else f"loss x {head.weight:g}")
+    labels = f"labels {_short(head.target)}" if head.target else "labels"
+    if not stops:
+        sheet.put(label, "label", head.labels, column, labels, below=loss)
+        return [Wire(made, loss, "inside"), Wire(label, loss, "inside")]
+    keys = [label, *(f"pass {head.value} {role}" for role in stops[1:])]
+    for i, (role, key) in enumerate(zip(stops, keys, strict=True)):
+        sheet.put(key, "pass" if i else "label", role, column - len(stops) + i, "sees and passes on" if i else labels)
+    words = [(labels, "sent every step"), *((labels, "passed on") for _ in stops[1:])]
+    hops = pairwise([*keys, loss])
+    return [Wire(made, loss, "inside"), *(Wire(a, b, "label", w) for (a, b), w in zip(hops, words, strict=True))]
 
 
 def _described(segment: Segment) -> tuple[str, str]:
@@ -120,9 +146,10 @@ def _described(segment: Segment) -> tuple[str, str]:
 def _edge_wire(topology: Topology, edge: Edge, guard: str) -> Wire:
     crosses = topology.role_of(edge.source) != topology.role_of(edge.target)
     values = _short(edge.values[0], 16) + (f" +{len(edge.values) - 1}" if len(edge.values) > 1 else "")
-    text = (f"activation {values}", "⇄ gradient") if crosses else (values,)
+    returns = edge.name not in topology.forward_only
+    text = (f"activation {values}", "⇄ gradient" if returns else "no gradient back") if crosses else (values,)
     ends = f"segment {edge.source}", f"segment {edge.target}"
-    kind = "crossing" if crosses else "inside"
+    kind = ("crossing" if returns else "one way") if crosses else "inside"
     return Wire(*ends, kind, text, _short(guard, 30), f"{edge.name}: {', '.join(edge.values)} {guard}".strip())
 
 
@@ -145,9 +172,8 @@ def _box(node: Node, layout: Plan, topology: Topology) -> str:
     look = {
         "segment": f'rx="7" fill="#ffffff" stroke="{strong}" stroke-width="1.6"',
         "input": f'rx="{box.height / 2}" fill="#ffffff" stroke="{strong}" stroke-dasharray="3 2.5"',
-        "label": f'rx="{box.height / 2}" fill="#ffffff" stroke="{COLOURS["label"]}" stroke-dasharray="3 2.5"',
         "loss": f'rx="{box.height / 2}" fill="{INK}"',
-    }[node.kind]
+    }.get(node.kind, f'rx="{box.height / 2}" fill="#ffffff" stroke="{COLOURS["label"]}" stroke-dasharray="3 2.5"')
     left, top = box.x - box.width / 2, box.y - box.height / 2
     rows = [f'<rect x="{left:.1f}" y="{top:.1f}" width="{box.width:.1f}" height="{box.height:.1f}" {look}/>']
     for number, line in enumerate(node.text):
@@ -159,10 +185,7 @@ def _box(node: Node, layout: Plan, topology: Topology) -> str:
 
 
 def _wire(wire: Wire, points: tuple[Point, ...]) -> str:
-    colour = COLOURS[wire.kind]
-    look = {"inside": 'stroke-width="1.4"', "crossing": 'stroke-width="2.4"'}.get(
-        wire.kind, 'stroke-width="1.8" stroke-dasharray="5 3"'
-    )
+    colour, look = COLOURS[wire.kind], LOOKS[wire.kind]
     heads = [_arrow(points[-2], points[-1], colour)]
     if wire.kind == "crossing":
         heads.append(_arrow(points[1], points[0], colour))
@@ -219,20 +242,13 @@ def _words(wire: Wire, points: tuple[Point, ...]) -> str:
 
 
 def _legend(layout: Plan) -> str:
-    said = {
-        "crossing": "crosses: activation there, gradient back",
-        "label": "labels cross",
-        "inside": "stays within a party",
-    }
-    kinds = [kind for kind in said if any(w.kind == kind for w in layout.wires)]
+    """Return a sample of every kind of wire there is, drawn as the wires are, with what it means."""
     x, y, parts = 8.0, layout.height + 22, []
-    for kind in kinds:
-        dashes = ' stroke-dasharray="5 3"' if kind == "label" else ""
-        parts.append(
-            f'<path d="M{x:.0f} {y - 4:.0f} h26" stroke="{COLOURS[kind]}" stroke-width="2.2"{dashes}/>'
-            f'<text x="{x + 33:.0f}" y="{y:.0f}" fill="#52606d">{said[kind]}</text>'
-        )
-        x += 33 + text_width([said[kind]]) + 22
+    for kind in [kind for kind in SAID if any(w.kind == kind for w in layout.wires)]:
+        ends = (x, y - 4), (x + 34, y - 4)
+        parts.append(_wire(Wire("", "", kind), ends))
+        parts.append(f'<text x="{x + 41:.0f}" y="{y:.0f}" fill="#52606d">{SAID[kind]}</text>')
+        x += 41 + text_width([SAID[kind]]) + 14
     return "\n".join(parts)
 
 

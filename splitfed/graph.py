@@ -171,7 +171,8 @@ class Topology:
         """Return this topology with the task of its label set (None: the main one) at every head without a task."""
         for head in self.heads:
             if head.target not in tasks:
-                raise unknown(f"label set of the head on {head.value!r}:", head.target or "", [t or "" for t in tasks])
+                known = [name or "None, the main one" for name in tasks]
+                raise unknown(f"label set of the head on {head.value!r}:", head.target, known)
         return replace(self, heads=tuple(replace(h, task=h.task or tasks[h.target]) for h in self.heads))
 
     def upstream(self, role: str) -> tuple[Segment, ...]:
@@ -224,12 +225,19 @@ def _check_names(topology: Topology) -> None:
     _check_unique("segment", (s.name for s in topology.segments))
     for kind, name in [("segment", s.name) for s in topology.segments] + [("role", r) for r in topology.roles]:
         # They become names of files, edges and messages.
-        if not re.fullmatch(r"(?!\.)(?:(?!->)[^/\\\x00-\x1f])+", name) or name in ("labels", "weights"):
+        plain = isinstance(name, str) and re.fullmatch(r"(?!\.)(?:(?!->)[^/\\\x00-\x1f])+", name)
+        if not plain or name in ("labels", "weights"):
             raise InvalidInput(f"{kind} {name!r} is not allowed: no slash, no '->', not 'labels' and not 'weights'")
     _check_unique("value", [*topology.inputs, *(v for s in topology.segments for v in s.outputs)])
     for segment in topology.segments:
         if not segment.inputs or not segment.outputs:
             raise InvalidInput(f"segment {segment.name!r} must read and return at least one value")
+        _check_module(segment.name, segment.module)
+
+
+def _check_module(name: str, module: object) -> None:
+    if not isinstance(module, nn.Module):
+        raise InvalidInput(f"segment {name!r} has a {type(module).__name__} as its module; expected an nn.Module")
 
 
 def _check_unique(kind: str, names: Iterable[str]) -> None:
@@ -269,8 +277,14 @@ def _check_values(topology: Topology) -> None:
 
 def _check_heads(topology: Topology) -> None:
     maker = {value: s for s in topology.segments for value in s.outputs}
-    _check_unique("head on value", (h.value for h in topology.heads))
+    holders: dict[str, str] = {}
     for head in topology.heads:
+        if head.value in holders:
+            raise InvalidInput(
+                f"head on value {head.value!r} appears twice, with labels of {holders[head.value]!r} and of "
+                f"{head.labels!r}; expected one head a value"
+            )
+        holders[head.value] = head.labels
         if head.value not in maker:
             raise unknown("value at a head:", head.value, maker)
         if maker[head.value].role != head.role:

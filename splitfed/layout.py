@@ -15,15 +15,19 @@ from splitfed.graph import Topology
 
 CHARACTER = 6.4  # a rough mean width in pixels, for the 11.5 pixel type of the picture
 PORT_IN, PORT_OUT, PORT_SMALL, TRACK = 16.0, 46.0, 8.0, 9.0
-HEIGHTS = {"segment": 54.0, "input": 30.0, "label": 30.0, "loss": 36.0}
-STACK = 44.0  # from the middle of a loss to the labels that stay beside it
+HEIGHTS = {"segment": 54.0, "input": 30.0, "label": 30.0, "pass": 30.0, "loss": 36.0}
+STRIDE = 18.0  # from where a wire turns to the box it reaches: an arrow head, and the rounding of the corner
+STACK = 44.0  # from the middle of a lane to its lower row: labels that stay at a loss or are passed on
 
 Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Node:
-    """A box: `kind` is segment, input, loss or label; `text` its lines. `below` marks labels that stay at a loss."""
+    """A box: `kind` is segment, input, loss, label or pass (of labels, on their way); `text` its lines.
+
+    `below` marks labels that stay at a loss.
+    """
 
     key: str
     kind: str
@@ -32,10 +36,15 @@ class Node:
     text: tuple[str, ...]
     below: str = ""
 
+    @property
+    def low(self) -> bool:
+        """Whether it stands in the lower row of its lane, out of the way of what leaves the segments."""
+        return bool(self.below) or self.kind == "pass"
+
 
 @dataclass(frozen=True)
 class Wire:
-    """A line between two nodes: `kind` is inside, crossing or label; `guard` is the defense that stands on it."""
+    """A line between two nodes: `kind` is inside, crossing, one way or label; `guard` is the defense on it."""
 
     source: str
     target: str
@@ -79,6 +88,12 @@ def text_width(lines: Sequence[str]) -> float:
     return CHARACTER * max((len(line) for line in lines), default=0)
 
 
+def _node_width(node: Node) -> float:
+    """Return about how wide the text of `node` is; the name of a segment is larger and bold."""
+    name, *rest = node.text
+    return max(text_width([name]) * (1.22 if node.kind == "segment" else 1.0), text_width(rest))
+
+
 def plan(topology: Topology, nodes: Sequence[Node], wires: Sequence[Wire], left: float) -> Plan:
     """Place `nodes` and `wires` of `topology`, with `left` pixels kept free for the names of the lanes."""
     by_key = {n.key: n for n in nodes}
@@ -92,8 +107,8 @@ def plan(topology: Topology, nodes: Sequence[Node], wires: Sequence[Wire], left:
     boxes = {}
     for node in nodes:
         centre, span = columns[node.column]
-        wide = max(text_width(node.text) + 26, span if node.kind == "segment" else 0)
-        y = lane_boxes[node.role][1] + (STACK if node.below else 0)
+        wide = max(_node_width(node) + 26, span if node.kind == "segment" else 0)
+        y = lane_boxes[node.role][1] + (STACK if node.low else 0)
         boxes[node.key] = Box(centre, y, wide, heights[node.key])
     corridors: Counter[str] = Counter()
     paths = []
@@ -103,7 +118,7 @@ def plan(topology: Topology, nodes: Sequence[Node], wires: Sequence[Wire], left:
         role = by_key[wire.target].role
         level = lane_boxes[role][0] + 24 + 16 * corridors[role]
         corridors[role] += route in ("over", "corridor")
-        turns = [_edge_of(columns, gutter) - 12 - TRACK * track for gutter, track in tracks[number]]
+        turns = [_edge_of(columns, gutter) - STRIDE - TRACK * track for gutter, track in tracks[number]]
         paths.append(_points(route, start, end, out_y, in_y, level, turns))
     shown = tuple((role, lane_boxes[role][0], lane_boxes[role][2]) for role in lanes)
     return Plan(tuple(nodes), tuple(wires), boxes, tuple(paths), shown, width, height)
@@ -186,11 +201,11 @@ def _columns(
     """Return the middle and width of every column, and the width of the whole."""
     columns, x = [], left + 18
     for column in range(max(n.column for n in nodes) + 1):
-        wide = max((text_width(n.text) + 32 for n in nodes if n.column == column), default=40.0)
+        wide = max((_node_width(n) + 32 for n in nodes if n.column == column), default=40.0)
         columns.append((x + wide / 2, wide))
         words = [text_width([*w.text, "...." + w.guard]) for w in wires if w.text and by_key[w.source].column == column]
         turning = sum(gutter == column for found in tracks for gutter, _ in found)
-        x += wide + max([0.0, *words]) + TRACK * turning + 44
+        x += wide + max([0.0, *words]) + TRACK * turning + 32 + STRIDE
     return columns, x - 26
 
 
@@ -209,8 +224,8 @@ def _lanes(
             r in ("over", "corridor") and by_key[w.target].role == role for w, r in zip(wires, routes, strict=True)
         )
         own = [n for n in nodes if n.role == role]
-        half = max((heights[n.key] / 2 for n in own if not n.below), default=27.0)
-        below = max([half, *(STACK + heights[n.key] / 2 for n in own if n.below), 34.0])
+        half = max((heights[n.key] / 2 for n in own if not n.low), default=27.0)
+        below = max([half, *(STACK + heights[n.key] / 2 for n in own if n.low), 34.0])
         top = 22 + 16 * over + half
         found[role] = (y, y + top, top + below + 22)
         y += found[role][2] + 8

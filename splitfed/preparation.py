@@ -69,7 +69,12 @@ def prepare(
     made: dict[int, tuple[Topology, Facts]] = {}
     for lane, wanted in enumerate(given):
         if id(wanted) not in made:
-            made[id(wanted)] = _ready(wanted, data, lane, plan, training.seed)
+            try:
+                made[id(wanted)] = _ready(wanted, data, lane, plan, training.seed)
+            except InvalidInput as error:
+                if not differ:
+                    raise
+                raise InvalidInput(f"client {lane}: {error}") from error
     topologies, facts = zip(*(made[id(t)] for t in given), strict=True)
     if differ:
         check_alike(topologies, facts)
@@ -88,8 +93,13 @@ def inputs_of(topology: Topology, rows: Dataset) -> dict[str, Tensor]:
 
 
 def labels_of(topology: Topology, rows: Dataset) -> dict[str, Tensor]:
-    """Return the labels of every head of `topology`."""
-    return {head.value: rows.label(head.target) for head in topology.heads}
+    """Return the labels of every head of `topology`; parties that hold the same ones get memory of their own."""
+    first: dict[str | None, str] = {}
+    found = {}
+    for head in topology.heads:
+        y = rows.label(head.target)
+        found[head.value] = y if first.setdefault(head.target, head.labels) == head.labels else y.clone()
+    return found
 
 
 def probe_with(topology: Topology, rows: Dataset) -> Facts:

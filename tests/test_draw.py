@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
@@ -11,7 +12,8 @@ from torch import nn
 from splitfed.draw import LEFT, _nodes_and_wires, to_mermaid, to_svg
 from splitfed.errors import InvalidInput
 from splitfed.graph import Head, Segment, Topology
-from splitfed.layout import Plan, plan
+from splitfed.layout import Plan, Point, plan
+from splitfed.topologies import extended_vanilla, multi_hop, multi_task, u_shaped, vertical
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -75,7 +77,49 @@ ODD = Topology(
     {"x&y": "client & co"},
     (Head("out", "server", "client & co"),),
 )
-ALL = [VANILLA, U_SHAPED, VERTICAL, MULTITASK, SKIPS, ODD, hops(6)]
+PARTIES = ("radiology", "pathology", "genetics", "billing", "pharmacy", "ward")
+
+
+def parts(count: int) -> dict[str, nn.Module]:
+    return {party: nn.Linear(4, 4) for party in PARTIES[:count]}
+
+
+def chain(*cuts: str, labels: str = "relayed") -> Topology:
+    return multi_hop(nn.Sequential(*(nn.Linear(4, 4) for _ in range(6))), cuts, labels=labels)
+
+
+SIX = vertical(parts(6), nn.Linear(4, 4), labels="registry")
+ONE_WAY = replace(
+    vertical(parts(3), nn.Linear(4, 4), labels="billing"), forward_only=frozenset({"bottom_genetics->fusion"})
+)
+TASKS = multi_task(
+    parts(2),
+    {server: nn.Linear(4, 4) for server in ("risk", "stay", "cost")},
+    targets={"risk": None, "stay": "length of stay", "cost": "cost"},
+    labels={"risk": "pathology", "cost": "billing"},
+    weights={"stay": 0.5},
+)
+BUILT = [
+    u_shaped(nn.Sequential(*(nn.Linear(4, 4) for _ in range(6))), ("0", "1", "2", "3")),
+    chain("0", "1", "2"),
+    chain("0", "1", "2", "3", "4"),
+    replace(chain("0", "1", "2"), name="multi_hop one way", forward_only=frozenset({"hop1->hop2"})),
+    replace(chain("0", "1", "2", "3", labels="client"), name="multi_hop back"),
+    replace(chain("0", "1", labels="server"), name="multi_hop server"),
+    SIX,
+    replace(ONE_WAY, name="one way"),
+    replace(vertical(parts(3), nn.Linear(4, 4), labels="pathology", head=nn.Linear(4, 4)), name="vertical head"),
+    extended_vanilla(parts(4), nn.Linear(4, 4), nn.Linear(4, 4), labels="radiology"),
+    TASKS,
+    # More parties on the labels' way than columns before the loss.
+    Topology(
+        "detour",
+        (segment("a", "one", "x", "p"), segment("b", "two", "x2", "q"), segment("c", "server", "p q", "out")),
+        {"x": "one", "x2": "two"},
+        (Head("out", "server", "registry", via=("one", "two")),),
+    ),
+]
+ALL = [VANILLA, U_SHAPED, VERTICAL, MULTITASK, SKIPS, ODD, hops(6), *BUILT]
 
 
 def planned(topology: Topology) -> Plan:
@@ -88,9 +132,14 @@ def test_svg_is_valid_and_shows_every_part(topology: Topology) -> None:
     texts = ["".join(element.itertext()) for element in root.iter(f"{SVG}text")]
     for part in topology.segments:
         assert part.name in texts
-    assert texts.count("⇄ gradient") == len(topology.crossings)
+    assert texts.count("⇄ gradient") == len(topology.crossings) - len(topology.forward_only)
+    assert texts.count("no gradient back") == len(topology.forward_only)
     assert texts.count("sent every step") == sum(h.labels != h.role for h in topology.heads)
-    assert sum(text == "20 parameters" for text in texts) == len(topology.segments)
+    assert texts.count("passed on") == texts.count("sees and passes on") == sum(len(h.via) for h in topology.heads)
+    sizes = [sum(p.numel() for p in part.module.parameters()) for part in topology.segments]
+    assert max(sizes) >= 20
+    written = sorted(text for text in texts if text.endswith(" parameters"))
+    assert written == sorted(f"{size or 'no'} parameters" for size in sizes)
     named = [e for e in root.iter(f"{SVG}title") if e.text in topology.roles]
     assert len(named) == len(topology.roles)
     assert not [e for e in root.iter() for attribute in e.attrib if "href" in attribute]
@@ -158,8 +207,75 @@ def test_only_defended_edges_bear_a_shield() -> None:
 def test_what_crosses_is_drawn_unlike_what_stays() -> None:
     paths = [e.attrib for e in ElementTree.fromstring(to_svg(U_SHAPED)).iter(f"{SVG}path") if e.get("fill") == "none"]
     strokes = sorted((p["stroke"], p["stroke-width"]) for p in paths)
-    # x->a, a->c, c->loss and labels->loss stay; a->b and b->c cross.
-    assert strokes == [("#6b7280", "1.4")] * 4 + [("#c2410c", "2.4")] * 2
+    # x->a, a->c, c->loss and labels->loss stay; a->b and b->c cross. The legend shows one more of each.
+    assert strokes == [("#6b7280", "1.4")] * (4 + 1) + [("#c2410c", "2.4")] * (2 + 1)
+
+
+def arrows(svg: str, colour: str) -> int:
+    paths = [e.attrib for e in ElementTree.fromstring(svg).iter(f"{SVG}path")]
+    return sum(path.get("fill") == colour for path in paths)
+
+
+def test_a_gradient_that_does_not_come_back_has_no_arrow_head() -> None:
+    """Three crossings: two with two heads and one with one; the legend shows one of each kind."""
+    svg = to_svg(ONE_WAY)
+    assert arrows(svg, "#c2410c") == 2 * 2 + 1 + 2 + 1
+    texts = ["".join(e.itertext()) for e in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+    assert texts.count("crosses one way: no gradient comes back") == 1
+    assert "crosses one way: no gradient comes back" not in to_svg(SIX)
+    assert arrows(to_svg(SIX), "#c2410c") == 6 * 2 + 2
+    assert '==>|"activation z_genetics<br/>no gradient back"|' in to_mermaid(ONE_WAY)
+
+
+def test_labels_that_are_passed_on_go_by_every_hop() -> None:
+    found = planned(BUILT[1])
+    labels = [(w.source, w.target) for w in found.wires if w.kind == "label"]
+    assert labels == [("label _5", "pass _5 hop1"), ("pass _5 hop1", "pass _5 hop2"), ("pass _5 hop2", "loss _5")]
+    columns = {n.key: (n.role, n.column) for n in found.nodes if n.kind in ("label", "pass", "loss")}
+    assert columns == {
+        "label _5": ("client", 2),
+        "pass _5 hop1": ("hop1", 3),
+        "pass _5 hop2": ("hop2", 4),
+        "loss _5": ("server", 5),
+    }
+    text = to_mermaid(BUILT[1])
+    assert text.count('(["sees and passes on"])') == 2
+    assert text.count('-.->|"labels<br/>passed on"|') == 2
+
+
+def test_a_label_set_is_named_where_its_labels_are() -> None:
+    texts = ["".join(e.itertext()) for e in ElementTree.fromstring(to_svg(TASKS)).iter(f"{SVG}text")]
+    assert texts.count("labels length of stay") == 1
+    # In its box, and on the wire that takes it to the server.
+    assert texts.count("labels cost") == 2
+    assert texts.count("loss x 0.5") == 1
+
+
+def test_lanes_of_eight_parties_are_told_apart() -> None:
+    rects = [e.attrib for e in ElementTree.fromstring(to_svg(SIX)).iter(f"{SVG}rect") if e.get("x") == "0"]
+    assert len({r["fill"] for r in rects if r.get("rx") == "8"}) == 8
+
+
+def test_no_two_lines_lie_on_each_other() -> None:
+    """Wires may cross, but where two run along the same axis they keep apart, save where they start or end together."""
+    for topology in BUILT:
+        found = planned(topology)
+        pieces = [
+            (wire, piece) for wire, points in zip(found.wires, found.paths, strict=True) for piece in pairwise(points)
+        ]
+        for (one, a), (other, b) in combinations(pieces, 2):
+            if one is not other:
+                assert not collinear(a, b), (topology.name, one.source, one.target, other.source, other.target)
+
+
+def collinear(one: tuple[Point, Point], other: tuple[Point, Point]) -> bool:
+    """Tell whether two pieces share more than a point."""
+    for along, across in ((0, 1), (1, 0)):
+        if one[0][across] == one[1][across] == other[0][across] == other[1][across]:
+            low = max(min(p[along] for p in one), min(p[along] for p in other))
+            high = min(max(p[along] for p in one), max(p[along] for p in other))
+            return high > low
+    return False
 
 
 def test_an_edge_that_does_not_cross_cannot_be_defended() -> None:

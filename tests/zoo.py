@@ -12,7 +12,7 @@ from splitfed.engines.local import LocalEngine
 from splitfed.graph import Topology
 from splitfed.optim import Optim
 from splitfed.probe import probe
-from splitfed.seeding import generator
+from splitfed.seeding import derive, generator, stream
 from splitfed.task import classification
 
 
@@ -87,12 +87,71 @@ def engine_of(
     """Place `topology` on local parties; lane i owns its share of the rows as the part "train"."""
     ready = topology.with_task(classification(10))
     name = next(iter(ready.inputs))
-    facts = probe(ready, {name: x[:4]})
-    optims = dict.fromkeys(ready.roles, optim or Optim("SGD", {"lr": 0.05, "momentum": 0.9}))
-    engine = LocalEngine(ready, facts, lanes, optims=optims, **options)  # type: ignore[arg-type]
-    for lane, (rows, labels) in enumerate(zip(x.chunk(lanes), y.chunk(lanes), strict=True)):
-        engine.own(lane, "train", {name: rows}, {h.value: labels for h in ready.heads})
+    return placed(ready, {name: x}, {h.value: y for h in ready.heads}, lanes, optim, **options)
+
+
+def placed(
+    topology: Topology,
+    inputs: Mapping[str, Tensor],
+    labels: Mapping[str, Tensor],
+    lanes: int = 1,
+    optim: Optim | None = None,
+    **options: object,
+) -> LocalEngine:
+    """Place `topology`, whose heads have tasks; `inputs` by value and `labels` by head are shared out as "train"."""
+    facts = probe(topology, {name: x[:4] for name, x in inputs.items()})
+    optims = dict.fromkeys(topology.roles, optim or Optim("SGD", {"lr": 0.05, "momentum": 0.9}))
+    engine = LocalEngine(topology, facts, lanes, optims=optims, **options)  # type: ignore[arg-type]
+    for lane in range(lanes):
+        # Clones, so that no two parties share memory before they start.
+        mine, known = ({n: t.chunk(lanes)[lane].clone() for n, t in given.items()} for given in (inputs, labels))
+        engine.own(lane, "train", mine, known)
     return engine
+
+
+class Whole(nn.Module):
+    """A vertical model in one module: `bottoms`, `fusion` and what follows, under the names the builders give them."""
+
+    def __init__(self, bottoms: Mapping[str, nn.Module], fusion: nn.Module, **rest: nn.Module) -> None:
+        super().__init__()
+        self.bottoms = nn.ModuleDict(bottoms)
+        self.fusion = fusion
+        self.after = tuple(rest)
+        for name, module in rest.items():
+            self.add_module(name, module)
+
+    def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        value: Tensor = self.fusion(*(module(inputs[role]) for role, module in self.bottoms.items()))
+        for name in self.after:
+            value = self.get_submodule(name)(value)
+        return value
+
+
+class ManyTops(nn.Module):
+    """A multi-task model in one module: `bottoms` side by side, and every one of the `tops` on all of them."""
+
+    def __init__(self, bottoms: Mapping[str, nn.Module], tops: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.bottoms = nn.ModuleDict(bottoms)
+        self.tops = nn.ModuleDict(tops)
+
+    def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        parts = [module(inputs[role]) for role, module in self.bottoms.items()]
+        return {f"out_{server}": top(torch.cat(parts, 1)) for server, top in self.tops.items()}
+
+
+def block(inputs: int, outputs: int, seed: int = 0) -> nn.Module:
+    """Return a layer with batch norm and a ReLU in place, started from `seed`."""
+    with stream(derive(seed, "block", inputs, outputs)):
+        return nn.Sequential(nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs), nn.ReLU(inplace=True))
+
+
+def columns(
+    widths: Mapping[str, int], rows: int = 100, seed: int = 0, classes: int = 10
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Return every role's random columns (rows, width), and random labels."""
+    x = {role: torch.randn(rows, wide, generator=generator(seed, "columns", role)) for role, wide in widths.items()}
+    return x, torch.randint(0, classes, (rows,), generator=generator(seed, "labels"))
 
 
 class Scale(nn.Module):

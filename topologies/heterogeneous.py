@@ -1,43 +1,61 @@
-"""Heterogeneous clients: segments of different make at the clients, one shared segment at the server."""
+"""Heterogeneous clients: segments of different make at the clients, the same shared segments at the others."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch import nn
+
 from splitfed.errors import InvalidInput
-from splitfed.graph import Topology
+from splitfed.graph import Head, Topology
+from splitfed.topologies.fusion import Fusion
 
 
 def heterogeneous(topologies: Sequence[Topology]) -> tuple[Topology, ...]:
-    """Return `topologies`, one a client, after a check that their shared roles hold the very same segments.
+    """Return `topologies`, one a client, for `splitfed.train`, after a check that they meet at their shared roles.
 
-    The modules of the roles without data must be the same objects, reading and returning the same values; make the
-    first client's topology, then the others around its server's modules. `splitfed.train` takes the result.
+    The segments of roles without data must hold the very same modules: make the first client's topology, then the
+    others around its server's modules. All must have the same inputs, segments by name and role, values that cross,
+    and heads; what stays within a client may differ. Raises `InvalidInput` that names the client.
     """
-    if not topologies:
+    given = tuple(topologies)
+    if not given:
         raise InvalidInput("heterogeneous needs at least one topology")
-    first = topologies[0]
-    wanted = _shared(first)
-    if not wanted:
-        raise InvalidInput(f"topology {first.name!r} has no segment that clients share")
-    for client, topology in enumerate(topologies):
-        if set(topology.roles) != set(first.roles) or set(topology.data_roles) != set(first.data_roles):
-            raise InvalidInput(f"client {client} has roles {topology.roles}; the first has {first.roles}")
-        found = _shared(topology)
-        for name, (module, inputs, outputs) in wanted.items():
-            if name not in found:
-                raise InvalidInput(f"client {client} has no shared segment {name!r}; the first has {list(wanted)}")
-            if found[name][0] != module:
+    if not _shared(given[0]):
+        raise InvalidInput(f"topology {given[0].name!r} has no segment that clients share")
+    for client, topology in enumerate(given):
+        for what, wanted in _plan(given[0]).items():
+            found = _plan(topology)[what]
+            if found != wanted:
+                raise InvalidInput(f"client {client} has {what} {found}; the first client has {wanted}")
+        for name, module in _shared(given[0]).items():
+            if not _same(module, _shared(topology)[name]):
                 raise InvalidInput(f"segment {name!r} of client {client} is another module than the first client's")
-            if found[name][1:] != (inputs, outputs):
-                raise InvalidInput(
-                    f"segment {name!r} of client {client} reads {found[name][1]} and returns {found[name][2]}; "
-                    f"the first client's {inputs} and {outputs}"
-                )
-        if set(found) != set(wanted):
-            raise InvalidInput(f"client {client} shares {sorted(found)}; the first {sorted(wanted)}")
-    return tuple(topologies)
+    return given
 
 
-def _shared(topology: Topology) -> dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]]:
-    return {s.name: (id(s.module), s.inputs, s.outputs) for s in topology.segments if s.role not in topology.data_roles}
+def _plan(topology: Topology) -> dict[str, list[str]]:
+    """Return, in words, all in which the clients' topologies must agree."""
+    return {
+        "inputs": [f"{value} of {role}" for value, role in topology.inputs.items()],
+        "segments": [f"{s.name} at {s.role}" for s in topology.segments],
+        "crossings": [f"{e.name} with {', '.join(e.values)}" for e in topology.crossings],
+        "heads": [_told(head) for head in topology.heads],
+        "forward_only": sorted(topology.forward_only),
+    }
+
+
+def _told(head: Head) -> str:
+    task = "the data's task" if head.task is None else f"{head.task.name} of {head.task.outputs}"
+    labels = f"labels {head.target or ''}".strip()
+    return f"{head.value} with {labels} by {' -> '.join(head.path)}, {task}, weight {head.weight:g}"
+
+
+def _shared(topology: Topology) -> dict[str, nn.Module]:
+    return {s.name: s.module for s in topology.segments if s.role not in topology.data_roles}
+
+
+def _same(one: nn.Module, other: nn.Module) -> bool:
+    # Every builder makes a fusion of its own; those without weights do the same work.
+    fusions = isinstance(one, Fusion) and isinstance(other, Fusion) and one.how == other.how
+    return one is other or fusions

@@ -4,8 +4,10 @@ Paper: Vepakomma, Gupta, Swedish, Raskar, "Split learning for health: distribute
 patient data", 2018, figure 3c ("Tor-like").
 
 Messages name their sender, their receiver and a number that tells one client's messages from another's but is not the
-client's. Labels are relayed hop by hop to the server (each hop sees them), stay with the client, which then holds the
-last piece of the model, or belong to the server.
+client's; what the order or the number of its batches tells about a client is not hidden. Labels are relayed hop by hop
+to the server (each hop sees them), stay with the client, which then holds the last piece of the model and is the
+server's neighbor too, or belong to the server: then every client has a server of its own, as it has data of its own,
+and the last hop can tell the clients by their servers.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ def multi_hop(
         least = 3 if labels == "client" else 2
         raise InvalidInput(f"cuts={cuts!r} is not allowed; expected a list of at least {least} submodules")
     chain = tuple(roles) if roles is not None else ("client", *(f"hop{i}" for i in range(1, pieces - 1)), "server")
-    if len(chain) != pieces or len(set(chain)) != pieces:
-        raise InvalidInput(f"roles={chain!r} is not allowed; {len(cuts)} cuts need {pieces} different roles")
+    if isinstance(roles, str) or len(chain) != pieces or len(set(chain)) != pieces:
+        raise InvalidInput(f"roles={roles!r} is not allowed; {len(cuts)} cuts need {pieces} different roles")
     names = ["bottom", *chain[1:-1], "top", *(["head"] if labels == "client" else [])]
     segments = cut_in_roles(model, tuple(cuts), names, [*chain, *([chain[0]] if labels == "client" else [])])
     holder = chain[-1] if labels == "server" else chain[0]
