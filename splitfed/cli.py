@@ -83,11 +83,24 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
     run.add_argument("--resume", action="store_true", help="go on with a study that was interrupted")
     run.add_argument("--workers", type=int, default=1, help="processes that share the runs (default: 1)")
 
+    plan = add("plan", _plan, "say what a study will cost, before anything is trained")
+    plan.add_argument("study", help="the study, a TOML file")
+    plan.add_argument("--schedules", default="all", help="all (default), or names, to set beside the study's own")
+
     attack = add("attack", _attack, "attack a finished run again, without training it again")
     attack.add_argument("run", help="the run's folder: .../runs/NAME")
     attack.add_argument("--attack", required=True, help="names, separated by commas")
     attack.add_argument("--preset", default="fast", help="fast (default) or paper")
     attack.add_argument("--adversary", help="the party that attacks (default: the first without data)")
+
+    predict = add("predict", _predict, "put new rows through the parties of a finished run, with its defenses")
+    predict.add_argument("run", help="the run's folder: .../runs/NAME")
+    predict.add_argument("--input", required=True, help="rows as .npy, .npz (array x) or .csv (numbers only)")
+    predict.add_argument("--client", type=int, default=0, help="whose segments to use (default: 0)")
+    predict.add_argument("--head", help="whose output, where there are several (default: the first)")
+    predict.add_argument("--output", help="a .csv file for what is predicted (default: print the first rows)")
+    predict.add_argument("--view", metavar="PARTY", help="keep what this party received, in --view-output")
+    predict.add_argument("--view-output", help="a .safetensors file")
 
     report = add("report", _report, "write the report of a study's folder again")
     report.add_argument("folder", help="the study's folder")
@@ -155,6 +168,35 @@ def _attack(options: Options) -> None:
     for attack in found:
         scores = ", ".join(f"{metric} {who['guess']['mean']:.3g}" for metric, who in attack["scores"].items())
         print(f"{attack['label']} by {attack['adversary']}: {scores}")
+
+
+def _plan(options: Options) -> None:
+    from rich.console import Console
+
+    from splitfed.registry import TABLES
+    from splitfed.study import costs, plan_table, session
+
+    given = [name.strip() for name in options.schedules.split(",") if name.strip()]
+    others = list(TABLES["schedules"]) if given == ["all"] else costs.schedules(given)
+    ready = session.prepare(Path(options.study))
+    found = costs.plan(ready.grid, ready.data, others)
+    if options.json:
+        print(json.dumps(found))
+        return
+    # A file is as wide as it needs to be.
+    plan_table.show(found, Console(width=None if sys.stdout.isatty() else 120))
+
+
+def _predict(options: Options) -> None:
+    from splitfed.study import predicting
+
+    if (options.view is None) != (options.view_output is None):
+        raise InvalidInput("--view and --view-output belong together: whose view, and the file for it")
+    output, view = (None if given is None else Path(given) for given in (options.output, options.view_output))
+    found = predicting.predict(
+        Path(options.run), Path(options.input), options.client, options.head, output, options.view, view
+    )
+    print(json.dumps(found) if options.json else predicting.told(found))
 
 
 def _report(options: Options) -> None:

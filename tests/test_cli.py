@@ -18,7 +18,16 @@ from tests.study_zoo import small, write
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["list"], ["list", "attacks", "--json"], ["run", "-h"]]
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["list"],
+        ["list", "attacks", "--json"],
+        ["run", "-h"],
+        ["plan", "-h"],
+        ["predict", "-h"],
+    ],
 )
 def test_help_and_lists_import_nothing_heavy(arguments: list[str]) -> None:
     code = (
@@ -53,7 +62,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 MISUSE = [
-    (["rnu"], "unknown command 'rnu'; did you mean 'run'? (allowed: attack, demo, list, report, run)"),
+    (["rnu"], "unknown command 'rnu'; did you mean 'run'? (allowed: attack, demo, list, plan, predict, report, run)"),
     (["run"], "splitfed run: the following arguments are required: study (see splitfed run --help)"),
     (["run", "s.toml", "--resum"], "unknown option '--resum'; did you mean '--resume'"),
     (["run", "s.toml", "more"], "argument 'more' is one too many (see splitfed run --help)"),

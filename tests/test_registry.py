@@ -23,7 +23,7 @@ def test_row_has_a_head(kind: str, name: str) -> None:
     assert found.name == name
     assert len(found.summary.split()) >= 3, f"{kind}/{name}: the first line of its file is no summary"
     assert not found.summary.endswith(".")
-    if kind in CITED:
+    if kind in CITED and name != "custom":
         year = re.search(r"\b(19|20)\d\d\b", found.paper)
         assert year, f"{kind}/{name}: its file cites no paper with a year"
 

@@ -24,10 +24,12 @@ from splitfed.draw import to_svg
 from splitfed.errors import InvalidInput
 from splitfed.seeding import generator
 from splitfed.study.figures_images import Pair, brightness, feature_scores, strip
-from splitfed.study.report import size, summarise, write_report
+from splitfed.study.report import summarise, write_report
+from splitfed.study.report_costs import over_time
 from splitfed.study.report_data import Setting, estimate
 from splitfed.study.report_names import short_names
 from splitfed.study.report_pareto import pareto_front
+from splitfed.study.units import size, span
 from tests.test_draw import VANILLA
 
 CONFIG = """[study]
@@ -420,3 +422,141 @@ def test_short_names_keep_what_tells_apart() -> None:
 
 def test_sizes_have_decimal_units() -> None:
     assert [size(n) for n in (0, 999, 1000, 104_500_000, 2.5e12)] == ["0 B", "999 B", "1 kB", "104 MB", "2.5 TB"]
+
+
+def costly(found: dict[str, Any], schedule: str = "sequential", shift: float = 0.0) -> dict[str, Any]:
+    """A result of a study with several schedules and a clock; `shift` moves a byte between predicted and counted."""
+    history = [
+        entry | {"simulated_seconds": 60.0 * (i + 1) + found["seed"], "clients": 4, "dropped": [], "fused": True}
+        for i, entry in enumerate(found["history"])
+    ]
+    if schedule != "sequential":
+        history[1] |= {"clients": 3, "dropped": [0, 2], "fused": False}
+    predicted = {
+        "bytes": 3000,
+        "messages": 12,
+        "bytes_by_kind": {**found["bytes_by_kind"], "label": 200 + shift},
+        "client_bytes": [3000] * 4,
+        "flops": {"client": [2e9, 4e9, 4e9, 6e9], "server": [5e9]},
+        "memory": {"client": {"total": 1000}, "server": {"total": 2_500_000}},
+        "seconds": 180.0,
+    }
+    seen = {"kind": "activation", "value": "relu1", "shape": [6, 4, 4], "bytes": 384, "from": "client", "edge": "a->b"}
+    parties = [
+        {
+            "role": "server",
+            "parties": 1,
+            "segments": [{"name": "top", "parameters": 1234}],
+            "data": [],
+            "labels": [],
+            "losses": ["fc3"],
+            "receives": [seen | {"returns": True, "guard": "x" if found["defense"]["parts"] else ""}],
+        }
+    ]
+    sizes = {"clients": 4, "parameters": 1000.0, "client_share": 0.5, "examples": 600, "cut_width": 5.0}
+    changes = {"history": history, "predicted": predicted, "parties": parties, "sizes": sizes, "clients": 4}
+    return found | changes | {"schedule": schedule, "id": f"{found['id']}-{schedule}"}
+
+
+def two_schedules(folder: Path, shift: float = 0.0) -> Path:
+    for schedule in ("sequential", "splitfed_v1(quorum=4)"):
+        for defense in ("none", "noise(kind=gaussian, scale=0.5)"):
+            strength, accuracies, decibels = MADE_UP[defense]
+            for seed in (0, 1):
+                found = result(defense, seed, strength, accuracies[seed], {"psnr": decibels[seed]})
+                put(folder, costly(found, schedule, shift), (1, 8, 8), seed)
+    return folder
+
+
+def test_several_schedules_are_settings_of_their_own(tmp_path: Path) -> None:
+    found = summarise(two_schedules(tmp_path / "two"))
+    json.dumps(found, allow_nan=False)
+    assert [(s["schedule"], s["family"]) for s in found["settings"]] == [
+        ("sequential", "none"),
+        ("sequential", "noise"),
+        ("splitfed_v1(quorum=4)", "none"),
+        ("splitfed_v1(quorum=4)", "noise"),
+    ]
+    assert [found["names"][place] for place in found["places"]] == ["sequential", "splitfed_v1"]
+    assert "3 rounds of the schedules sequential and splitfed_v1(quorum=4), split as vanilla" in found["headline"][0]
+    assert [line.split(":")[0] for line in found["headline"][1:5]] == ["sequential"] * 2 + ["splitfed_v1"] * 2
+    assert found["settings"][0]["participation"] is None
+    # Two seeds of three rounds: (4 + 3 + 4) / 3 clients a round, two of whom leave in the one that is not fused.
+    assert found["settings"][2]["participation"] == {
+        "rounds": 6,
+        "clients": 4,
+        "asked": pytest.approx(11 / 3),
+        "dropped": 4,
+        "missed": 2,
+        "noted": [f"seed {seed}, round 2: client 0, 2 dropped out; no quorum" for seed in (0, 1)],
+    }
+    # The clock of seed 1 is a second late: 180 and 181.
+    assert found["settings"][0]["simulated_seconds"]["mean"] == 180.5
+    assert found["settings"][0]["predicted"]["flops"] == {"client": 4e9, "server": 5e9}
+
+
+def test_costs_time_and_views_are_on_the_page(tmp_path: Path) -> None:
+    page = write_report(two_schedules(tmp_path / "two")).read_text("utf-8")
+    parsed(page)
+    text = unescape(re.sub(r"<[^>]+>", " ", page))
+    assert "exactly what was predicted from shapes alone" in text
+    assert "Predicted and counted differ" not in text
+    for words in (
+        "simulated time in minutes",
+        "Who took part",
+        "3.67 of 4",
+        "seed 1, round 2: client 0, 2 dropped out; no quorum",
+        "2.5 MB",
+        "client 4, server 5",
+    ):
+        assert words in text, words
+    # 2pq / (2 - a) / N = 2 * 600 * 5 / 1.5 / 1000 = 4 clients.
+    assert "4 clients is where the lines cross; this study has 4." in text
+    row = re.search(r"activation: relu1(.*?)</tr>", page, re.DOTALL)
+    assert row is not None
+    cells = [unescape(c).strip() for c in re.findall(r"<td[^>]*>(.*?)</td>", row[1], re.DOTALL)]
+    assert cells == ["6 x 4 x 4", "384 B", "client", "yes", "noise(kind=gaussian, scale=0.5)"]
+    # Both schedules look the same, so one drawing is there for both.
+    assert page.count("1,234 parameters") == 1
+    assert "vanilla(cut=pool1), sequential; vanilla(cut=pool1), splitfed_v1(quorum=4)" in text
+
+
+def test_a_byte_that_was_not_predicted_is_told(tmp_path: Path) -> None:
+    page = write_report(two_schedules(tmp_path / "wrong", shift=1)).read_text("utf-8")
+    assert "Predicted and counted differ in undefended, sequential; " in page
+    assert "exactly what was predicted" not in page
+    assert "201" in page
+
+
+def test_results_without_costs_still_make_a_report(page: str) -> None:
+    for words in ("Predicted before training", "Who took part", "simulated time", "by the formulas"):
+        assert words not in page
+
+
+def test_time_curves_are_means_over_seeds() -> None:
+    def run(seed: int, scores: Sequence[float | None]) -> dict[str, Any]:
+        rounds = [
+            {"round": i, "simulated_seconds": 10.0 * (i + 1) + seed, "validation": {"union": score}}
+            for i, score in enumerate(scores)
+        ]
+        return {"history": rounds, "clients": 1}
+
+    made = Setting("t", "none", "none", 0.0, "", (run(0, [0.2, None, 0.6]), run(2, [0.4, 0.5, 0.8])))
+    found = over_time(made)
+    assert found is not None
+    mean, each = found
+    # Round 1 was not scored at seed 0.
+    assert mean == ([11.0, 31.0], [pytest.approx(0.3), pytest.approx(0.7)])
+    assert each[1] == ([12.0, 22.0, 32.0], [0.4, 0.5, 0.8])
+    assert over_time(Setting("t", "none", "none", 0.0, "", ({"history": [{"round": 0}]},))) is None
+
+
+def test_spans_have_the_largest_unit() -> None:
+    assert [span(n) for n in (0.0, 0.94567, 59, 60, 5400, 200_000)] == [
+        "0 s",
+        "0.946 s",
+        "59 s",
+        "1 min",
+        "1.5 h",
+        "2.31 d",
+    ]

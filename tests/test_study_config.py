@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import tomllib
 from dataclasses import replace
@@ -18,7 +19,7 @@ from splitfed.errors import InvalidInput
 from splitfed.study import config
 from splitfed.study.mistakes import InvalidStudy
 from splitfed.study.toml import dumps
-from tests.study_zoo import SMALL, checked, small
+from tests.study_zoo import PLACED, SMALL, checked, placed, small
 
 
 def lines_of(study: dict[str, Any], base: Path = Path()) -> list[str]:
@@ -264,6 +265,9 @@ JUNK = st.one_of(
     st.sampled_from(
         ["none", "digits", "csv", "lenet", "vanilla", "u_shaped", "relu1", "bottom->top", "server", "cuda:7"]
     ),
+    st.sampled_from(
+        ["vertical", "custom", "multi_task", "left", "x", "a", "top", "joined", "sum", "odd", "torch.nn:ReLU"]
+    ),
     st.just(date(2020, 1, 1)),
     st.lists(st.one_of(st.integers(-2, 9), st.floats(), st.text(max_size=3)), max_size=3),
     st.dictionaries(
@@ -288,7 +292,7 @@ def paths(value: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @st.composite
 def mutated(draw: st.DrawFn) -> dict[str, Any]:
-    study = small(**RICH)
+    study = copy.deepcopy(draw(st.sampled_from([RICH, *(placed(name) for name in PLACED)])))
     for _ in range(draw(st.integers(1, 3))):
         *outer, last = draw(st.sampled_from(paths(study)[1:]))
         table: Any = study
@@ -309,7 +313,7 @@ def mutated(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(mutated())
-@settings(max_examples=300, derandomize=True)
+@settings(max_examples=400, derandomize=True)
 def test_any_study_is_valid_or_refused_in_lines(study: dict[str, Any]) -> None:
     try:
         names = [cell.id for cell in checked(study).cells]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import math
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -11,12 +13,24 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from splitfed.accounting.speeds import Speeds
 from splitfed.cli import main
-from splitfed.study import trials
+from splitfed.models.mlp import mlp
+from splitfed.probe import probe
+from splitfed.study import pace, trials
+from splitfed.study.holdings import holdings
+from splitfed.study.mistakes import InvalidStudy, Mistakes
 from splitfed.study.progress import Lines
-from tests.study_zoo import small, write
+from splitfed.study.toml import dumps
+from splitfed.task import classification
+from splitfed.topologies import vanilla
+from tests.study_zoo import checked, small, write
+from tests.test_study_config import JUNK, paths
+from tests.zoo import images
 
 IDS = ["vanilla-relu1--none--seed0", "vanilla-relu1--noise-0.5--seed0", "vanilla-relu1--noise-1--seed0"]
 
@@ -252,3 +266,184 @@ def test_a_queue_gives_each_run_once_and_takes_back_what_a_crash_left(tmp_path: 
     trials.work(queue, ["a", "b"], lambda name: done.append(name) or 1.0, tmp_path / "turn")  # type: ignore[func-returns-value]
     assert sorted(done) == ["a", "b"]
     trials.work(queue, ["a", "b"], lambda name: pytest.fail("nothing was left"), tmp_path / "turn")
+
+
+SPEEDS: dict[str, Any] = {
+    "default": {"compute": 1e8, "up": 1e5, "down": 2e5, "latency": 0.01},
+    "named": {"server": {"compute": 1e9}, "fed_server": {"up": 1e7}},
+    "stragglers": {"client1": 4.0},
+    "spread": 0.1,
+    "seed": 3,
+}
+
+
+def two_schedules() -> dict[str, Any]:
+    return small(
+        data={"name": "digits", "victims": 8, "auxiliary": 32, "clients": 2},
+        training={"rounds": 2, "batch_size": 64, "schedule": ["sequential", "splitfed_v1"], "speeds": SPEEDS},
+        defense=[{"name": "none"}],
+    )
+
+
+def test_two_schedules_and_speeds_from_file_to_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, folder = write(tmp_path, two_schedules()), tmp_path / "out"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Lines, "finish", stop_at_finish())
+        assert run(path, folder) == 130
+    assert run(path, folder, "--resume", "--json") == 0
+    settings = json.loads(capsys.readouterr().out.splitlines()[-1])["settings"]
+    assert [row["schedule"] for row in settings] == ["sequential", "splitfed_v1"]
+    names = [f"vanilla-relu1--{name}--none--seed0" for name in ("sequential", "splitfed_v1")]
+    assert sorted(p.name for p in (folder / "runs").iterdir()) == names
+    found = [json.loads((folder / "runs" / name / "result.json").read_text("utf-8")) for name in names]
+    for one in found:
+        times = [entry["simulated_seconds"] for entry in one["history"]]
+        assert 0 < times[0] < times[1] == pytest.approx(one["predicted"]["seconds"], rel=1e-9)
+        assert one["bytes_by_kind"] == one["predicted"]["bytes_by_kind"]
+        assert one["sizes"]["cut_width"] == 12
+    # One client after the other takes longer than both at once; the fed server's weights cross twice a round.
+    assert found[0]["history"][-1]["simulated_seconds"] > found[1]["history"][-1]["simulated_seconds"]
+    client = 4 * (64 * 12 + 12)
+    assert found[0]["bytes_by_kind"]["weights"] == 3 * client
+    assert found[1]["bytes_by_kind"]["weights"] == 2 * 2 * 2 * client
+    assert [[p["role"] for p in one["parties"]] for one in found] == [
+        ["client", "server"],
+        ["client", "server", "fed_server"],
+    ]
+    report = (folder / "report.html").read_text("utf-8")
+    assert "Accuracy against simulated time" in report
+    table = pd.read_csv(folder / "results.csv")
+    assert list(table["schedule"]) == ["sequential", "splitfed_v1"]
+    assert list(table["simulated_seconds"]) == [one["history"][-1]["simulated_seconds"] for one in found]
+    assert tomllib.loads((folder / "config.toml").read_text("utf-8"))["training"]["speeds"] == SPEEDS | {
+        "default": SPEEDS["default"],
+        "named": {
+            "server": {"compute": 1e9, "up": math.inf, "down": math.inf, "latency": 0.0},
+            "fed_server": {"compute": math.inf, "up": 1e7, "down": math.inf, "latency": 0.0},
+        },
+    }
+    # A run's own config means that run alone, with its schedule and the same clock.
+    (cell,) = checked(tomllib.loads((folder / "runs" / names[1] / "config.toml").read_text("utf-8"))).cells
+    assert cell.training == checked(two_schedules()).cells[1].training
+    assert main(["attack", str(folder / "runs" / names[1]), "--attack", "rmle", "--json"]) == 0
+
+
+def test_who_sees_what_is_told_by_the_run(finished: Path) -> None:
+    client, server = json.loads((finished / "runs" / IDS[1] / "result.json").read_text("utf-8"))["parties"]
+    assert (client["parties"], client["labels"], client["losses"]) == (1, ["fc2"], [])
+    assert client["segments"] == [{"name": "bottom", "parameters": 64 * 12 + 12}]
+    told = [(e["kind"], e["value"], e["shape"], e["bytes"], e["from"]) for e in client["receives"]]
+    assert told == [("gradient", "relu1", [12], 48, "server")]
+    activation, label = server["receives"]
+    assert (activation["kind"], activation["value"], activation["bytes"]) == ("activation", "relu1", 48)
+    assert activation["returns"]
+    assert activation["guard"] == "noise(scale=0.5, relative=true)"
+    assert (label["kind"], label["bytes"], label["from"], label["guard"]) == ("label", 8, "client", "")
+
+
+def test_a_guard_stands_where_its_defense_acts() -> None:
+    topology = vanilla(mlp((1, 8, 8), 10, (12,)), "relu1").with_task(classification(10))
+    x, y = images(4)
+    roles = {"client0": "client", "server": "server"}
+    facts = probe(topology, dict.fromkeys(topology.inputs, x))
+    (edge,) = topology.crossings
+    labels = {topology.heads[0].value: y}
+    client, server = holdings(topology, facts, labels, {edge.name: "noise"}, {edge.name: "clip"}, {}, roles)
+    assert [(entry["kind"], entry["guard"]) for entry in client["receives"]] == [("gradient", "clip")]
+    assert [(entry["kind"], entry["guard"]) for entry in server["receives"]] == [("activation", "noise"), ("label", "")]
+
+
+def test_one_schedule_in_a_list_is_one_schedule(finished: Path) -> None:
+    plain = checked(small())
+    listed = checked(small(training={"rounds": 2, "batch_size": 64, "schedule": ["sequential"]}))
+    assert plain == listed
+    assert [cell.id for cell in plain.cells] == IDS
+    # A folder from before speeds and lists of schedules goes on: its config says nothing of either.
+    assert dumps(plain.resolved) == (finished / "config.toml").read_text("utf-8")
+    assert "speeds" not in tomllib.loads(dumps(plain.resolved))["training"]
+
+
+def test_parameters_of_a_schedule_give_a_grid() -> None:
+    given = ["sequential", {"name": "splitfed_v1", "quorum": [1, 2]}]
+    study = two_schedules()
+    study["training"] |= {"schedule": given}
+    assert [cell.id.split("--")[1] for cell in checked(study).cells] == [
+        "sequential",
+        "splitfed_v1",
+        "splitfed_v1-2",
+    ]
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"schedule": 3}, "training.schedule: 3 is not allowed; expected a name, a table with a name, or a list of those"),
+    ({"schedule": []}, "training.schedule: [] is not allowed; expected at least one schedule"),
+    ({"schedule": ["sequential", 3]}, "training.schedule[1]: 3 is not allowed; expected a name"),
+    ({"schedule": ["blind", "blnd"]}, "training.schedule[1].name: unknown schedule 'blnd'; did you mean 'blind'?"),
+    ({"schedule": ["blind", "blind"]}, "training.schedule: blind is there 2 times; expected once"),
+    ({"schedule": ["blind", "joint"]}, "training.schedule[1]: schedule 'joint' trains one group of parties"),
+    ({"schedule": {"name": "splitfed_v1", "quorum": 0}}, "training.schedule.quorum: quorum=0 is not allowed"),
+    ({"speeds": 3}, "training.speeds: 3 is not allowed; expected a table such as {default = {compute = 1e9, "),
+    ({"speeds": {"defualt": {}}}, "training.speeds.defualt: unknown key 'defualt'; did you mean 'default'?"),
+    ({"speeds": {"default": 1e9}}, "training.speeds.default: 1000000000.0 is not allowed; expected a table such as"),
+    ({"speeds": {"default": {"cpu": 1}}}, "training.speeds.default.cpu: unknown key 'cpu'"),
+    ({"speeds": {"default": {"up": "fast"}}}, "training.speeds.default.up: 'fast' is not allowed; expected a number"),
+    ({"speeds": {"default": {"up": -1}}}, "training.speeds.default: up=-1 is not allowed; expected a number in (0"),
+    ({"speeds": {"named": {"server": {"latency": -1}}}}, "training.speeds.named.server: latency=-1 is not allowed"),
+    ({"speeds": {"named": ["server"]}}, "training.speeds.named: ['server'] is not allowed; expected a table such as"),
+    ({"speeds": {"named": {"sever": {}}}}, "training.speeds: unknown party or role with a speed 'sever'; did you me"),
+    ({"speeds": {"named": {"fed_server": {}}}}, "training.speeds: unknown party or role with a speed 'fed_server'"),
+    ({"speeds": {"stragglers": {"client": 2}}}, "training.speeds: unknown straggler 'client'; did you mean 'client"),
+    ({"speeds": {"stragglers": {"client0": 0}}}, "training.speeds: stragglers['client0']=0 is not allowed"),
+    ({"speeds": {"stragglers": 4}}, "training.speeds.stragglers: 4 is not allowed; expected a table"),
+    ({"speeds": {"spread": 11}}, "training.speeds: spread=11 is not allowed; expected a number in [0, 10]"),
+    ({"speeds": {"seed": -1}}, "training.speeds: seed=-1 is not allowed; expected a whole number of at least 0"),
+    ({"speeds": {"seed": 0.5}}, "training.speeds.seed: 0.5 is not allowed; expected a whole number"),
+]
+
+
+@pytest.mark.parametrize(("training", "text"), WRONG, ids=[str(i) for i in range(len(WRONG))])
+def test_a_mistake_in_schedules_or_speeds_is_one_line(training: dict[str, Any], text: str) -> None:
+    study = two_schedules()
+    study["training"] = {"rounds": 1, "batch_size": 64, **training}
+    with pytest.raises(InvalidStudy) as caught:
+        checked(study)
+    assert len(caught.value.lines) == 1, caught.value.lines
+    assert caught.value.lines[0].startswith(f"study.toml: {text}"), caught.value.lines[0]
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> Any:
+    speeds: Any = copy.deepcopy(SPEEDS)
+    for _ in range(draw(st.integers(1, 3))):
+        *outer, last = draw(st.sampled_from(paths(speeds)[1:]))
+        table: Any = speeds
+        for key in outer:
+            table = table[key]
+        change = draw(st.sampled_from(["drop", "rename", "replace", "add"]))
+        if change == "replace":
+            table[last] = draw(JUNK)
+        elif change == "add" and isinstance(table[last], dict):
+            table[last][draw(st.text(max_size=5))] = draw(JUNK)
+        elif change in ("drop", "rename"):
+            value = table.pop(last)
+            if change == "rename" and isinstance(table, dict):
+                table[str(last)[:-1] if draw(st.booleans()) else f"{last}s"] = value
+        if not paths(speeds)[1:]:
+            break
+    return speeds
+
+
+@given(st.one_of(mutated(), JUNK))
+@settings(max_examples=200, derandomize=True)
+def test_any_speeds_are_valid_or_refused_in_lines(speeds: Any) -> None:
+    mistakes = Mistakes("study.toml")
+    written, found = pace.read(mistakes, "training.speeds", speeds)
+    if mistakes:
+        with pytest.raises(InvalidStudy) as caught:
+            mistakes.stop()
+        lines = caught.value.lines
+        assert all(line.startswith("study.toml: training.speeds") and len(line.splitlines()) == 1 for line in lines)
+        return
+    assert isinstance(found, Speeds)
+    # What is written back means the same.
+    assert pace.read(mistakes, "training.speeds", tomllib.loads(dumps({"t": written}))["t"]) == (written, found)

@@ -1,5 +1,6 @@
 """Topologies: one builder a file, each returns a `Topology`."""
 
+from splitfed.topologies.custom import custom
 from splitfed.topologies.extended_vanilla import extended_vanilla
 from splitfed.topologies.fusion import Fusion
 from splitfed.topologies.heterogeneous import heterogeneous
@@ -11,6 +12,7 @@ from splitfed.topologies.vertical import vertical
 
 __all__ = [
     "Fusion",
+    "custom",
     "extended_vanilla",
     "heterogeneous",
     "multi_hop",

@@ -5,24 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
-
 from splitfed.attacks.base import Attack
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
 from splitfed.defense import Defense
-from splitfed.errors import InvalidInput
 from splitfed.graph import Topology
-from splitfed.models.build import build
 from splitfed.registry import load
 from splitfed.schedules.base import Schedule
+from splitfed.study.assemble import assembled, modeled
 from splitfed.study.cell import Cell, Named, Probe, Source
+from splitfed.study.divide import divided
 
 
 def dataset(source: Source) -> Dataset:
-    """Load the data set of `source`; the same for every seed."""
+    """Load the data set of `source` and say who holds what of it; the same for every seed."""
     loaded: Dataset = load("data", source.name)(**source.parameters)
-    return loaded
+    return divided(loaded, source.parts)
 
 
 def federation(data: Dataset, source: Source, seed: int) -> Federation:
@@ -31,22 +29,18 @@ def federation(data: Dataset, source: Source, seed: int) -> Federation:
 
 
 def topology(cell: Cell, data: Dataset) -> Topology:
-    """Make the run's model, initialised from its seed, and cut it."""
+    """Make the run's topology, its parameters initialised from the run's seed: of one model that is cut, or of pieces.
+
+    Raises `InvalidInput`, and `Refused`, which knows the place, for a piece that cannot be made.
+    """
     placed = cell.topology.builder
-    built: Topology = load("topologies", placed.name)(_model(cell, data), **tuples(placed.parameters))
-    return built.with_task(data.task)
-
-
-def _model(cell: Cell, data: Dataset) -> nn.Module:
+    builder, given = load("topologies", placed.name), tuples(placed.parameters)
+    if cell.model is None:
+        return assembled(builder, given, data, cell.seed)
     name, parameters = cell.model.name, cell.model.parameters
-    try:
-        return build(name, data.shape, data.task.outputs or 1, cell.seed, **parameters)
-    except InvalidInput:
-        raise
-    except (RuntimeError, ValueError, TypeError, OverflowError, MemoryError) as error:
-        # A width that no memory holds, or a factory of the user's own that fails.
-        reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
-        raise InvalidInput(f"model {cell.model.label} cannot be built: {reason[0]}") from error
+    model = modeled(cell.model.label, name, data.shape, data.task.outputs or 1, cell.seed, parameters)
+    built: Topology = builder(model, **given)
+    return built.with_tasks(data.tasks)
 
 
 def defenses(cell: Cell) -> list[Defense]:

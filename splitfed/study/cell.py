@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from splitfed.accounting.speeds import Speeds
 from splitfed.optim import Optim
 from splitfed.view import Recording
 
@@ -29,7 +31,7 @@ class Named:
     @property
     def slug(self) -> str:
         """The same for file names: `noise-0.5`; switches are left out."""
-        values = [written(v) for v in self.told.values() if not isinstance(v, bool)]
+        values = [_brief(v) for v in self.told.values() if not isinstance(v, bool)]
         return slug("-".join([self.name, *values]))
 
 
@@ -71,17 +73,21 @@ class Placed:
 
 @dataclass(frozen=True)
 class Source:
-    """A data set by name with its loader's parameters, and how it is split over `clients`."""
+    """A data set by name with its loader's parameters, and how it is split over `clients`.
+
+    `parts`: which party holds which part of a row, and further label sets, as `splitfed.study.divide` reads them.
+    """
 
     name: str
     parameters: Mapping[str, Any]
     clients: int
     split: Mapping[str, Any]
+    parts: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a run trains, as the arguments of `splitfed.train`."""
+    """How a run trains, as the arguments of `splitfed.train`; `where` is the schedule's place in the study."""
 
     schedule: Named
     optimizer: Optim | Mapping[str, Optim]
@@ -91,6 +97,8 @@ class Plan:
     evaluate_every: int
     device: str
     record: Recording
+    speeds: Speeds | None = None
+    where: str = field(default="training.schedule", compare=False)
 
 
 @dataclass(frozen=True)
@@ -106,12 +114,15 @@ class Probe:
 
 @dataclass(frozen=True)
 class Cell:
-    """One run: a point of the grid with a seed. `config` is the study that consists of this run alone."""
+    """One run: a point of the grid with a seed. `config` is the study that consists of this run alone.
+
+    `model` is None where the topology has the models of its segments in its own tables.
+    """
 
     id: str
     seed: int
     data: Source
-    model: Named
+    model: Named | None
     topology: Placed
     defense: Guarded
     training: Plan
@@ -120,13 +131,17 @@ class Cell:
 
 
 def written(value: Any) -> str:
-    """Return a parameter's value as it stands in labels."""
+    """Return a parameter's value as it stands in labels; tables in few words, cut with a hash where they are long."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, (list, tuple)):
-        return "+".join(map(written, value))
+        return _names(value, "~") if _holds_tables(value) else "+".join(map(written, value))
+    if isinstance(value, Mapping):
+        kind = value.get("model")
+        inner = " ".join(f"{key}={written(item) or '[]'}" for key, item in value.items() if key != "model")
+        return _cut(f"{{{inner}}}" if kind is None else f"{kind}({inner})" if inner else str(kind))
     return str(value)
 
 
@@ -136,3 +151,28 @@ def slug(text: str, width: int = 80) -> str:
     if len(clean) <= width:
         return clean
     return f"{clean[: width - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def _brief(value: Any) -> str:
+    """Return `value` as it stands in a file name: of a table its values alone."""
+    if isinstance(value, Mapping):
+        return _cut("-".join(filter(None, map(_brief, value.values()))), 24)
+    return _names(value, "-") if _holds_tables(value) else written(value)
+
+
+def _holds_tables(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(item, Mapping) for item in value)
+
+
+def _names(tables: Sequence[Mapping[str, Any]], sign: str) -> str:
+    """Return what `tables` are called, and a hash of all that they hold."""
+    names = "+".join(str(table.get("name", table.get("value", ""))) for table in tables)
+    return f"{names[:24]}{sign}{_digest(json.dumps(tables, default=str))}"
+
+
+def _cut(text: str, width: int = 48) -> str:
+    return text if len(text) <= width else f"{text[: width - 7]}~{_digest(text)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:6]

@@ -46,7 +46,10 @@ class StudyTable(Table):
 
 
 class DataTable(Open):
-    """`[data]`: a data set with its loader's parameters, and how it is split (as `Dataset.clients`)."""
+    """`[data]`: a data set with its loader's parameters, and how it is split (as `Dataset.clients`).
+
+    Which party holds which part of a row, and further label sets, are checked by `splitfed.study.divide`.
+    """
 
     name: Name
     clients: Count = 1
@@ -58,15 +61,21 @@ class DataTable(Open):
     victims: int = 64
     validation: float = 0.1
     test: float = 0.2
+    vertical: Any = None
+    overlap: Any = None
+    halves: Any = None
+    strips: Any = None
+    targets: Any = None
 
     SPLIT: ClassVar[tuple[str, ...]] = (
         *("dirichlet", "minimum", "classes_per_client", "by_domain"),
         *("auxiliary", "victims", "validation", "test"),
     )
+    PARTS: ClassVar[tuple[str, ...]] = ("vertical", "overlap", "halves", "strips", "targets")
 
 
 class ModelTable(Open):
-    """`[model]`: a registered model or "package.module:factory", with its parameters."""
+    """`[model]`: a registered model or "package.module:factory", with its parameters; for topologies that cut one."""
 
     name: Name
 
@@ -80,16 +89,20 @@ class RecordTable(Table):
 
 
 class TrainingTable(Table):
-    """`[training]`: as the arguments of `splitfed.train`."""
+    """`[training]`: as the arguments of `splitfed.train`; a list of schedules gives a grid.
+
+    What stands in `schedule` and `speeds` is checked by `splitfed.study.plans` and `splitfed.study.pace`.
+    """
 
     rounds: Count = 10
     batch_size: Count = 64
     local_epochs: Count = 1
-    schedule: Name | dict[str, Any] = "sequential"
+    schedule: Any = "sequential"
     optimizer: dict[str, Any] = {}
     evaluate_every: Count = 1
     device: Name = "cpu"
     record: RecordTable | None = None
+    speeds: Any = None
 
 
 class TopologyTable(Open):
@@ -118,7 +131,7 @@ class StudyConfig(Table):
 
     study: StudyTable
     data: DataTable
-    model: ModelTable
+    model: ModelTable | None = None
     training: TrainingTable = TrainingTable()
     topology: Annotated[list[TopologyTable], Field(min_length=1)]
     defense: Annotated[list[DefenseTable], Field(min_length=1)] = [DefenseTable(name="none")]

@@ -50,11 +50,11 @@ def by_strength(summary: Summary, metric: str, looks: Looks, name: str) -> str |
     with canvas(len(families), 4.0, 3.4, 3) as (figure, axes):
         for axis, family in zip(axes, families, strict=True):
             mine = [s for s in summary["settings"] if s["family"] in (family, NO_DEFENSE)]
-            for attack, topology in itertools.product(colours, summary["topologies"]):
-                points = _points([s for s in mine if s["topology"] == topology], attack, metric)
+            for attack, place in itertools.product(colours, summary["places"]):
+                points = _points([s for s in mine if s["place"] == place], attack, metric)
                 points.sort(key=lambda p: float(p.setting["strength"]))
-                look = {"color": colours[attack], "marker": looks.markers[topology], "ls": looks.dashes[topology]}
-                label = looks.label(attack, topology)
+                look = {"color": colours[attack], "marker": looks.markers[place], "ls": looks.dashes[place]}
+                label = looks.label(attack, place)
                 values = [p.x["mean"] for p in points]
                 bars = [[p.x["mean"] - _low(p.x) for p in points], [_high(p.x) - p.x["mean"] for p in points]]
                 axis.errorbar([p.setting["strength"] for p in points], values, bars, label=label, capsize=3, **look)
@@ -72,13 +72,13 @@ def curves(summary: Summary, settings: Sequence[Setting], looks: Looks, name: st
     with canvas(2) as (figure, axes):
         for axis, part in zip(axes, ("validation", "loss"), strict=True):
             for setting, shade in zip(settings, shades, strict=True):
-                style = {"color": looks.colours[setting.family], "ls": looks.dashes[setting.topology], "alpha": shade}
+                style = {"color": looks.colours[setting.family], "ls": looks.dashes[setting.place], "alpha": shade}
                 each = [_history(run["history"], part) for run in setting.runs]
                 for rounds in each if len(each) > 1 else []:
                     axis.plot(list(rounds), list(rounds.values()), lw=0.6, **style)
                 shared = [r for r in each[0] if all(r in rounds for rounds in each)]
                 mean = [sum(rounds[r] for rounds in each) / len(each) for r in shared]
-                label = looks.label(setting.defense, setting.topology)
+                label = looks.label(setting.defense, setting.place)
                 axis.plot(shared, mean, lw=2, marker=".", label=label, **style)
             axis.set_title(f"validation {summary['utility']['metric']}" if part == "validation" else "training loss")
             axis.set_xlabel("round")
@@ -116,20 +116,20 @@ def _families(axis: Any, points: Sequence[Point], looks: Looks) -> None:
     """Draw a family's settings in its colour, joined in the order of strength, each with its strength beside it."""
     groups: dict[tuple[str, str], list[Point]] = {}
     for point in sorted(points, key=lambda p: float(p.setting["strength"])):
-        groups.setdefault((point.setting["family"], point.setting["topology"]), []).append(point)
-    for (family, topology), members in groups.items():
+        groups.setdefault((point.setting["family"], point.setting["place"]), []).append(point)
+    for (family, place), members in groups.items():
         colour = looks.colours[family]
         xs, ys = [p.x["mean"] for p in members], [p.y["mean"] for p in members]
         axis.plot(
             xs,
             ys,
             color=colour,
-            marker=looks.markers[topology],
+            marker=looks.markers[place],
             ms=7,
             mec="white",
             lw=1.4,
-            ls=looks.dashes[topology],
-            label=looks.label(family, topology),
+            ls=looks.dashes[place],
+            label=looks.label(family, place),
             zorder=3,
         )
     limits = axis.get_xlim(), axis.get_ylim()

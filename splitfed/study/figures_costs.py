@@ -11,6 +11,7 @@ from splitfed.accounting.crossover import Crossover
 from splitfed.errors import InvalidInput
 from splitfed.study.figures_style import DASHES, INK, MARKERS, MUTED, PALETTE, as_svg, canvas, legend
 
+Line = tuple[Sequence[float], Sequence[float]]  # times, accuracies
 Curve = tuple[str, Sequence[float], Sequence[float]]  # label, times, accuracies
 _TITLES = {"clients": "number of clients", "parameters": "parameters of the model"}
 _UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
@@ -41,11 +42,11 @@ def crossover_plot(found: Sequence[Crossover], name: str) -> str:
         return as_svg(figure, name)
 
 
-def accuracy_over_time(curves: Sequence[Curve], metric: str, name: str) -> str:
+def accuracy_over_time(curves: Sequence[Curve], metric: str, name: str, seeds: Sequence[Sequence[Line]] = ()) -> str:
     """Plot a utility against simulated time, a line for each of `curves` (label, seconds, values).
 
-    `metric`: what the values are, for the axis. `InvalidInput` without a curve, or where times and values differ in
-    number.
+    `metric`: what the values are, for the axis; `seeds`: for each curve, the lines it is the mean of, drawn thin.
+    `InvalidInput` without a curve, or where times and values differ in number.
     """
     for label, times, values in curves:
         if len(times) != len(values) or not len(times):
@@ -54,8 +55,11 @@ def accuracy_over_time(curves: Sequence[Curve], metric: str, name: str) -> str:
         raise InvalidInput("there is no curve to plot; expected at least one")
     scale, unit = _unit(max(t for _, times, _ in curves for t in times), _SPANS)
     looks = zip(itertools.cycle(PALETTE), itertools.cycle(MARKERS), itertools.cycle(DASHES))
+    thin = itertools.chain(seeds, itertools.repeat(()))
     with canvas(1, width=7.0) as (figure, axes):
-        for (label, times, values), (colour, marker, dashes) in zip(curves, looks, strict=False):
+        for (label, times, values), each, (colour, marker, dashes) in zip(curves, thin, looks, strict=False):
+            for when, one in each:
+                axes[0].plot([t / scale for t in when], list(one), lw=0.6, color=colour, ls=dashes)
             look = {"color": colour, "marker": marker, "ls": dashes}
             axes[0].plot([t / scale for t in times], list(values), lw=1.8, ms=4, label=label, **look)
         axes[0].set_xlim(left=0)

@@ -39,19 +39,19 @@ Summary = Mapping[str, Any]
 
 
 class Looks:
-    """Gives every family of defenses a colour, every topology a marker and a dash, the same in all figures."""
+    """Gives every family of defenses a colour, every place (topology, schedule) a marker and a dash, in all figures."""
 
     def __init__(self, summary: Summary) -> None:
         families = dict.fromkeys(s["family"] for s in summary["settings"] if s["family"] != NO_DEFENSE)
         self.names: Mapping[str, str] = summary["names"]
         self.colours = {NO_DEFENSE: INK, **dict(zip(families, itertools.cycle(PALETTE), strict=False))}
-        self.markers = dict(zip(summary["topologies"], itertools.cycle(MARKERS), strict=False))
-        self.dashes = dict(zip(summary["topologies"], itertools.cycle(DASHES), strict=False))
+        self.markers = dict(zip(summary["places"], itertools.cycle(MARKERS), strict=False))
+        self.dashes = dict(zip(summary["places"], itertools.cycle(DASHES), strict=False))
 
-    def label(self, name: str, topology: str) -> str:
-        """Name a line: a family, a defense or an attack by its short name, and the topology where there are several."""
+    def label(self, name: str, place: str) -> str:
+        """Name a line: a family, a defense or an attack by its short name, and the place where there are several."""
         known = self.names.get(name, name)
-        return known if len(self.markers) == 1 else f"{known}, {self.names[topology]}"
+        return known if len(self.markers) == 1 else f"{known}, {self.names[place]}"
 
 
 @contextmanager

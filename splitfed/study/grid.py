@@ -11,10 +11,10 @@ from typing import Any
 from splitfed.attacks.base import Attack
 from splitfed.errors import unknown
 from splitfed.registry import TABLES, load
-from splitfed.study import guards, plans
+from splitfed.study import divide, guards, pieces, plans
 from splitfed.study.build import as_tuple
-from splitfed.study.cell import Cell, Named, Placed, Probe, Source, slug
-from splitfed.study.config import DataTable, StudyConfig, TopologyTable
+from splitfed.study.cell import Cell, Named, Probe, Source, slug
+from splitfed.study.config import DataTable, StudyConfig
 from splitfed.study.lookup import checked, constructs, find
 from splitfed.study.mistakes import Mistakes
 from splitfed.study.parameters import Parameter, parameters_of
@@ -37,25 +37,24 @@ def expand(config: StudyConfig, source: str, base: Path) -> Grid:
     mistakes = Mistakes(source)
     data_table, data = _data(mistakes, config.data, base)
     model_table, model = _model(mistakes, config)
-    training_table, plan = plans.plan(mistakes, config.training)
-    topologies = [_topology(mistakes, f"topology[{i}]", table) for i, table in enumerate(config.topology)]
+    training_table, trained = plans.plan(mistakes, config.training)
+    topologies = [pieces.settings(mistakes, f"topology[{i}]", table) for i, table in enumerate(config.topology)]
     defenses = [guards.settings(mistakes, f"defense[{i}]", table) for i, table in enumerate(config.defense)]
     attacks = [
         probe(mistakes, f"attack[{i}]", t.name, t.preset, t.extra, t.adversary) for i, t in enumerate(config.attack)
     ]
     mistakes.stop()
     assert data is not None
-    assert model is not None
-    assert plan is not None
     placed = [point for _, points in topologies for point in points]
     guarded = [point for _, points in defenses for point in points]
     probes = [found for found in attacks if found is not None]
     seeds = config.study.seeds
     _distinct(mistakes, "study.seeds", seeds)
     _distinct(mistakes, "topology", [point.builder.label for _, point in placed])
+    _distinct(mistakes, "training.schedule", [plan.schedule.label for _, plan in trained])
     _distinct(mistakes, "defense", [point.label for _, point in guarded])
     _distinct(mistakes, "attack", [f"{p.label} by {p.adversary or 'the default adversary'}" for p in probes])
-    runs = len(placed) * len(guarded) * len(seeds)
+    runs = len(placed) * len(trained) * len(guarded) * len(seeds)
     if runs > LIMIT:
         mistakes.add("study", f"the grid has {runs} runs; at most {LIMIT} are allowed")
     mistakes.stop()
@@ -63,19 +62,28 @@ def expand(config: StudyConfig, source: str, base: Path) -> Grid:
     resolved = {
         "study": {"name": config.study.name, "seeds": list(seeds)},
         "data": data_table,
-        "model": model_table,
+        **({} if model is None else {"model": model_table}),
         "training": training_table,
         "topology": [table for table, _ in topologies],
         "defense": [table for table, _ in defenses],
         "attack": [written(p) for p in probes],
     }
     rows = zip(_unique([point.builder.slug for _, point in placed]), placed, strict=True)
+    ways = zip(_unique([plan.schedule.slug for _, plan in trained]), trained, strict=True)
     columns = zip(_unique([point.slug for _, point in guarded]), guarded, strict=True)
     cells = []
-    for (first, (where, place)), (second, (how, guard)), seed in itertools.product(rows, columns, seeds):
-        name = f"{first}--{second}--seed{seed}"
-        alone = {"study": {"name": slug(name), "seeds": [seed]}, "topology": [where], "defense": [how]}
-        cells.append(Cell(name, seed, data, model, place, guard, plan, keyed, {**resolved, **alone}))
+    grid = itertools.product(rows, ways, columns, seeds)
+    for (first, (where, place)), (way, (training, plan)), (second, (how, guard)), seed in grid:
+        name = "--".join([first, *([way] if len(trained) > 1 else []), second, f"seed{seed}"])
+        alone = {
+            "study": {"name": slug(name).replace("+", "-"), "seeds": [seed]},
+            "topology": [where],
+            "defense": [how],
+        }
+        alone["training"] = training
+        cut = model if pieces.cuts_a_model(place.builder.name) else None
+        asked = {key: table for key, table in resolved.items() if key != "model" or cut is not None}
+        cells.append(Cell(name, seed, data, cut, place, guard, plan, keyed, {**asked, **alone}))
     return Grid(config.study.name, resolved, tuple(cells))
 
 
@@ -116,11 +124,19 @@ def _data(mistakes: Mistakes, table: DataTable, base: Path) -> tuple[dict[str, A
     loader: dict[str, Parameter] = parameters_of(load("data", table.name))
     found = checked(mistakes, "data", loader, table.extra, keys=keys, base=base)
     point = found.points[0] if found.points else {}
-    resolved = {"name": table.name, **found.written, "clients": table.clients, **split}
-    return resolved, Source(table.name, point, table.clients, split)
+    whose = divide.parts(mistakes, table)
+    resolved = {"name": table.name, **found.written, "clients": table.clients, **split, **whose}
+    return resolved, Source(table.name, point, table.clients, split, whose)
 
 
 def _model(mistakes: Mistakes, config: StudyConfig) -> tuple[dict[str, Any], Named | None]:
+    cutting = [f"topology[{i}]" for i, t in enumerate(config.topology) if _cuts(t.name)]
+    if config.model is None:
+        if cutting:
+            mistakes.add("model", f"is missing; {cutting[0]} cuts a model: add [model] with name = ...")
+        return {}, None
+    if not cutting and all(table.name in TABLES["topologies"] for table in config.topology):
+        mistakes.add("model", "is used by no topology, whose pieces have models in their own tables; leave it out")
     name, given = config.model.name, config.model.extra
     if ":" in name:
         return {"name": name, **given}, Named(name, given, given)
@@ -128,12 +144,8 @@ def _model(mistakes: Mistakes, config: StudyConfig) -> tuple[dict[str, Any], Nam
     return {"name": name, **found}, points[0] if points else None
 
 
-def _topology(
-    mistakes: Mistakes, where: str, table: TopologyTable
-) -> tuple[dict[str, Any], list[tuple[dict[str, Any], Placed]]]:
-    found, points = find(mistakes, where, "topologies", table.name, table.extra, grid=True)
-    tables = [({"name": table.name, **point.parameters}, Placed(where, point)) for point in points]
-    return {"name": table.name, **found}, tables
+def _cuts(name: str) -> bool:
+    return name in TABLES["topologies"] and pieces.cuts_a_model(name)
 
 
 def _distinct(mistakes: Mistakes, where: str, values: Sequence[Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -81,12 +81,16 @@ def strength(part: Named) -> tuple[str, float] | None:
     return None
 
 
-def _told(kind: str, name: str, allowed: Mapping[str, Parameter], point: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters worth telling: required ones, those changed, and a defense's strength."""
-    strong = strength(Named(name, point, {})) if kind == "defenses" else None
-    always = () if strong is None else (strong[0],)
+def telling(allowed: Mapping[str, Parameter], point: Mapping[str, Any], always: Collection[str] = ()) -> dict[str, Any]:
+    """Return the parameters of `point` worth telling: required ones, those changed, and those in `always`."""
     return {
         key: value
         for key, value in point.items()
         if allowed[key].required or as_tuple(value) != allowed[key].default or key in always
     }
+
+
+def _told(kind: str, name: str, allowed: Mapping[str, Parameter], point: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is worth telling of `point`; of a defense its strength too."""
+    strong = strength(Named(name, point, {})) if kind == "defenses" else None
+    return telling(allowed, point, () if strong is None else (strong[0],))

@@ -12,8 +12,10 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
+from torch import nn
 
 from splitfed.errors import unknown
+from splitfed.graph import Head, Segment
 from splitfed.study.mistakes import Mistakes, shown
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "text"}
@@ -105,6 +107,18 @@ def check(
     return Points(written, ready)
 
 
+def nested(hint: Any) -> Literal["roles", "piece", "segments", "heads"] | None:
+    """Tell which tables of pieces of a model stand for a parameter with this hint; None where a plain value does."""
+    inside = list(_flat(hint))
+    if Segment in inside:
+        return "segments"
+    if Head in inside:
+        return "heads"
+    if nn.Module not in inside:
+        return None
+    return "roles" if get_origin(hint) is Mapping else "piece"
+
+
 def told(hint: Any) -> str:
     """Return the type `hint` in words."""
     if hint in _WORDS:
@@ -114,6 +128,8 @@ def told(hint: Any) -> str:
     if get_origin(hint) in (tuple, list, Sequence):
         inner = [a for a in get_args(hint) if a is not ...]
         return f"a list ({', '.join(dict.fromkeys(told(a) for a in inner))})"
+    if get_origin(hint) in (dict, Mapping):
+        return f"a table ({told(get_args(hint)[1])})"
     options = [told(a) for a in get_args(hint) if a is not NoneType and not _is_class(a)]
     return " or ".join(dict.fromkeys(options)) or "a value of its type"
 

@@ -1,4 +1,4 @@
-"""The `[training]` table of a study: schedule, optimizers and counts, as the arguments of `splitfed.train`."""
+"""The `[training]` table of a study: schedules, optimizers, speeds and counts, as the arguments of `splitfed.train`."""
 
 from __future__ import annotations
 
@@ -7,31 +7,65 @@ from typing import Any
 
 from splitfed.errors import InvalidInput
 from splitfed.optim import Optim
-from splitfed.study.cell import Plan
+from splitfed.study import pace
+from splitfed.study.cell import Named, Plan
 from splitfed.study.config import TrainingTable
-from splitfed.study.lookup import one
+from splitfed.study.lookup import constructs, find, named
 from splitfed.study.mistakes import Mistakes, shown
 from splitfed.view import Recording
 
+Training = tuple[dict[str, Any], Plan]
+"""A `[training]` table with one schedule, and what it means."""
 
-def plan(mistakes: Mistakes, table: TrainingTable) -> tuple[dict[str, Any], Plan | None]:
-    """Return the table with defaults, and what it means."""
-    given = {"name": table.schedule} if isinstance(table.schedule, str) else table.schedule
-    schedule_written, schedule = one(mistakes, "training.schedule", "schedules", given)
+
+def plan(mistakes: Mistakes, table: TrainingTable) -> tuple[dict[str, Any], list[Training]]:
+    """Return the table with defaults, and each schedule of it with the table that means it alone."""
     optimizer = _optimizers(mistakes, table.optimizer)
     recorded = table.record
     record = Recording() if recorded is None else Recording(tuple(recorded.parties), recorded.every, recorded.budget)
+    speeds_written, speeds = pace.read(mistakes, "training.speeds", table.speeds)
+    schedules_written, schedules = _schedules(mistakes, table.schedule)
     resolved = table.model_dump()
-    resolved["schedule"] = schedule_written
+    resolved["schedule"] = schedules_written
     resolved["optimizer"] = (
         {role: _written(optim) for role, optim in optimizer.items()}
         if isinstance(optimizer, Mapping)
         else _written(optimizer)
     )
-    if schedule is None:
-        return resolved, None
+    resolved["speeds"] = speeds_written
     counts = (table.rounds, table.batch_size, table.local_epochs, table.evaluate_every)
-    return resolved, Plan(schedule, optimizer, *counts, table.device, record)
+    return resolved, [
+        (
+            {**resolved, "schedule": {"name": s.name, **s.parameters}},
+            Plan(s, optimizer, *counts, table.device, record, speeds, where),
+        )
+        for where, s in schedules
+    ]
+
+
+def _schedules(mistakes: Mistakes, given: Any) -> tuple[dict[str, Any] | list[dict[str, Any]], list[tuple[str, Named]]]:
+    """Return one schedule, or a list of them, as written, and every point of their grids with its place."""
+    where = "training.schedule"
+    if not isinstance(given, list):
+        return _schedule(mistakes, where, given)
+    if not given:
+        mistakes.add(where, "[] is not allowed; expected at least one schedule")
+    found = [_schedule(mistakes, f"{where}[{i}]", one) for i, one in enumerate(given)]
+    written = [table for table, _ in found]
+    return written[0] if len(written) == 1 else written, [point for _, points in found for point in points]
+
+
+def _schedule(mistakes: Mistakes, where: str, given: Any) -> tuple[dict[str, Any], list[tuple[str, Named]]]:
+    if not isinstance(given, (str, Mapping)):
+        mistakes.add(where, f"{shown(given)} is not allowed; expected a name, a table with a name, or a list of those")
+        return {}, []
+    name, rest = named(mistakes, where, {"name": given} if isinstance(given, str) else given)
+    if name is None:
+        return {}, []
+    written, points = find(mistakes, where, "schedules", name, rest, grid=True)
+    return {"name": name, **written}, [
+        (where, point) for point in points if constructs(mistakes, where, "schedules", point)
+    ]
 
 
 def _optimizers(mistakes: Mistakes, table: Mapping[str, Any]) -> Optim | dict[str, Optim]:

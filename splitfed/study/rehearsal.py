@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -16,9 +16,11 @@ from splitfed.preparation import check_batches, check_outputs, optims_of, probe_
 from splitfed.probe import Facts
 from splitfed.schedules.base import Training
 from splitfed.study import build
+from splitfed.study.assemble import Refused
 from splitfed.study.cell import Cell, Probe
 from splitfed.study.grid import Grid
 from splitfed.study.mistakes import Mistakes
+from splitfed.study.pace import Names
 
 
 def rehearse(grid: Grid, source: str) -> Dataset:
@@ -34,9 +36,9 @@ def rehearse(grid: Grid, source: str) -> Dataset:
         data = build.dataset(first.data)
         splits = {seed: _split(data, first, seed) for seed in dict.fromkeys(c.seed for c in grid.cells)}
     mistakes.stop()
-    checked: dict[str, tuple[Topology, Facts] | None] = {}
+    checked: dict[tuple[str, str], tuple[Topology, Facts] | None] = {}
     for cell in grid.cells:
-        label, split = cell.topology.builder.label, splits[cell.seed]
+        label, split = (cell.topology.builder.label, cell.training.schedule.label), splits[cell.seed]
         if label not in checked:
             checked[label] = _place(mistakes, cell, data, split)
         place = checked[label]
@@ -53,6 +55,9 @@ def rehearse(grid: Grid, source: str) -> Dataset:
         for place in filter(None, checked.values()):
             with mistakes.at(probe.where):
                 check_attack(probe, place[0], splits[first.seed])
+    _check_speeds(
+        mistakes, grid, {label: place[0] for label, place in checked.items() if place}, len(splits[first.seed])
+    )
     mistakes.stop()
     return data
 
@@ -88,11 +93,15 @@ def _place(mistakes: Mistakes, cell: Cell, data: Dataset, split: Federation) -> 
     """Build and probe the topology of `cell`, and check what does not depend on seed or defense."""
     where = cell.topology.where
     with mistakes.at(where):
-        ready = build.topology(cell, data)
+        try:
+            ready = build.topology(cell, data)
+        except Refused as error:
+            mistakes.add(f"{where}.{error.path}", error)
+            return None
         plan, rows = build.schedule(cell), split.clients[0].train
         facts = probe_with(ready, rows)
         check_outputs(ready, facts)
-        with mistakes.at("training.schedule"):
+        with mistakes.at(cell.training.where):
             plan.check(ready, len(split))
             ready = plan.prepare(ready, facts, cell.seed)
             facts = probe_with(ready, rows)
@@ -102,6 +111,17 @@ def _place(mistakes: Mistakes, cell: Cell, data: Dataset, split: Federation) -> 
             _check_known(cell.training.record.parties, _parties(ready, len(split)))
         return ready, facts
     return None
+
+
+def _check_speeds(mistakes: Mistakes, grid: Grid, ready: Mapping[tuple[str, str], Topology], clients: int) -> None:
+    """Refuse the speed of a party that no run has; where something is wrong already, who is there is not known."""
+    speeds = grid.cells[0].training.speeds
+    if speeds is None or mistakes:
+        return
+    schedules = {cell.training.schedule.label: build.schedule(cell) for cell in grid.cells}
+    names = [Names(topology, schedules[label], clients) for (_, label), topology in ready.items()]
+    with mistakes.at("training.speeds"):
+        speeds.check(set().union(*(n.parties for n in names)), set().union(*(n.roles for n in names)))
 
 
 def _check_known(names: Iterable[str], parties: Iterable[str]) -> None:

@@ -14,6 +14,7 @@ from splitfed.study.report_data import METRICS, read_study
 from splitfed.study.report_page import content, name_of, reproduced
 from splitfed.study.report_summary import summarise, summary_of
 from splitfed.study.report_text import number, utility
+from splitfed.study.units import size, span
 
 __all__ = ["summarise", "write_report"]
 
@@ -28,7 +29,7 @@ def write_report(folder: Path) -> Path:
     summary = summary_of(study)
     loader = FileSystemLoader(Path(__file__).parent)
     page = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    page.filters |= {"size": size, "interval": interval, "breakable": breakable}
+    page.filters |= {"size": size, "interval": interval, "breakable": breakable, "span": span}
     page.globals |= {
         "score": lambda metric, found: _score(metric, found),
         "utility": lambda value: utility(summary, value),
@@ -40,15 +41,6 @@ def write_report(folder: Path) -> Path:
     path = folder / "report.html"
     write_atomic(path, text.encode())
     return path
-
-
-def size(count: float) -> str:
-    """Write a number of bytes with three digits and a decimal unit."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
 
 
 def interval(found: Mapping[str, Any], digits: int = 3) -> str:

@@ -50,7 +50,10 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Setting:
-    """All runs that differ in nothing but the seed; `runs` are their results, in the order of their seeds."""
+    """All runs that differ in nothing but the seed; `runs` are their results, in the order of their seeds.
+
+    `place`: the topology, and the schedule where the study has several: what a figure tells apart by its markers.
+    """
 
     topology: str
     defense: str
@@ -58,6 +61,8 @@ class Setting:
     strength: float
     guarantee: str
     runs: tuple[Mapping[str, Any], ...]
+    schedule: str = ""
+    place: str = ""
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -142,14 +147,18 @@ def _grouped(results: Sequence[Mapping[str, Any]]) -> tuple[Setting, ...]:
             *(str(result.get(name)) for name in ("schedule", "model", "data", "clients")),
         )
         groups.setdefault(key, []).append(result)
+    several = len({result["schedule"] for result in results}) > 1
     settings = []
-    for (topology, defense, *_), members in groups.items():
+    for (topology, defense, schedule, *_), members in groups.items():
         about = members[0]["defense"]
         ordered = tuple(sorted(members, key=lambda r: int(r["seed"])))
         settings.append(
-            Setting(topology, defense, about["name"], float(about["strength"]), about["guarantee"], ordered)
+            Setting(
+                *(topology, defense, about["name"], float(about["strength"]), about["guarantee"], ordered, schedule),
+                f"{topology}, {schedule}" if several else topology,
+            )
         )
-    return tuple(sorted(settings, key=lambda s: (s.topology, s.family != NO_DEFENSE, s.family, s.strength)))
+    return tuple(sorted(settings, key=lambda s: (s.place, s.family != NO_DEFENSE, s.family, s.strength)))
 
 
 def _planned(folder: Path) -> list[str]:

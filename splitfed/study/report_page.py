@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from markupsafe import Markup
 
 from splitfed.study.figures import by_strength, curves, tradeoff
+from splitfed.study.figures_costs import accuracy_over_time, crossover_plot
 from splitfed.study.figures_images import SHOWN, Pair, brightness, feature_scores, is_image, pairs, strip
 from splitfed.study.figures_style import Looks
+from splitfed.study.report_costs import crossovers, over_time
 from splitfed.study.report_data import METRICS, Setting, Study
+from splitfed.study.report_sees import places
 from splitfed.study.report_text import number, utility
 
 Summary = Mapping[str, Any]
@@ -41,17 +41,27 @@ def content(study: Study, summary: Summary) -> Json:
         ],
         "strengths": [Markup(figure) for figure in strengths if figure],
         "curves": Markup(curves(summary, study.settings, looks, "curves")),
-        "topologies": [_topology(study, label) for label in summary["topologies"]],
-        "kinds": list(dict.fromkeys(kind for s in summary["settings"] for kind in s["bytes_by_kind"])),
+        "topologies": places(study, summary),
+        "predicted": any(s["predicted"] for s in summary["settings"]),
+        "disagree": [
+            name_of(summary, s) for s in summary["settings"] if s["predicted"] and not s["predicted"]["agrees"]
+        ],
+        "parted": [s for s in summary["settings"] if s["participation"]],
+        "over_time": _over_time(summary, study.settings),
+        "crossovers": [
+            (summary["names"][topology], found, Markup(crossover_plot([found], f"crossover{i}")))
+            for i, (topology, found) in enumerate(crossovers(study.settings).items())
+        ],
+        "kinds": _kinds(summary),
         "most_bytes": max([1.0, *(sum(s["bytes_by_kind"].values()) for s in summary["settings"])]),
     }
 
 
 def name_of(summary: Summary, setting: Mapping[str, Any] | Setting) -> str:
-    """Name a setting for a row: its defense, and its topology where there are several."""
-    own = setting if isinstance(setting, Mapping) else {"defense": setting.defense, "topology": setting.topology}
+    """Name a setting for a row: its defense, and its place where there are several."""
+    own = setting if isinstance(setting, Mapping) else {"defense": setting.defense, "place": setting.place}
     name = str(summary["names"][own["defense"]])
-    return name if len(summary["topologies"]) == 1 else f"{name}, {summary['names'][own['topology']]}"
+    return name if len(summary["places"]) == 1 else f"{name}, {summary['names'][own['place']]}"
 
 
 def _over(summary: Summary) -> str:
@@ -104,37 +114,20 @@ def _row(summary: Summary, pair: Pair, attack: str, seed: int, low: float, high:
     return {"name": name, "strip": strip(pair.guess[:SHOWN], low, high), "said": said}
 
 
-def _topology(study: Study, label: str) -> Json:
-    """Return the picture of a topology, undefended where there is such a run, and what each role receives."""
-    runs = [r for s in study.settings if s.topology == label for r in s.runs]
-    run = next((r for r in runs if not r["defense"]["parts"]), runs[0])
-    labels = run["bytes_by_kind"].get("label", 0)
-    return {"label": label, "svg": _picture(run["topology_svg"]), "sees": _sees(run), "labels": labels}
+def _kinds(summary: Summary) -> list[str]:
+    """Return the kinds of messages that were counted or predicted."""
+    told = [*summary["settings"], *(s["predicted"] for s in summary["settings"] if s["predicted"])]
+    return sorted({kind for one in told for kind in one["bytes_by_kind"]})
 
 
-def _picture(svg: str) -> Markup:
-    """Return a drawing that a result brought along, if it is nothing but a drawing."""
-    if not svg.startswith("<svg") or re.search(r"<script|\son\w+=|href=|<foreignObject|url\(", svg, re.IGNORECASE):
-        return Markup("<p>(no drawing)</p>")
-    return Markup(svg)
-
-
-def _sees(run: Mapping[str, Any]) -> list[tuple[str, list[str], list[str]]]:
-    """Return (role, segments it holds, what reaches it) as the run's own description has it."""
-    path = Path(run["folder"]) / "run.json"
-    segments = json.loads(path.read_text("utf-8")).get("segments", {}) if path.is_file() else {}
-    maker = {value: name for name, s in segments.items() for value in s["outputs"]}
-    received: dict[str, list[str]] = {s["role"]: [] for s in segments.values()}
-    for s in segments.values():
-        for value in s["inputs"]:
-            source = segments[maker[value]]["role"] if value in maker else s["role"]
-            if source != s["role"]:
-                received[s["role"]].append(f"activation {value} from {source}")
-                received[source].append(f"gradient of {value} from {s['role']}")
-    held: dict[str, list[str]] = {}
-    for name, s in segments.items():
-        held.setdefault(s["role"], []).append(f"{name} ({s['parameters']:,} parameters)")
-    return [(role, held[role], found) for role, found in received.items()]
+def _over_time(summary: Summary, settings: Sequence[Setting]) -> Markup:
+    """Plot utility against simulated time for every setting that has a clock; nothing where none has."""
+    found = [(name_of(summary, s), lines) for s in settings if (lines := over_time(s)) is not None]
+    if not found:
+        return Markup("")
+    curves = [(name, *mean) for name, (mean, _) in found]
+    seeds = [each if len(each) > 1 else [] for _, (_, each) in found]
+    return Markup(accuracy_over_time(curves, summary["utility"]["metric"], "overtime", seeds))
 
 
 def reproduced(study: Study) -> Sequence[str]:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from splitfed.study.report_costs import costs_of, participation
 from splitfed.study.report_data import METRICS, Estimate, Setting, Study, estimate, read_study, score
 from splitfed.study.report_names import short_names
 from splitfed.study.report_pareto import pareto_front
@@ -30,6 +31,8 @@ def summary_of(study: Study) -> dict[str, Any]:
     summary: dict[str, Any] = {
         "study": study.name,
         "topologies": list(dict.fromkeys(s.topology for s in study.settings)),
+        "schedules": list(dict.fromkeys(s.schedule for s in study.settings)),
+        "places": list(dict.fromkeys(s.place for s in study.settings)),
         "attacks": list(dict.fromkeys(a["label"] for run in study.runs for a in run["attacks"])),
         "finished": len(study.runs),
         "unfinished": [{"id": run, "reason": reason} for run, reason in study.unfinished],
@@ -40,7 +43,7 @@ def summary_of(study: Study) -> dict[str, Any]:
     summary["metrics"] = [m for m in METRICS if any(_scored(s, label, m) for s in settings for label in s["attacks"])]
     _mark_fronts(summary)
     summary["names"] = {
-        **short_names(summary["topologies"]),
+        **_place_names(study.settings),
         **short_names(summary["attacks"]),
         **short_names([s.defense for s in study.settings], alone=True),
     }
@@ -53,12 +56,26 @@ def leakage(metric: str, value: float) -> float:
     return value if METRICS[metric].up else -value
 
 
+def _place_names(settings: Sequence[Setting]) -> dict[str, str]:
+    """Return short names of topologies, of schedules, and of the pairs of both that the study has."""
+    topologies = short_names(list(dict.fromkeys(s.topology for s in settings)))
+    schedules = short_names(list(dict.fromkeys(s.schedule for s in settings)))
+    pairs = {}
+    for s in settings:
+        parts = [topologies[s.topology]] if len(topologies) > 1 or len(schedules) == 1 else []
+        parts += [schedules[s.schedule]] if len(schedules) > 1 else []
+        pairs[s.place] = ", ".join(parts)
+    return {**topologies, **schedules, **pairs}
+
+
 def _setting(setting: Setting) -> dict[str, Any]:
     runs = setting.runs
     known = [r["dependence"] for r in runs if r.get("dependence")]
     dependence = _plain(estimate([d["u_distance_correlation_sqr"] for d in known]))
     return {
         "topology": setting.topology,
+        "schedule": setting.schedule,
+        "place": setting.place,
         "defense": setting.defense,
         "family": setting.family,
         "strength": setting.strength,
@@ -71,6 +88,9 @@ def _setting(setting: Setting) -> dict[str, Any]:
         "seconds": _plain(estimate([r["seconds"] for r in runs])),
         # A study claims dependence at a level only where every seed supports it, so the largest p value is told.
         "dependence": dependence and dependence | {"p_value": max(d["p_value"] for d in known)},
+        "predicted": costs_of(runs),
+        "participation": participation(runs),
+        "simulated_seconds": _plain(estimate([r["history"][-1].get("simulated_seconds") for r in runs])),
         "attacks": {label: _attack(runs, label) for label in _labels(runs)},
     }
 

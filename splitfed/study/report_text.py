@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from splitfed.study.report_data import METRICS, NO_DEFENSE
+from splitfed.study.units import plural
 
 Summary = Mapping[str, Any]
 
@@ -13,9 +14,9 @@ Summary = Mapping[str, Any]
 def headline(summary: Summary) -> list[str]:
     """Return the findings: what was run, what leaks undefended, what each topology's defenses change, and limits."""
     sentences = [_what(summary)]
-    for topology in summary["topologies"]:
-        settings = [s for s in summary["settings"] if s["topology"] == topology and s["utility"]]
-        place = f"{summary['names'][topology]}: " if len(summary["topologies"]) > 1 else ""
+    for where in summary["places"]:
+        settings = [s for s in summary["settings"] if s["place"] == where and s["utility"]]
+        place = f"{summary['names'][where]}: " if len(summary["places"]) > 1 else ""
         sentences += [f"{place}{said}" if place else said[:1].upper() + said[1:] for said in _found(summary, settings)]
     return [*sentences, *_limits(summary)]
 
@@ -55,14 +56,19 @@ def _bound(found: Mapping[str, Any], side: str) -> float:
 def _what(summary: Summary) -> str:
     what, seeds = summary["what"], sorted({seed for s in summary["settings"] for seed in s["seeds"]})
     parts = [
-        f"{what['model']} on {what['data']}, {_plural(what['clients'], 'client')}, "
-        f"{_plural(what['rounds'], 'round')} of the {what['schedule']} schedule, split as "
-        f"{' and '.join(summary['topologies'])}: {_plural(summary['finished'], 'run')} finished over "
-        f"{_plural(len(summary['settings']), 'setting')} and {_plural(len(seeds), 'seed')}."
+        f"{what['model']} on {what['data']}, {plural(what['clients'], 'client')}, "
+        f"{plural(what['rounds'], 'round')} of the {_schedules(summary)}, split as "
+        f"{' and '.join(summary['topologies'])}: {plural(summary['finished'], 'run')} finished over "
+        f"{plural(len(summary['settings']), 'setting')} and {plural(len(seeds), 'seed')}."
     ]
     if summary["unfinished"]:
-        parts.append(f"{_plural(len(summary['unfinished']), 'run')} did not finish and count nowhere below.")
+        parts.append(f"{plural(len(summary['unfinished']), 'run')} did not finish and count nowhere below.")
     return " ".join(parts)
+
+
+def _schedules(summary: Summary) -> str:
+    names = summary["schedules"]
+    return f"{names[0]} schedule" if len(names) == 1 else f"schedules {', '.join(names[:-1])} and {names[-1]}"
 
 
 def _found(summary: Summary, settings: list[Mapping[str, Any]]) -> list[str]:
@@ -160,7 +166,3 @@ def _limits(summary: Summary) -> list[str]:
             "None of these defenses carries a formal guarantee: a stronger attack than those run here may see more."
         )
     return sentences
-
-
-def _plural(count: int, word: str) -> str:
-    return f"{count} {word}{'' if count == 1 else 's'}"

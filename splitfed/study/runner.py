@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,19 @@ from safetensors.torch import save
 
 from splitfed.checkpoint import write_atomic
 from splitfed.data.dataset import Dataset
+from splitfed.defense import Defense
 from splitfed.dependence import permutation_test
 from splitfed.draw import to_mermaid, to_svg
+from splitfed.engines.base import FED
 from splitfed.errors import NonFinite, SplitfedError
 from splitfed.graph import Topology
+from splitfed.preparation import labels_of
 from splitfed.run import AttackResult, Run
 from splitfed.seeding import generator
-from splitfed.study import build
+from splitfed.study import build, costs
 from splitfed.study.cell import Cell, Probe
+from splitfed.study.holdings import holdings
+from splitfed.study.pace import Names
 from splitfed.study.progress import Watcher
 from splitfed.study.toml import dumps
 from splitfed.training import train
@@ -50,7 +56,7 @@ def perform(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Json:
     except NonFinite as error:
         return write_result(folder, {**_identity(cell), "failed": str(error)})
     write_atomic(folder / "config.toml", dumps(cell.config).encode())
-    found = {**_identity(cell), **_measured(run, cell), "attacks": []}
+    found = {**_identity(cell), **_measured(run, cell), **_costs(run, cell, data), "attacks": []}
     for probe in cell.attacks:
         try:
             found["attacks"].append(attacked(run, probe, folder, watcher))
@@ -70,11 +76,11 @@ def result(folder: Path) -> Json | None:
 
 def trained(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Run:
     """Train the run of `cell` in `folder`, from its newest checkpoint if there is one."""
-    plan = cell.training
+    plan, topology, schedule = cell.training, build.topology(cell, data), build.schedule(cell)
     return train(
-        build.topology(cell, data),
+        topology,
         build.federation(data, cell.data, cell.seed),
-        schedule=build.schedule(cell),
+        schedule=schedule,
         defenses=build.defenses(cell),
         rounds=plan.rounds,
         batch_size=plan.batch_size,
@@ -83,6 +89,7 @@ def trained(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Run:
         seed=cell.seed,
         device=plan.device,
         record=plan.record,
+        speeds=Names(topology, schedule, cell.data.clients).of(plan.speeds),
         folder=folder,
         resume=True,
         evaluate_every=plan.evaluate_every,
@@ -127,7 +134,7 @@ def _identity(cell: Cell) -> Json:
         },
         "seed": cell.seed,
         "schedule": cell.training.schedule.label,
-        "model": cell.model.label,
+        "model": cell.model.label if cell.model else "models by piece",
         "data": cell.data.name,
         "clients": cell.data.clients,
     }
@@ -158,13 +165,43 @@ def _measured(run: Run, cell: Cell) -> Json:
     }
 
 
-def _defended(cell: Cell, topology: Topology) -> dict[str, str]:
-    """Return for each guarded edge what stands there."""
+def _costs(run: Run, cell: Cell, data: Dataset) -> Json:
+    """Return what was predicted before training, what the formulas need, and who sees what."""
+    ready = costs.prepared(cell, data)
+    topology, rows = run.engine.topology, run.data.clients[0].train
+    known, sizes = run.engine.all_facts[0], costs.sizes(ready)
+    return {
+        "predicted": costs.predicted(cell, ready),
+        "sizes": None if sizes is None else asdict(sizes),
+        "parties": holdings(
+            topology,
+            known,
+            labels_of(topology, rows),
+            _defended(cell, topology, lambda defense: not _acts_back(defense) or _acts_forth(defense)),
+            _defended(cell, topology, _acts_back),
+            run.engine.traffic.flows,
+            {name: FED if name == FED else party.role for name, party in run.engine.parties.items()},
+        ),
+    }
+
+
+def _defended(
+    cell: Cell, topology: Topology, counts: Callable[[Defense], bool] = lambda defense: True
+) -> dict[str, str]:
+    """Return for each guarded edge what stands there, of the defenses that count."""
     labels: dict[str, list[str]] = {}
     for part, defense in zip(cell.defense.parts, build.defenses(cell), strict=True):
-        for edge in defense.edges(topology):
+        for edge in defense.edges(topology) if counts(defense) else ():
             labels.setdefault(edge, []).append(part.label)
     return {edge: " + ".join(parts) for edge, parts in labels.items()}
+
+
+def _acts_back(defense: Defense) -> bool:
+    return type(defense).gradient is not Defense.gradient
+
+
+def _acts_forth(defense: Defense) -> bool:
+    return type(defense).release is not Defense.release or type(defense).penalty is not Defense.penalty
 
 
 def _dependence(run: Run) -> Json | None:

@@ -108,6 +108,8 @@ def rows(found: Json) -> Iterator[dict[str, Any]]:
     utility, dependence = found["utility"], found["dependence"] or {}
     run |= {"metric": utility["metric"], "utility": utility["test"], "utility_validation": utility["validation"]}
     run |= {key: found[key] for key in ("bytes", "messages", "seconds", "rounds")}
+    if "simulated_seconds" in found["history"][-1]:
+        run["simulated_seconds"] = found["history"][-1]["simulated_seconds"]
     run |= {key: dependence.get(key) for key in ("u_distance_correlation_sqr", "p_value")}
     for attack in found["attacks"]:
         scored = {"attack": attack["attack"], "attack_label": attack["label"], "adversary": attack["adversary"]}

@@ -18,14 +18,20 @@ BASELINES = {"mean_image": "mean image", "random_pairing": "other victim"}
 
 
 def settings(results: Sequence[Json]) -> list[dict[str, Any]]:
-    """Return a plain row a setting (topology and defense), means over the seeds that ended."""
-    groups: dict[tuple[str, str], list[Json]] = {}
+    """Return a plain row a setting, means over the seeds that ended.
+
+    A setting is a topology with a defense, and with a schedule where the study has several.
+    """
+    several = len({found["schedule"] for found in results}) > 1
+    groups: dict[tuple[str, str, str], list[Json]] = {}
     for found in results:
-        groups.setdefault((found["topology"]["label"], found["defense"]["label"]), []).append(found)
+        key = (found["topology"]["label"], found["schedule"], found["defense"]["label"])
+        groups.setdefault(key, []).append(found)
     rows = []
-    for (topology, defense), group in groups.items():
+    for (topology, schedule, defense), group in groups.items():
         ended = [found for found in group if "failed" not in found]
-        row: dict[str, Any] = {"topology": topology, "defense": defense, "seeds": len(ended)}
+        row: dict[str, Any] = {"topology": topology, **({"schedule": schedule} if several else {}), "defense": defense}
+        row["seeds"] = len(ended)
         row["failed"] = len(group) - len(ended)
         if ended:
             row["metric"] = ended[0]["utility"]["metric"]
@@ -52,19 +58,20 @@ def show(results: Sequence[Json], console: Console) -> None:
     metric = next((row["metric"] for row in rows if "metric" in row), "utility")
     attacks = _attacks(rows)
     several = len({row["topology"] for row in rows}) > 1
+    names = [*(["topology"] if several else []), *(["schedule"] if any("schedule" in row for row in rows) else [])]
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in (*(["topology"] if several else []), "defense"):
+    for title in (*names, "defense"):
         table.add_column(title, overflow="fold")
     for title in (metric, *(f"{name}\n{' / '.join(metrics)}" for name, metrics in attacks.items())):
         table.add_column(title, justify="right", overflow="fold")
     for row in rows:
         scores = [_scores(row, name, metrics, "guess") for name, metrics in attacks.items()]
-        table.add_row(*([row["topology"]] if several else []), row["defense"], _utility(row), *scores)
+        table.add_row(*(row[name] for name in names), row["defense"], _utility(row), *scores)
     reference = next((row for row in rows if row.get("attacks")), {})
     for who, title in BASELINES.items():
         scores = [_scores(reference, name, metrics, who) for name, metrics in attacks.items()]
         if any(scores):
-            table.add_row(*([""] if several else []), f"baseline: {title}", "", *scores, style="dim")
+            table.add_row(*("" for _ in names), f"baseline: {title}", "", *scores, style="dim")
     if not several and rows:
         console.print(rows[0]["topology"], highlight=False, markup=False)
     console.print(table)

@@ -1,0 +1,67 @@
+"""Who sees what, for a report: the drawing of each topology and, beneath it, what every party holds and receives."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from splitfed.study.report_data import Setting, Study
+
+Json = dict[str, Any]
+Summary = Mapping[str, Any]
+
+
+def places(study: Study, summary: Summary) -> list[Json]:
+    """Return drawing and table for every place of the study; places that look the same stand together."""
+    found: list[Json] = []
+    for place in summary["places"]:
+        settings = [s for s in study.settings if s.place == place]
+        runs = [run for s in settings for run in s.runs]
+        run = next((r for r in runs if not r["defense"]["parts"]), runs[0])
+        new = {"labels": [place], "svg": picture(run["topology_svg"]), "parties": _parties(run, settings, summary)}
+        same = next((old for old in found if all(old[key] == new[key] for key in ("svg", "parties"))), None)
+        if same is None:
+            found.append(new)
+        else:
+            same["labels"].append(place)
+    return found
+
+
+def picture(svg: str) -> Markup:
+    """Return a drawing that a result brought along, if it is nothing but a drawing."""
+    if not svg.startswith("<svg") or re.search(r"<script|\son\w+=|href=|<foreignObject|url\(", svg, re.IGNORECASE):
+        return Markup("<p>(no drawing)</p>")
+    return Markup(svg)
+
+
+def _parties(run: Mapping[str, Any], settings: Sequence[Setting], summary: Summary) -> list[Json]:
+    """Return the table's rows; a value is guarded by what stands there in some setting of the place."""
+    guards: dict[tuple[str, str, str], dict[str, None]] = {}
+    for setting in settings:
+        for party in setting.runs[0].get("parties", []):
+            for entry in party["receives"]:
+                if entry["guard"]:
+                    key = (party["role"], entry["kind"], entry["value"])
+                    guards.setdefault(key, {})[summary["names"][setting.defense]] = None
+    return [
+        {
+            "name": party["role"],
+            "count": party["parties"],
+            "holds": _holds(party),
+            "receives": [
+                entry | {"guards": list(guards.get((party["role"], entry["kind"], entry["value"]), {}))}
+                for entry in party["receives"]
+            ],
+        }
+        for party in run.get("parties", [])
+    ]
+
+
+def _holds(party: Mapping[str, Any]) -> list[str]:
+    held = [f"{s['name']} ({s['parameters']:,} parameters)" for s in party["segments"]]
+    held += [f"raw data {value}" for value in party["data"]]
+    held += [f"labels of {head}" for head in party["labels"]]
+    return held + [f"the loss at {head}" for head in party["losses"]]

@@ -1,0 +1,123 @@
+"""Custom: any directed acyclic graph of segments, written as objects or as plain mappings, in any order.
+
+A value is a named tensor: a segment reads some and returns some, a role owns what no segment makes, and a head takes
+the loss on one. Segments are put in the order they run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, replace
+from typing import Any
+
+from torch import nn
+
+from splitfed.errors import InvalidInput, check_number, unknown
+from splitfed.graph import Head, Segment, Topology
+from splitfed.task import Task
+
+
+def custom(
+    segments: Sequence[Segment | Mapping[str, Any]],
+    inputs: Mapping[str, str],
+    heads: Sequence[Head | Mapping[str, Any]],
+    task: Task | None = None,
+) -> Topology:
+    """Return the topology of `segments`, `inputs` (value -> the role that owns it) and `heads`.
+
+    A segment is a `Segment` or a mapping with name, role, module and inputs, and outputs where these are not the one
+    value that bears the segment's name; likewise a `Head`, or a mapping with value and labels, whose role is that of
+    the segment which makes the value. `task` goes to heads that have none. Raises `InvalidInput`.
+    """
+    _check_list("segments", segments)
+    _check_list("heads", heads)
+    if not isinstance(inputs, Mapping) or not all(isinstance(role, str) for role in inputs.values()) or not inputs:
+        raise InvalidInput(f"inputs={inputs!r} is not allowed; expected value -> role that owns it, at least one")
+    given = [_segment(f"segments[{i}]", one) for i, one in enumerate(segments)]
+    makers = {value: segment.role for segment in given for value in segment.outputs}
+    losses = [_head(f"heads[{i}]", one, makers) for i, one in enumerate(heads)]
+    ready = tuple(head if head.task else replace(head, task=task) for head in losses)
+    return Topology("custom", _in_order(given, inputs), dict(inputs), ready)
+
+
+def _check_list(what: str, given: object) -> None:
+    if isinstance(given, str) or not isinstance(given, Sequence) or not given:
+        raise InvalidInput(f"{what}={given!r} is not allowed; expected a list with at least one table")
+
+
+def _segment(where: str, given: Segment | Mapping[str, Any]) -> Segment:
+    if isinstance(given, Segment):
+        return given
+    found = _keys(where, given, Segment, {"outputs"})
+    if not isinstance(found["module"], nn.Module):
+        kind = type(found["module"]).__name__
+        raise InvalidInput(f"{where}: module is a {kind}; expected an nn.Module")
+    found.setdefault("outputs", [found["name"]])
+    return Segment(**found | {key: _names(f"{where}: {key}", found[key]) for key in ("inputs", "outputs")})
+
+
+def _head(where: str, given: Head | Mapping[str, Any], makers: Mapping[str, str]) -> Head:
+    if isinstance(given, Head):
+        return given
+    found = _keys(where, given, Head, {"role"})
+    if found["value"] not in makers:
+        raise unknown("value at a head:", found["value"], makers)
+    found.setdefault("role", makers[found["value"]])
+    check_number(f"{where}: weight", found.get("weight", 1.0), low=0.0, open_low=True)
+    return Head(**found | {"via": _names(f"{where}: via", found.get("via", ()))})
+
+
+def _keys(where: str, given: object, kind: type[Segment | Head], known: set[str]) -> dict[str, Any]:
+    """Return the mapping `given` after a check of its keys; those in `known` may be missing."""
+    if not isinstance(given, Mapping):
+        raise InvalidInput(f"{where} is a {type(given).__name__}; expected a {kind.__name__} or a mapping")
+    names = [f.name for f in fields(kind)]
+    for key in given:
+        if key not in names:
+            raise unknown(f"key of {where}:", key, names)
+    for field in fields(kind):
+        if field.default is MISSING and field.name not in given and field.name not in known:
+            raise InvalidInput(f"{where} has no {field.name!r}; it has {', '.join(map(repr, given)) or 'nothing'}")
+        value = given.get(field.name, field.default)
+        text = str(field.type).startswith("str") and field.name in given
+        if text and not isinstance(value, str) and (value is not None or field.default is MISSING):
+            raise InvalidInput(f"{where}: {field.name}={value!r} is not allowed; expected text")
+    return dict(given)
+
+
+def _names(what: str, given: object) -> tuple[str, ...]:
+    if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(v, str) for v in given):
+        raise InvalidInput(f"{what}={given!r} is not allowed; expected a list of names")
+    return tuple(given)
+
+
+def _in_order(segments: Sequence[Segment], inputs: Mapping[str, str]) -> tuple[Segment, ...]:
+    """Return `segments` so that what a segment reads is made before it, otherwise as they stand."""
+    made = {value for segment in segments for value in segment.outputs}
+    for segment in segments:
+        for value in segment.inputs:
+            if value not in made and value not in inputs:
+                raise unknown(f"value read by segment {segment.name!r}:", value, [*inputs, *made])
+    there, left, order = set(inputs), list(segments), []
+    while left:
+        ready = next((s for s in left if there.issuperset(s.inputs)), None)
+        if ready is None:
+            waiting = _circle(left)
+            if len(waiting) == 1:
+                raise InvalidInput(f"segment {waiting[0]} reads what it returns: a cycle")
+            raise InvalidInput(f"segments {', '.join(waiting)} wait for one another: a cycle")
+        order.append(ready)
+        left.remove(ready)
+        there.update(ready.outputs)
+    return tuple(order)
+
+
+def _circle(segments: Sequence[Segment]) -> list[str]:
+    """Return the names of those `segments` that are on a cycle or between two, not of those that wait behind one."""
+    left = list(segments)
+    while True:
+        read = {value for segment in left for value in segment.inputs}
+        kept = [segment for segment in left if read.intersection(segment.outputs)]
+        if len(kept) == len(left):
+            return [repr(segment.name) for segment in left]
+        left = kept
