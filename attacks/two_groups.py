@@ -1,0 +1,24 @@
+"""Where a row of numbers falls apart into two groups: the exact two-means of one dimension."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def boundary(scores: Tensor) -> float:
+    """Return the number midway between the two groups of `scores` (n,) that lie closest around their own means.
+
+    All splits of the sorted scores are compared (least sum of squares within), so no start has to be guessed. One
+    score, or equal ones, have no groups: the result is that score.
+    """
+    ordered = scores.detach().double().cpu().sort().values
+    if len(ordered) < 2:
+        return float(ordered[0])
+    count = torch.arange(1, len(ordered), dtype=torch.float64)
+    below = ordered.cumsum(0)[:-1]
+    above = ordered.sum() - below
+    # The sum of squares within the groups is a constant less this.
+    explained = below.square() / count + above.square() / (len(ordered) - count)
+    best = int(explained.argmax())
+    return float((below[best] / count[best] + above[best] / (len(ordered) - count[best])) / 2)
