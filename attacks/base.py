@@ -8,14 +8,15 @@ writes `run` only. Scoring happens elsewhere, by somebody who knows the truth.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from splitfed.attacks.local_training import LocalTraining
 from splitfed.errors import InvalidInput, unknown
 from splitfed.seeding import stream
 from splitfed.view import View
@@ -25,20 +26,25 @@ Progress = Callable[[int, int], None]
 
 
 class Phase(StrEnum):
-    """When the victims' rows pass the adversary: at inference, or in a training step."""
+    """When the victims' rows pass the adversary: at inference, in a training step, or long ago, in training itself."""
 
     INFERENCE = "inference"
     STEP = "a training step"
+    TRAINING = "a round of training that was recorded"
 
 
 class Target(StrEnum):
     """What an attack guesses: the victims' inputs, (victims, *shape), or their labels, as scores (victims, classes).
 
-    For two classes the scores of labels may also be (victims,): the greater, the more likely class 1.
+    For two classes the scores of labels may also be (victims,): the greater, the more likely class 1. MEMBERS: which of
+    the candidates were trained on, (candidates,), the greater, the more likely. REPRESENTATIVES: a row for each
+    class, (classes, *shape).
     """
 
     INPUTS = "inputs"
     LABELS = "labels"
+    MEMBERS = "members"
+    REPRESENTATIVES = "a row that stands for each class"
 
 
 class Needs(StrEnum):
@@ -50,6 +56,58 @@ class Needs(StrEnum):
     UPSTREAM = "upstream weights"
     AUXILIARY = "auxiliary data"
     AUXILIARY_LABELS = "labels of the auxiliary data"
+    UPDATES = "weights before and after local training"
+    ATTRIBUTES = "private attributes of the auxiliary data"
+    CANDIDATES = "candidates with their labels"
+    PREDICTIONS = "predictions of the whole model"
+    MODEL = "weights of the whole model"
+    IMITATION = "architecture and way of training"
+    ARCHITECTURE = "architecture of the upstream segments"
+    DOWNSTREAM = "segments of its own from what arrives to a loss on the main labels"
+    OWN_INPUTS = "inputs of its own"
+    HEAD = "architecture of the head"
+    INSIDER = "an intruder in the training, train(..., intruders={party: ...})"
+
+
+class Imitation(Protocol):
+    """A model that the adversary trained as the run's was trained, on rows of its own choice."""
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Return the copy's output for `x` (rows, *shape): (rows, outputs)."""
+        ...
+
+
+Imitate = Callable[[Tensor, Tensor, int | None, int | None, int], Imitation]
+"""From rows, labels, epochs, batch size (None: as many as the run had) and seed to a trained copy."""
+
+
+class Clone(Protocol):
+    """The upstream function as the architecture says, with weights of the adversary's own making."""
+
+    def __call__(self, x: Tensor) -> Releases:
+        """Return what would arrive at the adversary for `x` (rows, *shape), with every defense at its mean."""
+        ...
+
+    def sample(self, x: Tensor) -> Releases:
+        """Return the same with defenses that draw afresh."""
+        ...
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Return its weights."""
+        ...
+
+
+class Inside(Protocol):
+    """Somebody who was there in training, as `plan` said, and can turn a view into a guess."""
+
+    @property
+    def plan(self) -> Attack:
+        """What it was sent to do."""
+        ...
+
+    def guess(self, view: View, target: Target) -> Tensor:
+        """Return a guess of `target`, a row a victim."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -62,6 +120,19 @@ class Knowledge:
     `query(x)`: what arrives at the adversary when the victims' own parties process x, defenses included.
     `upstream(x)`: the same as a differentiable function, from the upstream weights, with every defense at its mean;
     `sample(x)`: with defenses that draw afresh, on the adversary's own machine; both come with the weights.
+    `architecture(seed)`: the upstream function with weights drawn anew from the seed; nothing of the trained ones.
+    `loss(x, releases, y)`: the mean loss of the adversary's own frozen segments on `releases` for labels y (rows,);
+    x is the rows that the releases came from, for segments that read data of the adversary's own.
+    `insider`: the intruder that the adversary had in the training.
+    `attributes`: label set -> (labels of the auxiliary rows, how many classes or None), the main one left out.
+    `candidates`: rows that were or were not trained on, (n, *shape), in the order of the view, `candidate_labels` (n,).
+    `predict(x)`: the first head's output through the victims' own parties, (rows, outputs); black box.
+    `model(x)`: the same as a differentiable function, from all weights, with every defense at its mean.
+    `local`: how the client trains between the weights it is sent and those it sends back.
+    `own`: what the adversary itself feeds for the victims' rows, input -> (victims, ...); empty if it has no raw data.
+    `head()`: from what the adversary sends to the loss's logits: the architecture, with fresh weights at every call.
+    `hints`: class -> positions of victims (count,) that are known to belong to it.
+    `imitate`: trains a copy from fresh weights as the run did: topology, defenses and optimizers.
     """
 
     shape: tuple[int, ...]
@@ -73,6 +144,19 @@ class Knowledge:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     classes: int | None = None
     auxiliary_labels: Tensor | None = None
+    insider: Inside | None = None
+    attributes: Mapping[str, tuple[Tensor, int | None]] = field(default_factory=dict)
+    candidates: Tensor | None = None
+    candidate_labels: Tensor | None = None
+    predict: Callable[[Tensor], Tensor] | None = None
+    model: Callable[[Tensor], Tensor] | None = None
+    imitate: Imitate | None = None
+    architecture: Callable[[int], Clone] | None = None
+    loss: Callable[[Tensor, Releases, Tensor], Tensor] | None = None
+    local: LocalTraining | None = None
+    own: Mapping[str, Tensor] | None = None
+    head: Callable[[], nn.Module] | None = None
+    hints: Mapping[int, Tensor] = field(default_factory=dict)
 
     def only(self, needs: frozenset[Needs]) -> Knowledge:
         """Return this knowledge without anything that `needs` does not name."""
@@ -83,6 +167,18 @@ class Knowledge:
             query=self.query if Needs.QUERIES in needs else None,
             upstream=self.upstream if Needs.UPSTREAM in needs else None,
             sample=self.sample if Needs.UPSTREAM in needs else None,
+            insider=self.insider if Needs.INSIDER in needs else None,
+            local=self.local if Needs.UPDATES in needs else None,
+            attributes=self.attributes if Needs.ATTRIBUTES in needs else {},
+            candidates=self.candidates if Needs.CANDIDATES in needs else None,
+            candidate_labels=self.candidate_labels if Needs.CANDIDATES in needs else None,
+            predict=self.predict if Needs.PREDICTIONS in needs else None,
+            model=self.model if Needs.MODEL in needs else None,
+            imitate=self.imitate if Needs.IMITATION in needs else None,
+            architecture=self.architecture if Needs.ARCHITECTURE in needs else None,
+            loss=self.loss if Needs.DOWNSTREAM in needs else None,
+            own=self.own if Needs.OWN_INPUTS in needs else None,
+            head=self.head if Needs.HEAD in needs else None,
         )
 
     def missing(self, needs: frozenset[Needs], view: View) -> list[str]:
@@ -92,18 +188,37 @@ class Knowledge:
             Needs.GRADIENTS: bool(view.select(kind="gradient").messages),
             Needs.QUERIES: self.query is not None,
             Needs.UPSTREAM: self.upstream is not None,
+            Needs.INSIDER: self.insider is not None,
             Needs.AUXILIARY: self.auxiliary is not None and len(self.auxiliary) > 0,
             Needs.AUXILIARY_LABELS: self.auxiliary_labels is not None and len(self.auxiliary_labels) > 0,
+            Needs.UPDATES: self.local is not None and bool(view.select(kind="weights").messages),
+            Needs.ATTRIBUTES: bool(self.attributes),
+            Needs.CANDIDATES: self.candidates is not None,
+            Needs.PREDICTIONS: self.predict is not None,
+            Needs.MODEL: self.model is not None,
+            Needs.IMITATION: self.imitate is not None,
+            Needs.ARCHITECTURE: self.architecture is not None,
+            Needs.DOWNSTREAM: self.loss is not None,
+            Needs.OWN_INPUTS: self.own is not None,
+            Needs.HEAD: self.head is not None,
         }
         return [str(need) for need in Needs if need in needs and not held[need]]
 
 
+class Found(NamedTuple):
+    """A guess, (victims, ...), and the upstream function that an attack stole on the way."""
+
+    guess: Tensor
+    clone: Clone
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """A guess, (victims, ...), and the wall-clock seconds it took."""
+    """A guess, (victims, ...), the wall-clock seconds it took, and the stolen upstream function if there is one."""
 
     guess: Tensor
     seconds: float
+    clone: Clone | None = None
 
 
 @dataclass(frozen=True)
@@ -119,6 +234,11 @@ class Attack:
     requires: ClassVar[frozenset[Needs]] = frozenset()
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fast": {}, "paper": {}}
 
+    @property
+    def label_set(self) -> str | None:
+        """Which label set of the data an attack on labels guesses; None is the main one."""
+        return None
+
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Self:
         """Return the attack with the parameters of a preset, some of them changed."""
@@ -126,8 +246,12 @@ class Attack:
             raise unknown(f"preset of {cls.__name__}", name, cls.presets)
         return cls(**{**cls.presets[name], **changes})
 
-    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
-        """Return the guess, a row a victim; call `progress(done, all)` now and then."""
+    def asks(self, classes: int | None) -> Mapping[int, int]:
+        """Return how many victims of which class the adversary must know beforehand: class -> count; none."""
+        return {}
+
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor | Found:
+        """Return the guess, a row a victim, alone or with a clone; call `progress(done, all)` now and then."""
         raise NotImplementedError
 
     def __call__(
@@ -139,8 +263,9 @@ class Attack:
             raise InvalidInput(f"{type(self).__name__} needs {', '.join(missing)}; this run does not grant that")
         started = time.perf_counter()
         with torch.enable_grad(), stream(int(torch.randint(2**62, (), generator=generator)), knowledge.device):
-            guess = self.run(view, knowledge.only(self.requires), generator, progress or (lambda done, total: None))
+            found = self.run(view, knowledge.only(self.requires), generator, progress or (lambda done, total: None))
+        guess, clone = found if isinstance(found, Found) else (found, None)
         guess = guess.detach().cpu()
         if self.target is Target.INPUTS and knowledge.value_range is not None:
             guess = guess.clamp(*knowledge.value_range)
-        return Outcome(guess, time.perf_counter() - started)
+        return Outcome(guess, time.perf_counter() - started, clone)

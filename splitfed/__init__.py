@@ -10,7 +10,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from splitfed import accounting, attacks, data, defenses, dependence, matching, models, schedules, topologies
+    from splitfed import (
+        accounting,
+        attacks,
+        data,
+        defenses,
+        dependence,
+        manipulations,
+        matching,
+        models,
+        schedules,
+        topologies,
+    )
     from splitfed.accounting.speeds import Machine, Speeds
     from splitfed.attacks.base import Attack, Knowledge, Needs
     from splitfed.cutting import cut
@@ -27,7 +38,18 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_MODULES = ("accounting", "attacks", "data", "defenses", "dependence", "matching", "models", "schedules", "topologies")
+_MODULES = (
+    "accounting",
+    "attacks",
+    "data",
+    "defenses",
+    "dependence",
+    "manipulations",
+    "matching",
+    "models",
+    "schedules",
+    "topologies",
+)
 _NAMES = {
     "Attack": "attacks.base",
     "AttackResult": "run",
@@ -91,6 +113,7 @@ __all__ = [
     "data",
     "defenses",
     "dependence",
+    "manipulations",
     "matching",
     "models",
     "regression",

@@ -4,28 +4,45 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Phase, Progress, Releases
-from splitfed.attacks.grading import grade_of
+from splitfed.architecture import Architecture, FreshUpstream
+from splitfed.attacks.assignment import assignment
+from splitfed.attacks.base import Attack, Clone, Imitate, Knowledge, Phase, Progress, Releases, Target
+from splitfed.attacks.class_metrics import check_gradable
+from splitfed.attacks.grading import grade_clone, grade_of
+from splitfed.attacks.hints import draw_hints
+from splitfed.attacks.intruder import Insider
+from splitfed.attacks.local_training import LocalTraining, local_training
 from splitfed.attacks.metrics import Grade
+from splitfed.data.candidates import candidates, trained_rows
 from splitfed.data.dataset import Dataset
 from splitfed.data.features import feed
 from splitfed.data.federation import Federation
-from splitfed.engines.base import Source
+from splitfed.data.order import batches
+from splitfed.downstream import head_after
+from splitfed.engines.base import FED, Source
 from splitfed.engines.local import LocalEngine
-from splitfed.errors import InvalidInput, unknown
+from splitfed.errors import InvalidInput, check_count, unknown
+from splitfed.own_segments import downstream
+from splitfed.rerun import Rerun
+from splitfed.schedules.base import Training
 from splitfed.seeding import derive, generator
+from splitfed.task import Task
 from splitfed.upstream import Upstream
 from splitfed.view import View
 
 
 @dataclass(frozen=True)
 class AttackResult:
-    """What one attack achieved: its `guess` beside the `truth`, (victims, ...), and the scores with baselines."""
+    """What one attack achieved: its `guess` beside the `truth`, (victims, ...), and the scores with baselines.
+
+    `clone`: the upstream function that it stole, if it stole one, and `stolen` how good that is; see `grade_clone`.
+    """
 
     attack: str
     adversary: str
@@ -33,6 +50,8 @@ class AttackResult:
     truth: Tensor
     grade: Grade
     seconds: float
+    clone: Clone | None = None
+    stolen: Grade | None = None
 
 
 class Inquiry:
@@ -43,6 +62,8 @@ class Inquiry:
         self.data = data
         self.seed = seed
         self._newest = newest
+        self.training: Training | None = None
+        self.rounds = 0
 
     def adversary(self, name: str | None) -> str:
         """Return the party called `name`, by default the first without data; refuse one that is not there."""
@@ -88,29 +109,144 @@ class Inquiry:
         client: int,
         seed: int,
         progress: Progress | None = None,
+        number: int | None = None,
+        classifier: bool = False,
     ) -> AttackResult:
-        """Let `party` run `attack` against `victims`, and score what it guesses."""
+        """Let `party` run `attack` against `victims`, and score what it guesses.
+
+        An attack on membership gets as many rows of training among the victims. An attack on recorded training goes
+        against the rows that `client` trained on in `number`, a round (default: the newest that was recorded);
+        `victims` play no part in it. `classifier`: whether a classifier of clean rows grades reconstructions too.
+        """
+        if classifier or attack.target is Target.REPRESENTATIVES:
+            check_gradable(self.data.auxiliary)
+        if attack.phase is Phase.TRAINING:
+            return self._attack_training(name, attack, party, client, seed, number, progress, classifier)
+        if attack.target is Target.LABELS:
+            self._check_no_labels(party, client, attack.label_set)
+        members: Tensor | None = None
+        if attack.target is Target.MEMBERS:
+            victims, members = candidates(self.data, victims, generator(seed, "candidates"))
+        hints = draw_hints(victims.y, attack.asks(self._classes), generator(seed, "hints", name))
         view = self.observe(party, victims, client, seed, attack.phase)
-        knowledge = self.knowledge(party, client, derive(seed, "queries", name))
+        knowledge = replace(
+            self.knowledge(party, client, derive(seed, "queries", name)),
+            own=self._own(party, client, victims.x),
+            head=head_after(
+                self.engine.topologies[client], self.engine.parties[party].role, derive(seed, "head", name)
+            ),
+            hints=hints,
+            candidates=None if members is None else victims.x.to(self.engine.device),
+            candidate_labels=None if members is None else victims.y.to(self.engine.device),
+        )
         outcome = attack(view, knowledge, generator(seed, "attack", name), progress)
-        truth, scores = grade_of(attack.target, outcome.guess, victims, self.data.auxiliary, generator(seed, "grade"))
+        truth, scores = grade_of(
+            attack.target,
+            outcome.guess,
+            victims,
+            self.data.auxiliary,
+            generator(seed, "grade"),
+            hints,
+            label_set=attack.label_set,
+            members=members,
+            trained=trained_rows(self.data) if attack.target is Target.REPRESENTATIVES else None,
+            classifier=classifier,
+        )
+        stolen = self._stolen(outcome.clone, party, client, derive(seed, "stolen"))
+        return AttackResult(name, party, outcome.guess, truth, scores, outcome.seconds, outcome.clone, stolen)
+
+    @property
+    def _classes(self) -> int | None:
+        return _classes(self.data.task)
+
+    def _check_no_labels(self, party: str, client: int, label_set: str | None) -> None:
+        role = self.engine.parties[party].role
+        for head in self.engine.topologies[client].heads:
+            if party != FED and head.target == label_set and role in head.path:
+                raise InvalidInput(f"party {party!r} is given the labels of {head.value!r}: it has none to guess")
+
+    def _own(self, party: str, client: int, x: Tensor) -> dict[str, Tensor]:
+        """Return what `party` itself feeds for the rows `x`, on the engine's device."""
+        if party not in {p.name for p in self.engine.crew.lanes[client].parties.values()}:
+            return {}
+        owners, role = self.engine.topologies[client].inputs, self.engine.parties[party].role
+        return {n: t.to(self.engine.device) for n, t in self._feed(client, x).items() if owners[n] == role}
+
+    def recorded(self, party: str, client: int, number: int | None = None) -> View:
+        """Return what `party` recorded of `client` in training up to round `number` (default: all), its own copies."""
+        if party not in self.engine.link.recorders:
+            raise InvalidInput(f"{party!r} was not recorded in training: record=Recording(parties=({party!r},))")
+        if not 0 <= client < self.engine.lanes:
+            raise InvalidInput(f"client={client} is not allowed; expected 0 to {self.engine.lanes - 1}")
+        if number is not None:
+            check_count("round", number)
+        seen = self.engine.view(party).select(phase="train")
+        kept = [m for m in seen.messages if m.stamp.lane == client and (number is None or m.stamp.epoch <= number)]
+        return View(party, tuple(kept), copy.deepcopy(dict(seen.segments)))
+
+    def _attack_training(
+        self,
+        name: str,
+        attack: Attack,
+        party: str,
+        client: int,
+        seed: int,
+        number: int | None,
+        progress: Progress | None,
+        classifier: bool,
+    ) -> AttackResult:
+        view = self.recorded(party, client, number)
+        uploads = [m.stamp.epoch for m in view.messages if m.kind == "weights" and m.receiver == party]
+        if not uploads or number not in (None, uploads[-1]):
+            when = "" if number is None else f" in round {number}"
+            raise InvalidInput(f"client {client} sent {party!r} no weights{when} that were recorded")
+        knowledge = replace(
+            self.knowledge(party, client, derive(seed, "queries", name)), local=self._local(party, client)
+        )
+        outcome = attack(view, knowledge, generator(seed, "attack", name, client, uploads[-1]), progress)
+        rows = torch.cat(self._batches(client, uploads[-1])).unique()
+        victims = self.data.clients[client].train.rows(rows)
+        # Rows are matched to guesses here, where the truth is known.
+        victims = victims.rows(assignment(victims.x, outcome.guess))
+        drawn = generator(seed, "grade")
+        truth, scores = grade_of(
+            attack.target, outcome.guess, victims, self.data.auxiliary, drawn, classifier=classifier
+        )
         return AttackResult(name, party, outcome.guess, truth, scores, outcome.seconds)
+
+    def _batches(self, client: int, number: int) -> list[Tensor]:
+        """Return the rows of every step that `client` took in round `number`."""
+        assert self.training is not None
+        plan, rows = self.training, len(self.data.clients[client].train)
+        epochs = plan.epochs(number)
+        return [b for epoch in epochs for b in batches(rows, plan.batch_size, plan.seed, epoch, client)]
+
+    def _local(self, party: str, client: int) -> LocalTraining | None:
+        """Return what a fed server knows of how `client` trains; None for everybody else."""
+        role = self.engine.parties[party].role
+        optimizer = self.engine.party(client, role).optimizer
+        if party != FED or optimizer is None or self.training is None:
+            return None
+        options = {n: v for n, v in optimizer.param_groups[0].items() if n != "params"}
+        sizes = [len(rows) for rows in self._batches(client, 0)]
+        return local_training(self.engine.topologies[client], role, type(optimizer).__name__, options, sizes)
 
     def knowledge(self, party: str, client: int, stream: int) -> Knowledge:
         """Return all that a threat model may grant `party`; an attack sees only what it requires."""
         engine = self.engine
         topology = engine.topologies[client]
         members = (engine.party(client, role) for role in topology.roles)
-        upstream = Upstream(
-            topology,
-            engine.all_facts[client],
-            engine.modules(client, self._newest(client)),
-            engine.defenses,
-            engine.parties[party].role,
-            self.seed,
-            {key: state for member in members for key, state in member.defense_states.items()},
+        modules = engine.modules(client, self._newest(client))
+        states = {key: state for member in members for key, state in member.defense_states.items()}
+        upstream, whole = (
+            Upstream(topology, engine.all_facts[client], modules, engine.defenses, role, self.seed, states)
+            for role in (engine.parties[party].role, None)
         )
         auxiliary = self.data.auxiliary
+        inputs = partial(feed, names=topology.inputs, features=self.data.victims.features)
+        role = engine.parties[party].role
+        own = downstream(topology, engine.all_facts[client], role, engine.held_by(party, client), inputs)
+        insider = engine.insiders.get(party)
         return Knowledge(
             self.data.shape,
             self.data.victims.value_range,
@@ -119,9 +255,51 @@ class Inquiry:
             lambda x: upstream(self._feed(client, x)),
             lambda x: upstream.sample(self._feed(client, x)),
             engine.device,
-            classes=self.data.task.outputs if self.data.task.name == "classification" else 2,
+            classes=self._classes,
             auxiliary_labels=auxiliary.y.to(engine.device),
+            attributes={
+                name: (target.y.to(engine.device), _classes(target.task)) for name, target in auxiliary.targets.items()
+            },
+            predict=self._predict(client, stream),
+            model=lambda x: whole(self._feed(client, x))[topology.heads[0].value],
+            imitate=self._imitate(client),
+            insider=insider if isinstance(insider, Insider) else None,
+            architecture=self._architecture(party, client),
+            loss=None if own is None else own.loss,
         )
+
+    def _architecture(self, party: str, client: int) -> Architecture:
+        engine = self.engine
+        topology, role = engine.topologies[client], engine.parties[party].role
+        inputs = partial(feed, names=topology.inputs, features=self.data.victims.features)
+        own = engine.held_by(party, client)
+        return Architecture(
+            topology, engine.all_facts[client], engine.defenses, role, self.seed, own, inputs, engine.device
+        )
+
+    def _stolen(self, clone: Clone | None, party: str, client: int, seed: int) -> Grade | None:
+        """Grade the whole model with the upstream segments of `clone`, beside the trained and fresh ones."""
+        rows, engine = self.data.test_union(), self.engine
+        if not isinstance(clone, FreshUpstream) or self._classes is None or len(rows) == 0:
+            return None
+        topology, trained = engine.topologies[client], engine.modules(client, self._newest(client))
+        members = (engine.party(client, role) for role in topology.roles)
+        states = {key: state for member in members for key, state in member.defense_states.items()}
+        upstreams = {
+            "clone": clone.modules,
+            "trained": {},
+            "fresh": self._architecture(party, client)(seed).modules,
+        }
+        outputs: dict[str, Tensor] = {}
+        for name, modules in upstreams.items():
+            whole = Upstream(
+                topology, engine.all_facts[client], {**trained, **modules}, engine.defenses, None, self.seed, states
+            )
+            head = topology.heads[0].value
+            with torch.no_grad():
+                parts = [whole(self._feed(client, x.to(engine.device)))[head].cpu() for x in rows.x.split(256)]
+            outputs[name] = torch.cat(parts)
+        return grade_clone(outputs, rows.label(topology.heads[0].target), generator(seed, "bootstrap"))
 
     def _curious(self) -> str:
         topology = self.engine.topology
@@ -133,6 +311,30 @@ class Inquiry:
     def _feed(self, client: int, x: Tensor) -> dict[str, Tensor]:
         """Return what each input of the client's topology gets of `x`."""
         return feed(x, self.engine.topologies[client].inputs, self.data.victims.features)
+
+    def _imitate(self, client: int) -> Imitate:
+        def imitate(x: Tensor, y: Tensor, epochs: int | None, batch_size: int | None, seed: int) -> Rerun:
+            plan = self.training or Training()
+            passes = self.rounds * plan.local_epochs if epochs is None else epochs
+            copied = Rerun(self.engine, client, lambda rows: self._feed(client, rows), seed)
+            copied.train(x, y, passes, plan.batch_size if batch_size is None else batch_size)
+            return copied
+
+        return imitate
+
+    def _predict(self, client: int, stream: int) -> Callable[[Tensor], Tensor]:
+        """Every call sends rows through all the parties of `client`; defenses draw afresh each time."""
+        calls = 0
+
+        def predict(x: Tensor) -> Tensor:
+            nonlocal calls
+            calls += 1
+            self.lend(client, "query", x)
+            number = derive(stream, "predict", calls)
+            found = self.engine.predict(client, "query", "query", number, borrow=self._newest(client))
+            return found.outputs[self.engine.topologies[client].heads[0].value].to(self.engine.device)
+
+        return predict
 
     def _query(self, party: str, client: int, stream: int) -> Callable[[Tensor], Releases]:
         """Every call sends rows through the victims' own parties; defenses draw afresh each time."""
@@ -148,3 +350,8 @@ class Inquiry:
             return recorder.view().select(kind="activation").tensors(self.engine.device)
 
         return query
+
+
+def _classes(task: Task) -> int | None:
+    """Return how many classes `task` tells apart; None where it learns numbers."""
+    return {"classification": task.outputs, "binary": 2}.get(task.name)

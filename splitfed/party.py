@@ -108,6 +108,10 @@ class Party:
             {name: t.to(self.device) for name, t in labels.items()},
         )
 
+    def inputs(self, lane: int) -> dict[str, Tensor]:
+        """Return this party's raw inputs of the step that `lane` is in; for an insider at this very party."""
+        return dict(self._tapes[lane].inputs)
+
     def rows(self, part: str) -> int:
         """Return how many rows this party has in `part`."""
         inputs, labels = self._data[part]
@@ -252,6 +256,11 @@ class Party:
             if missing:
                 raise KeyError(f"{segment}/{missing.pop()}")
             module.load_state_dict({n: tensors.get(f"{segment}/{n}", t) for n, t in own.items()})
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """What steps its weights, None where it has none; for the experimenter who says what is public."""
+        return self._optimizer
 
     @property
     def defense_states(self) -> dict[tuple[str, int], Any]:

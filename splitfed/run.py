@@ -12,8 +12,9 @@ from splitfed.accounting.clock import Clock
 from splitfed.attacks.base import Attack, Phase, Progress
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
-from splitfed.engines.base import Source, Trainer
+from splitfed.engines.base import FED, Source, Trainer
 from splitfed.engines.local import LocalEngine
+from splitfed.engines.residents import Inside
 from splitfed.errors import InvalidInput, unknown
 from splitfed.folder import RunFolder
 from splitfed.graph import Head
@@ -75,6 +76,11 @@ class Run:
     def epsilon(self) -> float | None:
         """The privacy loss the defenses promise; None where none of them has a formal guarantee, as today."""
         return None
+
+    @property
+    def intruders(self) -> Mapping[str, Inside]:
+        """What lived inside the training, by party."""
+        return self.engine.insiders
 
     def evaluate(self, part: str, number: int = 0) -> dict[str, Any]:
         """Score `part` ("validation" or "test") for each client and on the union of all.
@@ -149,19 +155,28 @@ class Run:
         client: int = 0,
         seed: int | None = None,
         progress: Progress | None = None,
+        round: int | None = None,
+        classifier: bool = False,
     ) -> list[AttackResult]:
         """Let `adversary` (a party; default: the first without data) run `attacks` against `victims`.
 
         The victims' rows are put through the parties of `client` once, and the adversary gets what arrived. They
-        default to the rows set aside for this, which nobody trained on; `seed` defaults to the run's.
+        default to the rows set aside for this, which nobody trained on; `seed` defaults to the run's. Attacks on
+        recorded training go against the rows of `client` in `round` (default: the newest that was recorded)
+        instead, and their default adversary is the fed server.
+        `classifier`: grade reconstructions by the accuracy of a classifier of clean auxiliary rows as well.
         """
         chosen = [attacks] if isinstance(attacks, (str, Attack)) else list(attacks)
-        party, truth = self.inquiry.adversary(adversary), self.inquiry.victims(victims)
         base = self.seed if seed is None else seed
         ready = [load("attacks", a).preset("fast") if isinstance(a, str) else a for a in chosen]
+        past = [a.phase is Phase.TRAINING for a in ready]
+        party = self.inquiry.adversary(adversary or (FED if all(past) and FED in self.engine.parties else None))
+        if any(past) and victims is not None:
+            raise InvalidInput(f"{type(ready[past.index(True)]).__name__} goes against training rows: name no victims")
+        truth = self.data.victims if all(past) else self.inquiry.victims(victims)
         names = [a if isinstance(a, str) else name_of("attacks", type(a)) for a in chosen]
         return [
-            self.inquiry.attack(name, attack, party, truth, client, base, progress)
+            self.inquiry.attack(name, attack, party, truth, client, base, progress, round, classifier)
             for name, attack in zip(names, ready, strict=True)
         ]
 

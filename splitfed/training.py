@@ -10,19 +10,25 @@ from typing import Any
 import torch
 
 from splitfed.accounting.speeds import Speeds
+from splitfed.attacks.intruder import Intruder
 from splitfed.data.federation import Federation
 from splitfed.defense import Defense
 from splitfed.description import describe
+from splitfed.detectors.base import Detector
 from splitfed.engines.local import LocalEngine
 from splitfed.errors import InvalidInput, check_count
 from splitfed.folder import RunFolder
 from splitfed.graph import Topology
+from splitfed.insiders import enter, intruder
+from splitfed.manipulations import entering
+from splitfed.manipulations.base import Manipulation
 from splitfed.optim import Optim
 from splitfed.planning.timed import clock_of
 from splitfed.preparation import Prepared, inputs_of, labels_of, prepare
 from splitfed.run import Run
 from splitfed.schedules.base import Schedule, Training
 from splitfed.view import Recording
+from splitfed.watching import post
 
 Progress = Callable[[int, int, Mapping[str, Any]], None]
 
@@ -40,6 +46,9 @@ def train(
     seed: int = 0,
     device: torch.device | str = "cpu",
     record: Recording | None = None,
+    intruders: Mapping[str, Intruder | str] | None = None,
+    detectors: Mapping[str, Detector] | None = None,
+    manipulations: Manipulation | Sequence[Manipulation] = (),
     speeds: Speeds | None = None,
     folder: str | Path | None = None,
     resume: bool = False,
@@ -49,15 +58,18 @@ def train(
     """Train `topology` for `rounds` rounds on `data` and return the run.
 
     `topology`: one for all clients, or one a client, with segments of different make on the same shared ones.
-    `optimizer`: one for all roles, or role -> `Optim` (default SGD at rate 0.05, momentum 0.9). `record`: whose
-    view to keep during training. `speeds`: machines and links; with them a simulated clock runs beside training.
-    `folder`: where metrics and a checkpoint of every round go; with `resume` the run goes on from the newest one, to
-    the same bits as if it had never stopped. `progress(round, rounds, metrics)` is called after every round. Raises
-    `InvalidInput`, before anything is computed or written, for anything that does not fit, and `NonFinite` when
-    training diverges.
+    `optimizer`: one for all roles, or role -> `Optim` (default SGD at rate 0.05, momentum 0.9). `record`: whose view to
+    keep during training. `intruders`: party -> an attack that lives inside training there. `detectors`: client (or the
+    clients' role) -> who watches over its gradients. `manipulations`: clients that misbehave; the run's data are then
+    as they left them. `speeds`: machines and links; with them a simulated clock runs beside training. `folder`: where
+    metrics and a checkpoint of every round go; with `resume` the run goes on from the newest one, to the same bits as
+    if it had never stopped. `progress(round, rounds, metrics)` is called after every round. Raises `InvalidInput`,
+    before anything is computed or written, for anything that does not fit, and `NonFinite` when training diverges.
     """
     check_count("rounds", rounds, low=1)
     check_count("evaluate_every", evaluate_every, low=1)
+    misconduct = entering.listed(manipulations)
+    data = entering.poisoned(data, misconduct, seed)
     prepared = prepare(
         topology,
         data,
@@ -71,9 +83,20 @@ def train(
     if resume and place is None:
         raise InvalidInput("resume=True needs the folder of the run to resume")
     engine = engine_of(prepared, device, record, None if place is None else place.path / "views")
+    enter(engine, prepared, intruders or {})
+    post(engine, prepared, detectors or {})
+    entering.enter(engine, data, misconduct, seed)
     if place is not None:
-        place.claim(describe(prepared, rounds, record, device), resume=resume)
+        residents = {
+            "intruders": {name: repr(intruder(given)) for name, given in (intruders or {}).items()},
+            "detectors": {name: repr(detector) for name, detector in (detectors or {}).items()},
+        }
+        if misconduct:
+            residents["manipulations"] = {str(i): repr(one) for i, one in enumerate(misconduct)}
+        place.claim({**describe(prepared, rounds, record, device), **residents}, resume=resume)
     run = Run(engine, data, prepared.schedule, prepared.schedule.start(len(data.clients)), seed, place, clock)
+    run.inquiry.training = prepared.training
+    run.inquiry.rounds = rounds
     first = 0 if place is None else place.restore(run)
     for number in range(first, rounds):
         due = (number + 1) % evaluate_every == 0 or number + 1 == rounds
@@ -130,6 +153,10 @@ def _round(run: Run, training: Training, number: int, due: bool) -> dict[str, An
     }
     if run.clock is not None:
         metrics["simulated_seconds"] = run.clock.now
+    if engine.insiders:
+        metrics["intruders"] = {name: insider.metrics() for name, insider in engine.insiders.items()}
+    if engine.guards:
+        metrics["detectors"] = {name: guard.metrics() for name, guard in engine.guards.items()}
     metrics |= {part: run.evaluate(part, number) for part in ("validation", "test") if due}
     run.history.append(metrics)
     return metrics

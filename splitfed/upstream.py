@@ -1,4 +1,4 @@
-"""The upstream function of a party: from the raw input to what arrives there, from known weights."""
+"""The upstream function of a party: from the raw input to what arrives there, or to the outputs, from known weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from splitfed.view import Stamp
 
 
 class Upstream:
-    """Differentiable in its input; holds frozen copies in evaluation mode and each defense at its mean."""
+    """Differentiable in its input; holds frozen copies in evaluation mode and each defense at its mean.
+
+    `role`: what arrives there is returned; None: the outputs of the whole model, by head.
+    """
 
     def __init__(
         self,
@@ -24,12 +27,12 @@ class Upstream:
         facts: Facts,
         modules: Mapping[str, nn.Module],
         defenses: Sequence[Defense],
-        role: str,
+        role: str | None,
         seed: int,
         states: Mapping[tuple[str, int], Any] | None = None,
     ) -> None:
         self._topology, self._facts, self._role, self._seed = topology, facts, role, seed
-        self._segments = topology.upstream(role)
+        self._segments = topology.segments if role is None else topology.upstream(role)
         self._states = copy.deepcopy(dict(states or {}))
         self._samples = 0
         self._modules = copy.deepcopy({s.name: modules[s.name] for s in self._segments})
@@ -45,6 +48,11 @@ class Upstream:
     def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return what arrives at the role for raw `inputs`, every defense at its mean: value -> (n, ...)."""
         return self._walk(inputs, None)
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """The copies by segment."""
+        return self._modules
 
     def sample(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return what might arrive at the role for raw `inputs`: every defense draws afresh."""
@@ -65,7 +73,7 @@ class Upstream:
                 if edge.source == segment.name:
                     values = self._defended(edge.source, edge.target, made, inputs, sample)
                     arrived[self._topology.role_of(edge.target)].update(values)
-        return arrived[self._role]
+        return {h.value: made[h.value] for h in self._topology.heads} if self._role is None else arrived[self._role]
 
     def _defended(
         self, source: str, target: str, made: Mapping[str, Tensor], inputs: Mapping[str, Tensor], sample: int | None

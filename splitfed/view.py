@@ -53,7 +53,10 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class View:
-    """All that `party` received and was recorded, in order, with the segments it holds itself."""
+    """All that `party` received and was recorded, in order, with the segments it holds itself.
+
+    A fed server's view holds the weights it sent out, too.
+    """
 
     party: str
     messages: tuple[Message, ...]

@@ -19,7 +19,8 @@ from torch import Tensor
 import splitfed
 from splitfed.attacks.base import Attack, Knowledge, Needs, Progress
 from splitfed.attacks.inverse_network import InverseNetwork
-from splitfed.attacks.rmle import Rmle, total_variation
+from splitfed.attacks.priors import total_variation
+from splitfed.attacks.rmle import Rmle
 from splitfed.data.federation import Federation
 from splitfed.defense import Defense
 from splitfed.defenses import Noise

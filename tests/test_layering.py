@@ -24,7 +24,9 @@ ROOT = Path(__file__).resolve().parent.parent
 BASE = ("errors", "seeding", "task", "registry", "dependence", "intervals", "optim", "aliasing")
 CORE = ("graph", "cutting", "probe", "view", "traffic", "defense", "duty", "finite", "party", "executor", "engines")
 ALGORITHMS = ("topologies", "attacks", "defenses", "schedules", "federated", "accounting", "data", "models", "matching")
-RUNNING = ("folder", "preparation", "planning", "description", "inquiry", "run", "training", "study")
+ALGORITHMS += ("manipulations", "detectors")
+RUNNING = ("folder", "preparation", "planning", "description", "insiders", "watching", "inquiry", "run", "training")
+RUNNING += ("study",)
 EVERYTHING = {*BASE, *CORE, *ALGORITHMS, *RUNNING}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
@@ -39,6 +41,8 @@ ALLOWED: dict[str, set[str]] = {
     "data": set(BASE),
     "models": set(BASE),
     "matching": {*BASE, "graph", "cutting", "view", "traffic", "data"},
+    "manipulations": {*BASE, *CORE, "data"},
+    "detectors": {*BASE, "graph", "view"},
     **{
         unit: {*BASE, *CORE, *ALGORITHMS, *RUNNING[:above]}
         for above, unit in enumerate(RUNNING)

@@ -11,8 +11,7 @@ import pytest
 
 import splitfed
 from splitfed.registry import TABLES
-from splitfed.study import config
-from splitfed.study.grid import expand
+from splitfed.study import session
 from tests.readme import README, current
 
 TEXT = README.read_text("utf-8")
@@ -45,13 +44,14 @@ def test_the_vertical_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "200" in capsys.readouterr().out
 
 
-def test_the_study_is_valid(tmp_path: Path) -> None:
-    study = re.search(r"```toml\n(.*?)```", TEXT, re.DOTALL)
-    assert study is not None
-    (tmp_path / "study.toml").write_text(study[1], "utf-8")
-    grid = expand(config.parse(config.read(tmp_path / "study.toml"), "study.toml"), "study.toml", tmp_path)
-    # Four strengths (none and three) over three seeds.
-    assert len(grid.cells) == 12
+# Four strengths (none and three) over three seeds; two fusions with one seed.
+@pytest.mark.parametrize(("number", "runs"), [(0, 12), (1, 2)])
+def test_the_studies_are_valid(tmp_path: Path, number: int, runs: int) -> None:
+    studies = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
+    assert len(studies) == 2
+    (tmp_path / "study.toml").write_text(studies[number], "utf-8")
+    ready = session.prepare(tmp_path / "study.toml")
+    assert len(ready.grid.cells) == runs
 
 
 def test_the_attack_of_the_contributing_page_runs_and_beats_the_mean_image(

@@ -118,7 +118,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         small(defense=[{"name": "noise"}, {"name": "noise"}]),
         r"defense: noise\(scale=1\) is there 2 times; expected once",
     ),
-    (small(attack=[{"name": "rlme"}]), r"attack\[0\]\.name: unknown attack 'rlme'; did you mean 'rmle'\?"),
+    (small(attack=[{"name": "rlme"}]), r"attack\[0\]\.name: unknown attack 'rlme'; did you mean 'rmle'"),
     (
         small(attack=[{"name": "rmle", "preset": "fats"}]),
         r"attack\[0\]\.preset: unknown preset 'fats'; did you mean 'fast'",

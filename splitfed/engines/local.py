@@ -15,7 +15,8 @@ from splitfed.defense import Defense
 from splitfed.engines.base import FED, Placement, Prediction, Source
 from splitfed.engines.mean import Mean, shares
 from splitfed.engines.placing import Crew
-from splitfed.executor import Combine, Lane, exchange, exchange_together, predict_step, train_step
+from splitfed.engines.residents import Guard, Inside
+from splitfed.executor import Combine, Lane, exchange, exchange_together, predict_step
 from splitfed.graph import Topology, weights
 from splitfed.optim import Optim
 from splitfed.party import Batch, Party
@@ -33,9 +34,11 @@ class LocalLink:
         self.traffic = traffic
         self.recorders = dict(recorders)
         self.taps: dict[str, Tap] = {}
+        self.listeners: dict[str, Callable[[Message], None]] = {}
+        self.readers: dict[str, Tap] = {}
 
     def deliver(self, message: Message) -> Message:
-        """Carry `message`; an active adversary's tap at the sender may replace what it sends."""
+        """Carry `message`; an adversary's tap may replace what its party sends, its reader what that party uses."""
         tap = self.taps.get(message.sender)
         if tap is not None:
             message = tap(message)
@@ -43,7 +46,14 @@ class LocalLink:
         recorder = self.recorders.get(message.receiver)
         if recorder is not None:
             recorder.receive(message)
-        return message
+        listener = self.listeners.get(message.receiver)
+        if listener is not None:
+            listener(message)
+        if message.sender == FED and FED in self.recorders:
+            # What came back says little without what it was made from.
+            self.recorders[FED].receive(message)
+        reader = self.readers.get(message.receiver)
+        return message if reader is None else reader(message)
 
 
 class LocalEngine:
@@ -70,6 +80,7 @@ class LocalEngine:
         self.all_facts = [facts] * lanes if isinstance(facts, Facts) else list(facts)
         self.topology, self.facts = self.topologies[0], self.all_facts[0]
         self.defenses = tuple(defenses)
+        self.optims = dict(optims or {})
         self.device = torch.device(device)
         self.traffic = Traffic()
         self.crew = Crew(
@@ -77,6 +88,8 @@ class LocalEngine:
         )
         recorders = (recording or Recording()).recorders(tuple(self.parties), folder)
         self.link = LocalLink(self.traffic, recorders)
+        self.insiders: dict[str, Inside] = {}
+        self.guards: dict[str, Guard] = {}
 
     @property
     def lanes(self) -> int:
@@ -91,6 +104,12 @@ class LocalEngine:
     def party(self, lane: int, role: str) -> Party:
         """Return the party that plays `role` for `lane`, as it trains."""
         return self.crew.lanes[lane].parties[role]
+
+    def join(self, party: str, insider: Inside) -> None:
+        """Let `insider` see all that `party` receives, and stand where it sends."""
+        self.insiders[party] = insider
+        self.link.listeners[party] = insider.receive
+        self.link.taps[party] = insider.send
 
     def own(self, lane: int, part: str, inputs: Mapping[str, Tensor], labels: Mapping[str, Tensor]) -> None:
         """Give each data owner of `lane` the inputs and labels that are its own."""
@@ -109,7 +128,9 @@ class LocalEngine:
         place = self.crew.lanes[lane]
         losses = []
         for step, rows in enumerate(batches, first):
-            values = train_step(place, self.link, Batch("train", rows), place.stamp("train", epoch, step))
+            stamp = place.stamp("train", epoch, step)
+            values = exchange(place, self.link, self._batch(place, rows, stamp), stamp)
+            self._update([place])
             losses.append(_total(place, values))
         return losses
 
@@ -130,16 +151,16 @@ class LocalEngine:
     ) -> dict[int, float]:
         """Take one step of every party on the sum of the lanes' losses; see `Trainer.train_together`."""
         places = [self.crew.lanes[lane] for lane in batches]
+        stamps = [place.stamp("train", epoch, step) for place in places]
         turns = [
-            (place, Batch("train", batches[place.index]), place.stamp("train", epoch, step), scales[place.index])
-            for place in places
+            (place, self._batch(place, batches[place.index], stamp), stamp, scales[place.index])
+            for place, stamp in zip(places, stamps, strict=True)
         ]
         if combine is None:
             values = [exchange(place, self.link, batch, stamp, scale) for place, batch, stamp, scale in turns]
         else:
             values = exchange_together(turns, self.link, combine)
-        for party in {id(p): p for place in places for p in place.parties.values()}.values():
-            party.update()
+        self._update(places)
         return {place.index: _total(place, found) for place, found in zip(places, values, strict=True)}
 
     def predict(
@@ -264,6 +285,8 @@ class LocalEngine:
             "parties": {name: party.state() for name, party in self.crew.members().items()},
             "recorders": {name: recorder.state() for name, recorder in self.link.recorders.items()},
             "traffic": self.traffic.state(),
+            "insiders": {name: insider.state() for name, insider in self.insiders.items()},
+            "guards": {name: guard.state() for name, guard in self.guards.items()},
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -273,6 +296,29 @@ class LocalEngine:
         for name, recorder in self.link.recorders.items():
             recorder.load_state(state["recorders"][name])
         self.traffic.load_state(state["traffic"])
+        for name, insider in self.insiders.items():
+            insider.load_state(state["insiders"][name])
+        for name, guard in self.guards.items():
+            guard.load_state(state["guards"][name])
+
+    def _batch(self, place: Lane, rows: Tensor, stamp: Stamp) -> Batch:
+        """Return the rows of a step, or what a guard of the lane puts in their place."""
+        batch = Batch("train", rows)
+        for party in place.parties.values() if self.guards else ():
+            if guard := self.guards.get(party.name):
+                batch = guard.batch(party, batch, stamp)
+        return batch
+
+    def _update(self, places: Sequence[Lane]) -> None:
+        """Let every party of a step learn, unless its guard objects; then let the insiders do their own."""
+        for party in {id(p): p for place in places for p in place.parties.values()}.values():
+            guard = self.guards.get(party.name)
+            if guard is None or guard.keeps(party):
+                party.update()
+            else:
+                party.drop_gradients()
+        for insider in self.insiders.values():
+            insider.step_ended()
 
     def _serving(self, lane: int) -> Lane:
         """The lane as it predicts: with the merged segments where it trains a copy."""

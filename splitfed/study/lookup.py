@@ -31,16 +31,6 @@ def find(
     return found.written, [Named(name, point, _told(kind, name, allowed, point)) for point in found.points]
 
 
-def one(mistakes: Mistakes, where: str, kind: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], Named | None]:
-    """Check an algorithm that is written as a table with a name, without a grid, and construct it once."""
-    name, rest = named(mistakes, where, given)
-    if name is None:
-        return {}, None
-    written, points = find(mistakes, where, kind, name, rest)
-    fits = bool(points) and constructs(mistakes, where, kind, points[0])
-    return {"name": name, **written}, points[0] if fits else None
-
-
 def named(mistakes: Mistakes, where: str, given: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
     """Take the name out of a table; None where it is missing or no text."""
     rest = dict(given)

@@ -1,0 +1,100 @@
+"""The upstream function of a party for somebody who knows its architecture and none of its weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from splitfed.defense import Defense
+from splitfed.duty import duties
+from splitfed.errors import InvalidInput
+from splitfed.graph import Topology
+from splitfed.probe import Facts
+from splitfed.rerun import fresh
+from splitfed.seeding import derive
+from splitfed.upstream import Upstream
+
+Feed = Callable[[Tensor], Mapping[str, Tensor]]
+
+
+class FreshUpstream:
+    """What `Upstream` computes, with weights to be trained: from raw rows to what arrives at a party.
+
+    Modules are in evaluation mode; those of the party itself, where its own segments stand upstream of it, are frozen.
+    """
+
+    def __init__(self, upstream: Upstream, feed: Feed, own: Sequence[str]) -> None:
+        self._upstream, self._feed = upstream, feed
+        for name, module in upstream.modules.items():
+            module.requires_grad_(name not in own)
+
+    def __call__(self, x: Tensor) -> dict[str, Tensor]:
+        """Return what arrives for raw rows x (n, *shape), every defense at its mean: value -> (n, ...)."""
+        return self._upstream(self._feed(x))
+
+    def sample(self, x: Tensor) -> dict[str, Tensor]:
+        """Return what might arrive for raw rows x (n, *shape): every defense draws afresh."""
+        return self._upstream.sample(self._feed(x))
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Return the weights that are the adversary's to train."""
+        return (p for module in self._upstream.modules.values() for p in module.parameters() if p.requires_grad)
+
+    @property
+    def modules(self) -> Mapping[str, nn.Module]:
+        """The segments by name."""
+        return self._upstream.modules
+
+
+class Architecture:
+    """Draws upstream functions of `role`; holds no trained tensor but copies of the role's `own` segments.
+
+    Defenses that keep a state start afresh. `feed(x)` returns what each input of the topology gets of rows x, and
+    must hold no data either.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        facts: Facts,
+        defenses: Sequence[Defense],
+        role: str,
+        seed: int,
+        own: Mapping[str, nn.Module],
+        feed: Feed,
+        device: torch.device,
+    ) -> None:
+        self._device = device
+        self._facts, self._defenses, self._role, self._seed, self._feed = facts, tuple(defenses), role, seed, feed
+        upstream = [s.name for s in topology.upstream(role)]
+        self._own = copy.deepcopy({name: own[name] for name in upstream if name in own})
+        theirs = set(upstream) - set(self._own)
+        # What the adversary does not model is replaced, so that not even the first weights of it can be reached.
+        segments = tuple(s if s.name in theirs else replace(s, module=nn.Identity()) for s in topology.segments)
+        self._refusal = ""
+        try:
+            self._topology = fresh(replace(topology, segments=segments), derive(seed, "architecture"))
+        except InvalidInput as error:
+            self._refusal = str(error)
+
+    def __call__(self, seed: int) -> FreshUpstream:
+        """Return an upstream function drawn from `seed`, or refuse a module that nobody can draw anew."""
+        if self._refusal:
+            raise InvalidInput(self._refusal)
+        topology = fresh(self._topology, seed)
+        modules = {**{s.name: s.module.to(self._device) for s in topology.segments}, **self._own}
+        states = {
+            (port.edge, guard.position): guard.defense.start(
+                {v: self._facts.shapes[v] for v in port.values}, derive(seed, "start", port.edge, guard.position)
+            )
+            for work in duties(topology, self._facts, self._defenses).values()
+            for duty in work
+            for port in duty.departures
+            for guard in port.guards
+        }
+        upstream = Upstream(topology, self._facts, modules, self._defenses, self._role, self._seed, states)
+        return FreshUpstream(upstream, self._feed, tuple(self._own))

@@ -1,0 +1,32 @@
+"""Candidates for a membership attack: as many rows that clients trained on as rows that nobody trained on."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from splitfed.data.dataset import Dataset
+from splitfed.data.federation import Federation
+from splitfed.errors import InvalidInput
+
+
+def candidates(data: Federation, outsiders: Dataset, generator: torch.Generator) -> tuple[Dataset, Tensor]:
+    """Return a balanced set of rows in random order, and (rows,) bool, which of them were trained on.
+
+    Members are drawn from the training rows of all clients alike, non-members from `outsiders`, which nobody trained
+    on; there are as many of each as the smaller side has. Raises `InvalidInput` where a side is empty.
+    """
+    trained = trained_rows(data)
+    count = min(len(trained), len(outsiders))
+    if count == 0:
+        raise InvalidInput("there are no rows that nobody trained on: set some aside (victims=64)")
+    inside, outside = (torch.randperm(len(side), generator=generator)[:count] for side in (trained, outsiders))
+    both = trained.rows(inside).join([outsiders.rows(outside)])
+    order = torch.randperm(2 * count, generator=generator)
+    return both.rows(order), order < count
+
+
+def trained_rows(data: Federation) -> Dataset:
+    """Return the training rows of all clients, client by client."""
+    first, *others = data.clients
+    return first.train.join(client.train for client in others)
