@@ -155,8 +155,8 @@ def _round(run: Run, training: Training, number: int, due: bool) -> dict[str, An
         metrics["simulated_seconds"] = run.clock.now
     if engine.insiders:
         metrics["intruders"] = {name: insider.metrics() for name, insider in engine.insiders.items()}
-    if engine.guards:
-        metrics["detectors"] = {name: guard.metrics() for name, guard in engine.guards.items()}
+    if engine.sentries:
+        metrics["detectors"] = {name: sentry.metrics() for name, sentry in engine.sentries.items()}
     metrics |= {part: run.evaluate(part, number) for part in ("validation", "test") if due}
     run.history.append(metrics)
     return metrics

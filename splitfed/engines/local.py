@@ -15,7 +15,7 @@ from splitfed.defense import Defense
 from splitfed.engines.base import FED, Placement, Prediction, Source
 from splitfed.engines.mean import Mean, shares
 from splitfed.engines.placing import Crew
-from splitfed.engines.residents import Guard, Inside
+from splitfed.engines.residents import Inside, Sentry
 from splitfed.executor import Combine, Lane, exchange, exchange_together, predict_step
 from splitfed.graph import Topology, weights
 from splitfed.optim import Optim
@@ -89,7 +89,7 @@ class LocalEngine:
         recorders = (recording or Recording()).recorders(tuple(self.parties), folder)
         self.link = LocalLink(self.traffic, recorders)
         self.insiders: dict[str, Inside] = {}
-        self.guards: dict[str, Guard] = {}
+        self.sentries: dict[str, Sentry] = {}
 
     @property
     def lanes(self) -> int:
@@ -286,7 +286,7 @@ class LocalEngine:
             "recorders": {name: recorder.state() for name, recorder in self.link.recorders.items()},
             "traffic": self.traffic.state(),
             "insiders": {name: insider.state() for name, insider in self.insiders.items()},
-            "guards": {name: guard.state() for name, guard in self.guards.items()},
+            "sentries": {name: sentry.state() for name, sentry in self.sentries.items()},
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -298,22 +298,22 @@ class LocalEngine:
         self.traffic.load_state(state["traffic"])
         for name, insider in self.insiders.items():
             insider.load_state(state["insiders"][name])
-        for name, guard in self.guards.items():
-            guard.load_state(state["guards"][name])
+        for name, sentry in self.sentries.items():
+            sentry.load_state(state["sentries"][name])
 
     def _batch(self, place: Lane, rows: Tensor, stamp: Stamp) -> Batch:
-        """Return the rows of a step, or what a guard of the lane puts in their place."""
+        """Return the rows of a step, or what a sentry of the lane puts in their place."""
         batch = Batch("train", rows)
-        for party in place.parties.values() if self.guards else ():
-            if guard := self.guards.get(party.name):
-                batch = guard.batch(party, batch, stamp)
+        for party in place.parties.values() if self.sentries else ():
+            if sentry := self.sentries.get(party.name):
+                batch = sentry.batch(party, batch, stamp)
         return batch
 
     def _update(self, places: Sequence[Lane]) -> None:
-        """Let every party of a step learn, unless its guard objects; then let the insiders do their own."""
+        """Let every party of a step learn, unless its sentry objects; then let the insiders do their own."""
         for party in {id(p): p for place in places for p in place.parties.values()}.values():
-            guard = self.guards.get(party.name)
-            if guard is None or guard.keeps(party):
+            sentry = self.sentries.get(party.name)
+            if sentry is None or sentry.keeps(party):
                 party.update()
             else:
                 party.drop_gradients()

@@ -1,0 +1,169 @@
+"""PCAT: an honest server trains a pseudo-client against its own segments as they learn, and inverts that.
+
+Paper: Gao, Zhang, "PCAT: functionality and data stealing from split learning by pseudo-client attack", USENIX Security
+2023.
+
+After every honest step on (z, y) auxiliary rows with the same labels are drawn (where labels do not arrive: any rows);
+CE(g(f'(x_a)), y_a) moves the pseudo-client f' alone, g being the party's own segments, frozen and in evaluation mode:
+it learns from the honest gradient and nothing else. The attack starts `start` steps late, for a young g teaches little.
+With `after` g never moves: all of `steps` are taken on the trained g when the guess is asked for (the paper's vanilla
+variant). For a guess an inverse network learns (f'(x_a), x_a), is applied to z, and its result x refined so that
+f'(x) = z. Where labels do not arrive a pseudo-head learns beside f' and reads them. Networks are generic residual ones;
+what the pseudo-client sends passes the run's defenses, drawn by the attacker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from splitfed.attacks.base import Needs, Target
+from splitfed.attacks.intruder import Insider, Intruder, Post, Seen
+from splitfed.attacks.networks import Translator
+from splitfed.attacks.replica import Replica
+from splitfed.attacks.scaling import Scale
+from splitfed.attacks.student import check_classes, likely, loss_of
+from splitfed.errors import check_count, check_number
+from splitfed.seeding import derive, generator, stream
+from splitfed.view import View
+
+
+@dataclass(frozen=True)
+class Pcat(Intruder):
+    """Rates of pseudo-client and pseudo-head `lr`, late `start` in steps; the inverse: `inverse_steps` at `inverse_lr`.
+
+    `refine`: steps from the inverse's guess to one that releases what was seen. `after`: None, or how many steps to
+    take once training is over, in place of those during it, in batches of 64.
+    """
+
+    learns_from: ClassVar[frozenset[Needs]] = frozenset({Needs.AUXILIARY, Needs.AUXILIARY_LABELS})
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fast": {"lr": 3e-3, "start": 50, "inverse_lr": 3e-3, "inverse_steps": 300, "refine": 50, "width": 24},
+        "paper": {"lr": 1e-3, "start": 100, "inverse_lr": 1e-3, "inverse_steps": 5000, "refine": 500, "width": 64},
+    }
+
+    lr: float = 1e-3
+    start: int = 100
+    inverse_lr: float = 1e-3
+    inverse_steps: int = 1000
+    refine: int = 100
+    refine_lr: float = 0.01
+    after: int | None = None
+    width: int = 24
+    blocks: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse rates that are not positive and counts below their least."""
+        for name in ("lr", "inverse_lr", "refine_lr"):
+            check_number(f"pcat {name}", getattr(self, name), low=0.0, open_low=True)
+        for name, low in (("start", 0), ("refine", 0), ("inverse_steps", 1), ("width", 1), ("blocks", 1)):
+            check_count(f"pcat {name}", getattr(self, name), low=low)
+        if self.after is not None:
+            check_count("pcat after", self.after, low=1)
+
+    def enter(self, post: Post) -> Insider:
+        """Return the insider; refuse a task without classes."""
+        check_classes("pcat", post)
+        return PseudoClient(self, post)
+
+
+class PseudoClient(Insider):
+    """PCAT at work: `client`, and `head` where no labels arrive."""
+
+    plan: Pcat
+
+    def build(self) -> None:
+        """Make the pseudo-client, and the head."""
+        plan, post, known = self.plan, self.post, self.post.knowledge
+        self.scale = Scale(known.value_range)
+        self.own = Replica(post.segments, post.value, post.out).to(self.device)
+        self.add("client", Translator(known.shape, post.shape, plan.width, plan.blocks), plan.lr)
+        if post.labels is None:
+            assert known.classes is not None
+            self.add("head", Translator(post.out_shape, (known.classes,), plan.width, plan.blocks), plan.lr)
+
+    def learn(self, seen: Seen, modules: Mapping[str, nn.Module], random: torch.Generator) -> None:
+        """Take a step against the party's newest weights, with the labels that arrived."""
+        if self.steps <= self.plan.start or self.plan.after is not None:
+            return
+        self.own.follow(modules)
+        rows = self.rows(len(seen.z), random) if seen.y is None else self._alike(seen.y, random)
+        self.note(auxiliary_task=self._follow(rows.to(self.device), self.steps))
+
+    def _follow(self, rows: Tensor, number: int) -> Tensor:
+        x, y = self._known()
+        made = self.own(self.post.release(self.nets["client"](x[rows]), number))
+        head = self.nets.get("head")
+        loss = loss_of(made if head is None else head(made), y[rows])
+        self.descend(dict.fromkeys(self.nets, loss))
+        return loss
+
+    def _known(self) -> tuple[Tensor, Tensor]:
+        known = self.post.knowledge
+        assert known.auxiliary is not None
+        assert known.auxiliary_labels is not None
+        return self.scale.down(known.auxiliary), known.auxiliary_labels.long().view(-1)
+
+    def _alike(self, wanted: Tensor, random: torch.Generator) -> Tensor:
+        """Draw auxiliary rows with the labels `wanted` (rows,); any row for a label that is not there."""
+        return same_labels(self._known()[1].cpu(), wanted.long().view(-1).cpu(), random)
+
+    def guess(self, view: View, target: Target) -> Tensor:
+        """Return (victims, *shape) from an inverse of the pseudo-client, or scores of labels (victims, classes).
+
+        The networks of the insider stay as they are: asked twice, it answers the same.
+        """
+        kept = self.state()
+        with torch.enable_grad(), stream(derive(self.post.seed, "guess"), self.device):
+            z = self.released(view)
+            self.own.follow(view.segments)
+            random = generator(self.post.seed, "guess draws")
+            for number in range(self.plan.after or 0):
+                self._follow(self.rows(64, random).to(self.device), -1 - number)
+            found = self._labels(z) if target is Target.LABELS else self._invert(z, random)
+        self.load_state(kept)
+        return found.detach()
+
+    def _labels(self, z: Tensor) -> Tensor:
+        scores = self.own(z)
+        return self.nets["head"](scores) if "head" in self.nets else likely(scores)
+
+    def _invert(self, z: Tensor, random: torch.Generator) -> Tensor:
+        plan, shape = self.plan, self.post.knowledge.shape
+        client = self.nets["client"]
+        inverse = Translator(self.post.shape, shape, plan.width, plan.blocks, bounded=self.scale.bounded)
+        optimizer = torch.optim.Adam(inverse.to(self.device).parameters(), lr=plan.inverse_lr)
+        x = self._known()[0]
+        for number in range(plan.inverse_steps):
+            rows = self.rows(64, random).to(self.device)
+            with torch.no_grad():
+                made = self.post.release(client(x[rows]), -1 - (plan.after or 0) - number)
+            _step(optimizer, functional.mse_loss(inverse(made), x[rows]))
+        found = inverse(z).detach().requires_grad_()
+        # Losses are added over victims, so that each is refined as if alone.
+        optimizer = torch.optim.Adam([found], lr=plan.refine_lr)
+        for _ in range(plan.refine):
+            _step(optimizer, (client(found) - z).square().flatten(1).mean(1).sum())
+        return self.scale.up(found)
+
+
+def same_labels(labels: Tensor, wanted: Tensor, random: torch.Generator) -> Tensor:
+    """Return for each of `wanted` (rows,) the number of a random row of `labels` that has it, or of any: (rows,)."""
+    places = {label: (labels == label).nonzero().flatten() for label in wanted.unique().tolist()}
+    chance = torch.rand(wanted.shape, generator=random)
+    found = torch.empty_like(wanted)
+    for row, label in enumerate(wanted.tolist()):
+        among = places[label] if len(places[label]) else torch.arange(len(labels))
+        found[row] = among[int(chance[row] * len(among))]
+    return found
+
+
+def _step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    optimizer.step()

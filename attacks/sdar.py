@@ -1,0 +1,158 @@
+"""SDAR: an honest server trains a simulator of the client and a decoder beside the task, both kept real by critics.
+
+Paper: Zhu, Luo, Wu, Xiao, "Passive inference attacks on split learning via adversarial regularization", NDSS 2025.
+
+After every honest step, with labelled auxiliary rows x_a and what arrived as z: the simulator e goes down
+CE(g(e(x_a)), y_a) + l1 BCE(D_e(e(x_a)), 1), g being the party's own segments, frozen and in evaluation mode; D_e learns
+z as real and e(x_a) as fake; then the decoder d goes down MSE(d(e(x_a)), x_a) + l2 BCE(D_d(d(z)), 1), and D_d learns
+x_a as real and d(z) as fake. The critics' rates are those of what they judge times l1 and l2, as the authors'.
+
+Where labels arrive, d and both critics know them; a victim's label, which does not arrive at inference, is what the
+server's own model says. Where they do not (U-shaped), a head h of the attacker's own stands behind g, a share `flip` of
+the auxiliary labels is drawn anew, and h(g(z)) guesses the victims' labels. The simulator's releases pass the run's
+defenses, drawn by the attacker. Our networks are generic residual ones; the authors' simulator has the client's layout.
+The authors take l1 = 0.04 and flip 10 to 40 % of the labels in U-shaped runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from splitfed.attacks.base import Needs, Target
+from splitfed.attacks.intruder import Insider, Intruder, Post, Seen
+from splitfed.attacks.networks import Critic, Translator
+from splitfed.attacks.replica import Replica
+from splitfed.attacks.scaling import Scale
+from splitfed.attacks.student import check_classes, likely, loss_of
+from splitfed.errors import check_count, check_number
+from splitfed.view import View
+
+
+@dataclass(frozen=True)
+class Sdar(Intruder):
+    """Rates of simulator `lr`, decoder `decoder_lr` and label head `head_lr`; weights `l1` and `l2` of the critics.
+
+    A weight of zero leaves its critic out. `flip`: the share of auxiliary labels drawn anew where no labels arrive.
+    """
+
+    learns_from: ClassVar[frozenset[Needs]] = frozenset({Needs.AUXILIARY, Needs.AUXILIARY_LABELS})
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fast": {"lr": 3e-3, "decoder_lr": 3e-3, "l1": 0.02, "l2": 1e-3, "width": 24, "blocks": 1},
+        "paper": {"lr": 1e-3, "decoder_lr": 5e-4, "l1": 0.02, "l2": 1e-5, "width": 64, "blocks": 3},
+    }
+
+    lr: float = 1e-3
+    decoder_lr: float = 5e-4
+    head_lr: float = 1e-3
+    l1: float = 0.02
+    l2: float = 1e-5
+    flip: float = 0.1
+    width: int = 24
+    blocks: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse rates that are not positive, negative weights, shares outside [0, 1] and counts below one."""
+        for name in ("lr", "decoder_lr", "head_lr"):
+            check_number(f"sdar {name}", getattr(self, name), low=0.0, open_low=True)
+        for name in ("l1", "l2"):
+            check_number(f"sdar {name}", getattr(self, name), low=0.0)
+        check_number("sdar flip", self.flip, low=0.0, high=1.0)
+        for name in ("width", "blocks"):
+            check_count(f"sdar {name}", getattr(self, name), low=1)
+
+    def enter(self, post: Post) -> Insider:
+        """Return the insider; refuse a task without classes."""
+        check_classes("sdar", post)
+        return Simulator(self, post)
+
+
+class Simulator(Insider):
+    """SDAR at work: `simulator`, `decoder`, `simulator_critic`, `decoder_critic`, and `head` where no labels arrive."""
+
+    plan: Sdar
+
+    def build(self) -> None:
+        """Make the networks that the plan and the topology ask for."""
+        plan, post, known = self.plan, self.post, self.post.knowledge
+        self.scale = Scale(known.value_range)
+        self.own = Replica(post.segments, post.value, post.out).to(self.device)
+        told = known.classes if post.labels is not None else None
+        size = (plan.width, plan.blocks)
+        self.add("simulator", Translator(known.shape, post.shape, *size), plan.lr)
+        decoder = Translator(post.shape, known.shape, *size, classes=told, bounded=self.scale.bounded)
+        self.add("decoder", decoder, plan.decoder_lr)
+        if plan.l1:
+            self.add("simulator_critic", Critic(post.shape, *size, classes=told), plan.lr * plan.l1)
+        if plan.l2:
+            self.add("decoder_critic", Critic(known.shape, *size, classes=told), plan.decoder_lr * plan.l2)
+        if post.labels is None:
+            assert known.classes is not None
+            self.add("head", Translator(post.out_shape, (known.classes,), *size), plan.head_lr)
+
+    def learn(self, seen: Seen, modules: Mapping[str, nn.Module], random: torch.Generator) -> None:
+        """Train the simulator against the party's newest weights, then the decoder on the newest simulator."""
+        known = self.post.knowledge
+        assert known.auxiliary is not None
+        assert known.auxiliary_labels is not None
+        self.own.follow(modules)
+        rows = self.rows(len(seen.z), random).to(self.device)
+        x, y = self.scale.down(known.auxiliary[rows]), known.auxiliary_labels[rows].long().view(-1)
+        if seen.y is None:
+            y = self._flipped(y, random)
+        real = None if seen.y is None else seen.y.long().view(-1)
+        self._simulate(x, y, seen.z, real)
+        self._decode(x, y, seen.z, real)
+
+    def _simulate(self, x: Tensor, y: Tensor, z: Tensor, real: Tensor | None) -> None:
+        told = None if real is None else y
+        made = self.post.release(self.nets["simulator"](x), 2 * self.steps)
+        scores = self.own(made)
+        task = loss_of(self.nets["head"](scores) if real is None else scores, y)
+        losses = {"simulator": task} if real is not None else {"simulator": task, "head": task}
+        if critic := self.nets.get("simulator_critic"):
+            losses["simulator"] = task + self.plan.l1 * _verdict(critic(made, told), 1.0)
+            losses["simulator_critic"] = _verdict(critic(z, real), 1.0) + _verdict(critic(made.detach(), told), 0.0)
+        self.descend(losses)
+        self.note(auxiliary_task=task)
+
+    def _decode(self, x: Tensor, y: Tensor, z: Tensor, real: Tensor | None) -> None:
+        told = None if real is None else y
+        decoder = self.nets["decoder"]
+        with torch.no_grad():
+            made = self.post.release(self.nets["simulator"](x), 2 * self.steps + 1)
+        rebuilt = functional.mse_loss(decoder(made, told), x)
+        losses = {"decoder": rebuilt}
+        if critic := self.nets.get("decoder_critic"):
+            guessed = decoder(z, real)
+            # The authors' images lie in [0, 1]: their weight belongs to an error a quarter of ours.
+            losses["decoder"] = rebuilt + self.plan.l2 / self.scale.unit**2 * _verdict(critic(guessed, real), 1.0)
+            losses["decoder_critic"] = _verdict(critic(x, told), 1.0) + _verdict(critic(guessed.detach(), real), 0.0)
+        self.descend(losses)
+        self.note(auxiliary_mse=rebuilt * self.scale.unit**2)
+
+    def _flipped(self, y: Tensor, random: torch.Generator) -> Tensor:
+        """Return the labels with a share of them drawn anew, from all classes alike."""
+        assert self.post.knowledge.classes is not None
+        drawn = torch.randint(self.post.knowledge.classes, y.shape, generator=random).to(y.device)
+        return torch.where((torch.rand(y.shape, generator=random) < self.plan.flip).to(y.device), drawn, y)
+
+    @torch.no_grad()
+    def guess(self, view: View, target: Target) -> Tensor:
+        """Return the decoded releases, (victims, *shape), or the scores of the victims' labels, (victims, classes)."""
+        z = self.released(view)
+        self.own.follow(view.segments)
+        scores = self.own(z)
+        if target is Target.LABELS:
+            return likely(scores) if "head" not in self.nets else self.nets["head"](scores)
+        told = None if "head" in self.nets else likely(scores).argmax(1)
+        return self.scale.up(self.nets["decoder"](z, told))
+
+
+def _verdict(scores: Tensor, wanted: float) -> Tensor:
+    return functional.binary_cross_entropy_with_logits(scores, torch.full_like(scores, wanted))

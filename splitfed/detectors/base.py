@@ -1,0 +1,82 @@
+"""The contract of a detector: it stands by one client, sees that client's gradients, and raises an alarm.
+
+A detector is a frozen value; `watch` makes the watchman of one client, which has a state. It may send a batch of its
+own making in place of one of the client's, and keep the client from learning of it. It knows what the client knows:
+its data, its labels, its segments and their gradients, and the architecture of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from splitfed.graph import Topology
+
+Rehearsal = Callable[[Tensor, int, int], Tensor]
+"""Trains the whole model on the client's own machine: on these rows of its training data, for so many epochs, from the
+client's weights and those of a server of that number: the gradients of the client's first weights, (steps, weights)."""
+
+
+@dataclass(frozen=True)
+class Desk:
+    """What the watchman of a client is given: its name, its training rows (as its party holds them, inputs by value
+    and labels by head), how many classes there are, a local `rehearsal`, and a seed."""  # fmt: skip
+
+    client: str
+    inputs: Mapping[str, Tensor]
+    labels: Mapping[str, Tensor]
+    classes: int
+    rehearsal: Rehearsal
+    seed: int
+
+
+class Watchman:
+    """A detector at work: never alarmed by itself, sends the client's own batches, and lets it learn of all of them."""
+
+    alarmed_at: int | None = None
+    steps: int = 0
+
+    def fake(self, rows: Tensor) -> Mapping[str, Tensor] | None:
+        """Return labels by head to send with the client's `rows` in place of the true ones, or None to send those."""
+        return None
+
+    def judge(self, gradient: Tensor | None) -> bool:
+        """Count the step and look at its gradient, where there is one; tell whether the client learns of it."""
+        self.steps += 1
+        return True if gradient is None else self.look(gradient)
+
+    def look(self, gradient: Tensor) -> bool:
+        """Look at the gradient of the client's first weights, (weights,); tell whether the client learns of it."""
+        raise NotImplementedError
+
+    def alarm(self) -> None:
+        """Note the first step at which the server looked malicious."""
+        if self.alarmed_at is None:
+            self.alarmed_at = self.steps
+
+    def metrics(self) -> dict[str, Any]:
+        """Return whether there was an alarm so far, and at which of the client's steps the first."""
+        return {"alarm": self.alarmed_at is not None, "alarmed_at": self.alarmed_at}
+
+    def state(self) -> dict[str, Any]:
+        """Return what a resumed run needs."""
+        return {"steps": self.steps, "alarmed_at": self.alarmed_at}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go back to `state`."""
+        self.steps, self.alarmed_at = state["steps"], state["alarmed_at"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detector:
+    """Base of all detectors; a subclass writes `watch`."""
+
+    def check(self, topology: Topology) -> None:
+        """Refuse, before training, a topology in which the detector could not work."""
+
+    def watch(self, desk: Desk) -> Watchman:
+        """Return the watchman of one client."""
+        raise NotImplementedError

@@ -1,0 +1,141 @@
+"""SplitGuard: a client sends wrong labels now and then: an honest server's gradients change, a hijacker's do not.
+
+Paper: Erdogan, Kupcu, Cicek, "SplitGuard: detecting and mitigating training-hijacking attacks in split learning",
+WPES 2022.
+
+With F, R1 and R2 the first-layer gradients of the fake batches and of two random halves of the regular ones, R the
+average of the halves, theta the angle between two means (radians) and d the absolute difference of two mean norms:
+S = (theta(F, R) d(F, R) - theta(R1, R2) d(R1, R2)) / (d(F, R) + d(R1, R2)), and the score is sigmoid(alpha S)^beta:
+near one for an honest server, a quarter where wrong labels make no difference. A fake batch stands in place of a
+regular one and the client does not learn of it; the server, which cannot tell, does. The alarm is raised when the mean
+of the last `window` scores is under `threshold`: window 1 is the paper's fast policy, a longer one its vote.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from splitfed.detectors.base import Desk, Detector, Watchman
+from splitfed.errors import InvalidInput, check_count, check_number
+from splitfed.graph import Topology
+from splitfed.seeding import generator
+
+_GROUPS = ("fake", "one", "two")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitGuard(Detector):
+    """After `start` batches each is fake with probability `rate`; `alpha` and `beta` shape the score."""
+
+    start: int = 20
+    rate: float = 0.1
+    alpha: float = 5.0
+    beta: float = 2.0
+    threshold: float = 0.9
+    window: int = 10
+
+    def __post_init__(self) -> None:
+        """Refuse counts below one and numbers out of their range."""
+        check_count("splitguard start", self.start, low=0)
+        check_count("splitguard window", self.window, low=1)
+        check_number("splitguard rate", self.rate, low=0.0, high=1.0, open_low=True, open_high=True)
+        check_number("splitguard threshold", self.threshold, low=0.0, high=1.0)
+        for name in ("alpha", "beta"):
+            check_number(f"splitguard {name}", getattr(self, name), low=0.0, open_low=True)
+
+    def check(self, topology: Topology) -> None:
+        """Refuse clients without labels that could be wrong."""
+        for head in topology.heads:
+            if head.task is not None and head.task.name not in ("classification", "binary"):
+                raise InvalidInput(f"splitguard sends wrong classes; the task here is {head.task.name}")
+
+    def watch(self, desk: Desk) -> Watchman:
+        """Return the watchman of one client."""
+        return _Guard(self, desk)
+
+
+class _Guard(Watchman):
+    """Sums of gradients and of their norms by group, and the last scores."""
+
+    def __init__(self, plan: SplitGuard, desk: Desk) -> None:
+        self.plan, self.desk = plan, desk
+        self.group = "one"
+        self.sums: dict[str, Tensor] = {}
+        self.norms = dict.fromkeys(_GROUPS, 0.0)
+        self.counts = dict.fromkeys(_GROUPS, 0)
+        self.scores: list[float] = []
+        self.last: float | None = None
+        self.lowest = 1.0
+
+    def fake(self, rows: Tensor) -> Mapping[str, Tensor] | None:
+        """Make up wrong labels, by chance."""
+        random = generator(self.desk.seed, "splitguard", self.steps)
+        chance, half = torch.rand(2, generator=random, dtype=torch.float64).tolist()
+        fake = self.steps >= self.plan.start and chance < self.plan.rate
+        self.group = "fake" if fake else ("one", "two")[half < 0.5]
+        if not fake:
+            return None
+        return {name: wrong(y[rows], self.desk.classes, random) for name, y in self.desk.labels.items()}
+
+    def look(self, gradient: Tensor) -> bool:
+        """File the gradient; after a fake batch, score."""
+        group = self.group
+        self.sums[group] = self.sums[group] + gradient if group in self.sums else gradient
+        self.norms[group] += float(gradient.norm())
+        self.counts[group] += 1
+        if group != "fake":
+            return True
+        if all(self.counts.values()):
+            means = {name: self.sums[name] / self.counts[name] for name in _GROUPS}
+            norms = {name: self.norms[name] / self.counts[name] for name in _GROUPS}
+            self.last = score(means, norms, self.plan.alpha, self.plan.beta)
+            self.scores = [*self.scores, self.last][-self.plan.window :]
+            if len(self.scores) == self.plan.window:
+                self.lowest = min(self.lowest, sum(self.scores) / len(self.scores))
+            if self.lowest < self.plan.threshold:
+                self.alarm()
+        return False
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the alarm, the last score, the lowest mean over a window so far, and the number of fake batches."""
+        return {**super().metrics(), "score": self.last, "lowest": self.lowest, "fakes": self.counts["fake"]}
+
+    def state(self) -> dict[str, Any]:
+        """Return what a resumed run needs."""
+        own = {"sums": dict(self.sums), "norms": dict(self.norms), "counts": dict(self.counts)}
+        return {**super().state(), **own, "scores": list(self.scores), "last": self.last, "lowest": self.lowest}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go back to `state`."""
+        super().load_state(state)
+        self.sums, self.norms, self.counts = dict(state["sums"]), dict(state["norms"]), dict(state["counts"])
+        self.scores, self.last, self.lowest = list(state["scores"]), state["last"], state["lowest"]
+
+
+def wrong(y: Tensor, classes: int, random: torch.Generator) -> Tensor:
+    """Return for each label another one, every other class as likely: (rows,)."""
+    shift = torch.randint(1, classes, y.shape, generator=random).to(y.device)
+    return ((y + shift) % classes).to(y.dtype)
+
+
+def score(means: Mapping[str, Tensor], norms: Mapping[str, float], alpha: float = 5.0, beta: float = 2.0) -> float:
+    """Return the score in (0, 1) of mean gradients and mean norms of the groups "fake", "one" and "two"."""
+    regular, length = (means["one"] + means["two"]) / 2, (norms["one"] + norms["two"]) / 2
+    apart, between = abs(norms["fake"] - length), abs(norms["one"] - norms["two"])
+    if apart + between == 0:
+        return math.pow(0.5, beta)
+    told = _angle(means["fake"], regular) * apart - _angle(means["one"], means["two"]) * between
+    logit = torch.tensor(alpha * told / (apart + between), dtype=torch.float64)
+    return math.pow(float(torch.sigmoid(logit)), beta)
+
+
+def _angle(one: Tensor, two: Tensor) -> float:
+    """Return the angle in radians; zero where one of them has no direction."""
+    lengths = one.norm() * two.norm()
+    return float(torch.arccos((one @ two / lengths).clamp(-1, 1))) if float(lengths) > 0 else 0.0

@@ -1,0 +1,128 @@
+"""Sends intruders to their posts: checks that each can work there, and lets it know what its party knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor, nn
+
+from splitfed.attacks.base import Knowledge
+from splitfed.attacks.intruder import Intruder, Post
+from splitfed.defense import Context
+from splitfed.engines.local import LocalEngine
+from splitfed.errors import InvalidInput, unknown
+from splitfed.graph import Edge, Segment, Topology
+from splitfed.preparation import Prepared
+from splitfed.registry import load
+from splitfed.seeding import derive
+from splitfed.view import Stamp, View
+
+
+def enter(engine: LocalEngine, prepared: Prepared, intruders: Mapping[str, Intruder | str]) -> None:
+    """Let every intruder (or the "fast" preset of the one named) into the training, at the party that it is for.
+
+    Raises `InvalidInput` for a party that is not there or where the intruder could not work.
+    """
+    for name, given in intruders.items():
+        plan = intruder(given)
+        if name not in engine.parties:
+            raise unknown("party for an intruder", name, engine.parties)
+        knowledge = _knowledge(engine, prepared).only(plan.learns_from)
+        missing = knowledge.missing(plan.learns_from, View(name, ()))
+        if missing:
+            raise InvalidInput(f"{type(plan).__name__} needs {', '.join(missing)}; this run does not grant that")
+        engine.join(name, plan.enter(post_of(engine, prepared, name, type(plan).__name__, knowledge)))
+
+
+def intruder(given: Intruder | str) -> Intruder:
+    """Return the intruder meant; refuse an attack that does not live in training."""
+    found = load("attacks", given) if isinstance(given, str) else given
+    plan = found.preset("fast") if isinstance(found, type) and issubclass(found, Intruder) else found
+    if not isinstance(plan, Intruder):
+        raise InvalidInput(f"intruder {given!r} is no attack that lives in training")
+    return plan
+
+
+def post_of(engine: LocalEngine, prepared: Prepared, party: str, who: str, knowledge: Knowledge) -> Post:
+    """Return the post at `party`; refuse one where not exactly one value of another party arrives."""
+    topology, facts = prepared.topology, prepared.facts[0]
+    role = engine.parties[party].role
+    if role in topology.data_roles or not topology.segments_of(role):
+        raise InvalidInput(f"{who} works at a party that others send to and that has no data; {party!r} is none")
+    edge = _arrival(topology, role, who, party)
+    (value,) = edge.values
+    segments, out = _own(topology, role, value, who, party)
+    seed = derive(prepared.training.seed, "intruder", party)
+    labels = next((h.value for h in topology.heads if role in h.path[1:]), None)
+
+    def modules(circuit: int) -> Mapping[str, nn.Module]:
+        return next(lane for lane in engine.crew.lanes if lane.circuit == circuit).parties[role].modules
+
+    return Post(
+        party,
+        edge.name,
+        value,
+        facts.shapes[value],
+        edge.name not in topology.forward_only,
+        labels,
+        segments,
+        out,
+        facts.shapes[out],
+        knowledge,
+        _release(prepared, edge, value, seed),
+        modules,
+        seed,
+    )
+
+
+def _arrival(topology: Topology, role: str, who: str, party: str) -> Edge:
+    arriving = [e for e in topology.crossings if topology.role_of(e.target) == role]
+    values = [value for e in arriving for value in e.values]
+    if len(values) != 1:
+        listed = ", ".join(repr(v) for v in values) or "none"
+        raise InvalidInput(f"{who} works where one value arrives; {party!r} receives {listed}")
+    return arriving[0]
+
+
+def _own(topology: Topology, role: str, value: str, who: str, party: str) -> tuple[tuple[Segment, ...], str]:
+    """Return the role's segments in the order they run, and the one value that they make for a head or for others."""
+    segments = topology.segments_of(role)
+    inner = {v for s in segments for v in s.inputs}
+    leaving = {v for e in topology.crossings if topology.role_of(e.source) == role for v in e.values}
+    final = {h.value for h in topology.heads if h.role == role}
+    outs = [v for s in segments for v in s.outputs if v in leaving | final or v not in inner]
+    if len(outs) != 1:
+        raise InvalidInput(f"{who} works where one value is made of what arrives; {party!r} makes {', '.join(outs)}")
+    return segments, outs[0]
+
+
+def _release(prepared: Prepared, edge: Edge, value: str, seed: int) -> Callable[[Tensor, int], Tensor]:
+    """Return what the sender's defenses would do, with states and random numbers of the intruder's own."""
+    topology, shape = prepared.topology, prepared.facts[0].shapes[value]
+    role = topology.role_of(edge.source)
+    guards = [
+        (i, defense, defense.start({value: shape}, derive(seed, "defense", i)))
+        for i, defense in enumerate(prepared.defenses)
+        if edge.name in defense.edges(topology)
+    ]
+
+    def release(z: Tensor, number: int) -> Tensor:
+        for position, defense, state in guards:
+            stamp = Stamp("sample", 0, 0, number)
+            z = defense.release(value, z, Context(role, edge.name, stamp, seed, position, {}, {}, state))
+        return z
+
+    return release
+
+
+def _knowledge(engine: LocalEngine, prepared: Prepared) -> Knowledge:
+    data = prepared.data
+    task = data.task
+    return Knowledge(
+        data.shape,
+        data.victims.value_range,
+        data.auxiliary.x.to(engine.device),
+        device=engine.device,
+        classes={"classification": task.outputs, "binary": 2}.get(task.name),
+        auxiliary_labels=data.auxiliary.y.to(engine.device),
+    )

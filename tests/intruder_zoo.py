@@ -1,0 +1,72 @@
+"""A toy world for attacks that live inside training: rows of one hidden number, and a client of two layers."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import splitfed
+from splitfed.attacks.intruder import Insider
+from splitfed.data.dataset import Dataset
+from splitfed.data.federation import Federation
+from splitfed.optim import Optim
+from splitfed.run import Run
+from splitfed.seeding import generator, stream
+from splitfed.task import classification
+from splitfed.topologies import u_shaped, vanilla
+
+
+class Small(nn.Module):
+    """16 features, `width` numbers at the first cut, 8 at the second, two classes."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, width))
+        self.second = nn.Sequential(nn.Linear(width, 8), nn.ReLU())
+        self.last = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return two scores a row."""
+        return self.last(self.second(self.first(x)))
+
+
+def small(seed: int = 0, width: int = 2) -> Small:
+    with stream(seed):
+        return Small(width)
+
+
+@cache
+def ramps(clients: int = 1, train: int = 256) -> Federation:
+    """Rows 2 b * (0.2, ..., 1) - 1 with a skewed brightness b, which a match of distributions alone can find again; the
+    label says whether b is above its median, 1/8."""  # fmt: skip
+    rows = train * clients + 264
+    random = generator(1, "ramps")
+    b = torch.rand(rows, 1, generator=random) ** 3
+    x = 2 * b * torch.linspace(0.2, 1, 16) + 0.04 * torch.rand(rows, 16, generator=random) - 1
+    data = Dataset("ramps", x, (b[:, 0] > 0.125).long(), classification(2), (-1.0, 1.04))
+    return data.clients(clients, auxiliary=200, victims=64, validation=0.0, test=0.0)
+
+
+def go(plan: Any = None, shape: str = "vanilla", rounds: int = 1, rate: float = 1e-3, **changes: Any) -> Run:
+    """Train on ramps with `plan` at the server."""
+    model = small(changes.get("seed", 0), changes.pop("width", 2))
+    topology = vanilla(model, "first") if shape == "vanilla" else u_shaped(model, ("first", "second"))
+    arguments = {"batch_size": 32, "optimizer": Optim("Adam", {"lr": rate}), **changes}
+    data = arguments.pop("data", None) or ramps()
+    intruders = {} if plan is None else {"server": plan}
+    return splitfed.train(topology, data, rounds=rounds, intruders=intruders, **arguments)
+
+
+def insider(run: Run) -> Insider:
+    found = run.intruders["server"]
+    assert isinstance(found, Insider)
+    return found
+
+
+def error(run: Run, guess: Tensor) -> tuple[float, float]:
+    """Mean squared error of `guess` and of the mean of the auxiliary rows."""
+    victims, mean = run.data.victims.x, run.data.auxiliary.x.mean(0)
+    return float((guess - victims).square().mean()), float((mean - victims).square().mean())

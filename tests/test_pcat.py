@@ -1,0 +1,111 @@
+"""PCAT: a pseudo-client that learns from the honest server alone; late start, frozen server, matched labels."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from splitfed.attacks.base import Target
+from splitfed.attacks.intruder import Seen
+from splitfed.attacks.pcat import Pcat, PseudoClient, same_labels
+from splitfed.defenses import Noise
+from splitfed.errors import InvalidInput
+from splitfed.run import Run
+from splitfed.seeding import generator
+from tests.intruder_zoo import error, go, insider
+from tests.zoo import assert_same
+
+PLAN = Pcat.preset("fast")
+SMALL: dict[str, Any] = {"width": 8, "inverse_steps": 5, "refine": 2}
+
+
+@cache
+def trained(plan: Pcat = PLAN) -> Run:
+    return go(plan, rounds=40, rate=3e-3)
+
+
+def pseudo(run: Run) -> PseudoClient:
+    found = insider(run)
+    assert isinstance(found, PseudoClient)
+    return found
+
+
+def test_it_reads_victims_that_nobody_trained_on() -> None:
+    (result,) = trained().attack(PLAN)
+    guess, mean = error(trained(), result.guess)
+    assert guess < 0.7 * mean
+
+
+def test_it_steals_the_function() -> None:
+    """Pseudo-client and server together classify victims; the majority is right on about half of them."""
+    run = trained()
+    client, victims = pseudo(run), run.data.victims
+    with torch.no_grad():
+        client.own.follow(run.engine.parties["server"].modules)
+        scores = client.own(client.nets["client"](client.scale.down(victims.x)))
+    assert float((scores.argmax(1) == victims.y).float().mean()) > 0.9
+    assert float(victims.y.float().mean()) == pytest.approx(0.5, abs=0.1)
+
+
+def test_noise_drowns_it() -> None:
+    plan = Pcat.preset("fast", start=0)
+    run = go(plan, rounds=6, defenses=[Noise(scale=1e3)])
+    (result,) = run.attack(plan)
+    guess, mean = error(run, result.guess)
+    assert guess > 0.9 * mean
+
+
+def test_it_starts_late() -> None:
+    """A round has eight steps: after a start of eight the first round has taught nothing, after seven it has."""
+    fresh, late, early = (pseudo(go(Pcat(start=n, **SMALL))) for n in (100, 8, 7))
+    assert_same(late.state()["nets"], fresh.state()["nets"])
+    assert late.metrics() == {}
+    names = early.state()["nets"]["client"]
+    assert any(not torch.equal(t, fresh.state()["nets"]["client"][n]) for n, t in names.items())
+
+
+def test_the_paper_variant_leaves_all_to_the_end() -> None:
+    run = go(Pcat(after=20, start=0, **SMALL))
+    client = pseudo(run)
+    fresh = pseudo(go(Pcat(start=100, **SMALL)))
+    assert_same(client.state()["nets"], fresh.state()["nets"])
+    view = run.observe("server")
+    once, twice = (client.guess(view, Target.INPUTS) for _ in range(2))
+    assert torch.equal(once, twice)
+    assert not torch.equal(once, fresh.guess(view, Target.INPUTS))
+    assert_same(client.state()["nets"], fresh.state()["nets"])
+
+
+def test_the_servers_own_segments_stay_as_they_are() -> None:
+    run = go(Pcat(start=0, **SMALL))
+    own = run.engine.parties["server"].modules
+    kept = {n: {k: t.clone() for k, t in m.state_dict().items()} for n, m in own.items()}
+    pseudo(run).learn(Seen(torch.randn(8, 2), torch.zeros(8)), own, generator(0))
+    assert_same({n: dict(m.state_dict()) for n, m in own.items()}, kept)
+    assert all(p.grad is None for m in own.values() for p in m.parameters())
+
+
+def test_a_head_learns_beside_it_where_no_labels_arrive() -> None:
+    assert set(pseudo(go(Pcat(start=0, **SMALL), "u_shaped")).nets) == {"client", "head"}
+    assert set(pseudo(go(Pcat(start=0, **SMALL))).nets) == {"client"}
+
+
+def test_rows_are_drawn_with_the_labels_that_arrived() -> None:
+    labels, wanted = torch.tensor([0, 1, 1, 2, 0, 1]), torch.tensor([1, 0, 2, 1, 2, 0]).repeat(20)
+    found = same_labels(labels, wanted, generator(0))
+    assert torch.equal(labels[found], wanted)
+    assert set(found.tolist()) == set(range(6))
+    missing = same_labels(labels, torch.full((200,), 7), generator(0))
+    assert set(missing.tolist()) == set(range(6))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [({"lr": 0.0}, "pcat lr=0.0"), ({"start": -1}, "pcat start=-1"), ({"after": 0}, "pcat after=0")],
+)
+def test_bad_parameters_are_refused(change: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidInput, match=text):
+        Pcat(**change)
