@@ -6,7 +6,9 @@ from splitfed.attacks.batch_label_inference import BatchLabelInference
 from splitfed.attacks.direct_label import DirectLabel
 from splitfed.attacks.direction import Direction
 from splitfed.attacks.dlg import Dlg
+from splitfed.attacks.fsha import Fsha
 from splitfed.attacks.idlg import Idlg
+from splitfed.attacks.insider_labels import InsiderLabels
 from splitfed.attacks.inverse_network import InverseNetwork
 from splitfed.attacks.inverting_gradients import InvertingGradients
 from splitfed.attacks.ladder import Ladder
@@ -16,7 +18,9 @@ from splitfed.attacks.membership_shadow import MembershipShadow
 from splitfed.attacks.membership_threshold import MembershipThreshold
 from splitfed.attacks.model_inversion import ModelInversion
 from splitfed.attacks.norm import Norm
+from splitfed.attacks.pcat import Pcat
 from splitfed.attacks.rmle import Rmle
+from splitfed.attacks.sdar import Sdar
 from splitfed.attacks.shadow import Shadow
 from splitfed.attacks.spectral import Spectral
 from splitfed.attacks.unsplit import Unsplit
@@ -29,7 +33,9 @@ __all__ = [
     "DirectLabel",
     "Direction",
     "Dlg",
+    "Fsha",
     "Idlg",
+    "InsiderLabels",
     "InverseNetwork",
     "InvertingGradients",
     "Knowledge",
@@ -42,8 +48,10 @@ __all__ = [
     "Needs",
     "Norm",
     "Outcome",
+    "Pcat",
     "Phase",
     "Rmle",
+    "Sdar",
     "Shadow",
     "Spectral",
     "Target",

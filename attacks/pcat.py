@@ -10,6 +10,9 @@ With `after` g never moves: all of `steps` are taken on the trained g when the g
 variant). For a guess an inverse network learns (f'(x_a), x_a), is applied to z, and its result x refined so that
 f'(x) = z. Where labels do not arrive a pseudo-head learns beside f' and reads them. Networks are generic residual ones;
 what the pseudo-client sends passes the run's defenses, drawn by the attacker.
+
+The published figures have not been reproduced here: in a few hundred steps it beats the mean image on planted data,
+not on digits.
 """
 
 from __future__ import annotations

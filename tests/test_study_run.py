@@ -253,7 +253,7 @@ def test_attack_refuses_what_is_no_run(tmp_path: Path, finished: Path, capsys: p
     assert main(["attack", str(tmp_path), "--attack", "rmle"]) == 2
     assert "holds no finished run; expected a folder .../runs/NAME" in capsys.readouterr().err
     assert main(["attack", str(finished / "runs" / IDS[0]), "--attack", "rlme"]) == 2
-    assert capsys.readouterr().err.startswith("attack: rlme.name: unknown attack 'rlme'; did you mean 'rmle'?")
+    assert capsys.readouterr().err.startswith("attack: rlme.name: unknown attack 'rlme'; did you mean 'rmle'")
 
 
 def test_a_queue_gives_each_run_once_and_takes_back_what_a_crash_left(tmp_path: Path) -> None:
