@@ -252,13 +252,15 @@ def tables(path: Path) -> str:
             by_line.setdefault(entry["key"], {}).setdefault(entry["rate"], []).append(entry)
     text, table = [], ""
     done = {(e["key"], e["seed"], e["rate"]): e for e in entries(path)}
-    for key, rates in by_line.items():
+    order = list(dict.fromkeys(map(_head, by_line)))
+    for key in sorted(by_line, key=lambda key: order.index(_head(key))):
+        rates = by_line[key]
         tuned = all((key, seed, rate) in done for seed in TUNING for rate in RATES)
         best = max(RATES, key=partial(_validated, done, key)) if tuned else next(iter(rates))
         found = rates.get(best, [])
         if not found:
             continue
-        head, name = key.split(" | ")
+        head, name = _head(key), key.split(" | ")[1]
         if head != table:
             table = head
             text += ["", f"### {head}", "", "| | own test rows | all test rows | rate | MB sent | seeds |"]
@@ -267,6 +269,10 @@ def tables(path: Path) -> str:
         sent = found[0].get("megabytes", float("nan"))
         text.append(f"| {name} | {' | '.join(cells)} | {found[0]['rate']} | {sent:.1f} | {len(found)} |")
     return "\n".join(text)
+
+
+def _head(key: str) -> str:
+    return key.split(" | ")[0]
 
 
 def _interval(values: list[float]) -> str:
