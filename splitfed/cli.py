@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn
@@ -89,9 +89,10 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
 
     attack = add("attack", _attack, "attack a finished run again, without training it again")
     attack.add_argument("run", help="the run's folder: .../runs/NAME")
-    attack.add_argument("--attack", required=True, help="names, separated by commas")
+    attack.add_argument("--attack", help="names, separated by commas")
+    attack.add_argument("--list", action="store_true", help="say which attacks apply to the run and what others lack")
     attack.add_argument("--preset", default="fast", help="fast (default) or paper")
-    attack.add_argument("--adversary", help="the party that attacks (default: the first without data)")
+    attack.add_argument("--adversary", help="the party that attacks (default: the first without data; --list: all)")
 
     predict = add("predict", _predict, "put new rows through the parties of a finished run, with its defenses")
     predict.add_argument("run", help="the run's folder: .../runs/NAME")
@@ -160,14 +161,30 @@ def _study(path: Path, folder: Path | None, *, resume: bool, workers: int, as_js
 def _attack(options: Options) -> None:
     from splitfed.study import again
 
+    if options.list == (options.attack is not None):
+        raise InvalidInput("splitfed attack: expected --attack NAMES, or --list to see which apply")
+    if options.list:
+        _attack_list(again.applicable(Path(options.run), options.adversary), options.json)
+        return
     names = [name.strip() for name in options.attack.split(",") if name.strip()]
     found = again.attack(Path(options.run), names, options.preset, options.adversary)
     if options.json:
         print(json.dumps(found))
         return
     for attack in found:
-        scores = ", ".join(f"{metric} {who['guess']['mean']:.3g}" for metric, who in attack["scores"].items())
+        means = {metric: who["guess"]["mean"] for metric, who in attack["scores"].items() if "guess" in who}
+        scores = ", ".join(f"{metric} {'-' if mean is None else format(mean, '.3g')}" for metric, mean in means.items())
         print(f"{attack['label']} by {attack['adversary']}: {scores}")
+
+
+def _attack_list(found: Mapping[str, Mapping[str, str | None]], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found))
+        return
+    for party, attacks in found.items():
+        print(party)
+        for name, reason in attacks.items():
+            print(f"  {name:22}{'applies' if reason is None else f'no: {reason}'}")
 
 
 def _plan(options: Options) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
 from splitfed.architecture import Architecture, FreshUpstream
 from splitfed.attacks.assignment import assignment
-from splitfed.attacks.base import Attack, Clone, Imitate, Knowledge, Phase, Progress, Releases, Target
+from splitfed.attacks.base import Attack, Clone, Imitate, Knowledge, Needs, Phase, Progress, Releases, Target
 from splitfed.attacks.class_metrics import check_gradable
 from splitfed.attacks.grading import grade_clone, grade_of
 from splitfed.attacks.hints import draw_hints
@@ -29,6 +30,7 @@ from splitfed.engines.base import FED, Source
 from splitfed.engines.local import LocalEngine
 from splitfed.errors import InvalidInput, check_count, unknown
 from splitfed.own_segments import downstream
+from splitfed.registry import TABLES, load
 from splitfed.rerun import Rerun
 from splitfed.schedules.base import Training
 from splitfed.seeding import derive, generator
@@ -52,6 +54,16 @@ class AttackResult:
     seconds: float
     clone: Clone | None = None
     stolen: Grade | None = None
+
+
+class _Case(NamedTuple):
+    """An attack about to begin: what the adversary gets, and what only the grader knows."""
+
+    victims: Dataset
+    members: Tensor | None
+    hints: Mapping[int, Tensor]
+    view: View
+    knowledge: Knowledge
 
 
 class Inquiry:
@@ -118,10 +130,31 @@ class Inquiry:
         against the rows that `client` trained on in `number`, a round (default: the newest that was recorded);
         `victims` play no part in it. `classifier`: whether a classifier of clean rows grades reconstructions too.
         """
-        if classifier or attack.target is Target.REPRESENTATIVES:
+        if classifier:
             check_gradable(self.data.auxiliary)
         if attack.phase is Phase.TRAINING:
             return self._attack_training(name, attack, party, client, seed, number, progress, classifier)
+        case = self._case(name, attack, party, victims, client, seed)
+        outcome = attack(case.view, case.knowledge, generator(seed, "attack", name), progress)
+        truth, scores = grade_of(
+            attack.target,
+            outcome.guess,
+            case.victims,
+            self.data.auxiliary,
+            generator(seed, "grade"),
+            case.hints,
+            label_set=attack.label_set,
+            members=case.members,
+            trained=trained_rows(self.data) if attack.target is Target.REPRESENTATIVES else None,
+            classifier=classifier,
+        )
+        stolen = self._stolen(outcome.clone, party, client, derive(seed, "stolen"))
+        return AttackResult(name, party, outcome.guess, truth, scores, outcome.seconds, outcome.clone, stolen)
+
+    def _case(self, name: str, attack: Attack, party: str, victims: Dataset, client: int, seed: int) -> _Case:
+        """Put the victims' rows through the parties, or refuse what could not be scored or is known already."""
+        if attack.target is Target.REPRESENTATIVES:
+            check_gradable(self.data.auxiliary)
         if attack.target is Target.LABELS:
             self._check_no_labels(party, client, attack.label_set)
         members: Tensor | None = None
@@ -139,21 +172,49 @@ class Inquiry:
             candidates=None if members is None else victims.x.to(self.engine.device),
             candidate_labels=None if members is None else victims.y.to(self.engine.device),
         )
-        outcome = attack(view, knowledge, generator(seed, "attack", name), progress)
-        truth, scores = grade_of(
-            attack.target,
-            outcome.guess,
-            victims,
-            self.data.auxiliary,
-            generator(seed, "grade"),
-            hints,
-            label_set=attack.label_set,
-            members=members,
-            trained=trained_rows(self.data) if attack.target is Target.REPRESENTATIVES else None,
-            classifier=classifier,
-        )
-        stolen = self._stolen(outcome.clone, party, client, derive(seed, "stolen"))
-        return AttackResult(name, party, outcome.guess, truth, scores, outcome.seconds, outcome.clone, stolen)
+        return _Case(victims, members, hints, view, knowledge)
+
+    def applicable(self, adversary: str | None = None, client: int = 0) -> dict[str, str | None]:
+        """Return for every registered attack, as its fast preset, None or why `adversary` cannot run it; see `refusal`.
+
+        By default the adversary is the one that `Run.attack` takes for the attack.
+        """
+        found = {}
+        for name in TABLES["attacks"]:
+            try:
+                found[name] = self.refusal(name, load("attacks", name).preset("fast"), adversary, client)
+            except InvalidInput as error:
+                found[name] = str(error)
+        return found
+
+    def refusal(self, name: str, attack: Attack, adversary: str | None = None, client: int = 0) -> str | None:
+        """Return why `attack` by `adversary` would be refused here, in a line, or None.
+
+        The attack itself is asked: it begins, and is stopped at its first query, at the first use of a model and at
+        its first report of progress. What it would refuse only after that is not found out.
+        """
+        past = attack.phase is Phase.TRAINING
+        try:
+            party = self.adversary(adversary or (FED if past and FED in self.engine.parties else None))
+            if past:
+                self._check_recorded(attack, party, client)
+                return None
+            case = self._case(name, attack, party, self.victims(None), client, self.seed)
+            attack(case.view, _idle(case.knowledge), generator(self.seed, "attack", name), _begun)
+        except _Begun:
+            return None
+        except InvalidInput as error:
+            return str(error)
+        return None
+
+    def _check_recorded(self, attack: Attack, party: str, client: int) -> None:
+        """Refuse an attack on recorded training by a party that gets no weights, or that was not recorded."""
+        if self._local(party, client) is None:
+            raise InvalidInput(
+                f"{type(attack).__name__} needs {Needs.UPDATES}; only a fed server gets those, in a schedule that has "
+                "one, such as 'splitfed_v1'"
+            )
+        self.recorded(party, client)
 
     @property
     def _classes(self) -> int | None:
@@ -355,3 +416,32 @@ class Inquiry:
 def _classes(task: Task) -> int | None:
     """Return how many classes `task` tells apart; None where it learns numbers."""
     return {"classification": task.outputs, "binary": 2}.get(task.name)
+
+
+class _Begun(Exception):
+    """An attack has begun: it refused nothing before the first thing that takes time."""
+
+
+def _begun(*given: Any) -> NoReturn:
+    raise _Begun
+
+
+class _Idle:
+    """A clone with its weights, which ends the attack that uses it."""
+
+    sample = staticmethod(_begun)
+
+    def __init__(self, clone: Clone) -> None:
+        self.parameters = clone.parameters
+
+    def __call__(self, x: Tensor) -> NoReturn:
+        """End the attack."""
+        raise _Begun
+
+
+def _idle(knowledge: Knowledge) -> Knowledge:
+    """Return `knowledge` with everything in it that computes replaced by what ends the attack."""
+    names = ("query", "upstream", "sample", "predict", "model", "imitate", "loss")
+    used: dict[str, Any] = {name: _begun for name in names if getattr(knowledge, name) is not None}
+    made = knowledge.architecture
+    return replace(knowledge, **used, architecture=None if made is None else lambda seed: _Idle(made(seed)))

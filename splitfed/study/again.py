@@ -1,4 +1,4 @@
-"""Attacks a finished run once more: rebuilt from its folder and newest checkpoint, without training again."""
+"""Attacks a finished run once more, or says what could: rebuilt from its newest checkpoint, without training again."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from splitfed.checkpoint import write_atomic
+from splitfed.data.dataset import Dataset
 from splitfed.errors import InvalidInput
-from splitfed.study import build, config, session
-from splitfed.study.cell import slug
+from splitfed.study import config, session
+from splitfed.study.cell import Cell, slug
 from splitfed.study.grid import probe, written
 from splitfed.study.mistakes import Mistakes
 from splitfed.study.progress import watcher
@@ -21,27 +22,19 @@ from splitfed.study.toml import dumps
 
 def attack(folder: Path, names: Sequence[str], preset: str, adversary: str | None) -> list[Json]:
     """Run the attacks `names` on the run in `folder`, add them to its result, and return what they achieved."""
-    known = result(folder)
-    if known is None or "failed" in known or not (folder / "config.toml").is_file():
-        raise InvalidInput(f"{str(folder)!r} holds no finished run; expected a folder .../runs/NAME")
     if not names:
         raise InvalidInput("no attack is named; expected --attack inverse_network,rmle")
-    raw = config.read(folder / "config.toml")
-    grid, data = session.check(raw, "config.toml", folder)
-    cell = grid.cells[0]
+    known, cell, data = _finished(folder)
     mistakes = Mistakes("attack")
     probes = [probe(mistakes, name, name, preset, {}, adversary) for name in names]
     mistakes.stop()
-    topology = build.topology(cell, data)
-    split = build.federation(data, cell.data, cell.seed)
-    chosen = []
-    for found in filter(None, probes):
-        with mistakes.at(found.where):
-            check_attack(found, topology, split)
-        chosen.append(replace(found, key=_key(known, found.label, found.attack.name)))
-    mistakes.stop()
+    chosen = [replace(found, key=_key(known, found.label, found.attack.name)) for found in filter(None, probes)]
     with watcher(1, 0) as told:
         run = trained(cell, data, folder, told)
+        for found in chosen:
+            with mistakes.at(found.where):
+                check_attack(found, run)
+        mistakes.stop()
         entries = [attacked(run, found, folder, told) for found in chosen]
     done = {entry["attack"] for entry in entries}
     kept = [a for a in known["attacks"] if a["attack"] not in done]
@@ -51,6 +44,27 @@ def attack(folder: Path, names: Sequence[str], preset: str, adversary: str | Non
     write_result(folder, {**known, "attacks": [*kept, *entries]})
     _refresh(folder.resolve().parent.parent)
     return entries
+
+
+def applicable(folder: Path, adversary: str | None) -> dict[str, dict[str, str | None]]:
+    """Return, for the run in `folder`, party -> attack -> None or why that party cannot run it.
+
+    `adversary`: the one party to ask for (default: all of them).
+    """
+    _, cell, data = _finished(folder)
+    with watcher(1, 0) as told:
+        run = trained(cell, data, folder, told)
+    parties = list(run.engine.parties) if adversary is None else [run.inquiry.adversary(adversary)]
+    return {party: run.inquiry.applicable(party) for party in parties}
+
+
+def _finished(folder: Path) -> tuple[Json, Cell, Dataset]:
+    """Return the result of the run in `folder`, what it is, and its data; refuse what has not finished."""
+    known = result(folder)
+    if known is None or "failed" in known or not (folder / "config.toml").is_file():
+        raise InvalidInput(f"{str(folder)!r} holds no finished run; expected a folder .../runs/NAME")
+    grid, data = session.check(config.read(folder / "config.toml"), "config.toml", folder)
+    return known, grid.cells[0], data
 
 
 def _key(known: Json, label: str, name: str) -> str:

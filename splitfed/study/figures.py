@@ -7,9 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from splitfed.study.figures_style import MUTED, PALETTE, Looks, as_svg, canvas, legend
-from splitfed.study.report_data import METRICS, NO_DEFENSE, Setting
+from splitfed.study.report_data import METRICS, NO_DEFENSE, TARGETS, Setting
 
-WHO = {"mean_image": ("the mean", (0, (5, 3))), "random_pairing": ("another victim", (0, (1, 2)))}
+WHO = {
+    "mean_image": ("the mean", (0, (5, 3))),
+    "majority": ("the most frequent label", (0, (5, 3))),
+    "chance": ("chance", (0, (5, 3))),
+    "random_pairing": ("another victim", (0, (1, 2))),
+}
 BESIDE = ((7, 5), (7, -14), (-22, 5), (-22, -14))  # points by which a family's numbers stand off
 Summary = Mapping[str, Any]
 
@@ -24,8 +29,11 @@ class Point(NamedTuple):
 
 
 def tradeoff(summary: Summary, attack: str, looks: Looks, name: str) -> str:
-    """Plot utility against what `attack` recovered, a panel for PSNR and one for SSIM (tabular data: R2)."""
-    metrics = [m for m in summary["metrics"] if _points(summary["settings"], attack, m)]
+    """Plot utility against what `attack` recovered, a panel for PSNR and one for SSIM (tabular data: R2).
+
+    Of an attack on labels or membership, the first two metrics that it has.
+    """
+    what, metrics = TARGETS[summary["targets"][attack]].title, scored(summary, attack)
     metrics = ([m for m in metrics if METRICS[m].up] or metrics)[:2]
     with canvas(len(metrics)) as (figure, axes):
         for axis, metric in zip(axes, metrics, strict=True):
@@ -33,20 +41,27 @@ def tradeoff(summary: Summary, attack: str, looks: Looks, name: str) -> str:
             _baselines(axis.axvline, points)
             _front(axis, [p for p in points if metric in p.setting["attacks"][attack]["front"]], metric)
             _families(axis, points, looks)
-            axis.set_xlabel(f"{_titled(metric)} of the reconstruction: more is more leakage")
-            if not METRICS[metric].up:
-                axis.set_xlabel(f"{_titled(metric)} of the reconstruction: less is more leakage")
+            axis.set_xlabel(
+                f"{titled(metric)} of the {what}: {'more' if METRICS[metric].up else 'less'} is more leakage"
+            )
             axis.set_ylabel(f"test {summary['utility']['metric']}")
         legend(figure, axes[0])
         return as_svg(figure, name)
 
 
-def by_strength(summary: Summary, metric: str, looks: Looks, name: str) -> str | None:
-    """Plot what each attack recovered against the strength of each family of defenses; None without defenses."""
+def scored(summary: Summary, attack: str) -> list[str]:
+    """Return the metrics in which `attack` was scored."""
+    return [m for m in summary["metrics"] if _points(summary["settings"], attack, m)]
+
+
+def by_strength(summary: Summary, metric: str, target: str, looks: Looks, name: str) -> str | None:
+    """Plot what attacks on `target` recovered against the strength of each family of defenses; None without any."""
     families = [f for f in looks.colours if f != NO_DEFENSE]
-    if not families or not summary["attacks"]:
+    attacks = [a for a in summary["attacks"] if summary["targets"][a] == target and metric in scored(summary, a)]
+    if not families or not attacks:
         return None
     colours = dict(zip(summary["attacks"], itertools.cycle(PALETTE), strict=False))
+    colours = {attack: colours[attack] for attack in attacks}
     with canvas(len(families), 4.0, 3.4, 3) as (figure, axes):
         for axis, family in zip(axes, families, strict=True):
             mine = [s for s in summary["settings"] if s["family"] in (family, NO_DEFENSE)]
@@ -58,10 +73,10 @@ def by_strength(summary: Summary, metric: str, looks: Looks, name: str) -> str |
                 values = [p.x["mean"] for p in points]
                 bars = [[p.x["mean"] - _low(p.x) for p in points], [_high(p.x) - p.x["mean"] for p in points]]
                 axis.errorbar([p.setting["strength"] for p in points], values, bars, label=label, capsize=3, **look)
-            _baselines(axis.axhline, _points(mine, summary["attacks"][0], metric))
+            _baselines(axis.axhline, _points(mine, attacks[0], metric))
             axis.set_title(family)
             axis.set_xlabel("strength (0: undefended)")
-            axis.set_ylabel(_titled(metric))
+            axis.set_ylabel(titled(metric))
         legend(figure, axes[0])
         return as_svg(figure, name)
 
@@ -165,7 +180,8 @@ def _shades(settings: Sequence[Setting]) -> list[float]:
     return shades
 
 
-def _titled(metric: str) -> str:
+def titled(metric: str) -> str:
+    """Return the name of a metric with its unit, for an axis."""
     return (
         f"{METRICS[metric].title} [{METRICS[metric].unit.strip()}]" if METRICS[metric].unit else METRICS[metric].title
     )

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from splitfed.attacks.base import Needs
+from splitfed.attacks.base import Phase, Target
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
 from splitfed.duty import duties
+from splitfed.engines.base import FED
 from splitfed.errors import InvalidInput, unknown
 from splitfed.graph import Topology, member
 from splitfed.preparation import check_batches, check_outputs, optims_of, probe_with
 from splitfed.probe import Facts
+from splitfed.run import Run
 from splitfed.schedules.base import Training
-from splitfed.study import build
+from splitfed.study import build, costs
 from splitfed.study.assemble import Refused
 from splitfed.study.cell import Cell, Probe
 from splitfed.study.grid import Grid
 from splitfed.study.mistakes import Mistakes
 from splitfed.study.pace import Names
+from splitfed.training import engine_of
 
 
 def rehearse(grid: Grid, source: str) -> Dataset:
@@ -37,10 +40,11 @@ def rehearse(grid: Grid, source: str) -> Dataset:
         splits = {seed: _split(data, first, seed) for seed in dict.fromkeys(c.seed for c in grid.cells)}
     mistakes.stop()
     checked: dict[tuple[str, str], tuple[Topology, Facts] | None] = {}
+    cells: dict[tuple[str, str], Cell] = {}
     for cell in grid.cells:
         label, split = (cell.topology.builder.label, cell.training.schedule.label), splits[cell.seed]
         if label not in checked:
-            checked[label] = _place(mistakes, cell, data, split)
+            checked[label], cells[label] = _place(mistakes, cell, data, split), cell
         place = checked[label]
         if place is None:
             continue
@@ -51,10 +55,7 @@ def rehearse(grid: Grid, source: str) -> Dataset:
         with mistakes.at("training.batch_size"):
             training = Training(cell.training.batch_size, cell.training.local_epochs, cell.seed)
             check_batches([facts] * len(split), guards, split, training)
-    for probe in first.attacks:
-        for place in filter(None, checked.values()):
-            with mistakes.at(probe.where):
-                check_attack(probe, place[0], splits[first.seed])
+    _check_attacks(mistakes, [cells[label] for label in checked if checked[label] is not None], data)
     _check_speeds(
         mistakes, grid, {label: place[0] for label, place in checked.items() if place}, len(splits[first.seed])
     )
@@ -62,24 +63,56 @@ def rehearse(grid: Grid, source: str) -> Dataset:
     return data
 
 
-def check_attack(probe: Probe, topology: Topology, data: Federation) -> None:
-    """Refuse an adversary that is not there or gets nothing, and data that the attack lacks."""
-    parties = _parties(topology, len(data))
-    curious = [role for role in topology.roles if role not in topology.data_roles]
-    if probe.adversary is None and not curious:
-        raise InvalidInput(f"topology {topology.name!r} has no party without data: name the adversary")
-    name = probe.adversary or curious[0]
-    if name not in parties:
-        raise unknown("party", name, parties)
-    needs = build.attack(probe).requires
-    if Needs.RELEASES in needs and not topology.upstream(parties[name]):
-        raise InvalidInput(f"{probe.attack.name} needs releases, and party {name!r} receives none")
-    if len(data.auxiliary) == 0:
+def check_attack(probe: Probe, run: Run) -> None:
+    """Refuse an attack that `run`, trained or not, does not grant, and one that could not be scored.
+
+    What an attack needs only the attack knows: it is begun and stopped; see `Inquiry.refusal`.
+    """
+    attack, data = build.attack(probe), run.data
+    pictured = attack.target in (Target.INPUTS, Target.REPRESENTATIVES)
+    if len(data.auxiliary) == 0 and attack.target is not Target.MEMBERS:
         raise InvalidInput("there is no auxiliary row for the baseline of a score; give some (data.auxiliary=0.2)")
-    if len(data.victims) == 0:
+    if len(data.victims) == 0 and attack.phase is not Phase.TRAINING:
         raise InvalidInput("there are no victims to attack; set some aside (data.victims=64)")
-    if len(data.shape) == 3 and data.victims.value_range is None:
+    if pictured and len(data.shape) == 3 and data.victims.value_range is None:
         raise InvalidInput(f"{data.name} holds images without a value range, so no score has a scale; store bytes")
+    past = attack.phase is Phase.TRAINING and probe.adversary in (None, FED) and FED in run.engine.parties
+    if not past:
+        run.inquiry.adversary(probe.adversary)
+    elif FED not in run.engine.link.recorders:
+        raise InvalidInput(
+            f"{probe.attack.name} goes against recorded training; record it: [training.record] parties = [{FED!r}]"
+        )
+    why = run.inquiry.refusal(probe.attack.name, attack, probe.adversary)
+    if why is not None:
+        whose = "" if probe.adversary is None else f" by {probe.adversary}"
+        raise InvalidInput(f"{probe.attack.name}{whose}: {why}")
+
+
+def untrained(cell: Cell, data: Dataset) -> Run:
+    """Return the run `cell` before its first round, without its defenses, on the CPU."""
+    ready = costs.prepared(cell, data)
+    engine = engine_of(ready, record=cell.training.record)
+    run = Run(engine, ready.data, ready.schedule, ready.schedule.start(len(ready.data)), cell.seed)
+    run.inquiry.training, run.inquiry.rounds = ready.training, cell.training.rounds
+    return run
+
+
+def _check_attacks(mistakes: Mistakes, cells: Sequence[Cell], data: Dataset) -> None:
+    """Ask every attack in every place where a run can be put together."""
+    for cell in cells:
+        if not cell.attacks:
+            continue
+        own = mistakes.fresh()
+        with own.at(cell.topology.where):
+            run = untrained(cell, data)
+        if own and not mistakes:
+            mistakes.take(own)
+        if own:
+            continue
+        for probe in cell.attacks:
+            with mistakes.at(probe.where):
+                check_attack(probe, run)
 
 
 def _split(data: Dataset, cell: Cell, seed: int) -> Federation:
@@ -108,7 +141,8 @@ def _place(mistakes: Mistakes, cell: Cell, data: Dataset, split: Federation) -> 
         with mistakes.at("training.optimizer"):
             optims_of(ready, cell.training.optimizer)
         with mistakes.at("training.record.parties"):
-            _check_known(cell.training.record.parties, _parties(ready, len(split)))
+            fed = {FED: FED} if plan.placement(ready).fused else {}
+            _check_known(cell.training.record.parties, _parties(ready, len(split)) | fed)
         return ready, facts
     return None
 

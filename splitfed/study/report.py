@@ -11,9 +11,9 @@ from markupsafe import Markup, escape
 
 from splitfed.checkpoint import write_atomic
 from splitfed.study.report_data import METRICS, read_study
-from splitfed.study.report_page import content, name_of, reproduced
+from splitfed.study.report_page import content, reproduced
 from splitfed.study.report_summary import summarise, summary_of
-from splitfed.study.report_text import number, utility
+from splitfed.study.report_text import name_of, number, utility
 from splitfed.study.units import size, span
 
 __all__ = ["summarise", "write_report"]

@@ -34,6 +34,29 @@ METRICS = {
     "ssim": Metric("SSIM", "", True, 3),
     "r2": Metric("R²", "", True, 3),
     "mse": Metric("MSE", "", False, 4),
+    "auc": Metric("AUC", "", True, 3),
+    "accuracy": Metric("accuracy", "", True, 3),
+    "tpr_at_fpr_1%": Metric("TPR at FPR 1 %", "", True, 3),
+    "tpr_at_fpr_0.1%": Metric("TPR at FPR 0.1 %", "", True, 3),
+}
+
+
+@dataclass(frozen=True)
+class Guessed:
+    """How an attack on a target is told: what it `gets`, whom it is set beside (`baselines`, the first one counts)."""
+
+    title: str
+    gets: str
+    baselines: Mapping[str, str]
+
+
+MEANS = {"mean_image": "mean", "random_pairing": "other"}
+# In the order in which a headline looks for an attack. A result that names no target is of an input's reconstruction.
+TARGETS = {
+    "inputs": Guessed("reconstruction", "reconstructs at", MEANS),
+    "labels": Guessed("guessed labels", "tells labels at", {"majority": "majority", "random_pairing": "other"}),
+    "members": Guessed("guessed membership", "tells members at", {"chance": "chance"}),
+    "representatives": Guessed("class representatives", "recovers the classes' means at", MEANS),
 }
 
 

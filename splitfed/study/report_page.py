@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from markupsafe import Markup
 
-from splitfed.study.figures import by_strength, curves, tradeoff
+from splitfed.study.figures import by_strength, curves, scored, tradeoff
 from splitfed.study.figures_costs import accuracy_over_time, crossover_plot
 from splitfed.study.figures_images import SHOWN, Pair, brightness, feature_scores, is_image, pairs, strip
 from splitfed.study.figures_style import Looks
 from splitfed.study.report_costs import crossovers, over_time
-from splitfed.study.report_data import METRICS, Setting, Study
+from splitfed.study.report_data import METRICS, TARGETS, Setting, Study
+from splitfed.study.report_leaks import leaks, stolen
 from splitfed.study.report_sees import places
-from splitfed.study.report_text import number, utility
+from splitfed.study.report_text import name_of, number, utility
 
 Summary = Mapping[str, Any]
 Json = dict[str, Any]
@@ -25,19 +26,26 @@ Json = dict[str, Any]
 def content(study: Study, summary: Summary) -> Json:
     """Return everything the template shows, by name."""
     looks = Looks(summary)
-    shown = [m for m in summary["metrics"] if METRICS[m].up][:2]
-    strengths = (by_strength(summary, m, looks, f"strength{i}") for i, m in enumerate(shown))
+    shown = [(m, target) for target in TARGETS for m in _metrics(summary, target)]
+    strengths = (by_strength(summary, m, target, looks, f"strength{i}") for i, (m, target) in enumerate(shown))
     return {
         "summary": summary,
         "config": study.config,
         "environment": study.environment,
         "metrics": {m: METRICS[m] for m in summary["metrics"]},
         "over": _over(summary),
-        "pictures": [_pictures(study, summary, attack) for attack in summary["attacks"]],
+        "targets": TARGETS,
+        "pictures": [
+            _pictures(study, summary, attack)
+            for attack in summary["attacks"]
+            if summary["targets"][attack] in ("inputs", "representatives")
+        ],
+        "leaks": leaks(study, summary, looks),
+        "stolen": stolen(summary),
         "tradeoffs": [
             (summary["names"][attack], Markup(tradeoff(summary, attack, looks, f"tradeoff{i}")))
             for i, attack in enumerate(summary["attacks"])
-            if summary["metrics"]
+            if scored(summary, attack)
         ],
         "strengths": [Markup(figure) for figure in strengths if figure],
         "curves": Markup(curves(summary, study.settings, looks, "curves")),
@@ -57,11 +65,10 @@ def content(study: Study, summary: Summary) -> Json:
     }
 
 
-def name_of(summary: Summary, setting: Mapping[str, Any] | Setting) -> str:
-    """Name a setting for a row: its defense, and its place where there are several."""
-    own = setting if isinstance(setting, Mapping) else {"defense": setting.defense, "place": setting.place}
-    name = str(summary["names"][own["defense"]])
-    return name if len(summary["places"]) == 1 else f"{name}, {summary['names'][own['place']]}"
+def _metrics(summary: Summary, target: str) -> list[str]:
+    """Return the first two metrics of attacks on `target` in which more is more leakage."""
+    mine = [a for a in summary["attacks"] if summary["targets"][a] == target]
+    return [m for m in summary["metrics"] if METRICS[m].up and any(m in scored(summary, a) for a in mine)][:2]
 
 
 def _over(summary: Summary) -> str:
@@ -80,16 +87,19 @@ def _pictures(study: Study, summary: Summary, attack: str) -> Json:
     found = pairs(study.settings, attack, seed)
     page: Json = {
         "attack": summary["names"][attack],
+        "target": summary["targets"][attack],
         "seed": seed,
         "rows": [],
         "features": [],
         "left_out": 0,
         "names": [],
+        "missing": [],
     }
     if not found:
         return page
     # One row of originals can stand above all others only where the victims are the same.
-    same = [p for p in found if p.truth.shape == found[0].truth.shape and torch.equal(p.truth, found[0].truth)]
+    shape = found[0].truth.shape
+    same = [p for p in found if p.guess.shape == p.truth.shape == shape and torch.equal(p.truth, found[0].truth)]
     page["missing"] = [name_of(summary, s) for s in study.settings if s not in [p.setting for p in same]]
     page["names"] = [name_of(summary, p.setting) for p in same]
     if is_image(found[0].truth):
@@ -106,7 +116,7 @@ def _row(summary: Summary, pair: Pair, attack: str, seed: int, low: float, high:
     scores = next(a["scores"] for a in run["attacks"] if a["label"] == attack)
     scored = [
         f"{METRICS[m].title} {number(m, scores[m]['guess']['mean'])}"
-        for m in ("psnr", "ssim")
+        for m in ("psnr", "ssim", "accuracy")
         if m in scores and scores[m]["guess"]["mean"] is not None
     ]
     said = [", ".join(scored), f"{run['utility']['metric']} {utility(summary, run['utility']['test'])}"]

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from splitfed.study.report_costs import costs_of, participation
-from splitfed.study.report_data import METRICS, Estimate, Setting, Study, estimate, read_study, score
+from splitfed.study.report_data import METRICS, TARGETS, Estimate, Setting, Study, estimate, read_study, score
 from splitfed.study.report_names import short_names
 from splitfed.study.report_pareto import pareto_front
 from splitfed.study.report_text import headline
 
-WHO = ("guess", "mean_image", "random_pairing")
+CLONES = ("clone", "trained", "fresh")
 
 
 def summarise(folder: Path) -> dict[str, Any]:
@@ -34,6 +34,7 @@ def summary_of(study: Study) -> dict[str, Any]:
         "schedules": list(dict.fromkeys(s.schedule for s in study.settings)),
         "places": list(dict.fromkeys(s.place for s in study.settings)),
         "attacks": list(dict.fromkeys(a["label"] for run in study.runs for a in run["attacks"])),
+        "targets": {a["label"]: a.get("target", "inputs") for run in study.runs for a in run["attacks"]},
         "finished": len(study.runs),
         "unfinished": [{"id": run, "reason": reason} for run, reason in study.unfinished],
         "utility": {k: study.runs[0]["utility"][k] for k in ("metric", "higher_is_better")},
@@ -101,14 +102,25 @@ def _labels(runs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _attack(runs: Sequence[Mapping[str, Any]], label: str) -> dict[str, Any]:
     found = [a for run in runs for a in run["attacks"] if a["label"] == label]
-    metrics = [m for m in METRICS if m in found[0]["scores"]]
+    metrics = [m for m in METRICS if any(m in a["scores"] for a in found)]
+    target = found[0].get("target", "inputs")
+    who = ("guess", *TARGETS[target].baselines)
+    stolen = [a["stolen"] for a in found if "stolen" in a]
     return {
         "adversary": found[0]["adversary"],
         "seconds": _plain(estimate([a["seconds"] for a in found])),
         "victims": found[0]["victims"],
-        "scores": {m: {who: _plain(score(runs, label, m, who)) for who in WHO} for m in metrics},
+        "target": target,
+        "scores": {m: {w: _plain(score(runs, label, m, w)) for w in who} for m in metrics},
+        "stolen": {w: _plain(_stolen(stolen, w)) for w in CLONES} if stolen else None,
         "front": [],
     }
+
+
+def _stolen(found: Sequence[Mapping[str, Any]], who: str) -> Estimate | None:
+    """Return the accuracy of the whole model with the upstream segments of `who`."""
+    scores = [one["accuracy"][who] for one in found if who in one.get("accuracy", {})]
+    return estimate([s["mean"] for s in scores], scores)
 
 
 def _by_kind(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:

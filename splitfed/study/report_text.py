@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from splitfed.study.report_data import METRICS, NO_DEFENSE
+from splitfed.study.report_data import METRICS, NO_DEFENSE, TARGETS, Setting
 from splitfed.study.units import plural
 
 Summary = Mapping[str, Any]
@@ -21,6 +21,13 @@ def headline(summary: Summary) -> list[str]:
     return [*sentences, *_limits(summary)]
 
 
+def name_of(summary: Summary, setting: Mapping[str, Any] | Setting) -> str:
+    """Name a setting for a row: its defense, and its place where there are several."""
+    own = setting if isinstance(setting, Mapping) else {"defense": setting.defense, "place": setting.place}
+    name = str(summary["names"][own["defense"]])
+    return name if len(summary["places"]) == 1 else f"{name}, {summary['names'][own['place']]}"
+
+
 def number(metric: str, value: float, *, unit: bool = True) -> str:
     """Write a score of `metric` with its unit."""
     known = METRICS[metric]
@@ -32,21 +39,29 @@ def utility(summary: Summary, value: float) -> str:
     return f"{100 * value:.1f} %" if summary["utility"]["metric"] == "accuracy" else f"{value:.3f}"
 
 
-def strongest(setting: Mapping[str, Any], metric: str) -> str | None:
-    """Return the label of the attack that leaks most in `setting` by `metric`; None where none was scored so."""
+def strongest(setting: Mapping[str, Any], metric: str, target: str = "inputs") -> str | None:
+    """Return the label of the attack on `target` that leaks most in `setting` by `metric`; None where there is none."""
     sign = 1 if METRICS[metric].up else -1
     scored = {
         label: sign * attack["scores"][metric]["guess"]["mean"]
         for label, attack in setting["attacks"].items()
-        if attack["scores"].get(metric, {}).get("guess")
+        if attack["target"] == target and attack["scores"].get(metric, {}).get("guess")
     }
     return max(scored, key=lambda label: scored[label]) if scored else None
 
 
-def beats_baseline(scores: Mapping[str, Any], metric: str) -> bool:
-    """Tell whether the guess is better than the mean image, on these same victims, beyond its own interval."""
-    guess, mean = scores["guess"], float(scores["mean_image"]["mean"])
-    return _bound(guess, "low") > mean if METRICS[metric].up else _bound(guess, "high") < mean
+def baseline(attack: Mapping[str, Any], metric: str) -> Mapping[str, Any] | None:
+    """Return what guessing without looking got, on the victims of `attack`: the first baseline of its target."""
+    found: Mapping[str, Any] | None = attack["scores"][metric].get(next(iter(TARGETS[attack["target"]].baselines)))
+    return found
+
+
+def beats_baseline(attack: Mapping[str, Any], metric: str) -> bool:
+    """Tell whether the guess is better than its baseline, on these same victims, beyond its own interval."""
+    guess, blind = attack["scores"][metric]["guess"], baseline(attack, metric)
+    assert blind is not None
+    beaten = float(blind["mean"])
+    return _bound(guess, "low") > beaten if METRICS[metric].up else _bound(guess, "high") < beaten
 
 
 def _bound(found: Mapping[str, Any], side: str) -> float:
@@ -75,24 +90,42 @@ def _found(summary: Summary, settings: list[Mapping[str, Any]]) -> list[str]:
     base = next((s for s in settings if s["family"] == NO_DEFENSE), None)
     if base is None:
         return ["no undefended run finished, so nothing can be said of what the defenses change."]
-    metric = next((m for m in summary["metrics"] if strongest(base, m)), None)
-    label = metric and strongest(base, metric)
-    if not (metric and label):
+    told = [(target, m) for target in TARGETS if (m := _metric(summary, base, target))]
+    if not told:
         return ["no attack was scored, so nothing can be said about leakage."]
-    scores = base["attacks"][label]["scores"][metric]
-    baseline, named = scores["mean_image"], summary["names"][label]
-    reached = f"{number(metric, scores['guess']['mean'])} {METRICS[metric].title}"
-    reached += f" ({_mean(summary)} {number(metric, baseline['mean'])})" if baseline else ""
+    (target, metric), *further = told
     before = f"undefended ({summary['utility']['metric']} {utility(summary, base['utility']['mean'])}), "
-    if baseline and not beats_baseline(scores, metric):
-        first = f"{before}the strongest attack, {named}, gets {reached}: not measurably better than that baseline."
-    else:
-        first = f"{before}{named} reconstructs at {reached}."
-    others = [s for s in settings if s is not base and strongest(s, metric)]
-    return [first, *_changes(summary, base, others, metric)]
+    first = before + _reached(summary, base, metric, target)
+    more = [f"undefended, {_reached(summary, base, m, t)}" for t, m in further]
+    others = [s for s in settings if s is not base and strongest(s, metric, target)]
+    return [first, *_changes(summary, base, others, metric, target), *more]
 
 
-def _changes(summary: Summary, base: Mapping[str, Any], others: list[Mapping[str, Any]], metric: str) -> list[str]:
+def _metric(summary: Summary, base: Mapping[str, Any], target: str) -> str | None:
+    return next((m for m in summary["metrics"] if strongest(base, m, target)), None)
+
+
+def _reached(summary: Summary, base: Mapping[str, Any], metric: str, target: str) -> str:
+    """Tell what the strongest attack on `target` gets in `base`, beside its baseline."""
+    label = strongest(base, metric, target) or ""
+    attack, named = base["attacks"][label], summary["names"][label]
+    blind = baseline(attack, metric)
+    reached = f"{number(metric, attack['scores'][metric]['guess']['mean'])} {METRICS[metric].title}"
+    reached += f" ({blindly(summary, metric, target)} {number(metric, blind['mean'])})" if blind else ""
+    if blind and not beats_baseline(attack, metric):
+        return f"{_most(target)}, {named}, gets {reached}: not measurably better than that baseline."
+    # Reconstructions come from the server, as a rule; of other guesses it is news who makes them.
+    whose = "" if target == "inputs" else f"{attack['adversary']} by "
+    return f"{whose}{named} {TARGETS[target].gets} {reached}."
+
+
+def _most(target: str) -> str:
+    return "the strongest attack" + {"inputs": "", "representatives": " on classes"}.get(target, f" on {target}")
+
+
+def _changes(
+    summary: Summary, base: Mapping[str, Any], others: list[Mapping[str, Any]], metric: str, target: str
+) -> list[str]:
     """Tell the largest reduction and its price, the largest at a small price, and what reduces nothing."""
 
     def cost(setting: Mapping[str, Any]) -> float:
@@ -100,17 +133,17 @@ def _changes(summary: Summary, base: Mapping[str, Any], others: list[Mapping[str
         return float(lost if summary["utility"]["higher_is_better"] else -lost)
 
     def leak(setting: Mapping[str, Any]) -> float:
-        return float((1 if METRICS[metric].up else -1) * _worst(setting, metric)["mean"])
+        return float((1 if METRICS[metric].up else -1) * _worst(setting, metric, target)["mean"])
 
     def brings(setting: Mapping[str, Any]) -> str:
-        label = strongest(setting, metric) or ""
-        scores = setting["attacks"][label]["scores"][metric]
-        names = summary["names"]
-        said = f"with {names[setting['defense']]}, the strongest attack ({names[label]}) gets "
-        said += number(metric, scores["guess"]["mean"])
-        if scores["mean_image"] and not beats_baseline(scores, metric):
-            said += f" (not measurably better than the {_mean(summary)})"
-        elif _overlap(scores["guess"], _worst(base, metric)):
+        label = strongest(setting, metric, target) or ""
+        attack, names = setting["attacks"][label], summary["names"]
+        guess = attack["scores"][metric]["guess"]
+        said = f"with {names[setting['defense']]}, {_most(target)} ({names[label]}) gets "
+        said += number(metric, guess["mean"])
+        if baseline(attack, metric) and not beats_baseline(attack, metric):
+            said += f" (not measurably better than the {blindly(summary, metric, target)})"
+        elif _overlap(guess, _worst(base, metric, target)):
             said += " (the intervals overlap)"
         return f"{said}, {_price(summary, cost(setting))}."
 
@@ -122,17 +155,20 @@ def _changes(summary: Summary, base: Mapping[str, Any], others: list[Mapping[str
     small = f"among the settings that lose at most {_amount(summary, 0.01)}, one lowers leakage most: "
     sentences += [small + brings(s) for s in cheap[:1]]
     if useless:
-        sentences.append(f"the strongest attack does no worse than undefended against {', '.join(useless)}.")
+        sentences.append(f"{_most(target)} does no worse than undefended against {', '.join(useless)}.")
     return sentences
 
 
-def _mean(summary: Summary) -> str:
+def blindly(summary: Summary, metric: str, target: str) -> str:
+    """Name the baseline of an attack on `target`."""
+    if target in ("labels", "members"):
+        return "most frequent label" if metric == "accuracy" else "chance"
     return f"mean-{'image' if 'psnr' in summary['metrics'] else 'row'} baseline"
 
 
-def _worst(setting: Mapping[str, Any], metric: str) -> Mapping[str, Any]:
+def _worst(setting: Mapping[str, Any], metric: str, target: str) -> Mapping[str, Any]:
     """Return what the strongest attack reached: a defense is worth what it does against that one."""
-    found: Mapping[str, Any] = setting["attacks"][strongest(setting, metric)]["scores"][metric]["guess"]
+    found: Mapping[str, Any] = setting["attacks"][strongest(setting, metric, target)]["scores"][metric]["guess"]
     return found
 
 

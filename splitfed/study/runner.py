@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
+from splitfed.attacks.metrics import Grade
 from splitfed.checkpoint import write_atomic
 from splitfed.data.dataset import Dataset
 from splitfed.defense import Defense
@@ -26,7 +27,7 @@ from splitfed.engines.base import FED
 from splitfed.errors import NonFinite, SplitfedError
 from splitfed.graph import Topology
 from splitfed.preparation import labels_of
-from splitfed.run import AttackResult, Run
+from splitfed.run import Run
 from splitfed.seeding import generator
 from splitfed.study import build, costs
 from splitfed.study.cell import Cell, Probe
@@ -105,8 +106,9 @@ def attacked(run: Run, probe: Probe, folder: Path, watcher: Watcher) -> Json:
         if done["parameters"] == dict(probe.attack.parameters) and done["asked"] == probe.adversary:
             return done
     watcher.attack(probe.key, 0, 1)
+    attack = build.attack(probe)
     (found,) = run.attack(
-        build.attack(probe),
+        attack,
         adversary=probe.adversary,
         progress=lambda done, total: watcher.attack(probe.key, done, total),
     )
@@ -114,7 +116,10 @@ def attacked(run: Run, probe: Probe, folder: Path, watcher: Watcher) -> Json:
     pair = {"guess": found.guess.float().contiguous(), "truth": found.truth.float().contiguous()}
     write_atomic(folder / file, save(pair))
     entry = {"attack": probe.key, "label": probe.label, "adversary": found.adversary, "seconds": found.seconds}
-    entry |= {"victims": len(found.truth), "scores": _scores(found), "file": file}
+    entry |= {"target": attack.target.name.lower(), "victims": len(found.truth), "scores": _scores(found.grade)}
+    entry["file"] = file
+    if found.stolen is not None:
+        entry["stolen"] = _scores(found.stolen)
     entry |= {"parameters": dict(probe.attack.parameters), "asked": probe.adversary}
     write_atomic(scores, _json(entry))
     return entry
@@ -224,10 +229,10 @@ def _dependence(run: Run) -> Json | None:
     }
 
 
-def _scores(found: AttackResult) -> Json:
+def _scores(grade: Grade) -> Json:
     """Return metric -> guesser -> mean and interval, the order in which the report reads them."""
     scores: Json = {}
-    for who, metrics in found.grade.items():
+    for who, metrics in grade.items():
         for metric, interval in metrics.items():
             entry = {"mean": interval.mean, "low": interval.low, "high": interval.high}
             scores.setdefault(metric, {})[who] = entry

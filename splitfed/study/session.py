@@ -18,6 +18,7 @@ from splitfed.study.cell import Cell
 from splitfed.study.grid import Grid, expand
 from splitfed.study.progress import Reports, Watcher, relay, watcher
 from splitfed.study.rehearsal import rehearse
+from splitfed.study.report_data import METRICS
 from splitfed.study.runner import Json, perform, result
 from splitfed.study.store import StudyFolder
 
@@ -96,9 +97,10 @@ def closing(found: Json) -> str:
     utility = found["utility"]
     parts = [f"{utility['metric']} {utility['test']:.3f}", f"trained in {found['seconds']:.1f} s"]
     for attack in found["attacks"]:
-        metric = "psnr" if "psnr" in attack["scores"] else next(iter(attack["scores"]))
+        metric = next(m for m in METRICS if m in attack["scores"])
         score = attack["scores"][metric]["guess"]["mean"]
-        parts.append(f"{attack['attack']} {metric} {score:.3g} in {attack['seconds']:.1f} s")
+        said = "-" if score is None else f"{score:.3g}"
+        parts.append(f"{attack['attack']} {metric} {said} in {attack['seconds']:.1f} s")
     return f"{found['id']}: {', '.join(parts)}"
 
 

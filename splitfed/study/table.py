@@ -9,12 +9,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from splitfed.study.report_data import METRICS
 from splitfed.study.runner import Json
 
-SHOWN = ("psnr", "ssim", "r_squared", "mse")
-"""Metrics of an attack that are shown, the first two that it has."""
-
-BASELINES = {"mean_image": "mean image", "random_pairing": "other victim"}
+BASELINES = {"mean_image": "mean", "majority": "frequent label", "chance": "chance", "random_pairing": "other victim"}
 
 
 def settings(results: Sequence[Json]) -> list[dict[str, Any]]:
@@ -45,11 +43,13 @@ def settings(results: Sequence[Json]) -> list[dict[str, Any]]:
 
 
 def _means(scores: Sequence[Json]) -> dict[str, dict[str, float]]:
-    """Average what every seed has: metric -> who -> mean."""
-    return {
-        metric: {who: fmean(found[metric][who]["mean"] for found in scores) for who in scores[0][metric]}
-        for metric in scores[0]
-    }
+    """Average what the seeds have: metric -> who -> mean; nothing where a metric came out as no number."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for one in scores:
+        for metric, (who, score) in ((m, pair) for m, by in one.items() for pair in by.items()):
+            if score["mean"] is not None:
+                found.setdefault(metric, {}).setdefault(who, []).append(score["mean"])
+    return {metric: {who: fmean(values) for who, values in by.items()} for metric, by in found.items()}
 
 
 def show(results: Sequence[Json], console: Console) -> None:
@@ -80,7 +80,7 @@ def show(results: Sequence[Json], console: Console) -> None:
 def _attacks(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
     """Return the first two metrics that each attack has."""
     return {
-        name: [metric for metric in SHOWN if metric in scores][:2]
+        name: [metric for metric in METRICS if metric in scores][:2]
         for row in rows
         for name, scores in row.get("attacks", {}).items()
     }
