@@ -258,7 +258,8 @@ def _tell(results: Sequence[Any], home: Path, as_json: bool) -> None:
         where = None if report is None else str(report)
         print(json.dumps({"folder": str(home), "report": where, "settings": table.settings(results)}))
         return
-    table.show(results, Console())
+    # A file is as wide as it needs to be.
+    table.show(results, Console(width=None if sys.stdout.isatty() else 120))
     print(f"report: {report.resolve()}" if report is not None else f"every run failed: see {home}")
 
 

@@ -18,7 +18,7 @@ from splitfed.attacks.class_metrics import check_gradable
 from splitfed.attacks.grading import grade_clone, grade_of
 from splitfed.attacks.hints import draw_hints
 from splitfed.attacks.intruder import Insider
-from splitfed.attacks.local_training import LocalTraining, local_training
+from splitfed.attacks.local_training import LocalTraining, check_one_step, local_training
 from splitfed.attacks.metrics import Grade
 from splitfed.data.candidates import candidates, trained_rows
 from splitfed.data.dataset import Dataset
@@ -197,7 +197,7 @@ class Inquiry:
         try:
             party = self.adversary(adversary or (FED if past and FED in self.engine.parties else None))
             if past:
-                self._check_recorded(attack, party, client)
+                self._begin_training(name, attack, party, client)
                 return None
             case = self._case(name, attack, party, self.victims(None), client, self.seed)
             attack(case.view, _idle(case.knowledge), generator(self.seed, "attack", name), _begun)
@@ -207,14 +207,19 @@ class Inquiry:
             return str(error)
         return None
 
-    def _check_recorded(self, attack: Attack, party: str, client: int) -> None:
-        """Refuse an attack on recorded training by a party that gets no weights, or that was not recorded."""
-        if self._local(party, client) is None:
+    def _begin_training(self, name: str, attack: Attack, party: str, client: int) -> None:
+        """Begin an attack on recorded training; before training, check only whether there will be a record to use."""
+        local = self._local(party, client)
+        if local is None:
             raise InvalidInput(
                 f"{type(attack).__name__} needs {Needs.UPDATES}; only a fed server gets those, in a schedule that has "
                 "one, such as 'splitfed_v1'"
             )
-        self.recorded(party, client)
+        view = self.recorded(party, client)
+        check_one_step(local)
+        if view.messages:
+            knowledge = replace(_idle(self.knowledge(party, client, self.seed)), local=local)
+            attack(view, knowledge, generator(self.seed, "attack", name), _begun)
 
     @property
     def _classes(self) -> int | None:

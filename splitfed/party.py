@@ -24,7 +24,6 @@ from splitfed.optim import Optim
 from splitfed.seeding import derive, stream
 from splitfed.view import Message, Stamp
 
-
 TRAINING = ("train", "rehearse")
 """The phases in which segments are in training mode and gradients are taken."""
 

@@ -180,6 +180,10 @@ class Run:
             for name, attack in zip(names, ready, strict=True)
         ]
 
+    def applicable(self, adversary: str | None = None, client: int = 0) -> dict[str, str | None]:
+        """Return for every registered attack None, or why `adversary` cannot run it; nothing is trained."""
+        return self.inquiry.applicable(adversary, client)
+
     def state(self) -> dict[str, Any]:
         """Return the whole state by name: every party, recorder, counter and the schedule."""
         engine = self.engine.state()

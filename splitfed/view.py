@@ -18,8 +18,9 @@ from splitfed.errors import InvalidInput, check_count, unknown
 
 
 class Stamp(NamedTuple):
-    """When: phase ("train", "evaluate", "predict", "query", "rehearse", "match"), lane, epoch and step, and part of the data.
+    """When: the phase, lane, epoch and step, and the part of the data.
 
+    `phase`: "train", "evaluate", "predict", "query", "rehearse" (training steps that move nothing) or "match".
     `lane` tells one client's messages from another's; it is not the client's number where some party never hears from
     a client directly.
     """

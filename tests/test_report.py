@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import io
 import json
 import re
@@ -23,7 +24,9 @@ from safetensors.torch import save_file
 from splitfed.draw import to_svg
 from splitfed.errors import InvalidInput
 from splitfed.seeding import generator
+from splitfed.study import table
 from splitfed.study.figures_images import Pair, brightness, feature_scores, strip
+from splitfed.study.figures_leaks import corners, roc_curves
 from splitfed.study.report import summarise, write_report
 from splitfed.study.report_costs import over_time
 from splitfed.study.report_data import Setting, estimate
@@ -560,3 +563,121 @@ def test_spans_have_the_largest_unit() -> None:
         "1.5 h",
         "2.31 d",
     ]
+
+
+def targets(folder: Path, auc: float, low: float, high: float) -> Path:
+    """A study of one run, attacked for labels, for membership and for classes; no input is reconstructed."""
+    found = result("none", 0, 0.0, 0.9, {})
+
+    def exactly(value: float) -> dict[str, float]:
+        return {"mean": value, "low": value, "high": value}
+
+    labels = {
+        "auc": {"guess": {"mean": auc, "low": low, "high": high}, "majority": exactly(0.5)},
+        "accuracy": {"guess": exactly(0.9), "majority": exactly(0.6), "random_pairing": exactly(0.52)},
+    }
+    members = {
+        "auc": {"guess": {"mean": 0.75, "low": 0.7, "high": 0.8}, "chance": exactly(0.5)},
+        "tpr_at_fpr_1%": {"guess": exactly(0.25), "chance": exactly(0.125)},
+        "least_fpr": {"guess": exactly(0.25), "chance": exactly(0.25)},
+    }
+    classes = {
+        "psnr": {"guess": exactly(9.0), "mean_image": exactly(15.0)},
+        "accuracy": {"guess": exactly(1.0), "mean_image": exactly(0.5), "truth": exactly(1.0)},
+    }
+    kept = {"labels": ("norm", labels), "members": ("lira", members), "representatives": ("model_inversion", classes)}
+    found["attacks"] = [
+        {
+            "attack": name,
+            "label": f"{name}(preset=fast)",
+            "adversary": "client0",
+            "seconds": 1.0,
+            "target": target,
+            "victims": 8,
+            "scores": scores,
+            "file": f"attacks/{name}.safetensors",
+        }
+        for target, (name, scores) in kept.items()
+    ]
+    place = folder / "runs" / found["id"]
+    (place / "attacks").mkdir(parents=True)
+    truth = torch.tensor([1.0, 1, 1, 1, 0, 0, 0, 0])
+    guess = torch.tensor([8.0, 7, 6, 3, 5, 4, 2, 1])
+    for name, pair in {"norm": (guess, truth), "lira": (guess, truth)}.items():
+        save_file({"guess": pair[0], "truth": pair[1].clone()}, place / "attacks" / f"{name}.safetensors")
+    faces = {"guess": torch.rand(2, 1, 8, 8), "truth": torch.rand(2, 1, 8, 8)}
+    save_file(faces, place / "attacks" / "model_inversion.safetensors")
+    (place / "result.json").write_text(json.dumps(found))
+    return folder
+
+
+def test_guesses_of_other_things_are_told_by_what_they_guess(tmp_path: Path) -> None:
+    folder = targets(tmp_path / "others", 0.97, 0.95, 0.99)
+    found = summarise(folder)
+    assert found["headline"][1:4] == [
+        "Undefended (accuracy 90.0 %), client0 by norm tells labels at 0.970 AUC (chance 0.500).",
+        "Undefended, client0 by lira tells members at 0.750 AUC (chance 0.500).",
+        "Undefended, client0 by model_inversion shows what classes look like at 1.000 accuracy "
+        "(mean-image baseline 0.500).",
+    ]
+    page = write_report(folder).read_text("utf-8")
+    parsed(page)
+    text = unescape(re.sub(r"<wbr>", "", page))
+    assert "Undefended: client0 guesses the labels of 8 victims at AUC 0.970 (chance 0.500)." in text
+    assert (
+        "Undefended: client0 guesses who of 8 candidates was trained on at AUC 0.750 (chance 0.500); where at most one "
+        "outsider in a hundred is accused, it finds 25.0 % of the members (chance 12.5 %)."
+    ) in text
+    # The class means and what stands for them, and no table of features made of labels.
+    assert len(parsed(page).images) == 2
+    assert "class means" in text
+    assert "R² of feature" not in text
+    assert "majority 0.600" in text
+    assert "least_fpr" not in text
+
+
+def test_an_attack_that_names_two_kinds_the_wrong_way_round_has_told_them_apart(tmp_path: Path) -> None:
+    folder = targets(tmp_path / "turned", 0.02, 0.01, 0.03)
+    said = summarise(folder)["headline"]
+    assert said[1].endswith(
+        "the strongest attack on labels, norm, gets 0.020 AUC (chance 0.500): not measurably better than that baseline."
+    )
+    turned = "ranks the wrong way round (AUC 0.020): whoever turns its guesses over has AUC 0.980."
+    assert said[4] == f"Undefended, norm {turned}"
+    assert f"(chance 0.500); it {turned}" in write_report(folder).read_text("utf-8")
+
+
+def test_a_reconstruction_comes_first_in_the_headline_whatever_else_was_guessed(tmp_path: Path) -> None:
+    folder = targets(tmp_path / "mixed", 0.97, 0.95, 0.99)
+    (path,) = (folder / "runs").glob("*/result.json")
+    found = json.loads(path.read_text())
+    found["attacks"] += result("none", 0, 0.0, 0.9, {"psnr": 26.0})["attacks"]
+    path.write_text(json.dumps(found))
+    said = summarise(folder)["headline"]
+    assert said[1] == (
+        "Undefended (accuracy 90.0 %), inverse_network reconstructs at 26.0 dB PSNR (mean-image baseline 11.0 dB)."
+    )
+    assert said[2] == "Undefended, client0 by norm tells labels at 0.970 AUC (chance 0.500)."
+    parsed(write_report(folder).read_text("utf-8"))
+
+
+def test_roc_curve_is_drawn_through_its_corners() -> None:
+    member = torch.tensor([True, True, True, True, False, False, False, False])
+    scores = torch.tensor([8.0, 7, 6, 3, 5, 4, 2, 1])
+    # By falling score: three members, two outsiders, a member, two outsiders. No logarithm shows the rates of 0.
+    assert corners(scores, member) == ([0.25, 0.5, 0.5, 0.75, 1.0], [0.75, 0.75, 1.0, 1.0, 1.0])
+    drawn = roc_curves([("undefended", "none", scores, member)], "roc")
+    parsed(drawn)
+    assert "undefended" in drawn
+    assert "chance" in drawn
+    assert "true-positive rate: members found" in drawn
+
+
+def test_table_means_leave_out_what_is_no_number() -> None:
+    found = json.loads(json.dumps(result("none", 0, 0.0, 0.9, {"psnr": 26.0})))
+    other = copy.deepcopy(found)
+    other["attacks"][0]["scores"]["psnr"]["guess"]["mean"] = None
+    other["attacks"][0]["scores"]["psnr"]["mean_image"]["mean"] = 13.0
+    (row,) = table.settings([found, other])
+    scores = row["attacks"]["inverse_network"]["psnr"]
+    assert (scores["guess"], scores["mean_image"]) == (26.0, 12.0)

@@ -33,7 +33,9 @@ def tradeoff(summary: Summary, attack: str, looks: Looks, name: str) -> str:
 
     Of an attack on labels or membership, the first two metrics that it has.
     """
-    what, metrics = TARGETS[summary["targets"][attack]].title, scored(summary, attack)
+    target, metrics = summary["targets"][attack], scored(summary, attack)
+    what = f" of the {TARGETS[target].title}" if target in ("inputs", "representatives") else ""
+    metrics = TARGETS[target].order(metrics)
     metrics = ([m for m in metrics if METRICS[m].up] or metrics)[:2]
     with canvas(len(metrics)) as (figure, axes):
         for axis, metric in zip(axes, metrics, strict=True):
@@ -41,10 +43,10 @@ def tradeoff(summary: Summary, attack: str, looks: Looks, name: str) -> str:
             _baselines(axis.axvline, points)
             _front(axis, [p for p in points if metric in p.setting["attacks"][attack]["front"]], metric)
             _families(axis, points, looks)
-            axis.set_xlabel(
-                f"{titled(metric)} of the {what}: {'more' if METRICS[metric].up else 'less'} is more leakage"
-            )
+            axis.set_xlabel(f"{titled(metric)}{what}: {'more' if METRICS[metric].up else 'less'} is more leakage")
             axis.set_ylabel(f"test {summary['utility']['metric']}")
+            if target not in ("inputs", "representatives"):
+                axis.locator_params(axis="x", nbins=5)  # shares differ in late digits, whose labels are long
         legend(figure, axes[0])
         return as_svg(figure, name)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,11 +43,19 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Guessed:
-    """How an attack on a target is told: what it `gets`, whom it is set beside (`baselines`, the first one counts)."""
+    """How an attack on a target is told: what it `gets`, whom it is set beside (`baselines`, the first one counts).
+
+    `metrics`: those that tell it best, before the others.
+    """
 
     title: str
     gets: str
     baselines: Mapping[str, str]
+    metrics: tuple[str, ...] = ()
+
+    def order(self, metrics: Iterable[str]) -> list[str]:
+        """Return `metrics`, those that tell most first."""
+        return sorted(metrics, key=lambda m: m not in self.metrics)
 
 
 MEANS = {"mean_image": "mean", "random_pairing": "other"}
@@ -56,7 +64,7 @@ TARGETS = {
     "inputs": Guessed("reconstruction", "reconstructs at", MEANS),
     "labels": Guessed("guessed labels", "tells labels at", {"majority": "majority", "random_pairing": "other"}),
     "members": Guessed("guessed membership", "tells members at", {"chance": "chance"}),
-    "representatives": Guessed("class representatives", "recovers the classes' means at", MEANS),
+    "representatives": Guessed("class representatives", "shows what classes look like at", MEANS, ("accuracy",)),
 }
 
 

@@ -68,7 +68,8 @@ def content(study: Study, summary: Summary) -> Json:
 def _metrics(summary: Summary, target: str) -> list[str]:
     """Return the first two metrics of attacks on `target` in which more is more leakage."""
     mine = [a for a in summary["attacks"] if summary["targets"][a] == target]
-    return [m for m in summary["metrics"] if METRICS[m].up and any(m in scored(summary, a) for a in mine)][:2]
+    found = [m for m in summary["metrics"] if METRICS[m].up and any(m in scored(summary, a) for a in mine)]
+    return TARGETS[target].order(found)[:2]
 
 
 def _over(summary: Summary) -> str:

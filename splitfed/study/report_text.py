@@ -97,12 +97,17 @@ def _found(summary: Summary, settings: list[Mapping[str, Any]]) -> list[str]:
     before = f"undefended ({summary['utility']['metric']} {utility(summary, base['utility']['mean'])}), "
     first = before + _reached(summary, base, metric, target)
     more = [f"undefended, {_reached(summary, base, m, t)}" for t, m in further]
+    more += [
+        f"undefended, {summary['names'][label]} {said}."
+        for label, a in base["attacks"].items()
+        if (said := reversed_(a))
+    ]
     others = [s for s in settings if s is not base and strongest(s, metric, target)]
     return [first, *_changes(summary, base, others, metric, target), *more]
 
 
 def _metric(summary: Summary, base: Mapping[str, Any], target: str) -> str | None:
-    return next((m for m in summary["metrics"] if strongest(base, m, target)), None)
+    return next((m for m in TARGETS[target].order(summary["metrics"]) if strongest(base, m, target)), None)
 
 
 def _reached(summary: Summary, base: Mapping[str, Any], metric: str, target: str) -> str:
@@ -117,6 +122,17 @@ def _reached(summary: Summary, base: Mapping[str, Any], metric: str, target: str
     # Reconstructions come from the server, as a rule; of other guesses it is news who makes them.
     whose = "" if target == "inputs" else f"{attack['adversary']} by "
     return f"{whose}{named} {TARGETS[target].gets} {reached}."
+
+
+def reversed_(attack: Mapping[str, Any]) -> str:
+    """Say so where an attack tells two kinds apart and names them the wrong way round: an AUC below .5 leaks too."""
+    guess = attack["scores"].get("auc", {}).get("guess")
+    if guess is None or _bound(guess, "high") >= 0.5:
+        return ""
+    return (
+        f"ranks the wrong way round (AUC {number('auc', guess['mean'])}): whoever turns its guesses over has "
+        f"AUC {number('auc', 1 - guess['mean'])}"
+    )
 
 
 def _most(target: str) -> str:
@@ -162,6 +178,7 @@ def _changes(
 def blindly(summary: Summary, metric: str, target: str) -> str:
     """Name the baseline of an attack on `target`."""
     if target in ("labels", "members"):
+        # An AUC of labels is as blind for whoever always says the same.
         return "most frequent label" if metric == "accuracy" else "chance"
     return f"mean-{'image' if 'psnr' in summary['metrics'] else 'row'} baseline"
 

@@ -113,7 +113,8 @@ def rows(found: Json) -> Iterator[dict[str, Any]]:
     run |= {key: dependence.get(key) for key in ("u_distance_correlation_sqr", "p_value")}
     for attack in found["attacks"]:
         scored = {"attack": attack["attack"], "attack_label": attack["label"], "adversary": attack["adversary"]}
-        scored |= {"victims": attack["victims"], "attack_seconds": attack["seconds"]}
+        scored |= {"target": attack.get("target", "inputs"), "victims": attack["victims"]}
+        scored["attack_seconds"] = attack["seconds"]
         for metric, who in attack["scores"].items():
             guess = who["guess"]
             scored |= {metric: guess["mean"], f"{metric}_low": guess["low"], f"{metric}_high": guess["high"]}
