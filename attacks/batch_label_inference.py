@@ -110,7 +110,7 @@ class _Equations:
 def _equations(module: nn.Module, step: OwnStep, batch_size: int) -> list[_Equations]:
     """Return what the weight gradients of `batch_size` rows at a time say; J is (rows * classes, weights)."""
     weights = [p for p in module.parameters() if p.requires_grad]
-    logits = module(step.inputs)
+    logits = module(step.inputs.clone())
     found = []
     for rows in torch.arange(len(logits)).split(batch_size):
         single = logits[rows].flatten()

@@ -133,12 +133,13 @@ class Client:
             raise InvalidInput(
                 f"the output {head.value!r} is not made by a linear layer with a bias: labels stay hidden"
             )
-        return self._named[f"{segment.name}/{linear[-1][0]}.bias".replace("/.", "/")]
+        return self._named[f"{segment.name}/{linear[-1][0]}.bias".replace("/.", "/")] / head.weight
 
     def _walk(self, x: Tensor) -> dict[str, Tensor]:
         made = {self.local.value: x}
         for segment in self.local.segments:
-            result = self._modules[segment.name](*(made[n] for n in segment.inputs))
+            # A segment may begin with an operation in place.
+            result = self._modules[segment.name](*(made[n].clone() for n in segment.inputs))
             outputs = result if isinstance(result, (tuple, list)) else (result,)
             made.update(zip(segment.outputs, outputs, strict=True))
         return made

@@ -44,7 +44,7 @@ def own_steps(attack: str, view: View, knowledge: Knowledge) -> tuple[nn.Module,
         OwnStep(x.to(knowledge.device), g.to(knowledge.device) * len(g)) for x, g in zip(inputs, backs, strict=True)
     ]
     with torch.no_grad():
-        left, back = module(steps[0].inputs), steps[0].gradient
+        left, back = module(steps[0].inputs.clone()), steps[0].gradient
     if not isinstance(left, Tensor) or left.shape != back.shape:
         raise InvalidInput(f"{attack} needs the gradient of all that leaves the segment of {view.party}")
     return module, steps

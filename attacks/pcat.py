@@ -11,8 +11,9 @@ variant). For a guess an inverse network learns (f'(x_a), x_a), is applied to z,
 f'(x) = z. Where labels do not arrive a pseudo-head learns beside f' and reads them. Networks are generic residual ones;
 what the pseudo-client sends passes the run's defenses, drawn by the attacker.
 
-The published figures have not been reproduced here: in a few hundred steps it beats the mean image on planted data,
-not on digits.
+The refinement compares the pseudo-client's undefended release with what arrived, and can make a guess worse where the
+pseudo-client is poor. The published figures have not been reproduced here: in a few hundred steps it beats the mean
+image on planted data, not on digits.
 """
 
 from __future__ import annotations

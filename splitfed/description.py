@@ -57,10 +57,22 @@ def _graph(topology: Topology) -> dict[str, Any]:
                 "inputs": list(s.inputs),
                 "outputs": list(s.outputs),
                 "parameters": _count(s.module),
+                "module": hashlib.sha256(repr(s.module).encode()).hexdigest()[:16],
             }
             for s in topology.segments
         },
-        "heads": {h.value: {"role": h.role, "labels": h.labels, "weight": h.weight} for h in topology.heads},
+        "heads": {
+            h.value: {
+                "role": h.role,
+                "labels": h.labels,
+                "weight": h.weight,
+                "target": h.target,
+                "via": list(h.via),
+                "task": None if h.task is None else h.task.name,
+            }
+            for h in topology.heads
+        },
+        "forward_only": sorted(topology.forward_only),
         "weights": digest(topology.state_dict()),
     }
 

@@ -57,7 +57,8 @@ class _Chain(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         for part in self.parts:
-            z = part(z)
+            # A segment may begin with an operation in place.
+            z = part(z.clone())
         return z
 
 

@@ -118,7 +118,9 @@ class Topology:
             for value in target.inputs:
                 if value not in maker or (value, target.role) in delivered:
                     continue
-                found.setdefault((maker[value], target.name), []).append(value)
+                values = found.setdefault((maker[value], target.name), [])
+                if value not in values:  # a segment may read a value twice
+                    values.append(value)
                 if self.role_of(maker[value]) != target.role:
                     delivered.add((value, target.role))
         order = {s.name: i for i, s in enumerate(self.segments)}
@@ -293,6 +295,10 @@ def _check_heads(topology: Topology) -> None:
                 f"{maker[head.value].role!r} makes that value"
             )
         _check_via(topology, head)
+        if head.task is not None and not isinstance(head.task, Task):
+            raise InvalidInput(
+                f"task={head.task!r} at {head.value!r} is not allowed; expected splitfed.classification(10)"
+            )
         check_number(f"weight of the head on {head.value!r}", head.weight, low=0.0, open_low=True)
 
 

@@ -153,8 +153,11 @@ class Inquiry:
 
     def _case(self, name: str, attack: Attack, party: str, victims: Dataset, client: int, seed: int) -> _Case:
         """Put the victims' rows through the parties, or refuse what could not be scored or is known already."""
+        self._check_client(client)
         if attack.target is Target.REPRESENTATIVES:
             check_gradable(self.data.auxiliary)
+        if attack.target is Target.INPUTS and self._owns_all(party, client):
+            raise InvalidInput(f"party {party!r} owns the inputs of client {client}: there is nothing to reconstruct")
         if attack.target is Target.LABELS:
             self._check_no_labels(party, client, attack.label_set)
         members: Tensor | None = None
@@ -225,11 +228,20 @@ class Inquiry:
     def _classes(self) -> int | None:
         return _classes(self.data.task)
 
+    def _check_client(self, client: int) -> None:
+        if not 0 <= client < self.engine.lanes:
+            raise InvalidInput(f"client={client} is not allowed; expected 0 to {self.engine.lanes - 1}")
+
     def _check_no_labels(self, party: str, client: int, label_set: str | None) -> None:
         role = self.engine.parties[party].role
         for head in self.engine.topologies[client].heads:
             if party != FED and head.target == label_set and role in head.path:
                 raise InvalidInput(f"party {party!r} is given the labels of {head.value!r}: it has none to guess")
+
+    def _owns_all(self, party: str, client: int) -> bool:
+        mine = {p.name for p in self.engine.crew.lanes[client].parties.values()}
+        roles = set(self.engine.topologies[client].inputs.values())
+        return party in mine and roles == {self.engine.parties[party].role}
 
     def _own(self, party: str, client: int, x: Tensor) -> dict[str, Tensor]:
         """Return what `party` itself feeds for the rows `x`, on the engine's device."""
@@ -272,13 +284,20 @@ class Inquiry:
         outcome = attack(view, knowledge, generator(seed, "attack", name, client, uploads[-1]), progress)
         rows = torch.cat(self._batches(client, uploads[-1])).unique()
         victims = self.data.clients[client].train.rows(rows)
-        # Rows are matched to guesses here, where the truth is known.
-        victims = victims.rows(assignment(victims.x, outcome.guess))
-        drawn = generator(seed, "grade")
-        truth, scores = grade_of(
-            attack.target, outcome.guess, victims, self.data.auxiliary, drawn, classifier=classifier
-        )
+        truth, scores = self._matched(attack, outcome.guess, victims, generator(seed, "grade"), classifier)
+        if len(auxiliary := self.data.auxiliary):
+            # Matching favours the guess, so the rows of somebody blind are matched in the same way.
+            drawn = torch.randint(len(auxiliary), (len(victims),), generator=generator(seed, "blind"))
+            blind = self._matched(attack, auxiliary.x[drawn], victims, generator(seed, "grade"), False)[1]
+            scores["random_pairing"] = blind["guess"]
         return AttackResult(name, party, outcome.guess, truth, scores, outcome.seconds)
+
+    def _matched(
+        self, attack: Attack, guess: Tensor, victims: Dataset, drawn: torch.Generator, classifier: bool
+    ) -> tuple[Tensor, Grade]:
+        """Match the rows of `victims` to the guesses, here where the truth is known, and grade them."""
+        ordered = victims.rows(assignment(victims.x, guess))
+        return grade_of(attack.target, guess, ordered, self.data.auxiliary, drawn, classifier=classifier)
 
     def _batches(self, client: int, number: int) -> list[Tensor]:
         """Return the rows of every step that `client` took in round `number`."""
@@ -397,7 +416,8 @@ class Inquiry:
             calls += 1
             self.lend(client, "query", x)
             number = derive(stream, "predict", calls)
-            found = self.engine.predict(client, "query", "query", number, borrow=self._newest(client))
+            with self.engine.watching(None):
+                found = self.engine.predict(client, "query", "query", number, borrow=self._newest(client))
             return found.outputs[self.engine.topologies[client].heads[0].value].to(self.engine.device)
 
         return predict

@@ -75,7 +75,7 @@ class Party:
         # What the user froze (batch norm in evaluation mode, say) stays frozen; a model given as a whole in
         # evaluation mode is trained.
         self._frozen = {
-            name: [m for m in module.modules() if module.training and not m.training]
+            name: [inner for inner, m in module.named_modules() if module.training and not m.training]
             for name, module in self.modules.items()
         }
         for module in self.modules.values():
@@ -125,8 +125,9 @@ class Party:
         for name, module in self.modules.items():
             if module.training != self._training:
                 module.train(self._training)
+                # By name: the segments may be lent by another party of the same make.
                 for frozen in self._frozen[name]:
-                    frozen.training = False
+                    module.get_submodule(frozen).training = False
         tape = self._tapes[stamp.lane] = _Tape(scale=scale)
         if batch.part in self._data:
             inputs, labels = self._data[batch.part]
@@ -296,7 +297,9 @@ class Party:
             elif name in tape.held:
                 value = tape.held[name]
             else:
-                value = leaves[name] = self._leaf(tape.made[name])
+                if name not in leaves:
+                    leaves[name] = self._leaf(tape.made[name])
+                value = leaves[name]
             # An operation in place may neither touch a leaf nor the sender's memory.
             arguments.append(value.clone() if name in duty.overwritten else value)
         return arguments

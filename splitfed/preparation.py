@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from torch import Tensor
 
@@ -55,7 +56,11 @@ def prepare(
     `topology`: one for all clients, or one a client. Raises `InvalidInput`.
     """
     plan: Schedule = load("schedules", schedule)() if isinstance(schedule, str) else schedule
-    guards = (defenses,) if isinstance(defenses, Defense) else tuple(defenses)
+    guards = (defenses,) if isinstance(defenses, (Defense, str)) else tuple(defenses)
+    _check_kind("schedule", plan, Schedule, "a name or a schedule, such as splitfed.schedules.SplitFedV1()")
+    _check_kind("data", data, Federation, "what Dataset.clients(count) returns")
+    for guard in guards:
+        _check_kind("defenses", guard, Defense, "defenses, such as splitfed.defenses.Noise(scale=0.5)")
     clients = len(data.clients)
     given = _one_a_client(topology, clients)
     differ = len({id(t) for t in given}) > 1
@@ -150,10 +155,18 @@ def check_batches(facts: Sequence[Facts], defenses: Sequence[Defense], data: Fed
             )
 
 
+def _check_kind(name: str, value: object, kind: type, expected: str) -> None:
+    if not isinstance(value, kind):
+        told = value if isinstance(value, str) else getattr(value, "__name__", type(value).__name__)
+        raise InvalidInput(f"{name}={told!r} is not allowed; expected {expected}")
+
+
 def _one_a_client(topology: Topology | Sequence[Topology], clients: int) -> list[Topology]:
     if isinstance(topology, Topology):
         return [topology] * clients
-    given = list(topology)
+    given: list[Topology] = list(topology) if isinstance(topology, (list, tuple)) else [cast(Topology, topology)]
+    for one in given:
+        _check_kind("topology", one, Topology, "what a builder of splitfed.topologies returns, or one a client")
     if len(given) != clients:
         raise InvalidInput(f"{len(given)} topologies were given for {clients} clients; expected one a client, or one")
     return given

@@ -88,6 +88,8 @@ class Run:
         Each client's rows go through the segments it would use now. Clients without rows in the part have None. With
         several label sets the scores are those of the first head, and "heads" has the union's of each.
         """
+        if part not in ("validation", "test"):
+            raise unknown("part", part, ("validation", "test"))
         heads = [h for h in self.engine.topology.heads if h.value in self._scored()]
         outputs: dict[str, list[Tensor]] = {head.value: [] for head in heads}
         labels: dict[str, list[Tensor]] = {head.value: [] for head in heads}

@@ -87,13 +87,13 @@ def train(
     post(engine, prepared, detectors or {})
     entering.enter(engine, data, misconduct, seed)
     if place is not None:
-        residents = {
-            "intruders": {name: repr(intruder(given)) for name, given in (intruders or {}).items()},
-            "detectors": {name: repr(detector) for name, detector in (detectors or {}).items()},
+        others = {
+            "intruders": {name: repr(intruder(given)) for name, given in (intruders or {}).items()} or None,
+            "detectors": {name: repr(detector) for name, detector in (detectors or {}).items()} or None,
+            "manipulations": {str(i): repr(one) for i, one in enumerate(misconduct)} or None,
+            "speeds": None if speeds is None else repr(speeds),
         }
-        if misconduct:
-            residents["manipulations"] = {str(i): repr(one) for i, one in enumerate(misconduct)}
-        place.claim({**describe(prepared, rounds, record, device), **residents}, resume=resume)
+        place.claim({**describe(prepared, rounds, record, device), **others}, resume=resume)
     run = Run(engine, data, prepared.schedule, prepared.schedule.start(len(data.clients)), seed, place, clock)
     run.inquiry.training = prepared.training
     run.inquiry.rounds = rounds
@@ -167,6 +167,8 @@ def _device(name: torch.device | str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise InvalidInput(f"device={name!r} is not allowed; expected cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidInput(f"device={str(name)!r} is not allowed; expected cpu, cuda or cuda:N")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InvalidInput(f"device={str(name)!r} is not there: torch finds no GPU")
     return device

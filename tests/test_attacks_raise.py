@@ -59,7 +59,7 @@ def test_missing_auxiliary_data_is_named() -> None:
 
 
 def test_a_party_that_receives_no_release_cannot_invert() -> None:
-    with pytest.raises(InvalidInput, match="Rmle needs releases; this run does not grant that"):
+    with pytest.raises(InvalidInput, match="owns the inputs of client 0: there is nothing to reconstruct"):
         run_with().attack("rmle", adversary="client0")
 
 

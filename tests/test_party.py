@@ -235,3 +235,37 @@ def test_messages_name_their_ends() -> None:
         ("server", "client1", "gradient", "bottom->top"),
     ]
     assert {tuple(m.stamp) for m in seen} == {("train", 1, 3, 0, "train")}
+
+
+def test_a_segment_may_read_one_value_twice() -> None:
+    """fc(p sigmoid(q)²) with p = q = the bottom's output: the gradient reaches the bottom by both ways."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(6, 10)
+
+        def forward(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.fc(p * torch.sigmoid(q) ** 2)
+            return out
+
+    moved = []
+    for role in ("client", "server"):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            bottom, top = nn.Sequential(nn.Flatten(), nn.Linear(64, 6)), Twice()
+        segments = (
+            Segment("bottom", "client", bottom, ("x",), ("a",)),
+            Segment("top", role, top, ("a", "a"), ("out",)),
+        )
+        topology = Topology("twice", segments, {"x": "client"}, (Head("out", role, "client"),))
+        x, y = images(16)
+        engine = engine_of(topology, x, y, optim=Optim("SGD", {"lr": 0.5}))
+        engine.train(0, 0, [torch.arange(16)])
+        z = bottom(x)
+        torch.nn.functional.cross_entropy(top(z, z), y).backward()
+        with torch.no_grad():
+            expected = bottom[1].weight - 0.5 * bottom[1].weight.grad
+        moved.append(engine.modules(0)["bottom"][1].weight)  # type: ignore[index]
+        torch.testing.assert_close(moved[-1].detach(), expected)
+    assert torch.equal(moved[0], moved[1])

@@ -133,7 +133,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         small(attack=[{"name": "rmle", "adversary": "client0"}]),
-        r"attack\[0\]: rmle by client0: Rmle needs releases; this run does not grant that",
+        r"attack\[0\]: rmle by client0: party 'client0' owns the inputs of client 0: there is nothing to",
     ),
 ]
 

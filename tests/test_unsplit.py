@@ -241,5 +241,5 @@ def test_an_upstream_without_weights_is_refused() -> None:
 
 
 def test_a_party_that_receives_nothing_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="Unsplit needs releases; this run does not grant that"):
+    with pytest.raises(InvalidInput, match="owns the inputs of client 0: there is nothing to reconstruct"):
         toy("vanilla").attack(QUICK, adversary="client0")

@@ -40,8 +40,10 @@ def multi_hop(
     """
     if labels not in LABELS:
         raise unknown("labels of a multi-hop topology", labels, LABELS)
+    if not isinstance(cuts, (list, tuple)):
+        raise InvalidInput(f"cuts={cuts!r} is not allowed; expected a list of submodules")
     pieces = len(cuts) + 1 - (labels == "client")
-    if isinstance(cuts, str) or pieces < 3:
+    if pieces < 3:
         least = 3 if labels == "client" else 2
         raise InvalidInput(f"cuts={cuts!r} is not allowed; expected a list of at least {least} submodules")
     chain = tuple(roles) if roles is not None else ("client", *(f"hop{i}" for i in range(1, pieces - 1)), "server")

@@ -22,7 +22,7 @@ def u_shaped(model: nn.Module, cuts: Sequence[str], task: Task | None = None) ->
     Two cuts give bottom and head at the client, middle at the server; every two more another round trip. Labels and
     loss stay with the client. `task` defaults to that of the data.
     """
-    if isinstance(cuts, str) or len(cuts) < 2 or len(cuts) % 2:
+    if not isinstance(cuts, (list, tuple)) or len(cuts) < 2 or len(cuts) % 2:
         raise InvalidInput(f"cuts={cuts!r} is not allowed; expected an even number of submodules, two a round trip")
     trips = len(cuts) // 2
     inner = [f"{name}{i}" for i in range(1, trips + 1) for name in ("middle", "between")][:-1]

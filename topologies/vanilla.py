@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from splitfed.errors import InvalidInput
 from splitfed.graph import Head, Topology
 from splitfed.task import Task
 from splitfed.topologies._chain import cut_in_roles, only_input, only_output
@@ -19,6 +20,8 @@ def vanilla(model: nn.Module, cut: str, task: Task | None = None) -> Topology:
     The labels belong to the client and cross to the server as messages at every step. `task` defaults to that of
     the data.
     """
+    if not isinstance(cut, str):
+        raise InvalidInput(f"cut={cut!r} is not allowed; expected the name of one submodule")
     segments = cut_in_roles(model, (cut,), ("bottom", "top"), ("client", "server"))
     head = Head(only_output(segments), "server", "client", task)
     return Topology("vanilla", segments, {only_input(segments): "client"}, (head,))

@@ -1,1 +1,1 @@
-"""What a run costs: bytes that cross, predicted and counted."""
+"""What a run costs: bytes, operations, memory, simulated time, and the formulas of the papers."""

@@ -21,6 +21,9 @@ def candidates(data: Federation, outsiders: Dataset, generator: torch.Generator)
     if count == 0:
         raise InvalidInput("there are no rows that nobody trained on: set some aside (victims=64)")
     inside, outside = (torch.randperm(len(side), generator=generator)[:count] for side in (trained, outsiders))
+    known = {row.numpy().tobytes() for row in trained.x}
+    if any(row.numpy().tobytes() in known for row in outsiders.x):
+        raise InvalidInput("a row given as one that nobody trained on is a client's training row; expected others")
     both = trained.rows(inside).join([outsiders.rows(outside)])
     order = torch.randperm(2 * count, generator=generator)
     return both.rows(order), order < count

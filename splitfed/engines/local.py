@@ -88,6 +88,7 @@ class LocalEngine:
         )
         recorders = (recording or Recording()).recorders(tuple(self.parties), folder)
         self.link = LocalLink(self.traffic, recorders)
+        self._watched: dict[str, Recorder] = {}
         self.insiders: dict[str, Inside] = {}
         self.sentries: dict[str, Sentry] = {}
 
@@ -189,17 +190,14 @@ class LocalEngine:
         return Prediction({name: torch.cat(parts) for name, parts in outputs.items()}, labels)
 
     def rehearse(self, lane: int, part: str, number: int, borrow: Source | None = None, batch_size: int = 64) -> None:
-        """Send `part` of `lane` through training steps that move no weight and leave no trace in any buffer."""
+        """Send `part` of `lane` through training steps that move no weight and leave no trace in buffer or gradient."""
         place = self._serving(lane)
-        with self._borrowed(lane, borrow):
-            kept = [(b, b.clone()) for p in place.parties.values() for m in p.modules.values() for b in m.buffers()]
+        with self._borrowed(lane, borrow), _untouched([m for p in place.parties.values() for m in p.modules.values()]):
             for step, rows in enumerate(torch.arange(self.rows(lane, part)).split(batch_size)):
                 exchange(place, self.link, Batch(part, rows), place.stamp("rehearse", number, step, part))
                 for party in place.parties.values():
-                    party.drop_gradients()
-            with torch.no_grad():
-                for buffer, before in kept:
-                    buffer.copy_(before)
+                    for module in party.modules.values():
+                        module.zero_grad(set_to_none=True)
 
     def held_by(self, party: str, lane: int) -> dict[str, nn.Module]:
         """Return the segments that `party` holds for `lane`: the party's own modules, not copies."""
@@ -267,17 +265,16 @@ class LocalEngine:
         return recorder.view(self.parties[party].modules)
 
     @contextmanager
-    def watching(self, party: str) -> Iterator[Recorder]:
-        """Record everything `party` receives inside the block, apart from the run's own recorder."""
-        kept = self.link.recorders.get(party)
-        recorder = self.link.recorders[party] = Recorder(party, budget=2**62)
+    def watching(self, party: str | None) -> Iterator[Recorder]:
+        """Record everything `party` receives inside the block (None: nobody); the run's own recorders rest."""
+        kept, outer = self.link.recorders, self._watched
+        recorder = Recorder(party or "", budget=2**62)
+        self._watched = {} if party is None else {**outer, party: recorder}
+        self.link.recorders = self._watched
         try:
             yield recorder
         finally:
-            if kept is None:
-                del self.link.recorders[party]
-            else:
-                self.link.recorders[party] = kept
+            self.link.recorders, self._watched = kept, outer
 
     def state(self) -> dict[str, Any]:
         """Return the state of every party, recorder and counter."""
@@ -345,6 +342,20 @@ class LocalEngine:
         finally:
             for role, party in borrowers.items():
                 party.modules = kept[role]
+
+
+@contextmanager
+def _untouched(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Put buffers back, also those that a module replaces, and leave no gradient, however the block ends."""
+    inner = {id(m): m for module in modules for m in module.modules()}.values()
+    kept = [(m, {name: None if b is None else b.clone() for name, b in m._buffers.items()}) for m in inner]
+    try:
+        yield
+    finally:
+        for module, buffers in kept:
+            module._buffers.update(buffers)
+        for module in modules:
+            module.zero_grad(set_to_none=True)
 
 
 def _with_weights(own: Mapping[str, nn.Module], lent: Mapping[str, nn.Module]) -> dict[str, nn.Module]:

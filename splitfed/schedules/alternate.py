@@ -4,7 +4,8 @@ Paper: Gupta, Raskar, "Distributed learning of deep neural network over multiple
 take turns; the turn of a single mini-batch is the "alternate client training" of later comparisons (Thapa et al.,
 "SplitFed", AAAI 2022, name it beside the sequential one).
 
-A client with fewer batches than the others sits the last turns of the epoch out.
+A client with fewer batches than the others sits the last turns of the epoch out. One that drops out has handed on what
+every batch before that made of the segments.
 """
 
 from __future__ import annotations

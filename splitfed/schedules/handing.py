@@ -17,8 +17,8 @@ HAND_OVERS = ("peer", "server", "none")
 class Handing(Sampled):
     """Segments go from "peer" to peer, through the "server" (which sees them), or are handed on by "none".
 
-    Weights and buffers (batch-norm statistics included) are handed on; optimizer state stays with its party. Who
-    drops out hands nothing on: the next client starts from the last one that finished.
+    Weights and buffers (batch-norm statistics included) are handed on; optimizer state stays with its party. The
+    next client starts from the last one that finished its turn.
     """
 
     hand_over: str = "peer"

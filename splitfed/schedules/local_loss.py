@@ -111,11 +111,11 @@ class LocalLoss(Averaged):
 
 def _first_edges(topology: Topology) -> list[Edge]:
     """Return the crossings that leave a segment which depends on nothing received: only raw data stands before it."""
+    maker = {value: segment for segment in topology.segments for value in segment.outputs}
     received: set[str] = set()
     for segment in topology.segments:
-        arriving = {e.source: e for e in topology.edges if e.target == segment.name}
-        crossed = any(topology.role_of(source) != segment.role for source in arriving)
-        if crossed or received.intersection(arriving):
+        sources = [maker[value] for value in segment.inputs if value in maker]
+        if any(s.role != segment.role or s.name in received for s in sources):
             received.add(segment.name)
     return [e for e in topology.crossings if e.source not in received]
 

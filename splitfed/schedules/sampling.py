@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
@@ -21,11 +22,19 @@ Epochs = list[tuple[int, list[Tensor]]]
 
 @dataclass(frozen=True)
 class Turn:
-    """What one client does in a round: its (epoch, batches), cut short where it drops out."""
+    """What one client does in a round: its (epoch, batches), cut short where it drops out.
+
+    `planned`: how many batches each epoch would have had.
+    """
 
     client: int
     epochs: Epochs
     finished: bool
+    planned: tuple[int, ...]
+
+    def completes(self, local: int) -> bool:
+        """Tell whether the client is there to the end of epoch `local` of the round."""
+        return len(self.epochs[local][1]) == self.planned[local]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +56,7 @@ class Sampled(Schedule):
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse to ask for more clients than there are."""
-        if isinstance(self.clients_per_round, int) and self.clients_per_round > clients:
+        if _whole(self.clients_per_round) and (self.clients_per_round or 0) > clients:
             raise InvalidInput(
                 f"clients_per_round={self.clients_per_round} is not allowed; there are {clients} clients"
             )
@@ -69,7 +78,8 @@ class Sampled(Schedule):
 class Averaged(Sampled):
     """Base of the schedules that average: `quorum` clients, a number or a fraction of those asked, must finish.
 
-    Where fewer do, the round's updates are left out and the averages stay what they were.
+    Where fewer do, nothing is averaged and the averages stay what they were; what a segment that all share has learnt
+    by then, it keeps.
     """
 
     quorum: int | float = 1
@@ -82,7 +92,7 @@ class Averaged(Sampled):
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse a quorum that can never be met."""
         super().check(topology, clients)
-        if isinstance(self.quorum, int) and self.quorum > self.asked(clients):
+        if _whole(self.quorum) and self.quorum > self.asked(clients):
             raise InvalidInput(
                 f"quorum={self.quorum} is not allowed; {self.asked(clients)} clients take part in a round"
             )
@@ -113,22 +123,28 @@ def _turn(engine: Trainer, training: Training, number: int, client: int, drawn: 
         (epoch, list(batches(rows, training.batch_size, training.seed, epoch, client)))
         for epoch in training.epochs(number)
     ]
+    planned = tuple(len(steps) for _, steps in epochs)
     if drawn[0] >= chance:
-        return Turn(client, epochs, finished=True)
+        return Turn(client, epochs, True, planned)
     left = math.floor(drawn[1] * sum(len(steps) for _, steps in epochs))
     done: Epochs = []
     for epoch, steps in epochs:
         done.append((epoch, steps[:left]))
         left -= len(done[-1][1])
-    return Turn(client, done, finished=False)
+    return Turn(client, done, False, planned)
 
 
 def _part(wanted: int | float, count: int) -> int:
-    return wanted if isinstance(wanted, int) else max(1, math.ceil(wanted * count - 1e-9))
+    return int(wanted) if _whole(wanted) else max(1, math.ceil(wanted * count - 1e-9))
 
 
-def _check_part(name: str, value: int | float | None) -> None:
-    if isinstance(value, float):
-        check_number(f"{name} (a fraction)", value, low=0.0, high=1.0, open_low=True)
+def _check_part(name: str, value: object) -> None:
+    if isinstance(value, Real) and not isinstance(value, Integral):
+        check_number(f"{name} (a fraction)", float(value), low=0.0, high=1.0, open_low=True)
     elif value is not None:
         check_count(name, value, low=1)
+
+
+def _whole(value: object) -> bool:
+    """Tell a number of clients from a share of them."""
+    return isinstance(value, Integral)

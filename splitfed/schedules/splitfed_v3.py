@@ -59,6 +59,5 @@ class SplitFedV3(Averaged):
 
 
 def _within(turn: Turn, local: int) -> Turn:
-    """Return one epoch of `turn`; a client that drops out has finished every epoch before its last one."""
-    later = any(steps for _, steps in turn.epochs[local + 1 :])
-    return replace(turn, epochs=[turn.epochs[local]], finished=turn.finished or later)
+    """Return one epoch of `turn`; a client that drops out has finished every epoch before the one it leaves in."""
+    return replace(turn, epochs=[turn.epochs[local]], finished=turn.completes(local))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -38,16 +38,13 @@ class Together(Averaged):
             batches = {turn.client: turn.epochs[local][1] for turn in turns}
             for step in range(max((len(steps) for steps in batches.values()), default=0)):
                 present = {client: steps[step] for client, steps in batches.items() if step < len(steps)}
-                here = [t for t in turns if t.finished or _done(t, local) > step or _later(t, local)]
-                yield epoch, step, present, self.enough([Turn(t.client, t.epochs, t in here) for t in turns])
-
-
-def _done(turn: Turn, local: int) -> int:
-    return len(turn.epochs[local][1])
-
-
-def _later(turn: Turn, local: int) -> bool:
-    return any(steps for _, steps in turn.epochs[local + 1 :])
+                here = [turn.completes(local) or len(turn.epochs[local][1]) > step for turn in turns]
+                yield (
+                    epoch,
+                    step,
+                    present,
+                    self.enough([replace(t, finished=h) for t, h in zip(turns, here, strict=True)]),
+                )
 
 
 def by_rows(batches: dict[int, Tensor]) -> dict[int, float]:
