@@ -133,3 +133,14 @@ def test_a_mistake_is_one_line(segments: Any, inputs: Any, heads: Any, pattern: 
     text = str(caught.value)
     assert "\n" not in text
     assert re.match(pattern, text), text
+
+
+def test_a_mistyped_holder_of_labels_is_refused_and_a_named_one_is_not() -> None:
+    segments = [
+        {"name": "bottom", "role": "client", "module": nn.Linear(4, 3), "inputs": ["x"]},
+        {"name": "top", "role": "server", "module": nn.Linear(3, 2), "inputs": ["bottom"]},
+    ]
+    heads = [{"value": "top", "labels": "servr"}]
+    with pytest.raises(InvalidInput, match=r"unknown role at the head on 'top' .*'servr'; did you mean 'server'"):
+        custom(segments, {"x": "client"}, heads)
+    assert custom(segments, {"x": "client"}, heads, holders=["servr"]).data_roles == ("client", "servr")

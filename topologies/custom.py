@@ -22,12 +22,14 @@ def custom(
     inputs: Mapping[str, str],
     heads: Sequence[Head | Mapping[str, Any]],
     task: Task | None = None,
+    holders: Sequence[str] = (),
 ) -> Topology:
     """Return the topology of `segments`, `inputs` (value -> the role that owns it) and `heads`.
 
     A segment is a `Segment` or a mapping with name, role, module and inputs, and outputs where these are not the one
     value that bears the segment's name; likewise a `Head`, or a mapping with value and labels, whose role is that of
-    the segment which makes the value. `task` goes to heads that have none. Raises `InvalidInput`.
+    the segment which makes the value. `task` goes to heads that have none. `holders`: roles that hold nothing but
+    labels; any other role of a head must be that of a segment or an input. Raises `InvalidInput`.
     """
     _check_list("segments", segments)
     _check_list("heads", heads)
@@ -36,8 +38,16 @@ def custom(
     given = [_segment(f"segments[{i}]", one) for i, one in enumerate(segments)]
     makers = {value: segment.role for segment in given for value in segment.outputs}
     losses = [_head(f"heads[{i}]", one, makers) for i, one in enumerate(heads)]
+    _check_roles(losses, {*(s.role for s in given), *inputs.values(), *holders})
     ready = tuple(head if head.task else replace(head, task=task) for head in losses)
     return Topology("custom", _in_order(given, inputs), dict(inputs), ready)
+
+
+def _check_roles(heads: Sequence[Head], roles: set[str]) -> None:
+    for head in heads:
+        for role in head.path:
+            if role not in roles:
+                raise unknown(f"role at the head on {head.value!r} (for labels alone: name it in holders)", role, roles)
 
 
 def _check_list(what: str, given: object) -> None:
