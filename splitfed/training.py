@@ -87,12 +87,7 @@ def train(
     post(engine, prepared, detectors or {})
     entering.enter(engine, data, misconduct, seed)
     if place is not None:
-        others = {
-            "intruders": {name: repr(intruder(given)) for name, given in (intruders or {}).items()} or None,
-            "detectors": {name: repr(detector) for name, detector in (detectors or {}).items()} or None,
-            "manipulations": {str(i): repr(one) for i, one in enumerate(misconduct)} or None,
-            "speeds": None if speeds is None else repr(speeds),
-        }
+        others = _told(intruders or {}, detectors or {}, misconduct, speeds)
         place.claim({**describe(prepared, rounds, record, device), **others}, resume=resume)
     run = Run(engine, data, prepared.schedule, prepared.schedule.start(len(data.clients)), seed, place, clock)
     run.inquiry.training = prepared.training
@@ -132,6 +127,21 @@ def engine_of(
             rows = getattr(client, part)
             engine.own(lane, part, inputs_of(graph, rows), labels_of(graph, rows))
     return engine
+
+
+def _told(
+    intruders: Mapping[str, Intruder | str],
+    detectors: Mapping[str, Detector],
+    manipulations: Sequence[Manipulation],
+    speeds: Speeds | None,
+) -> dict[str, Any]:
+    """Describe what else a resumed run must have, None where there is none."""
+    return {
+        "intruders": {name: repr(intruder(given)) for name, given in intruders.items()} or None,
+        "detectors": {name: repr(detector) for name, detector in detectors.items()} or None,
+        "manipulations": {str(i): repr(one) for i, one in enumerate(manipulations)} or None,
+        "speeds": None if speeds is None else repr(speeds),
+    }
 
 
 def _round(run: Run, training: Training, number: int, due: bool) -> dict[str, Any]:
