@@ -12,7 +12,10 @@ from torch import nn
 import splitfed as sf
 from splitfed.data.federation import Federation
 from splitfed.models.mlp import mlp
+from splitfed.planning.plan import cost
+from splitfed.preparation import prepare
 from splitfed.registry import TABLES, load
+from splitfed.schedules.base import Training
 from splitfed.seeding import stream
 from splitfed.task import classification
 from splitfed.topologies import custom, extended_vanilla, multi_hop, multi_task, u_shaped, vanilla, vertical
@@ -99,7 +102,10 @@ def test_trains_or_refuses(name: str, schedule: str) -> None:
     if name == "multi_task":
         heads = found.history[-1]["test"]["heads"]
         assert heads["out_parity"] > 0.7, "chance is .5"
-    assert found.bytes == sum(n for flow, (_, n) in found.engine.traffic.flows.items() if flow.phase == "train")
+    counted = {flow: n for flow, n in found.engine.traffic.flows.items() if flow.phase == "train"}
+    plan = load("schedules", schedule)()
+    ready = prepare(topology, data, schedule=plan, defenses=(), optimizer=None, training=Training(32))
+    assert cost(ready, 12).flows == counted, "planned, message by message and byte by byte"
     x = data.test_union().x[:5]
     assert found.predict(x, client=len(data.clients) - 1).shape == (5, 10)
     assert bool(torch.isfinite(found.predict(x)).all())
