@@ -61,6 +61,11 @@ def test_a_plan_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert formulas["federated"]["total"] == 2 * n
     assert formulas["crossover_clients"]["without_hand_over"] == pytest.approx(rows * 12 / n)
     assert formulas["unit"] == "floats an epoch"
+    # Han et al. with K = 1, |D| = rows, |w| = n, P_C = R = 1: 2wK/R + Dw/P_C.
+    assert formulas["latency"]["federated"] == pytest.approx(2 * n + rows * n)
+    client = 64 * 12 + 12
+    split = 2 * 12 * rows + 2 * client + rows * client + rows * (n - client) / 100
+    assert formulas["latency"]["splitfed"] == pytest.approx(split)
 
 
 def test_a_plan_is_what_training_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from splitfed.accounting import han
 from splitfed.accounting.crossover import sizes_of
 from splitfed.accounting.singh import Sizes, crossover, federated_client, federated_total, split_client, split_total
 from splitfed.data.dataset import Dataset
@@ -88,6 +89,24 @@ def formulas(s: Sizes) -> Json:
             "with_hand_over": crossover(s) / s.parameters,
             "without_hand_over": crossover(s, False) / s.parameters,
         },
+        "latency": latencies(s),
+    }
+
+
+def latencies(s: Sizes) -> Json:
+    """Return the latency of one global round by Han et al., 2021, at their constants, and the best cut by them.
+
+    Their units: one operation a parameter and example, P_C 1 and P_S 100 operations and R 1 float in a unit of time.
+    """
+    setting = han.Setting(s.parameters, s.client_share, s.cut_width, s.examples / s.clients, s.clients)
+    return {
+        "source": "Han, Bhatti, Lee, Moon, 2021, table 1",
+        "unit": "P_C = 1, P_S = 100, R = 1, beta = .2",
+        "split": han.split_latency(setting),
+        "splitfed": han.splitfed_latency(setting),
+        "local_loss": han.local_loss_latency(setting),
+        "federated": han.federated_latency(setting),
+        "optimal_client_share": han.optimal_client_share(setting) if han.inner_cut_pays(setting) else None,
     }
 
 

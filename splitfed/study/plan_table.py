@@ -44,6 +44,8 @@ def show(plan: Json, console: Console) -> None:
         if place["formulas"] is not None:
             console.print(_formulas(place["formulas"]))
             say(_crossing(place["formulas"]))
+            console.print(_latencies(place["formulas"]["latency"]))
+            say(_best_cut(place["formulas"]))
     if not plan["speeds"]:
         say(f"\n{HINT}")
     say("\ndefenses (none changes the bytes above, unless it changes the size of what is released)")
@@ -86,6 +88,20 @@ def _formulas(known: Json) -> Table:
     for key in ("split_with_hand_over", "split_without_hand_over", "federated"):
         table.add_row(key.replace("_", " "), *(f"{known[key][who]:.4g}" for who in ("client", "total")))
     return table
+
+
+def _latencies(known: Json) -> Table:
+    table = _table(f"formula ({known['source']})", (f"time of a round at {known['unit']}",))
+    for key in ("split", "splitfed", "local_loss", "federated"):
+        table.add_row(key, f"{known[key]:.4g}")
+    return table
+
+
+def _best_cut(known: Json) -> str:
+    best, own = known["latency"]["optimal_client_share"], known["client_share"]
+    if best is None:
+        return f"by these formulas the less the client holds the sooner local_loss ends (here {own:.3g} of all weights)"
+    return f"by these formulas local_loss ends soonest with {best:.3g} of all weights at the client (here {own:.3g})"
 
 
 def _crossing(known: Json) -> str:
