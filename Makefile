@@ -13,7 +13,7 @@ NEW_ENOUGH = $(shell $(PYTHON) -c 'import sys; print("yes" if sys.version_info >
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench lint types readme clean
+.PHONY: help setup demo test bench papers lint types readme clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
@@ -38,6 +38,9 @@ test: lint types ## lint, types and all tests
 
 bench: $(STAMP) ## time the split step against the uncut one
 	@$(PY) -m tests.benchmarks.steps
+
+papers: $(STAMP) ## published figures beside ours, for hours; resumable; TABLE=name for one of them
+	@$(PY) -m tests.papers $(TABLE)
 
 lint: $(STAMP) ## ruff: rules and format
 	@$(BIN)/ruff check --quiet .

@@ -1,7 +1,8 @@
 """Ratios of step times: split against uncut, by hand and by splitfed, with a defense, a recorder; of import times.
 
 What is compared runs alternately in one process, so that a slow moment of the machine hits both; each ratio is
-the median over pairs. The network is conv16-conv32-fc128-fc10 on 28x28 images, batch 64, SGD.
+the median over pairs. Batch 64, SGD, two networks: conv16-conv32-fc128-fc10 on 28x28 images, whose step is so short
+that a fixed cost a message shows, and ResNet-8 on 32x32 images in colour.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +28,7 @@ from splitfed.defense import Defense
 from splitfed.defenses import DistanceCorrelation
 from splitfed.engines.local import LocalEngine
 from splitfed.graph import Topology
+from splitfed.models.resnet8 import resnet8
 from splitfed.optim import Optim
 from splitfed.probe import probe
 from splitfed.seeding import generator
@@ -33,7 +36,7 @@ from splitfed.task import classification
 from splitfed.topologies import u_shaped, vanilla
 from splitfed.view import Recording
 
-ROWS, BATCH, STEPS, INSTANCES, REPEATS = 640, 64, 5, 15, 15
+ROWS, BATCH = 640, 64
 OPTIM = Optim("SGD", {"lr": 0.01})
 
 
@@ -58,6 +61,25 @@ class Net(nn.Module):
         return self.fc2(self.relu3(self.fc1(self.flat(h))))
 
 
+@dataclass(frozen=True)
+class Workload:
+    """A network, the shape of a row, where one and two cuts go, and how often it is measured."""
+
+    name: str
+    model: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    cuts: tuple[str, str]
+    steps: int
+    instances: int
+    repeats: int
+
+
+WORKLOADS = (
+    Workload("small CNN, 28x28", Net, (1, 28, 28), ("pool1", "fc1"), 5, 15, 15),
+    Workload("ResNet-8, 3x32x32", lambda: resnet8((3, 32, 32), 10), (3, 32, 32), ("stage1", "stage3"), 2, 5, 11),
+)
+
+
 def uncut(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[list[Tensor]], None]:
     """The bare loop, as anybody would write it."""
     optimizer, _ = OPTIM.build(model.parameters())
@@ -73,9 +95,9 @@ def uncut(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[list[Tensor]], No
     return steps
 
 
-def by_hand(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[list[Tensor]], None]:
+def by_hand(model: nn.Module, at: str, x: Tensor, y: Tensor) -> Callable[[list[Tensor]], None]:
     """One cut as anybody would write it without a library: two modules, two optimizers, one detach."""
-    bottom, top = (piece.module for piece in cut(model, ("pool1",)))
+    bottom, top = (piece.module for piece in cut(model, (at,)))
     optimizers = [OPTIM.build(part.parameters())[0] for part in (bottom, top)]
 
     def steps(batches: list[Tensor]) -> None:
@@ -130,31 +152,31 @@ def alternate(runners: Mapping[str, Callable[[], None]], repeats: int) -> dict[s
     return {name: statistics.median(ratios) for name, ratios in pairs.items()}
 
 
-def step_ratios(instances: int = INSTANCES, repeats: int = REPEATS) -> dict[str, float]:
+def step_ratios(work: Workload) -> dict[str, float]:
     """Return each variant's step time over that of the uncut model: the median over instances of their medians.
 
-    Every variant is built anew `instances` times: where its tensors come to lie in memory alone makes two equal
+    Every variant is built anew several times: where its tensors come to lie in memory alone makes two equal
     loops differ by some per cent for as long as they live.
     """
     found: dict[str, list[float]] = {}
-    for instance in range(instances):
-        for name, ratio in alternate(_variants(instance), repeats).items():
+    for instance in range(work.instances):
+        for name, ratio in alternate(_variants(work, instance), work.repeats).items():
             found.setdefault(name, []).append(ratio)
     return {name: statistics.median(ratios) for name, ratios in found.items() if name != "uncut"}
 
 
-def _variants(seed: int) -> dict[str, Callable[[], None]]:
+def _variants(work: Workload, seed: int) -> dict[str, Callable[[], None]]:
     drawn = generator(seed, "bench")
-    x, y = torch.rand(ROWS, 1, 28, 28, generator=drawn), torch.randint(0, 10, (ROWS,), generator=drawn)
-    batches = list(torch.randperm(ROWS, generator=drawn).split(BATCH))[:STEPS]
-    model = Net()
+    x, y = torch.rand(ROWS, *work.shape, generator=drawn), torch.randint(0, 10, (ROWS,), generator=drawn)
+    batches = list(torch.randperm(ROWS, generator=drawn).split(BATCH))[: work.steps]
+    model, (first, second) = work.model(), work.cuts
     loops = {
         "uncut": lambda: uncut(copy.deepcopy(model), x, y),
-        "by hand": lambda: by_hand(copy.deepcopy(model), x, y),
-        "one cut": lambda: split(vanilla(model, "pool1"), x, y),
-        "two cuts": lambda: split(u_shaped(model, ("pool1", "fc1")), x, y),
-        "NoPeek": lambda: split(vanilla(model, "pool1"), x, y, (DistanceCorrelation(0.5),)),
-        "recorder on": lambda: split(vanilla(model, "pool1"), x, y, record=Recording(("server",))),
+        "by hand": lambda: by_hand(copy.deepcopy(model), first, x, y),
+        "one cut": lambda: split(vanilla(model, first), x, y),
+        "two cuts": lambda: split(u_shaped(model, (first, second)), x, y),
+        "NoPeek": lambda: split(vanilla(model, first), x, y, (DistanceCorrelation(0.5),)),
+        "recorder on": lambda: split(vanilla(model, first), x, y, record=Recording(("server",))),
     }
     # Built in another order each time, so that none always gets the memory that is left over. The uncut loop stays
     # the first of the result: the others are compared with it.
@@ -191,10 +213,10 @@ def main() -> None:
     """Print every ratio with the bound it is held to."""
     keep_memory()
     bounds = {"one cut": 1.02, "two cuts": 1.03, "NoPeek": 1.10, "recorder on": 1.10}
-    for threads in (1, 2):
+    for threads, work in ((1, WORKLOADS[0]), (1, WORKLOADS[1]), (2, WORKLOADS[0])):
         torch.set_num_threads(threads)
-        print(f"{threads} thread(s)")
-        for name, ratio in step_ratios().items():
+        print(f"{work.name}, {threads} thread(s)")
+        for name, ratio in step_ratios(work).items():
             bound = f" (bound {bounds[name]:.2f})" if name in bounds else ""
             print(f"  {name:<12} {ratio:.3f} x uncut{bound}")
     print(f"import splitfed, torch: {import_ratio():.3f} x import torch (bound 1.20)")

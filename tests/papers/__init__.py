@@ -1,0 +1,1 @@
+"""Published figures and ours side by side, table by table: `make papers`, or one of them, `make papers TABLE=name`."""

@@ -1,0 +1,43 @@
+"""Measure tables and write them into RESULTS.md: `python -m tests.papers [NAME ...] [--show]`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pkgutil
+import sys
+from pathlib import Path
+
+import tests.papers
+from tests.papers.table import Table, write
+
+
+def tables() -> dict[str, Table]:
+    """Return every table of this package by name."""
+    names = [m.name for m in pkgutil.iter_modules(tests.papers.__path__) if not m.name.startswith("__")]
+    modules = [importlib.import_module(f"tests.papers.{name}") for name in names]
+    found = [module.TABLE for module in modules if hasattr(module, "TABLE")]
+    return {table.name: table for table in found}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    known = tables()
+    parser = argparse.ArgumentParser(description=__doc__, epilog=f"tables: {', '.join(known)}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="all, if none is named")
+    parser.add_argument("--folder", type=Path, default=Path("papers"), help="where measurements are kept")
+    parser.add_argument("--show", action="store_true", help="measure nothing, write what is there")
+    options = parser.parse_args(arguments)
+    for name in options.names:
+        if name not in known:
+            print(f"no table {name!r}; there are {', '.join(known)}", file=sys.stderr)
+            return 2
+    for name in options.names or known:
+        table = known[name]
+        if not options.show:
+            table.complete(options.folder)
+        write(table, options.folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
