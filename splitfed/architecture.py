@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from splitfed.defense import Defense
+from splitfed.defense import Defense, Place
 from splitfed.duty import duties
 from splitfed.errors import InvalidInput
 from splitfed.graph import Topology
@@ -89,7 +89,14 @@ class Architecture:
         modules = {**{s.name: s.module.to(self._device) for s in topology.segments}, **self._own}
         states = {
             (port.edge, guard.position): guard.defense.start(
-                {v: self._facts.shapes[v] for v in port.values}, derive(seed, "start", port.edge, guard.position)
+                Place(
+                    "",
+                    port.edge,
+                    {v: self._facts.shapes[v] for v in port.values},
+                    {v: self._facts.shapes[v] for v in duty.own},
+                    derive(seed, "start", port.edge, guard.position),
+                    self._device,
+                )
             )
             for work in duties(topology, self._facts, self._defenses).values()
             for duty in work

@@ -88,3 +88,14 @@ def duties(topology: Topology, facts: Facts, defenses: Sequence[Defense]) -> dic
             )
         )
     return {role: tuple(found) for role, found in work.items()}
+
+
+def relabelled(topology: Topology, defenses: Sequence[Defense]) -> dict[str, dict[str, tuple[Head, tuple[Guard, ...]]]]:
+    """Return, by the role that holds the labels, the heads whose labels some defense changes, and which do."""
+    chosen = [defense.heads(topology) for defense in defenses]
+    found: dict[str, dict[str, tuple[Head, tuple[Guard, ...]]]] = {}
+    for head in topology.heads:
+        guards = tuple(Guard(d, i, 1.0) for i, d in enumerate(defenses) if head.value in chosen[i])
+        if guards:
+            found.setdefault(head.labels, {})[head.value] = (head, guards)
+    return found

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
 from splitfed.attacks.base import Knowledge
 from splitfed.attacks.intruder import Intruder, Post
-from splitfed.defense import Context
+from splitfed.data.federation import Federation
+from splitfed.defense import Context, Place
 from splitfed.engines.local import LocalEngine
-from splitfed.errors import InvalidInput, unknown
+from splitfed.errors import InvalidInput, check_count, unknown
 from splitfed.graph import Edge, Segment, Topology
 from splitfed.preparation import Prepared
 from splitfed.registry import load
@@ -34,6 +36,16 @@ def enter(engine: LocalEngine, prepared: Prepared, intruders: Mapping[str, Intru
         engine.join(name, plan.enter(post_of(engine, prepared, name, type(plan).__name__, knowledge)))
 
 
+def check_asked(engine: LocalEngine, data: Federation, ask: Mapping[str, int]) -> None:
+    """Refuse questions to a party without an intruder, counts below one, and questions about nobody."""
+    for party, every in ask.items():
+        if party not in engine.insiders:
+            raise unknown("party with an intruder to ask", party, engine.insiders)
+        check_count(f"ask[{party!r}]", every, low=1)
+        if len(data.victims) == 0:
+            raise InvalidInput(f"there are no victims to ask {party!r} about: set some aside (victims=64)")
+
+
 def intruder(given: Intruder | str) -> Intruder:
     """Return the intruder meant; refuse an attack that does not live in training."""
     found = load("attacks", given) if isinstance(given, str) else given
@@ -53,6 +65,7 @@ def post_of(engine: LocalEngine, prepared: Prepared, party: str, who: str, knowl
     (value,) = edge.values
     segments, out = _own(topology, role, value, who, party)
     seed = derive(prepared.training.seed, "intruder", party)
+    release, expected = _releases(prepared, edge, value, seed)
     labels = next((h.value for h in topology.heads if role in h.path[1:]), None)
 
     def modules(circuit: int) -> Mapping[str, nn.Module]:
@@ -69,7 +82,8 @@ def post_of(engine: LocalEngine, prepared: Prepared, party: str, who: str, knowl
         out,
         facts.shapes[out],
         knowledge,
-        _release(prepared, edge, value, seed),
+        release,
+        expected,
         modules,
         seed,
     )
@@ -96,23 +110,36 @@ def _own(topology: Topology, role: str, value: str, who: str, party: str) -> tup
     return segments, outs[0]
 
 
-def _release(prepared: Prepared, edge: Edge, value: str, seed: int) -> Callable[[Tensor, int], Tensor]:
-    """Return what the sender's defenses would do, with states and random numbers of the intruder's own."""
+def _releases(
+    prepared: Prepared, edge: Edge, value: str, seed: int
+) -> tuple[Callable[[Tensor, int], Tensor], Callable[[Tensor], Tensor]]:
+    """Return what the sender's defenses would do at a draw, and at their mean.
+
+    States and random numbers are the intruder's own.
+    """
     topology, shape = prepared.topology, prepared.facts[0].shapes[value]
     role = topology.role_of(edge.source)
+    raw = {v: prepared.facts[0].shapes[v] for v, owner in topology.inputs.items() if owner == role}
     guards = [
-        (i, defense, defense.start({value: shape}, derive(seed, "defense", i)))
+        (i, defense, defense.start(Place(role, edge.name, {value: shape}, raw, derive(seed, "defense", i))))
         for i, defense in enumerate(prepared.defenses)
         if edge.name in defense.edges(topology)
     ]
 
+    def context(position: int, state: Any, number: int) -> Context:
+        return Context(role, edge.name, Stamp("sample", 0, 0, number), seed, position, {}, {}, state)
+
     def release(z: Tensor, number: int) -> Tensor:
         for position, defense, state in guards:
-            stamp = Stamp("sample", 0, 0, number)
-            z = defense.release(value, z, Context(role, edge.name, stamp, seed, position, {}, {}, state))
+            z = defense.release(value, z, context(position, state, number))
         return z
 
-    return release
+    def expected(z: Tensor) -> Tensor:
+        for position, defense, state in guards:
+            z = defense.expected(value, z, context(position, state, 0))
+        return z
+
+    return release, expected
 
 
 def _knowledge(engine: LocalEngine, prepared: Prepared) -> Knowledge:

@@ -17,15 +17,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from splitfed.defense import Context
-from splitfed.duty import Duty, Port
+from splitfed.defense import Context, Place, packed_bytes
+from splitfed.duty import Duty, Guard, Port
 from splitfed.graph import Head, weights
 from splitfed.optim import Optim
-from splitfed.seeding import derive, stream
+from splitfed.seeding import derive, generator, stream
 from splitfed.view import Message, Stamp
 
 TRAINING = ("train", "rehearse")
 """The phases in which segments are in training mode and gradients are taken."""
+
+SCORED = ("validation", "test")
+"""The parts of the data that are scored: their labels are the true ones."""
 
 
 class Batch(NamedTuple):
@@ -64,6 +67,7 @@ class Party:
         shapes: Mapping[str, tuple[int, ...]],
         device: torch.device | str = "cpu",
         task_weight: float = 1.0,
+        relabelled: Mapping[str, tuple[Head, tuple[Guard, ...]]] | None = None,
     ) -> None:
         self.name = name
         self.role = role
@@ -91,9 +95,25 @@ class Party:
         self._scheduler: LRScheduler | None = None
         if unique:
             self._optimizer, self._scheduler = optim.build(self._parameters)
+        # Head -> the head and the defenses that change its labels, which are this party's.
+        self._relabelled = dict(relabelled or {})
+        inputs = {v: shapes[v] for duty in duties for v in duty.own}
+        self._guards = {
+            (port.edge, guard.position): guard
+            for duty in duties
+            for port in (*duty.arrivals, *duty.departures)
+            for guard in port.guards
+        }
         self._defenses = {
             (port.edge, guard.position): guard.defense.start(
-                {v: shapes[v] for v in port.values}, derive(seed, "start", name, port.edge, guard.position)
+                Place(
+                    name,
+                    port.edge,
+                    {v: shapes[v] for v in port.values},
+                    inputs,
+                    derive(seed, "start", name, port.edge, guard.position),
+                    self.device,
+                )
             )
             for duty in duties
             for port in (*duty.arrivals, *duty.departures)
@@ -102,10 +122,13 @@ class Party:
 
     def own(self, part: str, inputs: Mapping[str, Tensor], labels: Mapping[str, Tensor]) -> None:
         """Take `inputs` (value -> rows) and `labels` (head -> rows) as this party's data under the name `part`."""
-        self._data[part] = (
-            {name: t.to(self.device) for name, t in inputs.items()},
-            {name: t.to(self.device) for name, t in labels.items()},
-        )
+        known = {name: t.to(self.device) for name, t in labels.items()}
+        for name, (head, guards) in self._relabelled.items() if part not in SCORED else ():
+            for guard in guards if name in known else ():
+                assert head.task is not None
+                random = generator(self._seed, "relabel", self.name, name, guard.position, part, device=self.device)
+                known[name] = guard.defense.relabel(known[name], head.task, random)
+        self._data[part] = ({name: t.to(self.device) for name, t in inputs.items()}, known)
 
     def inputs(self, lane: int) -> dict[str, Tensor]:
         """Return this party's raw inputs of the step that `lane` is in; for an insider at this very party."""
@@ -133,6 +156,8 @@ class Party:
             inputs, labels = self._data[batch.part]
             tape.inputs = {name: t[batch.rows] for name, t in inputs.items()}
             tape.labels = {name: t[batch.rows] for name, t in labels.items()}
+            if self._relabelled and self._training:
+                self._aim(tape, stamp)
 
     def forward(
         self, segment: str, received: Sequence[Message], stamp: Stamp, peers: Mapping[str, str]
@@ -147,7 +172,7 @@ class Party:
             outputs = self._run(duty, self._arguments(duty, tape), stamp)
             tape.made.update(zip(duty.outputs, outputs, strict=True))
             return [
-                Message(self.name, peers[p.role], "activation", p.edge, self._release(duty, p, tape, stamp), stamp)
+                self._message("activation", p, peers, self._release(duty, p, tape, stamp), stamp)
                 for p in duty.departures
                 if p.role is not None
             ]
@@ -206,6 +231,8 @@ class Party:
         if self._optimizer is not None:
             self._optimizer.step()
         self.drop_gradients()
+        for place, guard in self._guards.items():
+            guard.defense.learn(self._defenses[place])
 
     def drop_gradients(self) -> None:
         """Forget the gradients gathered since the last update."""
@@ -320,7 +347,7 @@ class Party:
         """Apply the edge's defenses in order; keep what left attached, hand it out detached."""
         values = {name: tape.made[name] for name in port.values}
         for guard in port.guards:
-            context = self._context(port, guard.position, tape, stamp)
+            context = self._context(duty, port, guard.position, tape, stamp)
             if self._training:
                 penalty = guard.defense.penalty(_joined(list(values.values())), context)
                 if penalty is not None:
@@ -342,14 +369,35 @@ class Party:
             if not port.returns:
                 continue
             for guard in port.guards:
-                context = self._context(port, guard.position, tape, stamp)
+                context = self._context(duty, port, guard.position, tape, stamp)
                 tensors = {n: guard.defense.gradient(n, g, context) for n, g in tensors.items()}
-            messages.append(Message(self.name, peers[port.role], "gradient", port.edge, tensors, stamp))
+            messages.append(self._message("gradient", port, peers, tensors, stamp))
         return messages
 
-    def _context(self, port: Port, position: int, tape: _Tape, stamp: Stamp) -> Context:
-        state = self._defenses[port.edge, position]
-        return Context(self.name, port.edge, stamp, self._seed, position, tape.inputs, tape.labels, state)
+    def _message(
+        self, kind: str, port: Port, peers: Mapping[str, str], tensors: dict[str, Tensor], stamp: Stamp
+    ) -> Message:
+        assert port.role is not None
+        receiver = peers[port.role]
+        if not port.guards:
+            return Message(self.name, receiver, kind, port.edge, tensors, stamp)
+        defenses = [guard.defense for guard in port.guards]
+        sizes = {n: packed_bytes(defenses, kind, len(t), tuple(t.shape[1:]), t.dtype) for n, t in tensors.items()}
+        short = any(size is not None for size in sizes.values())
+        packed = sum(t.nbytes if (size := sizes[n]) is None else size for n, t in tensors.items()) if short else None
+        return Message(self.name, receiver, kind, port.edge, tensors, stamp, packed)
+
+    def _aim(self, tape: _Tape, stamp: Stamp) -> None:
+        """Replace the labels of a training step by what its defenses want the loss to compare with."""
+        for name, (head, guards) in self._relabelled.items():
+            for guard in guards if name in tape.labels else ():
+                assert head.task is not None
+                random = generator(self._seed, "targets", self.name, name, guard.position, *stamp, device=self.device)
+                tape.labels[name] = guard.defense.targets(tape.labels[name], head.task, random)
+
+    def _context(self, duty: Duty, port: Port, position: int, tape: _Tape, stamp: Stamp) -> Context:
+        state, module = self._defenses[port.edge, position], self.modules[duty.segment]
+        return Context(self.name, port.edge, stamp, self._seed, position, tape.inputs, tape.labels, state, module)
 
 
 def forward_seed(seed: int, party: str, segment: str, stamp: Stamp) -> int:

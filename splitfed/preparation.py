@@ -20,6 +20,7 @@ from splitfed.optim import Optim
 from splitfed.probe import Facts, check_alike, probe
 from splitfed.registry import load
 from splitfed.schedules.base import Schedule, Training
+from splitfed.seeding import derive
 from splitfed.topologies.heterogeneous import heterogeneous
 
 
@@ -75,7 +76,7 @@ def prepare(
     for lane, wanted in enumerate(given):
         if id(wanted) not in made:
             try:
-                made[id(wanted)] = _ready(wanted, data, lane, plan, training.seed)
+                made[id(wanted)] = _ready(wanted, data, lane, plan, guards, training.seed)
             except InvalidInput as error:
                 if not differ:
                     raise
@@ -172,7 +173,9 @@ def _one_a_client(topology: Topology | Sequence[Topology], clients: int) -> list
     return given
 
 
-def _ready(topology: Topology, data: Federation, lane: int, schedule: Schedule, seed: int) -> tuple[Topology, Facts]:
+def _ready(
+    topology: Topology, data: Federation, lane: int, schedule: Schedule, defenses: Sequence[Defense], seed: int
+) -> tuple[Topology, Facts]:
     rows = data.clients[lane].train
     known = topology.with_tasks(rows.tasks)
     schedule.check(known, len(data.clients))
@@ -180,5 +183,9 @@ def _ready(topology: Topology, data: Federation, lane: int, schedule: Schedule, 
     prepared = schedule.prepare(known, facts, seed)
     if prepared is not known:
         facts = probe_with(prepared, rows)
+    for position, defense in enumerate(defenses):
+        fitted = defense.fit(prepared, facts, derive(seed, "fit", position))
+        if fitted is not prepared:
+            prepared, facts = fitted, probe_with(fitted, rows)
     check_outputs(prepared, facts)
     return prepared, facts

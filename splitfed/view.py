@@ -36,7 +36,8 @@ class Message(NamedTuple):
     """Tensors on their way from one party to another; the only thing that ever crosses.
 
     `kind`: "activation", "gradient", "label" or "weights" so far. `edge` names the place (`source->target`,
-    whichever way the message goes); `tensors` are detached.
+    whichever way the message goes); `tensors` are detached. `packed`: the bytes they take where a defense sends them
+    in a shorter form than the tensors themselves.
     """
 
     sender: str
@@ -45,10 +46,13 @@ class Message(NamedTuple):
     edge: str
     tensors: Mapping[str, Tensor]
     stamp: Stamp
+    packed: int | None = None
 
     @property
     def nbytes(self) -> int:
-        """Payload in bytes: elements times element size, summed; no header is counted."""
+        """Payload in bytes: elements times element size, summed, or as packed; no header is counted."""
+        if self.packed is not None:
+            return self.packed
         return sum([t.nbytes for t in self.tensors.values()])
 
 

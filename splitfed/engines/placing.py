@@ -8,7 +8,7 @@ from math import prod
 import torch
 
 from splitfed.defense import Defense
-from splitfed.duty import duties
+from splitfed.duty import duties, relabelled
 from splitfed.engines.base import FED, Placement
 from splitfed.errors import InvalidInput
 from splitfed.executor import Lane
@@ -76,10 +76,11 @@ def _maker(
     work = duties(topology, facts, defenses)
     weight = prod(d.task_weight for d in defenses)
     modules = {s.name: s.module for s in topology.segments}
+    changed = relabelled(topology, defenses)
 
     def make(role: str, name: str) -> Party:
         optim = optims.get(role, Optim())
-        return Party(name, role, work[role], modules, optim, seed, facts.shapes, device, weight)
+        return Party(name, role, work[role], modules, optim, seed, facts.shapes, device, weight, changed.get(role))
 
     return make
 

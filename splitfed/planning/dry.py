@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
 from torch import Tensor
 
 from splitfed.accounting.bytes import value_bytes, weight_bytes
+from splitfed.defense import Defense, packed_bytes
 from splitfed.engines.base import FED
 from splitfed.executor import Combine
-from splitfed.graph import Topology, member
+from splitfed.graph import Edge, Topology, member
 from splitfed.preparation import Prepared, labels_of
 from splitfed.probe import Facts
 from splitfed.traffic import Traffic
 
 
 class Flowing(NamedTuple):
-    """What one step sends in one message: from role to role, in bytes a row."""
+    """What one step sends in one message: from role to role, and how many bytes for so many rows."""
 
     kind: str
     sender: str
     receiver: str
-    row: int
+    size: Callable[[int], int]
 
 
 class Dry:
-    """Plays a schedule of `prepared`; `traffic` holds what a run would count, exactly, and `steps` the rows of each.
-
-    What a defense makes of a release is taken to be as large as the release itself.
-    """
+    """Plays a schedule of `prepared`; `traffic` holds what a run would count, exactly, and `steps` the rows of each."""
 
     def __init__(self, prepared: Prepared) -> None:
         self.prepared = prepared
@@ -102,26 +102,37 @@ class Dry:
         topology = self.prepared.topologies[lane]
         if id(topology) not in self._flows:
             labels = labels_of(topology, self.prepared.data.clients[lane].train)
-            self._flows[id(topology)] = flows_of(topology, self.prepared.facts[lane], labels)
+            self._flows[id(topology)] = flows_of(topology, self.prepared.facts[lane], labels, self.prepared.defenses)
         for flow in self._flows[id(topology)]:
             ends = [member(role, lane) if role in self._own else role for role in (flow.sender, flow.receiver)]
-            self._count(flow.kind, ends[0], ends[1], flow.row * rows)
+            self._count(flow.kind, ends[0], ends[1], flow.size(rows))
 
     def _count(self, kind: str, sender: str, receiver: str, nbytes: int) -> None:
         self.traffic.add("train", kind, sender, receiver, nbytes)
 
 
-def flows_of(topology: Topology, facts: Facts, labels: Mapping[str, Tensor]) -> list[Flowing]:
+def flows_of(
+    topology: Topology, facts: Facts, labels: Mapping[str, Tensor], defenses: Sequence[Defense] = ()
+) -> list[Flowing]:
     """Return every message of one training step of `topology`; `labels`: head -> labels, for their size."""
     found = []
+    guarded = [defense.edges(topology) for defense in defenses]
     for edge in topology.crossings:
         source, target = topology.role_of(edge.source), topology.role_of(edge.target)
-        size = sum(value_bytes(facts, value) for value in edge.values)
-        found.append(Flowing("activation", source, target, size))
+        guards = [defense for defense, edges in zip(defenses, guarded, strict=True) if edge.name in edges]
+        found.append(Flowing("activation", source, target, partial(_size, facts, edge, "activation", guards)))
         if edge.name not in topology.forward_only:
-            found.append(Flowing("gradient", target, source, size))
+            found.append(Flowing("gradient", target, source, partial(_size, facts, edge, "gradient", guards)))
     for head in topology.heads:
         y = labels[head.value]
-        size = y.element_size() * y[0].numel()
+        size = partial(operator.mul, y.element_size() * y[0].numel())
         found += [Flowing("label", sender, receiver, size) for sender, receiver in pairwise(head.path)]
     return found
+
+
+def _size(facts: Facts, edge: Edge, kind: str, guards: Sequence[Defense], rows: int) -> int:
+    total = 0
+    for value in edge.values:
+        packed = packed_bytes(guards, kind, rows, facts.shapes[value], facts.dtypes[value])
+        total += value_bytes(facts, value) * rows if packed is None else packed
+    return total

@@ -121,10 +121,11 @@ def split(
 ) -> Callable[[list[Tensor]], None]:
     """The same steps through parties."""
     ready = topology.with_task(classification(10))
-    facts = probe(ready, {"x": x[:4]})
+    (name,) = ready.inputs
+    facts = probe(ready, {name: x[:4]})
     optims = dict.fromkeys(ready.roles, OPTIM)
     engine = LocalEngine(ready, facts, 1, defenses=defenses, optims=optims, recording=record)
-    engine.own(0, "train", {"x": x}, {h.value: y for h in ready.heads})
+    engine.own(0, "train", {name: x}, {h.value: y for h in ready.heads})
     return lambda batches: _spent(engine, batches)
 
 
