@@ -32,6 +32,7 @@ def describe(prepared: Prepared, rounds: int, record: Recording | None, device: 
         },
         "schedule": repr(prepared.schedule),
         "defenses": [repr(d) for d in prepared.defenses],
+        "method": None if prepared.method is None else repr(prepared.method),
         "optimizers": {role: repr(o) for role, o in prepared.optims.items()},
         "rounds": rounds,
         "training": asdict(prepared.training),

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from splitfed.defense import Context, Place, packed_bytes
+from splitfed.defense import Context, Place, Shield, packed_bytes
 from splitfed.duty import Duty, Guard, Port
 from splitfed.graph import Head, weights
 from splitfed.optim import Optim
 from splitfed.seeding import derive, generator, stream
+from splitfed.tutoring import Tutor
 from splitfed.view import Message, Stamp
 
 TRAINING = ("train", "rehearse")
@@ -32,10 +33,14 @@ SCORED = ("validation", "test")
 
 
 class Batch(NamedTuple):
-    """Which rows of which part of the data a step uses; parties agree on it beforehand, it is no message."""
+    """Which rows of which part of the data a step uses; parties agree on it beforehand, it is no message.
+
+    `expected`: by how many rows the sum of the losses is divided, where that is not their own number.
+    """
 
     part: str
     rows: Tensor
+    expected: float | None = None
 
 
 @dataclass
@@ -51,6 +56,7 @@ class _Tape:
     sent: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     returned: dict[str, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
     losses: dict[str, list[Tensor]] = field(default_factory=dict)
+    taught: bool = False
 
 
 class Party:
@@ -85,6 +91,8 @@ class Party:
         for module in self.modules.values():
             module.to(self.device)
         self._training = True
+        self.tutor: Tutor | None = None
+        self.shield: Shield | None = None
         self._seed = seed
         self._task_weight = task_weight
         self._data: dict[str, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
@@ -151,6 +159,10 @@ class Party:
                 # By name: the segments may be lent by another party of the same make.
                 for frozen in self._frozen[name]:
                     module.get_submodule(frozen).training = False
+        if batch.expected is not None:
+            scale *= len(batch.rows) / batch.expected
+        if self.shield is not None:
+            self.shield.begin(len(batch.rows), len(batch.rows) / scale, stamp, stamp.phase == "train")
         tape = self._tapes[stamp.lane] = _Tape(scale=scale)
         if batch.part in self._data:
             inputs, labels = self._data[batch.part]
@@ -198,6 +210,8 @@ class Party:
     ) -> list[Message]:
         """Send the gradients `received` for what left `segment`, and its losses, back through it."""
         duty, tape = self._duties[segment], self._tapes[stamp.lane]
+        if self.tutor is not None and not tape.taught:
+            self._teach(self.tutor, tape, stamp)
         roots: list[Tensor] = []
         gradients: list[Tensor | None] = []
         pairs = tape.returned.pop(segment, [])
@@ -209,7 +223,10 @@ class Party:
             if z.requires_grad:
                 roots.append(z)
                 gradients.append(g)
-        if roots:
+        if roots and self.shield is not None and self.shield.active:
+            leaves = (*tape.leaves[segment].values(), *tape.held.values())
+            self.shield.backward(roots, gradients, [leaf for leaf in leaves if leaf.requires_grad])
+        elif roots:
             torch.autograd.backward(roots, gradients)
         # What is over is let go at once, so that its memory serves the rest of the step.
         del pairs, roots, gradients
@@ -223,11 +240,17 @@ class Party:
         What is not finite anywhere behind it shows here, unless it was masked on its way; a gradient that is not
         finite in a later weight alone is found at the next step, by the loss.
         """
+        if self.shield is not None and self.shield.active:
+            return self.shield.total()
         first = next((p.grad for p in self._parameters if p.grad is not None), None)
         return 0.0 if first is None else float(first.sum())
 
     def update(self) -> None:
         """Take one optimizer step with the gradients gathered since the last one."""
+        if self.shield is not None:
+            self.shield.finish()
+        if self.tutor is not None:
+            self.tutor.correct(self.modules)
         if self._optimizer is not None:
             self._optimizer.step()
         self.drop_gradients()
@@ -236,8 +259,30 @@ class Party:
 
     def drop_gradients(self) -> None:
         """Forget the gradients gathered since the last update."""
+        if self.shield is not None:
+            self.shield.drop()
         for parameter in self._parameters:
             parameter.grad = None
+
+    def tell_norms(self, stamp: Stamp, peers: Mapping[str, str]) -> list[Message]:
+        """Return the squared norm of every row's gradient as messages to the parties that clip by all of them."""
+        if self.shield is None or not self.shield.active:
+            return []
+        norms = {"squared norm": self.shield.norms()}
+        return [
+            Message(self.name, peers[role], "norm", f"norms->{role}", norms, stamp) for role in self.shield.tells
+        ]
+
+    def hear_norms(self, message: Message) -> None:
+        """Take what `tell_norms` returned at another party."""
+        assert self.shield is not None
+        self.shield.hear(message.tensors["squared norm"].to(self.device))
+
+    def skip(self, expected: float, stamp: Stamp) -> None:
+        """Take the step of a batch that happens to be empty: only guarded weights move, so that nobody can tell."""
+        if self.shield is not None:
+            self.shield.begin(0, expected, stamp, True)
+            self.update()
 
     def forget(self, lane: int) -> None:
         """Forget what is kept of the step of `lane`."""
@@ -260,24 +305,52 @@ class Party:
         """Return this party's labels in `part` by head; for the experimenter who scores the run."""
         return dict(self._data[part][1]) if part in self._data else {}
 
-    def contents(self, buffers: bool = True) -> dict[str, Tensor]:
-        """Return copies of all weights, and of the buffers unless told not to, as `segment/name` -> tensor."""
+    def compute(self, value: str, part: str, rows: int = 256) -> Tensor:
+        """Return `value` of all rows of `part`, (rows, ...), in evaluation mode, from this party's own data alone.
+
+        Raises `KeyError` for a value that needs what others send.
+        """
+        inputs, _ = self._data[part]
+        total = len(next(iter(inputs.values())))
+        found = []
+        with torch.no_grad():
+            for step, chosen in enumerate(torch.arange(total).split(rows)):
+                stamp = Stamp("evaluate", -1, 0, step, part)
+                self.begin(Batch(part, chosen), stamp)
+                tape = self._tapes[-1]
+                for duty in self._duties.values():
+                    if all(n in tape.made or n in tape.inputs for n in duty.inputs):
+                        tape.made.update(
+                            zip(duty.outputs, self._run(duty, self._arguments(duty, tape), stamp), strict=True)
+                        )
+                found.append(tape.made[value])
+                self.forget(-1)
+        return torch.cat(found)
+
+    def contents(self, buffers: bool = True, kept: Sequence[str] = ()) -> dict[str, Tensor]:
+        """Return copies of all weights, and of the buffers unless told not to, as `segment/name` -> tensor.
+
+        The segments in `kept` are left out.
+        """
         return {
             f"{segment}/{name}": tensor.clone()
             for segment, module in self.modules.items()
+            if segment not in kept
             for name, tensor in (module.state_dict() if buffers else weights(module)).items()
         }
 
-    def upload(self, receiver: str, stamp: Stamp, buffers: bool = True) -> Message:
+    def upload(self, receiver: str, stamp: Stamp, buffers: bool = True, kept: Sequence[str] = ()) -> Message:
         """Return `contents` as a message to `receiver`."""
-        return Message(self.name, receiver, "weights", f"weights->{self.role}", self.contents(buffers), stamp)
+        return Message(self.name, receiver, "weights", f"weights->{self.role}", self.contents(buffers, kept), stamp)
 
-    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
+    def adopt(self, tensors: Mapping[str, Tensor], kept: Sequence[str] = ()) -> None:
         """Take over weights and buffers as `contents` names them; the optimizer state stays the party's own.
 
-        Buffers that are not among them stay as they are.
+        Buffers that are not among them, and the segments in `kept`, stay as they are.
         """
         for segment, module in self.modules.items():
+            if segment in kept:
+                continue
             own = module.state_dict()
             missing = {n for n in weights(module) if f"{segment}/{n}" not in tensors}
             if missing:
@@ -300,6 +373,7 @@ class Party:
             "segments": {name: copy.deepcopy(module.state_dict()) for name, module in self.modules.items()},
             "optimizer": None if self._optimizer is None else copy.deepcopy(self._optimizer.state_dict()),
             "scheduler": None if self._scheduler is None else copy.deepcopy(self._scheduler.state_dict()),
+            "tutor": None if self.tutor is None else self.tutor.state(),
             "defenses": {f"{edge}#{i}": d.state_dict() for (edge, i), d in self._defenses.items() if d is not None},
         }
 
@@ -311,6 +385,8 @@ class Party:
             self._optimizer.load_state_dict(state["optimizer"])
         if self._scheduler is not None:
             self._scheduler.load_state_dict(state["scheduler"])
+        if self.tutor is not None:
+            self.tutor.load_state(state["tutor"])
         for (edge, i), defense in self._defenses.items():
             if defense is not None:
                 defense.load_state_dict(state["defenses"][f"{edge}#{i}"])
@@ -336,12 +412,18 @@ class Party:
 
     def _run(self, duty: Duty, arguments: list[Tensor], stamp: Stamp) -> tuple[Tensor, ...]:
         module = self.modules[duty.segment]
-        if duty.stochastic:
-            with stream(forward_seed(self._seed, self.name, duty.segment, stamp), self.device):
-                result = module(*arguments)
+        if self.shield is not None and self.shield.active:
+            with self.shield.watching(module):
+                result = self._call(duty, module, arguments, stamp)
         else:
-            result = module(*arguments)
+            result = self._call(duty, module, arguments, stamp)
         return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+    def _call(self, duty: Duty, module: nn.Module, arguments: list[Tensor], stamp: Stamp) -> Any:
+        if not duty.stochastic:
+            return module(*arguments)
+        with stream(forward_seed(self._seed, self.name, duty.segment, stamp), self.device):
+            return module(*arguments)
 
     def _release(self, duty: Duty, port: Port, tape: _Tape, stamp: Stamp) -> dict[str, Tensor]:
         """Apply the edge's defenses in order; keep what left attached, hand it out detached."""
@@ -386,6 +468,13 @@ class Party:
         short = any(size is not None for size in sizes.values())
         packed = sum(t.nbytes if (size := sizes[n]) is None else size for n, t in tensors.items()) if short else None
         return Message(self.name, receiver, kind, port.edge, tensors, stamp, packed)
+
+    def _teach(self, tutor: Tutor, tape: _Tape, stamp: Stamp) -> None:
+        """Add what the tutor wants to the losses, while all that this party has made in the step is still there."""
+        tape.taught = True
+        if self._training:
+            for segment, term in tutor.terms(tape.made, tape.labels, stamp).items():
+                tape.losses.setdefault(segment, []).append(term if tape.scale == 1.0 else term * tape.scale)
 
     def _aim(self, tape: _Tape, stamp: Stamp) -> None:
         """Replace the labels of a training step by what its defenses want the loss to compare with."""

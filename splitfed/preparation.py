@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from torch import Tensor
@@ -15,6 +15,7 @@ from splitfed.defense import Defense
 from splitfed.duty import duties
 from splitfed.engines.base import Placement
 from splitfed.errors import InvalidInput, unknown
+from splitfed.federated.base import Method
 from splitfed.graph import Topology
 from splitfed.optim import Optim
 from splitfed.probe import Facts, check_alike, probe
@@ -36,6 +37,7 @@ class Prepared:
     defenses: tuple[Defense, ...]
     optims: Mapping[str, Optim]
     training: Training
+    method: Method | None = None
 
     @property
     def topology(self) -> Topology:
@@ -51,14 +53,18 @@ def prepare(
     defenses: Defense | Sequence[Defense],
     optimizer: str | Optim | Mapping[str, Optim] | None,
     training: Training,
+    method: str | Method | None = None,
 ) -> Prepared:
     """Check that everything fits together and return it; nothing is computed but one example batch a topology.
 
     `topology`: one for all clients, or one a client. Raises `InvalidInput`.
     """
     plan: Schedule = load("schedules", schedule)() if isinstance(schedule, str) else schedule
+    extra: Method | None = load("methods", method)() if isinstance(method, str) else method
     guards = (defenses,) if isinstance(defenses, (Defense, str)) else tuple(defenses)
     _check_kind("schedule", plan, Schedule, "a name or a schedule, such as splitfed.schedules.SplitFedV1()")
+    if extra is not None:
+        _check_kind("method", extra, Method, "a name or a method, such as splitfed.federated.FedProto()")
     _check_kind("data", data, Federation, "what Dataset.clients(count) returns")
     for guard in guards:
         _check_kind("defenses", guard, Defense, "defenses, such as splitfed.defenses.Noise(scale=0.5)")
@@ -76,7 +82,7 @@ def prepare(
     for lane, wanted in enumerate(given):
         if id(wanted) not in made:
             try:
-                made[id(wanted)] = _ready(wanted, data, lane, plan, guards, training.seed)
+                made[id(wanted)] = _ready(wanted, data, lane, plan, guards, extra, training.seed)
             except InvalidInput as error:
                 if not differ:
                     raise
@@ -90,7 +96,10 @@ def prepare(
         duties(known, fact, guards)
     rates = plan.rates(first, clients)
     optims = {role: o.scaled(rates.get(role, 1.0)) for role, o in optims_of(first, optimizer).items()}
-    return Prepared(topologies, facts, data, plan, plan.placement(first), guards, optims, training)
+    place = plan.placement(first)
+    if extra is not None:
+        place = replace(place, kept=extra.kept(first), meeting=True)
+    return Prepared(topologies, facts, data, plan, place, guards, optims, training, extra)
 
 
 def inputs_of(topology: Topology, rows: Dataset) -> dict[str, Tensor]:
@@ -174,7 +183,13 @@ def _one_a_client(topology: Topology | Sequence[Topology], clients: int) -> list
 
 
 def _ready(
-    topology: Topology, data: Federation, lane: int, schedule: Schedule, defenses: Sequence[Defense], seed: int
+    topology: Topology,
+    data: Federation,
+    lane: int,
+    schedule: Schedule,
+    defenses: Sequence[Defense],
+    method: Method | None,
+    seed: int,
 ) -> tuple[Topology, Facts]:
     rows = data.clients[lane].train
     known = topology.with_tasks(rows.tasks)
@@ -182,6 +197,10 @@ def _ready(
     facts = probe_with(known, rows)
     prepared = schedule.prepare(known, facts, seed)
     if prepared is not known:
+        facts = probe_with(prepared, rows)
+    if method is not None:
+        method.check(prepared, len(data.clients))
+        prepared = method.fit(prepared, facts, derive(seed, "method"))
         facts = probe_with(prepared, rows)
     for position, defense in enumerate(defenses):
         fitted = defense.fit(prepared, facts, derive(seed, "fit", position))

@@ -22,10 +22,36 @@ ROOT = Path(__file__).resolve().parent.parent
 # The layers, lowest first. A unit is a module or package directly under splitfed. What no table names is a
 # helper: it may import BASE, CORE and other helpers, and whoever imports it answers for all that it reaches.
 BASE = ("errors", "seeding", "task", "privacy", "registry", "dependence", "intervals", "optim", "aliasing")
-CORE = ("graph", "cutting", "probe", "view", "traffic", "defense", "duty", "finite", "party", "executor", "engines")
+CORE = (
+    "graph",
+    "cutting",
+    "probe",
+    "view",
+    "traffic",
+    "defense",
+    "duty",
+    "finite",
+    "tutoring",
+    "party",
+    "executor",
+    "engines",
+)
 ALGORITHMS = ("topologies", "attacks", "defenses", "schedules", "federated", "accounting", "data", "models", "matching")
 ALGORITHMS += ("manipulations", "detectors")
-RUNNING = ("folder", "preparation", "planning", "description", "insiders", "watching", "inquiry", "run", "training")
+RUNNING = (
+    "folder",
+    "preparation",
+    "rounds",
+    "planning",
+    "description",
+    "insiders",
+    "watching",
+    "learning",
+    "inquiry",
+    "tuning",
+    "run",
+    "training",
+)
 RUNNING += ("study",)
 EVERYTHING = {*BASE, *CORE, *ALGORITHMS, *RUNNING}
 ALLOWED: dict[str, set[str]] = {

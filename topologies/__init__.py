@@ -4,6 +4,7 @@ from splitfed.topologies.custom import custom
 from splitfed.topologies.extended_vanilla import extended_vanilla
 from splitfed.topologies.fusion import Fusion
 from splitfed.topologies.heterogeneous import heterogeneous
+from splitfed.topologies.local import local
 from splitfed.topologies.multi_hop import multi_hop
 from splitfed.topologies.multi_task import multi_task
 from splitfed.topologies.u_shaped import u_shaped
@@ -15,6 +16,7 @@ __all__ = [
     "custom",
     "extended_vanilla",
     "heterogeneous",
+    "local",
     "multi_hop",
     "multi_task",
     "u_shaped",

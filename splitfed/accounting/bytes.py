@@ -3,12 +3,12 @@
 Paper: Singh, Vepakomma, Gupta, Raskar, "Detailed comparison of communication efficiency of split learning and
 federated learning", 2019, counts (2p/K)q floats a client and epoch for p examples and a cut q wide; here also what
 else truly crosses: labels, the element size, the last short batch, weights handed over. Counted bytes equal these
-exactly; a defense that changes the size of a release is not predicted.
+exactly; what a defense packs is counted by `planning.dry`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from math import prod
 
 from splitfed.graph import Edge, Topology, weights
@@ -40,11 +40,15 @@ def step_bytes(topology: Topology, facts: Facts, rows: int, label_bytes: int = 8
     return forward_bytes(topology, facts, rows) + backward_bytes(topology, facts, rows) + labels * rows
 
 
-def weight_bytes(topology: Topology, role: str, buffers: bool = True) -> int:
-    """Return the bytes of all weights of `role`, and of its buffers unless told not to: one hand-over."""
+def weight_bytes(topology: Topology, role: str, buffers: bool = True, kept: Collection[str] = ()) -> int:
+    """Return the bytes of all weights of `role`, and of its buffers unless told not to: one hand-over.
+
+    The segments in `kept` are left out.
+    """
     return sum(
         t.numel() * t.element_size()
         for segment in topology.segments_of(role)
+        if segment.name not in kept
         for t in (segment.module.state_dict() if buffers else weights(segment.module)).values()
     )
 

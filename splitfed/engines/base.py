@@ -26,12 +26,15 @@ class Placement:
 
     `copied`: shared roles of which every lane trains a copy; the copies live at the role's own party. `fused`: roles
     of the clients whose weights the fed server averages. `buffers`: whether buffers (batch-norm statistics) of
-    fused roles go along, or stay each client's own.
+    fused roles go along, or stay each client's own. `kept`: segments that never leave their client. `meeting`: whether
+    there is a fed server though no weights are fused.
     """
 
     copied: tuple[str, ...] = ()
     fused: tuple[str, ...] = ()
     buffers: bool = True
+    kept: tuple[str, ...] = ()
+    meeting: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class Trainer(Protocol):
         ...
 
     def train(self, lane: int, epoch: int, batches: Sequence[Tensor], first: int = 0) -> list[float]:
-        """Train `lane` on `batches` (row numbers of its part "train"); return the total loss of each step.
+        """Train `lane` on `batches` (row numbers of its part "train"); return the total loss of each step with rows.
 
         `first`: the number of the first step in its epoch.
         """

@@ -75,12 +75,17 @@ class LocalEngine:
         recording: Recording | None = None,
         folder: Path | None = None,
         placement: Placement | None = None,
+        expected: Sequence[float] | None = None,
     ) -> None:
         self.topologies = [topology] * lanes if isinstance(topology, Topology) else list(topology)
         self.all_facts = [facts] * lanes if isinstance(facts, Facts) else list(facts)
         self.topology, self.facts = self.topologies[0], self.all_facts[0]
         self.defenses = tuple(defenses)
         self.optims = dict(optims or {})
+        # By how many rows each lane divides a step's losses, where batches are drawn so that their size varies.
+        self._expected = None if expected is None else tuple(expected)
+        # How many steps and epochs each lane has taken part in, and the newest of the epochs.
+        self._taken = [[0, 0, -1] for _ in range(lanes)]
         self.device = torch.device(device)
         self.traffic = Traffic()
         self.crew = Crew(
@@ -125,11 +130,16 @@ class LocalEngine:
         return self.party(lane, self.topology.data_roles[0]).rows(part)
 
     def train(self, lane: int, epoch: int, batches: Sequence[Tensor], first: int = 0) -> list[float]:
-        """Train `lane` on `batches`; return the total loss of each step."""
+        """Train `lane` on `batches`; return the total loss of each step that had rows."""
         place = self.crew.lanes[lane]
         losses = []
+        self._take(lane, epoch, len(batches))
         for step, rows in enumerate(batches, first):
             stamp = place.stamp("train", epoch, step)
+            if self._expected is not None and len(rows) == 0:
+                for party in place.parties.values():
+                    party.skip(self._expected[lane], stamp)
+                continue
             values = exchange(place, self.link, self._batch(place, rows, stamp), stamp)
             self._update([place])
             losses.append(_total(place, values))
@@ -151,6 +161,8 @@ class LocalEngine:
         combine: Combine | None = None,
     ) -> dict[int, float]:
         """Take one step of every party on the sum of the lanes' losses; see `Trainer.train_together`."""
+        for lane in batches:
+            self._take(lane, epoch, 1)
         places = [self.crew.lanes[lane] for lane in batches]
         stamps = [place.stamp("train", epoch, step) for place in places]
         turns = [
@@ -207,32 +219,33 @@ class LocalEngine:
     def hand_over(self, source: int, target: int, role: str, epoch: int, via: str | None = None) -> None:
         """Send the weights of `role` from one lane's party to another's; `via` sees them if given."""
         sender, receiver = self.party(source, role), self.party(target, role)
-        stamp = Stamp("train", source, epoch, 0)
+        stamp, kept = Stamp("train", source, epoch, 0), self.crew.placement.kept
         if via is None:
-            arrived = self.link.deliver(sender.upload(receiver.name, stamp))
+            arrived = self.link.deliver(sender.upload(receiver.name, stamp, kept=kept))
         else:
-            stop = self.link.deliver(sender.upload(via, stamp))
+            stop = self.link.deliver(sender.upload(via, stamp, kept=kept))
             arrived = self.link.deliver(stop._replace(sender=via, receiver=receiver.name))
-        receiver.adopt(arrived.tensors)
+        receiver.adopt(arrived.tensors, kept)
 
     def download(self, lanes: Sequence[int], epoch: int) -> None:
         """Send what the fed server holds to the parties of `lanes` in every fused role."""
+        place = self.crew.placement
         for role, fed in self.crew.fed.items():
             for lane in lanes:
                 party = self.party(lane, role)
-                message = fed.upload(party.name, Stamp("train", lane, epoch, 0), self.crew.placement.buffers)
-                party.adopt(self.link.deliver(message).tensors)
+                message = fed.upload(party.name, Stamp("train", lane, epoch, 0), place.buffers, place.kept)
+                party.adopt(self.link.deliver(message).tensors, place.kept)
 
     def upload(self, weights: Mapping[int, float], epoch: int) -> None:
         """Send the fused roles' weights of these lanes to the fed server, which keeps their weighted mean."""
+        place = self.crew.placement
         for role, fed in self.crew.fed.items():
             mean = Mean()
             for lane, share in shares(weights).items():
-                message = self.party(lane, role).upload(
-                    FED, Stamp("train", lane, epoch, 0), self.crew.placement.buffers
-                )
+                stamp = Stamp("train", lane, epoch, 0)
+                message = self.party(lane, role).upload(FED, stamp, place.buffers, place.kept)
                 mean.add(self.link.deliver(message).tensors, share)
-            fed.adopt(mean.value())
+            fed.adopt(mean.value(), place.kept)
 
     def branch(self, lanes: Sequence[int]) -> None:
         """Let the copies of every copied role start from the merged one."""
@@ -282,6 +295,7 @@ class LocalEngine:
             "parties": {name: party.state() for name, party in self.crew.members().items()},
             "recorders": {name: recorder.state() for name, recorder in self.link.recorders.items()},
             "traffic": self.traffic.state(),
+            "taken": [list(counts) for counts in self._taken],
             "insiders": {name: insider.state() for name, insider in self.insiders.items()},
             "sentries": {name: sentry.state() for name, sentry in self.sentries.items()},
         }
@@ -293,14 +307,27 @@ class LocalEngine:
         for name, recorder in self.link.recorders.items():
             recorder.load_state(state["recorders"][name])
         self.traffic.load_state(state["traffic"])
+        self._taken = [list(counts) for counts in state["taken"]]
         for name, insider in self.insiders.items():
             insider.load_state(state["insiders"][name])
         for name, sentry in self.sentries.items():
             sentry.load_state(state["sentries"][name])
 
+    def taken(self, lane: int) -> tuple[int, int]:
+        """Return in how many steps, and in how many epochs, `lane` has taken part in training."""
+        return self._taken[lane][0], self._taken[lane][1]
+
+    def _take(self, lane: int, epoch: int, steps: int) -> None:
+        taken = self._taken[lane]
+        taken[0] += steps
+        # A schedule may train an epoch of one lane in parts, between those of other lanes.
+        if steps and epoch != taken[2]:
+            taken[1] += 1
+            taken[2] = epoch
+
     def _batch(self, place: Lane, rows: Tensor, stamp: Stamp) -> Batch:
         """Return the rows of a step, or what a sentry of the lane puts in their place."""
-        batch = Batch("train", rows)
+        batch = Batch("train", rows, None if self._expected is None else self._expected[place.index])
         for party in place.parties.values() if self.sentries else ():
             if sentry := self.sentries.get(party.name):
                 batch = sentry.batch(party, batch, stamp)
@@ -331,13 +358,14 @@ class LocalEngine:
         if source is None or source == lane:
             yield
             return
+        place = self.crew.placement
         lenders = self.crew.fed if isinstance(source, str) else self.crew.lanes[source].parties
         borrowers = {role: self.party(lane, role) for role in self.topology.data_roles if role in lenders}
         kept = {role: party.modules for role, party in borrowers.items()}
         try:
             for role, party in borrowers.items():
-                lent = lenders[role].modules
-                party.modules = lent if self.crew.placement.buffers else _with_weights(party.modules, lent)
+                lent = {n: party.modules[n] if n in place.kept else m for n, m in lenders[role].modules.items()}
+                party.modules = lent if place.buffers else _with_weights(party.modules, lent)
             yield
         finally:
             for role, party in borrowers.items():

@@ -7,8 +7,8 @@ from math import prod
 
 import torch
 
-from splitfed.defense import Defense
-from splitfed.duty import duties, relabelled
+from splitfed.defense import Defense, Holder
+from splitfed.duty import duties, relabelled, shielded
 from splitfed.engines.base import FED, Placement
 from splitfed.errors import InvalidInput
 from splitfed.executor import Lane
@@ -57,6 +57,8 @@ class Crew:
         self.parties = _named([*(p for mine in own for p in mine.values()), *self.shared.values()], first)
         if self.fed:
             self.parties = {**self.parties, FED: next(iter(self.fed.values()))}
+        elif placement.meeting:
+            self.parties = {**self.parties, FED: Party(FED, FED, (), {}, Optim(), seed, {}, device)}
 
     def members(self) -> dict[str, Party]:
         """Return every party by a name of its own: copies and the fed server's roles have a suffix."""
@@ -77,10 +79,16 @@ def _maker(
     weight = prod(d.task_weight for d in defenses)
     modules = {s.name: s.module for s in topology.segments}
     changed = relabelled(topology, defenses)
+    guarded = shielded(topology, defenses)
 
     def make(role: str, name: str) -> Party:
         optim = optims.get(role, Optim())
-        return Party(name, role, work[role], modules, optim, seed, facts.shapes, device, weight, changed.get(role))
+        party = Party(name, role, work[role], modules, optim, seed, facts.shapes, device, weight, changed.get(role))
+        if role in guarded:
+            position, defense = guarded[role]
+            tells = tuple(receiver for sender, receiver in defense.norms(topology) if sender == role)
+            party.shield = defense.shield(Holder(name, role, party.modules, seed, position, party.device, tells))
+        return party
 
     return make
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from splitfed.accounting.bytes import value_bytes, weight_bytes
@@ -18,6 +20,7 @@ from splitfed.graph import Edge, Topology, member
 from splitfed.preparation import Prepared, labels_of
 from splitfed.probe import Facts
 from splitfed.traffic import Traffic
+from splitfed.tutoring import Tutor
 
 
 class Flowing(NamedTuple):
@@ -74,7 +77,8 @@ class Dry:
         """Count the weights handed over."""
         stops = [member(role, source), *([] if via is None else [via]), member(role, target)]
         for sender, receiver in pairwise(stops):
-            self._count("weights", sender, receiver, weight_bytes(self.prepared.topologies[source], role))
+            size = weight_bytes(self.prepared.topologies[source], role, kept=self.prepared.placement.kept)
+            self._count("weights", sender, receiver, size)
 
     def download(self, lanes: Sequence[int], epoch: int) -> None:
         """Count what the fed server sends."""
@@ -95,7 +99,8 @@ class Dry:
         """Nothing crosses."""
 
     def _size(self, lane: int, role: str) -> int:
-        return weight_bytes(self.prepared.topologies[lane], role, self.prepared.placement.buffers)
+        place = self.prepared.placement
+        return weight_bytes(self.prepared.topologies[lane], role, place.buffers, place.kept)
 
     def _step(self, lane: int, rows: int) -> None:
         self.steps[lane].append(rows)
@@ -136,3 +141,57 @@ def _size(facts: Facts, edge: Edge, kind: str, guards: Sequence[Defense], rows: 
         packed = packed_bytes(guards, kind, rows, facts.shapes[value], facts.dtypes[value])
         total += value_bytes(facts, value) * rows if packed is None else packed
     return total
+
+
+@dataclass(frozen=True)
+class DryLearner:
+    """A client of which only shapes and labels are known: it counts what a federated method sends, and sends zeros."""
+
+    dry: Dry
+    lane: int
+    tutors: Mapping[str, Tutor] = field(default_factory=dict)
+
+    @property
+    def topology(self) -> Topology:
+        """The lane's topology."""
+        return self.dry.prepared.topologies[self.lane]
+
+    def rows(self, part: str = "train") -> int:
+        """Return how many rows the client has in `part`."""
+        return self.dry.rows(self.lane, part)
+
+    def compute(self, value: str, part: str = "train") -> Tensor:
+        """Return zeros of the shape that `value` has: (rows, ...)."""
+        facts = self.dry.prepared.facts[self.lane]
+        return torch.zeros(1, dtype=facts.dtypes[value]).expand(self.rows(part), *facts.shapes[value])
+
+    def labels(self, head: str, part: str = "train") -> Tensor:
+        """Return the client's labels: (rows,)."""
+        return labels_of(self.topology, getattr(self.dry.prepared.data.clients[self.lane], part))[head]
+
+    def contents(self, segments: Sequence[str]) -> dict[str, Tensor]:
+        """Return the weights and buffers that `segments` start from."""
+        return {
+            f"{name}/{key}": tensor
+            for name in segments
+            for key, tensor in self.topology.segment(name).module.state_dict().items()
+        }
+
+    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
+        """Nothing is kept."""
+
+    def send(self, kind: str, tensors: Mapping[str, Tensor], number: int) -> Mapping[str, Tensor]:
+        """Count a message to the fed server."""
+        return self._carry(kind, self._name, FED, tensors)
+
+    def receive(self, kind: str, tensors: Mapping[str, Tensor], number: int) -> Mapping[str, Tensor]:
+        """Count a message from the fed server."""
+        return self._carry(kind, FED, self._name, tensors)
+
+    @property
+    def _name(self) -> str:
+        return member(self.topology.data_roles[0], self.lane)
+
+    def _carry(self, kind: str, sender: str, receiver: str, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        self.dry.traffic.add("train", kind, sender, receiver, sum(t.nbytes for t in tensors.values()))
+        return tensors

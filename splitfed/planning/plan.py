@@ -12,10 +12,11 @@ from splitfed.accounting.speeds import Speeds
 from splitfed.engines.base import FED, Trainer
 from splitfed.errors import InvalidInput
 from splitfed.graph import member
-from splitfed.planning.dry import Dry
+from splitfed.planning.dry import Dry, DryLearner
 from splitfed.planning.timed import Timed, clock_of
 from splitfed.preparation import Prepared
 from splitfed.registry import TABLES
+from splitfed.rounds import fuse, query
 from splitfed.traffic import Flow
 
 
@@ -70,8 +71,14 @@ def cost(prepared: Prepared, rounds: int, speeds: Speeds | None = None) -> Cost:
     clock = None if speeds is None else clock_of(prepared, speeds)
     trainer: Trainer = dry if clock is None else Timed(dry, clock, prepared.topologies, prepared.placement)
     state = prepared.schedule.start(dry.lanes)
+    method, learners = prepared.method, [DryLearner(dry, lane) for lane in range(dry.lanes)]
+    kept = {} if method is None else method.start(dry.lanes)
     for number in range(rounds):
-        prepared.schedule.round(trainer, prepared.training, number, state)
+        if method is not None:
+            query(method, learners, prepared.schedule, dry, prepared.training, number, kept)
+        done = prepared.schedule.round(trainer, prepared.training, number, state)
+        if method is not None:
+            fuse(method, learners, done, number, kept)
     own = prepared.topology.data_roles
     return Cost(
         dry.traffic.flows,

@@ -1,0 +1,133 @@
+"""The contract of a federated method: query, local loss, upload, fusion, layered on any schedule and topology.
+
+A method is a frozen value. What a client adds to its own training is a `Tutor` at one of its parties; what a round
+brings, before and after the schedule has trained, happens between the clients' `Learner`s and the fed server. A whole
+local model is a topology of one party; a split lane is any other: a method sees the same `Learner` in both cases.
+
+All that a method sends goes through `Learner.send` and `Learner.receive`: it is counted, recorded and can be attacked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from splitfed.graph import Topology
+from splitfed.probe import Facts
+from splitfed.tutoring import Tutor
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a tutor would stand: the party in `role` of `lane` (None: one party for all lanes).
+
+    `topology` and `facts` are the lane's, with whatever the method's `fit` has put in. `seed`: of all that the tutor
+    draws.
+    """
+
+    party: str
+    role: str
+    lane: int | None
+    topology: Topology
+    facts: Facts
+    seed: int
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+
+class Learner(Protocol):
+    """One client of a run as a method sees it."""
+
+    @property
+    def lane(self) -> int:
+        """Which client it is."""
+        ...
+
+    @property
+    def topology(self) -> Topology:
+        """The client's topology."""
+        ...
+
+    @property
+    def tutors(self) -> Mapping[str, Tutor]:
+        """The tutors at the client's own parties, by role; none where nothing is computed, as in a plan."""
+        ...
+
+    def rows(self, part: str = "train") -> int:
+        """Return how many rows the client has in `part`."""
+        ...
+
+    def compute(self, value: str, part: str = "train") -> Tensor:
+        """Return `value` of all rows of `part`, (rows, ...), in evaluation mode, at the party that makes it.
+
+        Only for what the client's own segments make of its own inputs: nothing crosses. Raises `InvalidInput` for
+        any other value.
+        """
+        ...
+
+    def labels(self, head: str, part: str = "train") -> Tensor:
+        """Return the client's labels of `head` in `part`, as it trains on them: (rows,)."""
+        ...
+
+    def contents(self, segments: Sequence[str]) -> dict[str, Tensor]:
+        """Return copies of the weights and buffers of the client's `segments`, as `segment/name` -> tensor."""
+        ...
+
+    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put `tensors`, named as `contents` names them, in place of the client's; optimizer state stays."""
+        ...
+
+    def send(self, kind: str, tensors: Mapping[str, Tensor], number: int) -> Mapping[str, Tensor]:
+        """Send `tensors` to the fed server in round `number` as a message of `kind`; return what has arrived."""
+        ...
+
+    def receive(self, kind: str, tensors: Mapping[str, Tensor], number: int) -> Mapping[str, Tensor]:
+        """Have `tensors` sent from the fed server to the client as a message of `kind`; return what has arrived."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """Base of all methods: everything is optional, the defaults add nothing."""
+
+    def check(self, topology: Topology, clients: int) -> None:
+        """Refuse, before training, a topology or a number of clients that this method cannot serve."""
+
+    @property
+    def turned_off(self) -> str | None:
+        """Return, in a line, why these parameters make the method do nothing at all, or None."""
+        return None
+
+    def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
+        """Return the topology to train: this one, unless the method adds segments or heads of its own to it."""
+        return topology
+
+    def kept(self, topology: Topology) -> tuple[str, ...]:
+        """Return the segments that never leave their client: neither averaged nor handed over."""
+        return ()
+
+    def tutor(self, seat: Seat) -> Tutor | None:
+        """Return who stands by the party at `seat`, or None."""
+        return None
+
+    def start(self, clients: int) -> State:
+        """Return what the fed server keeps, before the first round: tensors and plain values."""
+        return {}
+
+    def query(self, learners: Sequence[Learner], number: int, state: State) -> None:
+        """Before round `number` is trained: tell the clients that take part what they need."""
+
+    def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
+        """After training: take from the clients that finished what they send, and fuse it into `state`.
+
+        `shares`: lane -> its share of the examples of all that finished; they add up to one.
+        """
+
+    def scores(self, learner: Learner, part: str, state: State) -> Mapping[str, float]:
+        """Return further scores of one client on `part`, name -> value, from an inference of the method's own."""
+        return {}

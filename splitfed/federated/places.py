@@ -1,0 +1,55 @@
+"""Where a method finds what it needs in a topology: embeddings, logits, and the labels beside them."""
+
+from __future__ import annotations
+
+from splitfed.errors import InvalidInput, unknown
+from splitfed.graph import Head, Segment, Topology
+
+
+def maker(topology: Topology, value: str) -> Segment:
+    """Return the segment that makes `value`."""
+    for segment in topology.segments:
+        if value in segment.outputs:
+            return segment
+    raise unknown("value", value, [v for s in topology.segments for v in s.outputs])
+
+
+def of_own_data(topology: Topology, value: str) -> bool:
+    """Tell whether `value` is made at a data owner from its own inputs alone: nothing has to cross for it."""
+    if value in topology.inputs:
+        return True
+    segment = next((s for s in topology.segments if value in s.outputs), None)
+    if segment is None or segment.role not in topology.data_roles:
+        return False
+    same = all(topology.inputs.get(v, segment.role) == segment.role for v in segment.inputs)
+    makers = [s.role for s in topology.segments if set(s.outputs) & set(segment.inputs)]
+    return same and all(r == segment.role for r in makers) and all(of_own_data(topology, v) for v in segment.inputs)
+
+
+def embedding(who: str, topology: Topology, wanted: str | None) -> str:
+    """Return the value that serves as the embedding: `wanted`, or the last that a client makes of its own data alone.
+
+    In a split lane that is what crosses at the first cut; a whole model names it, by a cut at a client of its own.
+    """
+    own = [v for s in topology.segments for v in s.outputs if of_own_data(topology, v)]
+    heads = {head.value for head in topology.heads}
+    if wanted is not None:
+        maker(topology, wanted)
+        if wanted not in own:
+            raise InvalidInput(f"{who} embedding={wanted!r} is not made of a client's own data alone; take one of {own}")
+        return wanted
+    left = [v for v in own if v not in heads]
+    if not left:
+        raise InvalidInput(
+            f"{who} finds no embedding in topology {topology.name!r}: its clients make nothing but the model's output; "
+            "cut the model where the embedding is (splitfed.topologies.local(model, cuts=...))"
+        )
+    return left[-1]
+
+
+def labelled(who: str, topology: Topology, role: str) -> Head:
+    """Return the head whose labels the party in `role` holds, or refuse."""
+    for head in topology.heads:
+        if head.labels == role:
+            return head
+    raise InvalidInput(f"{who} needs labels where the embedding is made; role {role!r} holds none")

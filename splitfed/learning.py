@@ -1,0 +1,118 @@
+"""A run's clients as a federated method sees them, and the tutors that it puts beside their parties."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from splitfed.engines.base import FED
+from splitfed.engines.local import LocalEngine
+from splitfed.errors import InvalidInput
+from splitfed.federated.base import Seat
+from splitfed.graph import Topology, member
+from splitfed.party import Party
+from splitfed.preparation import Prepared
+from splitfed.seeding import derive
+from splitfed.tutoring import Tutor
+from splitfed.view import Message, Stamp
+
+
+@dataclass(frozen=True)
+class LocalLearner:
+    """A lane of a local engine; what it sends goes over the engine's link."""
+
+    engine: LocalEngine
+    lane: int
+
+    @property
+    def topology(self) -> Topology:
+        """The lane's topology."""
+        return self.engine.topologies[self.lane]
+
+    @property
+    def tutors(self) -> Mapping[str, Tutor]:
+        """The tutors at the client's own parties, by role."""
+        found = {role: self.engine.party(self.lane, role).tutor for role in self.topology.data_roles}
+        return {role: tutor for role, tutor in found.items() if tutor is not None}
+
+    def rows(self, part: str = "train") -> int:
+        """Return how many rows the client has in `part`."""
+        return self.engine.rows(self.lane, part)
+
+    def compute(self, value: str, part: str = "train") -> Tensor:
+        """Return `value` of all rows of `part` in evaluation mode: (rows, ...)."""
+        maker = next((s for s in self.topology.segments if value in s.outputs), None)
+        if maker is None or maker.role not in self.topology.data_roles:
+            raise InvalidInput(f"value {value!r} is not made at a client of topology {self.topology.name!r}")
+        try:
+            return self.engine.party(self.lane, maker.role).compute(value, part)
+        except KeyError:
+            raise InvalidInput(f"value {value!r} cannot be computed from a client's own data alone") from None
+
+    def labels(self, head: str, part: str = "train") -> Tensor:
+        """Return the client's labels of `head` in `part`: (rows,)."""
+        holder = next(h.labels for h in self.topology.heads if h.value == head)
+        return self.engine.party(self.lane, holder).labels(part)[head]
+
+    def contents(self, segments: Sequence[str]) -> dict[str, Tensor]:
+        """Return copies of the weights and buffers of `segments`."""
+        found: dict[str, Tensor] = {}
+        for role, party in self._parties().items():
+            others = [s.name for s in self.topology.segments_of(role) if s.name not in segments]
+            found |= party.contents(kept=others)
+        return found
+
+    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put `tensors` in place of the client's."""
+        named = {name.partition("/")[0] for name in tensors}
+        for role, party in self._parties().items():
+            others = [s.name for s in self.topology.segments_of(role) if s.name not in named]
+            party.adopt(tensors, others)
+
+    def send(self, kind: str, tensors: Mapping[str, Tensor], number: int) -> Mapping[str, Tensor]:
+        """Send `tensors` to the fed server; return what has arrived."""
+        return self._carry(self._name, FED, kind, tensors, number)
+
+    def receive(self, kind: str, tensors: Mapping[str, Tensor], number: int) -> Mapping[str, Tensor]:
+        """Have `tensors` sent from the fed server; return what has arrived."""
+        return self._carry(FED, self._name, kind, tensors, number)
+
+    @property
+    def _name(self) -> str:
+        return self.engine.party(self.lane, self.topology.data_roles[0]).name
+
+    def _parties(self) -> dict[str, Party]:
+        return {role: self.engine.party(self.lane, role) for role in self.topology.data_roles}
+
+    def _carry(
+        self, sender: str, receiver: str, kind: str, tensors: Mapping[str, Tensor], number: int
+    ) -> Mapping[str, Tensor]:
+        detached = {name: t.detach().clone() for name, t in tensors.items()}
+        stamp = Stamp("train", self.lane, number, 0)
+        return self.engine.link.deliver(Message(sender, receiver, kind, f"{kind}->{receiver}", detached, stamp)).tensors
+
+
+def seat_tutors(engine: LocalEngine, prepared: Prepared) -> None:
+    """Put the tutors of the run's method beside the parties of every lane."""
+    method = prepared.method
+    if method is None:
+        return
+    seated: set[int] = set()
+    for lane, place in enumerate(engine.crew.lanes):
+        for role, party in place.parties.items():
+            if id(party) in seated:
+                continue
+            seated.add(id(party))
+            own = role in place.topology.data_roles
+            seat = Seat(
+                party.name,
+                role,
+                lane if own else None,
+                place.topology,
+                engine.all_facts[lane],
+                derive(prepared.training.seed, "tutor", member(role, lane) if own else role),
+                engine.device,
+            )
+            party.tutor = method.tutor(seat)

@@ -1,0 +1,34 @@
+"""Local: the whole model at every client; nothing crosses in a step. What federated methods start from.
+
+Paper: McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-efficient learning of deep networks from
+decentralized data", AISTATS 2017, where clients hold whole models and only weights are sent.
+
+`cuts` divide the model within the client, so that a method can name what is between its pieces (an embedding).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from splitfed.errors import InvalidInput
+from splitfed.graph import Head, Segment, Topology
+from splitfed.task import Task
+from splitfed.topologies._chain import cut_in_roles, only_input, only_output
+
+
+def local(model: nn.Module, cuts: Sequence[str] = (), task: Task | None = None) -> Topology:
+    """Leave `model` whole at the client, or in pieces after the submodules `cuts`: body, head, or body1, body2, ....
+
+    `task` defaults to that of the data.
+    """
+    if not isinstance(cuts, (list, tuple)):
+        raise InvalidInput(f"cuts={cuts!r} is not allowed; expected the names of submodules, or none")
+    if not cuts:
+        segments: tuple[Segment, ...] = (Segment("model", "client", model, ("x",), ("out",), ""),)
+        return Topology("local", segments, {"x": "client"}, (Head("out", "client", "client", task),))
+    bodies = ["body"] if len(cuts) == 1 else [f"body{i}" for i in range(1, len(cuts) + 1)]
+    segments = cut_in_roles(model, tuple(cuts), (*bodies, "head"), ("client",) * (len(cuts) + 1))
+    head = Head(only_output(segments), "client", "client", task)
+    return Topology("local", segments, {only_input(segments): "client"}, (head,))
