@@ -7,6 +7,7 @@ from splitfed.attacks.direct_label import DirectLabel
 from splitfed.attacks.direction import Direction
 from splitfed.attacks.dlg import Dlg
 from splitfed.attacks.fsha import Fsha
+from splitfed.attacks.grn import Grn
 from splitfed.attacks.idlg import Idlg
 from splitfed.attacks.insider_labels import InsiderLabels
 from splitfed.attacks.inverse_network import InverseNetwork
@@ -16,6 +17,7 @@ from splitfed.attacks.lira import Lira
 from splitfed.attacks.membership_releases import MembershipReleases
 from splitfed.attacks.membership_shadow import MembershipShadow
 from splitfed.attacks.membership_threshold import MembershipThreshold
+from splitfed.attacks.model_completion import ModelCompletion
 from splitfed.attacks.model_inversion import ModelInversion
 from splitfed.attacks.norm import Norm
 from splitfed.attacks.pcat import Pcat
@@ -34,6 +36,7 @@ __all__ = [
     "Direction",
     "Dlg",
     "Fsha",
+    "Grn",
     "Idlg",
     "InsiderLabels",
     "InverseNetwork",
@@ -44,6 +47,7 @@ __all__ = [
     "MembershipReleases",
     "MembershipShadow",
     "MembershipThreshold",
+    "ModelCompletion",
     "ModelInversion",
     "Needs",
     "Norm",

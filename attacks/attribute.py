@@ -20,6 +20,7 @@ from torch import Tensor
 
 from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target
 from splitfed.attacks.classifier import Classifier, fit
+from splitfed.attacks.space import Choice, Span
 from splitfed.errors import InvalidInput, check_count, check_number, unknown
 from splitfed.view import View
 
@@ -38,6 +39,8 @@ class Attribute(Attack):
         "fast": {"epochs": 20, "width": 32},
         "paper": {"epochs": 100, "width": 64},
     }
+
+    space: ClassVar[Mapping[str, Choice]] = {"lr": Span(3e-4, 1e-2, log=True), "width": (16, 32, 64)}
 
     attribute: str = ""
     epochs: int = 20

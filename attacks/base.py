@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.attacks.local_training import LocalTraining
+from splitfed.attacks.space import Choice
 from splitfed.errors import InvalidInput, unknown
 from splitfed.seeding import stream
 from splitfed.view import View
@@ -130,6 +131,8 @@ class Knowledge:
     `model(x)`: the same as a differentiable function, from all weights, with every defense at its mean.
     `local`: how the client trains between the weights it is sent and those it sends back.
     `own`: what the adversary itself feeds for the victims' rows, input -> (victims, ...); empty if it has no raw data.
+    `own_auxiliary`: the same of the auxiliary rows, input -> (rows, ...).
+    `places`: input of the topology -> (k,) where in a flattened row the numbers stand that it reads (public).
     `head()`: from what the adversary sends to the loss's logits: the architecture, with fresh weights at every call.
     `hints`: class -> positions of victims (count,) that are known to belong to it.
     `imitate`: trains a copy from fresh weights as the run did: topology, defenses and optimizers.
@@ -157,6 +160,8 @@ class Knowledge:
     own: Mapping[str, Tensor] | None = None
     head: Callable[[], nn.Module] | None = None
     hints: Mapping[int, Tensor] = field(default_factory=dict)
+    own_auxiliary: Mapping[str, Tensor] | None = None
+    places: Mapping[str, Tensor] = field(default_factory=dict)
 
     def only(self, needs: frozenset[Needs]) -> Knowledge:
         """Return this knowledge without anything that `needs` does not name."""
@@ -178,6 +183,7 @@ class Knowledge:
             architecture=self.architecture if Needs.ARCHITECTURE in needs else None,
             loss=self.loss if Needs.DOWNSTREAM in needs else None,
             own=self.own if Needs.OWN_INPUTS in needs else None,
+            own_auxiliary=self.own_auxiliary if needs >= {Needs.OWN_INPUTS, Needs.AUXILIARY_LABELS} else None,
             head=self.head if Needs.HEAD in needs else None,
         )
 
@@ -226,13 +232,15 @@ class Attack:
     """Base of all attacks: frozen parameters, one method to write.
 
     `target` and `phase` say what is guessed and when the victims pass; `requires` names what must be granted;
-    `presets` maps "fast" (seconds on a laptop) and "paper" (the authors' settings) to parameters.
+    `presets` maps "fast" (seconds on a laptop) and "paper" (the authors' settings) to parameters; `space` says among
+    which values a parameter may be tuned, on the attacker's own rows.
     """
 
     target: ClassVar[Target] = Target.INPUTS
     phase: ClassVar[Phase] = Phase.INFERENCE
     requires: ClassVar[frozenset[Needs]] = frozenset()
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fast": {}, "paper": {}}
+    space: ClassVar[Mapping[str, Choice]] = {}
 
     @property
     def label_set(self) -> str | None:

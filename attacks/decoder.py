@@ -3,6 +3,9 @@
 Spatial releases go through convolutions and are doubled in size until they reach the image's; flat ones are first
 mapped to a small image. Data that are no images get a multilayer perceptron. Several values that arrive together
 are decoded together.
+
+It starts out at the mean row, where that is given: from the middle of the range, a decoder of mostly dark images is
+first driven to black, where its units die, and it stays there whatever the release says.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ class Decoder(nn.Module):
     """Maps releases {value: (n, *shape)} to rows (n, *target), inside `value_range` where there is one.
 
     `shapes`: per value, without the batch; `width`: channels, halved wherever the size doubles (or a sixteenth of
-    the hidden units of the perceptron).
+    the hidden units of the perceptron). `start`: the mean row, (*target), around which it answers before training.
     """
 
     def __init__(
@@ -28,6 +31,7 @@ class Decoder(nn.Module):
         target: tuple[int, ...],
         value_range: tuple[float, float] | None,
         width: int = 32,
+        start: Tensor | None = None,
     ) -> None:
         super().__init__()
         self._names = tuple(shapes)
@@ -35,13 +39,26 @@ class Decoder(nn.Module):
         self._range = value_range
         self.norms = nn.ModuleList(nn.BatchNorm1d(shape[0], affine=False) for shape in shapes.values())
         if len(target) == 3:
-            self.net = _image_decoder(list(shapes.values()), target, width)
+            self.net: nn.Sequential = _image_decoder(list(shapes.values()), target, width)
         else:
             hidden = 16 * width
             self.net = nn.Sequential(
                 _Flat(), nn.Linear(sum(map(prod, shapes.values())), hidden), nn.ReLU(),
                 nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, prod(target)),
             )  # fmt: skip
+        if start is not None:
+            self._begin(start)
+
+    @torch.no_grad()
+    def _begin(self, start: Tensor) -> None:
+        last = self.net[-1]
+        assert isinstance(last, nn.Linear | nn.Conv2d)
+        assert last.bias is not None
+        mean = start.flatten(1).mean(1) if isinstance(last, nn.Conv2d) else start.flatten()
+        if self._range is not None:
+            low, high = self._range
+            mean = torch.logit((mean - low) / (high - low), eps=0.01)
+        last.bias.copy_(mean)
 
     def forward(self, releases: Mapping[str, Tensor]) -> Tensor:
         """Return (n, *target)."""
@@ -81,7 +98,7 @@ class _Join(nn.Module):
         return torch.cat(maps, 1)
 
 
-def _image_decoder(shapes: list[tuple[int, ...]], target: tuple[int, ...], width: int) -> nn.Module:
+def _image_decoder(shapes: list[tuple[int, ...]], target: tuple[int, ...], width: int) -> nn.Sequential:
     channels, height, breadth = target
     spatial = [s[1:] for s in shapes if len(s) == 3]
     side = max(spatial) if spatial else (max(height // 4, 1), max(breadth // 4, 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
@@ -52,13 +52,15 @@ def grade_of(
     members: Tensor | None = None,
     trained: Rows | None = None,
     classifier: bool = False,
+    part: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Grade]:
     """Return the truth that `guess` is about, and the guess's grade beside its baselines.
 
     `hints`: class -> positions of victims whose label the attack was told; they are not scored. `label_set`:
     which labels a guess of labels is about. `members`: (victims,) bool, who was trained on, for a guess of that;
     `trained`: all rows that were, for representatives. `classifier`: whether reconstructions are also graded by a
-    classifier of clean auxiliary rows.
+    classifier of clean auxiliary rows. `part(x)`: what of rows x is scored where the adversary holds the rest itself;
+    such a classifier sees whole rows all the same.
     """
     if target is Target.MEMBERS:
         assert members is not None
@@ -69,7 +71,8 @@ def grade_of(
     if target is Target.LABELS:
         truth, left = victims.label(label_set), others(len(victims.y), hints or {})
         return truth, grade_labels(truth, guess, auxiliary.label(label_set), generator, left)
-    scores = grade(victims.x, guess, victims.value_range, auxiliary.x, generator)
+    seen, shown, blind = (t if part is None else part(t) for t in (victims.x, guess, auxiliary.x))
+    scores = grade(seen, shown, victims.value_range, blind, generator)
     if classifier:
         for name, found in accuracies(victims.x, guess, victims.y, auxiliary, generator).items():
             scores.setdefault(name, {}).update(found)

@@ -29,8 +29,9 @@ class Post:
     `value`, of `shape` a row, arrives at `party` on `edge`, and a gradient `returns` on it or not. `labels`: the head
     whose labels arrive too, None where they do not. `segments`: the party's own, which make `out` (of `out_shape`) of
     what arrived. `release(z, number)`: what the sender's defenses would make of z at draw `number`, from random
-    numbers of the intruder's own. `modules(lane)`: the party's segments as they are now, not copies. `seed`: of all
-    that the intruder draws.
+    numbers of the intruder's own, without noise that the sender has learnt; `expected(z)`: the same at its mean,
+    differentiable. `modules(lane)`: the party's segments as they are now, not copies. `seed`: of all that the intruder
+    draws.
     """
 
     party: str
@@ -44,14 +45,19 @@ class Post:
     out_shape: tuple[int, ...]
     knowledge: Knowledge
     release: Callable[[Tensor, int], Tensor]
+    expected: Callable[[Tensor], Tensor]
     modules: Callable[[int], Mapping[str, nn.Module]]
     seed: int
 
 
 @dataclass(frozen=True)
 class Intruder(Attack):
-    """Base of attacks inside training: `learns_from` is what it must know there; a subclass writes `enter`."""
+    """Base of attacks inside training: `learns_from` is what it must know there; a subclass writes `enter`.
 
+    `active`: whether its insider replaces what the party sends, so that others learn something else than the task.
+    """
+
+    active: ClassVar[bool] = False
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.INSIDER})
     learns_from: ClassVar[frozenset[Needs]] = frozenset({Needs.AUXILIARY})
 

@@ -2,9 +2,11 @@
 
 Paper: He, Zhang, Lee, "Model inversion attacks against collaborative inference", ACSAC 2019 (black box).
 
-The decoder is trained on releases that went through the run's own defenses, drawn afresh every epoch where they
-are random, so the attack adapts to them. The decoder's layout is ours (`splitfed.attacks.decoder`); loss, optimizer
-and number of epochs of the preset "paper" are the authors'.
+The decoder is trained on releases that went through the run's own defenses, drawn afresh every epoch where they are
+random, so the attack adapts to them. Loss, batches, rate and number of epochs of the preset "paper" are the
+authors'. In vertical runs the same is known as training-based back mapping (VFLAIR, after ResSFL). The decoder's
+layout is ours (`splitfed.attacks.decoder`), and so is the way the rate falls: along half a cosine, where theirs
+halves every ten epochs, under the amsgrad variant of Adam.
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim.lr_scheduler import LRScheduler
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress
+from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Releases
 from splitfed.attacks.decoder import Decoder
+from splitfed.attacks.space import Choice, Span
 from splitfed.errors import check_count, check_number
 from splitfed.view import View
 
@@ -35,6 +39,8 @@ class InverseNetwork(Attack):
         "fast": {"epochs": 10, "batch_size": 32, "lr": 3e-3, "width": 32},
         "paper": {"epochs": 50, "batch_size": 32, "lr": 1e-3, "width": 64},
     }
+
+    space: ClassVar[Mapping[str, Choice]] = {"lr": Span(3e-4, 1e-2, log=True), "width": (16, 32, 64)}
 
     epochs: int = 10
     batch_size: int = 32
@@ -55,10 +61,8 @@ class InverseNetwork(Attack):
         released = view.select(kind="activation").tensors(knowledge.device)
         x = knowledge.auxiliary
         passes = [knowledge.query(x) for _ in range(self.queries)]
-        shapes = {name: tuple(z.shape[1:]) for name, z in released.items()}
-        decoder = Decoder(shapes, knowledge.shape, knowledge.value_range, self.width).to(knowledge.device)
-        optimizer = torch.optim.Adam(decoder.parameters(), lr=self.lr)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.epochs)
+        decoder = self.network(released, knowledge).to(knowledge.device)
+        optimizer, schedule = self.descent(decoder)
         for epoch in range(self.epochs):
             z = passes[epoch % len(passes)]
             for rows in torch.randperm(len(x), generator=generator).split(self.batch_size):
@@ -73,3 +77,15 @@ class InverseNetwork(Attack):
         with torch.no_grad():
             guess: Tensor = decoder.eval()(released)
         return guess
+
+    def network(self, released: Releases, knowledge: Knowledge) -> nn.Module:
+        """Return an untrained decoder: from releases like those in `released` to rows (n, *shape)."""
+        shapes = {name: tuple(z.shape[1:]) for name, z in released.items()}
+        assert knowledge.auxiliary is not None
+        mean = knowledge.auxiliary.mean(0).cpu()
+        return Decoder(shapes, knowledge.shape, knowledge.value_range, self.width, mean)
+
+    def descent(self, decoder: nn.Module) -> tuple[torch.optim.Optimizer, LRScheduler]:
+        """Return what trains the weights of `decoder`, the schedule stepped once an epoch."""
+        optimizer = torch.optim.Adam(decoder.parameters(), lr=self.lr)
+        return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.epochs)

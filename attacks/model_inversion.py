@@ -9,6 +9,8 @@ one batch. The adversary holds the weights of the whole model, with every defens
 Deviations: the prior stands in for the authors' denoising step, and the optimizer may be Adam; the preset "paper" has
 plain descent without a prior, with their rate and limits. A row of which the model is sure need not look like the
 class: it is read by the figure that another model gives it more than by its distance from the class's mean.
+The constants of `fast` are ours. They were checked on Fashion-MNIST (14x14 pixels, one seed), on which this attack is
+not reported: with rate .02 another model recognised 9 of ten classes at a prior of .1, and 7 without a prior and at 1.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ class Residual(nn.Module):
 class Translator(nn.Module):
     """Maps (n, *source) to (n, *target) through `blocks` residual blocks of `width`, with a label where `classes`.
 
-    Between images the size is halved or doubled step by step; a vector on either side is reached through a small
-    image of at most 4x4. `bounded`: the result lies in (-1, 1).
+    Between images the size is halved before the blocks, or doubled behind them, step by step; a vector on either side
+    is reached through a small image of at most 4x4. `bounded`: the result lies in (-1, 1).
     """
 
     def __init__(
@@ -109,18 +109,23 @@ def _images(source: Shape, target: Shape, width: int, blocks: int) -> nn.Sequent
     layers: list[nn.Module] = []
     if len(source) == 3:
         side, goal = list(source[1:]), _goal(list(source[1:]), target)
-        layers.append(nn.Conv2d(source[0], width, 3, padding=1))
+        channels = source[0]
+        while side[0] >= 2 * goal[0] and side[1] >= 2 * goal[1]:
+            layers += [nn.Conv2d(channels, width, 4, stride=2, padding=1), nn.ReLU()]
+            channels, side = width, [size // 2 for size in side]
+        layers.append(nn.Conv2d(channels, width, 3, padding=1))
     else:
         goal = list(target[1:])
         side = [_small(size) for size in goal]
         layers += [nn.Linear(source[0], width * prod(side)), nn.Unflatten(1, (width, *side))]
+    # At the smaller of both sizes, where a block costs least; where the image is large, it has half the channels.
     layers += [Residual(width) for _ in range(blocks)]
-    while side[0] >= 2 * goal[0] and side[1] >= 2 * goal[1]:
-        layers += [nn.ReLU(), nn.Conv2d(width, width, 4, stride=2, padding=1), Residual(width)]
-        side = [size // 2 for size in side]
     while 2 * side[0] <= goal[0] and 2 * side[1] <= goal[1]:
-        layers += [nn.ReLU(), nn.ConvTranspose2d(width, width, 4, stride=2, padding=1), Residual(width)]
         side = [2 * size for size in side]
+        last = 2 * side[0] > goal[0] or 2 * side[1] > goal[1]
+        narrow = max(width // 2, 1) if last else width
+        layers += [nn.ReLU(), nn.ConvTranspose2d(width, narrow, 4, stride=2, padding=1)]
+        width = narrow
     if side != goal:
         layers.append(nn.Upsample((goal[0], goal[1]), mode="bilinear", align_corners=False))
     layers.append(nn.ReLU())

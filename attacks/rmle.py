@@ -21,6 +21,7 @@ from torch import Tensor
 
 from splitfed.attacks.base import Attack, Knowledge, Needs, Progress
 from splitfed.attacks.inversion import Search, start
+from splitfed.attacks.space import Choice, Span
 from splitfed.errors import check_count, check_number
 from splitfed.view import View
 
@@ -37,6 +38,8 @@ class Rmle(Attack):
         "fast": {"iterations": 300, "lr": 0.05, "tv": 0.01, "l2": 0.0},
         "paper": {"iterations": 5000, "lr": 0.01, "tv": 1.0, "l2": 0.0},
     }
+
+    space: ClassVar[Mapping[str, Choice]] = {"lr": Span(5e-3, 0.2, log=True), "tv": Span(1e-4, 1.0, log=True)}
 
     iterations: int = 300
     lr: float = 0.05

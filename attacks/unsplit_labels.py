@@ -14,6 +14,11 @@ and would have no say. Batches may have any size, as each row of a mean loss is 
 From gradients at the cut alone the classes have no names: swapping two of the head's outputs together with their
 labels changes nothing that arrives. The attack therefore asks for `hints`, known victims of each class. A head of one
 layer is fitted within seconds; the more hidden layers it has, the more hints and iterations a trained one takes.
+
+The rate of `paper` is the authors'; the other constants are ours. They were checked on Fashion-MNIST, on which this
+attack is not reported: behind a head of one layer, untrained or trained, rates of .005 to .05, 100 iterations or 300,
+and hint weights of 1 to 100 all find every label there, so the choice was not made by its outcome. It is no promise: on
+MNIST, behind the trained last layer of another network, `fast` misses some (the table `unsplit_labels`).
 """
 
 from __future__ import annotations

@@ -13,22 +13,24 @@ from torch import Tensor
 
 from splitfed.architecture import Architecture, FreshUpstream
 from splitfed.attacks.assignment import assignment
-from splitfed.attacks.base import Attack, Clone, Imitate, Knowledge, Needs, Phase, Progress, Releases, Target
+from splitfed.attacks.base import Attack, Clone, Imitate, Inside, Knowledge, Needs, Phase, Progress, Releases, Target
 from splitfed.attacks.class_metrics import check_gradable
 from splitfed.attacks.grading import grade_clone, grade_of
 from splitfed.attacks.hints import draw_hints
 from splitfed.attacks.intruder import Insider
 from splitfed.attacks.local_training import LocalTraining, check_one_step, local_training
 from splitfed.attacks.metrics import Grade
+from splitfed.attacks.unowned import unowned
+from splitfed.chosen import of_client
 from splitfed.data.candidates import candidates, trained_rows
 from splitfed.data.dataset import Dataset
-from splitfed.data.features import feed
+from splitfed.data.features import feed, places
 from splitfed.data.federation import Federation
-from splitfed.data.order import batches
 from splitfed.downstream import head_after
 from splitfed.engines.base import FED, Source
 from splitfed.engines.local import LocalEngine
 from splitfed.errors import InvalidInput, check_count, unknown
+from splitfed.graph import Topology
 from splitfed.own_segments import downstream
 from splitfed.registry import TABLES, load
 from splitfed.rerun import Rerun
@@ -43,6 +45,7 @@ from splitfed.view import View
 class AttackResult:
     """What one attack achieved: its `guess` beside the `truth`, (victims, ...), and the scores with baselines.
 
+    Where the adversary holds some of a row itself, a reconstruction is scored on the rest alone.
     `clone`: the upstream function that it stole, if it stole one, and `stolen` how good that is; see `grade_clone`.
     """
 
@@ -79,7 +82,7 @@ class Inquiry:
 
     def adversary(self, name: str | None) -> str:
         """Return the party called `name`, by default the first without data; refuse one that is not there."""
-        party = name or self._curious()
+        party = name or curious(self.engine.topology)
         if party not in self.engine.parties:
             raise unknown("party", party, self.engine.parties)
         return party
@@ -147,6 +150,7 @@ class Inquiry:
             members=case.members,
             trained=trained_rows(self.data) if attack.target is Target.REPRESENTATIVES else None,
             classifier=classifier,
+            part=unowned(self.data.shape, case.knowledge.places, case.knowledge.own or {}),
         )
         stolen = self._stolen(outcome.clone, party, client, derive(seed, "stolen"))
         return AttackResult(name, party, outcome.guess, truth, scores, outcome.seconds, outcome.clone, stolen)
@@ -167,7 +171,8 @@ class Inquiry:
         view = self.observe(party, victims, client, seed, attack.phase)
         knowledge = replace(
             self.knowledge(party, client, derive(seed, "queries", name)),
-            own=self._own(party, client, victims.x),
+            own=self.own_inputs(party, client, victims.x),
+            own_auxiliary=self.own_inputs(party, client, self.data.auxiliary.x),
             head=head_after(
                 self.engine.topologies[client], self.engine.parties[party].role, derive(seed, "head", name)
             ),
@@ -218,11 +223,19 @@ class Inquiry:
                 f"{type(attack).__name__} needs {Needs.UPDATES}; only a fed server gets those, in a schedule that has "
                 "one, such as 'splitfed_v1'"
             )
+        self._check_updates(attack)
         view = self.recorded(party, client)
         check_one_step(local)
         if view.messages:
             knowledge = replace(_idle(self.knowledge(party, client, self.seed)), local=local)
             attack(view, knowledge, generator(self.seed, "attack", name), _begun)
+
+    def _check_updates(self, attack: Attack) -> None:
+        if self.engine.crew.placement.secure is not None:
+            raise InvalidInput(
+                f"{type(attack).__name__} needs {Needs.UPDATES}; under a secure sum the fed server learns the sum of "
+                "all clients' uploads alone"
+            )
 
     @property
     def _classes(self) -> int | None:
@@ -243,7 +256,7 @@ class Inquiry:
         roles = set(self.engine.topologies[client].inputs.values())
         return party in mine and roles == {self.engine.parties[party].role}
 
-    def _own(self, party: str, client: int, x: Tensor) -> dict[str, Tensor]:
+    def own_inputs(self, party: str, client: int, x: Tensor) -> dict[str, Tensor]:
         """Return what `party` itself feeds for the rows `x`, on the engine's device."""
         if party not in {p.name for p in self.engine.crew.lanes[client].parties.values()}:
             return {}
@@ -273,6 +286,7 @@ class Inquiry:
         progress: Progress | None,
         classifier: bool,
     ) -> AttackResult:
+        self._check_updates(attack)
         view = self.recorded(party, client, number)
         uploads = [m.stamp.epoch for m in view.messages if m.kind == "weights" and m.receiver == party]
         if not uploads or number not in (None, uploads[-1]):
@@ -303,8 +317,7 @@ class Inquiry:
         """Return the rows of every step that `client` took in round `number`."""
         assert self.training is not None
         plan, rows = self.training, len(self.data.clients[client].train)
-        epochs = plan.epochs(number)
-        return [b for epoch in epochs for b in batches(rows, plan.batch_size, plan.seed, epoch, client)]
+        return [found for epoch in plan.epochs(number) for found in plan.batches(rows, epoch, client)]
 
     def _local(self, party: str, client: int) -> LocalTraining | None:
         """Return what a fed server knows of how `client` trains; None for everybody else."""
@@ -323,8 +336,9 @@ class Inquiry:
         members = (engine.party(client, role) for role in topology.roles)
         modules = engine.modules(client, self._newest(client))
         states = {key: state for member in members for key, state in member.defense_states.items()}
+        guards = of_client(engine.defenses, client)
         upstream, whole = (
-            Upstream(topology, engine.all_facts[client], modules, engine.defenses, role, self.seed, states)
+            Upstream(topology, engine.all_facts[client], modules, guards, role, self.seed, states)
             for role in (engine.parties[party].role, None)
         )
         auxiliary = self.data.auxiliary
@@ -351,16 +365,15 @@ class Inquiry:
             insider=insider if isinstance(insider, Insider) else None,
             architecture=self._architecture(party, client),
             loss=None if own is None else own.loss,
+            places=places(self.data.shape, topology.inputs, self.data.features),
         )
 
     def _architecture(self, party: str, client: int) -> Architecture:
         engine = self.engine
         topology, role = engine.topologies[client], engine.parties[party].role
         inputs = partial(feed, names=topology.inputs, features=self.data.victims.features)
-        own = engine.held_by(party, client)
-        return Architecture(
-            topology, engine.all_facts[client], engine.defenses, role, self.seed, own, inputs, engine.device
-        )
+        own, guards = engine.held_by(party, client), of_client(engine.defenses, client)
+        return Architecture(topology, engine.all_facts[client], guards, role, self.seed, own, inputs, engine.device)
 
     def _stolen(self, clone: Clone | None, party: str, client: int, seed: int) -> Grade | None:
         """Grade the whole model with the upstream segments of `clone`, beside the trained and fresh ones."""
@@ -376,22 +389,16 @@ class Inquiry:
             "fresh": self._architecture(party, client)(seed).modules,
         }
         outputs: dict[str, Tensor] = {}
+        guards = of_client(engine.defenses, client)
         for name, modules in upstreams.items():
             whole = Upstream(
-                topology, engine.all_facts[client], {**trained, **modules}, engine.defenses, None, self.seed, states
+                topology, engine.all_facts[client], {**trained, **modules}, guards, None, self.seed, states
             )
             head = topology.heads[0].value
             with torch.no_grad():
                 parts = [whole(self._feed(client, x.to(engine.device)))[head].cpu() for x in rows.x.split(256)]
             outputs[name] = torch.cat(parts)
         return grade_clone(outputs, rows.label(topology.heads[0].target), generator(seed, "bootstrap"))
-
-    def _curious(self) -> str:
-        topology = self.engine.topology
-        role = next((r for r in topology.roles if r not in topology.data_roles), None)
-        if role is None:
-            raise InvalidInput(f"topology {topology.name!r} has no party without data: name the adversary")
-        return role
 
     def _feed(self, client: int, x: Tensor) -> dict[str, Tensor]:
         """Return what each input of the client's topology gets of `x`."""
@@ -438,6 +445,14 @@ class Inquiry:
         return query
 
 
+def curious(topology: Topology) -> str:
+    """Return the party that attacks where none is named: the first without data; refuse where all have some."""
+    role = next((r for r in topology.roles if r not in topology.data_roles), None)
+    if role is None:
+        raise InvalidInput(f"topology {topology.name!r} has no party without data: name the adversary")
+    return role
+
+
 def _classes(task: Task) -> int | None:
     """Return how many classes `task` tells apart; None where it learns numbers."""
     return {"classification": task.outputs, "binary": 2}.get(task.name)
@@ -464,9 +479,25 @@ class _Idle:
         raise _Begun
 
 
+class _IdleInside:
+    """An insider that ends the attack which asks it."""
+
+    def __init__(self, insider: Inside) -> None:
+        self.plan = insider.plan
+
+    def guess(self, view: View, target: Target) -> NoReturn:
+        """End the attack."""
+        raise _Begun
+
+
 def _idle(knowledge: Knowledge) -> Knowledge:
     """Return `knowledge` with everything in it that computes replaced by what ends the attack."""
     names = ("query", "upstream", "sample", "predict", "model", "imitate", "loss")
     used: dict[str, Any] = {name: _begun for name in names if getattr(knowledge, name) is not None}
-    made = knowledge.architecture
-    return replace(knowledge, **used, architecture=None if made is None else lambda seed: _Idle(made(seed)))
+    made, insider = knowledge.architecture, knowledge.insider
+    return replace(
+        knowledge,
+        **used,
+        architecture=None if made is None else lambda seed: _Idle(made(seed)),
+        insider=None if insider is None else _IdleInside(insider),
+    )

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from splitfed.attacks.base import Knowledge
 from splitfed.attacks.intruder import Intruder, Post
+from splitfed.chosen import of_client
 from splitfed.data.federation import Federation
 from splitfed.defense import Context, Place
 from splitfed.engines.local import LocalEngine
@@ -113,16 +114,17 @@ def _own(topology: Topology, role: str, value: str, who: str, party: str) -> tup
 def _releases(
     prepared: Prepared, edge: Edge, value: str, seed: int
 ) -> tuple[Callable[[Tensor, int], Tensor], Callable[[Tensor], Tensor]]:
-    """Return what the sender's defenses would do at a draw, and at their mean.
+    """Return what the sender's defenses would do at a draw, and at their mean; the first client's, where they differ.
 
-    States and random numbers are the intruder's own.
+    States and random numbers are the intruder's own. Noise that the sender's own layers have learnt is not drawn: how
+    strong it is (`mid`, `shredder`) the intruder does not know.
     """
     topology, shape = prepared.topology, prepared.facts[0].shapes[value]
     role = topology.role_of(edge.source)
     raw = {v: prepared.facts[0].shapes[v] for v, owner in topology.inputs.items() if owner == role}
     guards = [
         (i, defense, defense.start(Place(role, edge.name, {value: shape}, raw, derive(seed, "defense", i))))
-        for i, defense in enumerate(prepared.defenses)
+        for i, defense in enumerate(of_client(prepared.defenses, 0))
         if edge.name in defense.edges(topology)
     ]
 

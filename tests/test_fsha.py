@@ -9,13 +9,14 @@ import torch
 from torch import nn
 
 from splitfed.attacks.fsha import Fsha, Hijacker, gradient_penalty
+from splitfed.attacks.fsha_networks import Decoder, Encoder, ImageCritic
 from splitfed.attacks.intruder import Seen
 from splitfed.attacks.networks import Critic, Translator
 from splitfed.attacks.scaling import Scale
 from splitfed.defenses import Noise
 from splitfed.errors import InvalidInput
 from splitfed.run import Run
-from splitfed.seeding import generator
+from splitfed.seeding import generator, stream
 from tests.intruder_zoo import error, go, insider
 
 PLAN = Fsha.preset("fast", width=32)
@@ -52,6 +53,60 @@ def test_the_penalty_is_the_squared_distance_of_the_slope_from_one() -> None:
     assert float(found.detach()) == pytest.approx(16.0, abs=1e-4)
 
 
+def test_a_slope_by_channel_is_measured_in_each() -> None:
+    """Slopes of length 5 in the first channel and 1 in the second: ((5 - 1)^2 + 0) / 2 = 8; over both, root 26."""
+    critic = nn.Sequential(nn.Flatten(), nn.Linear(4, 1))
+    critic[1].weight.data = torch.tensor([[3.0, 4.0, 0.0, 1.0]])
+    ends = torch.zeros(7, 2, 1, 2), torch.ones(7, 2, 1, 2)
+    assert float(gradient_penalty(critic, *ends, generator(0), True).detach()) == pytest.approx(8.0, abs=1e-4)
+    whole = float(gradient_penalty(critic, *ends, generator(0)).detach())
+    assert whole == pytest.approx((26**0.5 - 1) ** 2, abs=1e-4)
+
+
+def convolutions(net: nn.Module) -> list[tuple[int, int, int]]:
+    """Inputs, outputs and stride of each, in order."""
+    kinds = (nn.Conv2d, nn.ConvTranspose2d)
+    return [(m.in_channels, m.out_channels, m.stride[0]) for m in net.modules() if isinstance(m, kinds)]
+
+
+AUTHORS = {  # cut at their levels 1, 3 and 4 -> encoder, decoder
+    (64, 16, 16): ([(3, 64, 2), (64, 64, 1)], [(64, 256, 2), (256, 3, 1)]),
+    (128, 8, 8): ([(3, 64, 2), (64, 128, 2), (128, 128, 1)], [(128, 256, 2), (256, 128, 2), (128, 3, 1)]),
+    (256, 4, 4): (
+        [(3, 64, 2), (64, 128, 2), (128, 256, 2), (256, 256, 1)],
+        [(256, 256, 2), (256, 128, 2), (128, 3, 2)],
+    ),
+}
+
+
+@pytest.mark.parametrize("cut", AUTHORS)
+def test_on_images_the_networks_are_the_authors(cut: tuple[int, ...]) -> None:
+    encoder, decoder = Encoder((3, 32, 32), cut), Decoder(cut, (3, 32, 32), 256, bounded=True)
+    assert (convolutions(encoder), convolutions(decoder)) == AUTHORS[cut]
+    critic = convolutions(ImageCritic(cut, 256, 6))
+    assert critic == [(cut[0], 256, 1), *[(256, 256, 1)] * 12, (256, 256, 2)]
+
+
+def test_the_encoder_is_linear_and_starts_as_glorot_says() -> None:
+    encoder = Encoder((1, 28, 28), (32, 4, 4))
+    x, y = torch.randn(2, 3, 1, 28, 28)
+    assert torch.allclose(encoder(x + 2 * y), encoder(x) + 2 * encoder(y), atol=1e-4)
+    last = [m for m in encoder.modules() if isinstance(m, nn.Conv2d)][-1]
+    bound = (6 / (2 * 32 * 9)) ** 0.5
+    assert 0.98 * bound < float(last.weight.detach().abs().max()) <= bound
+
+
+@pytest.mark.parametrize("image", [(1, 28, 28), (3, 9, 7), (1, 8, 8), (1, 64, 64)])
+@pytest.mark.parametrize("cut", [(4, 4, 4), (6, 7, 7), (2, 1, 1), (5, 12, 12)])
+def test_cuts_of_any_size_are_reached(image: tuple[int, ...], cut: tuple[int, ...]) -> None:
+    z = Encoder(image, cut)(torch.randn(2, *image))
+    assert z.shape == (2, *cut)
+    found = Decoder(cut, image, 4, bounded=True)(z).detach()
+    assert found.shape == (2, *image)
+    assert float(found.abs().max()) <= 1
+    assert ImageCritic(cut, 4, 1)(z).shape == (2,)
+
+
 def test_the_client_is_sent_the_slope_of_the_critics_mean() -> None:
     run = go(PLAN)
     hijacker = insider(run)
@@ -79,9 +134,11 @@ def test_a_disguised_hijacker_is_honest_where_the_honest_gradient_is_long() -> N
 @pytest.mark.parametrize("source", [(1, 8, 8), (3, 9, 7), (5,), (6, 4, 4)])
 @pytest.mark.parametrize("target", [(1, 8, 8), (2, 5, 3), (4,), (3, 28, 28)])
 def test_networks_map_any_shape_to_any_other(source: tuple[int, ...], target: tuple[int, ...]) -> None:
-    x = torch.randn(2, *source)
-    assert Translator(source, target, 4, 1)(x).shape == (2, *target)
-    told = Translator(source, target, 4, 1, classes=3, bounded=True)
+    x = torch.randn(2, *source, generator=generator(0, "shapes"))
+    with stream(0):
+        assert Translator(source, target, 4, 1)(x).shape == (2, *target)
+        # Wide enough that some unit is alive.
+        told = Translator(source, target, 16, 1, classes=3, bounded=True)
     one, two = (told(x, torch.tensor([k, k])).detach() for k in (0, 1))
     assert one.shape == (2, *target)
     assert float(one.abs().max()) <= 1
@@ -115,3 +172,4 @@ def test_bad_parameters_are_refused(change: dict[str, float], text: str) -> None
 def test_the_authors_settings() -> None:
     plan = Fsha.preset("paper")
     assert (plan.lr, plan.critic_lr, plan.penalty) == (1e-5, 1e-4, 500.0)
+    assert (plan.width, plan.blocks, plan.per_channel) == (256, 6, True)

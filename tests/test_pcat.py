@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from splitfed.attacks.base import Target
 from splitfed.attacks.intruder import Seen
 from splitfed.attacks.pcat import Pcat, PseudoClient, same_labels
+from splitfed.defense import Context, Defense
 from splitfed.defenses import Noise
 from splitfed.errors import InvalidInput
 from splitfed.run import Run
@@ -43,11 +46,33 @@ def test_it_steals_the_function() -> None:
     """Pseudo-client and server together classify victims; the majority is right on about half of them."""
     run = trained()
     client, victims = pseudo(run), run.data.victims
-    with torch.no_grad():
-        client.own.follow(run.engine.parties["server"].modules)
-        scores = client.own(client.nets["client"](client.scale.down(victims.x)))
+    scores = client.classify(run.observe("server"), victims.x)
     assert float((scores.argmax(1) == victims.y).float().mean()) > 0.9
     assert float(victims.y.float().mean()) == pytest.approx(0.5, abs=0.1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shift(Defense):
+    """Adds five to all that leaves; `jitter` more or less in a draw."""
+
+    jitter: float = 0.0
+
+    def release(self, name: str, z: Tensor, context: Context) -> Tensor:
+        return z + 5 + self.jitter * (2 * context.stamp.step % 4 - 1)
+
+    def expected(self, name: str, z: Tensor, context: Context) -> Tensor:
+        return z + 5
+
+
+def test_the_refinement_knows_the_defenses_mean() -> None:
+    """It ends at rows whose release, five added, is what arrived; one that forgot the five would end five away."""
+    run = go(Pcat(start=0, refine_lr=0.05, refine=400, width=8), defenses=[Shift(jitter=0.1)])
+    client = pseudo(run)
+    with torch.no_grad():
+        z = client.nets["client"](torch.rand(6, 16)) + 5
+    found = client._refined(torch.zeros(6, 16), z, generator(0))
+    with torch.no_grad():
+        assert float((client.nets["client"](found) + 5 - z).abs().max()) < 0.05
 
 
 def test_noise_drowns_it() -> None:

@@ -6,6 +6,7 @@ from splitfed.manipulations.byzantine_noise import ByzantineNoise
 from splitfed.manipulations.effect import Effect, effect, success_rate
 from splitfed.manipulations.gradient_replacement import GradientReplacement
 from splitfed.manipulations.label_flip import LabelFlip
+from splitfed.manipulations.malicious_optimizer import MaliciousOptimizer
 from splitfed.manipulations.replay import Replay
 from splitfed.manipulations.scaling import Scaling
 from splitfed.manipulations.sign_flip import SignFlip
@@ -16,6 +17,7 @@ __all__ = [
     "Effect",
     "GradientReplacement",
     "LabelFlip",
+    "MaliciousOptimizer",
     "Manipulation",
     "Replay",
     "Scaling",
