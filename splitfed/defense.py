@@ -5,9 +5,10 @@ Every method is optional; the defaults do nothing. The algorithms stand in `spli
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from splitfed.errors import InvalidInput
 from splitfed.graph import Topology
 from splitfed.privacy import Event
 from splitfed.probe import Facts
-from splitfed.seeding import generator
+from splitfed.seeding import generator, wide_generator
 from splitfed.task import Task
 from splitfed.view import Stamp
 
@@ -58,15 +59,107 @@ class Context:
 
     def generator(self, value: str, device: torch.device) -> torch.Generator:
         """Return the random numbers of this defense, party, edge, `value`, phase, part, epoch and step."""
-        words = ("defense", self.position, self.party, self.edge, value, *self.stamp)
-        return generator(self.seed, *words, device=device)
+        return generator(self.seed, *self._words(value), device=device)
+
+    def noise(self, value: str, device: torch.device) -> torch.Generator:
+        """Return the same for a mechanism that promises privacy: of as many states as there may be releases."""
+        return wide_generator(self.seed, *self._words(value), device=device)
+
+    def _words(self, value: str) -> tuple[str | int, ...]:
+        return ("defense", self.position, self.party, self.edge, value, *self.stamp)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A party whose weights a defense guards: its segments by name, and the roles it tells the norms of its rows."""
+
+    party: str
+    role: str
+    modules: Mapping[str, nn.Module]
+    seed: int
+    position: int
+    device: torch.device
+    tells: tuple[str, ...] = ()
+
+
+class Shield(Protocol):
+    """Stands between a party's gradients and its optimizer, for the length of a step of one lane.
+
+    `active`: whether this is a step that will move weights. `tells`: the roles that are told the norms of its rows.
+    """
+
+    active: bool
+    tells: tuple[str, ...]
+
+    def begin(self, rows: int, divisor: float, stamp: Stamp, active: bool) -> None:
+        """Start a step of `rows` rows whose losses are summed and divided by `divisor`."""
+        ...
+
+    def watching(self, module: nn.Module) -> AbstractContextManager[None]:
+        """Take note of what goes through the weights of `module` inside the block."""
+        ...
+
+    def backward(self, roots: Sequence[Tensor], gradients: Sequence[Tensor | None], leaves: Sequence[Tensor]) -> None:
+        """Send `gradients` back from `roots`: into the `grad` of `leaves`, and kept row by row for the weights."""
+        ...
+
+    def total(self) -> float:
+        """Return a number that is finite only if the gradients kept are."""
+        ...
+
+    def norms(self) -> Tensor:
+        """Return the squared norm of every row's own gradient: (rows,)."""
+        ...
+
+    def hear(self, norms: Tensor) -> None:
+        """Take the squared norms of the same rows' gradients at another party: (rows,)."""
+        ...
+
+    def finish(self) -> None:
+        """Leave in the `grad` of the weights what their optimizer may see."""
+        ...
+
+    def drop(self) -> None:
+        """Forget the step."""
+        ...
+
+
+Calibrate = Callable[[Callable[[float], Iterable[tuple[Event, int]]], float, float, str], float]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a run is, for a defense that promises something of all of it; public, as its designer knows it.
+
+    `topologies`, `facts` and `rows` (of training): of each client. `others`: the run's other defenses. `poisson`: how
+    batches are drawn, each row with the chance `batch_size` / rows, or in a new order every epoch. `steps` and `epochs`
+    of each client over the whole run. `obstacle`: what else is in the run that nobody could account for; `doubt`: why
+    nothing is promised although it trains. `calibrate(uses, epsilon, delta, accountant)` returns the least noise
+    multiplier with which the (event, times) that `uses(multiplier)` returns keep to epsilon and delta.
+    """
+
+    topologies: tuple[Topology, ...]
+    facts: tuple[Facts, ...]
+    others: tuple[Defense, ...]
+    rows: tuple[int, ...]
+    batch_size: int
+    poisson: bool
+    steps: tuple[int, ...]
+    epochs: tuple[int, ...]
+    calibrate: Calibrate
+    obstacle: str | None = None
+    doubt: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Defense:
-    """Base of all defenses. `on` names the edges it guards; empty means every edge that leaves a data owner."""
+    """Base of all defenses. `on` names the edges it guards; empty means every edge that leaves a data owner.
+
+    `clients`: which clients have it, by number; empty means all. See `splitfed.chosen` for what some can have alone.
+    """
 
     on: tuple[str, ...] = ()
+    clients: tuple[int, ...] = ()
 
     @property
     def task_weight(self) -> float:
@@ -125,6 +218,34 @@ class Defense:
     def learn(self, state: Any) -> None:
         """Let what `start` returned take its own step; called after its party's, in training."""
 
+    @property
+    def stated_delta(self) -> float | None:
+        """The delta at which its user asked for an epsilon of the whole run; None where nobody did."""
+        return None
+
+    def guards(self, topology: Topology) -> tuple[str, ...]:
+        """Return the roles whose weights this defense guards, in `shield`; none."""
+        return ()
+
+    def shield(self, holder: Holder) -> Shield:
+        """Return what stands between the gradients of `holder` and its optimizer."""
+        raise NotImplementedError
+
+    def norms(self, topology: Topology) -> tuple[tuple[str, str], ...]:
+        """Return who tells whom, among the roles it guards, the norms of each row's gradients in a training step."""
+        return ()
+
+    def settle(self, terms: Terms) -> Defense:
+        """Return this defense with all that depends on the whole run worked out, or refuse the run in one line."""
+        return self
+
+    def weight_uses(self, client: int, steps: int, epochs: int) -> tuple[Event, int] | None:
+        """Return the event by which the weights it guards cost an example of `client`, and how often it happened.
+
+        `steps` and `epochs`: those in which the client took part. None: no promise.
+        """
+        return None
+
     def event(self) -> Event | None:
         """Return what one release, one gradient sent or one row's labels cost in privacy; None: no promise."""
         return None
@@ -132,6 +253,11 @@ class Defense:
     def release(self, name: str, z: Tensor, context: Context) -> Tensor:
         """Return what leaves in place of `z`: (batch, ...), attached to its graph; called in every phase."""
         return z
+
+    @property
+    def peeks(self) -> bool:
+        """Whether `release` looks at more than what it is handed, so that it may not stand behind a private one."""
+        return False
 
     def expected(self, name: str, z: Tensor, context: Context) -> Tensor:
         """Return the differentiable release that a white-box adversary would model: the mean over the noise."""

@@ -9,17 +9,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from splitfed.defense import Defense
+from splitfed.errors import InvalidInput
 from splitfed.graph import Edge, Head, Topology
 from splitfed.probe import Facts
+from splitfed.uses import counted, counted_labels
 
 
 @dataclass(frozen=True)
 class Guard:
-    """A defense on one edge: its `position` among the run's defenses, and its share of their penalties."""
+    """A defense on one edge: its `position` among the run's defenses, and its share of their penalties.
+
+    `counts`: what of its work is counted for the privacy ledger; see `splitfed.uses`.
+    """
 
     defense: Defense
     position: int
     share: float
+    counts: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -57,14 +63,18 @@ def duties(topology: Topology, facts: Facts, defenses: Sequence[Defense]) -> dic
     for defense in defenses:
         defense.check(topology, facts)
     guarded = [defense.edges(topology) for defense in defenses]
+    counts = [counted(defense) for defense in defenses]
     guards = {
         edge.name: tuple(
-            Guard(defense, position, 1.0 / len(guarded[position]))
+            Guard(defense, position, 1.0 / len(guarded[position]), counts[position])
             for position, defense in enumerate(defenses)
             if edge.name in guarded[position]
         )
         for edge in topology.edges
     }
+
+    for edge_name, found in guards.items():
+        _check_order(edge_name, found)
 
     def port(edge: Edge, near: str, far: str) -> Port:
         crosses = topology.role_of(near) != topology.role_of(far)
@@ -90,12 +100,39 @@ def duties(topology: Topology, facts: Facts, defenses: Sequence[Defense]) -> dic
     return {role: tuple(found) for role, found in work.items()}
 
 
+def _check_order(edge: str, guards: Sequence[Guard]) -> None:
+    """Refuse what looks at the row again after a private mechanism: no promise would be left."""
+    private = None
+    for guard in guards:
+        kind = type(guard.defense).__name__
+        if private is not None and guard.defense.peeks:
+            raise InvalidInput(
+                f"{kind} cannot stand behind {private} on edge {edge!r}: what it adds depends on the rows, and no "
+                f"noise covers that; name it before {private}"
+            )
+        if "activation" in guard.counts:
+            private = kind
+
+
 def relabelled(topology: Topology, defenses: Sequence[Defense]) -> dict[str, dict[str, tuple[Head, tuple[Guard, ...]]]]:
     """Return, by the role that holds the labels, the heads whose labels some defense changes, and which do."""
     chosen = [defense.heads(topology) for defense in defenses]
     found: dict[str, dict[str, tuple[Head, tuple[Guard, ...]]]] = {}
     for head in topology.heads:
-        guards = tuple(Guard(d, i, 1.0) for i, d in enumerate(defenses) if head.value in chosen[i])
+        guards = tuple(
+            Guard(d, i, 1.0, counted_labels(d, head.task)) for i, d in enumerate(defenses) if head.value in chosen[i]
+        )
         if guards:
             found.setdefault(head.labels, {})[head.value] = (head, guards)
+    return found
+
+
+def shielded(topology: Topology, defenses: Sequence[Defense]) -> dict[str, tuple[int, Defense]]:
+    """Return the defense that guards the weights of each role, with its position, or refuse two for one role."""
+    found: dict[str, tuple[int, Defense]] = {}
+    for position, defense in enumerate(defenses):
+        for role in defense.guards(topology):
+            if role in found:
+                raise InvalidInput(f"the weights of role {role!r} have two guards; give one, or other roles to each")
+            found[role] = (position, defense)
     return found

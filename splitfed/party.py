@@ -21,8 +21,9 @@ from splitfed.defense import Context, Place, Shield, packed_bytes
 from splitfed.duty import Duty, Guard, Port
 from splitfed.graph import Head, weights
 from splitfed.optim import Optim
-from splitfed.seeding import derive, generator, stream
+from splitfed.seeding import derive, stream, wide_generator
 from splitfed.tutoring import Tutor
+from splitfed.uses import Uses, labels_of_head
 from splitfed.view import Message, Stamp
 
 TRAINING = ("train", "rehearse")
@@ -47,6 +48,7 @@ class Batch(NamedTuple):
 class _Tape:
     """What a party keeps of one lane between the forward and the backward of a step."""
 
+    batch: Batch
     inputs: dict[str, Tensor] = field(default_factory=dict)
     labels: dict[str, Tensor] = field(default_factory=dict)
     scale: float = 1.0
@@ -91,6 +93,7 @@ class Party:
         for module in self.modules.values():
             module.to(self.device)
         self._training = True
+        self.uses = Uses()
         self.tutor: Tutor | None = None
         self.shield: Shield | None = None
         self._seed = seed
@@ -134,8 +137,11 @@ class Party:
         for name, (head, guards) in self._relabelled.items() if part not in SCORED else ():
             for guard in guards if name in known else ():
                 assert head.task is not None
-                random = generator(self._seed, "relabel", self.name, name, guard.position, part, device=self.device)
+                words = ("relabel", self.name, name, guard.position, part)
+                random = wide_generator(self._seed, *words, device=self.device)
                 known[name] = guard.defense.relabel(known[name], head.task, random)
+                if "once" in guard.counts:
+                    self.uses.take(labels_of_head(name), guard.position, part, len(known[name]))
         self._data[part] = ({name: t.to(self.device) for name, t in inputs.items()}, known)
 
     def inputs(self, lane: int) -> dict[str, Tensor]:
@@ -163,7 +169,9 @@ class Party:
             scale *= len(batch.rows) / batch.expected
         if self.shield is not None:
             self.shield.begin(len(batch.rows), len(batch.rows) / scale, stamp, stamp.phase == "train")
-        tape = self._tapes[stamp.lane] = _Tape(scale=scale)
+        # Row numbers of its own: parties share no tensor.
+        own = batch._replace(rows=batch.rows.clone())
+        tape = self._tapes[stamp.lane] = _Tape(own, scale=scale)
         if batch.part in self._data:
             inputs, labels = self._data[batch.part]
             tape.inputs = {name: t[batch.rows] for name, t in inputs.items()}
@@ -269,9 +277,7 @@ class Party:
         if self.shield is None or not self.shield.active:
             return []
         norms = {"squared norm": self.shield.norms()}
-        return [
-            Message(self.name, peers[role], "norm", f"norms->{role}", norms, stamp) for role in self.shield.tells
-        ]
+        return [Message(self.name, peers[role], "norm", f"norms->{role}", norms, stamp) for role in self.shield.tells]
 
     def hear_norms(self, message: Message) -> None:
         """Take what `tell_norms` returned at another party."""
@@ -375,6 +381,7 @@ class Party:
             "scheduler": None if self._scheduler is None else copy.deepcopy(self._scheduler.state_dict()),
             "tutor": None if self.tutor is None else self.tutor.state(),
             "defenses": {f"{edge}#{i}": d.state_dict() for (edge, i), d in self._defenses.items() if d is not None},
+            "uses": self.uses.state(),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -390,6 +397,7 @@ class Party:
         for (edge, i), defense in self._defenses.items():
             if defense is not None:
                 defense.load_state_dict(state["defenses"][f"{edge}#{i}"])
+        self.uses.load_state(state.get("uses", {}))
 
     def _arguments(self, duty: Duty, tape: _Tape) -> list[Tensor]:
         leaves = tape.leaves[duty.segment] = {}
@@ -435,6 +443,8 @@ class Party:
                 if penalty is not None:
                     tape.losses.setdefault(duty.segment, []).append(penalty * (guard.share * tape.scale))
             values = {name: guard.defense.release(name, z, context) for name, z in values.items()}
+            if "activation" in guard.counts:
+                self._count(port.edge, guard, tape, stamp, len(values))
         tape.sent[port.edge] = values
         return {name: z.detach() for name, z in values.items()}
 
@@ -453,6 +463,8 @@ class Party:
             for guard in port.guards:
                 context = self._context(duty, port, guard.position, tape, stamp)
                 tensors = {n: guard.defense.gradient(n, g, context) for n, g in tensors.items()}
+                if "gradient" in guard.counts:
+                    self._count(port.edge, guard, tape, stamp, len(tensors))
             messages.append(self._message("gradient", port, peers, tensors, stamp))
         return messages
 
@@ -481,8 +493,14 @@ class Party:
         for name, (head, guards) in self._relabelled.items():
             for guard in guards if name in tape.labels else ():
                 assert head.task is not None
-                random = generator(self._seed, "targets", self.name, name, guard.position, *stamp, device=self.device)
+                words = ("targets", self.name, name, guard.position, *stamp)
+                random = wide_generator(self._seed, *words, device=self.device)
                 tape.labels[name] = guard.defense.targets(tape.labels[name], head.task, random)
+                if "step" in guard.counts:
+                    self._count(labels_of_head(name), guard, tape, stamp)
+
+    def _count(self, where: str, guard: Guard, tape: _Tape, stamp: Stamp, times: int = 1) -> None:
+        self.uses.add((where, guard.position, stamp.lane, tape.batch.part), tape.batch.rows, times)
 
     def _context(self, duty: Duty, port: Port, position: int, tape: _Tape, stamp: Stamp) -> Context:
         state, module = self._defenses[port.edge, position], self.modules[duty.segment]

@@ -1,5 +1,4 @@
-"""Privacy events: what a mechanism does, as frozen data; what it costs is worked out elsewhere.
-"""
+"""Privacy events: what a mechanism does, as frozen data; what it costs is worked out elsewhere."""
 
 from __future__ import annotations
 

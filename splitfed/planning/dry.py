@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from splitfed.accounting.bytes import value_bytes, weight_bytes
+from splitfed.chosen import missing, of_client
 from splitfed.defense import Defense, packed_bytes
 from splitfed.engines.base import FED
 from splitfed.executor import Combine
 from splitfed.graph import Edge, Topology, member
+from splitfed.planning.summing import PlannedSums
 from splitfed.preparation import Prepared, labels_of
 from splitfed.probe import Facts
 from splitfed.traffic import Traffic
@@ -41,12 +43,18 @@ class Dry:
         self.traffic = Traffic()
         self.steps: dict[int, list[int]] = {lane: [] for lane in range(self.lanes)}
         self._own = set(self.topology.data_roles)
-        self._flows: dict[int, list[Flowing]] = {}
+        self._flows: dict[tuple[int, tuple[int, ...]], list[Flowing]] = {}
+        self._taken: dict[int, set[int]] = {}
+        self._sums = PlannedSums(prepared.topologies, prepared.placement)
 
     @property
     def lanes(self) -> int:
         """How many clients there are."""
         return len(self.prepared.topologies)
+
+    def taken(self, lane: int) -> tuple[int, int]:
+        """Return in how many steps, and in how many epochs, `lane` takes part."""
+        return len(self.steps[lane]), len(self._taken.get(lane, ()))
 
     def rows(self, lane: int, part: str) -> int:
         """Return how many rows `lane` has in `part`."""
@@ -54,9 +62,10 @@ class Dry:
 
     def train(self, lane: int, epoch: int, batches: Sequence[Tensor], first: int = 0) -> list[float]:
         """Count the messages of these steps."""
+        self._taken.setdefault(lane, set()).update([epoch] if batches else [])
         for rows in batches:
             self._step(lane, len(rows))
-        return [0.0] * len(batches)
+        return [0.0] * sum(len(rows) > 0 for rows in batches)
 
     def train_at_once(self, turns: Mapping[int, Sequence[tuple[int, Sequence[Tensor]]]]) -> dict[int, list[float]]:
         """Count the messages of all turns."""
@@ -71,7 +80,7 @@ class Dry:
         combine: Combine | None = None,
     ) -> dict[int, float]:
         """Count the messages of one step of every lane."""
-        return {lane: self.train(lane, epoch, [rows])[0] for lane, rows in batches.items()}
+        return {lane: sum(self.train(lane, epoch, [rows])) for lane, rows in batches.items()}
 
     def hand_over(self, source: int, target: int, role: str, epoch: int, via: str | None = None) -> None:
         """Count the weights handed over."""
@@ -85,9 +94,18 @@ class Dry:
         for role in self.prepared.placement.fused:
             for lane in lanes:
                 self._count("weights", FED, member(role, lane), self._size(lane, role))
+        if self.prepared.placement.secure is not None:
+            for flow in self._sums.open(lanes):
+                self._count(*flow)
 
     def upload(self, weights: Mapping[int, float], epoch: int) -> None:
         """Count what the fed server receives."""
+        secure = self.prepared.placement.secure
+        if secure is not None:
+            secure.check_weights(weights.values())
+            for flow in self._sums.close(weights):
+                self._count(*flow)
+            return
         for role in self.prepared.placement.fused:
             for lane in weights:
                 self._count("weights", member(role, lane), FED, self._size(lane, role))
@@ -104,11 +122,15 @@ class Dry:
 
     def _step(self, lane: int, rows: int) -> None:
         self.steps[lane].append(rows)
+        if rows == 0:
+            return
         topology = self.prepared.topologies[lane]
-        if id(topology) not in self._flows:
+        key = id(topology), missing(self.prepared.defenses, lane)
+        if key not in self._flows:
             labels = labels_of(topology, self.prepared.data.clients[lane].train)
-            self._flows[id(topology)] = flows_of(topology, self.prepared.facts[lane], labels, self.prepared.defenses)
-        for flow in self._flows[id(topology)]:
+            mine = of_client(self.prepared.defenses, lane)
+            self._flows[key] = flows_of(topology, self.prepared.facts[lane], labels, mine)
+        for flow in self._flows[key]:
             ends = [member(role, lane) if role in self._own else role for role in (flow.sender, flow.receiver)]
             self._count(flow.kind, ends[0], ends[1], flow.size(rows))
 
@@ -128,11 +150,20 @@ def flows_of(
         found.append(Flowing("activation", source, target, partial(_size, facts, edge, "activation", guards)))
         if edge.name not in topology.forward_only:
             found.append(Flowing("gradient", target, source, partial(_size, facts, edge, "gradient", guards)))
+    for defense in defenses:
+        for sender, receiver in defense.norms(topology):
+            found.append(Flowing("norm", sender, receiver, partial(operator.mul, _norm_size(topology, sender))))
     for head in topology.heads:
         y = labels[head.value]
         size = partial(operator.mul, y.element_size() * y[0].numel())
         found += [Flowing("label", sender, receiver, size) for sender, receiver in pairwise(head.path)]
     return found
+
+
+def _norm_size(topology: Topology, role: str) -> int:
+    """Return the bytes of one norm: it is of the type of the party's weights."""
+    weights = (p for s in topology.segments_of(role) for p in s.module.parameters() if p.requires_grad)
+    return max(p.element_size() for p in weights)
 
 
 def _size(facts: Facts, edge: Edge, kind: str, guards: Sequence[Defense], rows: int) -> int:

@@ -15,6 +15,7 @@ from splitfed.accounting.steps import StepShape, step_shape
 from splitfed.engines.base import FED, Placement, Trainer
 from splitfed.executor import Combine
 from splitfed.graph import Topology, member
+from splitfed.planning.summing import PlannedSums
 from splitfed.preparation import Prepared, labels_of
 
 
@@ -26,6 +27,7 @@ class Timed:
         self.clock = clock
         self.topologies = tuple(topologies)
         self.placement = placement
+        self._sums = PlannedSums(self.topologies, placement)
 
     @property
     def topology(self) -> Topology:
@@ -44,13 +46,13 @@ class Timed:
     def train(self, lane: int, epoch: int, batches: Sequence[Tensor], first: int = 0) -> list[float]:
         """One lane trains, everybody else waits."""
         losses = self.inner.train(lane, epoch, batches, first)
-        self.clock.train({lane: [len(rows) for rows in batches]})
+        self.clock.train({lane: _sizes(batches)})
         return losses
 
     def train_at_once(self, turns: Mapping[int, Sequence[tuple[int, Sequence[Tensor]]]]) -> dict[int, list[float]]:
         """All lanes train side by side."""
         losses = self.inner.train_at_once(turns)
-        self.clock.train({k: [len(rows) for _, batches in turn for rows in batches] for k, turn in turns.items()})
+        self.clock.train({k: [n for _, batches in turn for n in _sizes(batches)] for k, turn in turns.items()})
         return losses
 
     def train_together(
@@ -81,14 +83,21 @@ class Timed:
         for lane in lanes:
             for role in self.placement.fused:
                 self.clock.transfer(FED, member(role, lane), self._size(lane, role))
+        if self.placement.secure is not None:
+            for _, sender, receiver, size in self._sums.open(lanes):
+                self.clock.transfer(sender, receiver, size)
         self.clock.barrier()
 
     def upload(self, weights: Mapping[int, float], epoch: int) -> None:
         """All send to the fed server at once, over one downlink."""
         self.inner.upload(weights, epoch)
-        for lane in weights:
-            for role in self.placement.fused:
-                self.clock.transfer(member(role, lane), FED, self._size(lane, role))
+        if self.placement.secure is not None:
+            for _, sender, receiver, size in self._sums.close(weights):
+                self.clock.transfer(sender, receiver, size)
+        else:
+            for lane in weights:
+                for role in self.placement.fused:
+                    self.clock.transfer(member(role, lane), FED, self._size(lane, role))
         self.clock.barrier()
 
     def branch(self, lanes: Sequence[int]) -> None:
@@ -101,6 +110,11 @@ class Timed:
 
     def _size(self, lane: int, role: str) -> int:
         return weight_bytes(self.topologies[lane], role, self.placement.buffers)
+
+
+def _sizes(batches: Sequence[Tensor]) -> list[int]:
+    """Return the rows of every step that has any; for a step without, nothing is sent and nothing computed."""
+    return [len(rows) for rows in batches if len(rows)]
 
 
 def clock_of(prepared: Prepared, speeds: Speeds) -> Clock:

@@ -1,0 +1,141 @@
+"""Adversarial training with a bottleneck (ResSFL): a decoder learns to invert the release, the client to defeat it.
+
+Paper: Li, Rakin, Chen, He, Fan, Chakrabarti, "ResSFL: a resistance transfer framework for defending model inversion
+attack in split federated learning", CVPR 2022.
+
+At every step the decoder D learns min MSE(D(z), x), and the segments before the cut
+min CE + weight max(SSIM(D(z), x) - threshold, 0), with the mean SSIM of the batch. Before the cut stands a convolution
+3x3 to `bottleneck` channels with a ReLU (8 at stride 1 is their C8S1), behind it one back to as many channels as there
+were, with a ReLU: part of the sender's and of the receivers' segments. `bottleneck=0` puts none.
+
+Deviations: the decoder is a small one of ours, and learns from the same pass as the segments, before they step. Their
+framework trains the resistant segments once, at an expert, and hands them to clients as a start; here every client
+trains against a decoder of its own. SSIM needs the width of the range of the pixels, `data_range`. Where a defense
+guards several edges the penalties are averaged. No formal guarantee.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from splitfed.defense import Context, Defense, Place
+from splitfed.defenses.adversary import Adversary, check_raw, raw
+from splitfed.defenses.fitted import Layer, Preceded, behind, values_of
+from splitfed.defenses.similarity import ssim
+from splitfed.errors import InvalidInput, check_count, check_number
+from splitfed.graph import Segment, Topology
+from splitfed.probe import Facts
+from splitfed.seeding import derive, stream
+
+
+@dataclass(frozen=True)
+class Adversarial(Defense):
+    """`weight` >= 0 of the similarity above `threshold`, in [-1, 1]; `bottleneck` channels, 0 for none.
+
+    `data_range`: the width of the range of the pixels, > 0. `width` and `lr`: of the decoder.
+    """
+
+    weight: float = 0.3
+    threshold: float = 0.5
+    bottleneck: int = 8
+    data_range: float = 1.0
+    width: int = 32
+    lr: float = 1e-3
+
+    def __post_init__(self) -> None:
+        """Refuse numbers outside their ranges."""
+        check_number("adversarial weight", self.weight, low=0.0)
+        check_number("adversarial threshold", self.threshold, low=-1.0, high=1.0)
+        check_count("adversarial bottleneck", self.bottleneck)
+        check_number("adversarial data_range", self.data_range, low=0.0, open_low=True)
+        check_count("adversarial width", self.width, low=1)
+        check_number("adversarial lr", self.lr, low=0.0, open_low=True)
+
+    def check(self, topology: Topology, facts: Facts) -> None:
+        """Refuse a sender without an image of its own, and a bottleneck where no image leaves."""
+        edges = self.edges(topology)
+        check_raw("adversarial", topology, edges)
+        for name in edges:
+            role = topology.role_of(topology.edge(name).source)
+            owned = [facts.shapes[value] for value, owner in topology.inputs.items() if owner == role]
+            if len(owned) != 1 or len(owned[0]) != 3:
+                raise InvalidInput(
+                    f"adversarial compares images, and role {role!r} has rows of {', '.join(map(str, owned))}; "
+                    "expected one (channels, height, width)"
+                )
+        for value in values_of(topology, edges) if self.bottleneck else ():
+            if len(facts.shapes[value]) != 3:
+                raise InvalidInput(
+                    f"adversarial has no bottleneck for {value!r} of shape {facts.shapes[value]} a row: cut where an "
+                    "image leaves, or give bottleneck=0"
+                )
+
+    def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
+        """Return `topology` with both halves of the bottleneck around every value that is guarded."""
+        self.check(topology, facts)
+        if not self.bottleneck:
+            return topology
+        edges = self.edges(topology)
+        _check_readers(topology, edges)
+
+        def narrow(value: str, shape: tuple[int, ...]) -> Narrow:
+            return Narrow(value, shape[0], self.bottleneck)
+
+        made = behind("adversarial", topology, edges, facts, seed, narrow)
+        wanted = values_of(topology, edges)
+        return replace(made, segments=tuple(self._widened(s, wanted, facts, seed) for s in made.segments))
+
+    def start(self, place: Place) -> Adversary | None:
+        """Return the decoder; none at the other end of the edge, where there is no raw input."""
+        return Adversary(place, self.width, self.lr) if place.inputs else None
+
+    def learn(self, state: Any) -> None:
+        """Let the decoder take its step."""
+        if state is not None:
+            state.step()
+
+    def penalty(self, z: Tensor, context: Context) -> Tensor:
+        """Return `weight` times the decoder's mean SSIM above the threshold."""
+        adversary: Adversary = context.state
+        adversary.study(z, context)
+        similarity = ssim(adversary.decode(z), raw(context.inputs), self.data_range)
+        return self.weight * torch.relu(similarity - self.threshold)
+
+    def _widened(self, segment: Segment, wanted: tuple[str, ...], facts: Facts, seed: int) -> Segment:
+        """Return `segment` with the second half before what it reads of `wanted`."""
+        layers: dict[int, nn.Module] = {}
+        with stream(derive(seed, "adversarial", "wide", segment.name)):
+            for i, value in enumerate(segment.inputs):
+                if value in wanted:
+                    wide = nn.Conv2d(self.bottleneck, facts.shapes[value][0], 3, padding=1)
+                    layers[i] = nn.Sequential(wide, nn.ReLU()).to(facts.dtypes[value])
+        return replace(segment, module=Preceded(segment.module, layers)) if layers else segment
+
+
+class Narrow(Layer):
+    """The half of the bottleneck before the cut: (batch, channels, h, w) to (batch, `left`, h, w)."""
+
+    def __init__(self, value: str, channels: int, left: int) -> None:
+        super().__init__(value)
+        self.net = nn.Sequential(nn.Conv2d(channels, left, 3, padding=1), nn.ReLU())
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Return what leaves."""
+        found: Tensor = self.net(z)
+        return found
+
+
+def _check_readers(topology: Topology, edges: tuple[str, ...]) -> None:
+    """Refuse a value that somebody reads to whom it crosses on no guarded edge: it would arrive narrow."""
+    reached = {topology.role_of(topology.edge(name).target) for name in edges}
+    for segment in topology.segments:
+        for value in set(values_of(topology, edges)).intersection(segment.inputs):
+            if segment.role not in reached:
+                raise InvalidInput(
+                    f"adversarial narrows {value!r}, but segment {segment.name!r} at {segment.role!r} reads it too, on "
+                    "no edge that is guarded; cut elsewhere, or give bottleneck=0"
+                )

@@ -1,0 +1,103 @@
+"""The adversary that a defense trains against: a decoder from what leaves to the raw input, kept at the sender.
+
+A training aid: it acts on no release, so it is neither averaged nor handed over, only stored. Images are decoded by
+convolutions where one image leaves and one image is wanted; everything else by a multilayer perceptron.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from splitfed.defense import Context, Place
+from splitfed.defenses.fitted import joined
+from splitfed.errors import InvalidInput
+from splitfed.graph import Topology
+from splitfed.seeding import derive, stream
+
+Shape = tuple[int, ...]
+
+
+def check_raw(name: str, topology: Topology, edges: Sequence[str]) -> None:
+    """Refuse edges whose sender owns no raw input that a decoder could be trained to find."""
+    owners = set(topology.inputs.values())
+    for edge in edges:
+        role = topology.role_of(topology.edge(edge).source)
+        if role not in owners:
+            raise InvalidInput(f"{name} cannot guard edge {edge!r}: role {role!r} has no raw input to reconstruct")
+
+
+class Adversary:
+    """A decoder of `width` with Adam at rate `lr`, for one place; it learns by its mean squared error.
+
+    Several values that leave together are decoded side by side, as `joined` puts them.
+    """
+
+    def __init__(self, place: Place, width: int, lr: float) -> None:
+        shapes = list(place.shapes.values())
+        source = shapes[0] if len(shapes) == 1 else (sum(map(prod, shapes)),)
+        targets = list(place.inputs.values())
+        target = targets[0] if len(targets) == 1 else (sum(map(prod, targets)),)
+        with stream(derive(place.seed, "adversary")):
+            self.net = _decoder(source, target, width).to(place.device)
+        self._optimizer = torch.optim.Adam(self.net.parameters(), lr=lr)
+
+    def decode(self, z: Tensor) -> Tensor:
+        """Return the raw inputs it finds in `z`; the gradient reaches `z`, never the decoder."""
+        fixed = {name: p.detach() for name, p in self.net.named_parameters()}
+        found: Tensor = functional_call(self.net, fixed, (z,))
+        return found
+
+    def error(self, z: Tensor, context: Context) -> Tensor:
+        """Return the mean squared error of `decode`, a scalar in squared units of the data."""
+        return functional.mse_loss(self.decode(z), raw(context.inputs))
+
+    def study(self, z: Tensor, context: Context) -> None:
+        """Gather the gradient of its own error on `z` for the next `step`; in training only."""
+        if context.stamp.phase != "train":
+            return
+        with torch.enable_grad():
+            loss = functional.mse_loss(self.net(z.detach()), raw(context.inputs))
+        parameters = list(self.net.parameters())
+        for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+            p.grad = g if p.grad is None else p.grad + g
+
+    def step(self) -> None:
+        """Take a step with what was gathered since the last one, if anything was."""
+        if any(p.grad is not None for p in self.net.parameters()):
+            self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return copies of weights and optimizer state."""
+        weights = {name: t.clone() for name, t in self.net.state_dict().items()}
+        return {"net": weights, "optimizer": self._optimizer.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go back to `state`."""
+        self.net.load_state_dict(state["net"])
+        self._optimizer.load_state_dict(state["optimizer"])
+
+
+def raw(inputs: Mapping[str, Tensor]) -> Tensor:
+    """Return a party's raw inputs as one tensor: (batch, ...)."""
+    return joined(list(inputs.values()))
+
+
+def _decoder(source: Shape, target: Shape, width: int) -> nn.Sequential:
+    if len(source) == len(target) == 3:
+        return nn.Sequential(
+            nn.Conv2d(source[0], width, 3, padding=1), nn.ReLU(), nn.Upsample(target[1:]),
+            nn.Conv2d(width, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, target[0], 3, padding=1),
+        )  # fmt: skip
+    hidden = 16 * width
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(prod(source), hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(),
+        nn.Linear(hidden, prod(target)), nn.Unflatten(1, target),
+    )  # fmt: skip

@@ -1,0 +1,19 @@
+"""The noise of `max_norm`, which `marvell` falls back to."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def aligned(g: Tensor, generator: torch.Generator) -> Tensor:
+    """Return g_i (1 + sigma_i N), sigma_i = sqrt(max‖g‖²/‖g_i‖² - 1), for each row of `g`: (batch, ...).
+
+    Rows of zeros stay as they are.
+    """
+    # In double precision: squares of small gradients would vanish in single.
+    squares = g.detach().double().flatten(1).square().sum(1)
+    ratio = torch.where(squares > 0, squares.max() / squares, 1.0)
+    drawn = torch.randn(len(g), generator=generator, device=g.device, dtype=torch.float64)
+    factor = 1 + drawn * (ratio - 1).clamp_min(0).sqrt()
+    return g * factor.to(g.dtype).view(-1, *[1] * (g.dim() - 1))

@@ -1,0 +1,146 @@
+"""Channel pruning (DISCO): a pruner looks at each release and hides the channels that give its input away.
+
+Paper: Singh, Chopra, Garza, Zhang, Vepakomma, Sharma, Raskar, "DISCO: dynamic and invariant sensitive channel
+obfuscation for deep neural networks", CVPR 2021.
+
+For each row the pruner gives every channel a score s and multiplies it by sigmoid((s - t) / T), T = 1/30, where t is
+the score at rank floor(ratio C) from below, so that about ratio C channels go to zero. Three learn at every step:
+
+  the adversary, a decoder D of the pruned release    min MSE(D(z'), x), Adam at rate `lr`
+  the pruner                                          min (1 - alpha) CE - alpha MSE(D(z'), x)
+  the segments before it                              min CE
+
+So the penalty reaches the pruner alone, and of the task's gradient the pruner takes 1 - alpha, the segments all. The
+pruner is part of the sender's segment and learns with the optimizer of its party; theirs is Adam at 3e-4 throughout.
+
+Deviations: the pruner is a convolution, a mean over the places and a linear layer, where theirs is the rest of a
+ResNet-18; the adversary is a small decoder of ours; all three learn from one pass, where their client's segments step
+before the adversary's error is taken back. A vector's features are its channels. Where a defense guards several edges
+the penalties are averaged. No formal guarantee.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from splitfed.defense import Context, Defense, Place
+from splitfed.defenses.adversary import Adversary, check_raw
+from splitfed.defenses.fitted import Layer, behind, joined, layers_on, values_of
+from splitfed.errors import InvalidInput, check_count, check_number
+from splitfed.graph import Topology
+from splitfed.probe import Facts
+
+TEMPERATURE = 1 / 30
+
+
+@dataclass(frozen=True)
+class ChannelPruning(Defense):
+    """Hide the share `ratio` of the channels, in [0, 1); `alpha` in [0, 1] weighs privacy against the task.
+
+    `hard`: outside training a channel is hidden entirely or not at all. `width` and `lr`: of the adversary.
+    """
+
+    ratio: float = 0.5
+    alpha: float = 0.5
+    hard: bool = False
+    width: int = 32
+    lr: float = 3e-4
+
+    def __post_init__(self) -> None:
+        """Refuse shares outside their ranges, and an adversary that cannot be."""
+        check_number("channel_pruning ratio", self.ratio, low=0.0, high=1.0, open_high=True)
+        check_number("channel_pruning alpha", self.alpha, low=0.0, high=1.0)
+        check_count("channel_pruning width", self.width, low=1)
+        check_number("channel_pruning lr", self.lr, low=0.0, open_low=True)
+
+    def check(self, topology: Topology, facts: Facts) -> None:
+        """Refuse a sender without raw input, and a release without channels to choose from."""
+        edges = self.edges(topology)
+        check_raw("channel_pruning", topology, edges)
+        for value in values_of(topology, edges):
+            shape = facts.shapes[value]
+            if len(shape) not in (1, 3) or shape[0] < 2:
+                raise InvalidInput(
+                    f"channel_pruning cannot guard {value!r} of shape {shape} a row: expected two channels or more, "
+                    "(channels, height, width) or (features,)"
+                )
+
+    def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
+        """Return `topology` with a pruner behind every value that is guarded."""
+        self.check(topology, facts)
+
+        def pruner(value: str, shape: tuple[int, ...]) -> Pruner:
+            return Pruner(value, shape, self.ratio, 1 - self.alpha, self.hard)
+
+        return behind("channel_pruning", topology, self.edges(topology), facts, seed, pruner)
+
+    def start(self, place: Place) -> Adversary | None:
+        """Return the adversary; none at the other end of the edge, where there is no raw input."""
+        return Adversary(place, self.width, self.lr) if place.inputs else None
+
+    def learn(self, state: Any) -> None:
+        """Let the adversary take its step."""
+        if state is not None:
+            state.step()
+
+    def penalty(self, z: Tensor, context: Context) -> Tensor:
+        """Return -alpha times the adversary's error, whose gradient reaches the pruners alone."""
+        adversary: Adversary = context.state
+        pruners = layers_on(context.module, Pruner, context.edge)
+        again = joined([m.prune(m.kept[0], m.scores(m.kept[0])) for m in pruners])
+        adversary.study(again, context)
+        return -self.alpha * adversary.error(again, context)
+
+
+class Pruner(Layer):
+    """Multiplies the channels of (batch, channels, ...) by masks of its own making; see the head of this file.
+
+    `share`: how much of the gradient that comes back through the mask its weights take.
+    """
+
+    def __init__(self, value: str, shape: tuple[int, ...], ratio: float, share: float, hard: bool = False) -> None:
+        super().__init__(value)
+        channels = shape[0]
+        width = max(channels, 16)
+        self.rank, self.share, self.hard = int(ratio * channels), share, hard
+        first = nn.Linear(channels, width) if len(shape) == 1 else nn.Conv2d(channels, width, 3, padding=1)
+        pool = nn.Identity() if len(shape) == 1 else nn.AdaptiveAvgPool2d(1)
+        self.scores = nn.Sequential(first, nn.ReLU(), pool, nn.Flatten(), nn.Linear(width, channels))
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Return `z` with the channels that score least hidden."""
+        self.kept = (z.detach(),)
+        weights = {name: _shared(p, self.share) for name, p in self.scores.named_parameters()}
+        return self.prune(z, functional_call(self.scores, weights, (z,)))
+
+    def prune(self, z: Tensor, scores: Tensor) -> Tensor:
+        """Return `z` under the mask that `scores` (batch, channels) make."""
+        threshold = scores.sort(1).values[:, self.rank : self.rank + 1]
+        if self.hard and not self.training:
+            mask = (scores >= threshold).to(z.dtype)
+        else:
+            mask = torch.sigmoid((scores - threshold) / TEMPERATURE)
+        return z * mask.view(*mask.shape, *[1] * (z.dim() - 2))
+
+
+class _Share(torch.autograd.Function):
+    """Returns what it is given, and a share of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, share: float) -> Tensor:
+        ctx.share = share
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        return g * ctx.share, None
+
+
+def _shared(x: Tensor, share: float) -> Tensor:
+    found: Tensor = _Share.apply(x, share)  # type: ignore[no-untyped-call]
+    return found

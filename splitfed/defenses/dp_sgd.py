@@ -1,0 +1,286 @@
+"""DP-SGD: every row's gradient is clipped and the sum gets Gaussian noise, at each party that holds weights.
+
+Paper: Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang, "Deep learning with differential privacy", CCS 2016.
+
+It protects the weights, and whatever is computed from them alone; releases, gradients and labels that cross in training
+are not covered. A row of the gradient at a cut belongs to one example, so each party clips by itself, to its own norm
+C_p, with noise of sigma C_p: P parties that see the same example are together one Gaussian mechanism of multiplier
+sigma / sqrt(P), as a sum of sensitivity sqrt(sum C_p^2) shows once every party's part is divided by its sigma C_p. With
+`clip="joint"` all clip by the norm of the row's whole gradient, which makes the mechanism that of the uncut model, of
+multiplier sigma; for it the squared norms of the rows cross, bare, in every step.
+
+There is a promise only if all weights that learn are guarded: a part that learns from private rows without noise
+decides what the guarded parts learn from everybody else's. Neighbours: with Poisson sampling one example is added or
+taken away, at rate batch_size / rows; with shuffling one is replaced (sensitivity 2 C) and each epoch is one use, since
+each row takes part in one batch of it, without amplification. The client of the example is public, as are the sizes of
+all data sets. All parties follow the protocol: one that alters gradients can let a row's depend on another row.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from dataclasses import replace as changed
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from splitfed.defense import Context, Defense, Holder, Terms
+from splitfed.defenses.private_step import PrivateStep
+from splitfed.defenses.rowwise import check_rowwise, in_training
+from splitfed.errors import InvalidInput, check_number, unknown
+from splitfed.graph import Segment, Topology
+from splitfed.privacy import Event, Gaussian, Neighbours, Protects
+from splitfed.probe import Facts
+from splitfed.seeding import derive, stream
+from splitfed.view import Stamp
+
+CLIPS = ("party", "joint")
+ACCOUNTANTS = ("best", "gaussian", "rdp", "prv")
+
+
+@dataclass(frozen=True)
+class DpSgd(Defense):
+    """Clip each row to `max_norm` (one, or one a role), add noise of `noise_multiplier` times that to every sum.
+
+    Instead of a multiplier, `epsilon` and `delta`: the least that keeps to them over the whole run, as `accountant`
+    counts. `roles`: whose weights are guarded, empty for all that have any. `clip`: by each "party"'s own part of a
+    row's gradient, or by the "joint" norm. `replace`: put group norm in place of batch norm, and so on.
+    """
+
+    max_norm: float | Mapping[str, float] = 1.0
+    noise_multiplier: float | None = None
+    epsilon: float | None = None
+    delta: float | None = None
+    roles: tuple[str, ...] = ()
+    clip: str = "party"
+    accountant: str = "best"
+    replace: bool = False
+    _terms: Terms | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that cannot be, and a target beside a multiplier."""
+        norms = self.max_norm if isinstance(self.max_norm, Mapping) else {"": self.max_norm}
+        for role, norm in norms.items():
+            check_number(f"dp_sgd max_norm{f' of {role!r}' if role else ''}", norm, low=0.0, open_low=True)
+        if self.clip not in CLIPS:
+            raise unknown("clip", self.clip, CLIPS)
+        if self.clip == "joint" and isinstance(self.max_norm, Mapping):
+            raise InvalidInput("dp_sgd with clip='joint' has one max_norm for all roles; a table was given")
+        if self.accountant not in ACCOUNTANTS:
+            raise unknown("accountant", self.accountant, ACCOUNTANTS)
+        if (self.noise_multiplier is None) == (self.epsilon is None):
+            raise InvalidInput("dp_sgd takes a noise_multiplier, or epsilon and delta; give one of the two")
+        if self.noise_multiplier is not None:
+            check_number("dp_sgd noise_multiplier", self.noise_multiplier, low=0.0)
+        if self.epsilon is not None:
+            check_number("dp_sgd epsilon", self.epsilon, low=0.0, open_low=True)
+            if self.delta is None:
+                raise InvalidInput("dp_sgd epsilon needs a delta, such as 1 / (10 x rows)")
+        if self.delta is not None:
+            check_number("dp_sgd delta", self.delta, low=0.0, high=1.0, open_low=True, open_high=True)
+        if self.on:
+            raise InvalidInput(f"dp_sgd guards weights, no edge: on={self.on!r} is not allowed; give roles")
+
+    @property
+    def guarantee(self) -> str:
+        """The formal promise, in one line."""
+        if self._terms is not None and self.event() is None:
+            return f"no formal guarantee: {self._doubt(self._terms)}"
+        return "differential privacy of the weights, example by example, if all that learn are guarded"
+
+    @property
+    def stated_delta(self) -> float | None:
+        """The delta of the target, if there is one."""
+        return self.delta
+
+    def edges(self, topology: Topology) -> tuple[str, ...]:
+        """Nothing that crosses is guarded."""
+        return ()
+
+    def guards(self, topology: Topology) -> tuple[str, ...]:
+        """Return `roles`, by default every role with weights that learn."""
+        able = _learning(topology)
+        for role in (*self.roles, *(self.max_norm if isinstance(self.max_norm, Mapping) else ())):
+            if role not in topology.roles:
+                raise unknown("role of dp_sgd", role, topology.roles)
+            if role not in able:
+                raise InvalidInput(f"dp_sgd cannot guard role {role!r}: it has no weight that learns")
+        if not able:
+            raise InvalidInput("dp_sgd has nothing to guard: no weight learns")
+        return self.roles or able
+
+    def check(self, topology: Topology, facts: Facts) -> None:
+        """Refuse a model that gives a row no gradient of its own, and a role without a norm."""
+        guarded = self.guards(topology)
+        for role in guarded:
+            self._norm(role)
+        check_rowwise(topology, facts, guarded)
+
+    def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
+        """Return `topology` with what Opacus can replace replaced, if that is asked for."""
+        if not self.replace:
+            return topology
+        segments, told = [], []
+        for segment in topology.segments:
+            with stream(derive(seed, "replace", segment.name)):
+                module, names = _replaced(segment)
+            segments.append(changed(segment, module=module) if names else segment)
+            told += names
+        if not told:
+            return topology
+        warnings.warn(f"dp_sgd replaced {', '.join(told)}", UserWarning, stacklevel=2)
+        return changed(topology, segments=tuple(segments))
+
+    def shield(self, holder: Holder) -> PrivateStep:
+        """Return what clips and adds noise at one party."""
+        if self.noise_multiplier is None:
+            raise InvalidInput("dp_sgd has a target epsilon and no noise_multiplier yet: train() works it out")
+        return PrivateStep(holder, self._norm(holder.role), self.noise_multiplier)
+
+    def norms(self, topology: Topology) -> tuple[tuple[str, str], ...]:
+        """Return every pair of guarded roles where they clip by their joint norm."""
+        guarded = self.guards(topology) if self.clip == "joint" else ()
+        return tuple((sender, receiver) for sender in guarded for receiver in guarded if sender != receiver)
+
+    def settle(self, terms: Terms) -> Defense:
+        """Work the multiplier out where epsilon was given, or refuse what cannot be accounted for."""
+        if terms.obstacle is not None:
+            raise InvalidInput(f"dp_sgd cannot be accounted for with {terms.obstacle}")
+        for other in terms.others:
+            _check_beside(other, terms)
+        made = self
+        if self.epsilon is not None and self.noise_multiplier is None:
+            doubt = self._doubt(terms)
+            if doubt is not None:
+                raise InvalidInput(f"dp_sgd epsilon={self.epsilon:g} cannot be promised: {doubt}")
+            made = _settled(self, terms)
+            multiplier = made._calibrated(terms)
+            made = changed(self, noise_multiplier=multiplier, epsilon=None)
+        return _settled(made, terms)
+
+    def weight_uses(self, client: int, steps: int, epochs: int) -> tuple[Event, int] | None:
+        """Return the joint event of all guarded parties, and how often it happened to an example of `client`."""
+        if self._terms is None or not self.noise_multiplier or self._doubt(self._terms) is not None:
+            return None
+        return self._uses(self._terms, self.noise_multiplier, client, steps, epochs)
+
+    def event(self) -> Event | None:
+        """Return what one use costs an example of the client that it costs most; None without a promise."""
+        if self._terms is None:
+            return None
+        found = [self.weight_uses(client, 1, 1) for client in range(len(self._terms.rows))]
+        return max((u[0] for u in found if u is not None), key=lambda e: e.sampling_rate, default=None)
+
+    def _norm(self, role: str) -> float:
+        if not isinstance(self.max_norm, Mapping):
+            return self.max_norm
+        if role not in self.max_norm:
+            raise unknown("role in dp_sgd max_norm:", role, self.max_norm)
+        return self.max_norm[role]
+
+    def _doubt(self, terms: Terms) -> str | None:
+        """Say why there is no promise, where there is none."""
+        if self.noise_multiplier == 0:
+            return "noise_multiplier=0 adds no noise"
+        for topology in terms.topologies:
+            for role in _learning(topology):
+                if role not in self.guards(topology):
+                    return f"the weights of role {role!r} learn from the same rows unguarded"
+        return terms.doubt
+
+    def _uses(self, terms: Terms, multiplier: float, client: int, steps: int, epochs: int) -> tuple[Event, int]:
+        parties = 1 if self.clip == "joint" else len(self.guards(terms.topologies[client]))
+        joint = multiplier / math.sqrt(parties)
+        if not terms.poisson:
+            event = Event(Gaussian(joint / 2), Protects.WEIGHTS, neighbours=Neighbours.REPLACE)
+            return event, epochs
+        rate = min(1.0, terms.batch_size / terms.rows[client])
+        neighbours = Neighbours.ADD_REMOVE
+        return Event(Gaussian(joint), Protects.WEIGHTS, neighbours=neighbours, sampling_rate=rate), steps
+
+    def _calibrated(self, terms: Terms) -> float:
+        """Return the multiplier that the client which needs most of it needs."""
+        assert self.epsilon is not None
+        assert self.delta is not None
+
+        def uses(client: int, sigma: float) -> list[tuple[Event, int]]:
+            return [self._uses(terms, sigma, client, terms.steps[client], terms.epochs[client])]
+
+        # Clients with equal numbers need the same.
+        plans = {(terms.rows[c], terms.steps[c], terms.epochs[c]): c for c in range(len(terms.rows)) if terms.steps[c]}
+        found = [
+            terms.calibrate(partial(uses, client), self.epsilon, self.delta, self.accountant)
+            for client in plans.values()
+        ]
+        return max(found, default=1.0)
+
+
+def _settled(defense: DpSgd, terms: Terms) -> DpSgd:
+    made = changed(defense)
+    object.__setattr__(made, "_terms", terms)
+    return made
+
+
+def _learning(topology: Topology) -> tuple[str, ...]:
+    """Return the roles with weights that learn."""
+    return tuple(
+        role
+        for role in topology.roles
+        if any(p.requires_grad for s in topology.segments_of(role) for p in s.module.parameters())
+    )
+
+
+def _replaced(segment: Segment) -> tuple[nn.Module, list[str]]:
+    """Return a copy of the segment's module with what Opacus has a substitute for replaced, and what that was."""
+    from opacus.validators import ModuleValidator
+
+    module = copy.deepcopy(segment.module)
+    names = []
+    for name, layer in list(module.named_modules()):
+        fixer = ModuleValidator.FIXERS.get(type(layer))
+        if fixer is None or (isinstance(layer, nn.modules.batchnorm._BatchNorm) and not _trains(segment, name)):
+            continue
+        # With as many groups as values, what Opacus makes of flat features would be constant.
+        flat = isinstance(layer, nn.BatchNorm1d)
+        made = nn.GroupNorm(1, layer.num_features, affine=layer.affine) if flat else fixer(layer)
+        made.train(layer.training)
+        names.append(f"{name or 'all'} of {segment.name}: {type(layer).__name__} by {type(made).__name__}")
+        if not name:
+            return made, names
+        parent, _, own = name.rpartition(".")
+        setattr(module.get_submodule(parent), own, made)
+    return module, names
+
+
+def _trains(segment: Segment, name: str) -> bool:
+    return in_training(segment.module).get_submodule(name).training
+
+
+def _check_beside(other: Defense, terms: Terms) -> None:
+    """Refuse a defense that lets a row's gradient depend on other rows."""
+    kind = type(other)
+    for word in ("penalty", "gradient", "learn"):
+        if getattr(kind, word) is not getattr(Defense, word):
+            raise InvalidInput(f"dp_sgd cannot stand beside {kind.__name__}: its {word} may mix the rows of a batch")
+    if kind.release is Defense.release:
+        return
+    topology, facts = terms.topologies[0], terms.facts[0]
+    for name in other.edges(topology):
+        edge = topology.edge(name)
+        for value in edge.values:
+            z = torch.linspace(-1, 1, 4 * math.prod(facts.shapes[value])).reshape(4, *facts.shapes[value])
+            one, two = (_released(other, value, t, edge.name) for t in (z, torch.cat([z[:1] + 1, z[1:]])))
+            if not torch.allclose(one[1:], two[1:], rtol=1e-4, atol=1e-5):
+                raise InvalidInput(
+                    f"dp_sgd cannot stand beside {kind.__name__}: its release mixes the rows of a batch on {name!r}"
+                )
+
+
+def _released(defense: Defense, value: str, z: Tensor, edge: str) -> Tensor:
+    with torch.no_grad():
+        return defense.release(value, z, Context("", edge, Stamp("train", 0, 0, 0), 0, 0)).reshape(len(z), -1)

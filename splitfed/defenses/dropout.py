@@ -1,0 +1,39 @@
+"""Dropout: a fresh random mask on every release, in training and at inference.
+
+Paper: He, Zhang, Lee, "Attacking and protecting data privacy in edge-cloud collaborative inference systems", IEEE
+Internet of Things Journal 2021.
+
+Every number of the release is zero with chance `rate`, and the others are divided by 1 - rate, so that the mean stays:
+the usual dropout, never switched off. Whoever may ask again about the same row averages the masks away. No formal
+guarantee.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from splitfed.defense import Context, Defense
+from splitfed.errors import check_number
+
+
+@dataclass(frozen=True)
+class Dropout(Defense):
+    """`rate`: the chance of each number of a release to be zero, in [0, 1)."""
+
+    rate: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Refuse a rate outside [0, 1)."""
+        check_number("dropout rate", self.rate, low=0.0, high=1.0, open_high=True)
+
+    def release(self, name: str, z: Tensor, context: Context) -> Tensor:
+        """Return `z` under a mask drawn afresh for this step: same shape."""
+        drawn = torch.rand(z.shape, generator=context.generator(name, z.device), device=z.device)
+        return z * ((drawn >= self.rate).to(z.dtype) / (1 - self.rate))
+
+    def expected(self, name: str, z: Tensor, context: Context) -> Tensor:
+        """The masks have mean one."""
+        return z

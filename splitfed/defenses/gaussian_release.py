@@ -1,0 +1,88 @@
+"""Gaussian release: every row of what leaves is clipped in L2 and gets Gaussian noise; each release is private.
+
+Paper: Balle, Wang, "Improving the Gaussian mechanism for differential privacy: analytical calibration and optimal
+denoising", ICML 2018.
+
+A row is scaled down to norm C. Another row in its place changes the release by up to 2 C, so noise of standard
+deviation m 2 C is a Gaussian mechanism of multiplier m. Each row of each value and each query is a use of its own, and
+all uses of a row compose; nothing is amplified by sampling, since who receives releases sees every one. The same
+mechanism on an embedding is the usual private baseline for embeddings.
+
+The privacy ledger says what a whole run costs: per row only if the segments before the cut do not learn from private
+rows. `freeze` keeps them from it, for segments that are pretrained or random. The noise is drawn from the run's
+seed, in floating point: it is for research, no defense against somebody who knows the seed or studies the last bits
+(Mironov, CCS 2012).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from splitfed.defense import Context, Defense
+from splitfed.defenses.clipping import clip_rows, frozen
+from splitfed.errors import InvalidInput, check_number
+from splitfed.gaussian_mechanism import gaussian_multiplier
+from splitfed.graph import Topology
+from splitfed.privacy import Event, Gaussian, Protects
+from splitfed.probe import Facts
+
+
+@dataclass(frozen=True)
+class GaussianRelease(Defense):
+    """Clip rows to L2 norm `clip`; noise by `noise_multiplier`, or by `epsilon` and `delta` of one release."""
+
+    clip: float = 1.0
+    noise_multiplier: float | None = None
+    epsilon: float | None = None
+    delta: float = 1e-5
+    freeze: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that cannot be, and a target beside a multiplier."""
+        check_number("gaussian_release clip", self.clip, low=0.0, open_low=True)
+        check_number("gaussian_release delta", self.delta, low=0.0, high=1.0, open_low=True, open_high=True)
+        if (self.noise_multiplier is None) == (self.epsilon is None):
+            raise InvalidInput("gaussian_release takes a noise_multiplier, or the epsilon of one release; give one")
+        for name in ("noise_multiplier", "epsilon"):
+            if getattr(self, name) is not None:
+                check_number(f"gaussian_release {name}", getattr(self, name), low=0.0, open_low=True)
+
+    @property
+    def multiplier(self) -> float:
+        """The noise's standard deviation per unit of sensitivity."""
+        if self.noise_multiplier is not None:
+            return self.noise_multiplier
+        assert self.epsilon is not None
+        return gaussian_multiplier(self.epsilon, self.delta)
+
+    @property
+    def sensitivity(self) -> float:
+        """The most that another row in place of a row changes its release, in L2."""
+        return 2 * self.clip
+
+    @property
+    def guarantee(self) -> str:
+        """The promise for one release."""
+        if self.epsilon is not None:
+            return f"epsilon {self.epsilon:g} at delta {self.delta:g} for each release of a row, composed over them"
+        return f"Gaussian mechanism of multiplier {self.multiplier:g} for each release of a row, composed over them"
+
+    def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
+        """Return `topology`, with all that comes before the guarded edges frozen if that is asked for."""
+        return frozen(topology, self.edges(topology)) if self.freeze else topology
+
+    def event(self) -> Event:
+        """Return the cost of one release of a row."""
+        return Event(Gaussian(self.multiplier), Protects.RELEASES)
+
+    def release(self, name: str, z: Tensor, context: Context) -> Tensor:
+        """Return clipped rows plus noise drawn afresh: same shape as `z`."""
+        drawn = torch.randn(z.shape, generator=context.noise(name, z.device), device=z.device, dtype=z.dtype)
+        return self.expected(name, z, context) + self.multiplier * self.sensitivity * drawn
+
+    def expected(self, name: str, z: Tensor, context: Context) -> Tensor:
+        """The noise has mean zero."""
+        return clip_rows(z, self.clip, 2)

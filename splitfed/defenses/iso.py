@@ -1,0 +1,43 @@
+"""Isotropic noise on gradients, as strong as the longest gradient of the batch.
+
+Paper: Li, Sun, Yang, Gao, Zhang, Xie, Smith, Wang, "Label leakage and protection in two-party split learning", ICLR
+2022 (the heuristic `iso` that Marvell is compared with).
+
+Every number of every row gets Gaussian noise of deviation ratio max‖g‖/sqrt(d), d being the numbers of a row, so that
+the noise on a row is `ratio` times as long as the longest gradient, in the root of the mean square. The scale depends
+on the batch, so there is no formal guarantee.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from splitfed.defense import Context, Defense
+from splitfed.defenses.label_edges import guarded_edges
+from splitfed.errors import check_number
+from splitfed.graph import Topology
+
+
+@dataclass(frozen=True)
+class Iso(Defense):
+    """Add noise of `ratio` >= 0 times the greatest norm of the batch, spread over the coordinates."""
+
+    ratio: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse a negative ratio."""
+        check_number("iso ratio", self.ratio, low=0.0)
+
+    def edges(self, topology: Topology) -> tuple[str, ...]:
+        """Return the edges whose gradient tells labels to a party that does not know them."""
+        return guarded_edges("iso", topology, self.on)
+
+    def gradient(self, name: str, g: Tensor, context: Context) -> Tensor:
+        """Return `g` plus noise drawn afresh for this step: same shape."""
+        longest = g.detach().double().flatten(1).norm(dim=1).max()
+        deviation: Tensor = (self.ratio * longest / g[0].numel() ** 0.5).to(g.dtype)
+        drawn = torch.randn(g.shape, generator=context.generator(name, g.device), device=g.device, dtype=g.dtype)
+        return g + drawn * deviation

@@ -1,0 +1,136 @@
+"""Label differential privacy: training labels behind randomised response, or noise on every gradient they make.
+
+Paper: Warner, "Randomized response", JASA 1965, for mode "labels"; Yang, Sun, Yao, Xie, Wang, "Differentially private
+label protection in split learning", 2022 (the gradient perturbation of TPSL), for mode "gradient".
+
+"labels": each training label stays with probability e^epsilon / (e^epsilon + K - 1) of K classes and is another,
+every one as likely, otherwise; drawn once, when the holder takes its rows. All that training does afterwards costs
+nothing more. Labels that are scored stay true.
+
+"gradient": at every step the gradient of a row is g + sum_c u_c grad_c, where grad_c is the gradient for class c and
+u_c ~ Laplace(2 / epsilon). Cross-entropy is linear in its target vector, so this is the gradient for the target
+onehot(y) + u, and that is how it is computed: whatever is learnt from the label, the holder's own segment included,
+comes from the noisy target. One-hot vectors differ by 2 in L1, so a step is epsilon-DP for the labels of its batch; the
+steps compose. With one logit the target is y + u, u ~ Laplace(1 / epsilon): two labels differ by 1, and
+g + u (grad_1 - grad_0) is sent.
+
+The guarantee is for the labels of training rows, each by itself, while features are taken as known. It covers what
+training sends, nothing that is scored or reported by the label holder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from splitfed.defense import Defense
+from splitfed.errors import InvalidInput, check_number, unknown
+from splitfed.graph import Head, Topology
+from splitfed.privacy import Event, Laplace, Protects, Pure, Unit
+from splitfed.probe import Facts
+from splitfed.task import Task
+
+MODES = ("labels", "gradient")
+
+
+@dataclass(frozen=True)
+class LabelDp(Defense):
+    """`epsilon` > 0 for a label once ("labels") or at each step ("gradient"); `outputs`: of which heads (all)."""
+
+    epsilon: float = 1.0
+    mode: str = "labels"
+    outputs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse an epsilon that is not positive, an unknown mode, and edges."""
+        check_number("label_dp epsilon", self.epsilon, low=0.0, open_low=True)
+        if self.mode not in MODES:
+            raise unknown("label_dp mode", self.mode, MODES)
+        if self.on:
+            raise InvalidInput(f"label_dp on={self.on!r} is not allowed: it acts on labels, on no edge; name outputs")
+
+    @property
+    def guarantee(self) -> str:
+        """Per label, once or at each step."""
+        when = "drawn once" if self.mode == "labels" else "at each step, composed over the steps of a row"
+        return f"epsilon {self.epsilon:g} for each training label, {when}"
+
+    def edges(self, topology: Topology) -> tuple[str, ...]:
+        """None: it acts before anything crosses."""
+        return ()
+
+    def heads(self, topology: Topology) -> tuple[str, ...]:
+        """Return the heads whose labels are protected."""
+        known = [head.value for head in topology.heads]
+        for name in self.outputs:
+            if name not in known:
+                raise unknown("head of label_dp:", name, known)
+        return self.outputs or tuple(known)
+
+    def check(self, topology: Topology, facts: Facts) -> None:
+        """Refuse labels that are no classes or are told twice, and gradients made by whom the labels are sent to."""
+        chosen = self.heads(topology)
+        for head in topology.heads:
+            if head.value in chosen:
+                classes_of(head.task)
+                _check_told_once(topology, head)
+                if self.mode == "gradient" and head.role != head.labels:
+                    raise InvalidInput(
+                        f"label_dp mode 'gradient' needs the loss of {head.value!r} where its labels are; role "
+                        f"{head.labels!r} sends them to {head.role!r}: take mode 'labels'"
+                    )
+
+    def event(self) -> Event:
+        """Return the cost of one label's randomised response, or of one step for the label of a row in it."""
+        mechanism = Pure(self.epsilon) if self.mode == "labels" else Laplace(1 / self.epsilon)
+        return Event(mechanism, Protects.LABELS, Unit.LABEL)
+
+    def relabel(self, y: Tensor, task: Task, generator: torch.Generator) -> Tensor:
+        """Return randomised labels in mode "labels": same shape and type."""
+        if self.mode != "labels":
+            return y
+        classes = classes_of(task)
+        away = torch.rand(y.shape, generator=generator, device=y.device, dtype=torch.float64)
+        # One of the others, all as likely: a step around the circle of classes.
+        step = torch.randint(1, classes, y.shape, generator=generator, device=y.device)
+        moved = (y.long() + step) % classes
+        return torch.where(away < keep_probability(self.epsilon, classes), y, moved.to(y.dtype))
+
+    def targets(self, y: Tensor, task: Task, generator: torch.Generator) -> Tensor:
+        """Return noisy targets in mode "gradient": (batch, classes), or (batch,) for one logit."""
+        if self.mode != "gradient":
+            return y
+        single = task.name == "binary"
+        exact = y.double() if single else functional.one_hot(y.long(), classes_of(task)).double()
+        sensitivity = 1.0 if single else 2.0
+        # A Laplace variable is the difference of two exponential ones.
+        first, second = (torch.empty_like(exact).exponential_(generator=generator) for _ in range(2))
+        return (exact + sensitivity / self.epsilon * (first - second)).to(torch.get_default_dtype())
+
+
+def keep_probability(epsilon: float, classes: int) -> float:
+    """Return the chance that randomised response over `classes` classes leaves a label as it is."""
+    return 1 / (1 + (classes - 1) * exp(-epsilon))
+
+
+def classes_of(task: Task | None) -> int:
+    """Return how many classes `task` tells apart; refuse a task without classes."""
+    found = None if task is None else {"binary": 2, "classification": task.outputs}.get(task.name)
+    if found is None:
+        named = "none" if task is None else task.name
+        raise InvalidInput(f"label_dp protects labels that are classes; the task is {named!r}")
+    return found
+
+
+def _check_told_once(topology: Topology, head: Head) -> None:
+    """Refuse a second head with the same labels: it would tell them again."""
+    for other in topology.heads:
+        if other.value != head.value and other.target == head.target:
+            raise InvalidInput(
+                f"label_dp would not hold: heads {head.value!r} and {other.value!r} learn from the same labels, which "
+                "would be told twice"
+            )

@@ -1,0 +1,171 @@
+"""LATENT: what leaves is written in bits, and each bit is randomised at its owner (local differential privacy).
+
+Paper: Arachchige, Bertok, Khalil, Liu, Camtepe, Atiquzzaman, "Local differential privacy for deep learning", IEEE
+Internet of Things Journal 2019.
+
+The r numbers of a row become r l bits: a sign, `whole` and `fraction` bits each. With x = epsilon / (r l) and
+`coefficient` a, a bit is sent as 1 with chance
+
+  form         where it is 1                             where it is 0
+  "symmetric"  e^x / (1 + e^x)                           1 / (1 + e^x)
+  "unary"      1/2                                       1 / (1 + e^x)          (optimised unary encoding)
+  "modified"   1 / (1 + a)                               1 / (1 + a e^x)
+  "utility"    a / (1 + a) even, 1 / (1 + a^3) odd bits  1 / (1 + a e^x)        (the paper's utility-enhancing form)
+
+Two rows may differ in every bit, either way, so the cost of a release is the sum over bits of the largest log-ratio of
+the two chances of an outcome. It is epsilon for "symmetric", less for "unary" and "modified". For "utility" and
+a > e^(x/2) it is (r l / 2) log(a (a^2 - a + 1)), whatever epsilon is asked for: the paper claims epsilon, the privacy
+ledger says what is true. The bits of a release are independent given the row, so nothing smaller is valid.
+
+As in the paper the receiver reads bits, through a dense layer of its own: `dense` puts one before the receiving
+segment that makes the release's shape of them; without it the segment must take (batch, r l) itself. The promise is
+for the release of a row by segments that do not learn from private rows; see the privacy ledger, and `freeze`.
+Gradients pass the bits as smooth waves; the paper's segments before the cut are not trained through them.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass, field
+from dataclasses import replace as changed
+
+import torch
+from torch import Tensor
+
+from splitfed.defense import Context, Defense, Terms
+from splitfed.defenses.bits import Binarised, Reader
+from splitfed.defenses.clipping import frozen
+from splitfed.errors import InvalidInput, check_count, check_number, unknown
+from splitfed.graph import Segment, Topology
+from splitfed.privacy import Event, Protects, Pure
+from splitfed.probe import Facts
+from splitfed.seeding import derive, stream
+
+FORMS = ("symmetric", "unary", "modified", "utility")
+
+
+@dataclass(frozen=True)
+class Latent(Defense):
+    """Randomise the bits of each row: `epsilon` > 0 of a release as the paper counts it, in one of `FORMS`."""
+
+    epsilon: float = 1.0
+    whole: int = 4
+    fraction: int = 5
+    form: str = "symmetric"
+    coefficient: float = 5.0
+    dense: bool = True
+    freeze: bool = False
+    _bits: int | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that cannot be, and an unknown form."""
+        check_number("latent epsilon", self.epsilon, low=0.0, open_low=True)
+        check_number("latent coefficient", self.coefficient, low=0.0, open_low=True)
+        check_count("latent whole", self.whole)
+        check_count("latent fraction", self.fraction)
+        if self.whole + self.fraction > 24:
+            raise InvalidInput(f"latent whole + fraction = {self.whole + self.fraction} is not allowed; at most 24")
+        if self.form not in FORMS:
+            raise unknown("latent form", self.form, FORMS)
+
+    @property
+    def length(self) -> int:
+        """Bits a number."""
+        return 1 + self.whole + self.fraction
+
+    @property
+    def guarantee(self) -> str:
+        """The true cost of a release, where the run is known."""
+        if self._bits is None:
+            return f"a pure epsilon for each release of a row ({self.form} form, {self.epsilon:g} as the paper counts)"
+        true = self.true_epsilon(self._bits)
+        return (
+            f"epsilon {true:.4g} for each release of a row ({self.epsilon:g} as the paper counts), composed over them"
+        )
+
+    def chances(self, bits: int) -> tuple[Tensor, Tensor]:
+        """Return the chances that each of the `bits` = r l bits of a row is sent as 1: where it is 1, where it is 0."""
+        # Written with e^-x, so that a large epsilon does not overflow.
+        down, a = math.exp(-self.epsilon / bits), self.coefficient
+        odd = torch.arange(bits) % 2 == 1
+        ones, zeros = {
+            "symmetric": (1 / (1 + down), down / (1 + down)),
+            "unary": (0.5, down / (1 + down)),
+            "modified": (1 / (1 + a), down / (down + a)),
+            "utility": (a / (1 + a), down / (down + a)),
+        }[self.form]
+        sent = torch.full((bits,), ones, dtype=torch.float64)
+        if self.form == "utility":
+            sent[odd] = 1 / (1 + a**3)
+        return sent, torch.full((bits,), zeros, dtype=torch.float64)
+
+    def true_epsilon(self, bits: int) -> float:
+        """Return the cost of one release of a row of `bits` bits: the largest log-ratio of any outcome and pair."""
+        ones, zeros = self.chances(bits)
+        ratios = torch.stack([(ones / zeros).log().abs(), ((1 - ones) / (1 - zeros)).log().abs()])
+        return float(ratios.amax(0).sum())
+
+    def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
+        """Return `topology` with bits at the senders and, with `dense`, dense layers at the receivers."""
+        edges = self.edges(topology)
+        values = {value for name in edges for value in topology.edge(name).values}
+        self._check_taken(topology, edges, values)
+        made = frozen(topology, edges) if self.freeze else topology
+        segments = [self._with_bits(s, values, facts, seed) for s in made.segments]
+        return changed(made, segments=tuple(segments))
+
+    def settle(self, terms: Terms) -> Latent:
+        """Return this defense with the number of bits, of those that a row's values have, that costs most."""
+        topology = terms.topologies[0]
+        values = [value for name in self.edges(topology) for value in topology.edge(name).values]
+        made = changed(self)
+        # Not the largest number: "unary" and "modified" cost more the fewer bits share the epsilon.
+        sizes = sorted({facts.shapes[v][0] for facts in terms.facts for v in values})
+        object.__setattr__(made, "_bits", max(sizes, key=self.true_epsilon))
+        return made
+
+    def event(self) -> Event:
+        """Return the cost of one release of a row; no useful bound before the number of bits is known."""
+        return Event(
+            Pure(sys.float_info.max if self._bits is None else self.true_epsilon(self._bits)), Protects.RELEASES
+        )
+
+    def release(self, name: str, z: Tensor, context: Context) -> Tensor:
+        """Return randomised bits in place of the bits `z`: (batch, r l); the gradient passes as it is."""
+        drawn = torch.rand(z.shape, generator=context.noise(name, z.device), device=z.device, dtype=torch.float64)
+        ones, zeros = (chance.to(z.device) for chance in self.chances(z.shape[1]))
+        sent = (drawn < torch.where(z > 0.5, ones, zeros)).to(z.dtype)
+        # In this order z cancels exactly: no rounding carries what another defense has left of it besides bits.
+        return sent + (z - z.detach())
+
+    def expected(self, name: str, z: Tensor, context: Context) -> Tensor:
+        """Return the chance of each bit to be sent as 1."""
+        ones, zeros = (chance.to(z.device, z.dtype) for chance in self.chances(z.shape[1]))
+        return zeros + (ones - zeros) * z
+
+    def packed(self, kind: str, rows: int, shape: tuple[int, ...], dtype: torch.dtype) -> int | None:
+        """Return the bytes of the bits, each row filled up to a whole byte."""
+        return rows * -(-shape[0] // 8) if kind == "activation" else None
+
+    def _check_taken(self, topology: Topology, edges: tuple[str, ...], values: set[str]) -> None:
+        """Refuse a value that somebody reads who is not sent its bits."""
+        reached = {topology.role_of(topology.edge(name).target) for name in edges}
+        for segment in topology.segments:
+            for value in values.intersection(segment.inputs):
+                if segment.role not in reached:
+                    raise InvalidInput(
+                        f"latent turns {value!r} into bits, but segment {segment.name!r} at {segment.role!r} reads it "
+                        "too, on no edge that is guarded; cut elsewhere"
+                    )
+
+    def _with_bits(self, segment: Segment, values: set[str], facts: Facts, seed: int) -> Segment:
+        module = segment.module
+        read = {i: facts.shapes[v] for i, v in enumerate(segment.inputs) if v in values}
+        if read and self.dense:
+            with stream(derive(seed, "latent", segment.name)):
+                module = Reader(module, read, self.length)
+        made = [i for i, v in enumerate(segment.outputs) if v in values]
+        if made:
+            module = Binarised(module, made, self.whole, self.fraction)
+        return changed(segment, module=module)

@@ -1,0 +1,131 @@
+"""Marvell: the Gaussian noise on cut gradients that makes the two classes hardest to tell apart for its power.
+
+Paper: Li, Sun, Yang, Gao, Zhang, Xie, Smith, Wang, "Label leakage and protection in two-party split learning", ICLR
+2022.
+
+The party with the labels models the gradients of each class in the batch as Gaussians of equal variance in every
+direction (the mean over coordinates of the class's variance), adds noise of its own to each class, partly along the
+difference of the class means, partly around it, and chooses both such that the sum of the Kullback-Leibler divergences
+between the noised classes is least (`splitfed.defenses.sum_kl`). The mean power of the noise over the batch is at most
+s ‖mean of positives - mean of negatives‖², as in the paper; p is the batch's own share of positives.
+
+The paper does not say what to do with a batch of one class, and its code divides by zero there: such a batch leaves
+with the noise of `max_norm`, and a batch whose class means are equal leaves as it is, its budget being zero. A class
+with a single row has variance zero. The bound on a detector's error is for one noised example and for Gaussian classes
+as estimated from the batch; it is no formal guarantee for labels, and several parties who pool their gradients, or one
+over many steps, know more than it allows for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from splitfed.defense import Context, Defense
+from splitfed.defenses.aligned import aligned
+from splitfed.defenses.label_edges import guarded_edges, leaking_heads
+from splitfed.defenses.sum_kl import Noise, least_sum_kl
+from splitfed.errors import InvalidInput, check_number
+from splitfed.graph import Topology
+from splitfed.probe import Facts
+from splitfed.task import Task
+
+
+@dataclass(frozen=True)
+class Marvell(Defense):
+    """`s` > 0: the power of the noise in units of the squared distance of the class means (the paper: .1 to 25)."""
+
+    s: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse a budget that is not positive."""
+        check_number("marvell s", self.s, low=0.0, open_low=True)
+
+    @property
+    def least_rows(self) -> int:
+        """Two classes take two rows."""
+        return 2
+
+    def edges(self, topology: Topology) -> tuple[str, ...]:
+        """Return the edges whose gradient tells labels to a party that does not know them."""
+        return guarded_edges("marvell", topology, self.on)
+
+    def check(self, topology: Topology, facts: Facts) -> None:
+        """Refuse labels of other than two classes, a sender without labels of its own, and edges of several values."""
+        for name in self.edges(topology):
+            edge = topology.edge(name)
+            sender = topology.role_of(edge.target)
+            if len(edge.values) != 1:
+                raise InvalidInput(
+                    f"marvell guards the gradient of one value; edge {name!r} carries {', '.join(edge.values)}"
+                )
+            if any(head.labels != sender for head in leaking_heads(topology, edge)):
+                raise InvalidInput(
+                    f"marvell needs the labels where the gradient on {name!r} comes from; role {sender!r} holds none "
+                    "of its own, they are sent to it"
+                )
+            heads = [head for head in topology.heads if head.labels == sender]
+            if len(heads) != 1:
+                raise InvalidInput(
+                    f"marvell hides one label a row; role {sender!r} holds those of {', '.join(h.value for h in heads)}"
+                )
+            _check_binary(heads[0].task)
+
+    def gradient(self, name: str, g: Tensor, context: Context) -> Tensor:
+        """Return `g` plus noise by class, drawn afresh for this step: same shape."""
+        (y,) = context.labels.values()
+        return self.noised(g, positives(y), context.generator(name, g.device))
+
+    def noised(self, g: Tensor, positive: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the gradients `g` (batch, ...) with the noise for the marks `positive` (batch,) of true and false."""
+        if not 0 < int(positive.sum()) < len(positive):
+            return aligned(g, generator)
+        # In double precision: squares of small gradients would vanish in single.
+        rows = g.detach().double().flatten(1)
+        apart = rows[positive].mean(0) - rows[~positive].mean(0)
+        noise = self.noise(g, positive)
+        if noise is None:
+            return g
+        # Two streams of draws: one number a row along the difference, one a coordinate everywhere.
+        once, each = (
+            torch.randn(shape, generator=generator, device=g.device, dtype=torch.float64)
+            for shape in ((len(rows), 1), rows.shape)
+        )
+        around = _by_class(noise.around, positive)
+        extra = (_by_class(noise.along, positive) - around).clamp_min(0)
+        drawn: Tensor = once * extra.sqrt() * (apart / apart.norm()) + each * around.sqrt()
+        return g + drawn.view(g.shape).to(g.dtype)
+
+    def noise(self, g: Tensor, positive: Tensor) -> Noise | None:
+        """Return the variances for a batch of gradients `g` (batch, ...) with the marks `positive`, and their bound.
+
+        None where the means of both classes are equal, or one class is missing: there is nothing to solve.
+        """
+        rows = g.detach().double().flatten(1)
+        groups = rows[~positive], rows[positive]
+        if min(len(group) for group in groups) == 0:
+            return None
+        gap = float((groups[1].mean(0) - groups[0].mean(0)).square().sum())
+        if gap == 0:
+            return None
+        u, v = (float(group.var(0, correction=0).mean()) for group in groups)
+        return least_sum_kl(u, v, rows.shape[1], gap, len(groups[1]) / len(rows), self.s * gap)
+
+
+def positives(y: Tensor) -> Tensor:
+    """Return which rows are positive: (batch,), for labels 0 and 1, or soft ones (batch,) or (batch, 2)."""
+    return y > 0.5 if y.dim() == 1 else y[:, 1] > y[:, 0]
+
+
+def _by_class(variances: tuple[float, float], positive: Tensor) -> Tensor:
+    values = torch.tensor(variances, dtype=torch.float64, device=positive.device)
+    return values[positive.long()].unsqueeze(1)
+
+
+def _check_binary(task: Task | None) -> None:
+    classes = None if task is None else {"binary": 2, "classification": task.outputs}.get(task.name)
+    if classes != 2:
+        kind = "no classes" if classes is None else f"{classes} classes"
+        raise InvalidInput(f"marvell hides labels of two classes; this task has {kind}: take label_dp, max_norm or iso")

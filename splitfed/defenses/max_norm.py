@@ -1,0 +1,33 @@
+"""Max norm: noise along each example's gradient that lets all of a batch look as long as the longest, on average.
+
+Paper: Li, Sun, Yang, Gao, Zhang, Xie, Smith, Wang, "Label leakage and protection in two-party split learning", ICLR
+2022 (the heuristic that Marvell is compared with).
+
+Row i leaves as g_i (1 + sigma_i N) with one standard normal N a row and sigma_i = sqrt(max‖g‖²/‖g_i‖² - 1), so that its
+expected squared length is the batch's greatest. The direction is kept up to its sign, and a gradient of zero stays
+zero: neither is hidden. No formal guarantee.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from splitfed.defense import Context, Defense
+from splitfed.defenses.aligned import aligned
+from splitfed.defenses.label_edges import guarded_edges
+from splitfed.graph import Topology
+
+
+@dataclass(frozen=True)
+class MaxNorm(Defense):
+    """Has no parameters; where several values leave on an edge, each is aligned by itself."""
+
+    def edges(self, topology: Topology) -> tuple[str, ...]:
+        """Return the edges whose gradient tells labels to a party that does not know them."""
+        return guarded_edges("max_norm", topology, self.on)
+
+    def gradient(self, name: str, g: Tensor, context: Context) -> Tensor:
+        """Return `g` with every row stretched by a factor of mean one: same shape."""
+        return aligned(g, context.generator(name, g.device))

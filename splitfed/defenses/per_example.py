@@ -1,0 +1,138 @@
+"""The gradient of every row of a batch by itself, for the weights of ordinary layers.
+
+What went into a layer and the gradient at what came out of it are enough. A plain linear layer needs no gradient of
+its own for any row: the norm is a product of two norms, and a weighted sum of the rows one matrix product (Goodfellow,
+"Efficient per-example gradient computations", 2015; Bu, Wang, Zha, Karypis, "Differentially private optimization on
+large model at small cost", ICML 2023). Other layers go through Opacus (Yousefpour et al., "Opacus: user-friendly
+differential privacy library in PyTorch", 2021), and what Opacus has no formula for through `torch.func`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.func import functional_call, vjp, vmap
+
+Samples = Mapping[nn.Parameter, Tensor]
+
+
+class Call(NamedTuple):
+    """One use of a layer: what went in, (rows, ...), and where in the graph its output stands."""
+
+    layer: nn.Module
+    x: Tensor
+    edge: GradientEdge
+
+
+class Used(NamedTuple):
+    """One use of a layer: what went in and the gradient at what came out, both (rows, ...)."""
+
+    layer: nn.Module
+    x: Tensor
+    g: Tensor
+
+
+def own_weights(layer: nn.Module) -> list[nn.Parameter]:
+    """Return the trainable weights of `layer` itself, not those of the modules inside it."""
+    return [p for p in layer.parameters(recurse=False) if p.requires_grad]
+
+
+def weighted(module: nn.Module) -> dict[str, nn.Module]:
+    """Return the modules within `module` that have trainable weights of their own, by name, each once."""
+    return {name: inner for name, inner in module.named_modules() if own_weights(inner)}
+
+
+@contextmanager
+def noting(layers: Sequence[nn.Module], calls: list[Call]) -> Iterator[None]:
+    """Add every use of one of `layers` inside the block to `calls`; nothing stays behind on the modules.
+
+    A use that takes or returns anything but one tensor is left out: whoever checks the sums finds it missing.
+    """
+
+    def note(layer: nn.Module, given: tuple[Any, ...], output: Any) -> None:
+        one = len(given) == 1 and isinstance(given[0], Tensor) and isinstance(output, Tensor)
+        if one and output.requires_grad:
+            # The place in the graph, not the tensor: what follows may overwrite that.
+            calls.append(Call(layer, given[0].detach(), get_gradient_edge(output)))
+
+    handles = [layer.register_forward_hook(note) for layer in layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def samples(used: Used) -> Samples:
+    """Return, for every trainable weight of the layer, the gradient of each row: (rows, *shape of the weight)."""
+    formula = _formulas().get(type(used.layer))
+    if formula is None:
+        return _by_transform(used)
+    found = formula(used.layer, [used.x], used.g)
+    return {weight: found[weight] for weight in own_weights(used.layer)}
+
+
+def squared_norms(used: Sequence[Used], rows: int) -> tuple[Tensor, Callable[[Tensor], Samples]]:
+    """Return the squared norm of each row's gradient over all weights, (rows,), and how to add rows up.
+
+    The function takes a factor for each row, (rows,), and returns weight -> the sum of its rows' gradients times them.
+    """
+    dense: list[Used] = []
+    kept: dict[nn.Parameter, Tensor] = {}
+    for one in used:
+        if _dense(one, used):
+            dense.append(one)
+            continue
+        for weight, found in samples(one).items():
+            kept[weight] = kept[weight] + found if weight in kept else found
+    total = torch.zeros(rows)
+    for found in kept.values():
+        total = total.to(found) + found.reshape(rows, -1).square().sum(1)
+    for layer, x, g in dense:
+        for weight in own_weights(layer):
+            length = g.square().sum(1)
+            total = total.to(g) + (length if weight.dim() == 1 else length * x.square().sum(1))
+
+    def add_up(factors: Tensor) -> Samples:
+        sums = {weight: torch.tensordot(factors.to(found), found, dims=1) for weight, found in kept.items()}
+        for layer, x, g in dense:
+            scaled = g * factors.to(g)[:, None]
+            for weight in own_weights(layer):
+                sums[weight] = scaled.sum(0) if weight.dim() == 1 else scaled.T @ x
+        return sums
+
+    return total, add_up
+
+
+def _dense(one: Used, all_used: Sequence[Used]) -> bool:
+    """Tell whether the layer is a plain linear one whose weights served in this step once."""
+    if type(one.layer) is not nn.Linear or one.x.dim() != 2:
+        return False
+    mine = {id(weight) for weight in own_weights(one.layer)}
+    return sum(any(id(weight) in mine for weight in own_weights(other.layer)) for other in all_used) == 1
+
+
+def _formulas() -> dict[type, Callable[..., dict[nn.Parameter, Tensor]]]:
+    from opacus.grad_sample import GradSampleModule
+
+    found: dict[type, Callable[..., dict[nn.Parameter, Tensor]]] = GradSampleModule.GRAD_SAMPLERS
+    return found
+
+
+def _by_transform(used: Used) -> Samples:
+    """Differentiate the layer for one row after the other, all at once."""
+    weights: dict[str, Any] = {n: p for n, p in used.layer.named_parameters(recurse=False) if p.requires_grad}
+
+    def one(x: Tensor, g: Tensor) -> dict[str, Tensor]:
+        made: Any = vjp(lambda w: functional_call(used.layer, w, (x.unsqueeze(0),)), weights)
+        output, back = made
+        found: dict[str, Tensor] = back(g.reshape(output.shape))[0]
+        return found
+
+    found = vmap(one)(used.x, used.g)
+    return {weight: found[name].detach() for name, weight in weights.items()}

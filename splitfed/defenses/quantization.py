@@ -1,0 +1,87 @@
+"""Quantization: every number of a release is sent as one of a few evenly spaced levels, in few bits.
+
+Paper: Jacob, Kligys, Chen, Zhu, Tang, Howard, Adam, Kalenichenko, "Quantization and training of neural networks for
+efficient integer-arithmetic-only inference", CVPR 2018, for the uniform levels between the least and the greatest
+number; Bengio, Leonard, Courville, "Estimating or propagating gradients through stochastic neurons", 2013, for the
+gradient that passes as it is.
+
+The levels lie between the least and the greatest number of the batch's release, of all of it or of each channel. On
+the wire: the codes in `bits` bits each, without gaps, and for each range its least number and the distance of two
+levels. Where this would not be shorter than the release itself, that many bytes are counted. Zero need not be a level,
+as it is in Jacob et al. The levels depend on the whole batch. No formal guarantee.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from splitfed.defense import Context, Defense
+from splitfed.defenses.packing import pack_bits, packed_size, unpack_bits
+from splitfed.errors import InvalidInput, check_count, unknown
+
+PER = ("tensor", "channel")
+
+
+@dataclass(frozen=True)
+class Quantization(Defense):
+    """2^`bits` levels, 1 to 16 bits, `per` "tensor" or "channel" (the first dimension of a row)."""
+
+    bits: int = 8
+    per: str = "tensor"
+
+    def __post_init__(self) -> None:
+        """Refuse bits outside 1 to 16 and an unknown range."""
+        check_count("quantization bits", self.bits, low=1)
+        if self.bits > 16:
+            raise InvalidInput(f"quantization bits={self.bits!r} is not allowed; expected 1 to 16")
+        if self.per not in PER:
+            raise unknown("quantization per", self.per, PER)
+
+    def release(self, name: str, z: Tensor, context: Context) -> Tensor:
+        """Return the levels that the receiver unpacks, with the gradient of `z`: same shape."""
+        # In this order the sum is exact: a release in which digits of z are left over would be no level.
+        return decoded(*encoded(z.detach(), self.bits, self.per)) + (z - z.detach())
+
+    def packed(self, kind: str, rows: int, shape: tuple[int, ...], dtype: torch.dtype) -> int | None:
+        """Return the bytes of the codes and of the ranges."""
+        if kind != "activation":
+            return None
+        numbers, ranges = rows * prod(shape), shape[0] if self.per == "channel" and shape else 1
+        return min(packed_size(numbers, self.bits) + 2 * ranges * dtype.itemsize, numbers * dtype.itemsize)
+
+
+def encoded(z: Tensor, bits: int, per: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the codes of `z` (batch, ...), whole numbers of its own type, and least number and step of each range.
+
+    The ranges broadcast against `z`. Where all numbers of a range are equal its step is 0.
+    """
+    # What is not finite makes its whole range not a number, and the run stops with the edge named.
+    if per == "channel" and z.dim() > 1:
+        dims = tuple(d for d in range(z.dim()) if d != 1)
+        low, high = z.amin(dims, keepdim=True), z.amax(dims, keepdim=True)
+    else:
+        low, high = z.min(), z.max()
+    step = (high - low) / (2**bits - 1)
+    codes = torch.where(step == 0, 0.0, (z.float() - low.float()) / step.float())
+    return codes.round().clamp(0, 2**bits - 1), low, step
+
+
+def decoded(codes: Tensor, low: Tensor, step: Tensor) -> Tensor:
+    """Return the levels that `codes` stand for."""
+    return (low.float() + codes * step.float()).to(low.dtype)
+
+
+def pack(z: Tensor, bits: int, per: str) -> tuple[Tensor, Tensor]:
+    """Return what crosses for `z`: the codes as bytes, and the ranges (2, ...) of the type of `z`."""
+    codes, low, step = encoded(z, bits, per)
+    return pack_bits(codes, bits), torch.stack([low, step])
+
+
+def unpack(packed: Tensor, ranges: Tensor, shape: torch.Size, bits: int) -> Tensor:
+    """Return the levels in `shape`."""
+    codes = unpack_bits(packed, shape.numel(), bits).view(shape)
+    return decoded(codes.float(), ranges[0], ranges[1])

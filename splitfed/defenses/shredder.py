@@ -1,0 +1,103 @@
+"""Shredder: noise tensors that were learnt not to disturb the task; each release gets one of them added.
+
+Paper: Mireshghallah, Taram, Ramrakhyani, Jalali, Tullsen, Esmaeilzadeh, "Shredder: learning noise distributions to
+protect inference privacy", ASPLOS 2020.
+
+The segments before the cut are frozen as they are given (give trained ones: they learn nothing here), batch norm too.
+A set of `members` tensors, each of the size of a row's release, starts from a Laplace distribution of mean 0 and scale
+`scale` and learns min CE - weight sum|n|, a member's share of both. Each row of each release gets a member drawn
+afresh, in training and at inference. While the noise is as strong as `target` wishes, Var(n) / E[z^2] over the set and
+the batch (the inverse of the signal-to-noise ratio, their privacy in vivo), the second term is off.
+
+Deviations: theirs learns the tensors one after another, with the segments behind the cut frozen too, and lets the
+weight decay at the target; here the set learns at once and what stands behind the cut learns as its owner wants. Some
+public code has 1/std(n) in place of the sum. The tensors belong to the segment: where clients' segments are averaged,
+so are they, member by member. Who has the set and many releases can take most of it off: no formal guarantee.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from splitfed.defense import Context, Defense
+from splitfed.defenses.clipping import frozen
+from splitfed.defenses.fitted import Layer, behind, check_all_guarded, layer_of, layers_on
+from splitfed.errors import check_count, check_number
+from splitfed.graph import Topology
+from splitfed.probe import Facts
+
+
+@dataclass(frozen=True)
+class Shredder(Defense):
+    """`members` tensors of Laplace(0, `scale`), pushed apart by `weight` >= 0 up to the strength `target` > 0."""
+
+    members: int = 20
+    scale: float = 1.0
+    weight: float = 1e-3
+    target: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse an empty set, and numbers outside their ranges."""
+        check_count("shredder members", self.members, low=1)
+        check_number("shredder scale", self.scale, low=0.0, open_low=True)
+        check_number("shredder weight", self.weight, low=0.0)
+        check_number("shredder target", self.target, low=0.0, open_low=True)
+
+    def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
+        """Return `topology` with everything before the guarded edges frozen, and a set for every value on them."""
+        edges = self.edges(topology)
+        check_all_guarded("shredder", topology, edges)
+
+        def noises(value: str, shape: tuple[int, ...]) -> NoiseSet:
+            return NoiseSet(value, self.members, shape, self.scale)
+
+        return behind("shredder", frozen(topology, edges), edges, facts, seed, noises)
+
+    @property
+    def peeks(self) -> bool:
+        """Its tensors learn from the rows."""
+        return True
+
+    def release(self, name: str, z: Tensor, context: Context) -> Tensor:
+        """Return `z` with a member of the set added to each row: same shape."""
+        layer = layer_of(context.module, NoiseSet, name)
+        if layer is None:
+            return z
+        drawn = torch.randint(self.members, (len(z),), generator=context.generator(name, z.device), device=z.device)
+        return z + layer.noise[drawn]
+
+    def expected(self, name: str, z: Tensor, context: Context) -> Tensor:
+        """Return `z` plus the mean of the set."""
+        layer = layer_of(context.module, NoiseSet, name)
+        return z if layer is None else z + layer.noise.mean(0)
+
+    def penalty(self, z: Tensor, context: Context) -> Tensor:
+        """Return -weight times the mean over members of sum|n|, for every set that is weaker than the target."""
+        layers = layers_on(context.module, NoiseSet, context.edge)
+        return -self.weight * torch.stack([layer.size(self.target) for layer in layers]).sum()
+
+
+class NoiseSet(Layer):
+    """Holds the tensors, `noise` (members, ...), and lets a release pass; its defense adds one to each row."""
+
+    def __init__(self, value: str, members: int, shape: tuple[int, ...], scale: float) -> None:
+        super().__init__(value)
+        # A Laplace variable is the difference of two exponential ones.
+        first, second = (torch.empty(members, *shape).exponential_() for _ in range(2))
+        self.noise = nn.Parameter(scale * (first - second))
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Return `z` as it is."""
+        self.kept = (z.detach(),)
+        return z
+
+    def in_vivo(self) -> Tensor:
+        """Return the strength of the noise beside the batch that is being released: Var(n) / E[z^2]."""
+        return self.noise.detach().var(correction=0) / self.kept[0].square().mean()
+
+    def size(self, target: float) -> Tensor:
+        """Return the mean over members of sum|n|, zero once `target` is reached."""
+        return self.noise.abs().flatten(1).sum(1).mean() * (self.in_vivo() < target)

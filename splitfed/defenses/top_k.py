@@ -1,0 +1,82 @@
+"""Top-k: only the numbers of greatest magnitude of each row of a release are sent, with their places.
+
+Paper: Zheng, Chen, Lyu, Yao, "Reducing communication for split learning by randomized top-k sparsification", IJCAI
+2023, for the sparse release and its size: a value and a place of ceil(log2 d) bits for each number kept of d.
+
+This is their deterministic form; the randomized one, which keeps other numbers now and then in training, is not here.
+Of the numbers left out no gradient reaches the sender's segments, but the gradient crosses as a whole, where theirs
+sends only the part that is used. So many numbers that this is not shorter are sent as they are. Small numbers are not
+secret: what is kept tells which they were. No formal guarantee.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from splitfed.defense import Context, Defense
+from splitfed.defenses.fitted import values_of
+from splitfed.defenses.packing import pack_bits, packed_size, unpack_bits
+from splitfed.errors import InvalidInput, check_count
+from splitfed.graph import Topology
+from splitfed.probe import Facts
+
+
+@dataclass(frozen=True)
+class TopK(Defense):
+    """`k`: how many numbers of each row are kept, at least 1 and at most all."""
+
+    k: int = 16
+
+    def __post_init__(self) -> None:
+        """Refuse fewer than one."""
+        check_count("top_k k", self.k, low=1)
+
+    def check(self, topology: Topology, facts: Facts) -> None:
+        """Refuse a release that has fewer numbers a row."""
+        for value in values_of(topology, self.edges(topology)):
+            numbers = prod(facts.shapes[value])
+            if numbers < self.k:
+                raise InvalidInput(f"top_k k={self.k} is not allowed: {value!r} has {numbers} numbers a row")
+
+    def release(self, name: str, z: Tensor, context: Context) -> Tensor:
+        """Return `z` with all but its `k` largest numbers of each row zero: same shape."""
+        mask = torch.zeros_like(z.flatten(1)).scatter_(1, places(z, self.k), 1)
+        return z * mask.view_as(z)
+
+    def packed(self, kind: str, rows: int, shape: tuple[int, ...], dtype: torch.dtype) -> int | None:
+        """Return the bytes of the values kept and of their places."""
+        if kind != "activation":
+            return None
+        count = rows * self.k
+        short = count * dtype.itemsize + packed_size(count, place_bits(prod(shape)))
+        return min(short, rows * prod(shape) * dtype.itemsize)
+
+
+def place_bits(numbers: int) -> int:
+    """Return the bits of a place among `numbers`: ceil(log2(numbers))."""
+    return (numbers - 1).bit_length()
+
+
+def places(z: Tensor, k: int) -> Tensor:
+    """Return where the `k` numbers of greatest magnitude of each row stand: (batch, k), in rising order."""
+    # A stable order, so that ties fall the same way on every device.
+    order = z.detach().flatten(1).abs().sort(dim=1, descending=True, stable=True).indices
+    return order[:, :k].sort(1).values
+
+
+def pack(z: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return what crosses for `z`: the values (batch, k) and the places as bytes."""
+    where = places(z, k)
+    flat = z.flatten(1)
+    return flat.gather(1, where), pack_bits(where, place_bits(flat.shape[1]))
+
+
+def unpack(values: Tensor, packed: Tensor, shape: torch.Size) -> Tensor:
+    """Return the tensor of `shape` (batch, ...) with `values` at their places and zeros elsewhere."""
+    flat = values.new_zeros(len(values), shape.numel() // max(len(values), 1))
+    where = unpack_bits(packed, values.numel(), place_bits(flat.shape[1])).view_as(values)
+    return flat.scatter(1, where, values).view(shape)

@@ -1,0 +1,167 @@
+"""The privacy ledger of a run before it is trained: the schedule played, every release counted by row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from splitfed.accounting.charging import Counted, Taken, charges, unprotected
+from splitfed.accounting.ledger import Ledger, default_delta, make_ledger
+from splitfed.chosen import missing
+from splitfed.defense import Defense
+from splitfed.engines.base import FED
+from splitfed.engines.local import LocalEngine
+from splitfed.federated.base import Method
+from splitfed.graph import Topology, member
+from splitfed.planning.dry import Dry
+from splitfed.preparation import Prepared, labels_of
+from splitfed.schedules.base import Schedule
+from splitfed.uses import SCORED, Uses, counted, counted_labels, labels_of_head
+
+
+class Site(NamedTuple):
+    """One mechanism at one place: its role and position, how many values it acts on, and what is counted."""
+
+    role: str
+    place: str
+    position: int
+    values: int
+    kinds: frozenset[str]
+
+
+class CountingDry(Dry):
+    """A `Dry` that also counts by row what each private mechanism would be used for."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        super().__init__(prepared)
+        self.uses: dict[tuple[int, str], Uses] = {}
+        everybody = {id(t): sites(t, prepared) for t in prepared.topologies}
+        self._sites = [
+            [site for site in everybody[id(topology)] if site.position not in missing(prepared.defenses, lane)]
+            for lane, topology in enumerate(prepared.topologies)
+        ]
+        for lane, client in enumerate(prepared.data.clients):
+            labels = labels_of(prepared.topologies[lane], client.train)
+            for site in self._at(lane, "once"):
+                self._uses(lane, site).take(site.place, site.position, "train", len(next(iter(labels.values()))))
+
+    def train(self, lane: int, epoch: int, batches: Sequence[Tensor], first: int = 0) -> list[float]:
+        """Count the messages and uses of these steps."""
+        for kind in ("activation", "gradient", "step"):
+            for site in self._at(lane, kind):
+                for rows in batches:
+                    self._add(lane, site, "train", rows)
+        return super().train(lane, epoch, batches, first)
+
+    def evaluate(self, part: str) -> None:
+        """Count the uses of scoring `part` once."""
+        for lane in range(self.lanes):
+            rows = torch.arange(self.rows(lane, part))
+            for site in self._at(lane, "activation"):
+                self._add(lane, site, part, rows)
+
+    def counted(self) -> list[Counted]:
+        """Return the counts of every party."""
+        owners = self.topology.data_roles
+        return [
+            Counted(member(role, lane) if role in owners else role, role, lane, uses.counts)
+            for (lane, role), uses in self.uses.items()
+        ]
+
+    def _at(self, lane: int, kind: str) -> list[Site]:
+        return [site for site in self._sites[lane] if kind in site.kinds]
+
+    def _uses(self, lane: int, site: Site) -> Uses:
+        return self.uses.setdefault((lane, site.role), Uses())
+
+    def _add(self, lane: int, site: Site, part: str, rows: Tensor) -> None:
+        self._uses(lane, site).add((site.place, site.position, lane, part), rows, site.values)
+
+
+def sites(topology: Topology, prepared: Prepared) -> list[Site]:
+    """Return where private mechanisms act in `topology`."""
+    found = []
+    for position, defense in enumerate(prepared.defenses):
+        kinds = counted(defense)
+        for name in defense.edges(topology) if kinds else ():
+            edge = topology.edge(name)
+            values = len(edge.values)
+            for kind, end in (("activation", edge.source), ("gradient", edge.target)):
+                if kind in kinds and not (kind == "gradient" and name in topology.forward_only):
+                    found.append(Site(topology.role_of(end), name, position, values, frozenset({kind})))
+        for head in topology.heads:
+            if head.value in defense.heads(topology):
+                acts = counted_labels(defense, head.task)
+                found.append(Site(head.labels, labels_of_head(head.value), position, 1, acts))
+    return found
+
+
+def planned_ledger(prepared: Prepared, rounds: int, evaluate_every: int = 1, delta: float | None = None) -> Ledger:
+    """Return the ledger that `rounds` rounds of `prepared`, its defenses settled, will have; nothing is trained."""
+    dry = CountingDry(prepared)
+    state = prepared.schedule.start(dry.lanes)
+    for number in range(rounds):
+        prepared.schedule.round(dry, prepared.training, number, state)
+        if (number + 1) % evaluate_every == 0 or number + 1 == rounds:
+            for part in SCORED:
+                dry.evaluate(part)
+    taken = [Taken(*dry.taken(lane)) for lane in range(dry.lanes)]
+    moving = travels(prepared.schedule, dry.lanes, prepared.method)
+    found = charges(prepared.topologies, prepared.facts, prepared.defenses, dry.counted(), taken, moving)
+    rows = sum(dry.rows(lane, "train") for lane in range(dry.lanes))
+    left = unprotected(prepared.topology, prepared.defenses, prepared.placement.fused, moving)
+    left += _uploads(prepared.method)
+    return make_ledger(found, _delta(prepared.defenses, rows, delta), left)
+
+
+def counted_ledger(engine: LocalEngine, schedule: Schedule, method: Method | None, delta: float | None) -> Ledger:
+    """Return the ledger of what the parties of `engine` have counted so far."""
+    circuits = {lane.circuit: lane.index for lane in engine.crew.lanes}
+    owner = {party.name: lane.index for lane in engine.crew.lanes for party in lane.parties.values()}
+    shared = set(engine.crew.shared)
+    counts = []
+    for name, party in engine.crew.members().items():
+        if name == FED or name.startswith(f"{FED}~") or not party.uses.counts:
+            continue
+        client = None if party.role in shared else owner[party.name]
+        found = {(p, i, circuits.get(c, c), part): rows for (p, i, c, part), rows in party.uses.counts.items()}
+        counts.append(Counted(party.name, party.role, client, found))
+    moving = travels(schedule, engine.lanes, method)
+    taken = [Taken(*engine.taken(lane)) for lane in range(engine.lanes)]
+    made = charges(engine.topologies, engine.all_facts, engine.defenses, _added(counts), taken, moving)
+    rows = sum(engine.rows(lane, "train") for lane in range(engine.lanes))
+    left = unprotected(engine.topology, engine.defenses, engine.crew.placement.fused, moving)
+    left += _uploads(method)
+    return make_ledger(made, _delta(engine.defenses, rows, delta), left)
+
+
+def _delta(defenses: Sequence[Defense], rows: int, wanted: float | None) -> float:
+    """Return what is `wanted`, else the least that a defense was asked to keep to, else the default."""
+    if wanted is not None:
+        return wanted
+    stated = [defense.stated_delta for defense in defenses if defense.stated_delta is not None]
+    return min(stated, default=default_delta(rows))
+
+
+def travels(schedule: Schedule, clients: int, method: Method | None) -> bool:
+    """Tell whether what one client's weights have learnt reaches other clients' segments."""
+    return clients > 1 and (schedule.binds(clients) is not None or method is not None)
+
+
+def _uploads(method: Method | None) -> list[str]:
+    return [] if method is None else [f"what the method {type(method).__name__} sends"]
+
+
+def _added(counts: Sequence[Counted]) -> list[Counted]:
+    """Return the counts by party, with those of its copies added up."""
+    found: dict[str, Uses] = {}
+    kinds: dict[str, Counted] = {}
+    for one in counts:
+        kinds.setdefault(one.party, one)
+        uses = found.setdefault(one.party, Uses())
+        for key, rows in one.counts.items():
+            uses.merge(key, rows)
+    return [one._replace(counts=found[name].counts) for name, one in kinds.items()]

@@ -1,0 +1,49 @@
+"""Lets the defenses know the whole run before it begins: what depends on its length is worked out, or refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from splitfed.accounting.privacy import calibrate
+from splitfed.defense import Defense, Terms
+from splitfed.planning.dry import Dry
+from splitfed.preparation import Prepared
+
+
+def settled(prepared: Prepared, rounds: int, obstacle: str | None = None, doubt: str | None = None) -> Prepared:
+    """Return `prepared` with its defenses settled for `rounds` rounds; see `Defense.settle`.
+
+    `obstacle` and `doubt`: what the caller knows of that speaks against a promise; see `Terms`.
+    """
+    if all(type(defense).settle is Defense.settle for defense in prepared.defenses):
+        return prepared
+    dry = Dry(prepared)
+    state = prepared.schedule.start(dry.lanes)
+    for number in range(rounds):
+        prepared.schedule.round(dry, prepared.training, number, state)
+    taken = [dry.taken(lane) for lane in range(dry.lanes)]
+    training = prepared.training
+    terms = Terms(
+        prepared.topologies,
+        prepared.facts,
+        (),
+        tuple(dry.rows(lane, "train") for lane in range(dry.lanes)),
+        training.batch_size,
+        training.sampling == "poisson",
+        tuple(steps for steps, _ in taken),
+        tuple(epochs for _, epochs in taken),
+        calibrate,
+        obstacle or _obstacle(prepared),
+        doubt,
+    )
+    defenses = prepared.defenses
+    made = (d.settle(replace(terms, others=(*defenses[:i], *defenses[i + 1 :]))) for i, d in enumerate(defenses))
+    return replace(prepared, defenses=tuple(made))
+
+
+def _obstacle(prepared: Prepared) -> str | None:
+    if not prepared.schedule.apart:
+        return f"schedule {type(prepared.schedule).__name__}: its steps take the rows of several clients at once"
+    if prepared.method is not None:
+        return f"method {type(prepared.method).__name__}, which learns beside the parties"
+    return None
