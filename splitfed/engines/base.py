@@ -8,8 +8,10 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from splitfed.engines.fusion import Fusion
 from splitfed.executor import Combine
 from splitfed.graph import Topology
+from splitfed.secure.plan import SecureSum
 from splitfed.traffic import Traffic
 from splitfed.view import View
 
@@ -27,7 +29,8 @@ class Placement:
     `copied`: shared roles of which every lane trains a copy; the copies live at the role's own party. `fused`: roles
     of the clients whose weights the fed server averages. `buffers`: whether buffers (batch-norm statistics) of
     fused roles go along, or stay each client's own. `kept`: segments that never leave their client. `meeting`: whether
-    there is a fed server though no weights are fused.
+    there is a fed server though no weights are fused. `fusion`: how both servers make one of several (None: the mean).
+    `secure`: the fed server learns the clients' sum alone.
     """
 
     copied: tuple[str, ...] = ()
@@ -35,6 +38,8 @@ class Placement:
     buffers: bool = True
     kept: tuple[str, ...] = ()
     meeting: bool = False
+    fusion: Fusion | None = None
+    secure: SecureSum | None = None
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,7 @@ class Trainer(Protocol):
         ...
 
     def upload(self, weights: Mapping[int, float], epoch: int) -> None:
-        """Send the fused roles' weights of these lanes to the fed server, which keeps their weighted mean."""
+        """Send the fused roles' weights of these lanes to the fed server, which keeps what they are fused to."""
         ...
 
     def branch(self, lanes: Sequence[int]) -> None:
@@ -105,7 +110,7 @@ class Trainer(Protocol):
         ...
 
     def merge(self, weights: Mapping[int, float]) -> None:
-        """Replace every copied role's segments by the weighted mean of its copies; nothing crosses."""
+        """Replace every copied role's segments by what its copies are fused to; nothing crosses."""
         ...
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 from splitfed.defense import Defense
 from splitfed.engines.base import FED, Placement, Prediction, Source
+from splitfed.engines.fusion import Gathering
 from splitfed.engines.mean import Mean, shares
 from splitfed.engines.placing import Crew
 from splitfed.engines.residents import Inside, Sentry
+from splitfed.engines.summing import Summing
 from splitfed.executor import Combine, Lane, exchange, exchange_together, predict_step
 from splitfed.graph import Topology, weights
 from splitfed.optim import Optim
@@ -96,6 +98,9 @@ class LocalEngine:
         self._watched: dict[str, Recorder] = {}
         self.insiders: dict[str, Inside] = {}
         self.sentries: dict[str, Sentry] = {}
+        self._seed = seed
+        # The secure sums of this round, by role.
+        self._sums: dict[str, Summing] = {}
 
     @property
     def lanes(self) -> int:
@@ -235,17 +240,20 @@ class LocalEngine:
                 party = self.party(lane, role)
                 message = fed.upload(party.name, Stamp("train", lane, epoch, 0), place.buffers, place.kept)
                 party.adopt(self.link.deliver(message).tensors, place.kept)
+            if place.secure is not None:
+                self._sums[role] = self._open(role, lanes, epoch)
 
     def upload(self, weights: Mapping[int, float], epoch: int) -> None:
-        """Send the fused roles' weights of these lanes to the fed server, which keeps their weighted mean."""
+        """Send the fused roles' weights of these lanes to the fed server, which keeps what they are fused to."""
         place = self.crew.placement
         for role, fed in self.crew.fed.items():
-            mean = Mean()
+            if place.secure is not None:
+                fed.adopt(self._summed(role, weights, epoch), place.kept)
+                continue
+            fused = self._gathering()
             for lane, share in shares(weights).items():
-                stamp = Stamp("train", lane, epoch, 0)
-                message = self.party(lane, role).upload(FED, stamp, place.buffers, place.kept)
-                mean.add(self.link.deliver(message).tensors, share)
-            fed.adopt(mean.value(), place.kept)
+                fused.add(self.link.deliver(self._upload(lane, role, epoch)).tensors, share)
+            fed.adopt(fused.value(), place.kept)
 
     def branch(self, lanes: Sequence[int]) -> None:
         """Let the copies of every copied role start from the merged one."""
@@ -255,12 +263,12 @@ class LocalEngine:
                 copies[lane].adopt(tensors)
 
     def merge(self, weights: Mapping[int, float]) -> None:
-        """Replace every copied role's segments by the weighted mean of its copies."""
+        """Replace every copied role's segments by what its copies are fused to."""
         for role, copies in self.crew.copies.items():
-            mean = Mean()
+            fused = self._gathering()
             for lane, share in shares(weights).items():
-                mean.add(copies[lane].contents(), share)
-            self.crew.shared[role].adopt(mean.value())
+                fused.add(copies[lane].contents(), share)
+            self.crew.shared[role].adopt(fused.value())
 
     def end_round(self) -> None:
         """Advance every party's learning-rate scheduler."""
@@ -312,10 +320,36 @@ class LocalEngine:
             insider.load_state(state["insiders"][name])
         for name, sentry in self.sentries.items():
             sentry.load_state(state["sentries"][name])
+        # A sum lasts from a download to the upload of the same round.
+        self._sums = {}
 
     def taken(self, lane: int) -> tuple[int, int]:
         """Return in how many steps, and in how many epochs, `lane` has taken part in training."""
         return self._taken[lane][0], self._taken[lane][1]
+
+    def _gathering(self) -> Gathering:
+        fusion = self.crew.placement.fusion
+        return Mean() if fusion is None else fusion.start()
+
+    def _upload(self, lane: int, role: str, epoch: int) -> Message:
+        place = self.crew.placement
+        return self.party(lane, role).upload(FED, Stamp("train", lane, epoch, 0), place.buffers, place.kept)
+
+    def _open(self, role: str, lanes: Iterable[int], epoch: int) -> Summing:
+        plan = self.crew.placement.secure
+        assert plan is not None
+        names = {lane: self.party(lane, role).name for lane in lanes}
+        return Summing(plan, role, names, epoch, self._seed, self.link.deliver).open()
+
+    def _summed(self, role: str, weights: Mapping[int, float], epoch: int) -> dict[str, Tensor]:
+        """Return the weighted mean as a secure sum gives it; who misbehaves bends its upload before it is masked."""
+        summing = self._sums.pop(role, None) or self._open(role, weights, epoch)
+        uploads = {}
+        for lane in weights:
+            message = self._upload(lane, role, epoch)
+            tap = self.link.taps.get(message.sender)
+            uploads[lane] = (message if tap is None else tap(message)).tensors
+        return summing.close(uploads, weights)
 
     def _take(self, lane: int, epoch: int, steps: int) -> None:
         taken = self._taken[lane]

@@ -7,6 +7,7 @@ from math import prod
 
 import torch
 
+from splitfed.chosen import missing, of_client
 from splitfed.defense import Defense, Holder
 from splitfed.duty import duties, relabelled, shielded
 from splitfed.engines.base import FED, Placement
@@ -34,16 +35,22 @@ class Crew:
     ) -> None:
         self.placement = placement
         first = topologies[0]
-        makers = [_maker(t, f, defenses, optims, seed, device) for t, f in _distinct(topologies, facts)]
-        make = [makers[i] for i in _kinds(topologies)]
+        common = _maker(first, facts[0], defenses, optims, seed, device)
+        made: dict[tuple[int, tuple[int, ...]], Callable[[str, str], Party]] = {(id(first), ()): common}
+        make = []
+        for lane, (topology, fact) in enumerate(zip(topologies, facts, strict=True)):
+            key = id(topology), missing(defenses, lane)
+            if key not in made:
+                made[key] = _maker(topology, fact, of_client(defenses, lane), optims, seed, device)
+            make.append(made[key])
         shared = [role for role in first.roles if role not in first.data_roles]
-        self.shared = {role: make[0](role, role) for role in shared}
+        self.shared = {role: common(role, role) for role in shared}
         own = [
             {role: make[lane](role, member(role, lane)) for role in topology.data_roles}
             for lane, topology in enumerate(topologies)
         ]
-        self.copies = {role: [make[0](role, role) for _ in topologies] for role in placement.copied}
-        self.fed = {role: make[0](role, FED) for role in placement.fused}
+        self.copies = {role: [common(role, role) for _ in topologies] for role in placement.copied}
+        self.fed = {role: common(role, FED) for role in placement.fused}
         circuits = _circuits(first, len(topologies), seed)
         self.lanes = [
             Lane(
@@ -91,16 +98,6 @@ def _maker(
         return party
 
     return make
-
-
-def _kinds(topologies: Sequence[Topology]) -> list[int]:
-    """Return, for each topology, which of the distinct ones it is."""
-    numbers: dict[int, int] = {}
-    return [numbers.setdefault(id(t), len(numbers)) for t in topologies]
-
-
-def _distinct(topologies: Sequence[Topology], facts: Sequence[Facts]) -> list[tuple[Topology, Facts]]:
-    return list({id(t): (t, f) for t, f in zip(topologies, facts, strict=True)}.values())
 
 
 def _named(parties: Sequence[Party], topology: Topology) -> dict[str, Party]:

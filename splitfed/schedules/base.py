@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
+from splitfed.data.order import SAMPLINGS, batches, poisson_batches
 from splitfed.engines.base import Placement, Source, Trainer
-from splitfed.errors import check_count
+from splitfed.errors import check_count, unknown
 from splitfed.graph import Topology
 from splitfed.probe import Facts
 
@@ -15,16 +18,32 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class Training:
-    """How every client trains: rows a batch, epochs a round, and the seed of the data order."""
+    """How every client trains: rows a batch, epochs a round, the seed of the data order, and how rows are drawn.
+
+    `sampling`: "shuffle", every row once an epoch, or "poisson": every row with chance batch_size / rows at each of
+    ceil(rows / batch_size) steps an epoch, where losses are summed and divided by the expected size of a batch.
+    """
 
     batch_size: int = 64
     local_epochs: int = 1
     seed: int = 0
+    sampling: str = "shuffle"
 
     def __post_init__(self) -> None:
         """Refuse counts below one."""
         check_count("batch_size", self.batch_size, low=1)
         check_count("local_epochs", self.local_epochs, low=1)
+        if self.sampling not in SAMPLINGS:
+            raise unknown("sampling", self.sampling, SAMPLINGS)
+
+    def batches(self, rows: int, epoch: int, client: int) -> list[Tensor]:
+        """Return the rows, of a `client` that has `rows`, of every step of `epoch`."""
+        draw = batches if self.sampling == "shuffle" else poisson_batches
+        return list(draw(rows, self.batch_size, self.seed, epoch, client))
+
+    def expected(self, rows: int) -> float | None:
+        """Return the expected size of a batch of a client that has `rows`; None where sizes are not left to chance."""
+        return None if self.sampling == "shuffle" else float(min(self.batch_size, rows))
 
     def epochs(self, number: int) -> range:
         """Return the epochs of round `number`, counted from the start of the run."""
@@ -71,6 +90,11 @@ class Schedule:
     def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:
         """Train round `number`."""
         raise NotImplementedError
+
+    @property
+    def apart(self) -> bool:
+        """Whether every step of every party is on the rows of one client."""
+        return True
 
     def newest(self, client: int, state: State) -> Source:
         """Return whose client segments `client` would use now: its own, unless they are handed on or averaged."""

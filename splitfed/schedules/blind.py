@@ -29,7 +29,7 @@ class Blind(Together):
 
     def placement(self, topology: Topology) -> Placement:
         """A fed server only where client segments are averaged."""
-        return Placement((), client_roles(topology) if self.average else (), self.buffers)
+        return self.fusing(Placement((), client_roles(topology) if self.average else (), self.buffers))
 
     def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:
         """Take common steps until all batches are used."""

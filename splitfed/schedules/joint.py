@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from splitfed.data.order import batches
 from splitfed.engines.base import Trainer
 from splitfed.errors import InvalidInput
 from splitfed.graph import Topology
@@ -34,6 +33,5 @@ class Joint(Schedule):
         """Train every batch of the round."""
         losses = []
         for epoch in training.epochs(number):
-            order = batches(engine.rows(0, "train"), training.batch_size, training.seed, epoch, 0)
-            losses += engine.train(0, epoch, list(order))
+            losses += engine.train(0, epoch, training.batches(engine.rows(0, "train"), epoch, 0))
         return Round(losses, (0,))

@@ -82,7 +82,7 @@ class LocalLoss(Averaged):
     def placement(self, topology: Topology) -> Placement:
         """A fed server for the clients' segments, and copies of the shared roles unless there is one for all."""
         copied = shared_roles(topology) if self.server == "copies" else ()
-        return Placement(copied, client_roles(topology), self.buffers)
+        return self.fusing(Placement(copied, client_roles(topology), self.buffers))
 
     def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:
         """Query, local training on both sides, fusion."""

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from splitfed.data.order import batches
-from splitfed.engines.base import Trainer
+from splitfed.engines.base import Placement, Trainer
+from splitfed.engines.fusion import Fusion
 from splitfed.errors import InvalidInput, check_count, check_number
 from splitfed.graph import Topology
 from splitfed.schedules.base import Schedule, Training
+from splitfed.schedules.fusing import fusion_of, secure_of
+from splitfed.secure.plan import SecureSum
 from splitfed.seeding import generator
 
 Epochs = list[tuple[int, list[Tensor]]]
@@ -79,27 +82,51 @@ class Averaged(Sampled):
     """Base of the schedules that average: `quorum` clients, a number or a fraction of those asked, must finish.
 
     Where fewer do, nothing is averaged and the averages stay what they were; what a segment that all share has learnt
-    by then, it keeps.
+    by then, it keeps. `fusion`: how the servers make one of several: a name among the fusions, a table with the name
+    and its parameters, or a `Fusion`. `secure`: whether the fed server is to learn the sum of the uploads alone (true,
+    a table of `SecureSum`'s parameters, or one); fewer clients than its threshold are as fewer than the quorum.
     """
 
     quorum: int | float = 1
+    fusion: str | Mapping[str, Any] | Fusion = "mean"
+    secure: bool | Mapping[str, Any] | SecureSum = False
 
     def __post_init__(self) -> None:
-        """Refuse numbers that cannot be."""
+        """Refuse numbers that cannot be, and a fusion that there is not; names and tables become what they mean."""
         super().__post_init__()
         _check_part("quorum", self.quorum)
+        object.__setattr__(self, "fusion", fusion_of(self.fusion))
+        object.__setattr__(self, "secure", secure_of(self.secure))
 
     def check(self, topology: Topology, clients: int) -> None:
-        """Refuse a quorum that can never be met."""
+        """Refuse a quorum that can never be met, and a fusion that cannot fuse so few or has nothing to act on."""
         super().check(topology, clients)
-        if _whole(self.quorum) and self.quorum > self.asked(clients):
-            raise InvalidInput(
-                f"quorum={self.quorum} is not allowed; {self.asked(clients)} clients take part in a round"
-            )
+        asked = self.asked(clients)
+        if _whole(self.quorum) and self.quorum > asked:
+            raise InvalidInput(f"quorum={self.quorum} is not allowed; {asked} clients take part in a round")
+        fusion, summed = fusion_of(self.fusion), secure_of(self.secure)
+        place = self.placement(topology)
+        if fusion.by_itself and not (place.fused or place.copied):
+            raise InvalidInput(f"fusion={fusion!r} has nothing to act on: no weights are averaged here")
+        if fusion.by_itself:
+            fusion.check(asked if self.drop_out == 0 else _part(self.quorum, asked))
+        if not summed:
+            return
+        if fusion.by_itself:
+            raise InvalidInput(f"fusion={fusion!r} reads every upload, of which secure shows the sum only: take one")
+        if not place.fused:
+            raise InvalidInput("secure has nothing to act on: no client uploads weights here")
+        summed.check(asked)
+
+    def fusing(self, placement: Placement) -> Placement:
+        """Return `placement` with how it fuses."""
+        return replace(placement, fusion=fusion_of(self.fusion), secure=secure_of(self.secure) or None)
 
     def enough(self, turns: Sequence[Turn]) -> bool:
-        """Tell whether as many clients as the quorum asks for have finished."""
-        return sum(turn.finished for turn in turns) >= _part(self.quorum, len(turns))
+        """Tell whether as many clients as the quorum, or a secure sum, asks for have finished."""
+        summed = secure_of(self.secure)
+        needed = summed.needed(len(turns)) if summed else 0
+        return sum(turn.finished for turn in turns) >= max(_part(self.quorum, len(turns)), needed)
 
 
 def examples(engine: Trainer, turns: Sequence[Turn]) -> Mapping[int, float]:
@@ -119,10 +146,7 @@ def taking_part(turns: Sequence[Turn]) -> tuple[int, ...]:
 
 def _turn(engine: Trainer, training: Training, number: int, client: int, drawn: Sequence[float], chance: float) -> Turn:
     rows = engine.rows(client, "train")
-    epochs = [
-        (epoch, list(batches(rows, training.batch_size, training.seed, epoch, client)))
-        for epoch in training.epochs(number)
-    ]
+    epochs = [(epoch, training.batches(rows, epoch, client)) for epoch in training.epochs(number)]
     planned = tuple(len(steps) for _, steps in epochs)
     if drawn[0] >= chance:
         return Turn(client, epochs, True, planned)

@@ -26,7 +26,7 @@ class SplitFedV1(Averaged):
 
     def placement(self, topology: Topology) -> Placement:
         """Copies of the shared roles, and a fed server for the clients' segments."""
-        return Placement(shared_roles(topology), client_roles(topology), self.buffers)
+        return self.fusing(Placement(shared_roles(topology), client_roles(topology), self.buffers))
 
     def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:
         """Query, local training, fusion."""

@@ -28,7 +28,7 @@ class SplitFedV2(Averaged):
 
     def placement(self, topology: Topology) -> Placement:
         """A fed server for the clients' segments."""
-        return Placement((), client_roles(topology), self.buffers)
+        return self.fusing(Placement((), client_roles(topology), self.buffers))
 
     def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:
         """Query, local training in random order, fusion."""

@@ -35,7 +35,7 @@ class SplitFedV3(Averaged):
 
     def placement(self, topology: Topology) -> Placement:
         """Copies of the shared roles."""
-        return Placement(shared_roles(topology))
+        return self.fusing(Placement(shared_roles(topology)))
 
     def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:
         """Train every client at the same time, and average the server's copies after every epoch."""

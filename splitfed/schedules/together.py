@@ -21,6 +21,11 @@ class Together(Averaged):
     where fewer clients are there than the quorum, the round ends.
     """
 
+    @property
+    def apart(self) -> bool:
+        """Every step of the shared parties is on the rows of several clients."""
+        return False
+
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse a topology without a shared role: there would be no common step."""
         super().check(topology, clients)
