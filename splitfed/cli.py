@@ -103,6 +103,10 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
     predict.add_argument("--view", metavar="PARTY", help="keep what this party received, in --view-output")
     predict.add_argument("--view-output", help="a .safetensors file")
 
+    audit = add("audit", _audit, "measure what a finished run's private releases give away, beside what they claim")
+    audit.add_argument("run", help="the run's folder: .../runs/NAME")
+    audit.add_argument("--trials", type=int, default=20_000, help="releases of each of two rows (default: 20000)")
+
     report = add("report", _report, "write the report of a study's folder again")
     report.add_argument("folder", help="the study's folder")
 
@@ -214,6 +218,15 @@ def _predict(options: Options) -> None:
         Path(options.run), Path(options.input), options.client, options.head, output, options.view, view
     )
     print(json.dumps(found) if options.json else predicting.told(found))
+
+
+def _audit(options: Options) -> None:
+    from splitfed.study import audit
+
+    found = audit.audit(Path(options.run), options.trials)
+    print(json.dumps(found) if options.json else audit.told(found))
+    if not found["held"]:
+        raise SystemExit(1)
 
 
 def _report(options: Options) -> None:

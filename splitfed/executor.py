@@ -49,6 +49,11 @@ class Lane:
         """Note the party names, which is all that one party knows of another."""
         self.peers = {role: party.name for role, party in self.parties.items()}
 
+    @property
+    def telling(self) -> bool:
+        """Whether parties of this lane tell each other the norms of their gradients."""
+        return any(party.shield is not None and party.shield.tells for party in self.parties.values())
+
     def stamp(self, phase: str, epoch: int, step: int, part: str = "train") -> Stamp:
         """Return what the messages of a step of this lane carry."""
         return Stamp(phase, self.circuit, epoch, step, part)
@@ -92,6 +97,8 @@ def exchange_together(
                 watch.close(found, {party.name: party.gradient_sum() for party in lane.parties.values()})
             except NonFinite as error:
                 _give_up([turn[0] for turn in turns], lane, stamp, error)
+            if lane.telling:
+                _norms(lane, link, stamp)
     finally:
         for lane, _, stamp, _ in turns:
             _forget(lane, stamp)
@@ -157,6 +164,13 @@ def backward(turns: Sequence[tuple[Lane, Stamp]], link: Link, watch: Watch, comb
                 delivered = link.deliver(message)
                 watch.see(delivered)
                 arrived.setdefault((turn, source), []).append(delivered)
+
+
+def _norms(lane: Lane, link: Link, stamp: Stamp) -> None:
+    """Carry the norms of each row's gradients between the parties that clip by all of them."""
+    for party in lane.parties.values():
+        for message in party.tell_norms(stamp, lane.peers):
+            lane.parties[message.edge.partition("->")[2]].hear_norms(link.deliver(message))
 
 
 def _losses(lane: Lane, link: Link, stamp: Stamp) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from typing import cast
 
 from torch import Tensor
 
+from splitfed.chosen import check_clients, of_client
 from splitfed.data.dataset import Dataset
 from splitfed.data.features import feed
 from splitfed.data.federation import Federation
@@ -92,11 +93,18 @@ def prepare(
         check_alike(topologies, facts)
     first: Topology = topologies[0]
     check_batches(facts, guards, data, training)
+    check_sampling(plan, training)
     for known, fact in made.values():
+        check_clients(guards, known, clients)
         duties(known, fact, guards)
     rates = plan.rates(first, clients)
     optims = {role: o.scaled(rates.get(role, 1.0)) for role, o in optims_of(first, optimizer).items()}
     place = plan.placement(first)
+    if extra is not None and place.secure is not None:
+        raise InvalidInput(
+            f"secure hides the weights that clients upload, not what method {type(extra).__name__} sends besides: "
+            "leave one of them out"
+        )
     if extra is not None:
         place = replace(place, kept=extra.kept(first), meeting=True)
     return Prepared(topologies, facts, data, plan, place, guards, optims, training, extra)
@@ -151,11 +159,15 @@ def check_outputs(topology: Topology, facts: Facts) -> None:
 
 def check_batches(facts: Sequence[Facts], defenses: Sequence[Defense], data: Federation, training: Training) -> None:
     """Refuse a batch size that leaves some client a batch too small for batch norm or for a defense."""
-    for client, known in zip(data.clients, facts, strict=True):
+    for number, (client, known) in enumerate(zip(data.clients, facts, strict=True)):
         needs = [(2, f"batch norm in segment {name!r}") for name in sorted(known.batch_norm)]
-        needs += [(d.least_rows, type(d).__name__) for d in defenses]
+        needs += [(d.least_rows, type(d).__name__) for d in of_client(defenses, number)]
         least, who = max(needs, key=lambda need: need[0], default=(1, ""))
         rows = len(client.train)
+        if training.sampling == "poisson" and least > 1:
+            raise InvalidInput(
+                f"sampling='poisson' may draw a batch of any size, and {who} needs {least} rows or more: take 'shuffle'"
+            )
         smallest = min(rows, training.batch_size, rows % training.batch_size or training.batch_size)
         if smallest < least:
             size = "one" if smallest == 1 else str(smallest)
@@ -163,6 +175,31 @@ def check_batches(facts: Sequence[Facts], defenses: Sequence[Defense], data: Fed
                 f"{client.name} has {rows} training rows, so batch_size={training.batch_size} leaves a batch of "
                 f"{size}, and {who} needs {least} rows or more: choose another size"
             )
+
+
+def check_sampling(schedule: Schedule, training: Training) -> None:
+    """Refuse batches of random size in a schedule whose steps join those of several clients."""
+    if training.sampling == "poisson" and not schedule.apart:
+        raise InvalidInput(
+            f"sampling='poisson' is not allowed with {type(schedule).__name__}: its steps take the rows of several "
+            "clients at once; take 'shuffle'"
+        )
+
+
+def fitted(
+    topology: Topology, facts: Facts, rows: Dataset, defenses: Sequence[Defense], seed: int
+) -> tuple[Topology, Facts]:
+    """Return `topology` with the layers that `defenses` put in, and its facts."""
+    for position, defense in enumerate(defenses):
+        made = defense.fit(topology, facts, derive(seed, "fit", position))
+        if made is not topology:
+            if defense.clients:
+                raise InvalidInput(
+                    f"{type(defense).__name__} for some clients alone is not allowed: it changes segments, and all "
+                    "clients have the same"
+                )
+            topology, facts = made, probe_with(made, rows)
+    return topology, facts
 
 
 def _check_kind(name: str, value: object, kind: type, expected: str) -> None:
@@ -202,9 +239,6 @@ def _ready(
         method.check(prepared, len(data.clients))
         prepared = method.fit(prepared, facts, derive(seed, "method"))
         facts = probe_with(prepared, rows)
-    for position, defense in enumerate(defenses):
-        fitted = defense.fit(prepared, facts, derive(seed, "fit", position))
-        if fitted is not prepared:
-            prepared, facts = fitted, probe_with(fitted, rows)
+    prepared, facts = fitted(prepared, facts, rows, defenses, seed)
     check_outputs(prepared, facts)
     return prepared, facts

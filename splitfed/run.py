@@ -9,19 +9,27 @@ import torch
 from torch import Tensor
 
 from splitfed.accounting.clock import Clock
+from splitfed.accounting.ledger import Ledger
 from splitfed.attacks.base import Attack, Phase, Progress
+from splitfed.attacks.space import Choice
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
 from splitfed.engines.base import FED, Source, Trainer
 from splitfed.engines.local import LocalEngine
 from splitfed.engines.residents import Inside
 from splitfed.errors import InvalidInput, unknown
+from splitfed.federated.base import Learner, Method
 from splitfed.folder import RunFolder
 from splitfed.graph import Head
 from splitfed.inquiry import AttackResult, Inquiry
+from splitfed.learning import LocalLearner
+from splitfed.planning.private import counted_ledger
 from splitfed.planning.timed import Timed
 from splitfed.registry import load, name_of
-from splitfed.schedules.base import Schedule, State
+from splitfed.rounds import fuse, query
+from splitfed.schedules.base import Round, Schedule, State, Training
+from splitfed.seeding import derive
+from splitfed.tuning import SHARE, Bench, Tuned, check_tunable, tune
 from splitfed.view import View
 
 __all__ = ["AttackResult", "Run"]
@@ -51,8 +59,32 @@ class Run:
         if clock is not None:
             self.trainer = Timed(engine, clock, engine.topologies, engine.crew.placement)
         self.history: list[dict[str, Any]] = []
+        self.delta: float | None = None
         self.inquiry = Inquiry(engine, data, seed, self._newest)
         self._calls = 0
+        self._scorings = 0
+        self.method: Method | None = None
+        self.method_state: dict[str, Any] = {}
+
+    def follow(self, method: Method | None) -> None:
+        """Take up a federated method, before the first round."""
+        self.method = method
+        self.method_state = {} if method is None else method.start(self.engine.lanes)
+
+    @property
+    def learners(self) -> tuple[Learner, ...]:
+        """The clients as a federated method sees them."""
+        return tuple(LocalLearner(self.engine, lane) for lane in range(self.engine.lanes))
+
+    def query(self, training: Training, number: int) -> None:
+        """Let the method, if there is one, tell the clients of round `number` what they need."""
+        if self.method is not None:
+            query(self.method, self.learners, self.schedule, self.engine, training, number, self.method_state)
+
+    def fuse(self, done: Round, number: int) -> None:
+        """Let the method, if there is one, fuse what the clients of round `number` have learnt."""
+        if self.method is not None:
+            fuse(self.method, self.learners, done, number, self.method_state)
 
     @property
     def accuracy(self) -> float:
@@ -73,23 +105,33 @@ class Run:
         return float(sum(entry["seconds"] for entry in self.history))
 
     @property
+    def ledger(self) -> Ledger:
+        """What every private mechanism was used for so far, in training and scoring, and what that costs together."""
+        return counted_ledger(self.engine, self.schedule, self.method, self.delta)
+
+    @property
     def epsilon(self) -> float | None:
-        """The privacy loss the defenses promise; None where none of them has a formal guarantee, as today."""
-        return None
+        """The run's epsilon at the ledger's delta; None where nothing is promised, or promises cannot be added."""
+        return self.ledger.epsilon
 
     @property
     def intruders(self) -> Mapping[str, Inside]:
         """What lived inside the training, by party."""
         return self.engine.insiders
 
-    def evaluate(self, part: str, number: int = 0) -> dict[str, Any]:
+    def evaluate(self, part: str, number: int | None = None) -> dict[str, Any]:
         """Score `part` ("validation" or "test") for each client and on the union of all.
 
-        Each client's rows go through the segments it would use now. Clients without rows in the part have None. With
-        several label sets the scores are those of the first head, and "heads" has the union's of each.
+        Each client's rows go through the segments it would use now. Defenses draw afresh at every call; `number` asks
+        for the draw of a certain round. Clients without rows in the part have None. With several label sets the scores
+        are those of the first head, and "heads" has the union's of each.
         """
         if part not in ("validation", "test"):
             raise unknown("part", part, ("validation", "test"))
+        if number is None:
+            # Noise that was used once would cancel in the difference of two releases by different weights.
+            number = derive(self.seed, "evaluate", len(self.history), self._scorings)
+            self._scorings += 1
         heads = [h for h in self.engine.topology.heads if h.value in self._scored()]
         outputs: dict[str, list[Tensor]] = {head.value: [] for head in heads}
         labels: dict[str, list[Tensor]] = {head.value: [] for head in heads}
@@ -106,8 +148,16 @@ class Run:
         unions = {head.value: _score(head, outputs[head.value], labels[head.value]) for head in heads}
         task = heads[0].task
         assert task is not None
-        several = {"heads": unions} if len(heads) > 1 else {}
+        several: dict[str, Any] = {"heads": unions} if len(heads) > 1 else {}
+        if self.method is not None:
+            several |= self._method_scores(self.method, part)
         return {"metric": task.metric_name, "clients": scores, "union": unions[heads[0].value], **several}
+
+    def _method_scores(self, method: Method, part: str) -> dict[str, Any]:
+        """Return what the method's own inference scores, for every client that has rows in `part`, by name."""
+        found = [dict(method.scores(one, part, self.method_state)) if one.rows(part) else {} for one in self.learners]
+        names = dict.fromkeys(name for scores in found for name in scores)
+        return {"method": {name: [scores.get(name) for scores in found] for name in names}} if names else {}
 
     def _scored(self) -> list[str]:
         """The first head of every label set; what a schedule adds to train clients on is not scored."""
@@ -119,7 +169,8 @@ class Run:
     def predict(self, x: Tensor, client: int = 0, number: int | None = None, head: str | None = None) -> Tensor:
         """Return the model's output for `x` (rows, ...), computed through the parties: (rows, outputs).
 
-        Defenses draw afresh at every call; `number` asks for the draw of a certain call. `head`: whose output, where
+        Defenses draw afresh at every call; `number` asks for the draw of a certain call. A run that is loaded from its
+        folder starts over with the draws of the first call. `head`: whose output, where
         there are several (default: the first).
         """
         values = [h.value for h in self.engine.topology.heads]
@@ -182,6 +233,48 @@ class Run:
             for name, attack in zip(names, ready, strict=True)
         ]
 
+    def ask(self, party: str) -> dict[str, Any]:
+        """Ask the intruder at `party` about the victims: metric -> who -> the mean over victims; changes nothing.
+
+        An answer that cannot be scored, as it is not finite for instance, is {"refused": why}.
+        """
+        plan = getattr(self.engine.insiders.get(party), "plan", None)
+        if not isinstance(plan, Attack):
+            raise unknown("party with an intruder to ask", party, self.engine.insiders)
+        try:
+            (found,) = self.attack(plan, adversary=party)
+        except InvalidInput as error:
+            return {"refused": str(error)}
+        told: dict[str, Any] = {}
+        for who, metrics in found.grade.items():
+            for metric, interval in metrics.items():
+                told.setdefault(metric, {})[who] = interval.mean
+        return told
+
+    def tune(
+        self,
+        attack: str | Attack,
+        space: Mapping[str, Choice] | None = None,
+        *,
+        trials: int = 20,
+        seed: int | None = None,
+        adversary: str | None = None,
+        client: int = 0,
+        share: float = SHARE,
+        progress: Progress | None = None,
+    ) -> Tuned:
+        """Try `trials` settings of `attack` on auxiliary rows, and return the best or the one given; no victim is read.
+
+        `space`: parameter -> a `Span` of numbers or a list of values (default: what the attack declares). `share` of
+        the auxiliary rows stand in for victims, and the attack learns from the others. The rest is as in `attack`.
+        """
+        ready = load("attacks", attack).preset("fast") if isinstance(attack, str) else attack
+        among = ready.space if space is None else space
+        check_tunable(name_of("attacks", type(ready)), ready, among)
+        base = self.seed if seed is None else seed
+        bench = Bench(self.inquiry, ready, self.inquiry.adversary(adversary), client, base, share)
+        return tune(bench, ready, among, trials, base, progress)
+
     def applicable(self, adversary: str | None = None, client: int = 0) -> dict[str, str | None]:
         """Return for every registered attack None, or why `adversary` cannot run it; nothing is trained."""
         return self.inquiry.applicable(adversary, client)
@@ -191,7 +284,8 @@ class Run:
         engine = self.engine.state()
         parties: dict[str, Any] = {f"party-{name}": state for name, state in engine.pop("parties").items()}
         clock = {} if self.clock is None else {"clock": self.clock.state()}
-        return {**parties, "run": {**engine, **clock, "schedule": self.schedule_state}}
+        method = {} if self.method is None else {"method": self.method_state}
+        return {**parties, "run": {**engine, **clock, **method, "schedule": self.schedule_state}}
 
     def load_state(self, states: Mapping[str, Any]) -> None:
         """Go back to `states`."""
@@ -199,6 +293,8 @@ class Run:
         self.schedule_state = shared.pop("schedule")
         if self.clock is not None:
             self.clock.load_state(shared.pop("clock"))
+        if self.method is not None:
+            self.method_state = shared.pop("method")
         parties = {n.removeprefix("party-"): s for n, s in states.items() if n.startswith("party-")}
         self.engine.load_state({"parties": parties, **shared})
 

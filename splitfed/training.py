@@ -16,13 +16,16 @@ from splitfed.defense import Defense
 from splitfed.description import describe
 from splitfed.detectors.base import Detector
 from splitfed.engines.local import LocalEngine
-from splitfed.errors import InvalidInput, check_count
+from splitfed.errors import InvalidInput, check_count, check_number
+from splitfed.federated.base import Method
 from splitfed.folder import RunFolder
 from splitfed.graph import Topology
-from splitfed.insiders import enter, intruder
+from splitfed.insiders import check_asked, enter, intruder
+from splitfed.learning import seat_tutors
 from splitfed.manipulations import entering
 from splitfed.manipulations.base import Manipulation
 from splitfed.optim import Optim
+from splitfed.planning.settling import settled
 from splitfed.planning.timed import clock_of
 from splitfed.preparation import Prepared, inputs_of, labels_of, prepare
 from splitfed.run import Run
@@ -39,35 +42,44 @@ def train(
     *,
     schedule: str | Schedule = "sequential",
     defenses: Defense | Sequence[Defense] = (),
+    method: str | Method | None = None,
     rounds: int = 10,
     batch_size: int = 64,
     local_epochs: int = 1,
+    sampling: str = "shuffle",
     optimizer: str | Optim | Mapping[str, Optim] | None = None,
     seed: int = 0,
     device: torch.device | str = "cpu",
     record: Recording | None = None,
     intruders: Mapping[str, Intruder | str] | None = None,
+    ask: Mapping[str, int] | None = None,
     detectors: Mapping[str, Detector] | None = None,
     manipulations: Manipulation | Sequence[Manipulation] = (),
     speeds: Speeds | None = None,
     folder: str | Path | None = None,
     resume: bool = False,
     evaluate_every: int = 1,
+    delta: float | None = None,
     progress: Progress | None = None,
 ) -> Run:
     """Train `topology` for `rounds` rounds on `data` and return the run.
 
-    `topology`: one for all clients, or one a client, with segments of different make on the same shared ones.
-    `optimizer`: one for all roles, or role -> `Optim` (default SGD at rate 0.05, momentum 0.9). `record`: whose view to
-    keep during training. `intruders`: party -> an attack that lives inside training there. `detectors`: client (or the
-    clients' role) -> who watches over its gradients. `manipulations`: clients that misbehave; the run's data are then
-    as they left them. `speeds`: machines and links; with them a simulated clock runs beside training. `folder`: where
-    metrics and a checkpoint of every round go; with `resume` the run goes on from the newest one, to the same bits as
-    if it had never stopped. `progress(round, rounds, metrics)` is called after every round. Raises `InvalidInput`,
-    before anything is computed or written, for anything that does not fit, and `NonFinite` when training diverges.
+    `topology`: one for all clients, or one a client, with segments of different make on the same shared ones. `method`:
+    a federated method, layered on the schedule. `sampling`: "shuffle", or "poisson" (see `Training`). `optimizer`: one
+    for all roles, or role -> `Optim` (default SGD at rate 0.05, momentum 0.9). `record`: whose view to keep during
+    training. `intruders`: party -> an attack that lives inside training there; `ask`: party -> after how many rounds,
+    and after the last, it is asked about the victims, from which it learns nothing. `delta`: at which the privacy
+    ledger states epsilon (default: that of a target epsilon, or 1 / (10 rows)). `detectors`: client (or the clients'
+    role) -> who watches over its gradients. `manipulations`: clients that misbehave; the run's data are then as they
+    left them. `speeds`: machines and links; with them a simulated clock runs beside training. `folder`: where metrics
+    and a checkpoint of every round go; with `resume` the run goes on from the newest one, to the same bits as if it had
+    never stopped. `progress(round, rounds, metrics)` is called after every round. Raises `InvalidInput`, before
+    anything is computed or written, for anything that does not fit, and `NonFinite` when training diverges.
     """
     check_count("rounds", rounds, low=1)
     check_count("evaluate_every", evaluate_every, low=1)
+    if delta is not None:
+        check_number("delta", delta, low=0.0, high=1.0, open_low=True, open_high=True)
     misconduct = entering.listed(manipulations)
     data = entering.poisoned(data, misconduct, seed)
     prepared = prepare(
@@ -76,26 +88,43 @@ def train(
         schedule=schedule,
         defenses=defenses,
         optimizer=optimizer,
-        training=Training(batch_size, local_epochs, seed),
+        training=Training(batch_size, local_epochs, seed, sampling),
+        method=method,
+    )
+    tampered = [name for name, given in (intruders or {}).items() if intruder(given).active]
+    # Who bends an upload only processes what is there; who stands inside a step may let one row show in another's.
+    tampered += [type(one).__name__ for one in misconduct if type(one).enter is not Manipulation.enter]
+    prepared = settled(
+        prepared,
+        rounds,
+        "detectors, which train on rows of their own choice" if detectors else None,
+        f"{tampered[0]!r} does not follow the protocol" if tampered else None,
     )
     clock = None if speeds is None else clock_of(prepared, speeds)
     place = None if folder is None else RunFolder(Path(folder))
     if resume and place is None:
         raise InvalidInput("resume=True needs the folder of the run to resume")
     engine = engine_of(prepared, device, record, None if place is None else place.path / "views")
+    seat_tutors(engine, prepared)
     enter(engine, prepared, intruders or {})
+    check_asked(engine, data, ask or {})
     post(engine, prepared, detectors or {})
     entering.enter(engine, data, misconduct, seed)
     if place is not None:
-        others = _told(intruders or {}, detectors or {}, misconduct, speeds)
-        place.claim({**describe(prepared, rounds, record, device), **others}, resume=resume)
+        others = _told(intruders or {}, ask or {}, detectors or {}, misconduct, speeds)
+        place.claim({**describe(prepared, rounds, record, device), **others, "delta": delta}, resume=resume)
     run = Run(engine, data, prepared.schedule, prepared.schedule.start(len(data.clients)), seed, place, clock)
+    run.follow(prepared.method)
     run.inquiry.training = prepared.training
     run.inquiry.rounds = rounds
+    run.delta = delta
     first = 0 if place is None else place.restore(run)
     for number in range(first, rounds):
         due = (number + 1) % evaluate_every == 0 or number + 1 == rounds
         metrics = _round(run, prepared.training, number, due)
+        for party, every in (ask or {}).items():
+            if (number + 1) % every == 0 or number + 1 == rounds:
+                metrics.setdefault("asked", {})[party] = run.ask(party)
         if place is not None:
             place.save(run, metrics)
         if progress is not None:
@@ -121,6 +150,7 @@ def engine_of(
         recording=record,
         folder=views,
         placement=prepared.placement,
+        expected=_expected(prepared),
     )
     for lane, (client, graph) in enumerate(zip(prepared.data.clients, prepared.topologies, strict=True)):
         for part in ("train", "validation", "test"):
@@ -131,6 +161,7 @@ def engine_of(
 
 def _told(
     intruders: Mapping[str, Intruder | str],
+    ask: Mapping[str, int],
     detectors: Mapping[str, Detector],
     manipulations: Sequence[Manipulation],
     speeds: Speeds | None,
@@ -138,6 +169,7 @@ def _told(
     """Describe what else a resumed run must have, None where there is none."""
     return {
         "intruders": {name: repr(intruder(given)) for name, given in intruders.items()} or None,
+        "ask": dict(ask) or None,
         "detectors": {name: repr(detector) for name, detector in detectors.items()} or None,
         "manipulations": {str(i): repr(one) for i, one in enumerate(manipulations)} or None,
         "speeds": None if speeds is None else repr(speeds),
@@ -148,7 +180,9 @@ def _round(run: Run, training: Training, number: int, due: bool) -> dict[str, An
     """Train round `number`, score it if that is `due`, and return what the history holds of it."""
     engine = run.engine
     started = time.perf_counter()
+    run.query(training, number)
     done = run.schedule.round(run.trainer, training, number, run.schedule_state)
+    run.fuse(done, number)
     engine.end_round()
     metrics: dict[str, Any] = {
         "round": number,
@@ -161,6 +195,8 @@ def _round(run: Run, training: Training, number: int, due: bool) -> dict[str, An
         "bytes": engine.traffic.bytes(),
         "messages": engine.traffic.messages(),
     }
+    if any(d.event() is not None for d in engine.defenses):
+        metrics["epsilon"] = None
     if run.clock is not None:
         metrics["simulated_seconds"] = run.clock.now
     if engine.insiders:
@@ -168,8 +204,19 @@ def _round(run: Run, training: Training, number: int, due: bool) -> dict[str, An
     if engine.sentries:
         metrics["detectors"] = {name: sentry.metrics() for name, sentry in engine.sentries.items()}
     metrics |= {part: run.evaluate(part, number) for part in ("validation", "test") if due}
+    if "epsilon" in metrics:
+        # Scoring releases rows too, so it is counted when that is done.
+        ledger = run.ledger
+        metrics["epsilon"] = ledger.epsilon
+        metrics["epsilons"] = {total.protects: total.epsilon for total in ledger.totals}
     run.history.append(metrics)
     return metrics
+
+
+def _expected(prepared: Prepared) -> list[float] | None:
+    """Return the expected size of every client's batches; None where sizes are not left to chance."""
+    found = [prepared.training.expected(len(client.train)) for client in prepared.data.clients]
+    return [size for size in found if size is not None] or None
 
 
 def _device(name: torch.device | str) -> torch.device:

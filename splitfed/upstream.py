@@ -85,7 +85,8 @@ class Upstream:
         for guard in port.guards:
             stamp = Stamp("sample", 0, sample or 0, 0)
             state = self._states.get((port.edge, guard.position))
-            context = Context(role, port.edge, stamp, self._seed, guard.position, own, {}, state)
+            module = self._modules[source]
+            context = Context(role, port.edge, stamp, self._seed, guard.position, own, {}, state, module)
             act = guard.defense.expected if sample is None else guard.defense.release
             values = {name: act(name, z, context) for name, z in values.items()}
         return values

@@ -35,9 +35,9 @@ class Stamp(NamedTuple):
 class Message(NamedTuple):
     """Tensors on their way from one party to another; the only thing that ever crosses.
 
-    `kind`: "activation", "gradient", "label" or "weights" so far. `edge` names the place (`source->target`,
-    whichever way the message goes); `tensors` are detached. `packed`: the bytes they take where a defense sends them
-    in a shorter form than the tensors themselves.
+    `kind`: "activation", "gradient", "label", "weights", what a method sends, or a step of a secure sum. `edge` names
+    the place (`source->target`, whichever way the message goes); `tensors` are detached. `packed`: the bytes they take
+    where a defense sends them in a shorter form than the tensors themselves.
     """
 
     sender: str

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from splitfed.chosen import of_client
 from splitfed.detectors.base import Desk, Detector, Rehearsal, Watchman
 from splitfed.engines.base import Placement
 from splitfed.engines.local import LocalEngine
@@ -115,7 +116,7 @@ def _rehearsal(prepared: Prepared, lane: int, party: Party) -> Rehearsal:
             _fresh(graph, seed),
             facts,
             1,
-            defenses=prepared.defenses,
+            defenses=of_client(prepared.defenses, lane),
             optims=prepared.optims,
             seed=seed,
             device=party.device,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -95,6 +95,12 @@ def feed(x: Tensor, names: Mapping[str, str], features: Mapping[str, Feature]) -
             "say which part each holds with Dataset.vertical, halves, strips or with_features"
         )
     return dict.fromkeys(names, x)
+
+
+def places(shape: tuple[int, ...], names: Iterable[str], features: Mapping[str, Feature]) -> dict[str, Tensor]:
+    """Return where in a flattened row of `shape` the numbers stand that each input in `names` gets from `feed`."""
+    everything = torch.arange(math.prod(shape))
+    return {name: features[name].positions if name in features else everything for name in names}
 
 
 def check_features(name: str, shape: tuple[int, ...], features: Mapping[str, Feature]) -> None:

@@ -1,4 +1,4 @@
-"""The order of rows in an epoch: a permutation that depends on seed, epoch and party only."""
+"""Which rows a step uses: a permutation cut into batches, or every row by chance; by seed, epoch and party only."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from torch import Tensor
 
 from splitfed.errors import check_count
 from splitfed.seeding import generator
+
+SAMPLINGS = ("shuffle", "poisson")
 
 
 def batches(
@@ -23,3 +25,18 @@ def batches(
     order = torch.randperm(count, generator=generator(seed, "order", epoch, *words))
     end = count - count % size if drop_last else count
     return (order[start : min(start + size, end)] for start in range(0, end, size))
+
+
+def poisson_batches(count: int, size: int, seed: int, epoch: int, *words: str | int) -> Iterator[Tensor]:
+    """Yield ceil(count / size) batches of positions; each holds every one of `count` rows with chance size / count.
+
+    All draws are independent, so a batch may be of any size, and empty; where `size` exceeds `count` it holds all rows.
+    """
+    check_count("count", count)
+    check_count("batch size", size, low=1)
+    drawn = generator(seed, "poisson", epoch, *words)
+    chance = min(1.0, size / count) if count else 0.0
+    steps = -(-count // size)
+    return (
+        torch.nonzero(torch.rand(count, generator=drawn, dtype=torch.float64) < chance).flatten() for _ in range(steps)
+    )

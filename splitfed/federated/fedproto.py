@@ -6,10 +6,10 @@ AAAI 2022.
 A client's loss is its own plus `weight` times the distance between the embedding of each row and the global prototype
 of its label, where there is one. The fed server fuses prototypes over the clients that hold the class: weighted by
 n_ij / N_j, or plainly averaged, as the authors' code does. (Equation 6 taken literally divides once more by the number
-of clients that hold the class, and so shrinks every prototype; that form is not offered.) `distance="mse"`, the default,
-is the authors' code: the mean over batch and dimensions of the squared difference; "l2" is the paper's: the mean over
-the batch of the Euclidean norm. The first is smaller by about the dimension, and so is its weight. Prototypes are
-collected in evaluation mode over all of a client's training rows.
+of clients that hold the class, and so shrinks every prototype; that form is not offered.) `distance="mse"` is the
+default, and the authors' code: the mean over batch and dimensions of the squared difference; "l2" is the paper's: the
+mean over the batch of the Euclidean norm. The first is smaller by about the dimension, and so is its weight. Prototypes
+are collected in evaluation mode over all of a client's training rows.
 
 Three accuracies are scored: the head's (the run's own), the nearest prototype among the client's own classes, and the
 nearest among all. On a split lane the embedding is what crosses at the first cut, so that clients of different make

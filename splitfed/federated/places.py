@@ -36,7 +36,7 @@ def embedding(who: str, topology: Topology, wanted: str | None) -> str:
     if wanted is not None:
         maker(topology, wanted)
         if wanted not in own:
-            raise InvalidInput(f"{who} embedding={wanted!r} is not made of a client's own data alone; take one of {own}")
+            raise InvalidInput(f"{who} embedding={wanted!r} is not made of a client's own data alone; one of {own} is")
         return wanted
     left = [v for v in own if v not in heads]
     if not left:

@@ -11,6 +11,7 @@ from splitfed.data.dataset import Dataset
 from splitfed.errors import InvalidInput
 from splitfed.study import config, session
 from splitfed.study.cell import Cell, slug
+from splitfed.study.config import AttackTable
 from splitfed.study.grid import probe, written
 from splitfed.study.mistakes import Mistakes
 from splitfed.study.progress import watcher
@@ -24,9 +25,14 @@ def attack(folder: Path, names: Sequence[str], preset: str, adversary: str | Non
     """Run the attacks `names` on the run in `folder`, add them to its result, and return what they achieved."""
     if not names:
         raise InvalidInput("no attack is named; expected --attack inverse_network,rmle")
-    known, cell, data = _finished(folder)
+    known, cell, data = finished(folder)
     mistakes = Mistakes("attack")
-    probes = [probe(mistakes, name, name, preset, {}, adversary) for name in names]
+    probes = [probe(mistakes, n, AttackTable(name=n, preset=preset, adversary=adversary)) for n in names]
+    there = [(p.attack.name, p.attack.parameters) for p in cell.attacks]
+    for found in filter(None, probes):
+        if found.lives != "outside" and (found.attack.name, found.attack.parameters) not in there:
+            text = f"{found.attack.name} lives in training, and was not in this one with these parameters"
+            mistakes.add(found.where, text)
     mistakes.stop()
     chosen = [replace(found, key=_key(known, found.label, found.attack.name)) for found in filter(None, probes)]
     with watcher(1, 0) as told:
@@ -51,14 +57,14 @@ def applicable(folder: Path, adversary: str | None) -> dict[str, dict[str, str |
 
     `adversary`: the one party to ask for (default: all of them).
     """
-    _, cell, data = _finished(folder)
+    _, cell, data = finished(folder)
     with watcher(1, 0) as told:
         run = trained(cell, data, folder, told)
     parties = list(run.engine.parties) if adversary is None else [run.inquiry.adversary(adversary)]
     return {party: run.inquiry.applicable(party) for party in parties}
 
 
-def _finished(folder: Path) -> tuple[Json, Cell, Dataset]:
+def finished(folder: Path) -> tuple[Json, Cell, Dataset]:
     """Return the result of the run in `folder`, what it is, and its data; refuse what has not finished."""
     known = result(folder)
     if known is None or "failed" in known or not (folder / "config.toml").is_file():

@@ -7,10 +7,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from splitfed.accounting.speeds import Speeds
 from splitfed.optim import Optim
+from splitfed.schedules.base import Training
 from splitfed.view import Recording
 
 
@@ -99,24 +100,38 @@ class Plan:
     record: Recording
     speeds: Speeds | None = None
     where: str = field(default="training.schedule", compare=False)
+    sampling: str = "shuffle"
+    delta: float | None = None
+
+    def training(self, seed: int) -> Training:
+        """Return the same for the run with `seed`, as a schedule gets it."""
+        return Training(self.batch_size, self.local_epochs, seed, self.sampling)
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One attack to run: `key` names its file; the adversary defaults to the first party without data."""
+    """One attack to run: `key` names its file; the adversary defaults to the first party without data.
+
+    `lives`: how it is in the training, "outside", "passive" or "active"; `every`: after how many rounds it is asked
+    there. `tune`: how many settings of it are tried on auxiliary rows; 0: it is taken as it is.
+    """
 
     where: str
     key: str
     label: str
     attack: Named
     adversary: str | None
+    lives: Literal["outside", "passive", "active"] = "outside"
+    every: int | None = None
+    tune: int = 0
 
 
 @dataclass(frozen=True)
 class Cell:
     """One run: a point of the grid with a seed. `config` is the study that consists of this run alone.
 
-    `model` is None where the topology has the models of its segments in its own tables.
+    `intruder`: the one among the attacks that this training is hijacked by, None for an honest training. `model` is
+    None where the topology has the models of its segments in its own tables.
     """
 
     id: str
@@ -128,6 +143,7 @@ class Cell:
     training: Plan
     attacks: tuple[Probe, ...]
     config: Mapping[str, Any]
+    intruder: Probe | None = None
 
 
 def written(value: Any) -> str:

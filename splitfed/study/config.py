@@ -8,7 +8,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
@@ -39,10 +39,14 @@ class Open(Table):
 
 
 class StudyTable(Table):
-    """`[study]`: what it is called and which seeds every setting is run with."""
+    """`[study]`: what it is called and which seeds every setting is run with.
+
+    `honest = false` leaves out the runs without an active intruder.
+    """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
     seeds: Annotated[list[Seed], Field(min_length=1)] = [0]
+    honest: bool = True
 
 
 class DataTable(Open):
@@ -97,6 +101,8 @@ class TrainingTable(Table):
     rounds: Count = 10
     batch_size: Count = 64
     local_epochs: Count = 1
+    sampling: Literal["shuffle", "poisson"] = "shuffle"
+    delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     schedule: Any = "sequential"
     optimizer: dict[str, Any] = {}
     evaluate_every: Count = 1
@@ -119,11 +125,19 @@ class DefenseTable(Open):
 
 
 class AttackTable(Open):
-    """`[[attack]]`: a name with the parameters that differ from those of `preset`."""
+    """`[[attack]]`: a name with the parameters that differ from those of `preset`.
+
+    `every`: an intruder is asked after every so many rounds of training. `tune`: how many settings of the attack's
+    space are tried on auxiliary rows first.
+    """
 
     name: Name
     preset: Name = "fast"
     adversary: Name | None = None
+    every: Count | None = None
+    tune: Count | None = None
+
+    OWN: ClassVar[tuple[str, ...]] = ("preset", "adversary", "every", "tune")
 
 
 class StudyConfig(Table):

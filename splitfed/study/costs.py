@@ -15,25 +15,29 @@ from splitfed.graph import Topology, member
 from splitfed.planning.plan import Cost, cost, federated_bytes
 from splitfed.preparation import Prepared, prepare, probe_with
 from splitfed.registry import TABLES, load
-from splitfed.schedules.base import Schedule, Training
+from splitfed.schedules.base import Schedule
 from splitfed.study import build
 from splitfed.study.cell import Cell
 from splitfed.study.grid import Grid
 from splitfed.study.pace import Names
+from splitfed.study.private import plans
 
 Json = dict[str, Any]
 
 
-def prepared(cell: Cell, data: Dataset, schedule: Schedule | None = None) -> Prepared:
-    """Put the run `cell` together, with another `schedule` if given, without its defenses: they change no cost."""
+def prepared(cell: Cell, data: Dataset, schedule: Schedule | None = None, *, defended: bool = False) -> Prepared:
+    """Put the run `cell` together, with another `schedule` if given; with its defenses if `defended`.
+
+    Most defenses change no cost; those that pack what is sent, add layers to a segment or exchange norms do.
+    """
     plan = cell.training
     return prepare(
         build.topology(cell, data),
         build.federation(data, cell.data, cell.seed),
         schedule=build.schedule(cell) if schedule is None else schedule,
-        defenses=(),
+        defenses=build.defenses(cell) if defended else (),
         optimizer=plan.optimizer,
-        training=Training(plan.batch_size, plan.local_epochs, cell.seed),
+        training=plan.training(cell.seed),
     )
 
 
@@ -138,10 +142,28 @@ def plan(grid: Grid, data: Dataset, others: Sequence[str]) -> Json:
             for label, cell in shapes.items()
         ],
         "defenses": [
-            {"defense": guard.label, "guarantee": guard.guarantee}
+            {"defense": guard.label, "guarantee": guard.guarantee, "bytes": _changed(grid, guard.label, data)}
             for guard in {c.defense.label: c.defense for c in grid.cells}.values()
         ],
+        "privacy": plans([c for c in grid.cells if c.seed == first.seed and c.intruder is None], data),
     }
+
+
+def _changed(grid: Grid, defense: str, data: Dataset) -> list[Json]:
+    """Return what the runs with this defense send, where that is not what they would send without it."""
+    found = []
+    for cell in grid.cells:
+        if cell.defense.label != defense or cell.seed != grid.cells[0].seed or cell.intruder is not None:
+            continue
+        place = {"topology": cell.topology.builder.label, "schedule": cell.training.schedule.label}
+        try:
+            bare, ready = (cost(prepared(cell, data, defended=d), cell.training.rounds).bytes for d in (False, True))
+        except InvalidInput:
+            # Said where the topology's costs are, or with the privacy of the run.
+            continue
+        if bare != ready:
+            found.append({**place, "bytes": ready, "undefended": bare})
+    return found
 
 
 def _own(grid: Grid, topology: str, seed: int) -> list[Cell]:

@@ -44,7 +44,8 @@ def tradeoff(summary: Summary, attack: str, looks: Looks, name: str) -> str:
             _front(axis, [p for p in points if metric in p.setting["attacks"][attack]["front"]], metric)
             _families(axis, points, looks)
             axis.set_xlabel(f"{titled(metric)}{what}: {'more' if METRICS[metric].up else 'less'} is more leakage")
-            axis.set_ylabel(f"test {summary['utility']['metric']}")
+            hijacked = ", hijacked training" if all(p.setting["intruder"] for p in points) else ""
+            axis.set_ylabel(f"test {summary['utility']['metric']}{hijacked}")
             if target not in ("inputs", "representatives"):
                 axis.locator_params(axis="x", nbins=5)  # shares differ in late digits, whose labels are long
         legend(figure, axes[0])
@@ -69,6 +70,8 @@ def by_strength(summary: Summary, metric: str, target: str, looks: Looks, name: 
             mine = [s for s in summary["settings"] if s["family"] in (family, NO_DEFENSE)]
             for attack, place in itertools.product(colours, summary["places"]):
                 points = _points([s for s in mine if s["place"] == place], attack, metric)
+                if not points:
+                    continue
                 points.sort(key=lambda p: float(p.setting["strength"]))
                 look = {"color": colours[attack], "marker": looks.markers[place], "ls": looks.dashes[place]}
                 label = looks.label(attack, place)

@@ -14,7 +14,8 @@ from splitfed.registry import TABLES, load
 from splitfed.study import divide, guards, pieces, plans
 from splitfed.study.build import as_tuple
 from splitfed.study.cell import Cell, Named, Probe, Source, slug
-from splitfed.study.config import DataTable, StudyConfig
+from splitfed.study.config import AttackTable, DataTable, StudyConfig
+from splitfed.study.intruding import lives_as, split
 from splitfed.study.lookup import checked, constructs, find
 from splitfed.study.mistakes import Mistakes
 from splitfed.study.parameters import Parameter, parameters_of
@@ -40,9 +41,7 @@ def expand(config: StudyConfig, source: str, base: Path) -> Grid:
     training_table, trained = plans.plan(mistakes, config.training)
     topologies = [pieces.settings(mistakes, f"topology[{i}]", table) for i, table in enumerate(config.topology)]
     defenses = [guards.settings(mistakes, f"defense[{i}]", table) for i, table in enumerate(config.defense)]
-    attacks = [
-        probe(mistakes, f"attack[{i}]", t.name, t.preset, t.extra, t.adversary) for i, t in enumerate(config.attack)
-    ]
+    attacks = [probe(mistakes, f"attack[{i}]", table) for i, table in enumerate(config.attack)]
     mistakes.stop()
     assert data is not None
     placed = [point for _, points in topologies for point in points]
@@ -53,14 +52,16 @@ def expand(config: StudyConfig, source: str, base: Path) -> Grid:
     _distinct(mistakes, "topology", [point.builder.label for _, point in placed])
     _distinct(mistakes, "training.schedule", [plan.schedule.label for _, plan in trained])
     _distinct(mistakes, "defense", [point.label for _, point in guarded])
-    _distinct(mistakes, "attack", [f"{p.label} by {p.adversary or 'the default adversary'}" for p in probes])
-    runs = len(placed) * len(trained) * len(guarded) * len(seeds)
+    _distinct(mistakes, "attack", [p.label for p in probes])
+    keyed = tuple(replace(p, key=key) for p, key in zip(probes, _unique([p.key for p in probes]), strict=True))
+    worlds = split(mistakes, keyed, config.study.honest)
+    runs = len(placed) * len(trained) * len(guarded) * len(worlds) * len(seeds)
     if runs > LIMIT:
         mistakes.add("study", f"the grid has {runs} runs; at most {LIMIT} are allowed")
     mistakes.stop()
-    keyed = tuple(replace(p, key=key) for p, key in zip(probes, _unique([p.key for p in probes]), strict=True))
-    resolved = {
-        "study": {"name": config.study.name, "seeds": list(seeds)},
+    honest = {} if config.study.honest else {"honest": False}
+    resolved: dict[str, Any] = {
+        "study": {"name": config.study.name, "seeds": list(seeds), **honest},
         "data": data_table,
         **({} if model is None else {"model": model_table}),
         "training": training_table,
@@ -72,25 +73,28 @@ def expand(config: StudyConfig, source: str, base: Path) -> Grid:
     ways = zip(_unique([plan.schedule.slug for _, plan in trained]), trained, strict=True)
     columns = zip(_unique([point.slug for _, point in guarded]), guarded, strict=True)
     cells = []
-    grid = itertools.product(rows, ways, columns, seeds)
-    for (first, (where, place)), (way, (training, plan)), (second, (how, guard)), seed in grid:
-        name = "--".join([first, *([way] if len(trained) > 1 else []), second, f"seed{seed}"])
-        alone = {
-            "study": {"name": slug(name).replace("+", "-"), "seeds": [seed]},
+    grid = itertools.product(rows, ways, columns, worlds, seeds)
+    for (first, (where, place)), (way, (training, plan)), (second, (how, guard)), world, seed in grid:
+        inside = [] if world.intruder is None else [f"{world.intruder.key}-inside"]
+        name = "--".join([first, *([way] if len(trained) > 1 else []), second, *inside, f"seed{seed}"])
+        hijacked = {"honest": False} if inside else {}
+        alone: dict[str, Any] = {
+            "study": {"name": slug(name).replace("+", "-"), "seeds": [seed], **hijacked},
             "topology": [where],
             "defense": [how],
+            "attack": [written(p) for p in world.attacks],
         }
         alone["training"] = training
         cut = model if pieces.cuts_a_model(place.builder.name) else None
         asked = {key: table for key, table in resolved.items() if key != "model" or cut is not None}
-        cells.append(Cell(name, seed, data, cut, place, guard, plan, keyed, {**asked, **alone}))
+        config_alone = {**asked, **alone}
+        cells.append(Cell(name, seed, data, cut, place, guard, plan, world.attacks, config_alone, world.intruder))
     return Grid(config.study.name, resolved, tuple(cells))
 
 
-def probe(
-    mistakes: Mistakes, where: str, name: str, preset: str, given: Mapping[str, Any], adversary: str | None
-) -> Probe | None:
-    """Return the attack `name` with the parameters of `preset` changed by `given`, or note what is wrong."""
+def probe(mistakes: Mistakes, where: str, table: AttackTable) -> Probe | None:
+    """Return the attack of `table`: the parameters of its preset, changed by those given; or note what is wrong."""
+    name, preset = table.name, table.preset
     if name not in TABLES["attacks"]:
         mistakes.add(f"{where}.name", unknown("attack", name, TABLES["attacks"]))
         return None
@@ -99,20 +103,35 @@ def probe(
         mistakes.add(f"{where}.preset", unknown("preset", preset, kind.presets))
         return None
     preferred = {k: replace(p, default=kind.presets[preset].get(k, p.default)) for k, p in parameters_of(kind).items()}
-    found = checked(mistakes, where, preferred, given, keys=["preset", "adversary"])
+    found = checked(mistakes, where, preferred, table.extra, keys=AttackTable.OWN)
+    lives = lives_as(kind)
+    if table.every is not None and lives == "outside":
+        mistakes.add(f"{where}.every", f"is for attacks that live in training; {name} is asked once, after it")
+    if table.tune is not None and not kind.space:
+        mistakes.add(f"{where}.tune", f"{name} has no space of parameters to tune")
     if not found.points:
         return None
     point = found.points[0]
     changed = {key: value for key, value in point.items() if as_tuple(value) != preferred[key].default}
-    attack = Named(name, point, {"preset": preset, **changed})
-    return (
-        Probe(where, name, attack.label, attack, adversary) if constructs(mistakes, where, "attacks", attack) else None
-    )
+    tuned = {} if table.tune is None else {"tune": table.tune}
+    # Part of the label: what two parties find with the same attack is never one figure.
+    placed = {} if table.adversary is None else {"adversary": table.adversary}
+    attack = Named(name, point, {"preset": preset, **changed, **tuned, **placed})
+    if not constructs(mistakes, where, "attacks", attack):
+        return None
+    return Probe(where, name, attack.label, attack, table.adversary, lives, table.every, table.tune or 0)
 
 
 def written(probe: Probe) -> dict[str, Any]:
     """Return the `[[attack]]` table that means `probe`."""
-    return {"name": probe.attack.name, **probe.attack.told, **probe.attack.parameters, "adversary": probe.adversary}
+    every = {} if probe.every is None else {"every": probe.every}
+    return {
+        "name": probe.attack.name,
+        **probe.attack.told,
+        **probe.attack.parameters,
+        **every,
+        "adversary": probe.adversary,
+    }
 
 
 def _data(mistakes: Mistakes, table: DataTable, base: Path) -> tuple[dict[str, Any], Source | None]:

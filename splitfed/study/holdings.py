@@ -80,16 +80,16 @@ def _received(
 def _weights(
     topology: Topology, flows: Mapping[Flow, tuple[int, int]], roles: Mapping[str, str]
 ) -> dict[str, list[Json]]:
-    """Return receiver -> what it gets of the data owners' segments, as it was counted."""
-    found: dict[tuple[str, str], list[int]] = {}
+    """Return receiver -> what it gets of the data owners' segments, plain or masked, as it was counted."""
+    found: dict[tuple[str, str, str], list[int]] = {}
     for flow, counted in flows.items():
-        if flow.kind == "weights" and flow.phase == "train":
+        if flow.kind in ("weights", "masked") and flow.phase == "train":
             ends = roles.get(flow.receiver, flow.receiver), roles.get(flow.sender, flow.sender)
-            found.setdefault(ends, []).append(counted[1] // counted[0])
+            found.setdefault((flow.kind, *ends), []).append(counted[1] // counted[0])
     received: dict[str, list[Json]] = {}
-    for (receiver, sender), sizes in found.items():
+    for (kind, receiver, sender), sizes in found.items():
         owner = sender if sender in topology.data_roles else receiver
-        entry = _entry("weights", f"segments of {owner}", None, max(sizes), sender)
+        entry = _entry(kind, f"segments of {owner}", None, max(sizes), sender)
         received.setdefault(receiver, []).append(entry)
     return received
 

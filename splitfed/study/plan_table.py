@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from splitfed.study.private import sentences
 from splitfed.study.units import plural, size, span
 
 Json = Mapping[str, Any]
@@ -48,9 +49,17 @@ def show(plan: Json, console: Console) -> None:
             say(_best_cut(place["formulas"]))
     if not plan["speeds"]:
         say(f"\n{HINT}")
-    say("\ndefenses (none changes the bytes above, unless it changes the size of what is released)")
+    say("\ndefenses (the figures above are without them)")
     for defense in plan["defenses"]:
         say(f"  {defense['defense']}: {defense['guarantee']}")
+        for run in defense["bytes"]:
+            share = run["bytes"] / run["undefended"]
+            where = f"{run['topology']}, {run['schedule']}"
+            say(f"    {where}: {size(run['bytes'])}, {share:.3g} x what crosses without it")
+    for place in plan["privacy"]:
+        say(f"\nprivacy of {place['defense']}, {place['topology']}, {place['schedule']}")
+        for said in [place["refused"]] if place["refused"] else sentences(place["ledger"]):
+            say(f"  {said}")
 
 
 def _traffic(rows: Sequence[Json]) -> Table:

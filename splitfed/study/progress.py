@@ -18,8 +18,8 @@ class Watcher(Protocol):
     def start(self, run: str) -> None:
         """The run called `run` begins, or goes on."""
 
-    def round(self, done: int, total: int) -> None:
-        """`done` rounds of the training are over."""
+    def round(self, done: int, total: int, epsilon: float | None = None) -> None:
+        """`done` rounds of the training are over, which cost `epsilon` so far, where something is promised."""
 
     def attack(self, name: str, done: int, total: int) -> None:
         """The attack `name` is `done`/`total` through."""
@@ -39,7 +39,7 @@ class Lines:
     def start(self, run: str) -> None:
         """Say nothing."""
 
-    def round(self, done: int, total: int) -> None:
+    def round(self, done: int, total: int, epsilon: float | None = None) -> None:
         """Say nothing."""
 
     def attack(self, name: str, done: int, total: int) -> None:
@@ -78,11 +78,12 @@ class Bars:
         """Show which run it is."""
         self._bars.update(self._runs, description=f"runs: {run}")
 
-    def round(self, done: int, total: int) -> None:
+    def round(self, done: int, total: int, epsilon: float | None = None) -> None:
         """Move the bar of the rounds."""
         if done <= 1:
             self._bars.reset(self._rounds)
-        self._bars.update(self._rounds, completed=done, total=total, visible=True)
+        told = "rounds" if epsilon is None else f"rounds, epsilon {epsilon:.3g}"
+        self._bars.update(self._rounds, description=told, completed=done, total=total, visible=True)
         self._bars.update(self._attacks, visible=False)
 
     def attack(self, name: str, done: int, total: int) -> None:
@@ -117,9 +118,9 @@ class Reports:
         """Pass it on."""
         self._say(event="start", run=run)
 
-    def round(self, done: int, total: int) -> None:
+    def round(self, done: int, total: int, epsilon: float | None = None) -> None:
         """Pass it on."""
-        self._say(event="round", done=done, total=total)
+        self._say(event="round", done=done, total=total, **({} if epsilon is None else {"epsilon": epsilon}))
 
     def attack(self, name: str, done: int, total: int) -> None:
         """Pass it on."""

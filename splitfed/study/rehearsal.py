@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 from splitfed.attacks.base import Phase, Target
+from splitfed.chosen import check_clients
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
+from splitfed.defense import Defense
 from splitfed.duty import duties
 from splitfed.engines.base import FED
 from splitfed.errors import InvalidInput, unknown
 from splitfed.graph import Topology, member
-from splitfed.preparation import check_batches, check_outputs, optims_of, probe_with
+from splitfed.planning.settling import settled
+from splitfed.preparation import (
+    Prepared,
+    check_batches,
+    check_outputs,
+    check_sampling,
+    fitted,
+    optims_of,
+    probe_with,
+)
 from splitfed.probe import Facts
 from splitfed.run import Run
-from splitfed.schedules.base import Training
 from splitfed.study import build, costs
 from splitfed.study.assemble import Refused
 from splitfed.study.cell import Cell, Probe
 from splitfed.study.grid import Grid
+from splitfed.study.intruding import join
 from splitfed.study.mistakes import Mistakes
 from splitfed.study.pace import Names
 from splitfed.training import engine_of
+from splitfed.tuning import SHARE, Bench, check_tunable
 
 
 def rehearse(grid: Grid, source: str) -> Dataset:
@@ -40,22 +53,29 @@ def rehearse(grid: Grid, source: str) -> Dataset:
         splits = {seed: _split(data, first, seed) for seed in dict.fromkeys(c.seed for c in grid.cells)}
     mistakes.stop()
     checked: dict[tuple[str, str], tuple[Topology, Facts] | None] = {}
-    cells: dict[tuple[str, str], Cell] = {}
+    cells: dict[tuple[str, str, str], Cell] = {}
     for cell in grid.cells:
         label, split = (cell.topology.builder.label, cell.training.schedule.label), splits[cell.seed]
         if label not in checked:
-            checked[label], cells[label] = _place(mistakes, cell, data, split), cell
+            checked[label] = _place(mistakes, cell, data, split)
         place = checked[label]
         if place is None:
             continue
+        cells.setdefault((*label, cell.intruder.key if cell.intruder else ""), cell)
         ready, facts = place
         guards = build.defenses(cell)
         with mistakes.at(cell.defense.where):
-            duties(ready, facts, guards)
+            fit = fitted(ready, facts, split.clients[0].train, guards, cell.seed)
+            check_clients(guards, fit[0], len(split))
+            duties(*fit, guards)
+            if any(type(guard).settle is not Defense.settle for guard in guards):
+                settled(replace(costs.prepared(cell, data), defenses=tuple(guards)), cell.training.rounds)
+        training = cell.training.training(cell.seed)
+        with mistakes.at("training.sampling"):
+            check_sampling(build.schedule(cell), training)
         with mistakes.at("training.batch_size"):
-            training = Training(cell.training.batch_size, cell.training.local_epochs, cell.seed)
             check_batches([facts] * len(split), guards, split, training)
-    _check_attacks(mistakes, [cells[label] for label in checked if checked[label] is not None], data)
+    _check_attacks(mistakes, list(cells.values()), data)
     _check_speeds(
         mistakes, grid, {label: place[0] for label, place in checked.items() if place}, len(splits[first.seed])
     )
@@ -83,19 +103,34 @@ def check_attack(probe: Probe, run: Run) -> None:
         raise InvalidInput(
             f"{probe.attack.name} goes against recorded training; record it: [training.record] parties = [{FED!r}]"
         )
+    if probe.tune:
+        check_tunable(probe.attack.name, attack, attack.space)
+        Bench(run.inquiry, attack, run.inquiry.adversary(probe.adversary), 0, run.seed, SHARE)
     why = run.inquiry.refusal(probe.attack.name, attack, probe.adversary)
     if why is not None:
-        whose = "" if probe.adversary is None else f" by {probe.adversary}"
-        raise InvalidInput(f"{probe.attack.name}{whose}: {why}")
+        raise _whose(probe, why)
+
+
+def _whose(probe: Probe, why: object) -> InvalidInput:
+    whose = "" if probe.adversary is None else f" by {probe.adversary}"
+    return InvalidInput(f"{probe.attack.name}{whose}: {why}")
 
 
 def untrained(cell: Cell, data: Dataset) -> Run:
-    """Return the run `cell` before its first round, without its defenses, on the CPU."""
+    """Return the run `cell` before its first round, its intruders in it, without its defenses, on the CPU."""
+    run, ready = _bare(cell, data)
+    for probe in cell.attacks:
+        if probe.lives != "outside":
+            join(run.engine, ready, probe)
+    return run
+
+
+def _bare(cell: Cell, data: Dataset) -> tuple[Run, Prepared]:
     ready = costs.prepared(cell, data)
     engine = engine_of(ready, record=cell.training.record)
     run = Run(engine, ready.data, ready.schedule, ready.schedule.start(len(ready.data)), cell.seed)
     run.inquiry.training, run.inquiry.rounds = ready.training, cell.training.rounds
-    return run
+    return run, ready
 
 
 def _check_attacks(mistakes: Mistakes, cells: Sequence[Cell], data: Dataset) -> None:
@@ -105,14 +140,27 @@ def _check_attacks(mistakes: Mistakes, cells: Sequence[Cell], data: Dataset) -> 
             continue
         own = mistakes.fresh()
         with own.at(cell.topology.where):
-            run = untrained(cell, data)
+            run, ready = _bare(cell, data)
         if own and not mistakes:
             mistakes.take(own)
         if own:
             continue
-        for probe in cell.attacks:
+        # Intruders first, for others may ask them; one that could not enter has been complained of already.
+        inside = [probe for probe in cell.attacks if probe.lives != "outside" and _enters(mistakes, run, ready, probe)]
+        for probe in [*inside, *(probe for probe in cell.attacks if probe.lives == "outside")]:
             with mistakes.at(probe.where):
                 check_attack(probe, run)
+
+
+def _enters(mistakes: Mistakes, run: Run, ready: Prepared, probe: Probe) -> bool:
+    own = mistakes.fresh()
+    with own.at(probe.where):
+        try:
+            join(run.engine, ready, probe)
+        except InvalidInput as error:
+            raise _whose(probe, error) from None
+    mistakes.take(own)
+    return not own
 
 
 def _split(data: Dataset, cell: Cell, seed: int) -> Federation:

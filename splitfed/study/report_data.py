@@ -83,7 +83,8 @@ class Estimate:
 class Setting:
     """All runs that differ in nothing but the seed; `runs` are their results, in the order of their seeds.
 
-    `place`: the topology, and the schedule where the study has several: what a figure tells apart by its markers.
+    `intruder`: who hijacked the training, "" for an honest one. `place`: the topology, the schedule where the study
+    has several, and the intruder: what a figure tells apart by its markers.
     """
 
     topology: str
@@ -94,6 +95,7 @@ class Setting:
     runs: tuple[Mapping[str, Any], ...]
     schedule: str = ""
     place: str = ""
+    intruder: str = ""
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -175,18 +177,20 @@ def _grouped(results: Sequence[Mapping[str, Any]]) -> tuple[Setting, ...]:
     for result in results:
         key = (
             *(result["topology"]["label"], result["defense"]["label"]),
-            *(str(result.get(name)) for name in ("schedule", "model", "data", "clients")),
+            *(str(result.get(name) or "") for name in ("schedule", "intruder", "model", "data", "clients")),
         )
         groups.setdefault(key, []).append(result)
     several = len({result["schedule"] for result in results}) > 1
     settings = []
-    for (topology, defense, schedule, *_), members in groups.items():
+    for (topology, defense, schedule, intruder, *_), members in groups.items():
         about = members[0]["defense"]
         ordered = tuple(sorted(members, key=lambda r: int(r["seed"])))
+        place = f"{topology}, {schedule}" if several else topology
         settings.append(
             Setting(
                 *(topology, defense, about["name"], float(about["strength"]), about["guarantee"], ordered, schedule),
-                f"{topology}, {schedule}" if several else topology,
+                f"{place}, {intruder} inside" if intruder else place,
+                intruder,
             )
         )
     return tuple(sorted(settings, key=lambda s: (s.place, s.family != NO_DEFENSE, s.family, s.strength)))

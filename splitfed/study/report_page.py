@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,10 @@ from markupsafe import Markup
 
 from splitfed.study.figures import by_strength, curves, scored, tradeoff
 from splitfed.study.figures_costs import accuracy_over_time, crossover_plot
+from splitfed.study.figures_depth import Line, by_depth, lines
 from splitfed.study.figures_images import SHOWN, Pair, brightness, feature_scores, is_image, pairs, strip
+from splitfed.study.figures_inside import while_training
+from splitfed.study.figures_private import epsilon_by_round
 from splitfed.study.figures_style import Looks
 from splitfed.study.report_costs import crossovers, over_time
 from splitfed.study.report_data import METRICS, TARGETS, Setting, Study
@@ -47,9 +51,17 @@ def content(study: Study, summary: Summary) -> Json:
             for i, attack in enumerate(summary["attacks"])
             if scored(summary, attack)
         ],
+        "depths": _depths(study, summary),
         "strengths": [Markup(figure) for figure in strengths if figure],
         "curves": Markup(curves(summary, study.settings, looks, "curves")),
+        "learning": [
+            (summary["names"][attack], Markup(figure))
+            for i, attack in enumerate(summary["attacks"])
+            if (figure := while_training(summary, study.settings, attack, looks, f"learning{i}"))
+        ],
         "topologies": places(study, summary),
+        "promises": [s for s in summary["settings"] if s["privacy"]],
+        "epsilon_figure": Markup(epsilon_by_round(study.settings, looks, "epsilon") or ""),
         "predicted": any(s["predicted"] for s in summary["settings"]),
         "disagree": [
             name_of(summary, s) for s in summary["settings"] if s["predicted"] and not s["predicted"]["agrees"]
@@ -101,7 +113,9 @@ def _pictures(study: Study, summary: Summary, attack: str) -> Json:
     # One row of originals can stand above all others only where the victims are the same.
     shape = found[0].truth.shape
     same = [p for p in found if p.guess.shape == p.truth.shape == shape and torch.equal(p.truth, found[0].truth)]
-    page["missing"] = [name_of(summary, s) for s in study.settings if s not in [p.setting for p in same]]
+    # Nobody misses an attack on a hijacked training in an honest one, nor the other way round.
+    asked = [s for s in study.settings if s.intruder in {p.setting.intruder for p in found}]
+    page["missing"] = [name_of(summary, s) for s in asked if s not in [p.setting for p in same]]
     page["names"] = [name_of(summary, p.setting) for p in same]
     if is_image(found[0].truth):
         low, high = brightness(found[0].truth)
@@ -110,6 +124,28 @@ def _pictures(study: Study, summary: Summary, attack: str) -> Json:
     else:
         page["features"], page["left_out"] = feature_scores(same)
     return page
+
+
+def _depths(study: Study, summary: Summary) -> list[Json]:
+    """Return, for every attack on inputs where settings differ by cut, leakage by depth and pictures in that order."""
+    pages: list[Json] = []
+    for attack in summary["attacks"]:
+        if summary["targets"][attack] != "inputs":
+            continue
+        shown = TARGETS["inputs"].order(m for m in scored(summary, attack) if METRICS[m].up)[:2]
+        figure = by_depth(summary, attack, shown, f"depth{len(pages)}")
+        if figure is not None:
+            grids = [_by_depth(study, summary, attack, line) for line in lines(summary, attack)]
+            name = summary["names"][attack]
+            pages.append({"attack": name, "figure": Markup(figure), "grids": [g for g in grids if g["rows"]]})
+    return pages
+
+
+def _by_depth(study: Study, summary: Summary, attack: str, line: Line) -> Json:
+    """Return the pictures of the settings in `line`, from the shallowest cut to the deepest."""
+    kept = {(s.place, s.defense): s for s in study.settings}
+    ordered = tuple(kept[s["place"], s["defense"]] for s in line.settings)
+    return {"line": line.name, **_pictures(replace(study, settings=ordered), summary, attack)}
 
 
 def _row(summary: Summary, pair: Pair, attack: str, seed: int, low: float, high: float) -> Json:

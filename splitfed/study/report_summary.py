@@ -7,6 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from splitfed.study.cell import written
+from splitfed.study.private import privacy_of
 from splitfed.study.report_costs import costs_of, participation
 from splitfed.study.report_data import METRICS, TARGETS, Estimate, Setting, Study, estimate, read_study, score
 from splitfed.study.report_names import short_names
@@ -44,7 +46,7 @@ def summary_of(study: Study) -> dict[str, Any]:
     summary["metrics"] = [m for m in METRICS if any(_scored(s, label, m) for s in settings for label in s["attacks"])]
     _mark_fronts(summary)
     summary["names"] = {
-        **_place_names(study.settings),
+        **_place_names(study.settings, short_names(summary["attacks"])),
         **short_names(summary["attacks"]),
         **short_names([s.defense for s in study.settings], alone=True),
     }
@@ -57,14 +59,15 @@ def leakage(metric: str, value: float) -> float:
     return value if METRICS[metric].up else -value
 
 
-def _place_names(settings: Sequence[Setting]) -> dict[str, str]:
-    """Return short names of topologies, of schedules, and of the pairs of both that the study has."""
+def _place_names(settings: Sequence[Setting], attacks: Mapping[str, str]) -> dict[str, str]:
+    """Return short names of topologies, of schedules, and of the places that the study has."""
     topologies = short_names(list(dict.fromkeys(s.topology for s in settings)))
     schedules = short_names(list(dict.fromkeys(s.schedule for s in settings)))
     pairs = {}
     for s in settings:
         parts = [topologies[s.topology]] if len(topologies) > 1 or len(schedules) == 1 else []
         parts += [schedules[s.schedule]] if len(schedules) > 1 else []
+        parts += [f"{attacks.get(s.intruder, s.intruder)} inside"] if s.intruder else []
         pairs[s.place] = ", ".join(parts)
     return {**topologies, **schedules, **pairs}
 
@@ -77,6 +80,7 @@ def _setting(setting: Setting) -> dict[str, Any]:
         "topology": setting.topology,
         "schedule": setting.schedule,
         "place": setting.place,
+        "intruder": setting.intruder,
         "defense": setting.defense,
         "family": setting.family,
         "strength": setting.strength,
@@ -90,6 +94,7 @@ def _setting(setting: Setting) -> dict[str, Any]:
         # A study claims dependence at a level only where every seed supports it, so the largest p value is told.
         "dependence": dependence and dependence | {"p_value": max(d["p_value"] for d in known)},
         "predicted": costs_of(runs),
+        "privacy": privacy_of(runs),
         "participation": participation(runs),
         "simulated_seconds": _plain(estimate([r["history"][-1].get("simulated_seconds") for r in runs])),
         "attacks": {label: _attack(runs, label) for label in _labels(runs)},
@@ -110,11 +115,20 @@ def _attack(runs: Sequence[Mapping[str, Any]], label: str) -> dict[str, Any]:
         "adversary": found[0]["adversary"],
         "seconds": _plain(estimate([a["seconds"] for a in found])),
         "victims": found[0]["victims"],
+        "depth": found[0].get("depth"),
         "target": target,
         "scores": {m: {w: _plain(score(runs, label, m, w)) for w in who} for m in metrics},
         "stolen": {w: _plain(_stolen(stolen, w)) for w in CLONES} if stolen else None,
+        "tuned": [chosen for a in found if (chosen := _chosen(a))],
         "front": [],
     }
+
+
+def _chosen(attack: Mapping[str, Any]) -> str:
+    """Write the parameters that tuning on auxiliary rows chose; nothing where nobody tuned."""
+    return ", ".join(
+        f"{name}={written(value)}" for name, value in attack.get("tuned", {}).get("parameters", {}).items()
+    )
 
 
 def _stolen(found: Sequence[Mapping[str, Any]], who: str) -> Estimate | None:
@@ -142,7 +156,9 @@ def _mark_fronts(summary: Mapping[str, Any]) -> None:
     sign = 1.0 if summary["utility"]["higher_is_better"] else -1.0
     for label in summary["attacks"]:
         for metric in summary["metrics"]:
-            there = [s for s in summary["settings"] if s["utility"] and _scored(s, label, metric)]
+            # What a hijacked training is good for is no utility to weigh leakage against.
+            useful = [s for s in summary["settings"] if s["utility"] and not s["intruder"]]
+            there = [s for s in useful if _scored(s, label, metric)]
             points = [(sign * s["utility"]["mean"], leakage(metric, _scored(s, label, metric)["mean"])) for s in there]
             for position in pareto_front(points):
                 there[position]["attacks"][label]["front"].append(metric)

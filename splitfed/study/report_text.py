@@ -161,10 +161,11 @@ def _changes(
             said += f" (not measurably better than the {blindly(summary, metric, target)})"
         elif _overlap(guess, _worst(base, metric, target)):
             said += " (the intervals overlap)"
-        return f"{said}, {_price(summary, cost(setting))}."
+        return f"{said}." if base["intruder"] else f"{said}, {_price(summary, cost(setting))}."
 
     helpful = sorted((s for s in others if leak(s) < leak(base)), key=leak)
-    cheap = [s for s in helpful[1:] if cost(s) <= 0.01 < cost(helpful[0])]
+    # A hijacked training has no utility worth a price.
+    cheap = [s for s in helpful[1:] if cost(s) <= 0.01 < cost(helpful[0]) and not base["intruder"]]
     useless = [summary["names"][s["defense"]] for s in others if leak(s) >= leak(base)]
     sentences = [brings(s) for s in helpful[:1]]
     # What is called cheap is a choice, so the sentence says it.
@@ -209,6 +210,12 @@ def _amount(summary: Summary, difference: float) -> str:
 
 def _limits(summary: Summary) -> list[str]:
     sentences = []
+    for label in dict.fromkeys(s["intruder"] for s in summary["settings"] if s["intruder"]):
+        named, metric = summary["names"].get(label, label), summary["utility"]["metric"]
+        sentences.append(
+            f"{named} is active: it replaces the gradients that clients get, so it has trainings of its own; their "
+            f"{metric} is that of hijacked clients, and cannot be compared with honest ones."
+        )
     if all(len(s["seeds"]) == 1 for s in summary["settings"]):
         sentences.append(
             "One seed a setting: intervals are over victims, and differences between trainings are not measured."

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
+from splitfed.attacks.base import Attack
 from splitfed.attacks.metrics import Grade
 from splitfed.checkpoint import write_atomic
 from splitfed.data.dataset import Dataset
@@ -29,9 +30,11 @@ from splitfed.graph import Topology
 from splitfed.preparation import labels_of
 from splitfed.run import Run
 from splitfed.seeding import generator
-from splitfed.study import build, costs
+from splitfed.study import build, costs, private
 from splitfed.study.cell import Cell, Probe
+from splitfed.study.depth import depth
 from splitfed.study.holdings import holdings
+from splitfed.study.intruding import sent
 from splitfed.study.pace import Names
 from splitfed.study.progress import Watcher
 from splitfed.study.toml import dumps
@@ -57,7 +60,8 @@ def perform(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Json:
     except NonFinite as error:
         return write_result(folder, {**_identity(cell), "failed": str(error)})
     write_atomic(folder / "config.toml", dumps(cell.config).encode())
-    found = {**_identity(cell), **_measured(run, cell), **_costs(run, cell, data), "attacks": []}
+    found = {**_identity(cell), **_measured(run, cell), **_costs(run, cell, data)}
+    found |= {"privacy": _privacy(run, cell, data), "attacks": []}
     for probe in cell.attacks:
         try:
             found["attacks"].append(attacked(run, probe, folder, watcher))
@@ -78,6 +82,11 @@ def result(folder: Path) -> Json | None:
 def trained(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Run:
     """Train the run of `cell` in `folder`, from its newest checkpoint if there is one."""
     plan, topology, schedule = cell.training, build.topology(cell, data), build.schedule(cell)
+
+    def progress(done: int, total: int, metrics: Mapping[str, Any]) -> None:
+        epsilon = metrics.get("epsilon")
+        watcher.round(done, total, **({} if epsilon is None else {"epsilon": epsilon}))
+
     return train(
         topology,
         build.federation(data, cell.data, cell.seed),
@@ -86,6 +95,7 @@ def trained(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Run:
         rounds=plan.rounds,
         batch_size=plan.batch_size,
         local_epochs=plan.local_epochs,
+        sampling=plan.sampling,
         optimizer=plan.optimizer,
         seed=cell.seed,
         device=plan.device,
@@ -94,7 +104,9 @@ def trained(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Run:
         folder=folder,
         resume=True,
         evaluate_every=plan.evaluate_every,
-        progress=lambda done, total, metrics: watcher.round(done, total),
+        delta=plan.delta,
+        **sent(cell, topology),
+        progress=progress,
     )
 
 
@@ -103,10 +115,11 @@ def attacked(run: Run, probe: Probe, folder: Path, watcher: Watcher) -> Json:
     scores = folder / "attacks" / f"{probe.key}.json"
     if scores.is_file():
         done: Json = json.loads(scores.read_text("utf-8"))
-        if done["parameters"] == dict(probe.attack.parameters) and done["asked"] == probe.adversary:
+        same = done["parameters"] == dict(probe.attack.parameters) and done.get("tune", 0) == probe.tune
+        if same and done["asked"] == probe.adversary:
             return done
     watcher.attack(probe.key, 0, 1)
-    attack = build.attack(probe)
+    attack, tuned = _tuned(run, probe, watcher)
     (found,) = run.attack(
         attack,
         adversary=probe.adversary,
@@ -117,12 +130,31 @@ def attacked(run: Run, probe: Probe, folder: Path, watcher: Watcher) -> Json:
     write_atomic(folder / file, save(pair))
     entry = {"attack": probe.key, "label": probe.label, "adversary": found.adversary, "seconds": found.seconds}
     entry |= {"target": attack.target.name.lower(), "victims": len(found.truth), "scores": _scores(found.grade)}
-    entry["file"] = file
+    entry |= {"file": file, "lives": probe.lives}
+    entry["depth"] = depth(run.engine.topology, run.engine.parties[found.adversary].role)
     if found.stolen is not None:
         entry["stolen"] = _scores(found.stolen)
-    entry |= {"parameters": dict(probe.attack.parameters), "asked": probe.adversary}
+    entry |= tuned
+    entry |= {"parameters": dict(probe.attack.parameters), "asked": probe.adversary, "tune": probe.tune}
     write_atomic(scores, _json(entry))
     return entry
+
+
+def _tuned(run: Run, probe: Probe, watcher: Watcher) -> tuple[Attack, Json]:
+    """Return the attack of `probe`, tuned on auxiliary rows where it asks for that, and what is to be told of it."""
+    attack = build.attack(probe)
+    if not probe.tune:
+        return attack, {}
+    found = run.tune(
+        attack,
+        trials=probe.tune,
+        adversary=probe.adversary,
+        progress=lambda done, total: watcher.attack(f"{probe.key}, tuned", done, total),
+    )
+    chosen = {name: getattr(found.attack, name) for name in attack.space}
+    told = {"parameters": chosen, "metric": found.metric, "score": found.score, "given": found.given}
+    trials = [{"parameters": dict(t.parameters), "score": t.score} for t in found.trials]
+    return found.attack, {"tuned": {**told, "trials": trials}}
 
 
 def _identity(cell: Cell) -> Json:
@@ -138,6 +170,7 @@ def _identity(cell: Cell) -> Json:
             "parts": [{"name": p.name, "parameters": dict(p.told)} for p in guard.parts],
         },
         "seed": cell.seed,
+        "intruder": None if cell.intruder is None else cell.intruder.label,
         "schedule": cell.training.schedule.label,
         "model": cell.model.label if cell.model else "models by piece",
         "data": cell.data.name,
@@ -176,7 +209,7 @@ def _costs(run: Run, cell: Cell, data: Dataset) -> Json:
     topology, rows = run.engine.topology, run.data.clients[0].train
     known, sizes = run.engine.all_facts[0], costs.sizes(ready)
     return {
-        "predicted": costs.predicted(cell, ready),
+        "predicted": costs.predicted(cell, costs.prepared(cell, data, defended=True)),
         "sizes": None if sizes is None else asdict(sizes),
         "parties": holdings(
             topology,
@@ -188,6 +221,18 @@ def _costs(run: Run, cell: Cell, data: Dataset) -> Json:
             {name: FED if name == FED else party.role for name, party in run.engine.parties.items()},
         ),
     }
+
+
+def _privacy(run: Run, cell: Cell, data: Dataset) -> Json | None:
+    """Return the ledger that was planned and the one that was counted; None where nothing is promised."""
+    planned = private.planned(cell, data)
+    return None if planned is None else {"ledger": _json_ready(run.ledger.told()), "planned": _json_ready(planned)}
+
+
+def _json_ready(value: Json) -> Json:
+    """Lists in place of tuples, as they are read back."""
+    found: Json = json.loads(_json(value))
+    return found
 
 
 def _defended(

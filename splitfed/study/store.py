@@ -101,6 +101,7 @@ def rows(found: Json) -> Iterator[dict[str, Any]]:
         "strength": found["defense"]["strength"],
         "guarantee": found["defense"]["guarantee"],
         **{key: found[key] for key in ("seed", "schedule", "model", "data", "clients")},
+        **({"intruder": found["intruder"]} if found.get("intruder") else {}),
     }
     if "failed" in found:
         yield run
@@ -110,6 +111,8 @@ def rows(found: Json) -> Iterator[dict[str, Any]]:
     run |= {key: found[key] for key in ("bytes", "messages", "seconds", "rounds")}
     if "simulated_seconds" in found["history"][-1]:
         run["simulated_seconds"] = found["history"][-1]["simulated_seconds"]
+    if found.get("privacy"):
+        run |= {key: found["privacy"]["ledger"][key] for key in ("epsilon", "delta")}
     run |= {key: dependence.get(key) for key in ("u_distance_correlation_sqr", "p_value")}
     for attack in found["attacks"]:
         scored = {"attack": attack["attack"], "attack_label": attack["label"], "adversary": attack["adversary"]}

@@ -18,28 +18,45 @@ BASELINES = {"mean_image": "mean", "majority": "frequent label", "chance": "chan
 def settings(results: Sequence[Json]) -> list[dict[str, Any]]:
     """Return a plain row a setting, means over the seeds that ended.
 
-    A setting is a topology with a defense, and with a schedule where the study has several.
+    A setting is a topology with a defense, with a schedule where the study has several, and with the intruder that
+    hijacked it.
     """
     several = len({found["schedule"] for found in results}) > 1
-    groups: dict[tuple[str, str, str], list[Json]] = {}
+    groups: dict[tuple[str, str, str, str], list[Json]] = {}
     for found in results:
-        key = (found["topology"]["label"], found["schedule"], found["defense"]["label"])
+        inside = found.get("intruder") or ""
+        key = (found["topology"]["label"], found["schedule"], found["defense"]["label"], inside)
         groups.setdefault(key, []).append(found)
     rows = []
-    for (topology, schedule, defense), group in groups.items():
+    for (topology, schedule, defense, inside), group in groups.items():
         ended = [found for found in group if "failed" not in found]
         row: dict[str, Any] = {"topology": topology, **({"schedule": schedule} if several else {}), "defense": defense}
+        row |= {"intruder": inside} if inside else {}
         row["seeds"] = len(ended)
         row["failed"] = len(group) - len(ended)
         if ended:
             row["metric"] = ended[0]["utility"]["metric"]
             row["utility"] = fmean(found["utility"]["test"] for found in ended)
+            if any(found.get("privacy") for found in ended):
+                row["epsilon"] = _epsilon(ended)
             row["attacks"] = {
                 attack["attack"]: _means([found["attacks"][i]["scores"] for found in ended])
                 for i, attack in enumerate(ended[0]["attacks"])
             }
         rows.append(row)
     return rows
+
+
+def _epsilon(runs: Sequence[Json]) -> float | None:
+    """Return the largest epsilon over the seeds; None where one has no single one."""
+    found = [(one.get("privacy") or {}).get("ledger", {}).get("epsilon") for one in runs]
+    return None if None in found else max(found)
+
+
+def _told(row: dict[str, Any]) -> str:
+    if "epsilon" not in row:
+        return "-"
+    return "several" if row["epsilon"] is None else f"{row['epsilon']:.3g}"
 
 
 def _means(scores: Sequence[Json]) -> dict[str, dict[str, float]]:
@@ -58,20 +75,37 @@ def show(results: Sequence[Json], console: Console) -> None:
     metric = next((row["metric"] for row in rows if "metric" in row), "utility")
     attacks = _attacks(rows)
     several = len({row["topology"] for row in rows}) > 1
-    names = [*(["topology"] if several else []), *(["schedule"] if any("schedule" in row for row in rows) else [])]
+    names = [
+        *(["topology"] if several else []),
+        *(n for n in ("schedule", "intruder") if any(n in row for row in rows)),
+    ]
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in (*names, "defense"):
         table.add_column(title, overflow="fold")
-    for title in (metric, *(f"{name}\n{' / '.join(metrics)}" for name, metrics in attacks.items())):
+    private = any("epsilon" in row for row in rows)
+    for title in (
+        metric,
+        *(["epsilon"] if private else []),
+        *(f"{name}\n{' / '.join(metrics)}" for name, metrics in attacks.items()),
+    ):
         table.add_column(title, justify="right", overflow="fold")
     for row in rows:
         scores = [_scores(row, name, metrics, "guess") for name, metrics in attacks.items()]
-        table.add_row(*(row[name] for name in names), row["defense"], _utility(row), *scores)
-    reference = next((row for row in rows if row.get("attacks")), {})
+        table.add_row(
+            *(row.get(name, "") for name in names),
+            row["defense"],
+            _utility(row),
+            *([_told(row)] if private else []),
+            *scores,
+        )
+    # Not every row has every attack: one that hijacks training has rows of its own.
+    reference = {name: next(row for row in rows if name in row.get("attacks", {})) for name in attacks}
     for who, title in BASELINES.items():
-        scores = [_scores(reference, name, metrics, who) for name, metrics in attacks.items()]
+        scores = [_scores(reference[name], name, metrics, who) for name, metrics in attacks.items()]
         if any(scores):
-            table.add_row(*("" for _ in names), f"baseline: {title}", "", *scores, style="dim")
+            table.add_row(
+                *("" for _ in names), f"baseline: {title}", "", *([""] if private else []), *scores, style="dim"
+            )
     if not several and rows:
         console.print(rows[0]["topology"], highlight=False, markup=False)
     console.print(table)
