@@ -1,4 +1,8 @@
-"""Measure tables and write them into RESULTS.md: `python -m tests.papers [NAME ...] [--show]`."""
+"""Measure tables and write them into RESULTS.md: `python -m tests.papers [NAME ...] [--show]`.
+
+What RESULTS.md shows stands, cell by cell, in tests/benchmarks/measured; `--folder tests/benchmarks/measured` goes on
+from there, any other folder measures anew.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ def tables() -> dict[str, Table]:
 
 def main(arguments: list[str] | None = None) -> int:
     known = tables()
-    parser = argparse.ArgumentParser(description=__doc__, epilog=f"tables: {', '.join(known)}")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], epilog=f"tables: {', '.join(known)}")
     parser.add_argument("names", nargs="*", metavar="NAME", help="all, if none is named")
     parser.add_argument("--folder", type=Path, default=Path("papers"), help="where measurements are kept")
     parser.add_argument("--show", action="store_true", help="measure nothing, write what is there")

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from splitfed.intervals import mean_interval
+from splitfed.study.units import span
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "RESULTS.md"
 Measured = Mapping[str, Mapping[str, Any]]
@@ -86,8 +87,8 @@ class Table:
         missing = len(self.cells) - len(done)
         state = "" if not missing else f" **Not finished: {missing} of {len(self.cells)} measurements are missing.**"
         machine = f"torch {torch.__version__.split('+')[0]}, Python {platform.python_version()}, one thread"
-        took = sum(float(entry["seconds"]) for entry in done.values()) / 3600
-        head = f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}. {machine}; {took:.1f} hours in all.{state}"
+        took = span(sum(float(entry["seconds"]) for entry in done.values()))
+        head = f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}. {machine}; {took} in all.{state}"
         body = self.show(done)
         command = f"`make papers TABLE={self.name}`"
         return f"## {self.title} ({command})\n\n{head}\n\n{self.budget}\n\n{body}\n"
