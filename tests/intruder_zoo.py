@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 import splitfed
-from splitfed.attacks.intruder import Insider
+from splitfed.attacks.base import Target
+from splitfed.attacks.fsha import Fsha
+from splitfed.attacks.intruder import Insider, Intruder, Post, Seen
+from splitfed.attacks.pcat import Pcat
+from splitfed.attacks.sdar import Sdar
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
 from splitfed.optim import Optim
@@ -17,6 +23,39 @@ from splitfed.run import Run
 from splitfed.seeding import generator, stream
 from splitfed.task import classification
 from splitfed.topologies import u_shaped, vanilla
+from splitfed.view import View
+
+ALL: dict[str, Intruder] = {
+    "fsha": Fsha(width=8),
+    "sdar": Sdar(width=8),
+    "pcat": Pcat(width=8, start=3, inverse_steps=5, refine=2),
+}
+
+
+@dataclass(frozen=True)
+class Spy(Intruder):
+    """Keeps what it sees; sends ones where it is to be active."""
+
+    loud: bool = False
+
+    def enter(self, post: Post) -> Insider:
+        return (Loud if self.loud else Quiet)(self, post)
+
+
+class Quiet(Insider):
+    def build(self) -> None:
+        self.seen: list[tuple[Seen, dict[str, nn.Module]]] = []
+
+    def learn(self, seen: Seen, modules: Mapping[str, nn.Module], random: torch.Generator) -> Tensor | None:
+        self.seen.append((seen, dict(modules)))
+        return torch.ones_like(seen.z)
+
+    def guess(self, view: View, target: Target) -> Tensor:
+        return self.released(view)
+
+
+class Loud(Quiet):
+    active: ClassVar[bool] = True
 
 
 class Small(nn.Module):
@@ -39,15 +78,15 @@ def small(seed: int = 0, width: int = 2) -> Small:
 
 
 @cache
-def ramps(clients: int = 1, train: int = 256) -> Federation:
+def ramps(clients: int = 1, train: int = 256, victims: int = 64) -> Federation:
     """Rows 2 b * (0.2, ..., 1) - 1 with a skewed brightness b, which a match of distributions alone can find again; the
     label says whether b is above its median, 1/8."""  # fmt: skip
-    rows = train * clients + 264
+    rows = train * clients + 200 + victims
     random = generator(1, "ramps")
     b = torch.rand(rows, 1, generator=random) ** 3
     x = 2 * b * torch.linspace(0.2, 1, 16) + 0.04 * torch.rand(rows, 16, generator=random) - 1
     data = Dataset("ramps", x, (b[:, 0] > 0.125).long(), classification(2), (-1.0, 1.04))
-    return data.clients(clients, auxiliary=200, victims=64, validation=0.0, test=0.0)
+    return data.clients(clients, auxiliary=200, victims=victims, validation=0.0, test=0.0)
 
 
 def go(plan: Any = None, shape: str = "vanilla", rounds: int = 1, rate: float = 1e-3, **changes: Any) -> Run:

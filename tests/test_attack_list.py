@@ -159,9 +159,9 @@ def without_record(study: dict[str, Any]) -> dict[str, Any]:
             "not grant that",
         ),
         (
-            small(attack=[{"name": "pcat"}]),
-            "study.toml: attack[0]: pcat: Pcat needs an intruder in the training, train(..., intruders={party: ...}); "
-            "this run does not grant that",
+            {**placed("u_shaped"), "attack": [{"name": "insider_labels"}]},
+            "study.toml: attack[0]: insider_labels: InsiderLabels needs an intruder in the training, train(..., "
+            "intruders={party: ...}); this run does not grant that",
         ),
     ],
 )
@@ -250,7 +250,9 @@ ATTACKS = st.builds(
 @settings(max_examples=80, derandomize=True, deadline=None)
 def test_any_attack_anywhere_is_fine_or_refused_in_lines(study: dict[str, Any], attacks: list[dict[str, Any]]) -> None:
     try:
-        names = [probe.attack.name for probe in checked({**study, "attack": attacks}).cells[0].attacks]
+        cells = checked({**study, "attack": attacks}).cells
+        asked = {probe.where: probe.attack.name for cell in cells for probe in cell.attacks}
+        names = [asked[where] for where in sorted(asked)]
     except InvalidStudy as error:
         lines = list(error.lines)
     else:

@@ -62,7 +62,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 MISUSE = [
-    (["rnu"], "unknown command 'rnu'; did you mean 'run'? (allowed: attack, demo, list, plan, predict, report, run)"),
+    (
+        ["rnu"],
+        "unknown command 'rnu'; did you mean 'run'? (allowed: attack, audit, demo, list, plan, predict, report, run)",
+    ),
     (["run"], "splitfed run: the following arguments are required: study (see splitfed run --help)"),
     (["run", "s.toml", "--resum"], "unknown option '--resum'; did you mean '--resume'"),
     (["run", "s.toml", "more"], "argument 'more' is one too many (see splitfed run --help)"),

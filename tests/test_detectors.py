@@ -50,7 +50,7 @@ def test_an_honest_server_is_left_alone(name: str) -> None:
 
 def test_the_scores_stand_far_apart() -> None:
     """Wrong labels that make no difference score about sigmoid(0)^2 = 1/4, and an honest server nearly one."""
-    assert watched("splitguard", HIJACKER, seed=1)["lowest"] < 0.5
+    assert watched("splitguard", HIJACKER, seed=1)["lowest"] < 0.6
     assert watched("splitguard", None, seed=1)["lowest"] > 0.9
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import splitfed
 from splitfed.attacks.assignment import assignment
@@ -19,12 +18,15 @@ from splitfed.attacks.gradient_matching import Client, class_counts, class_logit
 from splitfed.attacks.idlg import Idlg
 from splitfed.attacks.inverting_gradients import InvertingGradients, cosine, variation
 from splitfed.errors import InvalidInput
-from splitfed.graph import Head, Segment, Topology
+from splitfed.graph import Topology
 from splitfed.optim import Optim
 from splitfed.run import Run
-from splitfed.seeding import generator, stream
+from splitfed.seeding import stream
 from splitfed.topologies import vanilla
-from splitfed.view import Recording, View
+from splitfed.view import Recording
+from tests.attack_zoo import fed_run as trained
+from tests.attack_zoo import network, sgd, whole
+from tests.attack_zoo import perceptron as WHOLE
 
 FAST: dict[str, Attack] = {
     "dlg": Dlg(iterations=120, restarts=2),
@@ -33,47 +35,10 @@ FAST: dict[str, Attack] = {
 }
 
 
-def network(convolutional: bool = False) -> nn.Module:
-    """Sigmoids, as in the papers; convolutions start wide, as in DLG, so that their gradients say something."""
-    with stream(0):
-        if not convolutional:
-            return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Sigmoid(), nn.Linear(32, 10))
-        model = nn.Sequential(nn.Conv2d(1, 12, 5, padding=2, stride=2), nn.Sigmoid(), nn.Flatten(), nn.Linear(192, 10))
-        for weight in model.parameters():
-            nn.init.uniform_(weight, -0.5, 0.5)
-        return model
-
-
-def whole(model: nn.Module) -> Topology:
-    """Federated averaging of a model that nobody cut."""
-    segment = Segment("model", "client", model, ("x",), ("out",))
-    return Topology("whole", (segment,), {"x": "client"}, (Head("out", "client", "client"),))
-
-
 def bottom() -> Topology:
     return vanilla(network(), "2")
 
 
-RUNS: dict[str, Run] = {}
-
-
-def sgd(**options: Any) -> Optim:
-    return Optim("SGD", {"lr": 0.1, **options})
-
-
-def trained(make: Callable[[], Topology] | None = None, batch: int = 1, rounds: int = 1, **changes: Any) -> Run:
-    """Three clients with one batch each, trained once however often it is asked for."""
-    key = repr((make, batch, rounds, changes))
-    if key not in RUNS:
-        data = splitfed.data.digits().rows(range(3 * batch + 40))
-        clients = data.clients(3, auxiliary=30, victims=10, validation=0.0, test=0.0)
-        settings = {"schedule": "splitfed_v1", "optimizer": sgd(), "record": Recording(("fed_server",)), **changes}
-        size = settings.pop("batch_size", batch)
-        RUNS[key] = splitfed.train((make or WHOLE)(), clients, rounds=rounds, batch_size=size, **settings)
-    return RUNS[key]
-
-
-WHOLE: Callable[[], Topology] = lambda: whole(network())  # noqa: E731
 CONVOLUTIONS: Callable[[], Topology] = lambda: whole(network(convolutional=True))  # noqa: E731
 
 
@@ -85,9 +50,8 @@ def psnr(run: Run, attack: Attack, client: int = 0, **options: Any) -> tuple[flo
 
 
 @pytest.mark.parametrize("name", FAST)
-@pytest.mark.parametrize("make", [WHOLE, CONVOLUTIONS], ids=["perceptron", "convolutions"])
-def test_one_row_comes_back_from_a_whole_model(name: str, make: Callable[[], Topology]) -> None:
-    guess, baseline = psnr(trained(make), FAST[name])
+def test_one_row_comes_back_from_convolutions(name: str) -> None:
+    guess, baseline = psnr(trained(CONVOLUTIONS), FAST[name])
     assert guess > 30 > baseline + 10
 
 
@@ -109,25 +73,6 @@ def test_the_bottom_of_a_split_model_gives_its_row_away(name: str) -> None:
 def test_a_local_loss_gives_rows_away_like_a_whole_model() -> None:
     guess, baseline = psnr(trained(bottom, schedule="local_loss"), FAST["dlg"])
     assert guess > 30 > baseline + 10
-
-
-@pytest.mark.parametrize("name", FAST)
-def test_weights_that_say_nothing_give_nothing(name: str) -> None:
-    """What came back is noise: the guess is no better than the mean image."""
-    run = trained(WHOLE)
-    view = run.inquiry.recorded("fed_server", 0)
-    drawn = generator(0, "noise")
-    noise = [
-        m._replace(tensors={n: t + torch.randn(t.shape, generator=drawn) for n, t in m.tensors.items()})
-        if m.receiver == "fed_server"
-        else m
-        for m in view.messages
-    ]
-    knowledge = replace(run.inquiry.knowledge("fed_server", 0, 1), local=run.inquiry._local("fed_server", 0))
-    guess = FAST[name](View(view.party, tuple(noise), view.segments), knowledge, generator(0)).guess
-    truth = run.data.clients[0].train.x
-    mean = run.data.auxiliary.x.mean(0)
-    assert float((guess - truth).square().mean()) > float((mean - truth).square().mean())
 
 
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"momentum": 0.5, "weight_decay": 0.1}], ids=str)
@@ -183,23 +128,6 @@ def test_every_round_and_client_is_its_own_victim() -> None:
             (result,) = run.attack(FAST["idlg"], adversary="fed_server", client=client, round=number)
             assert torch.equal(result.truth, truth)
             assert torch.allclose(result.guess, truth, atol=0.05)
-
-
-def test_the_guess_knows_no_truth(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scored against other rows the guess stays the same and the score falls."""
-    from splitfed import inquiry as module
-
-    run = trained(WHOLE)
-    (honest,) = run.attack(FAST["idlg"], adversary="fed_server")
-    grade_of = module.grade_of
-
-    def misled(target: Any, guess: Tensor, victims: Any, *rest: Any, **options: Any) -> Any:
-        return grade_of(target, guess, run.data.clients[1].train, *rest, **options)
-
-    monkeypatch.setattr(module, "grade_of", misled)
-    (result,) = run.attack(FAST["idlg"], adversary="fed_server")
-    assert torch.equal(result.guess, honest.guess)
-    assert result.grade["guess"]["psnr"].mean < honest.grade["guess"]["psnr"].mean - 15
 
 
 def test_an_attack_is_the_same_twice_and_changes_nothing() -> None:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 import splitfed
-from splitfed.attacks.base import Target
 from splitfed.attacks.fsha import Fsha
 from splitfed.attacks.insider_labels import InsiderLabels
-from splitfed.attacks.intruder import Insider, Intruder, Post, Seen
-from splitfed.attacks.pcat import Pcat
 from splitfed.attacks.replica import Replica
 from splitfed.attacks.rmle import Rmle
 from splitfed.attacks.sdar import Sdar
@@ -26,41 +22,8 @@ from splitfed.errors import InvalidInput
 from splitfed.optim import Optim
 from splitfed.run import Run
 from splitfed.topologies import u_shaped, vanilla
-from splitfed.view import View
-from tests.intruder_zoo import go, insider, ramps, small
+from tests.intruder_zoo import ALL, Quiet, Spy, go, insider, ramps, small
 from tests.zoo import assert_same
-
-ALL: dict[str, Intruder] = {
-    "fsha": Fsha(width=8),
-    "sdar": Sdar(width=8),
-    "pcat": Pcat(width=8, start=3, inverse_steps=5, refine=2),
-}
-
-
-@dataclass(frozen=True)
-class Spy(Intruder):
-    """Keeps what it sees; sends ones where it is to be active."""
-
-    loud: bool = False
-
-    def enter(self, post: Post) -> Insider:
-        return (_Loud if self.loud else _Quiet)(self, post)
-
-
-class _Quiet(Insider):
-    def build(self) -> None:
-        self.seen: list[tuple[Seen, dict[str, nn.Module]]] = []
-
-    def learn(self, seen: Seen, modules: Mapping[str, nn.Module], random: torch.Generator) -> Tensor | None:
-        self.seen.append((seen, dict(modules)))
-        return torch.ones_like(seen.z)
-
-    def guess(self, view: View, target: Target) -> Tensor:
-        return self.released(view)
-
-
-class _Loud(_Quiet):
-    active: ClassVar[bool] = True
 
 
 def weights(run: Run) -> dict[str, Any]:
@@ -70,7 +33,7 @@ def weights(run: Run) -> dict[str, Any]:
 def test_it_sees_every_training_step_once_and_its_own_segments() -> None:
     run = go(Spy(), rounds=2)
     spy = insider(run)
-    assert isinstance(spy, _Quiet)
+    assert isinstance(spy, Quiet)
     assert [len(seen.z) for seen, _ in spy.seen] == [32] * 16
     assert {tuple(seen.z.shape[1:]) for seen, _ in spy.seen} == {(2,)}
     assert all(set(modules) == {"top"} for _, modules in spy.seen)
@@ -80,7 +43,7 @@ def test_it_sees_every_training_step_once_and_its_own_segments() -> None:
 
 def test_no_label_arrives_in_a_u() -> None:
     spy = insider(go(Spy(), "u_shaped"))
-    assert isinstance(spy, _Quiet)
+    assert isinstance(spy, Quiet)
     assert {seen.y for seen, _ in spy.seen} == {None}
 
 
@@ -102,7 +65,7 @@ def test_an_active_one_replaces_what_the_client_gets() -> None:
 @pytest.mark.parametrize("schedule", ["sequential", "splitfed_v1", "splitfed_v2", "sglr"])
 def test_every_client_of_every_schedule_passes_it(schedule: str) -> None:
     spy = insider(go(Spy(loud=True), data=ramps(2, 64), schedule=schedule))
-    assert isinstance(spy, _Quiet)
+    assert isinstance(spy, Quiet)
     assert sum(len(seen.z) for seen, _ in spy.seen) == 128
 
 

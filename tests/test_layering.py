@@ -34,10 +34,11 @@ CORE = (
     "tutoring",
     "party",
     "executor",
+    "secure",
     "engines",
 )
 ALGORITHMS = ("topologies", "attacks", "defenses", "schedules", "federated", "accounting", "data", "models", "matching")
-ALGORITHMS += ("manipulations", "detectors")
+ALGORITHMS += ("manipulations", "detectors", "fusions")
 RUNNING = (
     "folder",
     "preparation",
@@ -68,6 +69,7 @@ ALLOWED: dict[str, set[str]] = {
     "models": set(BASE),
     "matching": {*BASE, "graph", "cutting", "view", "traffic", "data"},
     "manipulations": {*BASE, *CORE, "data"},
+    "fusions": {*BASE, "engines"},
     "detectors": {*BASE, "graph", "view"},
     **{
         unit: {*BASE, *CORE, *ALGORITHMS, *RUNNING[:above]}

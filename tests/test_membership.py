@@ -1,4 +1,4 @@
-"""Membership attacks: they find what an overfitted model was trained on, and nothing where nothing was learnt.
+"""Membership attacks: who the candidates are, what a copy of the model may know, and what is refused.
 
 60 real digits, half of them with labels drawn at random, learnt by heart; 60 others that nobody trained on. Blind
 scores have an AUC of .5 with a standard deviation of .053, so .66 is three of them above it.
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 import splitfed
-from splitfed.attacks import grading
 from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target
 from splitfed.attacks.lira import Lira
 from splitfed.attacks.membership_releases import MembershipReleases
@@ -25,8 +24,6 @@ from splitfed.attacks.membership_shadow import MembershipShadow, features
 from splitfed.attacks.membership_threshold import MembershipThreshold
 from splitfed.data.candidates import candidates
 from splitfed.data.dataset import Dataset
-from splitfed.data.federation import Federation
-from splitfed.defense import Defense
 from splitfed.defenses import DistanceCorrelation, Noise
 from splitfed.errors import InvalidInput
 from splitfed.models.mlp import mlp
@@ -37,58 +34,17 @@ from splitfed.seeding import generator, stream
 from splitfed.task import classification, regression
 from splitfed.topologies import multi_task, u_shaped, vanilla, vertical
 from splitfed.view import View
+from tests.attack_zoo import MEMBER_BATCH as BATCH
+from tests.attack_zoo import MEMBER_ROUNDS as ROUNDS
+from tests.attack_zoo import by_heart as trained
+from tests.attack_zoo import noted as federation
 from tests.walk import holdings, reachable
 from tests.zoo import Scale, assert_same, toy_data
 
-ROUNDS, BATCH = 40, 20
-
-# The attack, and the AUC that it must exceed.
-TABLE: dict[str, tuple[Attack, float]] = {
-    "membership_threshold": (MembershipThreshold(), 0.8),
-    "membership_shadow": (MembershipShadow(copies=2), 0.75),
-    "membership_releases": (MembershipReleases(), 0.66),
-    "lira online": (Lira(copies=6), 0.8),
-    "lira offline": (Lira(copies=4, online=False), 0.75),
-}
-# The same with less work, where how much they find does not matter.
-QUICK: dict[str, Attack] = {
-    "membership_threshold": MembershipThreshold(),
-    "membership_shadow": MembershipShadow(copies=1, epochs=4, batch_size=BATCH),
-    "membership_releases": MembershipReleases(),
-    "lira online": Lira(copies=4, epochs=4, batch_size=BATCH),
-    "lira offline": Lira(copies=4, online=False, epochs=4, batch_size=BATCH),
-}
-
 
 @cache
-def federation() -> Federation:
-    drawn = generator(1, "membership")
-    digits = splitfed.data.digits()
-    some = digits.rows(torch.randperm(len(digits), generator=drawn)[:280])
-    wrong = torch.rand(len(some), generator=drawn) < 0.5
-    y = torch.where(wrong, torch.randint(0, 10, (len(some),), generator=drawn), some.y)
-    noisy = Dataset("digits", some.x, y, some.task, some.value_range)
-    return noisy.clients(1, auxiliary=160, victims=60, validation=0.0, test=0.0)
-
-
-@cache
-def trained(*defenses: Defense, cut: str = "relu2", decay: float = 0.0) -> Run:
-    with stream(0):
-        model = mlp((1, 8, 8), 10, (64, 32))
-    return splitfed.train(
-        vanilla(model, cut),
-        federation(),
-        rounds=ROUNDS,
-        batch_size=BATCH,
-        optimizer=Optim("Adam", {"lr": 3e-3, "weight_decay": decay}),
-        defenses=defenses,
-        evaluate_every=ROUNDS,
-    )
-
-
-@cache
-def result(name: str) -> splitfed.AttackResult:
-    (found,) = trained().attack(TABLE[name][0])
+def result(attack: Attack) -> splitfed.AttackResult:
+    (found,) = trained().attack(attack)
     return found
 
 
@@ -96,42 +52,18 @@ def area(found: splitfed.AttackResult) -> float:
     return found.grade["guess"]["auc"].mean
 
 
-@pytest.mark.parametrize("name", TABLE)
-def test_finds_members_of_an_overfitted_model(name: str) -> None:
-    assert len(federation().clients[0].train) == 60
-    assert area(result(name)) > TABLE[name][1]
-    assert result(name).grade["chance"]["auc"].mean == 0.5
-
-
-@pytest.mark.parametrize("name", QUICK)
-def test_falls_to_chance_when_releases_are_noise(name: str) -> None:
-    (found,) = trained(Noise(scale=1e3)).attack(QUICK[name])
-    assert 0.34 < area(found) < 0.66
-
-
-@pytest.mark.parametrize("name", ["membership_threshold", "membership_shadow"])
-def test_falls_to_chance_when_weights_may_not_grow(name: str) -> None:
-    (found,) = trained(decay=1.0).attack(QUICK[name])
+@pytest.mark.parametrize("attack", [MembershipThreshold(), MembershipShadow(copies=1, epochs=4, batch_size=BATCH)])
+def test_falls_to_chance_when_weights_may_not_grow(attack: Attack) -> None:
+    (found,) = trained(decay=1.0).attack(attack)
     assert 0.34 < area(found) < 0.66
 
 
 def test_the_likelihood_ratio_beats_the_threshold() -> None:
-    assert area(result("lira online")) > area(result("membership_threshold"))
-
-
-@pytest.mark.parametrize("name", QUICK)
-def test_the_scorer_alone_knows_the_members(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Told that members are the others, the scorer turns the figure around and the guess stays the same."""
-    (honest,) = trained().attack(QUICK[name])
-    grade = grading.grade_members
-    monkeypatch.setattr(grading, "grade_members", lambda truth, *rest: grade(~truth, *rest))
-    (misled,) = trained().attack(QUICK[name])
-    assert torch.equal(misled.guess, honest.guess)
-    assert area(misled) == pytest.approx(1 - area(honest))
+    assert area(result(Lira(copies=6))) > area(result(MembershipThreshold()))
 
 
 def test_a_result_holds_scores_and_who_was_a_member() -> None:
-    found = result("membership_threshold")
+    found = result(MembershipThreshold())
     assert found.guess.shape == found.truth.shape == (120,)
     assert found.truth.dtype == torch.bool
     assert int(found.truth.sum()) == 60

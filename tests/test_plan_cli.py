@@ -170,3 +170,22 @@ def test_costs_of_another_seed_are_not_mixed_in(tmp_path: Path) -> None:
     found = costs.plan(ready.grid, ready.data, [])
     assert (found["seed"], found["seeds"], len(found["topologies"])) == (3, 2, 1)
     assert [row["schedule"] for row in found["topologies"][0]["schedules"]] == ["sequential"]
+
+
+def test_what_a_defense_packs_is_planned_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Four bits a number of twelve, two a byte, and a range of two floats a batch, in place of 48 bytes a row."""
+    made = study([{"name": "none"}, {"name": "quantization", "bits": 4}])
+    found = planned(tmp_path, made, capsys)
+    plain, packed = found["defenses"]
+    assert plain["bytes"] == []
+    (row,) = packed["bytes"]
+    assert row["undefended"] == found["topologies"][0]["schedules"][0]["bytes"]
+    assert row["bytes"] < row["undefended"]
+    assert main(["run", str(tmp_path / "study.toml"), "--folder", str(tmp_path / "out")]) == 0
+    results = [json.loads(p.read_text("utf-8")) for p in (tmp_path / "out" / "runs").glob("*/result.json")]
+    counted = {r["defense"]["label"]: (r["bytes"], r["predicted"]["bytes"]) for r in results}
+    assert counted["none"] == (row["undefended"], row["undefended"])
+    assert counted["quantization(bits=4)"] == (row["bytes"], row["bytes"])
+    capsys.readouterr()
+    assert main(["plan", str(tmp_path / "study.toml")]) == 0
+    assert "x what crosses without it" in capsys.readouterr().out

@@ -44,6 +44,17 @@ def test_the_vertical_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "200" in capsys.readouterr().out
 
 
+def test_the_private_example_keeps_its_promise(capsys: pytest.CaptureFixture[str]) -> None:
+    code = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)[2]
+    names: dict[str, object] = {}
+    exec(compile(code.replace("rounds=3", "rounds=1"), "README.md", "exec"), names)
+    ledger = names["run"].ledger  # type: ignore[attr-defined]
+    assert 7.9 < ledger.epsilon <= 8.0
+    assert ledger.delta == 1e-5
+    assert ledger.open
+    assert "epsilon 8 at delta 1e-05 for weights" in capsys.readouterr().out
+
+
 # Four strengths (none and three) over three seeds; two fusions with one seed.
 @pytest.mark.parametrize(("number", "runs"), [(0, 12), (1, 2)])
 def test_the_studies_are_valid(tmp_path: Path, number: int, runs: int) -> None:

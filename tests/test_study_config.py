@@ -96,7 +96,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (small(defense=[{"name": "nose"}]), r"defense\[0\]\.name: unknown defense 'nose'; did you mean 'noise'"),
     (
         small(defense=[{"name": "noise", "scales": 1}]),
-        r"defense\[0\]\.scales: unknown key 'scales'; did you mean 'scale'\?",
+        r"defense\[0\]\.scales: unknown key 'scales'; did you mean 'scale' or 'clients'\?",
     ),
     (
         small(defense=[{"name": "none"}, {"name": "distance_correlation", "alpha": -0.5}]),

@@ -1,0 +1,208 @@
+"""FedProto: prototypes worked out by hand, their pull on a client's loss, what crosses, exact resume, refusals."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import splitfed
+from splitfed.errors import InvalidInput
+from splitfed.federated.fedproto import FedProto, Pull, nearest, prototypes
+from splitfed.models.mlp import mlp
+from splitfed.planning.plan import cost
+from splitfed.preparation import prepare
+from splitfed.run import Run
+from splitfed.schedules import Sequential, SplitFedV1
+from splitfed.schedules.base import Training
+from splitfed.seeding import stream
+from splitfed.topologies import local, multi_hop, u_shaped, vanilla, vertical
+from splitfed.view import Stamp
+from tests.walk import holdings
+from tests.zoo import assert_same
+
+ALONE = Sequential(hand_over="none")
+STAMP = Stamp("train", 0, 0, 0)
+BUILDERS = {
+    "local": lambda m: local(m, ("relu1",)),
+    "vanilla": lambda m: vanilla(m, "relu1"),
+    "u_shaped": lambda m: u_shaped(m, ("relu1", "relu2")),
+}
+
+
+def data(clients: int = 3) -> Any:
+    return splitfed.data.digits().clients(clients, dirichlet=0.5, auxiliary=10, victims=8)
+
+
+def go(shape: str = "local", rounds: int = 2, **changes: Any) -> Run:
+    with stream(0):
+        model = mlp((1, 8, 8), 10, (16, 12))
+    arguments: dict[str, Any] = {"schedule": ALONE, "method": FedProto(), "data": data(), **changes}
+    return splitfed.train(BUILDERS[shape](model), arguments.pop("data"), rounds=rounds, **arguments)
+
+
+def pull(weight: float, distance: str) -> Pull:
+    found = Pull(FedProto(weight=weight, distance=distance), "body", "z", "out")
+    found.prototypes = {"0": torch.tensor([1.0, 1.0]), "2": torch.tensor([0.0, 3.0])}
+    return found
+
+
+def test_prototypes_are_means_by_class() -> None:
+    z = torch.tensor([[0.0, 2.0], [2.0, 4.0], [5.0, 5.0]])
+    means, rows = prototypes(z, torch.tensor([1, 1, 3]))
+    assert {name: mean.tolist() for name, mean in means.items()} == {"1": [1.0, 3.0], "3": [5.0, 5.0]}
+    assert rows == {"1": 2, "3": 1}
+
+
+@pytest.mark.parametrize(("distance", "expected"), [("mse", 0.5 * (25 + 4) / 6), ("l2", 0.5 * (5 + 2) / 3)])
+def test_pull_is_the_weighted_distance_and_absent_classes_pull_nothing(distance: str, expected: float) -> None:
+    # Rows of classes 0, 2 and 1; the last has no prototype. Squared distances: 9 + 16 = 25, 4 and none.
+    z = torch.tensor([[4.0, 5.0], [0.0, 5.0], [9.0, 9.0]], requires_grad=True)
+    term = pull(0.5, distance).terms({"z": z}, {"out": torch.tensor([0, 2, 1])}, STAMP)["body"]
+    (slope,) = torch.autograd.grad(term, z)
+    assert float(term.detach()) == pytest.approx(expected, rel=1e-5)
+    assert slope[2].tolist() == [0.0, 0.0]
+    assert slope[1][1] > 0
+
+
+def test_fusion_weighs_by_examples_or_not_at_all() -> None:
+    class One:
+        """A client with embeddings of its own."""
+
+        def __init__(self, lane: int, z: Tensor, y: Tensor) -> None:
+            self.lane, self.z, self.y = lane, z, y
+            self.topology = local(mlp((1, 8, 8), 10, (16, 12)), ("relu1",)).with_task(splitfed.classification(10))
+
+        def compute(self, value: str, part: str = "train") -> Tensor:
+            return self.z
+
+        def labels(self, head: str, part: str = "train") -> Tensor:
+            return self.y
+
+        def send(self, kind: str, tensors: dict[str, Tensor], number: int) -> dict[str, Tensor]:
+            assert kind == "prototype"
+            return tensors
+
+    many = One(0, torch.tensor([[0.0], [2.0], [4.0]]), torch.tensor([5, 5, 5]))
+    few = One(1, torch.tensor([[10.0], [7.0]]), torch.tensor([5, 6]))
+    for weighted, wanted in ((True, (3 * 2.0 + 10.0) / 4), (False, (2.0 + 10.0) / 2)):
+        state = {"prototypes": {"9": torch.tensor([1.0])}}
+        FedProto(weighted=weighted).fuse([many, few], {0: 0.6, 1: 0.4}, 0, state)  # type: ignore[list-item]
+        assert list(state["prototypes"]) == ["5", "6", "9"]
+        assert [float(row) for row in state["prototypes"].values()] == [wanted, 7.0, 1.0]
+
+
+def test_nearest_prototype() -> None:
+    known = {"3": torch.tensor([0.0, 0.0]), "7": torch.tensor([4.0, 0.0])}
+    assert nearest(torch.tensor([[1.0, 1.0], [3.0, -1.0]]), known).tolist() == [3, 7]
+
+
+@pytest.mark.parametrize("shape", BUILDERS)
+def test_weight_zero_is_training_alone_and_says_so(shape: str) -> None:
+    off = FedProto(weight=0.0)
+    assert off.turned_off == "fedproto with weight=0 adds nothing to a client's loss"
+    assert FedProto().turned_off is None
+    plain, run = go(shape, method=None), go(shape, method=off)
+    for lane in range(3):
+        for name, module in plain.engine.modules(lane).items():
+            assert_same(module.state_dict(), run.engine.modules(lane)[name].state_dict())
+    changed = go(shape)
+    assert not torch.equal(
+        next(iter(plain.engine.modules(0).values())).state_dict().popitem()[1],
+        next(iter(changed.engine.modules(0).values())).state_dict().popitem()[1],
+    )
+
+
+@pytest.mark.parametrize("shape", BUILDERS)
+def test_planned_bytes_are_counted_bytes(shape: str) -> None:
+    run = go(shape, rounds=3)
+    with stream(0):
+        model = mlp((1, 8, 8), 10, (16, 12))
+    ready = prepare(
+        BUILDERS[shape](model),
+        data(),
+        schedule=ALONE,
+        defenses=(),
+        optimizer=None,
+        training=Training(64, 1, 0),
+        method=FedProto(),
+    )
+    counted = {flow: found for flow, found in run.engine.traffic.flows.items() if flow.phase == "train"}
+    assert cost(ready, 3).flows == counted
+    assert run.engine.traffic.bytes(kind="prototype") > 0
+
+
+def test_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
+    whole = go("vanilla", rounds=3)
+    go("vanilla", rounds=3, folder=tmp_path / "run", progress=None)
+    cut = tmp_path / "cut"
+
+    class Stop(Exception):
+        pass
+
+    def stop(done: int, rounds: int, metrics: Any) -> None:
+        if done == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        go("vanilla", rounds=3, folder=cut, progress=stop)
+    again = go("vanilla", rounds=3, folder=cut, resume=True)
+    for name, state in whole.state().items():
+        if name.startswith("party-"):
+            assert_same(state["segments"], again.state()[name]["segments"])
+    assert_same(whole.method_state["prototypes"], again.method_state["prototypes"])
+    with pytest.raises(InvalidInput, match="its method is"):
+        go("vanilla", rounds=3, folder=cut, resume=True, method=FedProto(weight=2.0))
+
+
+@pytest.mark.parametrize("shape", BUILDERS)
+def test_no_party_reaches_what_another_holds(shape: str) -> None:
+    held = {name: holdings(party) for name, party in go(shape).engine.parties.items()}
+    found = [(a, b) for (a, one), (b, two) in combinations(held.items(), 2) if one & two]
+    assert found == []
+
+
+def test_prototypes_find_the_class_and_three_accuracies_are_told() -> None:
+    run = go("vanilla", rounds=8, method=FedProto(weight=0.1))
+    test = run.history[-1]["test"]
+    assert set(test["method"]) == {"nearest_prototype", "nearest_own_prototype"}
+    assert all(len(scores) == 3 for scores in test["method"].values())
+    assert min(test["method"]["nearest_prototype"]) > 0.4, "chance is .1"
+    assert "method" not in go("vanilla", rounds=1, method=None).history[-1]["test"]
+
+
+def test_averaged_segments_and_prototypes_go_together() -> None:
+    run = go("vanilla", schedule=SplitFedV1())
+    assert {"weights", "prototype"} <= set(run.engine.traffic.by_kind())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"weight": -1.0}, "fedproto weight=-1"),
+        ({"distance": "cosine"}, "unknown fedproto distance 'cosine'"),
+    ],
+)
+def test_parameters_out_of_range_are_refused(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidInput, match=text):
+        FedProto(**arguments)
+
+
+def test_topologies_without_embedding_or_labels_beside_it_are_refused() -> None:
+    with stream(0):
+        model = mlp((1, 8, 8), 10, (16, 12))
+        halves = {f"party{i}": mlp((1, 8, 4), 8, (8,)) for i in range(2)}
+        top = torch.nn.Linear(16, 10)
+    with pytest.raises(InvalidInput, match="fedproto finds no embedding in topology 'local'"):
+        splitfed.train(local(model), data(), method="fedproto")
+    with pytest.raises(InvalidInput, match="unknown value 'middle'"):
+        splitfed.train(vanilla(model, "relu1"), data(), method=FedProto(embedding="middle"))
+    rows = splitfed.data.digits().strips(2).clients(1, auxiliary=0, victims=1)
+    with pytest.raises(InvalidInput, match="fedproto needs labels where the embedding is made"):
+        splitfed.train(vertical(halves, top, labels="top"), rows, schedule="joint", method="fedproto")
+    with pytest.raises(InvalidInput, match="unknown method 'fedprot'; did you mean 'fedproto'"):
+        splitfed.train(multi_hop(model, ("relu1", "relu2")), data(), method="fedprot")

@@ -1,0 +1,172 @@
+"""The harness of the published tables: measured once, kept through a crash, written into a section of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.papers import __main__ as command
+from tests.papers import he_mnist, unsplit_depth
+from tests.papers.he_lenet import he_lenet
+from tests.papers.table import Cell, Measured, Table, markdown, mean, write
+
+
+def shown(done: Measured) -> str:
+    return ", ".join(f"{key}={entry['found']}" for key, entry in sorted(done.items()))
+
+
+class Counter:
+    """Cells that count how often each is measured; `broken` raises."""
+
+    def __init__(self, *keys: str, broken: str = "") -> None:
+        self.measured: list[str] = []
+        self.broken = broken
+        self.table = Table(
+            "toy", "A toy", "No time at all.", tuple(Cell(key, self._measure(key)) for key in keys), shown
+        )
+
+    def _measure(self, key: str) -> Any:
+        def measure(state: Path) -> dict[str, Any]:
+            if key == self.broken:
+                raise ArithmeticError("no luck")
+            assert state.is_dir()
+            self.measured.append(key)
+            return {"found": len(self.measured)}
+
+        return measure
+
+    def complete(self, folder: Path) -> None:
+        self.table.complete(folder, told=lambda line: None)
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Any:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_a_cell_is_measured_once(tmp_path: Path) -> None:
+    toy = Counter("a", "b")
+    toy.complete(tmp_path)
+    toy.complete(tmp_path)
+    assert toy.measured == ["a", "b"]
+    found = toy.table.measured(tmp_path)
+    assert {key: entry["found"] for key, entry in found.items()} == {"a": 1, "b": 2}
+    for entry in found.values():
+        assert entry["seconds"] >= 0
+        assert entry["megabytes"] > 1
+        assert len(entry["date"]) == len("2026-11-21")
+
+
+def test_what_was_measured_before_a_crash_is_kept(tmp_path: Path) -> None:
+    broken = Counter("a", "b", "c", broken="b")
+    with pytest.raises(ArithmeticError):
+        broken.complete(tmp_path)
+    assert list(broken.table.measured(tmp_path)) == ["a"]
+    whole = Counter("a", "b", "c")
+    whole.complete(tmp_path)
+    assert whole.measured == ["b", "c"]
+
+
+def test_a_torn_last_line_is_measured_again_and_spoils_nothing(tmp_path: Path) -> None:
+    Counter("a", "b").complete(tmp_path)
+    path = tmp_path / "toy.jsonl"
+    whole = path.read_text()
+    path.write_text(whole[:-9])
+    toy = Counter("a", "b")
+    assert list(toy.table.measured(tmp_path)) == ["a"]
+    toy.complete(tmp_path)
+    assert toy.measured == ["b"]
+    assert list(toy.table.measured(tmp_path)) == ["a", "b"]
+    lines = path.read_text().splitlines()
+    assert [json.loads(line)["key"] for line in (lines[0], lines[-1])] == ["a", "b"]
+
+
+def test_a_cell_that_the_table_no_longer_has_is_not_shown(tmp_path: Path) -> None:
+    Counter("a", "old").complete(tmp_path)
+    assert list(Counter("a").table.measured(tmp_path)) == ["a"]
+
+
+def test_write_replaces_its_own_section_and_leaves_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "RESULTS.md"
+    other = "<!-- other: begin -->\n## Other\n\nkept\n<!-- other: end -->\n"
+    path.write_text(f"# Results\n\nby hand\n\n<!-- toy: begin -->\nold\n<!-- toy: end -->\n\n{other}")
+    toy = Counter("a")
+    toy.complete(tmp_path)
+    write(toy.table, tmp_path, path)
+    text = path.read_text()
+    assert "old" not in text
+    assert text.startswith("# Results\n\nby hand\n\n<!-- toy: begin -->\n## A toy (`make papers TABLE=toy`)\n")
+    assert text.endswith(f"a=1\n<!-- toy: end -->\n\n{other}")
+    write(toy.table, tmp_path, path)
+    assert path.read_text() == text
+
+
+def test_write_appends_a_new_section_and_nothing_where_nothing_is_measured(tmp_path: Path) -> None:
+    path = tmp_path / "RESULTS.md"
+    path.write_text("# Results\n")
+    toy = Counter("a")
+    write(toy.table, tmp_path, path)
+    assert path.read_text() == "# Results\n"
+    toy.complete(tmp_path)
+    write(toy.table, tmp_path, path)
+    assert path.read_text().startswith("# Results\n\n<!-- toy: begin -->\n")
+
+
+def test_a_table_with_missing_cells_says_so(tmp_path: Path) -> None:
+    Counter("a").complete(tmp_path)
+    text = Counter("a", "b", "c").table.text(tmp_path)
+    assert "**Not finished: 2 of 3 measurements are missing.**" in text
+    assert "Not finished" not in Counter("a").table.text(tmp_path)
+
+
+def test_an_unknown_name_is_refused_in_a_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert command.main(["he_mnits", "--folder", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("no table 'he_mnits'; there are ")
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_table_has_its_modules_name_and_keys_of_its_own() -> None:
+    found = command.tables()
+    assert {"he_mnist", "unsplit_depth"} <= set(found)
+    for table in found.values():
+        keys = [cell.key for cell in table.cells]
+        assert len(set(keys)) == len(keys)
+
+
+def test_means_have_intervals_from_two_seeds_on() -> None:
+    assert mean([1.0]) == "1.00"
+    # t(.975, 1) = 12.706, standard error of (1, 3) is 1.
+    assert mean([1.0, 3.0]) == "2.00 (-10.71 to 14.71)"
+    assert markdown(["a", "b"], [[1, 2]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |"
+
+
+def test_the_network_of_he_releases_what_theirs_does() -> None:
+    net, x = he_lenet(), torch.zeros(2, 1, 28, 28)
+    assert sum(p.numel() for p in net.parameters()) == 45_278
+    assert net[:1](x).shape == (2, 8, 24, 24)
+    assert net[:5](x).shape == (2, 16, 8, 8)
+    assert net(x).shape == (2, 10)
+
+
+def test_he_mnist_reconstructs_and_shows_any_part(tmp_path: Path) -> None:
+    line = he_mnist.LINES[1]
+    found = he_mnist.measure(line, "conv1", 1, tmp_path, training=1, changes={"epochs": 2})
+    assert found["guess psnr"] > found["mean_image psnr"] + 2
+    text = he_mnist.show({"black box, same distribution, their decoder | conv1 | seed 1": found})
+    assert f"| conv1 | {found['guess psnr']:.2f} | 40.72 |" in text
+    assert he_mnist.show({}).count("| conv1 |") == he_mnist.show({}).count("| ReLU2 |") == len(he_mnist.LINES) + 2
+
+
+def test_unsplit_depth_takes_an_image_a_class_and_shows_any_part(tmp_path: Path) -> None:
+    victims = unsplit_depth.one_a_class(unsplit_depth.federation(1).victims)
+    assert victims.y.tolist() == list(range(10))
+    found = unsplit_depth.measure("ReLU1", 1, tmp_path, rounds=1, epochs=1)
+    text = unsplit_depth.show({"ReLU1 | seed 1": found})
+    assert f"| 1 | ReLU1 | {found['guess mse'][0]:.4f} (" in text
+    assert f"| {found['clone accuracy']:.3f} |" in text

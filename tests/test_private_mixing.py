@@ -1,0 +1,141 @@
+"""What stands beside a private release: what mixes rows makes all releases count, what looks again is refused."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from splitfed.accounting.charging import Counted, charges, unprotected
+from splitfed.accounting.mixing import release_mixes, segments_mix
+from splitfed.defense import Context, Defense, Terms
+from splitfed.defenses import DpSgd, GaussianRelease, LaplaceRelease, Latent, Mid, Noise, Shredder
+from splitfed.duty import duties
+from splitfed.errors import InvalidInput
+from splitfed.graph import Topology
+from splitfed.probe import Facts, probe
+from splitfed.task import classification
+from splitfed.topologies import vanilla
+from splitfed.view import Stamp
+
+PRIVATE = GaussianRelease(noise_multiplier=4.0)
+
+
+class Centred(nn.Module):
+    """Subtracts the mean of the batch, without a weight or a buffer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+class Running(nn.Module):
+    """Keeps a mean of what it has seen, which no row of this batch is changed by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x - self.mean
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return y
+
+
+def made(front: nn.Module) -> tuple[Topology, Facts, str]:
+    topology = vanilla(nn.Sequential(nn.Tanh(), nn.Linear(6, 3)), "0").with_task(classification(3))
+    bottom, top = topology.segments
+    topology = replace(topology, segments=(replace(bottom, module=front), top))
+    (edge,) = topology.crossings
+    return topology, probe(topology, {next(iter(topology.inputs)): torch.rand(4, 6)}), edge.name
+
+
+@pytest.mark.parametrize(
+    ("front", "mixes"),
+    [
+        (nn.Tanh(), False),
+        (nn.Dropout(0.5), False),
+        (nn.BatchNorm1d(6), True),
+        (nn.Sequential(nn.BatchNorm1d(6).eval(), nn.Tanh()), False),
+        (Centred(), True),
+        (Running(), True),
+    ],
+    ids=["rowwise", "dropout", "batch norm", "frozen batch norm", "centred", "running"],
+)
+def test_segments_that_mix_are_found(front: nn.Module, mixes: bool) -> None:
+    topology, facts, _ = made(front)
+    assert segments_mix(topology, facts, {topology.segments[0].name}) is mixes
+
+
+def test_attention_across_the_batch_is_found() -> None:
+    """Read as (length, batch, width) by mistake, rows attend to each other."""
+    for first, mixes in ((True, False), (False, True)):
+        front = nn.TransformerEncoderLayer(4, 1, 8, batch_first=first)
+        top = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
+        topology = vanilla(nn.Sequential(front, top), "0").with_task(classification(3))
+        facts = probe(topology, {next(iter(topology.inputs)): torch.rand(4, 3, 4)})
+        assert segments_mix(topology, facts, {topology.segments[0].name}) is mixes
+
+
+@pytest.mark.parametrize(
+    ("defense", "mixes"),
+    [(Noise(0.1), False), (Noise(0.1, relative=True), True), (PRIVATE, False), (LaplaceRelease(), False)],
+    ids=["noise", "relative noise", "gaussian", "laplace"],
+)
+def test_releases_that_mix_are_found(defense: Defense, mixes: bool) -> None:
+    topology, facts, edge = made(nn.Tanh())
+    assert release_mixes(defense, topology, facts, edge) is mixes
+
+
+@pytest.mark.parametrize(
+    ("front", "before", "learns"),
+    [(nn.Tanh(), Noise(0.1), False), (nn.Tanh(), Noise(0.1, relative=True), True), (Centred(), Noise(0.1), True)],
+    ids=["rowwise", "relative noise before it", "centred rows"],
+)
+def test_what_mixes_before_the_mechanism_costs_all_releases(front: nn.Module, before: Defense, learns: bool) -> None:
+    topology, facts, edge = made(front)
+    counts = Counted("client0", "client", 0, {(edge, 1, 0, "train"): torch.tensor([2, 1])})
+    (charge,) = charges([topology], [facts], (before, PRIVATE), [counts], [], False)
+    assert (charge.learns, charge.travels) == (learns, False)
+    first = counts._replace(counts={(edge, 0, 0, "train"): torch.tensor([2, 1])})
+    (after,) = charges([topology], [facts], (PRIVATE, before), [first], [], False)
+    assert after.learns is isinstance(front, Centred), "what comes after it only processes what was released"
+
+
+@pytest.mark.parametrize("again", [Mid(), Shredder()], ids=["mid", "shredder"])
+def test_nothing_that_looks_at_the_row_again_may_stand_behind_it(again: Defense) -> None:
+    topology, facts, edge = made(nn.Tanh())
+    text = f"{type(again).__name__} cannot stand behind GaussianRelease on edge {edge!r}"
+    with pytest.raises(InvalidInput, match=re.escape(text)):
+        duties(topology, facts, (PRIVATE, again))
+    duties(topology, facts, (again, PRIVATE))
+
+
+def test_latent_is_charged_for_the_value_it_costs_most_at() -> None:
+    """x = epsilon / bits: ten bits at x = 1 cost 10 log((1 + e)/2) = 6.20; a thousand at 1/100 cost 5.01."""
+    topology, facts, edge = made(nn.Tanh())
+    defense = Latent(epsilon=10.0, form="unary")
+    (value,) = topology.edge(edge).values
+    sizes = [replace(facts, shapes={**facts.shapes, value: (bits,)}) for bits in (1000, 10)]
+    terms = Terms((topology,) * 2, tuple(sizes), (), (9, 9), 3, False, (3, 3), (1, 1), lambda *given: 1.0)
+    mechanism = defense.settle(terms).event().mechanism
+    assert getattr(mechanism, "epsilon", None) == pytest.approx(6.2011, abs=1e-4)
+
+
+def test_latent_sends_bits_whatever_it_is_handed() -> None:
+    z = torch.randn(64, 30, generator=torch.Generator().manual_seed(0)) * 1.7
+    sent = Latent(epsilon=3.0).release("z", z, Context("client0", "a->b", Stamp("train", 0, 0, 0), 0, 0))
+    assert set(sent.unique().tolist()) == {0.0, 1.0}
+
+
+def test_norms_and_weights_without_noise_are_open() -> None:
+    topology, facts, _ = made(nn.Linear(6, 6))
+    (client, server) = topology.roles
+    terms = Terms((topology,), (facts,), (), (9,), 3, False, (3,), (1,), lambda *given: 1.0)
+    noisy, bare = (DpSgd(noise_multiplier=m, clip="joint").settle(terms) for m in (1.0, 0.0))
+    told = unprotected(topology, (noisy,), (), True)
+    assert f"norms of each row's gradient ({client} to {server})" in told
+    assert f"weights of {client}" not in told
+    assert f"weights of {client}" in unprotected(topology, (bare,), (), True)
