@@ -70,10 +70,36 @@ def test_as_dp_accounting_says(case: str) -> None:
         warnings.simplefilter("ignore")
         best, rdp = compose(uses, privacy_oracle.DELTA), compose(uses, privacy_oracle.DELTA, "rdp")
     assert rdp.epsilon == pytest.approx(oracle["rdp"], rel=0.01)
-    assert best.epsilon >= oracle["pld"] * 0.99, "no bound is below the truth"
-    loose = "Laplace" in case and "one" not in case
-    assert best.epsilon <= oracle["pld"] * (1.08 if loose else 1.01)
+    assert best.epsilon == pytest.approx(oracle["pld"], rel=0.01)
     assert best.epsilon <= rdp.epsilon * 1.001, "a pure bound is told where it is as good"
+
+
+@pytest.mark.parametrize(("multiplier", "times"), [(0.8, 1), (3.0, 10), (20.0, 500)])
+def test_loss_distribution_is_just_above_what_is_exact(multiplier: float, times: int) -> None:
+    uses = [(gaussian(multiplier), times)]
+    exact, found = (compose(uses, 1e-5, name).epsilon for name in ("gaussian", "pld"))
+    assert exact <= found <= 1.005 * exact
+
+
+@pytest.mark.parametrize(("epsilon", "times"), [(0.2, 40), (1.0, 5), (0.01, 1000)])
+def test_loss_distribution_of_randomised_response_is_the_binomial_one(epsilon: float, times: int) -> None:
+    uses = [(Event(Pure(epsilon), Protects.LABELS, Unit.LABEL), times)]
+    exact, found = optimal_pure(epsilon, times, 1e-6), compose(uses, 1e-6, "pld").epsilon
+    assert exact * (1 - 1e-9) <= found <= 1.01 * exact
+
+
+def test_loss_distribution_of_one_laplace_by_hand() -> None:
+    """Noise of twice the sensitivity: delta(e) = 1 - exp((e - 1/2) / 2) below e = 1/2 (Balle and Wang 2018)."""
+    found = compose([(laplace(2.0), 1)], 1e-3, "pld").epsilon
+    by_hand = 0.5 + 2 * math.log(1 - 1e-3)
+    assert by_hand <= found <= by_hand + 1e-4
+
+
+def test_loss_distribution_needs_a_delta_that_rounding_leaves_alone() -> None:
+    with pytest.raises(InvalidInput, match="accountant='pld' does not apply"):
+        compose([(laplace(2.0), 2)], 1e-12, "pld")
+    with pytest.raises(InvalidInput, match="accountant='pld' does not apply"):
+        compose([(gaussian(1.0, 0.1), 2)], 1e-5, "pld")
 
 
 @pytest.mark.parametrize(("rate", "multiplier", "steps"), [(0.01, 1.0, 1000), (0.1, 2.0, 100)])

@@ -1,7 +1,8 @@
 """What many uses of private mechanisms cost together, by every accountant that applies; the best valid bound counts.
 
 Paper: Balle, Wang, ICML 2018 (Gaussians, exactly); Mironov, CSF 2017 (any mixture, by Rényi divergences); Gopi, Lee,
-Wutschitz, "Numerical composition of differential privacy", NeurIPS 2021 (sampled Gaussians, by Opacus); Kairouz, Oh,
+Wutschitz, "Numerical composition of differential privacy", NeurIPS 2021 (sampled Gaussians, by Opacus); Koskela, Jälkö,
+Honkela, AISTATS 2020 (mixtures without sampling, by the loss itself); Kairouz, Oh,
 Viswanath, "The composition theorem for differential privacy", ICML 2015 (equal pure mechanisms, exactly for the worst
 of them); the sum of epsilons for pure mechanisms.
 
@@ -18,6 +19,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from splitfed.accounting.privacy_loss import LEAST_DELTA, loss_epsilon
 from splitfed.accounting.privacy_renyi import (
     ORDERS,
     SAMPLED_ORDERS,
@@ -30,7 +32,7 @@ from splitfed.errors import InvalidInput, check_count, check_number, unknown
 from splitfed.gaussian_mechanism import gaussian_epsilon, joined_multiplier
 from splitfed.privacy import Event, Gaussian, Neighbours
 
-ACCOUNTANTS = ("best", "gaussian", "rdp", "prv", "pure")
+ACCOUNTANTS = ("best", "gaussian", "rdp", "pld", "prv", "pure")
 
 SUM = "sum of pure epsilons"
 
@@ -50,8 +52,9 @@ def compose(uses: Iterable[tuple[Event, int]], delta: float, accountant: str = "
     """Return what `uses`, events with how often each is used, cost together at `delta` in (0, 1).
 
     `accountant`: "best" of all that apply, or one of "gaussian" (exact, Gaussian mechanisms without sampling), "rdp"
-    (everything), "prv" (Gaussian mechanisms with sampling) and "pure" (mechanisms with an epsilon of their own).
-    Raises `InvalidInput` for events that cannot be added, and where the accountant does not apply.
+    (everything), "pld" (mechanisms without sampling), "prv" (Gaussian mechanisms with sampling) and "pure"
+    (mechanisms with an epsilon of their own). Raises `InvalidInput` for events that cannot be added, and where the
+    accountant does not apply.
     """
     check_number("delta", delta, low=0.0, high=1.0, open_low=True, open_high=True)
     if accountant not in ACCOUNTANTS:
@@ -105,6 +108,9 @@ def _compose(uses: Uses, delta: float, accountant: str) -> Bound:
     # Nothing is better than what is exact.
     if accountant == "rdp" or (accountant == "best" and not (gaussian and not sampled)):
         found.append(_renyi(uses, delta))
+    several = sum(times for _, times in uses) > 1
+    if not sampled and (accountant == "pld" or (accountant == "best" and several and not gaussian)):
+        found += _losses(uses, delta)
     if gaussian and sampled and all(e.sampling_rate < 1 for e, _ in uses) and accountant in ("best", "prv"):
         found.append(_prv(uses, delta))
     if not found:
@@ -123,6 +129,22 @@ def _renyi(uses: Uses, delta: float) -> Bound:
     total = np.sum([times * renyi(event, orders) for event, times in uses], axis=0)
     epsilon, _ = renyi_epsilon(orders, total, delta)
     return Bound(epsilon, delta, "Rényi divergences (Mironov 2017)")
+
+
+def _losses(uses: Uses, delta: float) -> list[Bound]:
+    """By the loss itself, where delta is not so small that rounding would show."""
+    if delta < LEAST_DELTA:
+        return []
+    reach = min(bound.epsilon for bound in (_renyi(uses, delta * 1e-6), *_pure_sum(uses)))
+    epsilon = loss_epsilon([(event.mechanism, times) for event, times in uses], delta, reach)
+    return [Bound(epsilon, delta, "privacy loss distribution (Koskela et al. 2020)")]
+
+
+def _pure_sum(uses: Uses) -> list[Bound]:
+    """What they cost without a delta, where each has an epsilon of its own."""
+    if any(isinstance(event.mechanism, Gaussian) for event, _ in uses):
+        return []
+    return [Bound(math.fsum(pure_epsilon(e.mechanism) * n for e, n in uses), 0.0, SUM)]
 
 
 def _prv(uses: Uses, delta: float) -> Bound:
