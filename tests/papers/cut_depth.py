@@ -126,10 +126,11 @@ def _agreement(found: Mapping[tuple[str, str], list[Found]]) -> list[str]:
     return [
         f"A hop and a vanilla server at the same depth and seed differ by at most {told}: the chain trains the same "
         "model, and what a hop needs to know is the pieces before it, however many parties hold them.",
-        "What came out: leakage falls with depth for `rmle`, which sees nothing more than the mean image does behind the "
-        "first dense layers; there the trained decoder is the stronger attack, and still 3.5 dB better than the mean at "
-        "relu4. So take the stronger of the two at each depth. With two parties the decoder does worse at relu1 and pool2 "
-        "than deeper, where `rmle` sees most of the image: a weakness of the decoder at this budget, no protection.",
+        "What came out: leakage falls with depth for `rmle`, which sees no more than the mean image shows behind the "
+        "first dense layers; there the trained decoder is the stronger attack, and at relu4 still 3.5 dB better than "
+        "the mean. So take the stronger of the two at each depth. With two parties the decoder does worse at relu1 and "
+        "pool2 than deeper, where `rmle` sees most of the image: a weakness of the decoder at this budget, no "
+        "protection.",
     ]
 
 
