@@ -102,6 +102,13 @@ def test_loss_distribution_needs_a_delta_that_rounding_leaves_alone() -> None:
         compose([(gaussian(1.0, 0.1), 2)], 1e-5, "pld")
 
 
+@pytest.mark.parametrize("noise", [1.0, 0.2, 0.01, 0.001])
+def test_a_figure_beyond_all_meaning_is_still_a_figure(noise: float) -> None:
+    """A thousand uses of Laplace noise far below the sensitivity: no overflow, and never more than the plain sum."""
+    found = compose([(laplace(noise), 1000)], 1e-5).epsilon
+    assert 100 < found <= 1000 / noise * (1 + 1e-9)
+
+
 @pytest.mark.parametrize(("rate", "multiplier", "steps"), [(0.01, 1.0, 1000), (0.1, 2.0, 100)])
 def test_as_opacus_says(rate: float, multiplier: float, steps: int) -> None:
     from opacus.accountants import PRVAccountant, RDPAccountant

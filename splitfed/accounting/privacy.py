@@ -19,7 +19,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from splitfed.accounting.privacy_loss import LEAST_DELTA, loss_epsilon
+from splitfed.accounting.privacy_loss import LEAST_DELTA, MOST_REACH, loss_epsilon
 from splitfed.accounting.privacy_renyi import (
     ORDERS,
     SAMPLED_ORDERS,
@@ -132,10 +132,10 @@ def _renyi(uses: Uses, delta: float) -> Bound:
 
 
 def _losses(uses: Uses, delta: float) -> list[Bound]:
-    """By the loss itself, where delta is not so small that rounding would show."""
-    if delta < LEAST_DELTA:
-        return []
+    """By the loss itself, where delta is not so small that rounding would show, and epsilon not beyond all meaning."""
     reach = min(bound.epsilon for bound in (_renyi(uses, delta * 1e-6), *_pure_sum(uses)))
+    if delta < LEAST_DELTA or reach > MOST_REACH:
+        return []
     epsilon = loss_epsilon([(event.mechanism, times) for event, times in uses], delta, reach)
     return [Bound(epsilon, delta, "privacy loss distribution (Koskela et al. 2020)")]
 

@@ -22,13 +22,15 @@ Floats = npt.NDArray[np.float64]
 
 POINTS = 1 << 18
 LEAST_DELTA = 1e-9
+MOST_REACH = 300.0  # beyond it exp(loss) leaves the numbers, and no epsilon means anything
 _TAIL = 1e-6  # the part of delta that may wrap round from above
 
 
 def loss_epsilon(uses: Sequence[tuple[Mechanism, int]], delta: float, reach: float) -> float:
     """Return an epsilon >= 0 that `uses`, mechanisms with how often each is used, keep at `delta` >= `LEAST_DELTA`.
 
-    `reach`: an epsilon that they keep at `delta` times 1e-6, by any other accountant; the grid goes one beyond it.
+    `reach`: an epsilon, at most `MOST_REACH`, that they keep at `delta` times 1e-6, by any other accountant; the grid
+    goes one beyond it.
     """
     from scipy.fft import irfft, rfft
 
