@@ -180,9 +180,9 @@ on each data set, with a seed that is not reported.
 
 What came out: noise does what is published, at a higher price on the smaller images. NoPeek and DISCO hardly help at
 this cut: on the digits the MSE grows by a factor of 1.09 at alpha .8, where the published factor is 1.9 (another
-attack, another network, a deeper cut), and by 1.22 at ratio .9 for 8 points of accuracy; on MNIST neither differs
-from no defense. One channel behind a single convolution still shows the image, and three rounds are few for a client
-to learn to hide it: whether a deeper cut or longer training closes the gap is not measured here."""
+attack, network and data), and by 1.22 at ratio .9 for 8 points of accuracy; on MNIST neither differs from no defense.
+Likely reasons, not tested: what is left behind a single convolution still shows the image, and three rounds are few
+for a client to learn to hide it."""
 
 LADDERS = " and ".join(f"widths {b.widths}, epochs {b.epochs} ({n})" for n, b in BUDGETS.items())
 
