@@ -106,17 +106,26 @@ def exchange_together(
 
 
 def predict_step(
-    lane: Lane, link: Link, batch: Batch, stamp: Stamp, asked: Sequence[Head] | None = None
+    lane: Lane,
+    link: Link,
+    batch: Batch,
+    stamp: Stamp,
+    asked: Sequence[Head] | None = None,
+    also: Collection[str] = (),
 ) -> dict[str, Tensor]:
     """Walk forward in evaluation mode, as far as the heads `asked` take; returns their outputs, checked to be finite.
 
-    `asked`: None for all that answer by themselves.
+    `asked`: None for all that answer by themselves. `also`: further values that are returned if they are made on the
+    way, as their party has made them.
     """
     heads, watch = lane.topology.answering if asked is None else asked, Watch()
     try:
         forward(lane, link, batch, stamp, watch, walked=set(lane.topology.makers(h.value for h in heads)))
         outputs = {h.value: lane.parties[h.role].output(h.value, stamp.lane) for h in heads}
         watch.close({name: float(value.sum()) for name, value in outputs.items()}, {})
+        for value, role in [(v, s.role) for s in lane.topology.segments for v in s.outputs if v in also]:
+            if lane.parties[role].made(value, stamp.lane):
+                outputs[value] = lane.parties[role].output(value, stamp.lane)
     except NonFinite as error:
         _give_up([lane], lane, stamp, error)
     finally:

@@ -366,6 +366,10 @@ class Party:
         """Return the model output `value` of this step; for the experimenter who scores the run."""
         return self._tapes[lane].made[value].detach()
 
+    def made(self, value: str, lane: int) -> bool:
+        """Tell whether this step has come to `value`."""
+        return value in self._tapes[lane].made
+
     def labels(self, part: str) -> dict[str, Tensor]:
         """Return this party's labels in `part` by head; for the experimenter who scores the run."""
         return dict(self._data[part][1]) if part in self._data else {}

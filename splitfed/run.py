@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -174,11 +175,15 @@ class Run:
         outputs: dict[str, list[Tensor]] = {head.value: [] for head in heads}
         labels: dict[str, list[Tensor]] = {head.value: [] for head in heads}
         scores: list[float | None] = []
+        known: list[dict[tuple[str, str], Tensor]] = [{} for _ in range(self.engine.lanes)]
         for lane in range(self.engine.lanes):
             if self.engine.rows(lane, part) == 0:
                 scores.append(None)
                 continue
-            found = self.engine.predict(lane, part, "evaluate", number, borrow=self._newest(lane))
+            source = self._newest(lane)
+            wanted = self._wanted(lane, source)
+            found = self.engine.predict(lane, part, "evaluate", number, borrow=source, also=wanted)
+            known[lane] = {(value, part): made for value, made in found.made.items()}
             for head in heads:
                 outputs[head.value].append(found.outputs[head.value])
                 labels[head.value].append(found.labels[head.value])
@@ -190,7 +195,7 @@ class Run:
         if len(scores) > 1:
             several["spread"] = spread(scores, task.higher_is_better)
         if self.method is not None:
-            several |= self._method_scores(self.method, part)
+            several |= self._method_scores(self.method, part, known)
         if self.crosswise:
             several["across"] = self.across(part, number)
         return {"metric": task.metric_name, "clients": scores, "union": unions[heads[0].value], **several}
@@ -218,10 +223,18 @@ class Run:
                 found[name].append(_score(head, [told.outputs[head.value][rows]], some) if some else None)
         return found
 
-    def _method_scores(self, method: Method, part: str) -> dict[str, Any]:
+    def _wanted(self, lane: int, source: Source) -> Collection[str]:
+        """Return the values that the method's own inference computes of the weights in `source` too."""
+        if self.method is None or isinstance(source, Mapping):
+            return ()
+        return self.method.scored(self.engine.topologies[lane])
+
+    def _method_scores(
+        self, method: Method, part: str, known: Sequence[Mapping[tuple[str, str], Tensor]]
+    ) -> dict[str, Any]:
         """Return what the method's own inference scores, for every client that has rows in `part`, by name."""
         found: list[dict[str, float]] = [{} for _ in self.learners]
-        for lane, one in enumerate(self.learners):
+        for lane, one in enumerate(replace(own, known=k) for own, k in zip(self._learners, known, strict=True)):
             # As the schedule would have it: handed on or averaged, where it does that.
             with self.engine.borrowed(lane, self.schedule.newest(lane, self.schedule_state)):
                 found[lane] |= method.scores(one, part, self.method_state) if one.rows(part) else {}

@@ -14,6 +14,7 @@ import splitfed
 from splitfed.errors import InvalidInput
 from splitfed.federated.fedproto import FedProto, Pull, nearest, prototypes
 from splitfed.models.mlp import mlp
+from splitfed.party import Party
 from splitfed.planning.plan import cost
 from splitfed.preparation import prepare
 from splitfed.run import Run
@@ -174,6 +175,18 @@ def test_prototypes_find_the_class_and_three_accuracies_are_told() -> None:
     assert all(len(scores) == 3 for scores in test["method"].values())
     assert min(test["method"]["nearest_prototype"]) > 0.4, "chance is .1"
     assert "method" not in go("vanilla", rounds=1, method=None).history[-1]["test"]
+
+
+@pytest.mark.parametrize("shape", ["local", "vanilla", "u_shaped"])
+def test_embeddings_come_from_the_pass_that_scores_the_head(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows that are scored go through the model once, and the scores are those of a pass of their own."""
+    run, asked = go(shape), []
+    again = [FedProto().scores(one, "test", run.method_state) for one in run.learners]
+    compute = Party.compute
+    monkeypatch.setattr(Party, "compute", lambda *given, **named: asked.append(given[1:]) or compute(*given, **named))
+    found = run.evaluate("test")["method"]
+    assert asked == []
+    assert found == {name: [one[name] for one in again] for name in again[0]}
 
 
 def test_clients_of_lowest_loss_train_further() -> None:

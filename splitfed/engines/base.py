@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -48,10 +48,14 @@ class Placement:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Model outputs by head for a number of rows, and the labels that their holder has for them."""
+    """Model outputs by head for a number of rows, and the labels that their holder has for them.
+
+    `made`: values on the way to the outputs that were asked for besides.
+    """
 
     outputs: Mapping[str, Tensor]
     labels: Mapping[str, Tensor]
+    made: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Trainer(Protocol):
@@ -132,10 +136,12 @@ class Engine(Trainer, Protocol):
         borrow: Source | None = None,
         batch_size: int = 256,
         head: str | None = None,
+        also: Collection[str] = (),
     ) -> Prediction:
         """Run `part` of `lane` forward through the parties in evaluation mode, to `head` (None: to all that answer).
 
-        `number` tells one pass from the next, so that the defenses draw afresh.
+        `number` tells one pass from the next, so that the defenses draw afresh. `also`: values on the way to those
+        outputs that the experimenter wants too, before any defense.
 
         `borrow`: whose client segments stand in for the lane's own, as when the experimenter scores the newest
         model on everybody's data; nothing is counted for lending them.

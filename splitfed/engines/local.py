@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -229,23 +229,29 @@ class LocalEngine:
         borrow: Source | None = None,
         batch_size: int = 256,
         head: str | None = None,
+        also: Collection[str] = (),
     ) -> Prediction:
         """Run `part` of `lane` forward in evaluation mode; see `Engine.predict`."""
         place = self._serving(lane)
         topology = place.topology
         heads = [h for h in topology.heads if h.value == head] if head else topology.answering
         outputs: dict[str, list[Tensor]] = {h.value: [] for h in heads}
+        made: dict[str, list[Tensor]] = {}
         with self.borrowed(lane, borrow):
             for step, rows in enumerate(torch.arange(self.rows(lane, part)).split(batch_size)):
                 stamp = place.stamp(phase, number, step, part)
-                for name, value in predict_step(place, self.link, Batch(part, rows), stamp, heads).items():
-                    outputs[name].append(value.cpu())
+                for name, value in predict_step(place, self.link, Batch(part, rows), stamp, heads, also).items():
+                    if name in outputs:
+                        outputs[name].append(value.cpu())
+                    if name in also:
+                        made.setdefault(name, []).append(value)
         labels = {}
         for h in heads:
             known = place.parties[h.labels].labels(part)
             if h.value in known:
                 labels[h.value] = known[h.value].cpu()
-        return Prediction({name: torch.cat(parts) for name, parts in outputs.items()}, labels)
+        joined, besides = ({name: torch.cat(parts) for name, parts in found.items()} for found in (outputs, made))
+        return Prediction(joined, labels, besides)
 
     def consult(self, lane: int, value: str, rows: Tensor, part: str, number: int) -> Tensor:
         """Pass `rows` of `part` of `lane` forward in evaluation mode; return the output `value` of the model."""

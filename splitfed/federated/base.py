@@ -9,7 +9,7 @@ All that a method sends goes through `Learner.send` and `Learner.receive`: it is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -308,6 +308,13 @@ class Method:
         They stand in for the client's own, as far as they go, whenever it is scored, asked for predictions or attacked.
         """
         return None
+
+    def scored(self, topology: Topology) -> Collection[str]:
+        """Return the values that `scores` computes with the weights that the client is scored with.
+
+        Whoever scores the client's model has them at hand then, and the rows pass through it once.
+        """
+        return ()
 
     def scores(self, learner: Learner, part: str, state: State) -> Mapping[str, float]:
         """Return further scores of one client on `part`, name -> value, from an inference of the method's own."""

@@ -25,7 +25,7 @@ share what stands behind it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -169,6 +169,10 @@ class FedProto(Method):
                 state["losses"][str(learner.lane)] = float(learner.send("loss", {"loss": loss}, number)["loss"])
         fused = {name: (total / counts[name]).to(torch.float32) for name, total in sums.items()}
         state["prototypes"] = dict(sorted({**state["prototypes"], **fused}.items(), key=lambda item: int(item[0])))
+
+    def scored(self, topology: Topology) -> Collection[str]:
+        """The embeddings, which are compared with prototypes."""
+        return (_place(self, topology)[0],)
 
     def scores(self, learner: Learner, part: str, state: State) -> Mapping[str, float]:
         """Return the accuracy of the nearest prototype, among the client's own classes and among all."""

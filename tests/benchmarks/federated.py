@@ -1,4 +1,4 @@
-"""What federated methods cost: a round of FedAvg, FedProx and FML against a bare PyTorch loop that does the same.
+"""What federated methods cost: a round of FedAvg, FedProx, FedProto and FML against a bare PyTorch loop of the same.
 
 MNIST-5k, 20 clients by Dirichlet .1, the CNN of FedAvg, batches of 10, one local epoch, 16 rounds with an evaluation
 each, one thread. Every round of ours is followed by the same round of the bare loop, in one process; the ratio is the
@@ -23,7 +23,7 @@ from torch.nn import functional
 
 import splitfed as sf
 from splitfed.data.federation import Federation
-from splitfed.federated import FML, FedAvg, FedProx
+from splitfed.federated import FML, FedAvg, FedProto, FedProx
 from splitfed.federated.base import Method
 from splitfed.models.fedavg_cnn import fedavg_cnn
 from splitfed.optim import Optim
@@ -32,7 +32,8 @@ from splitfed.seeding import stream
 from splitfed.topologies import local
 
 ROUNDS, BATCH, RATE, MU = 16, 10, 0.05, 0.01
-METHODS: dict[str, Callable[[], Method]] = {"fedavg": FedAvg, "fedprox": FedProx, "fml": FML}
+METHODS: dict[str, Callable[[], Method]] = {"fedavg": FedAvg, "fedprox": FedProx, "fedproto": FedProto, "fml": FML}
+CUTS = {"fedproto": ("relu3",)}
 
 
 def data(clients: int) -> Federation:
@@ -54,7 +55,7 @@ class Bare:
         self.federation = federation
         first = network()
         self.shared = {k: v.clone() for k, v in first.state_dict().items()}
-        self.models = [copy.deepcopy(first) for _ in federation.clients]
+        self.models: list[Any] = [copy.deepcopy(first) for _ in federation.clients]
         self.memes = [network(1) for _ in federation.clients] if method == "fml" else []
         if self.memes:
             self.shared = {k: v.clone() for k, v in self.memes[0].state_dict().items()}
@@ -62,11 +63,16 @@ class Bare:
             torch.optim.SGD([*m.parameters(), *(self.memes[i].parameters() if self.memes else ())], lr=RATE)
             for i, m in enumerate(self.models)
         ]
+        self.prototypes: dict[int, Tensor] = {}
+        self.near = 0.0
         self.training = Training(BATCH)
         self.accuracy = 0.0
 
     def round(self, number: int) -> None:
         """Train every client from the average, average, and score everybody."""
+        if self.method == "fedproto":
+            self._prototype_round(number)
+            return
         total = sum(len(c.train) for c in self.federation.clients)
         sums: dict[str, Tensor] = {}
         for lane, client in enumerate(self.federation.clients):
@@ -91,6 +97,40 @@ class Bare:
                         rows += len(client.test)
         self.accuracy = right / rows
 
+    def _prototype_round(self, number: int) -> None:
+        """Train every client towards the prototypes, average those, and score head and prototypes in one pass."""
+        sums: dict[int, Tensor] = {}
+        counts: dict[int, int] = {}
+        for lane, client in enumerate(self.federation.clients):
+            self._train(lane, client.train.x, client.train.y, number)
+            z = self._seen(lane, client.train.x)[0]
+            for label in client.train.y.unique().tolist():
+                rows = z[client.train.y == label]
+                sums[label] = sums.get(label, 0) + rows.sum(0)
+                counts[label] = counts.get(label, 0) + len(rows)
+        self.prototypes = {label: total / counts[label] for label, total in sums.items()}
+        names = torch.tensor(list(self.prototypes))
+        goals = torch.stack(list(self.prototypes.values()))
+        right = rows = near = own = 0
+        for lane, client in enumerate(self.federation.clients):
+            if len(client.test):
+                z, scores = self._seen(lane, client.test.x)
+                mine = torch.isin(names, client.train.y.unique())
+                far = torch.cdist(z, goals)
+                near += int((names[far.argmin(1)] == client.test.y).sum())
+                own += int((names[far.masked_fill(~mine, torch.inf).argmin(1)] == client.test.y).sum())
+                right += int((scores.argmax(1) == client.test.y).sum())
+                rows += len(client.test)
+        self.accuracy, self.near = right / rows, near / rows
+
+    def _seen(self, lane: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return embeddings and scores of rows, in evaluation mode."""
+        model = self.models[lane].eval()
+        with torch.no_grad():
+            found = [(z := model[:-1](few), model[-1](z)) for few in x.split(256)]
+        model.train()
+        return torch.cat([z for z, _ in found]), torch.cat([scores for _, scores in found])
+
     def _meme(self, lane: int) -> nn.Module:
         self.memes[lane].load_state_dict(self.shared)
         return self.memes[lane]
@@ -98,8 +138,13 @@ class Bare:
     def _train(self, lane: int, x: Tensor, y: Tensor, number: int) -> None:
         model, optimizer = self.models[lane], self.optimizers[lane]
         for batch in self.training.batches(len(x), number, lane):
-            scores = model(x[batch])
-            loss = functional.cross_entropy(scores, y[batch])
+            if self.prototypes:
+                z = model[:-1](x[batch])
+                goal = torch.stack([self.prototypes[label] for label in y[batch].tolist()])
+                loss = functional.cross_entropy(model[-1](z), y[batch]) + functional.mse_loss(z, goal)
+            else:
+                scores = model(x[batch])
+                loss = functional.cross_entropy(scores, y[batch])
             if self.memes:
                 other = self.memes[lane](x[batch])
                 mine, theirs = functional.log_softmax(scores, 1), functional.log_softmax(other, 1)
@@ -135,7 +180,7 @@ def ratio(name: str) -> dict[str, float]:
         theirs.append(begun - now)
 
     run = sf.train(
-        local(network()),
+        local(network(), cuts=CUTS.get(name, ())),
         federation,
         schedule="apart",
         method=METHODS[name](),
