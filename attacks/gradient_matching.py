@@ -23,7 +23,7 @@ from torch.nn import functional
 from splitfed.attacks.local_training import LocalTraining, check_one_step
 from splitfed.errors import InvalidInput
 from splitfed.graph import Head, weights
-from splitfed.view import Message, View
+from splitfed.view import WEIGHT_GRADIENT, Message, View
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ def newest_step(view: View, local: LocalTraining) -> Step:
     Raises `InvalidInput` where the update is no gradient, or where a message that is needed was not recorded.
     """
     check_one_step(local)
+    if local.sends_gradients:
+        return _sent_gradient(view, local)
     rate, momentum = float(local.options["lr"]), float(local.options.get("momentum", 0.0))
     rounds = _rounds(view)
     if not rounds:
@@ -62,6 +64,16 @@ def newest_step(view: View, local: LocalTraining) -> Step:
     before = rounds[-1][0].tensors
     gradient = {n: g - decay * before[n].double() for n, g in gradient.items()}
     return Step(before, gradient, local.batches[0])
+
+
+def _sent_gradient(view: View, local: LocalTraining) -> Step:
+    """Return the step that the client leaves to the fed server: it sends the gradient itself."""
+    came = [m for m in view.select(kind=WEIGHT_GRADIENT).messages if m.receiver == view.party]
+    sent = {m.stamp.epoch: m for m in view.select(kind="weights").messages if m.sender == view.party}
+    if not came or came[-1].stamp.epoch not in sent:
+        raise InvalidInput(f"the view of {view.party!r} holds no weights with a gradient of them that came back")
+    before = sent[came[-1].stamp.epoch].tensors
+    return Step(before, {n: g.double() for n, g in came[-1].tensors.items()}, sum(local.batches))
 
 
 def _rounds(view: View) -> list[tuple[Message, Message]]:

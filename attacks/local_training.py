@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch.nn.modules.batchnorm import _BatchNorm
+
 from splitfed.errors import InvalidInput
 from splitfed.graph import Head, Segment, Topology
 
@@ -17,7 +19,8 @@ class LocalTraining:
     `segments`: those a client computes from raw data alone, in order; `value`: the name of that data. `heads`: the
     losses that stand on them (the labels are not known). `released`: what leaves them and gets a gradient back, which
     a fed server never sees. `optimizer`: the name in `torch.optim`; `options`: its arguments, with "initial_lr" where
-    the rate changes from round to round. `batches`: how many rows each step of a round has.
+    the rate changes from round to round. `batches`: how many rows each step of a round has. `sends_gradients`: whether
+    the client takes no step and sends the gradient of all its rows instead.
     """
 
     segments: tuple[Segment, ...]
@@ -27,10 +30,16 @@ class LocalTraining:
     optimizer: str
     options: Mapping[str, Any]
     batches: tuple[int, ...]
+    sends_gradients: bool = False
 
 
 def local_training(
-    topology: Topology, role: str, optimizer: str, options: Mapping[str, Any], batches: Sequence[int]
+    topology: Topology,
+    role: str,
+    optimizer: str,
+    options: Mapping[str, Any],
+    batches: Sequence[int],
+    sends_gradients: bool = False,
 ) -> LocalTraining | None:
     """Return what is known of the clients of `topology` in `role`; None where they do not hold the whole raw row."""
     if set(topology.inputs.values()) != {role} or len(topology.inputs) != 1:
@@ -45,12 +54,27 @@ def local_training(
     back = [e for e in topology.crossings if e.name not in topology.forward_only]
     released = tuple(dict.fromkeys(v for e in back for v in e.values if v in made))
     return LocalTraining(
-        tuple(segments), next(iter(topology.inputs)), heads, released, optimizer, dict(options), tuple(batches)
+        tuple(segments),
+        next(iter(topology.inputs)),
+        heads,
+        released,
+        optimizer,
+        dict(options),
+        tuple(batches),
+        sends_gradients,
     )
 
 
 def check_one_step(local: LocalTraining) -> None:
     """Refuse a client whose update is no gradient: several steps, or an optimizer that bends it."""
+    if local.sends_gradients:
+        normed = [s.name for s in local.segments if any(isinstance(m, _BatchNorm) for m in s.module.modules())]
+        if normed and len(local.batches) > 1:
+            raise InvalidInput(
+                f"segment {normed[0]!r} has batch norm, and the client sends the mean gradient of {len(local.batches)} "
+                "batches: that of no batch; batch_size at least its rows"
+            )
+        return
     if len(local.batches) != 1:
         raise InvalidInput(
             f"the client takes {len(local.batches)} steps a round; its update is a gradient only after one: "

@@ -41,7 +41,7 @@ from splitfed.seeding import derive, generator
 from splitfed.task import Task
 from splitfed.uploads import Uploads
 from splitfed.upstream import Upstream
-from splitfed.view import View
+from splitfed.view import WEIGHT_GRADIENT, View
 
 
 @dataclass(frozen=True)
@@ -270,6 +270,11 @@ class Inquiry:
                 f"{type(attack).__name__} needs {Needs.UPDATES}; clients of {type(self.method).__name__} take steps of "
                 "the method's own, and their update is no gradient"
             )
+        if self.method is not None and not self.method.plain_update:
+            raise InvalidInput(
+                f"{type(attack).__name__} needs {Needs.UPDATES}; what {type(self.method).__name__} adds to a client's "
+                "gradient is in its update too"
+            )
 
     @property
     def method(self) -> Method | None:
@@ -327,7 +332,8 @@ class Inquiry:
     ) -> AttackResult:
         self._check_updates(attack)
         view = self.recorded(party, client, number)
-        uploads = [m.stamp.epoch for m in view.messages if m.kind == "weights" and m.receiver == party]
+        kind = WEIGHT_GRADIENT if self.method is not None and self.method.sends_gradients else "weights"
+        uploads = [m.stamp.epoch for m in view.messages if m.kind == kind and m.receiver == party]
         if not uploads or number not in (None, uploads[-1]):
             when = "" if number is None else f" in round {number}"
             raise InvalidInput(f"client {client} sent {party!r} no weights{when} that were recorded")
@@ -375,7 +381,8 @@ class Inquiry:
             return None
         options = {n: v for n, v in optimizer.param_groups[0].items() if n != "params"}
         sizes = [len(rows) for rows in self._batches(client, 0)]
-        return local_training(self.engine.topologies[client], role, type(optimizer).__name__, options, sizes)
+        told = self.method is not None and self.method.sends_gradients
+        return local_training(self.engine.topologies[client], role, type(optimizer).__name__, options, sizes, told)
 
     def knowledge(self, party: str, client: int, stream: int) -> Knowledge:
         """Return all that a threat model may grant `party`; an attack sees only what it requires."""

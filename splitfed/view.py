@@ -16,6 +16,9 @@ from torch import Tensor, nn
 
 from splitfed.errors import InvalidInput, check_count, unknown
 
+WEIGHT_GRADIENT = "weight gradient"
+"""The kind of message by which a client sends the gradient of its weights, where it takes no step itself."""
+
 
 class Stamp(NamedTuple):
     """When: the phase, lane, epoch and step, and the part of the data.

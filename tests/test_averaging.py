@@ -280,7 +280,6 @@ def test_who_reads_rows_in_other_ways_has_no_promise(name: str) -> None:
         (lambda: PFedMe(rate=0.0), "pfedme rate=0"),
         (lambda: PerFedAvg(rate=-1.0), "per_fedavg rate=-1"),
         (lambda: Ifca(clusters=0), "ifca clusters=0"),
-        (lambda: Ifca(seed=-1), "ifca seed=-1"),
         (lambda: go(FedPer(head="neck")), "unknown fedper head 'neck'"),
         (lambda: go(LgFedAvg(head="body")), "unknown lg_fedavg head 'body'"),
         (lambda: go("fednova", optimizer="Adam"), "fednova follows the steps of SGD; optimizer Adam"),

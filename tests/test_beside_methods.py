@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import splitfed
 from splitfed.attacks.dlg import Dlg
+from splitfed.attacks.gradient_matching import newest_step
 from splitfed.data.federation import Federation
 from splitfed.defense import Defense
 from splitfed.defenses import DpSgd, GaussianRelease, LabelDp, Noise
@@ -156,6 +159,46 @@ def test_the_fed_server_knows_the_steps_that_the_schedule_counts() -> None:
         go("fedavg", local(model()), schedule=Apart(steps=2), batch_size=1000, **given).attack(attack, adversary=FED)
     with pytest.raises(InvalidInput, match="clients of PerFedAvg take steps of the method's own"):
         go("per_fedavg", local(model()), batch_size=1000, **given).attack(attack, adversary=FED)
+
+
+def test_what_a_method_adds_to_a_gradient_is_not_taken_for_the_gradient() -> None:
+    """SCAFFOLD's step is corrected; FedProx pulls towards the weights that the first step begins from."""
+    given: dict[str, Any] = {"record": Recording((FED,)), "rounds": 2, "schedule": Apart(steps=1)}
+    attack = Dlg(iterations=1, restarts=1)
+    assert len(go("fedprox", local(model()), **given).attack(attack, adversary=FED)[0].truth) == 7
+    for name in ("scaffold", "fml", "fedgen"):
+        with pytest.raises(InvalidInput, match="adds to a client's gradient is in its update too"):
+            go(name, whole(), **given).attack(attack, adversary=FED)
+
+
+def test_fedsgd_sends_the_gradient_itself() -> None:
+    """The fed server reads the gradient of all rows of a round, whatever the optimizer; it is the client's own."""
+    given: dict[str, Any] = {"record": Recording((FED,)), "rounds": 2}
+    run = go("fedsgd", local(model()), optimizer=Optim("Adam", {"lr": 0.01}), batch_size=4, **given)
+    rows = run.data.clients[0].train
+    assert len(run.attack(Dlg(iterations=1, restarts=1), adversary=FED)[0].truth) == len(rows) > 4
+    known = run.inquiry._local(FED, 0)
+    assert known is not None
+    step = newest_step(run.inquiry.recorded(FED, 0), known)
+    assert step.rows == len(rows)
+    first, again = local(model()).segments, copy.deepcopy(local(model()).segments)
+    modules = {one.name: two.module for one, two in zip(first, again, strict=True)}
+    out = rows.x
+    for name, module in modules.items():
+        module.load_state_dict({n: step.before[f"{name}/{n}"] for n in module.state_dict()})
+        out = module(out)
+    functional.cross_entropy(out, rows.y).backward()
+    for name, module in modules.items():
+        for weight, tensor in module.named_parameters():
+            assert torch.allclose(step.gradient[f"{name}/{weight}"].float(), tensor.grad, atol=1e-6)
+
+
+def test_the_mean_gradient_of_several_normed_batches_is_that_of_none() -> None:
+    """Batch norm scores each batch by itself."""
+    bottom = OrderedDict(flat=nn.Flatten(), fc=nn.Linear(64, 10), norm=nn.BatchNorm1d(10))
+    run = go("fedsgd", local(nn.Sequential(bottom)), batch_size=4, record=Recording((FED,)), rounds=1)
+    with pytest.raises(InvalidInput, match="has batch norm, and the client sends the mean gradient"):
+        run.attack(Dlg(iterations=1, restarts=1), adversary=FED)
 
 
 def test_steps_besides_the_schedule_count_as_the_epoch_the_client_has_come_to() -> None:

@@ -161,6 +161,17 @@ def test_digesting_brings_class_scores_together() -> None:
     assert spread(FedMD(passes=3, batch=8)) < 0.8 * spread(FedMD(rows=1, batch=1))
 
 
+def test_batch_norm_waits_for_a_second_public_row() -> None:
+    """A client that is alone in the first round and shows one row goes through the rows when others have come."""
+    rows = sf.data.digits().rows(range(60)).clients(3, auxiliary=4, victims=4, public=0.08)
+    assert [len(client.public) for client in rows.clients] == [1, 1, 1]
+    normed = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
+    given = {"data": rows, "topology": local(normed), "schedule": Apart(clients_per_round=1), "batch_size": 4}
+    asked = [go("local", FedMD(batch=8), rounds, **given).method_state["met"] for rounds in (1, 8)]
+    assert asked[0] == []
+    assert sorted(asked[1]) == [0, 1, 2]
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [

@@ -9,6 +9,7 @@ from torch import nn
 from splitfed.errors import InvalidInput
 from splitfed.federated import Ifca
 from splitfed.federated.ifca import best
+from splitfed.optim import Optim
 from splitfed.topologies import local
 from tests.federated_zoo import go, hand, own, weights
 from tests.zoo import assert_same
@@ -25,7 +26,7 @@ def test_a_client_takes_the_model_of_lowest_loss() -> None:
 
 def test_a_round_by_hand() -> None:
     run = hand(Ifca(clusters=2), rounds=1, clients=GROUPS)
-    second = float(Ifca(clusters=2)._drawn(run.engine.topology, 1)["model/weight"])
+    second = float(Ifca(clusters=2)._drawn(run.engine.topology, 1, run.seed)["model/weight"])
     assert -1 <= second <= 1, "as torch draws it; 2 suits nobody better"
     # All take the second model: two and one steps towards 1, one and three towards -3; shares 2, 1, 1, 3 of 7.
     ends = [label + 0.8**rows * (second - label) for rows, label in GROUPS]
@@ -54,9 +55,13 @@ def test_one_cluster_is_fedavg_to_the_bit() -> None:
 
 
 def test_models_differ_from_the_start_and_by_seed() -> None:
-    topology = go(Ifca(), 1).engine.topology
+    runs = [go(Ifca(), 1, seed=seed, optimizer=Optim("SGD", {"lr": 1e-9})) for seed in (0, 1)]
+    for cluster, same in ((0, True), (1, False)):
+        one, other = (run.method_state["clusters"][cluster]["head/fc2.weight"] for run in runs)
+        assert torch.allclose(one, other, atol=1e-6) == same
+    topology = runs[0].engine.topology
     which = ((0, 0), (0, 1), (0, 2), (1, 1))
-    firsts = [Ifca(clusters=3, seed=seed)._drawn(topology, cluster)["head/fc2.weight"] for seed, cluster in which]
+    firsts = [Ifca(clusters=3)._drawn(topology, cluster, seed)["head/fc2.weight"] for seed, cluster in which]
     assert all(not torch.equal(a, b) for i, a in enumerate(firsts) for b in firsts[:i])
 
 

@@ -225,6 +225,19 @@ class Method:
         return False
 
     @property
+    def plain_update(self) -> bool:
+        """Whether a step from the weights it was sent moves a client along the gradient of its own loss alone.
+
+        Then whoever gets the weights back can work that gradient out.
+        """
+        return type(self).tutor is Method.tutor and not self.leads
+
+    @property
+    def sends_gradients(self) -> bool:
+        """Whether clients take no step and send, as "weight gradient", the mean gradient of their rows' loss."""
+        return False
+
+    @property
     def of_steps_alone(self) -> bool:
         """Whether all that clients send learns from nothing but the gradients of steps that the schedule asks for.
 

@@ -95,7 +95,8 @@ class FedMD(Method):
             showing.hold(learner, PART, [rows[lane] for lane in sorted(rows)])
         known = [learner for learner in learners if learner.lane in state["met"]]
         for learner in learners:
-            if learner.lane not in state["met"]:
+            # Batch norm takes no single row: who has seen but one of its own waits until others have shown theirs.
+            if learner.lane not in state["met"] and learner.rows(PART) > 1:
                 state["met"].append(learner.lane)
                 self._transfer(learner, number)
         if len(known) > 1:

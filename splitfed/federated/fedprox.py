@@ -41,6 +41,11 @@ class FedProx(Averaging):
         """Without the term it is FedAvg."""
         return "fedprox with mu=0 is fedavg" if self.mu == 0 else None
 
+    @property
+    def plain_update(self) -> bool:
+        """The term vanishes at the weights that were sent, where the first step begins."""
+        return True
+
     def tutor(self, seat: Seat) -> Tutor | None:
         """Return who holds a client near the weights it was sent."""
         return None if seat.lane is None else Hold(self.mu, self.shared(seat.topology))

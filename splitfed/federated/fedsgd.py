@@ -25,7 +25,7 @@ from splitfed.federated.base import Learner, Seat, State
 from splitfed.federated.tutors import Quiet, learnt, moved, named, tutor_of
 from splitfed.graph import Topology
 from splitfed.tutoring import Tutor
-from splitfed.view import Stamp
+from splitfed.view import WEIGHT_GRADIENT, Stamp
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +45,16 @@ class FedSgd(Averaging):
     def returns_weights(self) -> bool:
         """Gradients come back."""
         return False
+
+    @property
+    def plain_update(self) -> bool:
+        """The gradient itself is sent."""
+        return True
+
+    @property
+    def sends_gradients(self) -> bool:
+        """One a round."""
+        return True
 
     @property
     def weighs_steps(self) -> bool:
@@ -73,7 +83,7 @@ class FedSgd(Averaging):
             shared, contents = self.shared(learner.topology), self.carried(learner)
             tutor, names = tutor_of(learner, Collect), learnt(learner.topology, shared)
             found = {n: contents[n] if tutor is None else tutor.mean(n, contents[n]) for n in names.values()}
-            slope.add(learner.send("weight gradient", found, number), part)
+            slope.add(learner.send(WEIGHT_GRADIENT, found, number), part)
             weights = named(learner.topology, shared)
             if others := {n: t for n, t in contents.items() if n not in weights}:
                 beside.add(learner.send("weights", others, number), part)

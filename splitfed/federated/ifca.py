@@ -6,9 +6,9 @@ algorithm 1 with model averaging.
 The fed server sends all `clusters` models to the clients it asks. A client trains the one with the lowest loss on its
 training rows (in evaluation mode), and sends it back with the number of its cluster; each model becomes the mean of
 those that chose it, weighted by examples, and stays what it was where nobody did. The first model starts as the
-topology says, the others are drawn anew from `seed`; with one cluster it is FedAvg to the bit. A client predicts with
-the model, as it now is, that has the lowest loss on its training rows. A client's choices are known to the fed server
-(`run.method_state["chosen"]`).
+topology says, the others are drawn anew by the run's seed; with one cluster it is FedAvg to the bit. A client predicts
+with the model, as it now is, that has the lowest loss on its training rows. A client's choices are known to the fed
+server (`run.method_state["chosen"]`).
 """
 
 from __future__ import annotations
@@ -33,17 +33,15 @@ from splitfed.tutoring import Tutor
 
 @dataclass(frozen=True, kw_only=True)
 class Ifca(Averaging):
-    """`clusters` >= 1; `seed`: from which all models but the first are drawn."""
+    """`clusters` >= 1: how many models."""
 
     who: ClassVar[str] = "ifca"
 
     clusters: int = 2
-    seed: int = 0
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be."""
         check_count("ifca clusters", self.clusters, low=1)
-        check_count("ifca seed", self.seed)
 
     @property
     def returns_weights(self) -> bool:
@@ -64,7 +62,7 @@ class Ifca(Averaging):
         """Refuse a model that clients do not hold whole, or that nobody can draw anew."""
         check_whole("ifca", topology)
         super().check(topology, clients)
-        self._drawn(topology, min(1, self.clusters - 1))
+        self._drawn(topology, min(1, self.clusters - 1), 0)
 
     def tutor(self, seat: Seat) -> Tutor | None:
         """Return who remembers which cluster a client is in."""
@@ -79,7 +77,7 @@ class Ifca(Averaging):
         for learner in learners:
             if not state["clusters"]:
                 first, topology = self.carried(learner, copies=True), learner.topology
-                drawn = [self._drawn(topology, cluster) for cluster in range(1, self.clusters)]
+                drawn = [self._drawn(topology, cluster, learner.seed) for cluster in range(1, self.clusters)]
                 state["clusters"] = [first, *({n: found[n].to(first[n]) for n in first} for found in drawn)]
             sent = {f"{i}/{name}": t for i, found in enumerate(state["clusters"]) for name, t in found.items()}
             arrived = learner.receive("weights", sent, number)
@@ -111,10 +109,10 @@ class Ifca(Averaging):
         models: list[dict[str, Tensor]] = state["clusters"]
         return models[best(learner, models)] if models else None
 
-    def _drawn(self, topology: Topology, cluster: int) -> dict[str, Tensor]:
-        """Return the weights that `cluster` starts from."""
+    def _drawn(self, topology: Topology, cluster: int, seed: int) -> dict[str, Tensor]:
+        """Return the weights that `cluster` starts from in a run with this seed."""
         modules = {s.name: s.module for s in topology.segments}
-        made = redrawn("ifca", modules, derive(self.seed, "cluster", cluster)) if cluster else modules
+        made = redrawn("ifca", modules, derive(seed, "ifca", cluster)) if cluster else modules
         return {f"{s}/{name}": t for s, module in made.items() for name, t in module.state_dict().items()}
 
 
