@@ -380,6 +380,8 @@ class Inquiry:
         if optimizer is None:
             return None
         options = {n: v for n, v in optimizer.param_groups[0].items() if n != "params"}
+        if self.method is not None and self.method.restarts and "momentum" in options:
+            options["momentum"] = 0.0
         sizes = [len(rows) for rows in self._batches(client, 0)]
         told = self.method is not None and self.method.sends_gradients
         return local_training(self.engine.topologies[client], role, type(optimizer).__name__, options, sizes, told)

@@ -114,7 +114,7 @@ def train(
     enter(engine, prepared, intruders or {})
     check_asked(engine, data, ask or {})
     post(engine, prepared, detectors or {})
-    returned = prepared.method is not None and prepared.method.returns_weights
+    returned = prepared.method is not None and prepared.method.returns_weights(prepared.topology)
     entering.enter(engine, data, misconduct, seed, returned)
     if place is not None:
         others = _told(intruders or {}, ask or {}, detectors or {}, misconduct, speeds)

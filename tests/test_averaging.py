@@ -241,6 +241,9 @@ def test_uploads_can_be_bent_as_under_a_schedule() -> None:
     bent, wanted = go("fedavg", 2, manipulations=flip), go(None, 2, manipulations=flip, schedule="splitfed_v1")
     assert_same(weights(bent, 0), weights(wanted, 0))
     assert not torch.equal(weights(bent, 0)["head/fc2.bias"], weights(go("fedavg", 2), 0)["head/fc2.bias"])
+    for name, what in (("fml", "meme"), ("fedakt", "adapter")):
+        shared = [go(name, 2, manipulations=given).method_state[what] for given in (flip, ())]
+        assert any(not torch.equal(one, other) for one, other in zip(*(s.values() for s in shared), strict=True))
     for name in ("ifca", "fedsgd", "standalone"):
         with pytest.raises(InvalidInput, match="SignFlip bends what a client uploads; no client uploads weights"):
             go(name, manipulations=flip)

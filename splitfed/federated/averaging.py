@@ -44,10 +44,14 @@ class Averaging(Method):
         """Weights are averaged here, and nowhere else."""
         return True
 
-    @property
-    def returns_weights(self) -> bool:
+    def returns_weights(self, topology: Topology) -> bool:
         """Down and up; a method that sends something else says no."""
         return True
+
+    @property
+    def restarts(self) -> bool:
+        """As asked for."""
+        return self.restart
 
     @property
     def of_steps_alone(self) -> bool:

@@ -219,8 +219,7 @@ class Method:
         """Whether the method itself exchanges the clients' weights: then the schedule must not average them too."""
         return False
 
-    @property
-    def returns_weights(self) -> bool:
+    def returns_weights(self, topology: Topology) -> bool:
         """Whether clients are sent "weights" before a round, and send such of the same names back after it."""
         return False
 
@@ -235,6 +234,11 @@ class Method:
     @property
     def sends_gradients(self) -> bool:
         """Whether clients take no step and send, as "weight gradient", the mean gradient of their rows' loss."""
+        return False
+
+    @property
+    def restarts(self) -> bool:
+        """Whether every round begins with optimizers that have forgotten their state: the first step is plain."""
         return False
 
     @property

@@ -51,6 +51,11 @@ class Doubled(Averaging):
         """The client's own model never leaves it."""
         return tuple(s.name for s in topology.segments if not s.name.startswith(f"{PREFIX}_"))
 
+    @property
+    def plain_update(self) -> bool:
+        """The second model learns from its own loss alone."""
+        return True
+
     def scores(self, learner: Learner, part: str, state: State) -> Mapping[str, float]:
         """Return the metric of the averaged model."""
         if not state["weights"]:

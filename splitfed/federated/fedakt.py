@@ -114,6 +114,10 @@ class FedAKT(Method):
         first = [topology.segment(name) for name in front]
         return replace(topology, segments=(*first, *second.segments, *moved), lessons=frozenset(front))
 
+    def returns_weights(self, topology: Topology) -> bool:
+        """The adapter's, where no schedule does it."""
+        return self.use_adapter and whole(topology)
+
     def kept(self, topology: Topology) -> tuple[str, ...]:
         """All but the adapter stays with its client."""
         own = [s.name for s in topology.segments if s.role in topology.data_roles]

@@ -36,6 +36,11 @@ class FedNova(Averaging):
 
     restart: bool = True
 
+    @property
+    def plain_update(self) -> bool:
+        """Steps are counted; it is the fed server that divides by them."""
+        return True
+
     def check_optimizers(self, optims: Mapping[str, Optim]) -> None:
         """Refuse optimizers whose a_i nobody knows."""
         for optim in optims.values():

@@ -41,8 +41,7 @@ class FedSgd(Averaging):
         if self.rate is not None:
             check_number("fedsgd rate", self.rate, low=0.0, open_low=True)
 
-    @property
-    def returns_weights(self) -> bool:
+    def returns_weights(self, topology: Topology) -> bool:
         """Gradients come back."""
         return False
 

@@ -101,6 +101,10 @@ class FML(Method):
             forward_only=frozenset(f"{maker(made, s.inputs[0]).name}->{s.name}" for s in lessons),
         )
 
+    def returns_weights(self, topology: Topology) -> bool:
+        """The meme's, where no schedule does it."""
+        return whole(topology)
+
     def kept(self, topology: Topology) -> tuple[str, ...]:
         """The private model never leaves its client."""
         return makers(topology, _private(topology))

@@ -43,8 +43,7 @@ class Ifca(Averaging):
         """Refuse numbers that cannot be."""
         check_count("ifca clusters", self.clusters, low=1)
 
-    @property
-    def returns_weights(self) -> bool:
+    def returns_weights(self, topology: Topology) -> bool:
         """Several models go down, and one comes back."""
         return False
 
