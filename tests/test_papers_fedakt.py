@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from splitfed.data.dataset import Dataset
+from splitfed.federated import FedAKT
 from splitfed.task import classification
 from tests.papers import fedakt
 from tests.papers.fedakt_models import FEATURES, MAKES, SMALLEST, extractor, topologies
-from tests.papers.fedakt_shown import ALONE, OTHERS, PARTS, WHOLE, chosen, keyed, minus, verdict
+from tests.papers.fedakt_shown import ALONE, PARTS, WHOLE, chosen, keyed, minus, verdict
 
 SETTING = "Dirichlet .1"
 
@@ -106,11 +107,24 @@ def test_claims_are_told_from_the_cells() -> None:
     assert fedakt.show({done_key: done[done_key] for done_key in list(done)[:1]}).count("**") == 0
 
 
-@pytest.mark.parametrize("name", [ALONE, *OTHERS, WHOLE, *PARTS])
-def test_every_method_of_the_table_trains(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "weight"), fedakt.variants())
+def test_every_method_of_the_table_trains(name: str, weight: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fedakt, "images", noise)
     monkeypatch.setattr(fedakt, "CLIENTS", 5)
-    run = fedakt.train(name, 0.5, "2 classes a client" if name == "FML" else SETTING, 0, 1, 1, rows=200)
+    run = fedakt.train(name, weight, SETTING, 0, 1, 1, rows=200)
     assert (run.bytes > 0) == (name != ALONE)
     assert run.history[-1]["test"]["spread"]["mean"] >= 0
-    assert [len(c.train.y) > 0 for c in run.data.clients] == [True] * 5
+    if weight is not None:
+        assert isinstance(run.method, FedAKT)
+        assert (run.method.weight, run.method.dual_use) == (weight, name == WHOLE)
+
+
+@pytest.mark.parametrize("setting", fedakt.SETTINGS)
+def test_clients_hold_rows_of_every_part(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedakt, "images", noise)
+    clients = fedakt.federation(setting, 0, rows=600).clients
+    assert len(clients) == fedakt.CLIENTS
+    assert sum(len(c.train) + len(c.validation) + len(c.test) for c in clients) == 600
+    assert all(len(part) > 0 for c in clients for part in (c.train, c.validation, c.test))
+    if "classes_per_client" in fedakt.SETTINGS[setting]:
+        assert {len(c.train.y.unique()) for c in clients} == {2}

@@ -51,7 +51,9 @@ def federation(setting: str, seed: int, rows: int = ROWS) -> Federation:
     )
 
 
-def train(name: str, weight: float, setting: str, seed: int, rounds: int, every: int, rows: int = ROWS) -> sf.Run:
+def train(
+    name: str, weight: float | None, setting: str, seed: int, rounds: int, every: int, rows: int = ROWS
+) -> sf.Run:
     """Train all clients, each from weights of its own, by the method that the table calls `name`."""
     return sf.train(
         topologies(CLIENTS, seed),
@@ -68,7 +70,7 @@ def train(name: str, weight: float, setting: str, seed: int, rounds: int, every:
 
 def measure(name: str, weight: float | None, setting: str, seed: int, state: Path) -> dict[str, Any]:
     """Train; return test scores over clients, in percent, of the round with the best mean validation accuracy."""
-    run = train(name, 0.0 if weight is None else weight, setting, seed, ROUNDS, EVERY)
+    run = train(name, weight, setting, seed, ROUNDS, EVERY)
     scored = [entry for entry in run.history if "validation" in entry]
     best = max(scored, key=lambda entry: entry["validation"]["spread"]["mean"])
     spread, told = best["test"]["spread"], best["test"].get("method", {})
@@ -92,12 +94,16 @@ def show(done: Measured) -> str:
     return "\n\n".join([f"Data: {data}.", *parts, REMARKS])
 
 
-def _cells() -> tuple[Cell, ...]:
+def variants() -> list[tuple[str, float | None]]:
+    """Return what is compared: names, with lambda where it has one."""
     fixed: list[tuple[str, float | None]] = [(name, None) for name in (ALONE, *OTHERS, PARTS[1])]
-    weighted = [(name, weight) for name in (WHOLE, PARTS[0]) for weight in WEIGHTS]
+    return [*fixed, *((name, weight) for name in (WHOLE, PARTS[0]) for weight in WEIGHTS)]
+
+
+def _cells() -> tuple[Cell, ...]:
     plans: list[tuple[str, float | None, str, int]]
     plans = [(WHOLE, weight, setting, CHOOSING) for setting in SETTINGS for weight in WEIGHTS]
-    plans += [(n, w, setting, seed) for seed in SEEDS for setting in SETTINGS for n, w in (*fixed, *weighted)]
+    plans += [(name, weight, setting, s) for s in SEEDS for setting in SETTINGS for name, weight in variants()]
     return tuple(Cell(keyed(*plan), partial(measure, *plan)) for plan in plans)
 
 

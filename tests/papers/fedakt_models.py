@@ -44,24 +44,24 @@ def topologies(clients: int, seed: int) -> list[Topology]:
     return found
 
 
-def method_of(name: str, weight: float, rounds: int, seed: int) -> Method | None:
+def method_of(name: str, weight: float | None, rounds: int, seed: int) -> Method | None:
     """Return the method that the table calls `name`, what it shares drawn by the seed; None for training alone.
 
-    `weight`: of the mutual distillation, lambda.
+    `weight`: of the mutual distillation, lambda, for those that have one.
     """
     with stream(derive(seed, "fedakt table", "shared")):
         adapter, small = nn.Sequential(extractor(SMALLEST)), model(SMALLEST)
-    known = {
+    if weight is not None:
+        return FedAKT(weight=weight, adapter=adapter, dual_use=name != "no dual use")
+    known: dict[str, Method] = {
         "FedProto": FedProto(),
         "FML": FML(meme=small),
         "FedKD": FedKD(mentee=local(small, ("features",)), over=rounds),
         "LG-FedAvg": LgFedAvg(),
         "FedDistill": FedDistill(),
-        "FedAKT": FedAKT(weight=weight, adapter=adapter),
-        "no dual use": FedAKT(weight=weight, adapter=adapter, dual_use=False),
         "no mutual distillation": FedAKT(weight=0.0, adapter=adapter),
     }
-    return known.get(name)
+    return None if name == "standalone" else known[name]
 
 
 def _stage(channels: int, wide: int, kernel: int) -> list[nn.Module]:
