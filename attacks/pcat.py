@@ -3,16 +3,21 @@
 Paper: Gao, Zhang, "PCAT: functionality and data stealing from split learning by pseudo-client attack", USENIX Security
 2023.
 
-After every honest step on (z, y) auxiliary rows with the same labels are drawn (where labels do not arrive: any rows);
-CE(g(f'(x_a)), y_a) moves the pseudo-client f' alone, g being the party's own segments, frozen and in evaluation mode:
-it learns from the honest gradient and nothing else. The attack starts `start` steps late, for a young g teaches little.
-With `after` g never moves: all of `steps` are taken on the trained g when the guess is asked for (the paper's vanilla
-variant). For a guess an inverse network learns (f'(x_a), x_a), is applied to z, and its result x refined so that
-f'(x) = z. Where labels do not arrive a pseudo-head learns beside f' and reads them. Networks are generic residual ones;
-what the pseudo-client sends passes the run's defenses, drawn by the attacker.
+As in the paper. When (z, y) has arrived, auxiliary rows with the same labels are drawn (section 4.1); where labels do
+not arrive, any rows (4.4). CE(g(f'(x_a)), y_a) moves the pseudo-client f' alone, g being the party's own segments just
+as z passes them, before their step: they learn from the honest gradient and nothing else (algorithm 2). The attack
+begins `start` steps late, for a young g misleads (4.4). With `after` g never moves: that many steps are taken on the
+trained g when the guess is asked for (algorithm 1, Vanilla-PCAT). Where labels do not arrive a pseudo-head learns
+beside f' from the same loss, and reads the labels off g(z) (4.3). For inputs an inverse, of transposed convolutions
+and bilinear upsampling, learns (f'(x_a), x_a), is applied to z, and its result x refined so that f'(x) = z (4.2).
+Layouts: the client's own, weights drawn anew, with `layout="client"` ("same" in tables 2 and 3), or a generic residual
+network, for f' may have any layout; those of the paper's other experiments are given in pictures only.
 
-The refinement compares what the pseudo-client would release, defenses at their mean, with what arrived; where they are
-random it adapts (`splitfed.attacks.inversion`). It can make a guess worse where the pseudo-client is poor.
+Ours, where the paper does not say: Adam and its rates (3.1 gives the attacker the client's optimizer); g in evaluation
+mode; blocks, losses and lengths of inverse and refinement; batches of 64 where none arrives. Ours too: what the
+pseudo-client sends passes the run's defenses, drawn by the attacker; the refinement compares releases with defenses at
+their mean, and where they are random it adapts (`splitfed.attacks.inversion`). It can make a guess worse where the
+pseudo-client is poor.
 """
 
 from __future__ import annotations
@@ -35,7 +40,7 @@ from splitfed.attacks.scaling import Scale
 from splitfed.attacks.student import check_classes, likely, loss_of
 from splitfed.errors import check_count, check_number
 from splitfed.seeding import derive, generator, stream
-from splitfed.view import View
+from splitfed.view import Message, View
 
 _SMOOTHNESS = 0.2  # variance by which neighbouring pixels differ, for images in [0, 1]
 
@@ -107,8 +112,19 @@ class PseudoClient(Insider):
         if post.labels is None:
             self.add("head", head_like(post, plan.width, plan.blocks), plan.lr)
 
+    def send(self, message: Message) -> Message:
+        """Learn when the honest gradient leaves, for then the party's segments have not yet taken their step."""
+        lane = message.stamp.lane
+        due = message.stamp.phase == "train" and message.kind == "gradient" and message.edge == self.post.edge
+        if due and lane in self._arrived:
+            self._learn(lane, self._arrived.pop(lane))
+        return message
+
     def learn(self, seen: Seen, modules: Mapping[str, nn.Module], random: torch.Generator) -> None:
-        """Take a step against the party's newest weights, with the labels that arrived."""
+        """Take a step against the party's segments as they are, with the labels that arrived.
+
+        Where no gradient is sent back it is taken when the party's own step has been.
+        """
         if self.steps <= self.plan.start or self.plan.after is not None:
             return
         self.own.follow(modules)
@@ -190,7 +206,7 @@ class PseudoClient(Insider):
 
     def _invert(self, z: Tensor, random: torch.Generator) -> Tensor:
         plan, shape = self.plan, self.post.knowledge.shape
-        inverse = Translator(self.post.shape, shape, plan.width, plan.blocks, bounded=self.scale.bounded)
+        inverse = Translator(self.post.shape, shape, plan.width, plan.blocks)
         optimizer = torch.optim.Adam(inverse.to(self.device).parameters(), lr=plan.inverse_lr)
         x = self._known()[0]
         for number in range(plan.inverse_steps):
@@ -198,10 +214,14 @@ class PseudoClient(Insider):
             with torch.no_grad():
                 made = self._made(x[rows], -1 - (plan.after or 0) - number)
             _step(optimizer, functional.mse_loss(inverse(made), x[rows]))
-        return self.scale.up(self._refined(inverse(z), z, random))
+        coarse = inverse(z).clamp(-1, 1) if self.scale.bounded else inverse(z)
+        return self.scale.up(self._refined(coarse, z, random))
 
     def _refined(self, x: Tensor, z: Tensor, random: torch.Generator) -> Tensor:
-        """Return images near x (n, *shape) that the pseudo-client releases as z (n, ...), defenses at their mean."""
+        """Return rows near x (n, *shape) that the pseudo-client releases as z (n, ...), defenses at their mean.
+
+        They stay in the value range, where there is one.
+        """
         plan, value = self.plan, self.post.value
         x = x.detach().requires_grad_()
 
@@ -213,7 +233,10 @@ class PseudoClient(Insider):
             return {value: self._made(x, -1 - number)}
 
         search = Search({value: z}, mean, sample, tv=0.0, l2=0.0, smoothness=_SMOOTHNESS / self.scale.unit**2)
-        search.advance(x, torch.optim.Adam([x], lr=plan.refine_lr), plan.refine)
+        optimizer = torch.optim.Adam([x], lr=plan.refine_lr)
+        if self.scale.bounded:
+            optimizer.register_step_post_hook(lambda *_: x.data.clamp_(-1, 1))
+        search.advance(x, optimizer, plan.refine)
         return x
 
 

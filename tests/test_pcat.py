@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from splitfed.attacks.base import Target
 from splitfed.attacks.intruder import Seen
@@ -75,6 +77,13 @@ def test_the_refinement_knows_the_defenses_mean() -> None:
         assert float((client.nets["client"](found) + 5 - z).abs().max()) < 0.05
 
 
+def test_the_refinement_stays_in_the_range_of_values() -> None:
+    """Rows that nothing in the range releases as wanted end at its edge."""
+    client = pseudo(go(Pcat(start=0, refine_lr=0.5, refine=20, width=8, inverse_steps=5)))
+    found = client._refined(torch.zeros(6, 16), torch.full((6, 2), 1e3), generator(0)).detach()
+    assert found.abs().amax(1).tolist() == [1.0] * 6
+
+
 def test_noise_drowns_it() -> None:
     plan = Pcat.preset("fast", start=0)
     run = go(plan, rounds=6, defenses=[Noise(scale=1e3)])
@@ -90,6 +99,32 @@ def test_it_starts_late() -> None:
     assert late.metrics() == {}
     names = early.state()["nets"]["client"]
     assert any(not torch.equal(t, fresh.state()["nets"]["client"][n]) for n, t in names.items())
+
+
+def test_it_learns_from_the_segments_as_they_were_when_the_rows_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before every step of the server, not behind it: what it learns from is what the last step left."""
+    met: list[Tensor] = []
+    left: list[Tensor] = []
+
+    def weights(modules: Mapping[str, nn.Module]) -> Tensor:
+        return torch.cat([p.detach().flatten() for m in modules.values() for p in m.parameters()])
+
+    def learn(self: PseudoClient, seen: Seen, modules: Mapping[str, nn.Module], random: torch.Generator) -> None:
+        assert len(seen.z) == 32
+        assert seen.y is not None
+        met.append(weights(modules))
+
+    def ended(self: PseudoClient) -> None:
+        left.append(weights(self.post.modules(0)))
+
+    monkeypatch.setattr(PseudoClient, "learn", learn)
+    monkeypatch.setattr(PseudoClient, "step_ended", ended)
+    go(Pcat(**SMALL))
+    assert len(met) == len(left) == 8
+    for before, after in pairwise([met[0], *left]):
+        assert not torch.equal(before, after)
+    for found, wanted in zip(met[1:], left, strict=False):
+        assert torch.equal(found, wanted)
 
 
 def test_the_paper_variant_leaves_all_to_the_end() -> None:
