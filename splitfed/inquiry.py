@@ -1,44 +1,37 @@
-"""Questions put to a trained run: what an adversary receives, what it may know, and what its attacks achieve."""
+"""Questions put to a trained run: what an adversary receives, and what its attacks achieve."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from splitfed.architecture import Architecture, FreshUpstream
+from splitfed.architecture import FreshUpstream
 from splitfed.attacks.assignment import assignment
-from splitfed.attacks.base import Attack, Clone, Imitate, Inside, Knowledge, Needs, Phase, Progress, Releases, Target
+from splitfed.attacks.base import Attack, Clone, Knowledge, Needs, Phase, Progress, Target
 from splitfed.attacks.class_metrics import check_gradable
 from splitfed.attacks.grading import grade_clone, grade_of
 from splitfed.attacks.hints import draw_hints
-from splitfed.attacks.intruder import Insider
-from splitfed.attacks.local_training import LocalTraining, check_one_step, local_training
+from splitfed.attacks.local_training import check_one_step
 from splitfed.attacks.metrics import Grade
 from splitfed.attacks.unowned import unowned
 from splitfed.chosen import of_client
 from splitfed.data.candidates import candidates, trained_rows
 from splitfed.data.dataset import Dataset
-from splitfed.data.features import feed, places
 from splitfed.data.federation import Federation
 from splitfed.downstream import head_after
 from splitfed.engines.base import FED, Source
 from splitfed.engines.local import LocalEngine
 from splitfed.errors import InvalidInput, check_count, unknown
-from splitfed.federated.base import Method
+from splitfed.granting import Grants
 from splitfed.graph import Topology
-from splitfed.own_segments import downstream
+from splitfed.idling import Begun, begun, idle
 from splitfed.registry import TABLES, load
-from splitfed.rerun import Rerun
-from splitfed.schedules.base import Schedule, Training
-from splitfed.schedules.sampling import Sampled
 from splitfed.seeding import derive, generator
-from splitfed.task import Task
 from splitfed.uploads import Uploads
 from splitfed.upstream import Upstream
 from splitfed.view import WEIGHT_GRADIENT, View
@@ -72,17 +65,11 @@ class _Case(NamedTuple):
     knowledge: Knowledge
 
 
-class Inquiry:
+class Inquiry(Grants):
     """Asks the parties of `engine`; `newest` says whose segments a client would use now."""
 
     def __init__(self, engine: LocalEngine, data: Federation, seed: int, newest: Callable[[int], Source]) -> None:
-        self.engine = engine
-        self.data = data
-        self.seed = seed
-        self._newest = newest
-        self.training: Training | None = None
-        self.rounds = 0
-        self.schedule: Schedule | None = None
+        super().__init__(engine, data, seed, newest)
         self.uploads = Uploads(engine, data, self.recorded, self.knowledge, self._feed)
 
     def adversary(self, name: str | None) -> str:
@@ -98,16 +85,6 @@ class Inquiry:
         if len(chosen) == 0:
             raise InvalidInput("there are no victims to attack: set some aside (victims=64)")
         return chosen
-
-    def lend(self, client: int, part: str, x: Tensor, rows: Dataset | None = None) -> None:
-        """Give the parties of `client` the rows `x` as their data called `part`, with the labels of `rows` if given."""
-        if not 0 <= client < self.engine.lanes:
-            raise InvalidInput(f"client={client} is not allowed; expected 0 to {self.engine.lanes - 1}")
-        if tuple(x.shape[1:]) != self.data.shape:
-            raise InvalidInput(f"x has rows of shape {tuple(x.shape[1:])}; this run was trained on {self.data.shape}")
-        heads = self.engine.topologies[client].heads
-        labels = {} if rows is None else {head.value: rows.label(head.target) for head in heads}
-        self.engine.own(client, part, self._feed(client, x), labels)
 
     def observe(self, party: str, victims: Dataset, client: int, seed: int, phase: Phase = Phase.INFERENCE) -> View:
         """Put the victims' rows through the parties of `client` once; return what `party` received."""
@@ -218,8 +195,8 @@ class Inquiry:
                 self._begin_training(name, attack, party, client)
                 return None
             case = self._case(name, attack, party, self.victims(None), client, self.seed)
-            attack(case.view, _idle(case.knowledge), generator(self.seed, "attack", name), _begun)
-        except _Begun:
+            attack(case.view, idle(case.knowledge), generator(self.seed, "attack", name), begun)
+        except Begun:
             return None
         except InvalidInput as error:
             return str(error)
@@ -237,14 +214,14 @@ class Inquiry:
         view = self.recorded(party, client)
         check_one_step(local)
         if view.messages:
-            knowledge = replace(_idle(self.knowledge(party, client, self.seed)), local=local)
-            attack(view, knowledge, generator(self.seed, "attack", name), _begun)
+            knowledge = replace(idle(self.knowledge(party, client, self.seed)), local=local)
+            attack(view, knowledge, generator(self.seed, "attack", name), begun)
 
     def _begin_uploads(self, name: str, attack: Attack, party: str, client: int) -> None:
         """Begin an attack on what a method's clients send; before training, check only what will be sent."""
         case = self.uploads.case(attack, party, client, self.seed)
         if case.view.messages:
-            attack(case.view, _idle(case.knowledge), generator(self.seed, "attack", name), _begun)
+            attack(case.view, idle(case.knowledge), generator(self.seed, "attack", name), begun)
 
     def _attack_uploads(
         self, name: str, attack: Attack, party: str, client: int, seed: int, number: int | None, progress: Any
@@ -276,15 +253,6 @@ class Inquiry:
                 "gradient is in its update too"
             )
 
-    @property
-    def method(self) -> Method | None:
-        """The run's federated method."""
-        return self.uploads.method
-
-    @property
-    def _classes(self) -> int | None:
-        return _classes(self.data.task)
-
     def _check_client(self, client: int) -> None:
         if not 0 <= client < self.engine.lanes:
             raise InvalidInput(f"client={client} is not allowed; expected 0 to {self.engine.lanes - 1}")
@@ -299,13 +267,6 @@ class Inquiry:
         mine = {p.name for p in self.engine.crew.lanes[client].parties.values()}
         roles = set(self.engine.topologies[client].inputs.values())
         return party in mine and roles == {self.engine.parties[party].role}
-
-    def own_inputs(self, party: str, client: int, x: Tensor) -> dict[str, Tensor]:
-        """Return what `party` itself feeds for the rows `x`, on the engine's device."""
-        if party not in {p.name for p in self.engine.crew.lanes[client].parties.values()}:
-            return {}
-        owners, role = self.engine.topologies[client].inputs, self.engine.parties[party].role
-        return {n: t.to(self.engine.device) for n, t in self._feed(client, x).items() if owners[n] == role}
 
     def recorded(self, party: str, client: int, number: int | None = None) -> View:
         """Return what `party` recorded of `client` in training up to round `number` (default: all), its own copies."""
@@ -358,80 +319,6 @@ class Inquiry:
         ordered = victims.rows(assignment(victims.x, guess))
         return grade_of(attack.target, guess, ordered, self.data.auxiliary, drawn, classifier=classifier)
 
-    def _batches(self, client: int, number: int) -> list[Tensor]:
-        """Return the rows of every step that `client` took in round `number`."""
-        assert self.training is not None
-        plan, rows = self.training, len(self.data.clients[client].train)
-        if isinstance(self.schedule, Sampled):
-            # A client that stays to the end, as one must that has sent something.
-            turn = self.schedule.turn(plan, rows, number, client, (1.0, 1.0))
-            return [found for _, batches in turn.epochs for found in batches]
-        return [found for epoch in plan.epochs(number) for found in plan.batches(rows, epoch, client)]
-
-    def _local(self, party: str, client: int) -> LocalTraining | None:
-        """Return what a fed server knows of how `client` trains; None for everybody else."""
-        if party != FED or self.training is None:
-            return None
-        role = self.engine.parties[party].role
-        # Where a method alone meets there, it fuses what the only role of the clients holds.
-        owners = self.engine.topology.data_roles
-        role = owners[0] if role == FED and len(owners) == 1 else role
-        optimizer = None if role == FED else self.engine.party(client, role).optimizer
-        if optimizer is None:
-            return None
-        options = {n: v for n, v in optimizer.param_groups[0].items() if n != "params"}
-        if self.method is not None and self.method.restarts and "momentum" in options:
-            options["momentum"] = 0.0
-        sizes = [len(rows) for rows in self._batches(client, 0)]
-        told = self.method is not None and self.method.sends_gradients
-        return local_training(self.engine.topologies[client], role, type(optimizer).__name__, options, sizes, told)
-
-    def knowledge(self, party: str, client: int, stream: int) -> Knowledge:
-        """Return all that a threat model may grant `party`; an attack sees only what it requires."""
-        engine = self.engine
-        topology = engine.topologies[client]
-        members = (engine.party(client, role) for role in topology.roles)
-        modules = engine.modules(client, self._newest(client))
-        states = {key: state for member in members for key, state in member.defense_states.items()}
-        guards = of_client(engine.defenses, client)
-        upstream, whole = (
-            Upstream(topology, engine.all_facts[client], modules, guards, role, self.seed, states)
-            for role in (engine.parties[party].role, None)
-        )
-        auxiliary = self.data.auxiliary
-        inputs = partial(feed, names=topology.inputs, features=self.data.victims.features)
-        role = engine.parties[party].role
-        own = downstream(topology, engine.all_facts[client], role, engine.held_by(party, client), inputs)
-        insider = engine.insiders.get(party)
-        return Knowledge(
-            self.data.shape,
-            self.data.victims.value_range,
-            auxiliary.x.to(engine.device),
-            self._query(party, client, stream),
-            lambda x: upstream(self._feed(client, x)),
-            lambda x: upstream.sample(self._feed(client, x)),
-            engine.device,
-            classes=self._classes,
-            auxiliary_labels=auxiliary.y.to(engine.device),
-            attributes={
-                name: (target.y.to(engine.device), _classes(target.task)) for name, target in auxiliary.targets.items()
-            },
-            predict=self._predict(client, stream),
-            model=lambda x: whole(self._feed(client, x))[topology.heads[0].value],
-            imitate=self._imitate(client),
-            insider=insider if isinstance(insider, Insider) else None,
-            architecture=self._architecture(party, client),
-            loss=None if own is None else own.loss,
-            places=places(self.data.shape, topology.inputs, self.data.features),
-        )
-
-    def _architecture(self, party: str, client: int) -> Architecture:
-        engine = self.engine
-        topology, role = engine.topologies[client], engine.parties[party].role
-        inputs = partial(feed, names=topology.inputs, features=self.data.victims.features)
-        own, guards = engine.held_by(party, client), of_client(engine.defenses, client)
-        return Architecture(topology, engine.all_facts[client], guards, role, self.seed, own, inputs, engine.device)
-
     def _stolen(self, clone: Clone | None, party: str, client: int, seed: int) -> Grade | None:
         """Grade the whole model with the upstream segments of `clone`, beside the trained and fresh ones."""
         rows, engine = self.data.test_union(), self.engine
@@ -457,50 +344,6 @@ class Inquiry:
             outputs[name] = torch.cat(parts)
         return grade_clone(outputs, rows.label(topology.heads[0].target), generator(seed, "bootstrap"))
 
-    def _feed(self, client: int, x: Tensor) -> dict[str, Tensor]:
-        """Return what each input of the client's topology gets of `x`."""
-        return feed(x, self.engine.topologies[client].inputs, self.data.victims.features)
-
-    def _imitate(self, client: int) -> Imitate:
-        def imitate(x: Tensor, y: Tensor, epochs: int | None, batch_size: int | None, seed: int) -> Rerun:
-            plan = self.training or Training()
-            passes = self.rounds * plan.local_epochs if epochs is None else epochs
-            copied = Rerun(self.engine, client, lambda rows: self._feed(client, rows), seed)
-            copied.train(x, y, passes, plan.batch_size if batch_size is None else batch_size)
-            return copied
-
-        return imitate
-
-    def _predict(self, client: int, stream: int) -> Callable[[Tensor], Tensor]:
-        """Every call sends rows through all the parties of `client`; defenses draw afresh each time."""
-        calls = 0
-
-        def predict(x: Tensor) -> Tensor:
-            nonlocal calls
-            calls += 1
-            self.lend(client, "query", x)
-            number = derive(stream, "predict", calls)
-            with self.engine.watching(None):
-                found = self.engine.predict(client, "query", "query", number, borrow=self._newest(client))
-            return found.outputs[self.engine.topologies[client].heads[0].value].to(self.engine.device)
-
-        return predict
-
-    def _query(self, party: str, client: int, stream: int) -> Callable[[Tensor], Releases]:
-        """Every call sends rows through the victims' own parties; defenses draw afresh each time."""
-        calls = 0
-
-        def query(x: Tensor) -> Releases:
-            nonlocal calls
-            calls += 1
-            self.lend(client, "query", x)
-            number = derive(stream, calls)
-            with torch.no_grad(), self.engine.watching(party) as recorder:
-                self.engine.predict(client, "query", "query", number, borrow=self._newest(client))
-            return recorder.view().select(kind="activation").tensors(self.engine.device)
-
-        return query
-
 
 def curious(topology: Topology) -> str:
     """Return the party that attacks where none is named: the first without data; refuse where all have some."""
@@ -508,53 +351,3 @@ def curious(topology: Topology) -> str:
     if role is None:
         raise InvalidInput(f"topology {topology.name!r} has no party without data: name the adversary")
     return role
-
-
-def _classes(task: Task) -> int | None:
-    """Return how many classes `task` tells apart; None where it learns numbers."""
-    return {"classification": task.outputs, "binary": 2}.get(task.name)
-
-
-class _Begun(Exception):
-    """An attack has begun: it refused nothing before the first thing that takes time."""
-
-
-def _begun(*given: Any) -> NoReturn:
-    raise _Begun
-
-
-class _Idle:
-    """A clone with its weights, which ends the attack that uses it."""
-
-    sample = staticmethod(_begun)
-
-    def __init__(self, clone: Clone) -> None:
-        self.parameters, self.modules = clone.parameters, clone.modules
-
-    def __call__(self, x: Tensor) -> NoReturn:
-        """End the attack."""
-        raise _Begun
-
-
-class _IdleInside:
-    """An insider that ends the attack which asks it."""
-
-    def __init__(self, insider: Inside) -> None:
-        self.plan = insider.plan
-
-    def guess(self, view: View, target: Target) -> NoReturn:
-        """End the attack."""
-        raise _Begun
-
-
-def _idle(knowledge: Knowledge) -> Knowledge:
-    """Return `knowledge` with everything in it that computes replaced by what ends the attack."""
-    names = ("query", "upstream", "sample", "predict", "model", "imitate", "loss", "extractor")
-    used: dict[str, Any] = {name: _begun for name in names if getattr(knowledge, name) is not None}
-    made, insider = knowledge.architecture, knowledge.insider
-    return replace(
-        knowledge,
-        **used,
-        architecture=None if made is None else lambda seed: _Idle(made(seed)),
-        insider=None if insider is None else _IdleInside(insider),
-    )

@@ -79,7 +79,7 @@ class Run:
         """Take up a federated method, before the first round."""
         self.method = method
         self.method_state = {} if method is None else method.start(self.engine.lanes)
-        self.inquiry.uploads.method = method
+        self.inquiry.method = self.inquiry.uploads.method = method
         engine: Trainer = self.engine
         clock, place = self.clock, self.engine.crew.placement
         self._meeting = None if clock is None or method is None else Meeting(clock, self.engine.traffic, self.learners)

@@ -49,6 +49,8 @@ RUNNING = (
     "watching",
     "learning",
     "uploads",
+    "granting",
+    "idling",
     "inquiry",
     "tuning",
     "run",
