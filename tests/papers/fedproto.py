@@ -254,8 +254,8 @@ class WhereInstalled(Table):
         Table(self.name, self.title, self.budget, here, self.show).complete(folder, told)
 
 
-BUDGET = f"""{CLIENTS} clients hold n classes each on average, drawn evenly from n - 2 to n + 2 and no fewer than two (the
-authors' code does so). Of each class a client holds {SETTINGS["Fashion-MNIST"].rows} training images of Fashion-MNIST,
+BUDGET = f"""{CLIENTS} clients hold n classes each on average, drawn evenly from n - 2 to n + 2 and no fewer than two
+(the authors' code). Of each class a client holds {SETTINGS["Fashion-MNIST"].rows} training images of Fashion-MNIST,
 100 to train on as in the paper, or {SETTINGS["MNIST"].rows} of MNIST-5k, 26 to train on (no more fit), and tests on the
 rest; images are standardized. The authors' CNN, dropout among it, with 50 numbers in the embedding; mh: ten clients
 with it and ten with a LeNet of the same width; each client starts from weights of its own (FedAvg: from the first
