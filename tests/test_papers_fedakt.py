@@ -20,9 +20,9 @@ from tests.papers.fedakt_shown import ALONE, PARTS, WHOLE, chosen, keyed, minus,
 SETTING = "Dirichlet .1"
 
 
-def noise() -> Dataset:
+def noise(rows: int = 600) -> Dataset:
     random = torch.Generator().manual_seed(0)
-    return Dataset("noise", torch.rand(600, 1, 28, 28, generator=random), torch.arange(600) % 10, classification(10))
+    return Dataset("noise", torch.rand(rows, 1, 28, 28, generator=random), torch.arange(rows) % 10, classification(10))
 
 
 def size(model: nn.Module) -> int:
@@ -121,10 +121,10 @@ def test_every_method_of_the_table_trains(name: str, weight: float | None, monke
 
 @pytest.mark.parametrize("setting", fedakt.SETTINGS)
 def test_clients_hold_rows_of_every_part(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fedakt, "images", noise)
-    clients = fedakt.federation(setting, 0, rows=600).clients
+    monkeypatch.setattr(fedakt, "images", lambda: noise(fedakt.ROWS))
+    clients = fedakt.federation(setting, 0).clients
     assert len(clients) == fedakt.CLIENTS
-    assert sum(len(c.train) + len(c.validation) + len(c.test) for c in clients) == 600
+    assert sum(len(c.train) + len(c.validation) + len(c.test) for c in clients) == fedakt.ROWS
     assert all(len(part) > 0 for c in clients for part in (c.train, c.validation, c.test))
     if "classes_per_client" in fedakt.SETTINGS[setting]:
         assert {len(c.train.y.unique()) for c in clients} == {2}
