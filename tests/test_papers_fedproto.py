@@ -14,7 +14,7 @@ from tests.papers.fedproto import HEADED, NEAREST, NEAREST_OWN, OWN, Setting, _k
 from tests.papers.fedproto_models import WIDTH, cnn, narrow_lenet
 from tests.papers.table import Cell
 
-TINY = Setting(rows=4, test=0.25, batch=16, rate=0.02, shift=0.1307, scale=0.3081)
+TINY = Setting(rounds=1, rows=4, test=0.25, batch=16, rate=0.02, shift=0.1307, scale=0.3081)
 
 
 @pytest.mark.parametrize("called", ["FedAvg", "FedProto mh"])
