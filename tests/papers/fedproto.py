@@ -35,7 +35,8 @@ HEADED, OWN, NEAREST_OWN, NEAREST = "head", "head, own classes", "nearest own pr
 class Setting(NamedTuple):
     """What a client holds of one data set: `rows` of each of its classes, the part `test` of them to test on.
 
-    `rounds`: for how many all train. `shift` and `scale`: mean and deviation of the training pixels, by which images are standardized.
+    `rounds`: for how many all train. `shift` and `scale`: mean and deviation of the training pixels, by which images
+    are standardized.
     """
 
     rounds: int
@@ -272,7 +273,8 @@ one's). SGD with momentum .5, one local epoch, {SETTINGS["MNIST"].rounds} rounds
 {SETTINGS["Fashion-MNIST"].rounds} of Fashion-MNIST (the paper: 100, FedAvg 150); mr, of which 15 clients train twice,
 {rounds_of("MNIST", "FedProto mr")} and {rounds_of("Fashion-MNIST", "FedProto mr")} (70); lambda 1 on the mean squared
 distance. The authors' batches of 4 at rate .01 became 32 at {SETTINGS["Fashion-MNIST"].rate} (Fashion-MNIST) and 8 at
-{SETTINGS["MNIST"].rate}: the rate grows with the batch, and a client takes about as many steps a round in both. The last round is reported, as by the authors;
+{SETTINGS["MNIST"].rate}: the rate grows with the
+batch, and a client takes about as many steps a round in both. The last round is reported, as by the authors;
 nothing is chosen, so no rows are kept for validation. Scores are accuracies on the client's own test rows, whose
 classes are those it trains on: means over clients in percent, with the 95 % Student interval over {len(SEEDS)} seeds of
 rows, classes, weights and order, and ± the deviation over clients, its mean over seeds. Differences are paired by seed.
