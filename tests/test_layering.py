@@ -32,6 +32,7 @@ CORE = (
     "duty",
     "finite",
     "tutoring",
+    "belongings",
     "party",
     "executor",
     "secure",

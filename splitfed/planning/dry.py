@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from splitfed.accounting.bytes import value_bytes, weight_bytes
+from splitfed.belongings import trained_on
 from splitfed.chosen import missing, of_client
 from splitfed.defense import Defense, packed_bytes
 from splitfed.duty import relabelled
@@ -22,13 +23,13 @@ from splitfed.engines.taking import Taking
 from splitfed.executor import Combine
 from splitfed.graph import Edge, Topology, member
 from splitfed.optim import Optim
-from splitfed.party import SCORED, trained_on
 from splitfed.planning.summing import PlannedSums
 from splitfed.preparation import Prepared, inputs_of, labels_of
 from splitfed.probe import Facts
 from splitfed.traffic import Traffic
 from splitfed.tutoring import Tutor
 from splitfed.uploading import Sent, keepers, rows_of, size
+from splitfed.uses import SCORED
 
 
 class Flowing(NamedTuple):
