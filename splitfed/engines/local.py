@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,54 +11,23 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.defense import Defense
-from splitfed.engines.base import CONSULTED, FED, Placement, Prediction, Source
-from splitfed.engines.fusion import Gathering
-from splitfed.engines.mean import Mean, shares
+from splitfed.engines.base import CONSULTED, Placement, Prediction, Source
+from splitfed.engines.lending import untouched, with_tensors, with_weights
+from splitfed.engines.link import LocalLink
+from splitfed.engines.moving import Moving
 from splitfed.engines.placing import Crew
 from splitfed.engines.residents import Inside, Sentry
-from splitfed.engines.summing import Summing
 from splitfed.engines.taking import Taking
 from splitfed.executor import Combine, Lane, exchange, exchange_together, predict_step
-from splitfed.graph import Topology, weights
+from splitfed.graph import Topology
 from splitfed.optim import Optim
 from splitfed.party import Batch, Party
 from splitfed.probe import Facts
 from splitfed.traffic import Traffic
-from splitfed.view import Message, Recorder, Recording, Stamp, View
-
-Tap = Callable[[Message], Message]
+from splitfed.view import Recorder, Recording, Stamp, View
 
 
-class LocalLink:
-    """Counts a message, lets its receiver's recorder see it, and hands it over."""
-
-    def __init__(self, traffic: Traffic, recorders: Mapping[str, Recorder]) -> None:
-        self.traffic = traffic
-        self.recorders = dict(recorders)
-        self.taps: dict[str, Tap] = {}
-        self.listeners: dict[str, Callable[[Message], None]] = {}
-        self.readers: dict[str, Tap] = {}
-
-    def deliver(self, message: Message) -> Message:
-        """Carry `message`; an adversary's tap may replace what its party sends, its reader what that party uses."""
-        tap = self.taps.get(message.sender)
-        if tap is not None:
-            message = tap(message)
-        self.traffic.count(message)
-        recorder = self.recorders.get(message.receiver)
-        if recorder is not None:
-            recorder.receive(message)
-        listener = self.listeners.get(message.receiver)
-        if listener is not None:
-            listener(message)
-        if message.sender == FED and FED in self.recorders:
-            # What came back says little without what it was made from.
-            self.recorders[FED].receive(message)
-        reader = self.readers.get(message.receiver)
-        return message if reader is None else reader(message)
-
-
-class LocalEngine:
+class LocalEngine(Moving):
     """Parties of `lanes` clients on one topology: data owners one a lane, the other roles shared by all lanes.
 
     A list of topologies, one a lane, gives clients segments of different make on the same shared roles.
@@ -90,17 +58,14 @@ class LocalEngine:
         self._taken = [Taking() for _ in range(lanes)]
         self.device = torch.device(device)
         self.traffic = Traffic()
-        self.crew = Crew(
+        crew = Crew(
             self.topologies, self.all_facts, placement or Placement(), defenses, optims or {}, seed, self.device
         )
-        recorders = (recording or Recording()).recorders(tuple(self.parties), folder)
-        self.link = LocalLink(self.traffic, recorders)
+        recorders = (recording or Recording()).recorders(tuple(crew.parties), folder)
+        super().__init__(crew, LocalLink(self.traffic, recorders), seed)
         self._watched: dict[str, Recorder] = {}
         self.insiders: dict[str, Inside] = {}
         self.sentries: dict[str, Sentry] = {}
-        self._seed = seed
-        # The secure sums of this round, by role.
-        self._sums: dict[str, Summing] = {}
 
     @property
     def lanes(self) -> int:
@@ -111,10 +76,6 @@ class LocalEngine:
     def parties(self) -> dict[str, Party]:
         """Every party by name; where a role has copies, the party that merges them."""
         return self.crew.parties
-
-    def party(self, lane: int, role: str) -> Party:
-        """Return the party that plays `role` for `lane`, as it trains."""
-        return self.crew.lanes[lane].parties[role]
 
     def join(self, party: str, insider: Inside) -> None:
         """Let `insider` see all that `party` receives, and stand where it sends."""
@@ -267,7 +228,7 @@ class LocalEngine:
         They count as steps of the newest epoch of training.
         """
         place, newest = self._serving(lane), max(0, *(taken.newest for taken in self._taken))
-        with self.borrowed(lane, borrow), _untouched([m for p in place.parties.values() for m in p.modules.values()]):
+        with self.borrowed(lane, borrow), untouched([m for p in place.parties.values() for m in p.modules.values()]):
             for step, rows in enumerate(torch.arange(self.rows(lane, part)).split(batch_size)):
                 batch = Batch(part, rows, counts_as=newest)
                 exchange(place, self.link, batch, place.stamp("rehearse", number, step, part))
@@ -283,7 +244,7 @@ class LocalEngine:
         place, total = self._serving(lane), sum(len(rows) for rows in batches)
         newest = max(0, *(taken.newest for taken in self._taken))
         modules = {name: m for party in place.parties.values() for name, m in party.modules.items()}
-        with _untouched(list(modules.values())):
+        with untouched(list(modules.values())):
             for step, rows in enumerate(batches):
                 stamp = place.stamp("rehearse", 0, step, part)
                 exchange(place, self.link, Batch(part, rows, counts_as=newest), stamp, len(rows) / total)
@@ -311,7 +272,7 @@ class LocalEngine:
         try:
             for role, party in borrowers.items():
                 lent = {n: party.modules[n] if n in place.kept else m for n, m in lenders[role].modules.items()}
-                party.modules = lent if place.buffers else _with_weights(party.modules, lent)
+                party.modules = lent if place.buffers else with_weights(party.modules, lent)
             yield
         finally:
             for role, party in borrowers.items():
@@ -321,55 +282,6 @@ class LocalEngine:
         """Return the segments that `party` holds for `lane`: the party's own modules, not copies."""
         mine = {p.name: p for p in self._serving(lane).parties.values()}
         return mine.get(party, self.parties[party]).modules
-
-    def hand_over(self, source: int, target: int, role: str, epoch: int, via: str | None = None) -> None:
-        """Send the weights of `role` from one lane's party to another's; `via` sees them if given."""
-        sender, receiver = self.party(source, role), self.party(target, role)
-        stamp, kept = Stamp("train", source, epoch, 0), self.crew.placement.kept
-        if via is None:
-            arrived = self.link.deliver(sender.upload(receiver.name, stamp, kept=kept))
-        else:
-            stop = self.link.deliver(sender.upload(via, stamp, kept=kept))
-            arrived = self.link.deliver(stop._replace(sender=via, receiver=receiver.name))
-        receiver.adopt(arrived.tensors, kept)
-
-    def download(self, lanes: Sequence[int], epoch: int) -> None:
-        """Send what the fed server holds to the parties of `lanes` in every fused role."""
-        place = self.crew.placement
-        for role, fed in self.crew.fed.items():
-            for lane in lanes:
-                party = self.party(lane, role)
-                message = fed.upload(party.name, Stamp("train", lane, epoch, 0), place.buffers, place.kept)
-                party.adopt(self.link.deliver(message).tensors, place.kept)
-            if place.secure is not None:
-                self._sums[role] = self._open(role, lanes, epoch)
-
-    def upload(self, weights: Mapping[int, float], epoch: int) -> None:
-        """Send the fused roles' weights of these lanes to the fed server, which keeps what they are fused to."""
-        place = self.crew.placement
-        for role, fed in self.crew.fed.items():
-            if place.secure is not None:
-                fed.adopt(self._summed(role, weights, epoch), place.kept)
-                continue
-            fused = self._gathering()
-            for lane, share in shares(weights).items():
-                fused.add(self.link.deliver(self._upload(lane, role, epoch)).tensors, share)
-            fed.adopt(fused.value(), place.kept)
-
-    def branch(self, lanes: Sequence[int]) -> None:
-        """Let the copies of every copied role start from the merged one."""
-        for role, copies in self.crew.copies.items():
-            tensors = self.crew.shared[role].contents()
-            for lane in lanes:
-                copies[lane].adopt(tensors)
-
-    def merge(self, weights: Mapping[int, float]) -> None:
-        """Replace every copied role's segments by what its copies are fused to."""
-        for role, copies in self.crew.copies.items():
-            fused = self._gathering()
-            for lane, share in shares(weights).items():
-                fused.add(copies[lane].contents(), share)
-            self.crew.shared[role].adopt(fused.value())
 
     def end_round(self) -> None:
         """Advance every party's learning-rate scheduler."""
@@ -429,30 +341,6 @@ class LocalEngine:
         """Return in how many steps `lane` has taken part in training, and in how many its row that was in most."""
         return self._taken[lane].steps, self._taken[lane].most
 
-    def _gathering(self) -> Gathering:
-        fusion = self.crew.placement.fusion
-        return Mean() if fusion is None else fusion.start()
-
-    def _upload(self, lane: int, role: str, epoch: int) -> Message:
-        place = self.crew.placement
-        return self.party(lane, role).upload(FED, Stamp("train", lane, epoch, 0), place.buffers, place.kept)
-
-    def _open(self, role: str, lanes: Iterable[int], epoch: int) -> Summing:
-        plan = self.crew.placement.secure
-        assert plan is not None
-        names = {lane: self.party(lane, role).name for lane in lanes}
-        return Summing(plan, role, names, epoch, self._seed, self.link.deliver).open()
-
-    def _summed(self, role: str, weights: Mapping[int, float], epoch: int) -> dict[str, Tensor]:
-        """Return the weighted mean as a secure sum gives it; who misbehaves bends its upload before it is masked."""
-        summing = self._sums.pop(role, None) or self._open(role, weights, epoch)
-        uploads = {}
-        for lane in weights:
-            message = self._upload(lane, role, epoch)
-            tap = self.link.taps.get(message.sender)
-            uploads[lane] = (message if tap is None else tap(message)).tensors
-        return summing.close(uploads, weights)
-
     def _batch(self, place: Lane, rows: Tensor, stamp: Stamp, task: float = 1.0, counts_as: int | None = None) -> Batch:
         """Return the rows of a step, or what a sentry of the lane puts in their place."""
         # Rows of another part than the client's own are not drawn by chance.
@@ -489,52 +377,11 @@ class LocalEngine:
         kept = [party.modules for party in borrowers]
         try:
             for party in borrowers:
-                party.modules = _with_tensors(party.modules, tensors)
+                party.modules = with_tensors(party.modules, tensors)
             yield
         finally:
             for party, modules in zip(borrowers, kept, strict=True):
                 party.modules = modules
-
-
-@contextmanager
-def _untouched(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Put buffers back, also those that a module replaces, and leave no gradient, however the block ends."""
-    inner = {id(m): m for module in modules for m in module.modules()}.values()
-    kept = [(m, {name: None if b is None else b.clone() for name, b in m._buffers.items()}) for m in inner]
-    try:
-        yield
-    finally:
-        for module, buffers in kept:
-            module._buffers.update(buffers)
-        for module in modules:
-            module.zero_grad(set_to_none=True)
-
-
-def _with_tensors(own: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> dict[str, nn.Module]:
-    """Return modules like `own` with `tensors`, named `segment/name`, in them as far as they go.
-
-    Weights are not copied, buffers are: nobody trains what is lent, but a forward pass may change statistics.
-    """
-    held: dict[int, Any] = {}
-    for segment, module in own.items():
-        for name, weight in module.named_parameters(remove_duplicate=False):
-            given = tensors.get(f"{segment}/{name}", weight).detach().to(weight.device)
-            held[id(weight)] = nn.Parameter(given, weight.requires_grad)
-    # Copied together, so that weights which a party shares between its segments stay shared.
-    made = copy.deepcopy(dict(own), held)
-    for segment, module in made.items():
-        for name, buffer in module.named_buffers():
-            if f"{segment}/{name}" in tensors:
-                buffer.copy_(tensors[f"{segment}/{name}"])
-    return made
-
-
-def _with_weights(own: Mapping[str, nn.Module], lent: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Return copies of `own` with the weights of `lent` and buffers of their own."""
-    made = copy.deepcopy(dict(own))
-    for name, module in made.items():
-        module.load_state_dict({**module.state_dict(), **weights(lent[name])})
-    return made
 
 
 def _total(lane: Lane, losses: Mapping[str, float]) -> float:
