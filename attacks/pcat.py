@@ -14,10 +14,14 @@ Layouts: the client's own, weights drawn anew, with `layout="client"` ("same" in
 network, for f' may have any layout; those of the paper's other experiments are given in pictures only.
 
 Ours, where the paper does not say: Adam and its rates (3.1 gives the attacker the client's optimizer); g in evaluation
-mode; blocks, losses and lengths of inverse and refinement; batches of 64 where none arrives. Ours too: what the
-pseudo-client sends passes the run's defenses, drawn by the attacker; the refinement compares releases with defenses at
-their mean, and where they are random it adapts (`splitfed.attacks.inversion`). It can make a guess worse where the
-pseudo-client is poor.
+mode; blocks, losses and lengths of inverse and refinement; batches of 64 where none arrives. The inverse has no tanh
+(the one of the paper that its table 14 gives in words has): on MNIST that stuck at black. What the pseudo-client sends
+passes the run's defenses, drawn by the attacker; the refinement stays in the range of values, compares releases with
+defenses at their mean, and adapts where they are random (`splitfed.attacks.inversion`). It can make a guess worse where
+the pseudo-client is poor.
+
+Where no labels arrive nothing ties pseudo-client and pseudo-head to the client's: both can fit g in a way of their own,
+classify well together and read no label, or fewer than chance, off what the client sends.
 """
 
 from __future__ import annotations
@@ -235,7 +239,7 @@ class PseudoClient(Insider):
         search = Search({value: z}, mean, sample, tv=0.0, l2=0.0, smoothness=_SMOOTHNESS / self.scale.unit**2)
         optimizer = torch.optim.Adam([x], lr=plan.refine_lr)
         if self.scale.bounded:
-            optimizer.register_step_post_hook(lambda *_: x.data.clamp_(-1, 1))
+            optimizer.register_step_post_hook(lambda *_: _box(x))
         search.advance(x, optimizer, plan.refine)
         return x
 
@@ -249,6 +253,10 @@ def same_labels(labels: Tensor, wanted: Tensor, random: torch.Generator) -> Tens
         among = places[label] if len(places[label]) else torch.arange(len(labels))
         found[row] = among[int(chance[row] * len(among))]
     return found
+
+
+def _box(x: Tensor) -> None:
+    x.data.clamp_(-1, 1)
 
 
 def _step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
