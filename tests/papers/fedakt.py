@@ -25,7 +25,7 @@ from tests.papers.table import Cell, Measured, Table
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")
 SEEDS, CHOOSING = (0, 1, 2), 99
-CLIENTS, EACH, ROUNDS, EVERY, RATE = 20, 200, 40, 5, 0.05
+CLIENTS, EACH, ROUNDS, EVERY, RATE = 20, 200, 30, 5, 0.05
 ROWS = CLIENTS * EACH
 WEIGHTS = (3.0, 0.5)
 SETTINGS: dict[str, dict[str, Any]] = {
