@@ -15,7 +15,8 @@ from splitfed.federated import FedAKT
 from splitfed.task import classification
 from tests.papers import fedakt
 from tests.papers.fedakt_models import FEATURES, MAKES, SMALLEST, extractor, topologies
-from tests.papers.fedakt_shown import ALONE, PARTS, WHOLE, chosen, keyed, minus, verdict
+from tests.papers.fedakt_shown import ALONE, PARTS, WHOLE, chosen, keyed, minus
+from tests.papers.table import verdict
 
 SETTING = "Dirichlet .1"
 

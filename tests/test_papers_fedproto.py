@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.papers import fedproto
-from tests.papers.fedproto import HEADED, NEAREST, NEAREST_OWN, OWN, Setting, _key, measure, own_accuracies, verdict
+from tests.papers.fedproto import HEADED, NEAREST, NEAREST_OWN, OWN, Setting, _key, claimed, measure, own_accuracies
 from tests.papers.fedproto_models import WIDTH, cnn, narrow_lenet
 from tests.papers.table import Cell
 
@@ -60,8 +60,8 @@ def test_own_accuracy_chooses_among_a_clients_own_classes() -> None:
     ],
 )
 def test_verdicts_follow_from_the_interval(better: list[float], word: str) -> None:
-    assert verdict(better).endswith(f": {word}")
-    assert verdict(better[:1]) == f"{better[0]:+.1f}"
+    assert claimed(better).endswith(f": {word}")
+    assert claimed(better[:1]) == f"{better[0]:+.1f}"
 
 
 def entry(head: float, own: float, prototype: float | None = None) -> dict[str, Any]:

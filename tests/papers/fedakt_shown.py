@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from splitfed.intervals import mean_interval
-from tests.papers.table import Measured, markdown, mean
+from tests.papers.table import Measured, markdown, mean, verdict
 
 ALONE, WHOLE = "standalone", "FedAKT"
 OTHERS = ("FedProto", "FML", "FedKD", "LG-FedAvg", "FedDistill")
@@ -35,14 +34,6 @@ def chosen(done: Measured, setting: str, weights: Sequence[float], seed: int) ->
     keys = {weight: keyed(WHOLE, weight, setting, seed) for weight in weights}
     had = {weight: float(done[key]["validation"]) for weight, key in keys.items() if key in done}
     return max(weights, key=lambda weight: had.get(weight, -1.0)), had
-
-
-def verdict(differences: Sequence[float]) -> str:
-    """Return what differences of pairs, one a seed, say of the claim that they are greater than 0."""
-    found = mean_interval(differences)
-    if not found.known or found.low <= 0 <= found.high:
-        return "not settled"
-    return "confirmed" if found.low > 0 else "contradicted"
 
 
 def minus(one: Seeds, other: Seeds, what: str = "accuracy") -> list[float]:

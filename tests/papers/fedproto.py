@@ -16,14 +16,13 @@ from typing import Any, NamedTuple
 import splitfed as sf
 from splitfed.data.idx import idx
 from splitfed.federated import FedProto, Method
-from splitfed.intervals import mean_interval
 from splitfed.optim import Optim
 from splitfed.records import spread
 from splitfed.registry import load
 from splitfed.schedules import Apart
 from splitfed.seeding import derive, stream
 from tests.papers.fedproto_models import cnn, narrow_lenet
-from tests.papers.table import Cell, Measured, Table, markdown, mean
+from tests.papers.table import Cell, Measured, Table, markdown, mean, signed, verdict
 
 SEEDS = (0, 1, 2)
 CLASSES = (3, 4, 5)
@@ -167,13 +166,9 @@ def own_accuracies(run: sf.Run) -> list[float]:
     return found
 
 
-def verdict(better: Sequence[float]) -> str:
+def claimed(better: Sequence[float]) -> str:
     """Say what paired differences, one a seed in points, mean for the claim that they are above zero."""
-    found = mean_interval(better)
-    told = f"{'+' if found.mean >= 0 else ''}{mean(better, 1)}"
-    if not found.known:
-        return told
-    return f"{told}: {'confirmed' if found.low > 0 else 'contradicted' if found.high < 0 else 'not settled'}"
+    return signed(better) if len(better) < 2 else f"{signed(better)}: {verdict(better)}"
 
 
 def show(done: Measured) -> str:
@@ -227,7 +222,7 @@ def _claim(done: Measured, name: str, pair: Pair, mark: str) -> list[str]:
     cells = []
     for n in CLASSES:
         found = _paired(done, name, n, better, other)
-        cells.append(verdict([a[score]["mean"] - b[than]["mean"] for a, b in found]) if found else "")
+        cells.append(claimed([a[score]["mean"] - b[than]["mean"] for a, b in found]) if found else "")
     return [f"{better} ({score}) than {other} ({than}){mark}", *cells]
 
 
@@ -238,7 +233,7 @@ def _steadier(done: Measured, name: str) -> list[list[str]]:
         cells = []
         for n in CLASSES:
             found = _paired(done, name, n, "FedProto", other)
-            cells.append(verdict([b[HEADED]["std"] - a[NEAREST_OWN]["std"] for a, b in found]) if found else "")
+            cells.append(claimed([b[HEADED]["std"] - a[NEAREST_OWN]["std"] for a, b in found]) if found else "")
         lines.append([f"FedProto closer together than {other} (deviation over clients)", *cells])
     return lines
 

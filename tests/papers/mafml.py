@@ -18,7 +18,7 @@ from splitfed.registry import load
 from splitfed.schedules import Apart
 from splitfed.seeding import derive, stream
 from splitfed.topologies import local
-from tests.papers.table import Cell, Measured, Table, markdown, mean
+from tests.papers.table import Cell, Measured, Table, markdown, mean, signed, verdict
 
 SEEDS = (0, 1, 2)
 ROUNDS, EVERY, DOMAINS = 3000, 50, 4
@@ -97,7 +97,17 @@ def show(done: Measured) -> str:
             sent = sum(entry["MiB"] for entry in mine) / len(mine)
             lines.append([_called(name, share), *ours, theirs, f"{sent:.1f}"])
     head = ["method (public rows)", *METRICS, "paper: ACC / BWT / FWT", "sent, MiB"]
-    return f"{markdown(head, lines)}\n\n{REMARKS}"
+    claims = ["MAFML's ACC minus that of", *(f"{100 * share:.0f} %" for share in SHARES)]
+    rows = [[other, *(_claim(done, other, share) for share in SHARES)] for other in ("IND", "FedAvg", "AGG", "FedMD")]
+    return f"{markdown(head, lines)}\n\n{markdown(claims, rows)}\n\n{REMARKS}"
+
+
+def _claim(done: Measured, other: str, share: float) -> str:
+    """Say whether MAFML is above another method, as the paper has it at every share, on the same seeds."""
+    than = None if (other, None) in PAPER else share
+    keys = [(_key("MAFML", share, seed), _key(other, than, seed)) for seed in SEEDS]
+    found = [done[one]["ACC"] - done[two]["ACC"] for one, two in keys if one in done and two in done]
+    return f"{signed(found)}: {verdict(found)}" if found else ""
 
 
 def _called(name: str, share: float | None) -> str:

@@ -121,6 +121,19 @@ def mean(values: Sequence[float], digits: int = 2) -> str:
     return f"{found.mean:.{digits}f} ({found.low:.{digits}f} to {found.high:.{digits}f})"
 
 
+def verdict(differences: Sequence[float]) -> str:
+    """Return what paired differences, one a seed, say of the claim that they are above zero."""
+    found = mean_interval(differences)
+    if not found.known or found.low <= 0 <= found.high:
+        return "not settled"
+    return "confirmed" if found.low > 0 else "contradicted"
+
+
+def signed(differences: Sequence[float], digits: int = 1) -> str:
+    """Return the mean of `differences` with its sign, and its interval as `mean` does."""
+    return f"{'+' if sum(differences) >= 0 else ''}{mean(differences, digits)}"
+
+
 def markdown(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
