@@ -273,8 +273,8 @@ batch, and a client takes about as many steps a round in both. The last round is
 nothing is chosen, so no rows are kept for validation. Scores are accuracies on the client's own test rows, whose
 classes are those it trains on: means over clients in percent, with the 95 % Student interval over {len(SEEDS)} seeds of
 rows, classes, weights and order, and ± the deviation over clients, its mean over seeds. Differences are paired by seed.
-Where Fashion-MNIST (Debian's dataset-fashion-mnist) is not installed its cells are left out. Three quarters of an hour on one idle
-core."""
+Where Fashion-MNIST (Debian's dataset-fashion-mnist) is not installed its cells are left out. Three quarters of an
+hour on one idle core."""
 REMARKS = """The paper's figures and claims are for MNIST with 100 rows a class and name the nearest prototype; the
 authors' code looks for it among the client's own classes, so that is the score they stand beside. "mr" and its figures
 are not in the table of the AAAI version. The nearest own prototype knows which classes a client holds, which FedAvg's
