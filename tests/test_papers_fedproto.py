@@ -23,7 +23,7 @@ def test_a_tiny_cell(called: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     found = measure("MNIST", 3, called, 0, tmp_path, rounds=1, every=1)
     assert found["rows"] == pytest.approx(3.0, abs=0.35)
     assert len(found["curve"]) == 1
-    assert found["curve"][0] == pytest.approx(found["scores"][HEADED]["mean"])
+    assert found["curve"][0] == [1, pytest.approx(found["scores"][HEADED]["mean"])]
     if called == "FedAvg":
         assert set(found["scores"]) == {HEADED, OWN}
         # A CNN of 21 840 parameters goes to 20 clients and back.
@@ -67,7 +67,13 @@ def test_verdicts_follow_from_the_interval(better: list[float], word: str) -> No
 def entry(head: float, own: float, prototype: float | None = None) -> dict[str, Any]:
     values = {HEADED: head, OWN: own} | ({NEAREST_OWN: prototype, NEAREST: prototype} if prototype else {})
     scores = {name: {"mean": value, "std": 100 - value} for name, value in values.items()}
-    return {"scores": scores, "curve": [head - 4, head - 2, head], "MiB": 0.5, "rows": 26.0, "classes": 3.35}
+    return {
+        "scores": scores,
+        "curve": [[5, head - 4], [15, head - 2], [20, head - 1], [21, head]],
+        "MiB": 0.5,
+        "rows": 26.0,
+        "classes": 3.35,
+    }
 
 
 def test_what_is_shown_of_some_cells() -> None:
@@ -83,7 +89,7 @@ def test_what_is_shown_of_some_cells() -> None:
     assert "| FedProto (head) than alone (head) * | +0.4 (-1.1 to 1.9): not settled |  |  |" in text
     assert "| FedProto closer together than FedAvg (deviation over clients) | +5.1 (4.9 to 5.3): confirmed |" in text
     assert "n = 3: 3.35 classes, 26 rows of each to train on" in text
-    assert "alone +4.0, FedAvg +4.0, FedProto +4.0." in text
+    assert "alone +2.0 in 6 rounds, FedAvg +2.0 in 6 rounds, FedProto +2.0 in 6 rounds." in text
     assert "Fashion-MNIST |" not in text
 
 

@@ -85,7 +85,10 @@ CLAIMS = (
 # Not the paper's: the same question asked of the same kind of score.
 FAIRER = (
     (("FedProto", HEADED), ("alone", HEADED)),
+    (("FedProto", NEAREST_OWN), ("alone", OWN)),
     (("FedProto", NEAREST_OWN), ("FedAvg", OWN)),
+    (("FedProto mh", NEAREST_OWN), ("FedAvg", OWN)),
+    (("FedProto mr", NEAREST_OWN), ("FedAvg", OWN)),
 )
 Pair = tuple[tuple[str, str], tuple[str, str]]
 
@@ -139,17 +142,18 @@ def measure(
 ) -> dict[str, Any]:
     """Train; return the scores of the last round in percent, by name: mean, and deviation over the clients.
 
-    `curve`: the mean of the head's accuracy at the rounds that were scored.
+    `curve`: the rounds that were scored, each with the mean of the head's accuracy.
     """
     run = train(name, classes, called, seed, rounds_of(name, called) if rounds is None else rounds, every)
-    scored = [entry["test"] for entry in run.history if "test" in entry]
+    curve = [(entry["round"] + 1, entry["test"]) for entry in run.history if "test" in entry]
+    scored = [test for _, test in curve]
     told = scored[-1].get("method", {})
     by_client = {HEADED: scored[-1]["clients"], OWN: own_accuracies(run)}
     by_client |= {s: told[s.replace(" ", "_")] for s in (NEAREST_OWN, NEAREST) if told}
     found = {score: spread(values) for score, values in by_client.items()}
     return {
         "scores": {s: {"mean": 100 * f["mean"], "std": 100 * f["std"]} for s, f in found.items() if f is not None},
-        "curve": [100 * fmean(entry["clients"]) for entry in scored],
+        "curve": [[number, 100 * fmean(test["clients"])] for number, test in curve],
         "MiB": run.bytes / len(run.history) / 2**20,
         "rows": fmean(len(client.train) / client.train.y.unique().numel() for client in run.data.clients),
         "classes": fmean(client.train.y.unique().numel() for client in run.data.clients),
@@ -210,11 +214,18 @@ def _held(done: Measured, name: str) -> str:
     rises = []
     for called in WAYS:
         keys = [_key(name, n, called, seed) for n in CLASSES for seed in SEEDS]
-        curves = [done[key]["curve"] for key in keys if key in done and len(done[key]["curve"]) > 2]
-        if curves:
-            rises.append(f"{called} {fmean(curve[-1] - curve[-3] for curve in curves):+.1f}")
-    late = f"Over the last {2 * EVERY} rounds the heads' accuracy moved by, in points: {', '.join(rises)}."
+        rise = [_late(done[key]["curve"]) for key in keys if key in done and len(done[key]["curve"]) > 1]
+        if rise:
+            rises.append(f"{called} {fmean(points for points, _ in rise):+.1f} in {rise[0][1]} rounds")
+    late = f"At the end the heads' accuracy still moved by, in points: {', '.join(rises)}."
     return held + late if rises else held.strip()
+
+
+def _late(curve: Sequence[tuple[int, float]]) -> tuple[float, int]:
+    """Return by how much a curve still moved at the end, and in how many rounds: `EVERY` or a few more."""
+    (end, last), earlier = curve[-1], [(n, value) for n, value in curve if n <= curve[-1][0] - EVERY]
+    begin, first = earlier[-1] if earlier else curve[0]
+    return last - first, end - begin
 
 
 def _claim(done: Measured, name: str, pair: Pair, mark: str) -> list[str]:
