@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,8 +40,12 @@ def local_training(
     options: Mapping[str, Any],
     batches: Sequence[int],
     sends_gradients: bool = False,
+    private: Collection[str] = (),
 ) -> LocalTraining | None:
-    """Return what is known of the clients of `topology` in `role`; None where they do not hold the whole raw row."""
+    """Return what is known of the clients of `topology` in `role`; None where they do not hold the whole raw row.
+
+    `private`: the segments that never leave a client; a model of those alone does not show in an update.
+    """
     if set(topology.inputs.values()) != {role} or len(topology.inputs) != 1:
         return None
     made = set(topology.inputs)
@@ -51,10 +55,12 @@ def local_training(
             segments.append(segment)
             made.update(segment.outputs)
     heads = tuple(head for head in topology.heads if head.value in made and head.role == role)
+    heads = tuple(head for head in heads if not set(topology.makers((head.value,))).issubset(private))
     back = [e for e in topology.crossings if e.name not in topology.forward_only]
     released = tuple(dict.fromkeys(v for e in back for v in e.values if v in made))
+    seen = topology.makers((*(head.value for head in heads), *released)) if private else {s.name for s in segments}
     return LocalTraining(
-        tuple(segments),
+        tuple(segment for segment in segments if segment.name in seen),
         next(iter(topology.inputs)),
         heads,
         released,

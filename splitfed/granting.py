@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -132,9 +132,11 @@ class Grants:
         options = {n: v for n, v in optimizer.param_groups[0].items() if n != "params"}
         if self.method is not None and self.method.restarts and "momentum" in options:
             options["momentum"] = 0.0
-        sizes = [len(rows) for rows in self._batches(client, 0)]
+        batches, topology = self._batches(client, 0), self.engine.topologies[client]
         told = self.method is not None and self.method.sends_gradients
-        return local_training(self.engine.topologies[client], role, type(optimizer).__name__, options, sizes, told)
+        sizes = [len(rows) for rows in (_once(batches) if told else batches)]
+        private = () if self.method is None else self.method.kept(topology)
+        return local_training(topology, role, type(optimizer).__name__, options, sizes, told, private)
 
     def _feed(self, client: int, x: Tensor) -> dict[str, Tensor]:
         """Return what each input of the client's topology gets of `x`."""
@@ -188,3 +190,14 @@ class Grants:
 def _classes(task: Task) -> int | None:
     """Return how many classes `task` tells apart; None where it learns numbers."""
     return {"classification": task.outputs, "binary": 2}.get(task.name)
+
+
+def _once(batches: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return the batches of the first epoch: the mean gradient of several, at the same weights, is that of one."""
+    counts = torch.cat(list(batches)).unique(return_counts=True)[1]
+    if int(counts.min()) != int(counts.max()):
+        raise InvalidInput(
+            "some rows of the client count more often than others in the gradient it sends: whole epochs"
+        )
+    sizes = torch.tensor([len(rows) for rows in batches]).cumsum(0)
+    return batches[: 1 + int((sizes < len(counts)).sum())]

@@ -242,16 +242,18 @@ class Inquiry(Grants):
                 f"{type(attack).__name__} needs {Needs.UPDATES}; under a secure sum the fed server learns the sum of "
                 "all clients' uploads alone"
             )
-        if self.method is not None and self.method.leads:
+        method, fused = self.method, self.engine.crew.placement.fused
+        if method is None:
+            return
+        needs, who = f"{type(attack).__name__} needs {Needs.UPDATES};", type(method).__name__
+        if method.leads:
             raise InvalidInput(
-                f"{type(attack).__name__} needs {Needs.UPDATES}; clients of {type(self.method).__name__} take steps of "
-                "the method's own, and their update is no gradient"
+                f"{needs} clients of {who} take steps of the method's own, and their update is no gradient"
             )
-        if self.method is not None and not self.method.plain_update:
-            raise InvalidInput(
-                f"{type(attack).__name__} needs {Needs.UPDATES}; what {type(self.method).__name__} adds to a client's "
-                "gradient is in its update too"
-            )
+        if not (fused or method.sends_gradients or method.returns_weights(self.engine.topology)):
+            raise InvalidInput(f"{needs} clients of {who} send no weights to be held against those they were sent")
+        if not method.plain_update:
+            raise InvalidInput(f"{needs} what {who} may add to a client's gradient is in its update too")
 
     def _check_client(self, client: int) -> None:
         if not 0 <= client < self.engine.lanes:

@@ -14,6 +14,7 @@ from torch.nn import functional
 import splitfed
 from splitfed.attacks.dlg import Dlg
 from splitfed.attacks.gradient_matching import newest_step
+from splitfed.attacks.inverting_gradients import InvertingGradients
 from splitfed.data.federation import Federation
 from splitfed.defense import Defense
 from splitfed.defenses import DpSgd, GaussianRelease, LabelDp, Noise
@@ -167,8 +168,23 @@ def test_what_a_method_adds_to_a_gradient_is_not_taken_for_the_gradient() -> Non
     attack = Dlg(iterations=1, restarts=1)
     assert len(go("fedprox", local(model()), **given).attack(attack, adversary=FED)[0].truth) == 7
     for name in ("scaffold", "fml", "fedgen"):
-        with pytest.raises(InvalidInput, match="adds to a client's gradient is in its update too"):
+        with pytest.raises(InvalidInput, match="may add to a client's gradient is in its update too"):
             go(name, whole(), **given).attack(attack, adversary=FED)
+    for name in ("ifca", "feddistill", "fedproto", "standalone"):
+        with pytest.raises(InvalidInput, match="send no weights to be held against"):
+            go(name, whole(), **given).attack(attack, adversary=FED)
+
+
+@pytest.mark.parametrize("name", ["ditto", "apfl"])
+def test_a_model_that_never_leaves_its_client_does_not_show(name: str) -> None:
+    """The averaged model is trained by itself; its gradient alone is matched, and no labels of the other's."""
+    run = go(name, local(model()), record=Recording((FED,)), batch_size=1000)
+    known = run.inquiry._local(FED, 0)
+    assert known is not None
+    assert [head.value for head in known.heads] == ["shared_out"]
+    assert {segment.name for segment in known.segments} == {"shared_model"}
+    attack = InvertingGradients(iterations=1, restarts=1)
+    assert len(run.attack(attack, adversary=FED)[0].truth) == len(run.data.clients[0].train)
 
 
 @pytest.mark.parametrize(
@@ -198,6 +214,18 @@ def test_the_gradient_that_a_fed_server_works_out_is_the_clients(method: str, op
     for name, module in modules.items():
         for weight, tensor in module.named_parameters():
             assert torch.allclose(step.gradient[f"{name}/{weight}"].float(), tensor.grad, atol=1e-5)
+
+
+def test_rows_that_a_gradient_counts_twice_are_searched_once() -> None:
+    """Several epochs of FedSGD are at the same weights; steps that end within an epoch count some rows more."""
+    given: dict[str, Any] = {"record": Recording((FED,)), "batch_size": 4}
+    attack = Dlg(iterations=1, restarts=1)
+    run = go("fedsgd", local(model()), local_epochs=2, **given)
+    found = run.attack(attack, adversary=FED)[0]
+    assert len(found.guess) == len(found.truth) == len(run.data.clients[0].train)
+    rows = len(run.data.clients[0].train)
+    with pytest.raises(InvalidInput, match="count more often than others"):
+        go("fedsgd", local(model()), schedule=Apart(steps=rows // 4 + 2), **given).attack(attack, adversary=FED)
 
 
 def test_the_mean_gradient_of_several_normed_batches_is_that_of_none() -> None:

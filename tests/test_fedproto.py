@@ -19,7 +19,7 @@ from splitfed.planning.plan import cost
 from splitfed.preparation import prepare
 from splitfed.run import Run
 from splitfed.schedules import Sequential, SplitFedV1
-from splitfed.schedules.base import Training
+from splitfed.schedules.base import Schedule, Training
 from splitfed.seeding import stream
 from splitfed.topologies import local, multi_hop, u_shaped, vanilla, vertical
 from splitfed.view import Stamp
@@ -177,11 +177,19 @@ def test_prototypes_find_the_class_and_three_accuracies_are_told() -> None:
     assert "method" not in go("vanilla", rounds=1, method=None).history[-1]["test"]
 
 
-@pytest.mark.parametrize("shape", ["local", "vanilla", "u_shaped"])
-def test_embeddings_come_from_the_pass_that_scores_the_head(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("shape", "schedule"),
+    [("local", ALONE), ("vanilla", ALONE), ("u_shaped", ALONE), ("vanilla", SplitFedV1()), ("vanilla", Sequential())],
+)
+def test_embeddings_come_from_the_pass_that_scores_the_head(
+    shape: str, schedule: Schedule, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The rows that are scored go through the model once, and the scores are those of a pass of their own."""
-    run, asked = go(shape), []
-    again = [FedProto().scores(one, "test", run.method_state) for one in run.learners]
+    run, asked = go(shape, schedule=schedule), []
+    again = []
+    for lane, one in enumerate(run.learners):
+        with run.engine.borrowed(lane, run.schedule.newest(lane, run.schedule_state)):
+            again.append(FedProto().scores(one, "test", run.method_state))
     compute = Party.compute
     monkeypatch.setattr(Party, "compute", lambda *given, **named: asked.append(given[1:]) or compute(*given, **named))
     found = run.evaluate("test")["method"]

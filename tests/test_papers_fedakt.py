@@ -18,7 +18,7 @@ from tests.papers.fedakt_models import FEATURES, MAKES, SMALLEST, extractor, top
 from tests.papers.fedakt_shown import ALONE, PARTS, WHOLE, chosen, keyed, minus
 from tests.papers.table import verdict
 
-SETTING = "Dirichlet .1"
+SETTING = "Fashion-MNIST, Dirichlet .1"
 
 
 def noise(rows: int = 600) -> Dataset:
@@ -75,19 +75,18 @@ def test_the_round_is_chosen_by_validation(tmp_path: Path, monkeypatch: pytest.M
         return {"round": number, **scores}
 
     history = [entry(4, 0.5, 0.9), {"round": 5}, entry(9, 0.7, 0.6), entry(14, 0.6, 0.8)]
-    run = SimpleNamespace(history=history, bytes=3 * 2**20, data=SimpleNamespace(name="toy"))
+    run = SimpleNamespace(history=history, bytes=3 * 2**20)
     monkeypatch.setattr(fedakt, "train", lambda *args: run)
     found = fedakt.measure(WHOLE, 3.0, SETTING, 0, tmp_path)
     numbers = {"accuracy": 60.0, "deviation": 10.0, "worst": 20.0, "validation": 70.0, "last": 80.0, "MiB": 3.0}
     assert {name: found[name] for name in numbers} == pytest.approx(numbers)
     assert found["round"] == 10
     assert found["elsewhere"] == {"adapter": 50.0}
-    assert found["data"] == "toy"
 
 
 def test_claims_are_told_from_the_cells() -> None:
     def cell(accuracy: float, **elsewhere: float) -> dict[str, Any]:
-        rest = {"deviation": 1.0, "worst": 2.0, "validation": accuracy, "MiB": 4.0, "data": "toy"}
+        rest = {"deviation": 1.0, "worst": 2.0, "validation": accuracy, "MiB": 4.0}
         return {"accuracy": accuracy, "elsewhere": elsewhere, **rest}
 
     done = {}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.papers import fedproto
+from tests.papers import fedproto, installed
 from tests.papers.fedproto import HEADED, NEAREST, NEAREST_OWN, OWN, Setting, _key, claimed, measure, own_accuracies
 from tests.papers.fedproto_models import WIDTH, cnn, narrow_lenet
 from tests.papers.table import Cell
@@ -94,13 +94,13 @@ def test_what_is_shown_of_some_cells() -> None:
 
 
 def test_cells_of_images_that_are_not_installed_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fedproto, "FASHION", tmp_path / "nothing")
+    monkeypatch.setattr(installed, "FASHION", tmp_path / "nothing")
     cells = tuple(Cell(f"alone | {name}", lambda state: {"found": 1}) for name in ("MNIST", "Fashion-MNIST"))
-    table = fedproto.WhereInstalled("toy", "A toy", "", cells, lambda done: "")
+    table = installed.WhereInstalled("toy", "A toy", "", cells, lambda done: "")
     told: list[str] = []
     table.complete(tmp_path, told.append)
     assert list(table.measured(tmp_path)) == ["alone | MNIST"]
     assert told[0] == f"toy: left out 1 cells: no {tmp_path}/nothing (dataset-fashion-mnist)"
-    monkeypatch.setattr(fedproto, "FASHION", tmp_path)
+    monkeypatch.setattr(installed, "FASHION", tmp_path)
     table.complete(tmp_path, told.append)
     assert len(table.measured(tmp_path)) == 2

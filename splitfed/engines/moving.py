@@ -17,7 +17,7 @@ from splitfed.view import Message, Stamp
 
 
 class Moving:
-    """Moves weights between the parties of `crew` over `link`; `seed`: of the secure sums."""
+    """Moves weights between the parties of `crew` over `link`; `seed`: the run's, from which secure sums draw."""
 
     def __init__(self, crew: Crew, link: LocalLink, seed: int) -> None:
         self.crew = crew

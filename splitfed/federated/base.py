@@ -327,9 +327,10 @@ class Method:
         return None
 
     def scored(self, topology: Topology) -> Collection[str]:
-        """Return the values that `scores` computes with the weights that the client is scored with.
+        """Return the values that `scores` computes with the weights that the client is scored with, and never others.
 
-        Whoever scores the client's model has them at hand then, and the rows pass through it once.
+        Whoever scores the client's model has them at hand then, and the rows pass through it once: `compute` returns
+        them whatever the client has been lent.
         """
         return ()
 

@@ -7,9 +7,11 @@ The public set is what the clients show of their own rows, each once, when it fi
 client makes `transfer` passes over the public set with its labels, and then only trains on its own rows. From then on
 every round begins so: the clients asked score the same public rows (communicate), the fed server averages the scores,
 counting clients alike (aggregate), and sends them back (distribute); each client takes steps towards them (digest), and
-the schedule trains it on its own rows (revisit). The paper trains to convergence on the public and the private rows
-before the first round; here the first round does as much as it is given. `distance="l1"` is the authors' code: the mean
-absolute difference of class scores before the softmax; "kl" is KL(softmax of the mean || student), averaged over rows.
+the schedule trains it on its own rows (revisit). A client that has but one public row to see, its own, waits with the
+first for others to show theirs: batch norm takes no single row. The paper trains to convergence on the public and the
+private rows before the first round; here the first round does as much as it is given. `distance="l1"` is the authors'
+code: the mean absolute difference of class scores before the softmax; "kl" is KL(softmax of the mean || student),
+averaged over rows.
 
 Between split nodes (a schedule that leaves segments in place: "sequential" with hand_over="none") scores are told by
 the party that makes them and go back to it; digesting needs no labels, and none cross. All clients start from what the
@@ -95,7 +97,6 @@ class FedMD(Method):
             showing.hold(learner, PART, [rows[lane] for lane in sorted(rows)])
         known = [learner for learner in learners if learner.lane in state["met"]]
         for learner in learners:
-            # Batch norm takes no single row: who has seen but one of its own waits until others have shown theirs.
             if learner.lane not in state["met"] and learner.rows(PART) > 1:
                 state["met"].append(learner.lane)
                 self._transfer(learner, number)

@@ -22,12 +22,12 @@ from splitfed.registry import load
 from splitfed.schedules import Apart
 from splitfed.seeding import derive, stream
 from tests.papers.fedproto_models import cnn, narrow_lenet
-from tests.papers.table import Cell, Measured, Table, markdown, mean, signed, verdict
+from tests.papers.installed import FASHION, WhereInstalled
+from tests.papers.table import Cell, Measured, markdown, mean, signed, verdict
 
 SEEDS = (0, 1, 2)
 CLASSES = (3, 4, 5)
 CLIENTS, EVERY = 20, 5
-FASHION = Path("/usr/share/datasets/fashion-mnist")
 HEADED, OWN, NEAREST_OWN, NEAREST = "head", "head, own classes", "nearest own prototype", "nearest prototype"
 
 
@@ -257,17 +257,6 @@ def _paired(done: Measured, name: str, n: int, *ways: str) -> list[list[Mapping[
 
 def _key(name: str, classes: int, called: str, seed: int) -> str:
     return f"{called} | {name}, n = {classes} | seed {seed}"
-
-
-class WhereInstalled(Table):
-    """A table that leaves out the cells of a data set that is not installed, and says so."""
-
-    def complete(self, folder: Path, told: Callable[[str], None] = print) -> None:
-        """Measure what is missing and can be."""
-        here = tuple(cell for cell in self.cells if FASHION.is_dir() or "Fashion" not in cell.key)
-        if len(here) < len(self.cells):
-            told(f"{self.name}: left out {len(self.cells) - len(here)} cells: no {FASHION} (dataset-fashion-mnist)")
-        Table(self.name, self.title, self.budget, here, self.show).complete(folder, told)
 
 
 BUDGET = f"""{CLIENTS} clients hold n classes each on average, drawn evenly from n - 2 to n + 2 and no fewer than two

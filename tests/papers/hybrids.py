@@ -130,6 +130,7 @@ def _split_leaks(done: Measured) -> str:
         "change",
         "SSIM of the inverted cut: plain split",
         "hybrid",
+        "change",
     ]
     text = "What the split lanes give away with the layer and without it (chance of membership: .500):"
     return f"{text}\n\n{markdown([*head, 'mean image'], lines)}" if lines else ""
@@ -188,8 +189,9 @@ FEW, TURNED = SETTINGS["few"], SETTINGS["domains"]
 BUDGET = f"""Two settings with few examples of real images, drawn from MNIST-5k by the seed. FML, FedProto, FedAKT:
 {FEW.images} images, {FEW.victims} set aside as rows that nobody trains on and {FEW.auxiliary} for the attacker; the
 others go to {FEW.clients} clients by Dirichlet {FEW.skew}, and each trains on {100 * (1 - FEW.test):.0f} % of its rows,
-40 on average (four a class), and is scored on the others; batches of {FEW.batch}. MAFML: {TURNED.images} images, each
-in one of {TURNED.clients} domains (by Dirichlet {TURNED.skew:.0f}), turned there by 0, 20, 40 or 60 degrees; a client a
+40 on average (four a class), and is scored on the others; batches of {FEW.batch}. MAFML: {TURNED.images} images,
+{TURNED.victims} and {TURNED.auxiliary} of them set aside likewise, each of the others in one of {TURNED.clients}
+domains (by Dirichlet {TURNED.skew:.0f}), turned there by 0, 20, 40 or 60 degrees; a client a
 domain, which trains on {100 * (1 - TURNED.test):.0f} % of its rows, 150 on average, and shows others
 {100 * TURNED.public:.0f} % of its rows, with labels; batches of {TURNED.batch}. LeNet with maximum pooling, cut after
 its second pooling (in the U again before the last layer); Adam at 2e-3, {FEW.rounds} rounds of one epoch, scored after
@@ -203,12 +205,13 @@ REMARKS = """The two gains are to be read together: what the plain split has alr
 shared server or the averages, not to the layer. FML answers with the meme, which is averaged; its private model is
 scored beside it. Its attack: how often the meme says what the client's private model says on rows that nobody trained
 on, beside a model that was trained without it. In the U nothing crosses for FML but what the plain split sends, so that
-it adds no bytes, and the meme carries all that is told. Class shares: total variation from the true ones, 0 is
+it adds no bytes, and the meme carries all that is told; it is the same training as over vanilla, to the digit, so that
+its two lines count once. Class shares: total variation from the true ones, 0 is
 exact, against equal shares; FedProto's clients send counts by class. Prototypes are inverted, and searched for members,
 by the fed server with the weights of the client's extractor, which under v3 it is not sent: a worst case. Their mean
 image is that of the attacker's rows. FedAKT's features are inverted at the main server by a decoder trained on queries,
 as the cut is in the last table, beside the plain split's. MAFML's public rows cross in the clear, with their labels:
-no attack is needed to have them."""
+no attack is needed to have them, and training on them together does as well or better (last line)."""
 
 TABLE = Table(
     "hybrids",

@@ -135,7 +135,10 @@ def signed(differences: Sequence[float], digits: int = 1) -> str:
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return a Markdown table."""
+    """Return a Markdown table; every row must have a cell for each name in the head."""
+    for row in rows:
+        if len(row) != len(head):
+            raise ValueError(f"a row has {len(row)} cells, the head {len(head)}: {row}")
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
 
