@@ -115,8 +115,8 @@ the run's own model, the mean over clients of each on its own rows, in percent, 
 (every {EVERY}) by mean validation accuracy; 95 % Student intervals over {len(SEEDS)} seeds of images, partition,
 weights and order, differences by pairs of one seed. Lambda is chosen between 3 and .5 on the validation rows of seed
 {CHOOSING}, which is not reported; the rate on validation rows of a further draw, for training alone (Dirichlet .1:
-87.1 % with .05, 81.2 % with .01, in sixty rounds). Nothing else is searched: other methods keep the weights that are default here.
-A quarter of an hour on one idle core."""
+87.1 % with .05, 81.2 % with .01, in sixty rounds). Nothing else is searched: other methods keep the weights that are
+default here. A quarter of an hour on one idle core."""
 REMARKS = """The paper claims that FedAKT is above all that it is compared with and that it loses by every part left
 out; its figures were not at hand, and are on other data, so that the order alone is compared. Without the adapter
 FedAKT is training alone, to the bit, so that row is both. Without dual use the adapter learns from the features'
