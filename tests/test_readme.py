@@ -6,6 +6,7 @@ import importlib
 import re
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,6 +54,18 @@ def test_the_private_example_keeps_its_promise(capsys: pytest.CaptureFixture[str
     assert ledger.delta == 1e-5
     assert ledger.open
     assert "epsilon 8 at delta 1e-05 for weights" in capsys.readouterr().out
+
+
+def test_the_federated_example_runs_and_tells_what_it_says() -> None:
+    code = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)[3]
+    names: dict[str, Any] = {}
+    code = code.replace("rounds=10", "rounds=1").replace("mnist5k", "digits").replace("28", "8")
+    exec(compile(code, "README.md", "exec"), names)
+    run = names["run"]
+    assert set(run.history[-1]["test"]["method"]) == {"nearest_prototype", "nearest_own_prototype"}
+    grade = run.attack("class_shares")[0].grade
+    # FedProto's clients send how many rows each prototype is the mean of.
+    assert grade["guess"]["total_variation"].mean == 0.0 < grade["uniform"]["total_variation"].mean
 
 
 # Four strengths (none and three) over three seeds; two fusions; two weights, guarded and not, over three seeds.
