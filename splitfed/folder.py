@@ -87,7 +87,8 @@ def environment() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: _version(name) for name in packages},
+        # torch itself says which build it is: for the CPU, or for which CUDA.
+        "packages": {**{name: _version(name) for name in packages}, "torch": torch.__version__},
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "commit": _commit(),

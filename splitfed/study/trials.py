@@ -17,6 +17,7 @@ import optuna
 from optuna.exceptions import ExperimentalWarning
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.trial import TrialState
+from sqlalchemy.pool import NullPool
 
 if sys.platform != "win32":
     import fcntl
@@ -32,7 +33,8 @@ def open_queue(path: Path, *, best: Literal["minimize", "maximize"] = "maximize"
         warnings.simplefilter("ignore", ExperimentalWarning)
         storage = RDBStorage(
             f"sqlite:///{path}",
-            engine_kwargs={"connect_args": {"timeout": 60}},
+            # Without a pool every connection is closed when it was used, also by the thread that beats.
+            engine_kwargs={"connect_args": {"timeout": 60}, "poolclass": NullPool},
             heartbeat_interval=HEARTBEAT,
             grace_period=GRACE,
             heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=RETRIES),
