@@ -284,8 +284,8 @@ running ones; the paper's deviations are not set beside ours. In their code the 
 goes with them; the paper counts 4 thousand numbers a round for FedProto and 430 thousand for FedAvg, one way.
 
 What stands out: at these budgets the order of the paper holds on Fashion-MNIST against FedAvg's head, and comes from
-knowing which classes a client holds: among those classes FedAvg's head does about as well or better; on MNIST, where few
-rows make a prototype, clearly better with four and five classes. Nearest prototypes do not beat training alone here;
+knowing which classes a client holds: among those classes FedAvg's head does about as well or better; on MNIST, where
+few rows make a prototype, clearly better with four and five classes. Nearest prototypes do not beat training alone;
 what FedProto's pull does for the head is a point or two, settled in one column of each data set. mh and mr do about
 what FedProto does. It sends about a sixtieth of FedAvg's bytes."""
 
