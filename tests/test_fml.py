@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from math import log
 from pathlib import Path
@@ -42,7 +43,9 @@ def test_divergence_by_hand() -> None:
 
 @pytest.mark.parametrize("shape", BUILDERS)
 def test_three_steps_by_hand(shape: str) -> None:
+    # Two clients with the same rows, whose average is what each of them has.
     method, rows = FML(alpha=0.7, beta=0.4), data(1, rows=120)
+    rows = replace(rows, clients=rows.clients * 2)
     run = go(shape, method, 3, data=rows, batch_size=512)
     bare, train = ByHand(run.engine.topology), rows.clients[0].train
     own, other = (h.value for h in run.engine.topology.heads)
@@ -166,6 +169,8 @@ def test_what_does_not_fit_is_refused() -> None:
         go("local", FML(private=net()))
     with pytest.raises(InvalidInput, match="fml takes no meme= on split models"):
         go("vanilla", FML(meme=net()))
+    with pytest.raises(InvalidInput, match="one client has no others"):
+        go("local", FML(), data=sf.data.digits().clients(1, auxiliary=0, victims=1))
     regression = vanilla(net(), "relu1", sf.regression(10))
     with pytest.raises(InvalidInput, match="fml compares class probabilities; the task here is 'regression'"):
         go("vanilla", FML(), topology=regression)

@@ -66,6 +66,8 @@ class FML(Method):
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse what has no class scores for clients to compare, and a second model that has no place here."""
         only_client("fml", topology)
+        if clients < 2:
+            raise InvalidInput("fml lets clients learn from each other through a meme; one client has no others")
         if topology.forward_only:
             raise InvalidInput("fml needs a way back through the whole of the meme; here a cut returns no gradient")
         only_head("fml", topology)
