@@ -268,9 +268,9 @@ one's). SGD with momentum .5, one local epoch, {SETTINGS["MNIST"].rounds} rounds
 {SETTINGS["Fashion-MNIST"].rounds} of Fashion-MNIST (the paper: 100, FedAvg 150); mr, of which 15 clients train twice,
 {rounds_of("MNIST", "FedProto mr")} and {rounds_of("Fashion-MNIST", "FedProto mr")} (70); lambda 1 on the mean squared
 distance. The authors' batches of 4 at rate .01 became 32 at {SETTINGS["Fashion-MNIST"].rate} (Fashion-MNIST) and 8 at
-{SETTINGS["MNIST"].rate}: the rate grows with the batch, and a client takes about as many steps a round in both. One other
-rate each (.05 on MNIST, .04 on Fashion-MNIST) was tried on seed 99, scored on its test rows, and did worse; that seed
-draws from the same images. The last round is reported, as by the authors, so no rows are kept for validation.
+{SETTINGS["MNIST"].rate}: the rate grows with the batch, and a client takes about as many steps a round in both. One
+other rate each (.05 on MNIST, .04 on Fashion-MNIST) was tried on seed 99, scored on its test rows, and did worse; that
+seed draws from the same images. The last round is reported, as by the authors; no rows are kept for validation.
 Scores are accuracies on the client's own test rows, whose classes are those it trains on:
 means over clients in percent, with the 95 % Student interval over {len(SEEDS)} seeds of rows, classes, weights and
 order, and ± the deviation over clients, its mean over seeds. Differences are paired by seed. Where Fashion-MNIST
