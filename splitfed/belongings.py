@@ -76,6 +76,8 @@ class Belongings:
             for port in (*duty.arrivals, *duty.departures)
             for guard in port.guards
         }
+        relabelling = [guard for _, found in self._relabelled.values() for guard in found]
+        self._counting = any(guard.counts for guard in (*self._guards.values(), *relabelling))
         self._defenses = {
             (port.edge, guard.position): guard.defense.start(
                 Place(

@@ -20,7 +20,8 @@ first order only.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -30,12 +31,25 @@ from torch.autograd.function import once_differentiable
 from splitfed.errors import InvalidInput, check_count, unknown
 
 Statistic = Literal["u_distance_correlation_sqr", "distance_correlation_sqr", "distance_correlation"]
-Centering = Callable[[Tensor], Tensor]
-Scaling = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Centering = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 _GRAM_ERROR = 16  # relative error of a squared Gram distance, in units of float eps
 _CENTERING_ERROR = 64  # relative error of a centred distance, in units of float eps
 _CHUNK = 1 << 22  # permuted distances held at a time
+
+
+Number = Any  # a float, or a tensor of one number (or of several, each taken by itself)
+
+
+class Form(NamedTuple):
+    """Which statistic: how distances are centred, whether the matrices are scaled to norm 1, whether a root is taken.
+
+    Without the scaling it is a mean over the n² pairs.
+    """
+
+    center: Centering
+    unit: bool = True
+    root: bool = False
 
 
 class PermutationTest(NamedTuple):
@@ -48,7 +62,7 @@ class PermutationTest(NamedTuple):
 
 def distance_covariance_sqr(x: Tensor, z: Tensor) -> Tensor:
     """Return the biased squared distance covariance, a scalar >= 0 in units of x times units of z."""
-    return _product(x, z, _doubly_centered, _to_mean)
+    return _product(x, z, Form(_doubly_centered, unit=False))
 
 
 def distance_correlation_sqr(x: Tensor, z: Tensor) -> Tensor:
@@ -56,12 +70,12 @@ def distance_correlation_sqr(x: Tensor, z: Tensor) -> Tensor:
 
     Differentiable in both arguments; an argument that needs no gradient costs no backward pass.
     """
-    return _product(x, z, _doubly_centered, _to_unit)
+    return _product(x, z, Form(_doubly_centered))
 
 
 def distance_correlation(x: Tensor, z: Tensor) -> Tensor:
     """Return the biased distance correlation, a scalar in [0, 1]: the root of `distance_correlation_sqr`."""
-    return _root(distance_correlation_sqr(x, z))
+    return _product(x, z, Form(_doubly_centered, root=True))
 
 
 def u_distance_correlation_sqr(x: Tensor, z: Tensor) -> Tensor:
@@ -69,7 +83,7 @@ def u_distance_correlation_sqr(x: Tensor, z: Tensor) -> Tensor:
 
     Signed, so no root is taken. Raises `InvalidInput` for fewer than 4 rows.
     """
-    return _product(x, z, _u_centered, _to_unit, least=4)
+    return _product(x, z, Form(_u_centered), least=4)
 
 
 @torch.no_grad()
@@ -94,7 +108,9 @@ def permutation_test(
     unbiased = statistic == "u_distance_correlation_sqr"
     center = _u_centered if unbiased else _doubly_centered
     distances = _distances(*_rows(x.double(), z.double(), least=4 if unbiased else 1))[0]
-    u, v = _to_unit(center(distances), distances)[0]
+    n, dtype = distances.shape[-1], distances.dtype
+    centered, means = center(distances)
+    u, v = (m * _to_unit((m * m).sum(), n * mean, dtype) for m, mean in zip(centered, means, strict=True))
     n, device = len(u), generator.device
     orders = [torch.randperm(n, generator=generator, device=device) for _ in range(permutations)]
     # Centring commutes with shuffling, and the norms stay: only the product is taken again.
@@ -104,28 +120,35 @@ def permutation_test(
     # Shuffles that only swap equal rows tie with the statistic, up to rounding: they count as reaching it.
     reached = int((null >= value - 1e-12).sum())
     if statistic == "distance_correlation":
-        value, null = _root(value), _root(null)
+        value, null = _root(value, dtype)[0], _root(null, dtype)[0]
     return PermutationTest(float(value), null.cpu(), (1 + reached) / (1 + permutations))
 
 
 class _Product(torch.autograd.Function):
-    """Inner product of the two scaled matrices.
+    """The statistic, with its gradient written by hand and made along with it, while all that it needs is at hand.
 
-    Written by hand: one matrix product each way, far fewer small operations than autograd would record, and both
-    matrices in one tensor, so that what is small is done for both at once.
+    One matrix product each way, far fewer small operations than autograd would record, and both matrices in one
+    tensor, so that what is small is done for both at once. On the CPU single numbers are Python's: an operation on a
+    tensor of one number costs as much there as one on a distance matrix.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, z: Tensor, center: Centering, scale: Scaling) -> Tensor:
-        found = _evaluated(x, z, center, scale)
-        ctx.save_for_backward(*found)
-        ctx.radial = scale is _to_unit
-        return found[0]
+    def forward(ctx: Any, x: Tensor, z: Tensor, form: Form) -> Tensor:
+        wanted = [side for side in (0, 1) if ctx.needs_input_grad[side]]
+        value, weights, rows = _evaluated(x, z, form, wanted, plain=x.device.type == "cpu")
+        ctx.save_for_backward(*weights, *(rows[side] for side in wanted))
+        return value
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        return *_slopes(ctx, gradient), None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        saved, found = list(ctx.saved_tensors), [None, None]
+        for side in (1, 0):
+            if ctx.needs_input_grad[side]:
+                rows = saved.pop()
+                found[side] = (saved[len(saved) // 2] * gradient) @ rows
+                del saved[len(saved) // 2]
+        return found[0], found[1], None
 
 
 class _Stackable(torch.autograd.Function):
@@ -134,42 +157,54 @@ class _Stackable(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, z: Tensor, center: Centering, scale: Scaling) -> tuple[Tensor, ...]:
-        return _evaluated(x, z, center, scale)
+    def forward(x: Tensor, z: Tensor, form: Form) -> tuple[Tensor, ...]:
+        value, weights, rows = _evaluated(x, z, form, (0, 1))
+        return value, *weights, *rows
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(*output)
-        ctx.radial = inputs[3] is _to_unit
+        ctx.save_for_backward(*output[1:])
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        return *_slopes(ctx, gradient), None, None
+    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        weights_x, weights_z, rows_x, rows_z = ctx.saved_tensors
+        return (weights_x * gradient) @ rows_x, (weights_z * gradient) @ rows_z, None
 
 
-def _evaluated(x: Tensor, z: Tensor, center: Centering, scale: Scaling) -> tuple[Tensor, ...]:
-    """Return the inner product, and what its slopes are made of."""
-    distances, rows_x, rows_z = _distances(x, z)
-    scaled, per = scale(center(distances), distances)
-    return (scaled[0] * scaled[1]).sum(), scaled, per, distances, rows_x, rows_z
+def _evaluated(
+    x: Tensor, z: Tensor, form: Form, wanted: Sequence[int], plain: bool = False
+) -> tuple[Tensor, list[Tensor], tuple[Tensor, Tensor]]:
+    """Return the statistic, and of each of the `wanted` sides what times its rows is the gradient; then all rows.
+
+    With centred matrices A and B and their inner products <,>, the statistic is c <A, B>, where c is 1 / n² or
+    1 / (|A| |B|). Its slope in A is c (B - r A), where r is 0 or <A, B> / |A|²; a root multiplies that by its own.
+    """
+    distances, *rows = _distances(x, z)
+    centered, means = form.center(distances)
+    products, n = _gram(centered.flatten(1)), distances.shape[-1]
+    (norm_x, product), (_, norm_z) = products.tolist() if plain else products
+    ratios, scale = (0.0, 0.0), 1 / n**2
+    if form.unit:
+        factors = [
+            _to_unit(norm, n * mean, distances.dtype)
+            for norm, mean in zip((norm_x, norm_z), means.tolist() if plain else means, strict=True)
+        ]
+        ratios, scale = tuple(product * factor**2 for factor in factors), factors[0] * factors[1]
+    value, slope = product * scale, 1.0
+    if form.root:
+        value, slope = _root(value, distances.dtype)
+    weights = []
+    for own in wanted:
+        # Both centrings are orthogonal projections, so they leave the gradients as they are.
+        direction = (centered[own] * -ratios[own]).add_(centered[1 - own])
+        weights.append(_laplacian(direction, distances[own], -2 * scale * slope))
+    return distances.new_tensor(value) if plain else value, weights, (rows[0], rows[1])
 
 
-def _slopes(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    value, scaled, per, distances, *rows = ctx.saved_tensors
-    found: list[Tensor | None] = [None, None]
-    for own, other in ((0, 1), (1, 0)):
-        if ctx.needs_input_grad[own]:
-            # Both centrings are orthogonal projections, so they leave the gradients as they are.
-            # Scaling to norm 1 takes away the part along the matrix itself.
-            along = torch.addcmul(scaled[other], scaled[own], value, value=-1) if ctx.radial else scaled[other]
-            found[own] = _pull(along, distances[own], gradient * per[own], rows[own])
-    return found[0], found[1]
-
-
-def _product(x: Tensor, z: Tensor, center: Centering, scale: Scaling, least: int = 1) -> Tensor:
-    given = (*_rows(x, z, least), center, scale)
+def _product(x: Tensor, z: Tensor, form: Form, least: int = 1) -> Tensor:
+    given = (*_rows(x, z, least), form)
     try:
         value: Tensor = _Product.apply(*given)  # type: ignore[no-untyped-call]
     except RuntimeError:
@@ -189,7 +224,9 @@ def _rows(x: Tensor, z: Tensor, least: int) -> tuple[Tensor, Tensor]:
         raise InvalidInput(f"x is on {x.device} and z on {z.device}; expected one device")
     exact = any(t.dtype == torch.float64 or not t.is_floating_point() for t in (x, z))
     wanted = torch.float64 if exact else torch.float32
-    return x.reshape(len(x), -1).to(wanted), z.reshape(len(z), -1).to(wanted)
+    # What is flat already stays as it is: a view of it would be a step more on the way back.
+    flat_x, flat_z = (t if t.dim() == 2 else t.reshape(len(t), -1) for t in (x, z))
+    return flat_x.to(wanted), flat_z.to(wanted)
 
 
 def _distances(x: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -199,51 +236,62 @@ def _distances(x: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if x.dtype == torch.float64:
         both = [torch.cdist(part, part, compute_mode="donot_use_mm_for_euclid_dist") for part in (x, z)]
         return torch.stack(both), rows[0], rows[1]
-    # Autocast would take the Gram matrices in half precision, where their differences are noise.
-    with torch.autocast(x.device.type, enabled=False):
-        gram = torch.stack([part @ part.T for part in rows])
+    gram = torch.stack([_gram(part) for part in rows])
     norms = gram.diagonal(dim1=-2, dim2=-1)
     norms = norms[..., :, None] + norms[..., None, :]
     squared = torch.sub(norms, gram, alpha=2)
-    squared.masked_fill_(squared <= norms.mul_(_GRAM_ERROR * torch.finfo(gram.dtype).eps), 0)
+    # By multiplication, here and in `_pull`: filling where a mask says so takes several times as long.
+    squared *= squared > norms.mul_(_GRAM_ERROR * torch.finfo(gram.dtype).eps)
     return squared.sqrt_(), rows[0], rows[1]
 
 
-def _pull(direction: Tensor, distances: Tensor, factor: Tensor, rows: Tensor) -> Tensor:
-    """Take a gradient back from distances to rows, with slope 0 where a distance is 0."""
-    weights = (direction * (-2 * factor)).div_(distances.masked_fill(distances == 0, torch.inf))
+def _gram(rows: Tensor) -> Tensor:
+    """(n, d) -> inner products of all rows, (n, n)."""
+    if not torch.is_autocast_enabled(rows.device.type):
+        return rows @ rows.T
+    # It would take them in half precision, where their differences are noise.
+    with torch.autocast(rows.device.type, enabled=False):
+        return rows @ rows.T
+
+
+def _laplacian(direction: Tensor, distances: Tensor, factor: Number) -> Tensor:
+    """Take a gradient back from distances: what times the rows is theirs. The slope is 0 where a distance is 0."""
+    inverse = (distances > 0) / distances.clamp_min(torch.finfo(distances.dtype).tiny)
+    weights = inverse.mul_(direction).mul_(factor)
     weights.diagonal().sub_(weights.sum(1))
-    return weights @ rows
+    return weights
 
 
-def _doubly_centered(distances: Tensor) -> Tensor:
+def _doubly_centered(distances: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the centred matrices and the mean of each before."""
     means = distances.mean(-1)
-    return distances - means[..., :, None] - means[..., None, :] + means.mean(-1)[..., None, None]
+    mean = means.mean(-1)
+    return distances - means[..., :, None] - means[..., None, :] + mean[..., None, None], mean
 
 
-def _u_centered(distances: Tensor) -> Tensor:
+def _u_centered(distances: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the centred matrices and the mean of each before."""
     n = distances.shape[-1]
     sums = distances.sum(-1)
-    pairs = (sums[..., :, None] + sums[..., None, :]) / (n - 2)
-    centered = distances - pairs + (sums.sum(-1) / ((n - 1) * (n - 2)))[..., None, None]
-    return centered.masked_fill(torch.eye(n, dtype=torch.bool, device=distances.device), 0)
+    pairs, total = (sums[..., :, None] + sums[..., None, :]) / (n - 2), sums.sum(-1)
+    centered = distances - pairs + (total / ((n - 1) * (n - 2)))[..., None, None]
+    return centered.masked_fill(torch.eye(n, dtype=torch.bool, device=distances.device), 0), total / n**2
 
 
-def _to_unit(centered: Tensor, distances: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the matrices at norm 1 and the factors applied; both 0 where a norm is 0 up to rounding."""
-    norm = torch.linalg.vector_norm(centered, dim=(-2, -1))
-    floor = torch.linalg.vector_norm(distances, dim=(-2, -1)) * (_CENTERING_ERROR * torch.finfo(distances.dtype).eps)
-    factor = norm.reciprocal().masked_fill(norm <= floor, 0)
-    return centered * factor[..., None, None], factor
+def _to_unit(squared_norm: Number, size: Number, dtype: torch.dtype) -> Number:
+    """Return what scales a centred matrix to norm 1: 0 where its norm is 0 up to rounding of distances of `size`."""
+    norm = squared_norm**0.5
+    return 1 / _where(norm <= size * (_CENTERING_ERROR * torch.finfo(dtype).eps), math.inf, norm)
 
 
-def _to_mean(centered: Tensor, distances: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the matrices over n and the factor 1/n, so that an inner product is a mean over the n² pairs."""
-    factor = distances.new_full(distances.shape[:-2], 1 / distances.shape[-1])
-    return centered * factor[..., None, None], factor
+def _root(squared: Number, dtype: torch.dtype) -> tuple[Number, Number]:
+    """Return the root and its slope, both 0 where `squared` is zero up to rounding."""
+    low = squared <= 4 * torch.finfo(dtype).eps
+    root = _where(low, math.inf, squared) ** 0.5
+    return _where(low, 0.0, root), 0.5 / root
 
 
-def _root(squared: Tensor) -> Tensor:
-    """Return the root, with value and slope 0 where `squared` is zero up to rounding."""
-    least = 4 * torch.finfo(squared.dtype).eps
-    return squared.clamp_min(least).sqrt() * (squared > least)
+def _where(condition: Any, yes: float, no: Number) -> Number:
+    if isinstance(no, Tensor):
+        return torch.where(condition, yes, no)
+    return yes if condition else no

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from splitfed.defense import Defense
 from splitfed.errors import InvalidInput
@@ -56,6 +57,16 @@ class Duty:
     arrivals: tuple[Port, ...]
     departures: tuple[Port, ...]
     heads: tuple[Head, ...]
+
+    @cached_property
+    def leaving(self) -> tuple[Port, ...]:
+        """The departures to other parties."""
+        return tuple(port for port in self.departures if port.role is not None)
+
+    @cached_property
+    def judged(self) -> tuple[Port, ...]:
+        """The arrivals whose defenses may want something at this end."""
+        return tuple(port for port in self.arrivals if port.guards)
 
 
 def duties(topology: Topology, facts: Facts, defenses: Sequence[Defense]) -> dict[str, tuple[Duty, ...]]:

@@ -16,7 +16,8 @@ from torch import Tensor
 from splitfed.errors import NonFinite
 from splitfed.finite import Watch
 from splitfed.graph import Head, Topology
-from splitfed.party import Batch, Party
+from splitfed.party import Party
+from splitfed.tape import Batch
 from splitfed.view import Message, Stamp
 
 
@@ -44,15 +45,24 @@ class Lane:
     parties: Mapping[str, Party]
     circuit: int
     peers: dict[str, str] = field(init=False)
+    members: tuple[Party, ...] = field(init=False)
+    walk: tuple[tuple[str, Party], ...] = field(init=False)
+    graded: tuple[tuple[str, Head], ...] = field(init=False)
+    telling: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        """Note the party names, which is all that one party knows of another."""
-        self.peers = {role: party.name for role, party in self.parties.items()}
+        """Note what every step asks for: the party names, which is all that one party knows of another, and the way.
 
-    @property
-    def telling(self) -> bool:
-        """Whether parties of this lane tell each other the norms of their gradients."""
-        return any(party.shield is not None and party.shield.tells for party in self.parties.values())
+        `walk`: each segment with its party, in order; `graded`: the segments that end in a head, with that head;
+        `telling`: whether parties of this lane tell each other the norms of their gradients.
+        """
+        self.peers = {role: party.name for role, party in self.parties.items()}
+        self.members = tuple(self.parties.values())
+        self.walk = tuple((s.name, self.parties[s.role]) for s in self.topology.segments)
+        self.graded = tuple(
+            (s.name, head) for s in self.topology.segments for head in self.topology.heads if head.value in s.outputs
+        )
+        self.telling = any(party.shield is not None and bool(party.shield.tells) for party in self.members)
 
     def stamp(self, phase: str, epoch: int, step: int, part: str = "train") -> Stamp:
         """Return what the messages of a step of this lane carry."""
@@ -94,7 +104,7 @@ def exchange_together(
         values = [{name: float(loss) for name, loss in found.items()} for found in losses]
         for (lane, _, stamp, _), found in zip(turns, values, strict=True):
             try:
-                watch.close(found, {party.name: party.gradient_sum() for party in lane.parties.values()})
+                watch.close(found, {party.name: party.gradient_sum() for party in lane.members})
             except NonFinite as error:
                 _give_up([turn[0] for turn in turns], lane, stamp, error)
             if lane.telling:
@@ -143,7 +153,7 @@ def _give_up(lanes: Sequence[Lane], cause: Lane, stamp: Stamp, error: NonFinite)
 
 
 def _forget(lane: Lane, stamp: Stamp) -> None:
-    for party in lane.parties.values():
+    for party in lane.members:
         party.forget(stamp.lane)
 
 
@@ -161,16 +171,15 @@ def forward(
     `walked`: the names of those that run, None: all of them; what nobody among them reads does not leave.
     """
     read = None if walked is None else _read(lane.topology, walked)
-    for party in lane.parties.values():
+    for party in lane.members:
         party.begin(batch, stamp, scale)
     arrived: dict[str, list[Message]] = {}
-    for segment in lane.topology.segments:
-        if walked is not None and segment.name not in walked:
+    for name, party in lane.walk:
+        if walked is not None and name not in walked:
             continue
-        party = lane.parties[segment.role]
-        for message in party.forward(segment.name, arrived.pop(segment.name, []), stamp, lane.peers, read):
+        for message in party.forward(name, arrived.pop(name, ()), stamp, lane.peers, read):
             delivered = link.deliver(message)
-            watch.see(delivered)
+            watch.crossed.append(delivered)
             target = message.edge.partition("->")[2] if read is None else read[message.edge]
             arrived.setdefault(target, []).append(delivered)
 
@@ -184,21 +193,24 @@ def _read(topology: Topology, walked: Collection[str]) -> dict[str, str]:
 def backward(turns: Sequence[tuple[Lane, Stamp]], link: Link, watch: Watch, combine: Combine | None = None) -> None:
     """Walk the segments in reverse, carrying every gradient over `link`, the lanes in step with each other."""
     arrived: dict[tuple[int, str], list[Message]] = {}
-    segments = turns[0][0].topology.segments
-    for number in range(len(segments) - 1, -1, -1):
-        leaving: dict[str, dict[int, Message]] = {}
+    for number in range(len(turns[0][0].walk) - 1, -1, -1):
+        leaving: list[tuple[int, Message]] = []
         for turn, (lane, stamp) in enumerate(turns):
-            segment = lane.topology.segments[number]
-            received = arrived.pop((turn, segment.name), [])
-            party = lane.parties[segment.role]
-            for message in party.backpropagate(segment.name, received, stamp, lane.peers):
-                leaving.setdefault(message.edge, {})[turn] = message
-        for edge, messages in leaving.items():
-            source = edge.partition("->")[0]
-            for turn, message in (messages if combine is None else combine(edge, messages)).items():
-                delivered = link.deliver(message)
-                watch.see(delivered)
-                arrived.setdefault((turn, source), []).append(delivered)
+            name, party = lane.walk[number]
+            sent = party.backpropagate(name, arrived.pop((turn, name), ()), stamp, lane.peers)
+            leaving.extend([(turn, message) for message in sent])
+        for turn, message in leaving if combine is None else _combined(leaving, combine):
+            delivered = link.deliver(message)
+            watch.crossed.append(delivered)
+            arrived.setdefault((turn, message.edge.partition("->")[0]), []).append(delivered)
+
+
+def _combined(leaving: Sequence[tuple[int, Message]], combine: Combine) -> list[tuple[int, Message]]:
+    """Return what leaves instead of the gradients of all turns, edge by edge."""
+    edges: dict[str, dict[int, Message]] = {}
+    for turn, message in leaving:
+        edges.setdefault(message.edge, {})[turn] = message
+    return [changed for edge, messages in edges.items() for changed in combine(edge, messages).items()]
 
 
 def _norms(lane: Lane, link: Link, stamp: Stamp) -> None:
@@ -210,11 +222,9 @@ def _norms(lane: Lane, link: Link, stamp: Stamp) -> None:
 
 def _losses(lane: Lane, link: Link, stamp: Stamp) -> dict[str, Tensor]:
     losses = {}
-    for segment in lane.topology.segments:
-        for head in lane.topology.heads:
-            if head.value in segment.outputs:
-                message = _labels(lane, head, link, stamp)
-                losses[head.value] = lane.parties[head.role].loss(segment.name, head, stamp, message)
+    for segment, head in lane.graded:
+        message = _labels(lane, head, link, stamp)
+        losses[head.value] = lane.parties[head.role].loss(segment, head, stamp, message)
     return losses
 
 

@@ -18,14 +18,10 @@ from splitfed.view import Message
 
 
 class Watch:
-    """Remembers the messages of one step until it is closed."""
+    """Remembers the messages that have `crossed` in one step, oldest first, until it is closed."""
 
     def __init__(self) -> None:
-        self._crossed: list[Message] = []
-
-    def see(self, message: Message) -> None:
-        """Remember `message`."""
-        self._crossed.append(message)
+        self.crossed: list[Message] = []
 
     def close(self, values: Mapping[str, float], sums: Mapping[str, float]) -> None:
         """End the step; raise `NonFinite` that names the first message, else the head or the party.
@@ -34,7 +30,7 @@ class Watch:
         """
         if math.isfinite(sum(values.values()) + sum(sums.values())):
             return
-        for message in self._crossed:
+        for message in self.crossed:
             for name, tensor in message.tensors.items():
                 if not bool(torch.isfinite(tensor).all()):
                     raise NonFinite(

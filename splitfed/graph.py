@@ -71,7 +71,7 @@ class Head:
     target: str | None = None
     via: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def path(self) -> tuple[str, ...]:
         """The roles the labels pass, from their holder to the loss; one role alone when they stay where they are."""
         return tuple(dict.fromkeys((self.labels, *self.via, self.role)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -44,7 +45,13 @@ class Optim:
         optimizers = _classes(torch.optim, torch.optim.Optimizer)
         if self.name not in optimizers:
             raise unknown("optimizer", self.name, optimizers)
-        optimizer = _construct(f"optimizer {self.name}", optimizers[self.name], (list(parameters),), self.options)
+        weights, kind = list(parameters), optimizers[self.name]
+        optimizer = _construct(f"optimizer {self.name}", kind, (weights,), self.options)
+        if all(weight.device.type == "cpu" for weight in weights):
+            # What torch chooses there, but it would look at every weight at every step to find that out.
+            for group in optimizer.param_groups:
+                if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+                    group["foreach"] = False
         if self.scheduler is None:
             return optimizer, None
         schedulers = _classes(torch.optim.lr_scheduler, LRScheduler)
@@ -52,6 +59,33 @@ class Optim:
             raise unknown("learning-rate scheduler", self.scheduler, schedulers)
         name = f"scheduler {self.scheduler}"
         return optimizer, _construct(name, schedulers[self.scheduler], (optimizer,), self.scheduler_options)
+
+
+# torch.optim hides the module under its own name.
+_HOME = sys.modules[torch.optim.Optimizer.__module__]
+
+
+def take_step(optimizer: torch.optim.Optimizer) -> None:
+    """Take a step of `optimizer`, without the mark for torch's profiler where nobody has hooked into its steps.
+
+    The mark costs a small segment more than the step itself.
+    """
+    step = type(optimizer).step
+    if "step" not in vars(optimizer) and getattr(step, "hooked", False) and not _listened_to(optimizer):
+        step.__wrapped__(optimizer)  # type: ignore[attr-defined]
+    else:
+        # Replaced on the optimizer itself, as by a scheduler that counts steps; or hooked.
+        optimizer.step()
+
+
+def _listened_to(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a hook waits for a step; what cannot be found out counts as one."""
+    return bool(
+        getattr(optimizer, "_optimizer_step_pre_hooks", True)
+        or getattr(optimizer, "_optimizer_step_post_hooks", True)
+        or getattr(_HOME, "_global_optimizer_pre_hooks", True)
+        or getattr(_HOME, "_global_optimizer_post_hooks", True)
+    )
 
 
 def _default_rate(name: str) -> float:

@@ -8,18 +8,20 @@ messages; an edge within the party is a leaf too, which keeps the backward walk 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from splitfed.backprop import send_back
 from splitfed.belongings import Belongings
 from splitfed.defense import Context, packed_bytes
 from splitfed.duty import Duty, Guard, Port
 from splitfed.graph import Head
+from splitfed.optim import take_step
 from splitfed.seeding import derive, stream, wide_generator
+from splitfed.tape import Batch, Tape
 from splitfed.tutoring import Tutor
 from splitfed.uses import labels_of_head
 from splitfed.view import Message, Stamp
@@ -28,43 +30,11 @@ TRAINING = ("train", "rehearse")
 """The phases in which segments are in training mode and gradients are taken."""
 
 
-class Batch(NamedTuple):
-    """Which rows of which part of the data a step uses; parties agree on it beforehand, it is no message.
-
-    `expected`: by how many rows the sum of the losses is divided, where that is not their own number. `counts_as`: the
-    epoch that a rehearsed step stands for, or one that is taken besides the schedule. `task` multiplies the losses of
-    the heads: at 0 there are none.
-    """
-
-    part: str
-    rows: Tensor
-    expected: float | None = None
-    counts_as: int | None = None
-    task: float = 1.0
-
-
-@dataclass
-class _Tape:
-    """What a party keeps of one lane between the forward and the backward of a step."""
-
-    batch: Batch
-    inputs: dict[str, Tensor] = field(default_factory=dict)
-    labels: dict[str, Tensor] = field(default_factory=dict)
-    scale: float = 1.0
-    held: dict[str, Tensor] = field(default_factory=dict)
-    leaves: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    made: dict[str, Tensor] = field(default_factory=dict)
-    sent: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    returned: dict[str, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
-    losses: dict[str, list[Tensor]] = field(default_factory=dict)
-    taught: bool = False
-
-
 class Party(Belongings):
     """Runs its segments as its `duties` say; see `Belongings` for what it is made of."""
 
     @cached_property
-    def _tapes(self) -> dict[int, _Tape]:
+    def _tapes(self) -> dict[int, Tape]:
         """What is kept of the step that each lane is in."""
         return {}
 
@@ -88,9 +58,8 @@ class Party(Belongings):
             scale *= len(batch.rows) / batch.expected
         if self.shield is not None:
             self.shield.begin(len(batch.rows), len(batch.rows) / scale, stamp, stamp.phase == "train")
-        # Row numbers of its own: parties share no tensor.
-        own = batch._replace(rows=batch.rows.clone())
-        tape = self._tapes[stamp.lane] = _Tape(own, scale=scale)
+        own = batch.rows.clone() if self._counting else None
+        tape = self._tapes[stamp.lane] = Tape(batch.part, own, batch.counts_as, batch.task, scale=scale)
         if batch.part in self._data:
             inputs, labels = self._data[batch.part]
             tape.inputs = {name: t[batch.rows] for name, t in inputs.items()}
@@ -110,21 +79,24 @@ class Party(Belongings):
 
         `edges`: the names of those on which something leaves (None: all).
         """
+        # Switching the mode costs as much as a message.
+        if torch.is_grad_enabled() is not self._training:
+            with torch.set_grad_enabled(self._training):
+                return self.forward(segment, received, stamp, peers, edges)
         duty, tape = self._duties[segment], self._tapes[stamp.lane]
         for message in received:
             returns = message.edge not in self._one_way
             for name, value in message.tensors.items():
                 tape.held[name] = self._leaf(value.to(self.device), returns)
-        with torch.set_grad_enabled(self._training):
-            outputs = self._run(duty, self._arguments(duty, tape), stamp)
-            tape.made.update(zip(duty.outputs, outputs, strict=True))
-            if self._training:
-                self._add_penalties(duty, tape, stamp)
-            return [
-                self._message("activation", p, peers, self._release(duty, p, tape, stamp), stamp)
-                for p in duty.departures
-                if p.role is not None and (edges is None or p.edge in edges)
-            ]
+        outputs = self._run(duty, self._arguments(duty, tape), stamp)
+        tape.made.update(zip(duty.outputs, outputs, strict=True))
+        if self._training and duty.judged:
+            self._add_penalties(duty, tape, stamp)
+        return [
+            self._message("activation", p, peers, self._release(duty, p, tape, stamp), stamp)
+            for p in duty.leaving
+            if edges is None or p.edge in edges
+        ]
 
     def give_labels(self, head: Head, stamp: Stamp, receiver: str) -> Message:
         """Return this step's labels of `head` as a message to the party that computes its loss."""
@@ -137,10 +109,10 @@ class Party(Belongings):
         labels = tape.labels if received is None else received.tensors
         assert head.task is not None
         value = head.task.loss(tape.made[head.value], labels[head.value].to(self.device))
-        scale = head.weight * tape.scale * tape.batch.task
+        scale = head.weight * tape.scale * tape.task
         if self._task_weight is not None:
-            epoch = stamp.epoch if tape.batch.counts_as is None else tape.batch.counts_as
-            scale = head.weight * self._task_weight(epoch) * tape.scale * tape.batch.task
+            epoch = stamp.epoch if tape.counts_as is None else tape.counts_as
+            scale = head.weight * self._task_weight(epoch) * tape.scale * tape.task
         # Multiplying by one would change nothing but cost a node in the graph.
         tape.losses.setdefault(segment, []).append(value if scale == 1.0 else value * scale)
         return value.detach()
@@ -154,11 +126,12 @@ class Party(Belongings):
             self._teach(self.tutor, tape, stamp)
         roots: list[Tensor] = []
         gradients: list[Tensor | None] = []
-        pairs = tape.returned.pop(segment, [])
+        pairs: list[tuple[Tensor, Tensor | None]] = [*tape.returned.pop(segment, ())]
         for message in received:
             sent = tape.sent.pop(message.edge)
-            pairs += [(sent[name], g.to(self.device)) for name, g in message.tensors.items()]
-        for z, g in (*pairs, *((loss, None) for loss in tape.losses.pop(segment, ()))):
+            pairs.extend([(sent[name], gradient.to(self.device)) for name, gradient in message.tensors.items()])
+        pairs.extend([(loss, None) for loss in tape.losses.pop(segment, ())])
+        for z, g in pairs:
             # Segments without weights that read raw data only have nothing to send a gradient to.
             if z.requires_grad:
                 roots.append(z)
@@ -167,7 +140,7 @@ class Party(Belongings):
             leaves = (*tape.leaves[segment].values(), *tape.held.values())
             self.shield.backward(roots, gradients, [leaf for leaf in leaves if leaf.requires_grad])
         elif roots:
-            torch.autograd.backward(roots, gradients)
+            send_back(roots, gradients)
         # What is over is let go at once, so that its memory serves the rest of the step.
         del pairs, roots, gradients
         for name in duty.outputs:
@@ -182,8 +155,10 @@ class Party(Belongings):
         """
         if self.shield is not None and self.shield.active:
             return self.shield.total()
-        first = next((p.grad for p in self._parameters if p.grad is not None), None)
-        return 0.0 if first is None else float(first.sum())
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                return float(parameter.grad.sum())
+        return 0.0
 
     def update(self) -> None:
         """Take one optimizer step with the gradients gathered since the last one."""
@@ -192,7 +167,7 @@ class Party(Belongings):
         if self.tutor is not None:
             self.tutor.correct(self.modules)
         if self._optimizer is not None:
-            self._optimizer.step()
+            take_step(self._optimizer)
         self.drop_gradients()
         for place, guard in self._guards.items():
             guard.defense.learn(self._defenses[place])
@@ -261,7 +236,7 @@ class Party(Belongings):
                 self.forget(-1)
         return torch.cat(found)
 
-    def _arguments(self, duty: Duty, tape: _Tape) -> list[Tensor]:
+    def _arguments(self, duty: Duty, tape: Tape) -> list[Tensor]:
         leaves = tape.leaves[duty.segment] = {}
         arguments = []
         for name in duty.inputs:
@@ -285,8 +260,10 @@ class Party(Belongings):
         if self.shield is not None and self.shield.active:
             with self.shield.watching(module):
                 result = self._call(duty, module, arguments, stamp)
-        else:
+        elif duty.stochastic:
             result = self._call(duty, module, arguments, stamp)
+        else:
+            result = module(*arguments)
         return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
     def _call(self, duty: Duty, module: nn.Module, arguments: list[Tensor], stamp: Stamp) -> Any:
@@ -295,7 +272,7 @@ class Party(Belongings):
         with stream(forward_seed(self._seed, self.name, duty.segment, stamp), self.device):
             return module(*arguments)
 
-    def _release(self, duty: Duty, port: Port, tape: _Tape, stamp: Stamp) -> dict[str, Tensor]:
+    def _release(self, duty: Duty, port: Port, tape: Tape, stamp: Stamp) -> dict[str, Tensor]:
         """Apply the edge's defenses in order; keep what left attached, hand it out detached."""
         values = {name: tape.made[name] for name in port.values}
         for guard in port.guards:
@@ -310,16 +287,16 @@ class Party(Belongings):
         tape.sent[port.edge] = values
         return {name: z.detach() for name, z in values.items()}
 
-    def _add_penalties(self, duty: Duty, tape: _Tape, stamp: Stamp) -> None:
+    def _add_penalties(self, duty: Duty, tape: Tape, stamp: Stamp) -> None:
         """Add what the defenses of the edges that a segment has read want at this end to its losses."""
-        for port in duty.arrivals:
+        for port in duty.judged:
             for guard in port.guards:
                 context = self._context(duty, port, guard.position, tape, stamp)
                 penalty = guard.defense.penalty_at_receiver(context)
                 if penalty is not None:
                     tape.losses.setdefault(duty.segment, []).append(penalty * (guard.share * tape.scale))
 
-    def _returned(self, duty: Duty, tape: _Tape, stamp: Stamp, peers: Mapping[str, str]) -> list[Message]:
+    def _returned(self, duty: Duty, tape: Tape, stamp: Stamp, peers: Mapping[str, str]) -> list[Message]:
         """Return the gradients of what the segment has read: kept for the party's own segments, sent to others."""
         leaves = tape.leaves.pop(duty.segment)
         messages = []
@@ -352,14 +329,14 @@ class Party(Belongings):
         packed = sum(t.nbytes if (size := sizes[n]) is None else size for n, t in tensors.items()) if short else None
         return Message(self.name, receiver, kind, port.edge, tensors, stamp, packed)
 
-    def _teach(self, tutor: Tutor, tape: _Tape, stamp: Stamp) -> None:
+    def _teach(self, tutor: Tutor, tape: Tape, stamp: Stamp) -> None:
         """Add what the tutor wants to the losses, while all that this party has made in the step is still there."""
         tape.taught = True
         if self._training:
             for segment, term in tutor.terms(tape.made, tape.labels, stamp).items():
                 tape.losses.setdefault(segment, []).append(term if tape.scale == 1.0 else term * tape.scale)
 
-    def _aim(self, tape: _Tape, stamp: Stamp) -> None:
+    def _aim(self, tape: Tape, stamp: Stamp) -> None:
         """Replace the labels of a training step by what its defenses want the loss to compare with."""
         for name, (head, guards) in self._relabelled.items():
             for guard in guards if name in tape.labels else ():
@@ -371,16 +348,17 @@ class Party(Belongings):
                 if "step" in guard.counts and stamp.phase == "train":
                     self._count(labels_of_head(name), guard, tape, stamp)
 
-    def _count(self, where: str, guard: Guard, tape: _Tape, stamp: Stamp, times: int = 1) -> None:
-        part, rows = tape.batch.part, tape.batch.rows
+    def _count(self, where: str, guard: Guard, tape: Tape, stamp: Stamp, times: int = 1) -> None:
+        part, rows = tape.part, tape.rows
+        assert rows is not None
         if part in self._among:
             part, rows = "train", self._among[part][rows.cpu()]
             rows = rows[rows >= 0]
         self.uses.add((where, guard.position, stamp.lane, part), rows, times)
 
-    def _context(self, duty: Duty, port: Port, position: int, tape: _Tape, stamp: Stamp) -> Context:
+    def _context(self, duty: Duty, port: Port, position: int, tape: Tape, stamp: Stamp) -> Context:
         state, module = self._defenses[port.edge, position], self.modules[duty.segment]
-        held = (tape.inputs, tape.labels, state, module, tape.batch.counts_as, tape.held)
+        held = (tape.inputs, tape.labels, state, module, tape.counts_as, tape.held)
         return Context(self.name, port.edge, stamp, self._seed, position, *held)
 
 

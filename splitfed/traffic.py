@@ -25,16 +25,22 @@ class Traffic:
 
     def count(self, message: Message) -> None:
         """Add one message; what is consulted within training belongs to it."""
-        phase = "train" if message.stamp.phase == "consult" else message.stamp.phase
-        self.add(phase, message.kind, message.sender, message.receiver, message.nbytes)
-
-    def add(self, phase: str, kind: str, sender: str, receiver: str, nbytes: int) -> None:
-        """Add one message of `nbytes`."""
-        # A plain tuple: this runs three times a step, and a named one costs several times as much.
-        flow = (phase, kind, sender, receiver)
+        # All in one: this runs three times a step, and a call more, or a tuple with names, costs as much as the rest.
+        phase = message.stamp.phase
+        flow = ("train" if phase == "consult" else phase, message.kind, message.sender, message.receiver)
         entry = self._flows.get(flow)
         if entry is None:
             entry = self._flows[flow] = [0, 0]
+        entry[0] += 1
+        if message.packed is not None:
+            entry[1] += message.packed
+        else:
+            for tensor in message.tensors.values():
+                entry[1] += tensor.nbytes
+
+    def add(self, phase: str, kind: str, sender: str, receiver: str, nbytes: int) -> None:
+        """Add one message of `nbytes`."""
+        entry = self._flows.setdefault((phase, kind, sender, receiver), [0, 0])
         entry[0] += 1
         entry[1] += nbytes
 

@@ -16,9 +16,10 @@ from splitfed.engines.base import Placement
 from splitfed.engines.local import LocalEngine
 from splitfed.errors import InvalidInput, unknown
 from splitfed.graph import Topology
-from splitfed.party import Batch, Party
+from splitfed.party import Party
 from splitfed.preparation import Prepared, inputs_of, labels_of
 from splitfed.seeding import derive, generator, stream
+from splitfed.tape import Batch
 from splitfed.view import Stamp
 
 _FAKE = "fake"

@@ -175,6 +175,21 @@ def test_lanes_stack_with_vmap() -> None:
     torch.testing.assert_close(stacked, alone)
 
 
+@pytest.mark.parametrize("statistic", STATISTICS, ids=lambda s: s.__name__)
+@pytest.mark.parametrize("kind", ["plain", "duplicates", "constant"])
+def test_transforms_give_what_autograd_gives(statistic, kind: str) -> None:
+    # Two ways to the same numbers: single ones as Python's, and as tensors.
+    x, z = _pair(8, 4, 5, "duplicates" if kind == "duplicates" else "", 3)
+    if kind == "constant":
+        z = torch.ones_like(z)
+    value, slopes = torch.func.vjp(statistic, x, z)
+    x.requires_grad_(), z.requires_grad_()
+    plain = statistic(x, z)
+    torch.testing.assert_close(plain, value, rtol=1e-12, atol=1e-14)
+    seed = torch.tensor(3.0, dtype=x.dtype)
+    torch.testing.assert_close(torch.autograd.grad(plain, [x, z], seed), slopes(seed), rtol=1e-11, atol=1e-14)
+
+
 def test_nan_is_not_hidden_and_one_row_is_constant() -> None:
     x, z = _normal(6, 3, dtype=torch.float32), _normal(6, 3, seed=1, dtype=torch.float32)
     z[2, 1] = math.nan

@@ -33,6 +33,8 @@ CORE = (
     "finite",
     "tutoring",
     "belongings",
+    "backprop",
+    "tape",
     "party",
     "executor",
     "secure",
@@ -89,7 +91,7 @@ ALLOWED: dict[str, set[str]] = {
 HELPER = {*BASE, *CORE}
 
 # Accounting runs a backward pass to measure what it costs; ExpertMatcher trains autoencoders of its own.
-AUTOGRAD = {"party", "attacks", "defenses", "federated", "dependence", "accounting", "matching"}
+AUTOGRAD = {"backprop", "party", "attacks", "defenses", "federated", "dependence", "accounting", "matching"}
 # Slow or optional: the only packages that a function may import when it is called. The command line may delay
 # anything, for a help page must not wait for torch.
 HEAVY = {"sklearn", "mlxtend", "pandas", "scipy", "matplotlib", "torchmetrics", "PIL", "pyarrow", "optuna"}

@@ -29,9 +29,9 @@ from splitfed.manipulations import (
 )
 from splitfed.models.mlp import mlp
 from splitfed.optim import Optim
-from splitfed.party import Batch
 from splitfed.run import Run
 from splitfed.seeding import generator, stream
+from splitfed.tape import Batch
 from splitfed.topologies import vanilla, vertical
 from splitfed.view import Message, Recording, Stamp
 from tests.zoo import assert_same

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from splitfed.errors import InvalidInput
-from splitfed.optim import Optim
+from splitfed.optim import Optim, take_step
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "name": ({"name": "Adm"}, "unknown optimizer 'Adm'; did you mean 'Adam'"),
@@ -98,3 +99,57 @@ def test_halving_every_round() -> None:
         optimizer.step()
         scheduler.step()
     assert optimizer.param_groups[0]["lr"] == 0.0125
+
+
+# LBFGS asks for a closure, Muon for matrices alone.
+NAMES = sorted(
+    name
+    for name, kind in vars(torch.optim).items()
+    if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and name not in ("Optimizer", "LBFGS", "Muon")
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_is_that_of_torch_to_the_bit(name: str) -> None:
+    options = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01} if name == "SGD" else {"lr": 0.1}
+    start, slope = torch.randn(4, 3), torch.randn(4, 3)
+    mine, other = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    ours, _ = Optim(name, options).build([mine])
+    theirs = getattr(torch.optim, name)([other], **options)
+    for step in range(3):
+        for weight in (mine, other):
+            weight.grad = slope.to_sparse() if name == "SparseAdam" else slope * (step + 1)
+        take_step(ours)
+        theirs.step()
+        assert torch.equal(mine, other)
+    assert not torch.equal(mine, start)
+
+
+def test_a_scheduler_sees_the_steps(recwarn: pytest.WarningsRecorder) -> None:
+    weight = nn.Parameter(torch.ones(3))
+    optimizer, scheduler = Optim("SGD", {"lr": 0.1}, "StepLR", {"step_size": 1, "gamma": 0.5}).build([weight])
+    assert scheduler is not None
+    weight.grad = torch.ones(3)
+    take_step(optimizer)
+    scheduler.step()
+    # Without a step before it, the scheduler would have warned.
+    assert not recwarn.list
+    assert optimizer.param_groups[0]["lr"] == 0.05
+
+
+@pytest.mark.parametrize("where", ["own pre", "own post", "global pre", "global post"])
+def test_hooks_on_steps_are_called(where: str) -> None:
+    weight, called = nn.Parameter(torch.ones(3)), []
+    optimizer, _ = Optim("SGD", {"lr": 0.1}).build([weight])
+    register = {
+        "own pre": optimizer.register_step_pre_hook,
+        "own post": optimizer.register_step_post_hook,
+        "global pre": register_optimizer_step_pre_hook,
+        "global post": register_optimizer_step_post_hook,
+    }[where]
+    weight.grad = torch.ones(3)
+    handle = register(lambda *_: called.append(where))
+    take_step(optimizer)
+    handle.remove()
+    take_step(optimizer)
+    assert called == [where]

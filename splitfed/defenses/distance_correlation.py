@@ -61,7 +61,7 @@ class DistanceCorrelation(Defense):
     def penalty(self, z: Tensor, context: Context) -> Tensor:
         """Return alpha times the distance correlation of this batch's raw inputs and all that leaves on the edge."""
         own = context.inputs or {name: x.detach() for name, x in context.arrived.items()}
-        raw = [x.reshape(len(x), -1) for x in own.values()]
-        x = raw[0] if len(raw) == 1 else torch.cat(raw, 1)
+        raw = list(own.values())
+        x = raw[0] if len(raw) == 1 else torch.cat([value.reshape(len(value), -1) for value in raw], 1)
         measure = distance_correlation if self.statistic == "biased" else u_distance_correlation_sqr
-        return number_at(self.alpha, context.epoch) * measure(x, z.reshape(len(z), -1))
+        return number_at(self.alpha, context.epoch) * measure(x, z)

@@ -21,8 +21,9 @@ from splitfed.engines.taking import Taking
 from splitfed.executor import Combine, Lane, exchange, exchange_together, predict_step
 from splitfed.graph import Topology
 from splitfed.optim import Optim
-from splitfed.party import Batch, Party
+from splitfed.party import Party
 from splitfed.probe import Facts
+from splitfed.tape import Batch
 from splitfed.traffic import Traffic
 from splitfed.view import Recorder, Recording, Stamp, View
 
@@ -353,7 +354,7 @@ class LocalEngine(Moving):
 
     def _update(self, places: Sequence[Lane]) -> None:
         """Let every party of a step learn, unless its sentry objects; then let the insiders do their own."""
-        for party in {id(p): p for place in places for p in place.parties.values()}.values():
+        for party in _distinct(places):
             sentry = self.sentries.get(party.name)
             if sentry is None or sentry.keeps(party):
                 party.update()
@@ -387,3 +388,10 @@ class LocalEngine(Moving):
 def _total(lane: Lane, losses: Mapping[str, float]) -> float:
     """The loss of a step: that of every head, times its weight."""
     return sum(head.weight * losses[head.value] for head in lane.topology.heads if head.value in losses)
+
+
+def _distinct(places: Sequence[Lane]) -> Sequence[Party]:
+    """Every party of `places` once."""
+    if len(places) == 1:
+        return places[0].members
+    return list({id(party): party for place in places for party in place.members}.values())

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from splitfed.party import Batch, Party
+from splitfed.party import Party
+from splitfed.tape import Batch
 from splitfed.view import Message, Stamp
 
 

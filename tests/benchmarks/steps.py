@@ -37,7 +37,8 @@ from splitfed.topologies import u_shaped, vanilla
 from splitfed.view import Recording
 
 ROWS, BATCH = 640, 64
-OPTIM = Optim("SGD", {"lr": 0.01})
+RATE = 0.01
+OPTIM = Optim("SGD", {"lr": RATE})
 
 
 class Net(nn.Module):
@@ -82,7 +83,7 @@ WORKLOADS = (
 
 def uncut(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[list[Tensor]], None]:
     """The bare loop, as anybody would write it."""
-    optimizer, _ = OPTIM.build(model.parameters())
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
 
     def steps(batches: list[Tensor]) -> None:
         for rows in batches:
@@ -98,7 +99,7 @@ def uncut(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[list[Tensor]], No
 def by_hand(model: nn.Module, at: str, x: Tensor, y: Tensor) -> Callable[[list[Tensor]], None]:
     """One cut as anybody would write it without a library: two modules, two optimizers, one detach."""
     bottom, top = (piece.module for piece in cut(model, (at,)))
-    optimizers = [OPTIM.build(part.parameters())[0] for part in (bottom, top)]
+    optimizers = [torch.optim.SGD(part.parameters(), lr=RATE) for part in (bottom, top)]
 
     def steps(batches: list[Tensor]) -> None:
         for rows in batches:

@@ -1,0 +1,46 @@
+"""What a step is made of for a party: the rows it uses, and what is kept between the forward and the backward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Batch(NamedTuple):
+    """Which rows of which part of the data a step uses; parties agree on it beforehand, it is no message.
+
+    `expected`: by how many rows the sum of the losses is divided, where that is not their own number. `counts_as`: the
+    epoch that a rehearsed step stands for, or one that is taken besides the schedule. `task` multiplies the losses of
+    the heads: at 0 there are none.
+    """
+
+    part: str
+    rows: Tensor
+    expected: float | None = None
+    counts_as: int | None = None
+    task: float = 1.0
+
+
+@dataclass(slots=True)
+class Tape:
+    """What a party keeps of one lane between the forward and the backward of a step.
+
+    `rows` only where it counts them: parties share no tensor, and a copy costs as much as a message.
+    """
+
+    part: str
+    rows: Tensor | None
+    counts_as: int | None
+    task: float
+    inputs: dict[str, Tensor] = field(default_factory=dict)
+    labels: dict[str, Tensor] = field(default_factory=dict)
+    scale: float = 1.0
+    held: dict[str, Tensor] = field(default_factory=dict)
+    leaves: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    made: dict[str, Tensor] = field(default_factory=dict)
+    sent: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    returned: dict[str, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
+    losses: dict[str, list[Tensor]] = field(default_factory=dict)
+    taught: bool = False
