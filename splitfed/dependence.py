@@ -24,6 +24,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -31,14 +32,14 @@ from torch.autograd.function import once_differentiable
 from splitfed.errors import InvalidInput, check_count, unknown
 
 Statistic = Literal["u_distance_correlation_sqr", "distance_correlation_sqr", "distance_correlation"]
-Centering = Callable[[Tensor], tuple[Tensor, Tensor]]
+Array = Any  # a tensor, or a NumPy array
+Number = Any  # a float, or a tensor of one number
+Centering = Callable[[Array], tuple[Array, Array]]
 
 _GRAM_ERROR = 16  # relative error of a squared Gram distance, in units of float eps
 _CENTERING_ERROR = 64  # relative error of a centred distance, in units of float eps
+_EPS = {kind: torch.finfo(kind).eps for kind in (torch.float32, torch.float64)}
 _CHUNK = 1 << 22  # permuted distances held at a time
-
-
-Number = Any  # a float, or a tensor of one number (or of several, each taken by itself)
 
 
 class Form(NamedTuple):
@@ -128,8 +129,7 @@ class _Product(torch.autograd.Function):
     """The statistic, with its gradient written by hand and made along with it, while all that it needs is at hand.
 
     One matrix product each way, far fewer small operations than autograd would record, and both matrices in one
-    tensor, so that what is small is done for both at once. On the CPU single numbers are Python's: an operation on a
-    tensor of one number costs as much there as one on a distance matrix.
+    array, so that what is small is done for both at once; on the CPU by NumPy, whose calls cost a fraction of torch's.
     """
 
     @staticmethod
@@ -181,26 +181,28 @@ def _evaluated(
     With centred matrices A and B and their inner products <,>, the statistic is c <A, B>, where c is 1 / n² or
     1 / (|A| |B|). Its slope in A is c (B - r A), where r is 0 or <A, B> / |A|²; a root multiplies that by its own.
     """
-    distances, *rows = _distances(x, z)
-    centered, means = form.center(distances)
-    products, n = _gram(centered.flatten(1)), distances.shape[-1]
-    (norm_x, product), (_, norm_z) = products.tolist() if plain else products
-    ratios, scale = (0.0, 0.0), 1 / n**2
-    if form.unit:
-        factors = [
-            _to_unit(norm, n * mean, distances.dtype)
-            for norm, mean in zip((norm_x, norm_z), means.tolist() if plain else means, strict=True)
-        ]
-        ratios, scale = tuple(product * factor**2 for factor in factors), factors[0] * factors[1]
-    value, slope = product * scale, 1.0
-    if form.root:
-        value, slope = _root(value, distances.dtype)
-    weights = []
-    for own in wanted:
+    with np.errstate(all="ignore"):
+        distances, *rows = _distances(x, z, plain)
+        centered, means = form.center(distances)
+        product, n = (centered[0] * centered[1]).sum(), distances.shape[-1]
+        ratios, scale = (0.0, 0.0), 1 / n**2
+        if form.unit:
+            squares = (centered * centered).sum((-2, -1))
+            if plain:
+                product, squares, means = float(product), squares.tolist(), means.tolist()
+            factors = [_to_unit(square, n * mean, x.dtype) for square, mean in zip(squares, means, strict=True)]
+            ratios, scale = tuple(product * factor**2 for factor in factors), factors[0] * factors[1]
+        value, slope = product * scale, 1.0
+        if form.root:
+            value, slope = _root(value, x.dtype)
         # Both centrings are orthogonal projections, so they leave the gradients as they are.
-        direction = (centered[own] * -ratios[own]).add_(centered[1 - own])
-        weights.append(_laplacian(direction, distances[own], -2 * scale * slope))
-    return distances.new_tensor(value) if plain else value, weights, (rows[0], rows[1])
+        weights = [
+            _laplacian(centered[1 - own] - centered[own] * ratios[own], distances[own], -2 * scale * slope)
+            for own in wanted
+        ]
+    if plain:
+        return torch.tensor(value, dtype=x.dtype), [torch.from_numpy(found) for found in weights], (rows[0], rows[1])
+    return value, weights, (rows[0], rows[1])
 
 
 def _product(x: Tensor, z: Tensor, form: Form, least: int = 1) -> Tensor:
@@ -222,27 +224,30 @@ def _rows(x: Tensor, z: Tensor, least: int) -> tuple[Tensor, Tensor]:
         raise InvalidInput(f"x has {len(x)} rows and z has {len(z)}; expected equal numbers, at least {least}")
     if x.device != z.device:
         raise InvalidInput(f"x is on {x.device} and z on {z.device}; expected one device")
+    # What is as it should be stays as it is: a view of it would be a step more on the way back.
+    x, z = (t if t.dim() == 2 else t.reshape(len(t), -1) for t in (x, z))
+    if x.dtype == z.dtype == torch.float32:
+        return x, z
     exact = any(t.dtype == torch.float64 or not t.is_floating_point() for t in (x, z))
     wanted = torch.float64 if exact else torch.float32
-    # What is flat already stays as it is: a view of it would be a step more on the way back.
-    flat_x, flat_z = (t if t.dim() == 2 else t.reshape(len(t), -1) for t in (x, z))
-    return flat_x.to(wanted), flat_z.to(wanted)
+    return x.to(wanted), z.to(wanted)
 
 
-def _distances(x: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _distances(x: Tensor, z: Tensor, plain: bool = False) -> tuple[Array, Tensor, Tensor]:
     """(n, d) and (n, e) -> Euclidean distances (2, n, n), and the rows of both less their mean."""
     # Far from the origin the Gram matrix would lose every digit: the mean goes first.
     rows = [part - part.mean(0) for part in (x, z)]
     if x.dtype == torch.float64:
         both = [torch.cdist(part, part, compute_mode="donot_use_mm_for_euclid_dist") for part in (x, z)]
-        return torch.stack(both), rows[0], rows[1]
-    gram = torch.stack([_gram(part) for part in rows])
-    norms = gram.diagonal(dim1=-2, dim2=-1)
-    norms = norms[..., :, None] + norms[..., None, :]
-    squared = torch.sub(norms, gram, alpha=2)
-    # By multiplication, here and in `_pull`: filling where a mask says so takes several times as long.
-    squared *= squared > norms.mul_(_GRAM_ERROR * torch.finfo(gram.dtype).eps)
-    return squared.sqrt_(), rows[0], rows[1]
+        distances = torch.stack(both)
+        return distances.numpy() if plain else distances, rows[0], rows[1]
+    grams = [_gram(part) for part in rows]
+    products: Array = np.stack([gram.numpy() for gram in grams]) if plain else torch.stack(grams)
+    norms = products.diagonal(0, 1, 2)
+    norms = norms[:, :, None] + norms[:, None, :]
+    squared = norms - 2 * products
+    squared *= squared > norms * (_GRAM_ERROR * _EPS[x.dtype])
+    return squared**0.5, rows[0], rows[1]
 
 
 def _gram(rows: Tensor) -> Tensor:
@@ -254,39 +259,45 @@ def _gram(rows: Tensor) -> Tensor:
         return rows @ rows.T
 
 
-def _laplacian(direction: Tensor, distances: Tensor, factor: Number) -> Tensor:
+def _laplacian(direction: Array, distances: Array, factor: Number) -> Array:
     """Take a gradient back from distances: what times the rows is theirs. The slope is 0 where a distance is 0."""
-    inverse = (distances > 0) / distances.clamp_min(torch.finfo(distances.dtype).tiny)
-    weights = inverse.mul_(direction).mul_(factor)
-    weights.diagonal().sub_(weights.sum(1))
+    weights = direction * (distances > 0) / (distances + (distances == 0)) * factor
+    sums, n = weights.sum(1), len(weights)
+    if isinstance(weights, Tensor):
+        weights.diagonal().sub_(sums)
+    else:
+        weights.reshape(-1)[:: n + 1] -= sums
     return weights
 
 
-def _doubly_centered(distances: Tensor) -> tuple[Tensor, Tensor]:
+def _doubly_centered(distances: Array) -> tuple[Array, Array]:
     """Return the centred matrices and the mean of each before."""
-    means = distances.mean(-1)
-    mean = means.mean(-1)
-    return distances - means[..., :, None] - means[..., None, :] + mean[..., None, None], mean
+    n = distances.shape[-1]
+    means = distances.sum(-1) / n
+    mean = means.sum(-1) / n
+    return distances - means[:, :, None] - (means - mean[:, None])[:, None, :], mean
 
 
-def _u_centered(distances: Tensor) -> tuple[Tensor, Tensor]:
+def _u_centered(distances: Array) -> tuple[Array, Array]:
     """Return the centred matrices and the mean of each before."""
     n = distances.shape[-1]
     sums = distances.sum(-1)
-    pairs, total = (sums[..., :, None] + sums[..., None, :]) / (n - 2), sums.sum(-1)
-    centered = distances - pairs + (total / ((n - 1) * (n - 2)))[..., None, None]
-    return centered.masked_fill(torch.eye(n, dtype=torch.bool, device=distances.device), 0), total / n**2
+    pairs, total = (sums[:, :, None] + sums[:, None, :]) / (n - 2), sums.sum(-1)
+    centered = distances - pairs + (total / ((n - 1) * (n - 2)))[:, None, None]
+    tensor = isinstance(centered, Tensor)
+    one = torch.eye(n, dtype=centered.dtype, device=centered.device) if tensor else np.eye(n, dtype=centered.dtype)
+    return centered * (1 - one), total / n**2
 
 
 def _to_unit(squared_norm: Number, size: Number, dtype: torch.dtype) -> Number:
     """Return what scales a centred matrix to norm 1: 0 where its norm is 0 up to rounding of distances of `size`."""
     norm = squared_norm**0.5
-    return 1 / _where(norm <= size * (_CENTERING_ERROR * torch.finfo(dtype).eps), math.inf, norm)
+    return 1 / _where(norm <= size * (_CENTERING_ERROR * _EPS[dtype]), math.inf, norm)
 
 
 def _root(squared: Number, dtype: torch.dtype) -> tuple[Number, Number]:
     """Return the root and its slope, both 0 where `squared` is zero up to rounding."""
-    low = squared <= 4 * torch.finfo(dtype).eps
+    low = squared <= 4 * _EPS[dtype]
     root = _where(low, math.inf, squared) ** 0.5
     return _where(low, 0.0, root), 0.5 / root
 
