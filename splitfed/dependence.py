@@ -39,6 +39,7 @@ Centering = Callable[[Array], tuple[Array, Array]]
 _GRAM_ERROR = 16  # relative error of a squared Gram distance, in units of float eps
 _CENTERING_ERROR = 64  # relative error of a centred distance, in units of float eps
 _EPS = {kind: torch.finfo(kind).eps for kind in (torch.float32, torch.float64)}
+_SMALL = 512  # rows up to which NumPy, on its one thread, is faster than torch on the CPU
 _CHUNK = 1 << 22  # permuted distances held at a time
 
 
@@ -135,7 +136,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, z: Tensor, form: Form) -> Tensor:
         wanted = [side for side in (0, 1) if ctx.needs_input_grad[side]]
-        value, weights, rows = _evaluated(x, z, form, wanted, plain=x.device.type == "cpu")
+        value, weights, rows = _evaluated(x, z, form, wanted, plain=x.device.type == "cpu" and len(x) <= _SMALL)
         ctx.save_for_backward(*weights, *(rows[side] for side in wanted))
         return value
 
@@ -178,34 +179,37 @@ def _evaluated(
 ) -> tuple[Tensor, list[Tensor], tuple[Tensor, Tensor]]:
     """Return the statistic, and of each of the `wanted` sides what times its rows is the gradient; then all rows.
 
-    With centred matrices A and B and their inner products <,>, the statistic is c <A, B>, where c is 1 / n² or
-    1 / (|A| |B|). Its slope in A is c (B - r A), where r is 0 or <A, B> / |A|²; a root multiplies that by its own.
+    With the scaled matrices A and B it is their inner product. Its slope in A is B, or, with A at norm 1, what
+    of B is orthogonal to A; a root multiplies that by its own.
     """
     with np.errstate(all="ignore"):
         distances, *rows = _distances(x, z, plain)
         centered, means = form.center(distances)
-        product, n = (centered[0] * centered[1]).sum(), distances.shape[-1]
-        ratios, scale = (0.0, 0.0), 1 / n**2
+        n, product = distances.shape[-1], (centered[0] * centered[1]).sum()
+        factors: list[Number] = [1 / n, 1 / n]
         if form.unit:
             squares = (centered * centered).sum((-2, -1))
             if plain:
                 product, squares, means = float(product), squares.tolist(), means.tolist()
             factors = [_to_unit(square, n * mean, x.dtype) for square, mean in zip(squares, means, strict=True)]
-            ratios, scale = tuple(product * factor**2 for factor in factors), factors[0] * factors[1]
-        value, slope = product * scale, 1.0
-        if form.root:
-            value, slope = _root(value, x.dtype)
-        # Both centrings are orthogonal projections, so they leave the gradients as they are.
-        weights = [
-            _laplacian(centered[1 - own] - centered[own] * ratios[own], distances[own], -2 * scale * slope)
-            for own in wanted
-        ]
+        inner = product * factors[0] * factors[1]
+        value, slope = _root(inner, x.dtype) if form.root else (inner, 1.0)
+        weights = []
+        for own in wanted:
+            # Both centrings are orthogonal projections, so they leave the gradients as they are.
+            direction = centered[1 - own] * factors[1 - own]
+            if form.unit:
+                direction -= centered[own] * (inner * factors[own])
+            weights.append(_laplacian(direction, distances[own], -2 * slope * factors[own]))
     if plain:
-        return torch.tensor(value, dtype=x.dtype), [torch.from_numpy(found) for found in weights], (rows[0], rows[1])
+        value, weights = torch.tensor(value, dtype=x.dtype, device=x.device), [torch.from_numpy(w) for w in weights]
     return value, weights, (rows[0], rows[1])
 
 
 def _product(x: Tensor, z: Tensor, form: Form, least: int = 1) -> Tensor:
+    if not torch.is_grad_enabled():
+        # Otherwise the gradient would be made along with the value.
+        x, z = x.detach(), z.detach()
     given = (*_rows(x, z, least), form)
     try:
         value: Tensor = _Product.apply(*given)  # type: ignore[no-untyped-call]

@@ -71,10 +71,11 @@ def take_step(optimizer: torch.optim.Optimizer) -> None:
     The mark costs a small segment more than the step itself.
     """
     step = type(optimizer).step
-    if "step" not in vars(optimizer) and getattr(step, "hooked", False) and not _listened_to(optimizer):
+    marked = getattr(step, "hooked", False) and not getattr(step.__wrapped__, "hooked", False)  # type: ignore[attr-defined]
+    if marked and "step" not in vars(optimizer) and not _listened_to(optimizer):
         step.__wrapped__(optimizer)  # type: ignore[attr-defined]
     else:
-        # Replaced on the optimizer itself, as by a scheduler that counts steps; or hooked.
+        # Replaced on the optimizer itself, as by a scheduler that counts steps, or on its class; or hooked.
         optimizer.step()
 
 

@@ -190,6 +190,28 @@ def test_transforms_give_what_autograd_gives(statistic, kind: str) -> None:
     torch.testing.assert_close(torch.autograd.grad(plain, [x, z], seed), slopes(seed), rtol=1e-11, atol=1e-14)
 
 
+def test_a_wide_batch_is_what_a_narrow_one_is() -> None:
+    # Many rows are left to torch, few to NumPy: four copies of every row keep the statistic as it is.
+    x, z = _normal(160, 3), _normal(160, 2, seed=1)
+    release = z.clone().requires_grad_()
+    few = distance_correlation(x, release)
+    many = z.repeat(4, 1).requires_grad_()
+    alike = distance_correlation(x.repeat(4, 1), many)
+    torch.testing.assert_close(alike, few, rtol=1e-12, atol=0)
+    narrow, wide = torch.autograd.grad(few, release)[0], torch.autograd.grad(alike, many)[0]
+    torch.testing.assert_close(wide.view(4, 160, 2).sum(0), narrow, rtol=1e-10, atol=1e-15)
+
+
+def test_tiny_numbers_and_another_default_device() -> None:
+    x, z = _normal(8, 3), _normal(8, 2, seed=1)
+    assert float(distance_correlation(1e-157 * x, 1e-157 * z)) == pytest.approx(float(distance_correlation(x, z)))
+    release = z.requires_grad_()
+    with torch.device("meta"):
+        value = distance_correlation(x, release)
+    assert value.device.type == "cpu"
+    value.backward()
+
+
 def test_nan_is_not_hidden_and_one_row_is_constant() -> None:
     x, z = _normal(6, 3, dtype=torch.float32), _normal(6, 3, seed=1, dtype=torch.float32)
     z[2, 1] = math.nan

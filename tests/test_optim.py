@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import re
 from typing import Any
@@ -135,6 +136,23 @@ def test_a_scheduler_sees_the_steps(recwarn: pytest.WarningsRecorder) -> None:
     # Without a step before it, the scheduler would have warned.
     assert not recwarn.list
     assert optimizer.param_groups[0]["lr"] == 0.05
+
+
+def test_a_step_replaced_on_the_class_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, called = nn.Parameter(torch.ones(3)), []
+    optimizer, _ = Optim("SGD", {"lr": 0.1}).build([weight])
+    former = torch.optim.SGD.step
+
+    @functools.wraps(former)
+    def counting(self: torch.optim.SGD) -> None:
+        called.append(True)
+        former(self)
+
+    monkeypatch.setattr(torch.optim.SGD, "step", counting)
+    weight.grad = torch.ones(3)
+    take_step(optimizer)
+    assert called == [True]
+    assert torch.equal(weight, torch.full((3,), 0.9))
 
 
 @pytest.mark.parametrize("where", ["own pre", "own post", "global pre", "global post"])

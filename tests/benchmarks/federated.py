@@ -251,6 +251,9 @@ def main(names: list[str]) -> None:
         accuracy = trained(names[1], as_pfllib(20, seed=int(names[2])), int(names[2])).accuracy
         print(f"{names[1]}, seed {names[2]}: accuracy {accuracy:.4f}", flush=True)
         return
+    for name in names:
+        if name not in BARE:
+            raise SystemExit(f"no bare loop of {name!r}; there are {', '.join(BARE)}")
     for name in names or BARE:
         found = ratio(name)
         print(
