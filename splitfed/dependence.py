@@ -135,21 +135,19 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, z: Tensor, form: Form) -> Tensor:
-        wanted = [side for side in (0, 1) if ctx.needs_input_grad[side]]
-        value, weights, rows = _evaluated(x, z, form, wanted, plain=x.device.type == "cpu" and len(x) <= _SMALL)
-        ctx.save_for_backward(*weights, *(rows[side] for side in wanted))
+        ctx.wanted = [side for side in (0, 1) if ctx.needs_input_grad[side]]
+        value, weights, rows = _evaluated(x, z, form, ctx.wanted, plain=x.device.type == "cpu" and len(x) <= _SMALL)
+        ctx.save_for_backward(*weights, *(rows[side] for side in ctx.wanted))
         return value
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        saved, found = list(ctx.saved_tensors), [None, None]
-        for side in (1, 0):
-            if ctx.needs_input_grad[side]:
-                rows = saved.pop()
-                found[side] = (saved[len(saved) // 2] * gradient) @ rows
-                del saved[len(saved) // 2]
-        return found[0], found[1], None
+        saved, many = ctx.saved_tensors, len(ctx.wanted)
+        found: dict[int, Tensor] = {}
+        for side, weights, rows in zip(ctx.wanted, saved[:many], saved[many:], strict=True):
+            found[side] = (weights * gradient) @ rows
+        return found.get(0), found.get(1), None
 
 
 class _Stackable(torch.autograd.Function):
