@@ -10,7 +10,7 @@ import pytest
 from tests.papers import hybrids
 from tests.papers.hybrid_leaks import answered_by
 from tests.papers.hybrid_runs import ALONE, HYBRIDS, SETTINGS, SHARING, Arm, Setting, federation, plain_of, train
-from tests.papers.hybrids import ARMS, SEEDS, measure, paired, show, signed, verdict
+from tests.papers.hybrids import ARMS, SEEDS, change, measure, paired, show, verdict
 
 TINY = {
     "few": Setting(200, 2, 5.0, 0.5, 30, 20, 1, 16),
@@ -82,8 +82,8 @@ def test_gains_are_paired_by_seed() -> None:
     )
     assert verdict([-1.0, -1.2, -0.9]) == "Worse than"
     # Two values 1 and 2: 1.5, and 12.706 times the error of .5.
-    assert signed([1.0, 2.0]) == "+1.5 (-4.9 to 7.9)"
-    assert signed([]) == "not measured"
+    assert change([1.0, 2.0]) == "+1.5 (-4.9 to 7.9)"
+    assert change([]) == "not measured"
 
 
 def entry(union: float, mebibytes: float) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from splitfed.federated import FML
 from splitfed.intervals import mean_interval
 from tests.papers.hybrid_leaks import leaks, private_scores
 from tests.papers.hybrid_runs import ALONE, HYBRIDS, PLAIN, SETTINGS, SHARING, Arm, Setting, plain_of, train
-from tests.papers.table import Cell, Measured, Table, markdown, mean
+from tests.papers.table import Cell, Measured, Table, markdown, mean, signed
 
 SEEDS = (0, 1, 2, 3, 4)
 ARMS = (*ALONE.values(), *PLAIN, *HYBRIDS, SHARING)
@@ -71,7 +71,7 @@ def _lines(done: Measured, arm: Arm, where: str) -> list[list[str]]:
         figure = f"{answer} {where}".strip()
         line = [f"{arm.name}, {answer}" if answer else arm.name]
         line += [_mean(alone, where), _mean(plain, where), _mean(hybrid, figure)]
-        line += [signed(paired(hybrid, figure, other, where)) for other in (alone, plain)]
+        line += [change(paired(hybrid, figure, other, where)) for other in (alone, plain)]
         if where == "union":
             line += ["as above" if answer else _attacks(arm, hybrid), _added(hybrid, plain)]
         lines.append(line)
@@ -120,8 +120,8 @@ def _split_leaks(done: Measured) -> str:
         if hybrid and plain:
             line = [arm.name]
             for figure in ("membership", "cut ssim"):
-                change = signed(paired(hybrid, figure, plain, figure), 3)
-                line += [_mean(plain, figure, 3), _mean(hybrid, figure, 3), change]
+                moved = change(paired(hybrid, figure, plain, figure), 3)
+                line += [_mean(plain, figure, 3), _mean(hybrid, figure, 3), moved]
             lines.append([*line, _mean(plain, "cut blind", 3)])
     head = [
         "hybrid",
@@ -143,7 +143,7 @@ def _sharing(done: Measured) -> str:
     if not other or not hybrid:
         return ""
     told = [
-        f"on {rows} {_mean(other, where)}, which MAFML changes by {signed(paired(hybrid, where, other, where))}"
+        f"on {rows} {_mean(other, where)}, which MAFML changes by {change(paired(hybrid, where, other, where))}"
         for where, rows in WHERE.items()
     ]
     return f"The same split, others' public rows trained on as one's own (`aggregation`): {'; '.join(told)}."
@@ -164,9 +164,9 @@ def verdict(gains: Sequence[float]) -> str:
     return "Worse than" if found.high < 0 else "Not settled against"
 
 
-def signed(gains: Sequence[float], digits: int = 1) -> str:
-    """Return the mean of `gains` with its sign and its interval."""
-    return _text(gains, lambda found: f"{'+' if sum(found) > 0 else ''}{mean(found, digits)}")
+def change(gains: Sequence[float], digits: int = 1) -> str:
+    """Return the mean of `gains` with its sign and its interval, or that there are none."""
+    return _text(gains, lambda found: signed(found, digits))
 
 
 def _text(values: Sequence[float], of: Any) -> str:
