@@ -303,6 +303,13 @@ class Defense:
         """Return a scalar to add to this party's loss; `z`: all that leaves on the edge, (batch, ...)."""
         return None
 
+    def slope(self, z: Tensor, context: Context) -> Tensor | None:
+        """Return the gradient of `penalty` in `z`, of its shape, where there is a shorter way to it than autograd's.
+
+        The party then asks for no penalty. None: it does.
+        """
+        return None
+
     def penalty_at_receiver(self, context: Context) -> Tensor | None:
         """Return a scalar to add to the loss of the party that has read what came on the edge; `context` is its own."""
         return None

@@ -13,9 +13,9 @@ batch of images the biased form is near 1 even for independent data (784 against
 Deviations: where a denominator is zero up to rounding (a constant argument) the value is 0 and so is the
 gradient; a biased squared correlation within rounding of zero counts as 0, because its root has no finite slope
 there. float64 distances are exact to rounding; float32 ones come from one Gram matrix, several times faster on
-wide rows, and take two rows closer than about .002 of their distance to the mean for equal rows. NaN in, NaN
-out. Halves are computed in float32, whole numbers in float64, and both in float64 if one is. Gradients are of
-first order only.
+wide rows, and take two rows closer than about .002 of their distance to the mean for equal rows (.01 where wide
+rows have a mean 5 times as long as that distance; a longer one is taken out first). NaN in, NaN out. Halves are
+computed in float32, whole numbers in float64, and both in float64 if one is. Gradients are of first order only.
 """
 
 from __future__ import annotations
@@ -37,8 +37,11 @@ Number = Any  # a float, or a tensor of one number
 Centering = Callable[[Array], tuple[Array, Array]]
 
 _GRAM_ERROR = 16  # relative error of a squared Gram distance, in units of float eps
+_FAR = 32  # from which squared distance to the origin, in units of that to the mean, the mean is taken out first
+_WIDE = 1 << 15  # numbers up to which it is taken out at once
 _CENTERING_ERROR = 64  # relative error of a centred distance, in units of float eps
 _EPS = {kind: torch.finfo(kind).eps for kind in (torch.float32, torch.float64)}
+_HUGE = 1e30  # sum of squares up to which nothing overflows
 _SMALL = 512  # rows up to which NumPy, on its one thread, is faster than torch on the CPU
 _CHUNK = 1 << 22  # permuted distances held at a time
 
@@ -46,12 +49,13 @@ _CHUNK = 1 << 22  # permuted distances held at a time
 class Form(NamedTuple):
     """Which statistic: how distances are centred, whether the matrices are scaled to norm 1, whether a root is taken.
 
-    Without the scaling it is a mean over the n² pairs.
+    Without the scaling it is a mean over the n² pairs. `least`: the rows that it needs.
     """
 
     center: Centering
     unit: bool = True
     root: bool = False
+    least: int = 1
 
 
 class PermutationTest(NamedTuple):
@@ -72,12 +76,12 @@ def distance_correlation_sqr(x: Tensor, z: Tensor) -> Tensor:
 
     Differentiable in both arguments; an argument that needs no gradient costs no backward pass.
     """
-    return _product(x, z, Form(_doubly_centered))
+    return _product(x, z, _FORMS["distance_correlation_sqr"])
 
 
 def distance_correlation(x: Tensor, z: Tensor) -> Tensor:
     """Return the biased distance correlation, a scalar in [0, 1]: the root of `distance_correlation_sqr`."""
-    return _product(x, z, Form(_doubly_centered, root=True))
+    return _product(x, z, _FORMS["distance_correlation"])
 
 
 def u_distance_correlation_sqr(x: Tensor, z: Tensor) -> Tensor:
@@ -85,7 +89,18 @@ def u_distance_correlation_sqr(x: Tensor, z: Tensor) -> Tensor:
 
     Signed, so no root is taken. Raises `InvalidInput` for fewer than 4 rows.
     """
-    return _product(x, z, Form(_u_centered), least=4)
+    return _product(x, z, _FORMS["u_distance_correlation_sqr"])
+
+
+def slope(x: Tensor, z: Tensor, statistic: Statistic, factor: float = 1.0) -> Tensor:
+    """Return `factor` times the gradient of `statistic` in `z`: what autograd finds, at less cost.
+
+    In the shape and type of `z`, attached to no graph.
+    """
+    form = _FORMS[statistic]
+    _, (weights,), (_, rows) = _evaluated(*_rows(x.detach(), z.detach(), form.least), form, (1,), factor=factor)
+    found = _matmul(weights if isinstance(weights, Tensor) else torch.from_numpy(weights), rows)
+    return found if found.shape == z.shape and found.dtype == z.dtype else found.reshape(z.shape).to(z.dtype)
 
 
 @torch.no_grad()
@@ -107,11 +122,10 @@ def permutation_test(
     for name, value in (("x", x), ("z", z)):
         if not bool(torch.isfinite(value).all()):
             raise InvalidInput(f"{name} holds a value that is not finite; expected finite numbers")
-    unbiased = statistic == "u_distance_correlation_sqr"
-    center = _u_centered if unbiased else _doubly_centered
-    distances = _distances(*_rows(x.double(), z.double(), least=4 if unbiased else 1))[0]
+    form = _FORMS[statistic]
+    distances, _ = _distances(*_rows(x.double(), z.double(), form.least))
     n, dtype = distances.shape[-1], distances.dtype
-    centered, means = center(distances)
+    centered, means = form.center(distances)
     u, v = (m * _to_unit((m * m).sum(), n * mean, dtype) for m, mean in zip(centered, means, strict=True))
     n, device = len(u), generator.device
     orders = [torch.randperm(n, generator=generator, device=device) for _ in range(permutations)]
@@ -121,7 +135,7 @@ def permutation_test(
     value = (u * v).sum()
     # Shuffles that only swap equal rows tie with the statistic, up to rounding: they count as reaching it.
     reached = int((null >= value - 1e-12).sum())
-    if statistic == "distance_correlation":
+    if form.root:
         value, null = _root(value, dtype)[0], _root(null, dtype)[0]
     return PermutationTest(float(value), null.cpu(), (1 + reached) / (1 + permutations))
 
@@ -136,7 +150,9 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, z: Tensor, form: Form) -> Tensor:
         ctx.wanted = [side for side in (0, 1) if ctx.needs_input_grad[side]]
-        value, weights, rows = _evaluated(x, z, form, ctx.wanted, plain=x.device.type == "cpu" and len(x) <= _SMALL)
+        value, weights, rows = _evaluated(x, z, form, ctx.wanted)
+        if not isinstance(value, Tensor):
+            value, weights = torch.tensor(value, dtype=x.dtype, device=x.device), [torch.from_numpy(w) for w in weights]
         ctx.save_for_backward(*weights, *(rows[side] for side in ctx.wanted))
         return value
 
@@ -157,7 +173,7 @@ class _Stackable(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, z: Tensor, form: Form) -> tuple[Tensor, ...]:
-        value, weights, rows = _evaluated(x, z, form, (0, 1))
+        value, weights, rows = _evaluated(x, z, form, (0, 1), short=False)
         return value, *weights, *rows
 
     @staticmethod
@@ -173,42 +189,40 @@ class _Stackable(torch.autograd.Function):
 
 
 def _evaluated(
-    x: Tensor, z: Tensor, form: Form, wanted: Sequence[int], plain: bool = False
-) -> tuple[Tensor, list[Tensor], tuple[Tensor, Tensor]]:
+    x: Tensor, z: Tensor, form: Form, wanted: Sequence[int], short: bool = True, factor: float = 1.0
+) -> tuple[Number, list[Array], Sequence[Tensor]]:
     """Return the statistic, and of each of the `wanted` sides what times its rows is the gradient; then all rows.
 
     With the scaled matrices A and B it is their inner product. Its slope in A is B, or, with A at norm 1, what
-    of B is orthogonal to A; a root multiplies that by its own.
+    of B is orthogonal to A; a root multiplies that by its own. `factor` multiplies the gradients alone. `short`: value
+    and gradients are NumPy's where that is shorter.
     """
-    with np.errstate(all="ignore"):
-        distances, *rows = _distances(x, z, plain)
-        centered, means = form.center(distances)
-        n, product = distances.shape[-1], (centered[0] * centered[1]).sum()
-        factors: list[Number] = [1 / n, 1 / n]
+    distances, rows = (_distances_in_numpy(x, z) if short else None) or _distances(x, z)
+    centered, means = form.center(distances)
+    n, product = distances.shape[-1], (centered[0] * centered[1]).sum()
+    factors: list[Number] = [1 / n, 1 / n]
+    if form.unit:
+        squares = (centered * centered).sum((-2, -1))
+        if isinstance(distances, np.ndarray):
+            product, squares, means = float(product), squares.tolist(), means.tolist()
+        factors = [_to_unit(square, n * mean, x.dtype) for square, mean in zip(squares, means, strict=True)]
+    inner = product * factors[0] * factors[1]
+    value, rise = _root(inner, x.dtype) if form.root else (inner, 1.0)
+    weights = []
+    for own in wanted:
+        # Both centrings are orthogonal projections, so they leave the gradients as they are.
+        direction = centered[1 - own] * factors[1 - own]
         if form.unit:
-            squares = (centered * centered).sum((-2, -1))
-            if plain:
-                product, squares, means = float(product), squares.tolist(), means.tolist()
-            factors = [_to_unit(square, n * mean, x.dtype) for square, mean in zip(squares, means, strict=True)]
-        inner = product * factors[0] * factors[1]
-        value, slope = _root(inner, x.dtype) if form.root else (inner, 1.0)
-        weights = []
-        for own in wanted:
-            # Both centrings are orthogonal projections, so they leave the gradients as they are.
-            direction = centered[1 - own] * factors[1 - own]
-            if form.unit:
-                direction -= centered[own] * (inner * factors[own])
-            weights.append(_laplacian(direction, distances[own], -2 * slope * factors[own]))
-    if plain:
-        value, weights = torch.tensor(value, dtype=x.dtype, device=x.device), [torch.from_numpy(w) for w in weights]
-    return value, weights, (rows[0], rows[1])
+            direction -= centered[own] * (inner * factors[own])
+        weights.append(_laplacian(direction, distances[own], -2 * factor * rise * factors[own]))
+    return value, weights, rows
 
 
-def _product(x: Tensor, z: Tensor, form: Form, least: int = 1) -> Tensor:
+def _product(x: Tensor, z: Tensor, form: Form) -> Tensor:
     if not torch.is_grad_enabled():
         # Otherwise the gradient would be made along with the value.
         x, z = x.detach(), z.detach()
-    given = (*_rows(x, z, least), form)
+    given = (*_rows(x, z, form.least), form)
     try:
         value: Tensor = _Product.apply(*given)  # type: ignore[no-untyped-call]
     except RuntimeError:
@@ -220,7 +234,7 @@ def _product(x: Tensor, z: Tensor, form: Form, least: int = 1) -> Tensor:
 def _rows(x: Tensor, z: Tensor, least: int) -> tuple[Tensor, Tensor]:
     """Check the pair and return both as (n, d) in float32 or float64."""
     for name, value in (("x", x), ("z", z)):
-        if value.dim() == 0 or value.numel() == 0 or value.is_complex():
+        if 0 in (value.dim(), value.numel()) or value.is_complex():
             raise InvalidInput(f"{name} is {value.dtype} of shape {tuple(value.shape)}; expected real (n, ...)")
     if len(x) != len(z) or len(x) < least:
         raise InvalidInput(f"x has {len(x)} rows and z has {len(z)}; expected equal numbers, at least {least}")
@@ -235,30 +249,52 @@ def _rows(x: Tensor, z: Tensor, least: int) -> tuple[Tensor, Tensor]:
     return x.to(wanted), z.to(wanted)
 
 
-def _distances(x: Tensor, z: Tensor, plain: bool = False) -> tuple[Array, Tensor, Tensor]:
+def _distances(x: Tensor, z: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
     """(n, d) and (n, e) -> Euclidean distances (2, n, n), and the rows of both less their mean."""
-    # Far from the origin the Gram matrix would lose every digit: the mean goes first.
+    # Far from the origin a Gram matrix would lose every digit: the mean goes first.
     rows = [part - part.mean(0) for part in (x, z)]
     if x.dtype == torch.float64:
-        both = [torch.cdist(part, part, compute_mode="donot_use_mm_for_euclid_dist") for part in (x, z)]
-        distances = torch.stack(both)
-        return distances.numpy() if plain else distances, rows[0], rows[1]
-    grams = [_gram(part) for part in rows]
-    products: Array = np.stack([gram.numpy() for gram in grams]) if plain else torch.stack(grams)
+        both = [torch.cdist(part, part, compute_mode="donot_use_mm_for_euclid_dist") for part in rows]
+        return torch.stack(both), rows
+    return _from_grams(torch.stack([_matmul(part, part.T) for part in rows]), x.dtype) ** 0.5, rows
+
+
+def _distances_in_numpy(x: Tensor, z: Tensor) -> tuple[Array, Sequence[Tensor]] | None:
+    """The same of few rows of float32 on the CPU; None where NumPy would take longer, warn, or lose digits.
+
+    The mean of wide rows stays in: to take it out costs as much as all that is small.
+    """
+    if not x.is_cpu or x.dtype != torch.float32 or len(x) > _SMALL:
+        return None
+    rows = [part if part.numel() > _WIDE else part - part.mean(0) for part in (x, z)]
+    products = np.array([_matmul(part, part.T).numpy() for part in rows])
+    reaches = products.diagonal(0, 1, 2).sum(1).tolist()
+    # Of what is not finite no such comparison is true.
+    if not all(reach < _HUGE for reach in reaches):
+        return None
+    squared = _from_grams(products, x.dtype)
+    for reach, spread in zip(reaches, squared.sum((1, 2)).tolist(), strict=True):
+        if 2 * len(x) * reach > _FAR * spread:
+            return None
+    return squared**0.5, rows
+
+
+def _from_grams(products: Array, dtype: torch.dtype) -> Array:
+    """Return the squared distances of the rows whose inner products these are, (2, n, n)."""
     norms = products.diagonal(0, 1, 2)
     norms = norms[:, :, None] + norms[:, None, :]
     squared = norms - 2 * products
-    squared *= squared > norms * (_GRAM_ERROR * _EPS[x.dtype])
-    return squared**0.5, rows[0], rows[1]
+    squared *= squared > norms * (_GRAM_ERROR * _EPS[dtype])
+    return squared
 
 
-def _gram(rows: Tensor) -> Tensor:
-    """(n, d) -> inner products of all rows, (n, n)."""
-    if not torch.is_autocast_enabled(rows.device.type):
-        return rows @ rows.T
-    # It would take them in half precision, where their differences are noise.
-    with torch.autocast(rows.device.type, enabled=False):
-        return rows @ rows.T
+def _matmul(a: Tensor, b: Tensor) -> Tensor:
+    """The product of two matrices, in their own precision."""
+    if not torch.is_autocast_enabled(a.device.type):
+        return a @ b
+    # It would be taken in half precision, where differences are noise.
+    with torch.autocast(a.device.type, enabled=False):
+        return a @ b
 
 
 def _laplacian(direction: Array, distances: Array, factor: Number) -> Array:
@@ -308,3 +344,10 @@ def _where(condition: Any, yes: float, no: Number) -> Number:
     if isinstance(no, Tensor):
         return torch.where(condition, yes, no)
     return yes if condition else no
+
+
+_FORMS: dict[Statistic, Form] = {
+    "u_distance_correlation_sqr": Form(_u_centered, least=4),
+    "distance_correlation_sqr": Form(_doubly_centered),
+    "distance_correlation": Form(_doubly_centered, root=True),
+}

@@ -113,8 +113,7 @@ class Party(Belongings):
         if self._task_weight is not None:
             epoch = stamp.epoch if tape.counts_as is None else tape.counts_as
             scale = head.weight * self._task_weight(epoch) * tape.scale * tape.task
-        # Multiplying by one would change nothing but cost a node in the graph.
-        tape.losses.setdefault(segment, []).append(value if scale == 1.0 else value * scale)
+        tape.add(segment, value, scale)
         return value.detach()
 
     def backpropagate(
@@ -278,14 +277,22 @@ class Party(Belongings):
         for guard in port.guards:
             context = self._context(duty, port, guard.position, tape, stamp)
             if self._training:
-                penalty = guard.defense.penalty(_joined(list(values.values())), context)
-                if penalty is not None:
-                    tape.losses.setdefault(duty.segment, []).append(penalty * (guard.share * tape.scale))
+                self._add_penalty(duty.segment, guard, _joined(list(values.values())), context, tape)
             values = {name: guard.defense.release(name, z, context) for name, z in values.items()}
             if "activation" in guard.counts:
                 self._count(port.edge, guard, tape, stamp, len(values))
         tape.sent[port.edge] = values
         return {name: z.detach() for name, z in values.items()}
+
+    def _add_penalty(self, segment: str, guard: Guard, z: Tensor, context: Context, tape: Tape) -> None:
+        """Add what a defense wants of `z`, which leaves, to the segment's losses, or to what goes back through it."""
+        slope, weight = guard.defense.slope(z, context), guard.share * tape.scale
+        if slope is not None:
+            tape.returned.setdefault(segment, []).append((z, slope if weight == 1.0 else slope * weight))
+            return
+        penalty = guard.defense.penalty(z, context)
+        if penalty is not None:
+            tape.add(segment, penalty, weight)
 
     def _add_penalties(self, duty: Duty, tape: Tape, stamp: Stamp) -> None:
         """Add what the defenses of the edges that a segment has read want at this end to its losses."""
@@ -294,7 +301,7 @@ class Party(Belongings):
                 context = self._context(duty, port, guard.position, tape, stamp)
                 penalty = guard.defense.penalty_at_receiver(context)
                 if penalty is not None:
-                    tape.losses.setdefault(duty.segment, []).append(penalty * (guard.share * tape.scale))
+                    tape.add(duty.segment, penalty, guard.share * tape.scale)
 
     def _returned(self, duty: Duty, tape: Tape, stamp: Stamp, peers: Mapping[str, str]) -> list[Message]:
         """Return the gradients of what the segment has read: kept for the party's own segments, sent to others."""

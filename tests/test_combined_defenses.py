@@ -39,7 +39,7 @@ from splitfed.schedules.base import Training
 from splitfed.seeding import generator, stream
 from splitfed.task import binary
 from splitfed.topologies import u_shaped, vanilla, vertical
-from tests.zoo import toy_data
+from tests.zoo import SmallUNet, engine_of, images, toy_data
 
 
 @dataclass(frozen=True)
@@ -185,6 +185,36 @@ def test_a_penalty_changes_what_is_learnt_and_no_promise() -> None:
     assert both.ledger == alone.ledger
     first, second = (run.engine.party(0, "client").contents() for run in (alone, both))
     assert max(float((first[n] - second[n]).abs().max()) for n in first) > 1e-4
+
+
+@dataclass(frozen=True)
+class Energy(Defense):
+    """The sum of squares of what leaves, with its gradient left to autograd or written out."""
+
+    written: bool = False
+
+    def penalty(self, z: Tensor, context: Context) -> Tensor | None:
+        assert not self.written, "asked for what the slope has told"
+        return 0.01 * z.square().sum()
+
+    def slope(self, z: Tensor, context: Context) -> Tensor | None:
+        return 0.02 * z.detach() if self.written else None
+
+
+def test_a_penalty_with_its_slope_written_out_trains_alike() -> None:
+    """Behind a defense that changes what leaves, on edges of several values, each with its share of the penalty."""
+
+    def weights(*guards: Defense) -> dict[str, Tensor]:
+        torch.manual_seed(0)
+        topology, (x, y) = u_shaped(SmallUNet().double(), ("pool1", "up2")), images(16)
+        engine = engine_of(topology, x.double(), y, optim=sf.Optim("SGD", {"lr": 0.1}), defenses=guards)
+        engine.train(0, 0, list(torch.arange(16).split(8)))
+        return topology.state_dict(engine.modules(0))
+
+    asked, told, plain = (weights(Times(factor=0.5), *more) for more in ([Energy()], [Energy(written=True)], []))
+    for name, value in asked.items():
+        torch.testing.assert_close(told[name], value, rtol=0, atol=1e-13)
+    assert max(float((plain[name] - value).abs().max()) for name, value in asked.items()) > 1e-3
 
 
 def test_a_penalty_sees_what_defenses_before_it_made() -> None:

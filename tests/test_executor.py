@@ -36,6 +36,9 @@ class Spoils(Defense):
     def penalty(self, z: Tensor, context: Context) -> Tensor | None:
         return (z * self.value).sum() if self.where == "penalty" else None
 
+    def slope(self, z: Tensor, context: Context) -> Tensor | None:
+        return torch.full_like(z, self.value) if self.where == "slope" else None
+
     def _spoil(self, t: Tensor) -> Tensor:
         spoilt = torch.zeros_like(t)
         spoilt[2] = self.value
@@ -68,9 +71,10 @@ def test_a_gradient_names_parties_edge_and_step() -> None:
     stops(engine, "gradient 'conv' from 'server' to 'client0' on edge 'bottom->top' is not finite at epoch 4")
 
 
-def test_a_penalty_is_caught_before_it_reaches_the_weights() -> None:
+@pytest.mark.parametrize("where", ["penalty", "slope"])
+def test_a_penalty_is_caught_before_it_reaches_the_weights(where: str) -> None:
     """It joins the client's loss and never crosses."""
-    engine = engine_of(vanilla(InPlaceAfterCut(), "conv"), *images(8), defenses=[Spoils(where="penalty")])
+    engine = engine_of(vanilla(InPlaceAfterCut(), "conv"), *images(8), defenses=[Spoils(where=where)])
     stops(engine, "client0")
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from splitfed.courses import Course, number_at, number_or_course, numbers_of
 from splitfed.defense import Context, Defense
-from splitfed.dependence import distance_correlation, u_distance_correlation_sqr
+from splitfed.dependence import Statistic, distance_correlation, slope, u_distance_correlation_sqr
 from splitfed.errors import unknown
 
 STATISTICS = ("biased", "unbiased")
@@ -60,8 +60,16 @@ class DistanceCorrelation(Defense):
 
     def penalty(self, z: Tensor, context: Context) -> Tensor:
         """Return alpha times the distance correlation of this batch's raw inputs and all that leaves on the edge."""
-        own = context.inputs or {name: x.detach() for name, x in context.arrived.items()}
-        raw = list(own.values())
-        x = raw[0] if len(raw) == 1 else torch.cat([value.reshape(len(value), -1) for value in raw], 1)
         measure = distance_correlation if self.statistic == "biased" else u_distance_correlation_sqr
-        return number_at(self.alpha, context.epoch) * measure(x, z)
+        return number_at(self.alpha, context.epoch) * measure(_raw(context), z)
+
+    def slope(self, z: Tensor, context: Context) -> Tensor:
+        """Return its gradient in `z`, (batch, ...)."""
+        name: Statistic = "distance_correlation" if self.statistic == "biased" else "u_distance_correlation_sqr"
+        return slope(_raw(context), z, name, number_at(self.alpha, context.epoch))
+
+
+def _raw(context: Context) -> Tensor:
+    """Return what the release may not tell of: the party's raw inputs or, if it has none, what it has received."""
+    raw = list(context.inputs.values()) or [x.detach() for x in context.arrived.values()]
+    return raw[0] if len(raw) == 1 else torch.cat([value.reshape(len(value), -1) for value in raw], 1)
