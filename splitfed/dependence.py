@@ -211,10 +211,11 @@ def _evaluated(
     weights = []
     for own in wanted:
         # Both centrings are orthogonal projections, so they leave the gradients as they are.
-        direction = centered[1 - own] * factors[1 - own]
+        scale = -2 * factor * rise * factors[own]
+        direction = centered[1 - own] * (scale * factors[1 - own])
         if form.unit:
-            direction -= centered[own] * (inner * factors[own])
-        weights.append(_laplacian(direction, distances[own], -2 * factor * rise * factors[own]))
+            direction -= centered[own] * (scale * inner * factors[own])
+        weights.append(_laplacian(direction, distances[own]))
     return value, weights, rows
 
 
@@ -297,9 +298,9 @@ def _matmul(a: Tensor, b: Tensor) -> Tensor:
         return a @ b
 
 
-def _laplacian(direction: Array, distances: Array, factor: Number) -> Array:
+def _laplacian(direction: Array, distances: Array) -> Array:
     """Take a gradient back from distances: what times the rows is theirs. The slope is 0 where a distance is 0."""
-    weights = direction * (distances > 0) / (distances + (distances == 0)) * factor
+    weights = direction * (distances > 0) / (distances + (distances == 0))
     sums, n = weights.sum(1), len(weights)
     if isinstance(weights, Tensor):
         weights.diagonal().sub_(sums)
