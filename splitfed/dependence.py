@@ -99,8 +99,8 @@ def slope(x: Tensor, z: Tensor, statistic: Statistic, factor: float = 1.0) -> Te
     """
     form = _FORMS[statistic]
     _, (weights,), (_, rows) = _evaluated(*_rows(x.detach(), z.detach(), form.least), form, (1,), factor=factor)
-    found = _matmul(weights if isinstance(weights, Tensor) else torch.from_numpy(weights), rows)
-    return found if found.shape == z.shape and found.dtype == z.dtype else found.reshape(z.shape).to(z.dtype)
+    found = _matmul(weights if isinstance(weights, Tensor) else torch.from_numpy(weights), rows).view_as(z)
+    return found if found.dtype == z.dtype else found.to(z.dtype)
 
 
 @torch.no_grad()
@@ -237,12 +237,13 @@ def _rows(x: Tensor, z: Tensor, least: int) -> tuple[Tensor, Tensor]:
     for name, value in (("x", x), ("z", z)):
         if 0 in (value.dim(), value.numel()) or value.is_complex():
             raise InvalidInput(f"{name} is {value.dtype} of shape {tuple(value.shape)}; expected real (n, ...)")
-    if len(x) != len(z) or len(x) < least:
-        raise InvalidInput(f"x has {len(x)} rows and z has {len(z)}; expected equal numbers, at least {least}")
+    n = x.shape[0]
+    if n != z.shape[0] or n < least:
+        raise InvalidInput(f"x has {n} rows and z has {len(z)}; expected equal numbers, at least {least}")
     if x.device != z.device:
         raise InvalidInput(f"x is on {x.device} and z on {z.device}; expected one device")
     # What is as it should be stays as it is: a view of it would be a step more on the way back.
-    x, z = (t if t.dim() == 2 else t.reshape(len(t), -1) for t in (x, z))
+    x, z = (t if t.dim() == 2 else t.reshape(n, -1) for t in (x, z))
     if x.dtype == z.dtype == torch.float32:
         return x, z
     exact = any(t.dtype == torch.float64 or not t.is_floating_point() for t in (x, z))
@@ -265,7 +266,8 @@ def _distances_in_numpy(x: Tensor, z: Tensor) -> tuple[Array, Sequence[Tensor]] 
 
     The mean of wide rows stays in: to take it out costs as much as all that is small.
     """
-    if not x.is_cpu or x.dtype != torch.float32 or len(x) > _SMALL:
+    n = x.shape[0]
+    if n > _SMALL or x.dtype != torch.float32 or not x.is_cpu:
         return None
     rows = [part if part.numel() > _WIDE else part - part.mean(0) for part in (x, z)]
     products = np.array([_matmul(part, part.T).numpy() for part in rows])
@@ -275,7 +277,7 @@ def _distances_in_numpy(x: Tensor, z: Tensor) -> tuple[Array, Sequence[Tensor]] 
         return None
     squared = _from_grams(products, x.dtype)
     for reach, spread in zip(reaches, squared.sum((1, 2)).tolist(), strict=True):
-        if 2 * len(x) * reach > _FAR * spread:
+        if 2 * n * reach > _FAR * spread:
             return None
     return squared**0.5, rows
 
