@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -76,6 +76,15 @@ class Context:
 
     def _words(self, value: str) -> tuple[str | int, ...]:
         return ("defense", self.position, self.party, self.edge, value, *self.stamp)
+
+
+class Slope(NamedTuple):
+    """A penalty told by its gradient in `z`, of its shape, where there is a shorter way to it than autograd's.
+
+    For a penalty that reaches the weights through `z` alone.
+    """
+
+    gradient: Tensor
 
 
 @dataclass(frozen=True)
@@ -287,7 +296,10 @@ class Defense:
         return None
 
     def release(self, name: str, z: Tensor, context: Context) -> Tensor:
-        """Return what leaves in place of `z`: (batch, ...), attached to its graph; called in every phase."""
+        """Return what leaves in place of `z`: (batch, ...), attached to its graph; called in every phase.
+
+        `z` itself stays as it is.
+        """
         return z
 
     @property
@@ -299,15 +311,8 @@ class Defense:
         """Return the differentiable release that a white-box adversary would model: the mean over the noise."""
         return self.release(name, z, context)
 
-    def penalty(self, z: Tensor, context: Context) -> Tensor | None:
+    def penalty(self, z: Tensor, context: Context) -> Tensor | Slope | None:
         """Return a scalar to add to this party's loss; `z`: all that leaves on the edge, (batch, ...)."""
-        return None
-
-    def slope(self, z: Tensor, context: Context) -> Tensor | None:
-        """Return the gradient of `penalty` in `z`, of its shape, where there is a shorter way to it than autograd's.
-
-        The party then asks for no penalty. None: it does.
-        """
         return None
 
     def penalty_at_receiver(self, context: Context) -> Tensor | None:

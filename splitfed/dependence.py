@@ -14,7 +14,7 @@ Deviations: where a denominator is zero up to rounding (a constant argument) the
 gradient; a biased squared correlation within rounding of zero counts as 0, because its root has no finite slope
 there. float64 distances are exact to rounding; float32 ones come from one Gram matrix, several times faster on
 wide rows, and take two rows closer than about .002 of their distance to the mean for equal rows (.01 where wide
-rows have a mean 5 times as long as that distance; a longer one is taken out first). NaN in, NaN out. Halves are
+rows have a mean 5.5 times as long as that distance; a longer one is taken out first). NaN in, NaN out. Halves are
 computed in float32, whole numbers in float64, and both in float64 if one is. Gradients are of first order only.
 """
 
@@ -37,11 +37,10 @@ Number = Any  # a float, or a tensor of one number
 Centering = Callable[[Array], tuple[Array, Array]]
 
 _GRAM_ERROR = 16  # relative error of a squared Gram distance, in units of float eps
-_FAR = 32  # from which squared distance to the origin, in units of that to the mean, the mean is taken out first
+_FAR = 32  # squared distance to the origin, in units of that to the mean, from which the mean is taken out
 _WIDE = 1 << 15  # numbers up to which it is taken out at once
 _CENTERING_ERROR = 64  # relative error of a centred distance, in units of float eps
 _EPS = {kind: torch.finfo(kind).eps for kind in (torch.float32, torch.float64)}
-_HUGE = 1e30  # sum of squares up to which nothing overflows
 _SMALL = 512  # rows up to which NumPy, on its one thread, is faster than torch on the CPU
 _CHUNK = 1 << 22  # permuted distances held at a time
 
@@ -144,7 +143,8 @@ class _Product(torch.autograd.Function):
     """The statistic, with its gradient written by hand and made along with it, while all that it needs is at hand.
 
     One matrix product each way, far fewer small operations than autograd would record, and both matrices in one
-    array, so that what is small is done for both at once; on the CPU by NumPy, whose calls cost a fraction of torch's.
+    array, so that what is small is done for both at once; for few rows of float32 on the CPU by NumPy, whose calls cost
+    a fraction of torch's. Wide rows are kept as they came: who changes them before the way back gets autograd's error.
     """
 
     @staticmethod
@@ -162,7 +162,7 @@ class _Product(torch.autograd.Function):
         saved, many = ctx.saved_tensors, len(ctx.wanted)
         found: dict[int, Tensor] = {}
         for side, weights, rows in zip(ctx.wanted, saved[:many], saved[many:], strict=True):
-            found[side] = (weights * gradient) @ rows
+            found[side] = _matmul(weights * gradient, rows)
         return found.get(0), found.get(1), None
 
 
@@ -185,7 +185,7 @@ class _Stackable(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         weights_x, weights_z, rows_x, rows_z = ctx.saved_tensors
-        return (weights_x * gradient) @ rows_x, (weights_z * gradient) @ rows_z, None
+        return _matmul(weights_x * gradient, rows_x), _matmul(weights_z * gradient, rows_z), None
 
 
 def _evaluated(
@@ -197,25 +197,25 @@ def _evaluated(
     of B is orthogonal to A; a root multiplies that by its own. `factor` multiplies the gradients alone. `short`: value
     and gradients are NumPy's where that is shorter.
     """
-    distances, rows = (_distances_in_numpy(x, z) if short else None) or _distances(x, z)
-    centered, means = form.center(distances)
-    n, product = distances.shape[-1], (centered[0] * centered[1]).sum()
-    factors: list[Number] = [1 / n, 1 / n]
-    if form.unit:
-        squares = (centered * centered).sum((-2, -1))
-        if isinstance(distances, np.ndarray):
-            product, squares, means = float(product), squares.tolist(), means.tolist()
-        factors = [_to_unit(square, n * mean, x.dtype) for square, mean in zip(squares, means, strict=True)]
-    inner = product * factors[0] * factors[1]
-    value, rise = _root(inner, x.dtype) if form.root else (inner, 1.0)
-    weights = []
-    for own in wanted:
-        # Both centrings are orthogonal projections, so they leave the gradients as they are.
-        scale = -2 * factor * rise * factors[own]
-        direction = centered[1 - own] * (scale * factors[1 - own])
+    with np.errstate(all="ignore"):
+        distances, rows = (_distances_in_numpy(x, z) if short else None) or _distances(x, z)
+        centered, means = form.center(distances)
+        n, product = distances.shape[-1], (centered[0] * centered[1]).sum()
+        factors: list[Number] = [1 / n, 1 / n]
         if form.unit:
-            direction -= centered[own] * (scale * inner * factors[own])
-        weights.append(_laplacian(direction, distances[own]))
+            squares = (centered * centered).sum((-2, -1))
+            if isinstance(distances, np.ndarray):
+                product, squares, means = float(product), squares.tolist(), means.tolist()
+            factors = [_to_unit(square, n * mean, x.dtype) for square, mean in zip(squares, means, strict=True)]
+        inner = product * factors[0] * factors[1]
+        value, rise = _root(inner, x.dtype) if form.root else (inner, 1.0)
+        weights = []
+        for own in wanted:
+            # Both centrings are orthogonal projections, so they leave the gradients as they are.
+            direction = centered[1 - own] * factors[1 - own]
+            if form.unit:
+                direction -= centered[own] * (inner * factors[own])
+            weights.append(_laplacian(direction, distances[own], -2 * factor * rise * factors[own]))
     return value, weights, rows
 
 
@@ -262,7 +262,7 @@ def _distances(x: Tensor, z: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
 
 
 def _distances_in_numpy(x: Tensor, z: Tensor) -> tuple[Array, Sequence[Tensor]] | None:
-    """The same of few rows of float32 on the CPU; None where NumPy would take longer, warn, or lose digits.
+    """The same of few rows of float32 on the CPU; None where NumPy would take longer or lose digits.
 
     The mean of wide rows stays in: to take it out costs as much as all that is small.
     """
@@ -271,15 +271,12 @@ def _distances_in_numpy(x: Tensor, z: Tensor) -> tuple[Array, Sequence[Tensor]] 
         return None
     rows = [part if part.numel() > _WIDE else part - part.mean(0) for part in (x, z)]
     products = np.array([_matmul(part, part.T).numpy() for part in rows])
-    reaches = products.diagonal(0, 1, 2).sum(1).tolist()
-    # Of what is not finite no such comparison is true.
-    if not all(reach < _HUGE for reach in reaches):
-        return None
     squared = _from_grams(products, x.dtype)
-    for reach, spread in zip(reaches, squared.sum((1, 2)).tolist(), strict=True):
-        if 2 * n * reach > _FAR * spread:
-            return None
-    return squared**0.5, rows
+    sums = squared.sum(2) / n
+    spreads = sums - sums.mean(1)[:, None] / 2
+    # A row is as good as its own distances to origin and mean compare. Of what is not finite nothing is true.
+    near = products.diagonal(0, 1, 2) <= _FAR * spreads
+    return (squared**0.5, rows) if near.all() else None
 
 
 def _from_grams(products: Array, dtype: torch.dtype) -> Array:
@@ -300,9 +297,9 @@ def _matmul(a: Tensor, b: Tensor) -> Tensor:
         return a @ b
 
 
-def _laplacian(direction: Array, distances: Array) -> Array:
+def _laplacian(direction: Array, distances: Array, factor: Number) -> Array:
     """Take a gradient back from distances: what times the rows is theirs. The slope is 0 where a distance is 0."""
-    weights = direction * (distances > 0) / (distances + (distances == 0))
+    weights = direction * (distances > 0) / (distances + (distances == 0)) * factor
     sums, n = weights.sum(1), len(weights)
     if isinstance(weights, Tensor):
         weights.diagonal().sub_(sums)

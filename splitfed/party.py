@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from splitfed.backprop import send_back
 from splitfed.belongings import Belongings
-from splitfed.defense import Context, packed_bytes
+from splitfed.defense import Context, Slope, packed_bytes
 from splitfed.duty import Duty, Guard, Port
+from splitfed.errors import InvalidInput
 from splitfed.graph import Head
 from splitfed.optim import take_step
 from splitfed.seeding import derive, stream, wide_generator
@@ -129,6 +130,10 @@ class Party(Belongings):
         for message in received:
             sent = tape.sent.pop(message.edge)
             pairs.extend([(sent[name], gradient.to(self.device)) for name, gradient in message.tensors.items()])
+        for z, slope, version in tape.slopes.pop(segment, ()):
+            if z._version != version:
+                raise InvalidInput(f"{self.name}: a defense changed in place what leaves {segment!r}; not allowed")
+            pairs.append((z, slope))
         pairs.extend([(loss, None) for loss in tape.losses.pop(segment, ())])
         for z, g in pairs:
             # Segments without weights that read raw data only have nothing to send a gradient to.
@@ -286,12 +291,11 @@ class Party(Belongings):
 
     def _add_penalty(self, segment: str, guard: Guard, z: Tensor, context: Context, tape: Tape) -> None:
         """Add what a defense wants of `z`, which leaves, to the segment's losses, or to what goes back through it."""
-        slope, weight = guard.defense.slope(z, context), guard.share * tape.scale
-        if slope is not None:
-            tape.returned.setdefault(segment, []).append((z, slope if weight == 1.0 else slope * weight))
-            return
-        penalty = guard.defense.penalty(z, context)
-        if penalty is not None:
+        penalty, weight = guard.defense.penalty(z, context), guard.share * tape.scale
+        if isinstance(penalty, Slope):
+            gradient = penalty.gradient if weight == 1.0 else penalty.gradient * weight
+            tape.slopes.setdefault(segment, []).append((z, gradient, z._version))
+        elif penalty is not None:
             tape.add(segment, penalty, weight)
 
     def _add_penalties(self, duty: Duty, tape: Tape, stamp: Stamp) -> None:

@@ -27,7 +27,8 @@ class Batch(NamedTuple):
 class Tape:
     """What a party keeps of one lane between the forward and the backward of a step.
 
-    `rows` only where it counts them: parties share no tensor, and a copy costs as much as a message.
+    `rows` only where it counts them: parties share no tensor, and a copy costs as much as a message. `slopes`: what
+    leaves, the gradient that a defense wants of it, and its version then.
     """
 
     part: str
@@ -42,6 +43,7 @@ class Tape:
     made: dict[str, Tensor] = field(default_factory=dict)
     sent: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     returned: dict[str, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
+    slopes: dict[str, list[tuple[Tensor, Tensor, int]]] = field(default_factory=dict)
     losses: dict[str, list[Tensor]] = field(default_factory=dict)
     taught: bool = False
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import splitfed as sf
 from splitfed.accounting.privacy import compose
 from splitfed.data.federation import Federation
-from splitfed.defense import Context, Defense, packed_bytes
+from splitfed.defense import Context, Defense, Slope, packed_bytes
 from splitfed.defenses import (
     Adversarial,
     DistanceCorrelation,
@@ -193,12 +193,8 @@ class Energy(Defense):
 
     written: bool = False
 
-    def penalty(self, z: Tensor, context: Context) -> Tensor | None:
-        assert not self.written, "asked for what the slope has told"
-        return 0.01 * z.square().sum()
-
-    def slope(self, z: Tensor, context: Context) -> Tensor | None:
-        return 0.02 * z.detach() if self.written else None
+    def penalty(self, z: Tensor, context: Context) -> Tensor | Slope:
+        return Slope(0.02 * z.detach()) if self.written else 0.01 * z.square().sum()
 
 
 def test_a_penalty_with_its_slope_written_out_trains_alike() -> None:
@@ -215,6 +211,19 @@ def test_a_penalty_with_its_slope_written_out_trains_alike() -> None:
     for name, value in asked.items():
         torch.testing.assert_close(told[name], value, rtol=0, atol=1e-13)
     assert max(float((plain[name] - value).abs().max()) for name, value in asked.items()) > 1e-3
+
+
+@dataclass(frozen=True)
+class Halves(Defense):
+    """Halves what leaves, in place; which no defense may."""
+
+    def release(self, name: str, z: Tensor, context: Context) -> Tensor:
+        return z.mul_(0.5)
+
+
+def test_what_a_penalty_has_seen_may_not_be_changed_in_place() -> None:
+    with pytest.raises(InvalidInput, match="client0: a defense changed in place what leaves 'bottom'; not allowed"):
+        trained(DistanceCorrelation(), Halves())
 
 
 def test_a_penalty_sees_what_defenses_before_it_made() -> None:

@@ -128,7 +128,7 @@ def test_root_is_flat_at_exact_independence(dtype: torch.dtype) -> None:
     assert torch.autograd.grad(result, z)[0].tolist() == [0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("offset", [0.0, 2.0, 1e3])
+@pytest.mark.parametrize("offset", [0.0, 2.0, 2.7, 1e3])
 @pytest.mark.parametrize(("n", "wide_x", "wide_z"), [(16, 5, 3), (64, 784, 3136), (65, 3, 50)])
 def test_float32_agrees_with_float64(n: int, wide_x: int, wide_z: int, offset: float) -> None:
     # With the mean of wide rows left in (a little off the origin) and taken out.
@@ -143,6 +143,22 @@ def test_float32_agrees_with_float64(n: int, wide_x: int, wide_z: int, offset: f
         gradient = torch.autograd.grad(value, single)[0].double()
         true_gradient = torch.autograd.grad(exact, double)[0]
         assert (gradient - true_gradient).norm() < 1e-3 * true_gradient.norm()
+
+
+def test_a_tight_cluster_far_from_the_origin_keeps_its_digits_beside_an_outlier() -> None:
+    # On the whole the batch is not far from the origin; all of its rows but one are.
+    x = 3e-4 * _normal(256, 200) / 200**0.5
+    z = x.clone()
+    z[:, 0] += 0.4
+    z[0] = 1.28 * _normal(200, seed=1) / 200**0.5
+    single = z.float().requires_grad_()
+    value = u_distance_correlation_sqr(x.float(), single)
+    exact = z.requires_grad_()
+    expected = u_distance_correlation_sqr(x, exact)
+    assert expected.item() > 0.9
+    assert value.item() == pytest.approx(expected.item(), abs=1e-3)
+    (found,), (true,) = torch.autograd.grad(value, single), torch.autograd.grad(expected, exact)
+    assert (found - true).norm() < 0.05 * true.norm()
 
 
 def test_rows_equal_up_to_rounding_are_at_distance_zero_in_float32() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from splitfed.defense import Context, Defense
+from splitfed.defense import Context, Defense, Slope
 from splitfed.engines.local import LocalEngine
 from splitfed.errors import NonFinite
 from splitfed.optim import Optim
@@ -33,11 +33,10 @@ class Spoils(Defense):
     def gradient(self, name: str, g: Tensor, context: Context) -> Tensor:
         return self._spoil(g) if self.where == "gradient" else g
 
-    def penalty(self, z: Tensor, context: Context) -> Tensor | None:
+    def penalty(self, z: Tensor, context: Context) -> Tensor | Slope | None:
+        if self.where == "slope":
+            return Slope(torch.full_like(z, self.value))
         return (z * self.value).sum() if self.where == "penalty" else None
-
-    def slope(self, z: Tensor, context: Context) -> Tensor | None:
-        return torch.full_like(z, self.value) if self.where == "slope" else None
 
     def _spoil(self, t: Tensor) -> Tensor:
         spoilt = torch.zeros_like(t)

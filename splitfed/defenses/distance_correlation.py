@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from splitfed.courses import Course, number_at, number_or_course, numbers_of
-from splitfed.defense import Context, Defense
-from splitfed.dependence import Statistic, distance_correlation, slope, u_distance_correlation_sqr
+from splitfed.defense import Context, Defense, Slope
+from splitfed.dependence import Statistic, slope
 from splitfed.errors import unknown
 
 STATISTICS = ("biased", "unbiased")
@@ -58,15 +58,10 @@ class DistanceCorrelation(Defense):
         """The bias-corrected form needs four rows."""
         return 4 if self.statistic == "unbiased" else 1
 
-    def penalty(self, z: Tensor, context: Context) -> Tensor:
+    def penalty(self, z: Tensor, context: Context) -> Slope:
         """Return alpha times the distance correlation of this batch's raw inputs and all that leaves on the edge."""
-        measure = distance_correlation if self.statistic == "biased" else u_distance_correlation_sqr
-        return number_at(self.alpha, context.epoch) * measure(_raw(context), z)
-
-    def slope(self, z: Tensor, context: Context) -> Tensor:
-        """Return its gradient in `z`, (batch, ...)."""
         name: Statistic = "distance_correlation" if self.statistic == "biased" else "u_distance_correlation_sqr"
-        return slope(_raw(context), z, name, number_at(self.alpha, context.epoch))
+        return Slope(slope(_raw(context), z, name, number_at(self.alpha, context.epoch)))
 
 
 def _raw(context: Context) -> Tensor:
