@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from splitfed.defense import Place, Shield
+from splitfed.defense import Place, Shield, overrides
 from splitfed.duty import Duty, Guard
 from splitfed.graph import Head, weights
 from splitfed.optim import Optim
@@ -76,6 +76,7 @@ class Belongings:
             for port in (*duty.arrivals, *duty.departures)
             for guard in port.guards
         }
+        self._learning = [place for place, guard in self._guards.items() if overrides(guard.defense, "learn")]
         relabelling = [guard for _, found in self._relabelled.values() for guard in found]
         self._counting = any(guard.counts for guard in (*self._guards.values(), *relabelling))
         self._defenses = {

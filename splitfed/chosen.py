@@ -10,7 +10,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from splitfed.defense import Defense
+from splitfed.defense import Defense, overrides
 from splitfed.errors import InvalidInput, check_count
 from splitfed.graph import Topology
 
@@ -53,17 +53,16 @@ def _check_numbers(defense: Defense, clients: int) -> None:
 
 
 def _check_parties(defense: Defense, topology: Topology) -> None:
-    kind, own = type(defense), topology.data_roles
-    told = f"{kind.__name__} for some clients alone is not allowed"
-    if kind.guards is not Defense.guards:
+    own = topology.data_roles
+    told = f"{type(defense).__name__} for some clients alone is not allowed"
+    if overrides(defense, "guards"):
         raise InvalidInput(f"{told}: it guards weights that the rows of all clients reach")
     for head in topology.heads:
         if defense.weighs_task and head.role not in own:
             raise InvalidInput(f"{told}: it weighs the loss of {head.value!r}, which {head.role!r} computes for all")
         if head.value in defense.heads(topology) and head.labels not in own:
             raise InvalidInput(f"{told}: the labels of {head.value!r} are at {head.labels!r}, whom all clients share")
-    forth = kind.release is not Defense.release or kind.penalty is not Defense.penalty
-    back = kind.gradient is not Defense.gradient or kind.penalty_at_receiver is not Defense.penalty_at_receiver
+    forth, back = overrides(defense, "release", "penalty"), overrides(defense, "gradient", "penalty_at_receiver")
     for name in defense.edges(topology):
         edge = topology.edge(name)
         for acts, what, end in ((forth, "release", edge.source), (back, "gradient", edge.target)):

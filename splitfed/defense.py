@@ -1,6 +1,6 @@
 """The contract of a defense: a frozen value that acts on what leaves a party at an edge, or on its loss.
 
-Every method is optional; the defaults do nothing. The algorithms stand in `splitfed.defenses`, one a file.
+Every method is optional; the defaults do nothing, and a step does not call them. The algorithms stand in `splitfed.defenses`, one a file.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Shield(Protocol):
         """Take note of what goes through the weights of `module` inside the block."""
         ...
 
-    def backward(self, roots: Sequence[Tensor], gradients: Sequence[Tensor | None], leaves: Sequence[Tensor]) -> None:
+    def backward(self, roots: Sequence[Tensor], gradients: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
         """Send `gradients` back from `roots`: into the `grad` of `leaves`, and kept row by row for the weights."""
         ...
 
@@ -331,6 +331,11 @@ class Defense:
         return None
 
 
+def overrides(defense: Defense, *methods: str) -> bool:
+    """Return whether `defense` has any of these methods of its own: what the base's do is nothing."""
+    return any(getattr(type(defense), method) is not getattr(Defense, method) for method in methods)
+
+
 def packed_bytes(
     defenses: Iterable[Defense], kind: str, rows: int, shape: tuple[int, ...], dtype: torch.dtype
 ) -> int | None:
@@ -340,10 +345,9 @@ def packed_bytes(
     """
     found: int | None = None
     for defense in defenses:
-        changes = type(defense).release if kind == "activation" else type(defense).gradient
         size = defense.packed(kind, rows, shape, dtype)
         if size is not None:
             found = size
-        elif changes is not (Defense.release if kind == "activation" else Defense.gradient):
+        elif overrides(defense, "release" if kind == "activation" else "gradient"):
             found = None
     return found

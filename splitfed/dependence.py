@@ -13,9 +13,10 @@ batch of images the biased form is near 1 even for independent data (784 against
 Deviations: where a denominator is zero up to rounding (a constant argument) the value is 0 and so is the
 gradient; a biased squared correlation within rounding of zero counts as 0, because its root has no finite slope
 there. float64 distances are exact to rounding; float32 ones come from one Gram matrix, several times faster on
-wide rows, and take two rows closer than about .002 of their distance to the mean for equal rows (.01 where wide
-rows have a mean 5.5 times as long as that distance; a longer one is taken out first). NaN in, NaN out. Halves are
-computed in float32, whole numbers in float64, and both in float64 if one is. Gradients are of first order only.
+wide rows, and take two rows closer than about .002 of their distance to the mean for equal rows (wide ones on the CPU
+closer than .008 of any row's mean distance to the others, where the longest row is four times that; if one is longer,
+the mean is taken out first). NaN in, NaN out. Halves are computed in float32, whole numbers in float64, and both in
+float64 if one is. Gradients are of first order only.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -32,16 +32,15 @@ from torch.autograd.function import once_differentiable
 from splitfed.errors import InvalidInput, check_count, unknown
 
 Statistic = Literal["u_distance_correlation_sqr", "distance_correlation_sqr", "distance_correlation"]
-Array = Any  # a tensor, or a NumPy array
 Number = Any  # a float, or a tensor of one number
-Centering = Callable[[Array], tuple[Array, Array]]
+Numbers = Any  # a list of floats, or a tensor of several
+Centering = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 _GRAM_ERROR = 16  # relative error of a squared Gram distance, in units of float eps
-_FAR = 32  # squared distance to the origin, in units of that to the mean, from which the mean is taken out
+_FAR = 16  # squared length of the longest row, in units of any row's mean distance, from which the mean is taken out
 _WIDE = 1 << 15  # numbers up to which it is taken out at once
 _CENTERING_ERROR = 64  # relative error of a centred distance, in units of float eps
 _EPS = {kind: torch.finfo(kind).eps for kind in (torch.float32, torch.float64)}
-_SMALL = 512  # rows up to which NumPy, on its one thread, is faster than torch on the CPU
 _CHUNK = 1 << 22  # permuted distances held at a time
 
 
@@ -55,6 +54,18 @@ class Form(NamedTuple):
     unit: bool = True
     root: bool = False
     least: int = 1
+
+
+class Matrices(NamedTuple):
+    """Of two sides: distances and what is left of them centred, (2, n, n), all distances added up, and the rows (n, d).
+
+    The distance of equal rows, and of a row to itself, stands as infinity: nothing goes back through it.
+    """
+
+    distances: Tensor
+    centered: Tensor
+    totals: Numbers
+    rows: Sequence[Tensor]
 
 
 class PermutationTest(NamedTuple):
@@ -98,7 +109,7 @@ def slope(x: Tensor, z: Tensor, statistic: Statistic, factor: float = 1.0) -> Te
     """
     form = _FORMS[statistic]
     _, (weights,), (_, rows) = _evaluated(*_rows(x.detach(), z.detach(), form.least), form, (1,), factor=factor)
-    found = _matmul(weights if isinstance(weights, Tensor) else torch.from_numpy(weights), rows).view_as(z)
+    found = _matmul(weights, rows).view_as(z)
     return found if found.dtype == z.dtype else found.to(z.dtype)
 
 
@@ -122,11 +133,11 @@ def permutation_test(
         if not bool(torch.isfinite(value).all()):
             raise InvalidInput(f"{name} holds a value that is not finite; expected finite numbers")
     form = _FORMS[statistic]
-    distances, _ = _distances(*_rows(x.double(), z.double(), form.least))
-    n, dtype = distances.shape[-1], distances.dtype
-    centered, means = form.center(distances)
-    u, v = (m * _to_unit((m * m).sum(), n * mean, dtype) for m, mean in zip(centered, means, strict=True))
-    n, device = len(u), generator.device
+    found = _with_care(*_rows(x.double(), z.double(), form.least), form)
+    n, dtype, device = len(x), found.distances.dtype, generator.device
+    u, v = (
+        m * _to_unit((m * m).sum(), total / n, dtype) for m, total in zip(found.centered, found.totals, strict=True)
+    )
     orders = [torch.randperm(n, generator=generator, device=device) for _ in range(permutations)]
     # Centring commutes with shuffling, and the norms stay: only the product is taken again.
     parts = torch.stack(orders).to(u.device).split(max(1, _CHUNK // n**2))
@@ -143,8 +154,8 @@ class _Product(torch.autograd.Function):
     """The statistic, with its gradient written by hand and made along with it, while all that it needs is at hand.
 
     One matrix product each way, far fewer small operations than autograd would record, and both matrices in one
-    array, so that what is small is done for both at once; for few rows of float32 on the CPU by NumPy, whose calls cost
-    a fraction of torch's. Wide rows are kept as they came: who changes them before the way back gets autograd's error.
+    tensor, so that what is small is done for both at once. Wide rows are kept as they came: who changes them before
+    the way back gets autograd's error.
     """
 
     @staticmethod
@@ -152,7 +163,7 @@ class _Product(torch.autograd.Function):
         ctx.wanted = [side for side in (0, 1) if ctx.needs_input_grad[side]]
         value, weights, rows = _evaluated(x, z, form, ctx.wanted)
         if not isinstance(value, Tensor):
-            value, weights = torch.tensor(value, dtype=x.dtype, device=x.device), [torch.from_numpy(w) for w in weights]
+            value = torch.tensor(value, dtype=x.dtype, device=x.device)
         ctx.save_for_backward(*weights, *(rows[side] for side in ctx.wanted))
         return value
 
@@ -190,33 +201,34 @@ class _Stackable(torch.autograd.Function):
 
 def _evaluated(
     x: Tensor, z: Tensor, form: Form, wanted: Sequence[int], short: bool = True, factor: float = 1.0
-) -> tuple[Number, list[Array], Sequence[Tensor]]:
+) -> tuple[Number, list[Tensor], Sequence[Tensor]]:
     """Return the statistic, and of each of the `wanted` sides what times its rows is the gradient; then all rows.
 
     With the scaled matrices A and B it is their inner product. Its slope in A is B, or, with A at norm 1, what
-    of B is orthogonal to A; a root multiplies that by its own. `factor` multiplies the gradients alone. `short`: value
-    and gradients are NumPy's where that is shorter.
+    of B is orthogonal to A; a root multiplies that by its own. `factor` multiplies the gradients alone. `short`: on the
+    CPU the value is a float, and single numbers are taken out of their tensors.
     """
-    with np.errstate(all="ignore"):
-        distances, rows = (_distances_in_numpy(x, z) if short else None) or _distances(x, z)
-        centered, means = form.center(distances)
-        n, product = distances.shape[-1], (centered[0] * centered[1]).sum()
-        factors: list[Number] = [1 / n, 1 / n]
+    short = short and x.is_cpu
+    n, found = len(x), (_at_once(x, z, form) if short else None) or _with_care(x, z, form)
+    centered, totals = found.centered, found.totals
+    product: Number = (centered[0] * centered[1]).sum()
+    squares: Numbers = (centered * centered).sum((1, 2))
+    if short:
+        product, squares, totals = (t.tolist() if isinstance(t, Tensor) else t for t in (product, squares, totals))
+    factors: list[Number] = [1 / n, 1 / n]
+    if form.unit:
+        factors = [_to_unit(square, total / n, x.dtype) for square, total in zip(squares, totals, strict=True)]
+    inner = product * factors[0] * factors[1]
+    value, rise = _root(inner, x.dtype) if form.root else (inner, 1.0)
+    weights = []
+    for own in wanted:
+        # Both centrings are orthogonal projections, so they leave the gradients as they are.
+        scale = -2 * factor * rise * factors[own]
+        direction = centered[1 - own] * (scale * factors[1 - own])
         if form.unit:
-            squares = (centered * centered).sum((-2, -1))
-            if isinstance(distances, np.ndarray):
-                product, squares, means = float(product), squares.tolist(), means.tolist()
-            factors = [_to_unit(square, n * mean, x.dtype) for square, mean in zip(squares, means, strict=True)]
-        inner = product * factors[0] * factors[1]
-        value, rise = _root(inner, x.dtype) if form.root else (inner, 1.0)
-        weights = []
-        for own in wanted:
-            # Both centrings are orthogonal projections, so they leave the gradients as they are.
-            direction = centered[1 - own] * factors[1 - own]
-            if form.unit:
-                direction -= centered[own] * (inner * factors[own])
-            weights.append(_laplacian(direction, distances[own], -2 * factor * rise * factors[own]))
-    return value, weights, rows
+            direction -= centered[own] * (scale * inner * factors[own])
+        weights.append(_laplacian(direction, found.distances[own]))
+    return value, weights, found.rows
 
 
 def _product(x: Tensor, z: Tensor, form: Form) -> Tensor:
@@ -258,28 +270,47 @@ def _distances(x: Tensor, z: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
     if x.dtype == torch.float64:
         both = [torch.cdist(part, part, compute_mode="donot_use_mm_for_euclid_dist") for part in rows]
         return torch.stack(both), rows
-    return _from_grams(torch.stack([_matmul(part, part.T) for part in rows]), x.dtype) ** 0.5, rows
+    return _from_grams(torch.stack([_matmul(part, part.t()) for part in rows]), x.dtype) ** 0.5, rows
 
 
-def _distances_in_numpy(x: Tensor, z: Tensor) -> tuple[Array, Sequence[Tensor]] | None:
-    """The same of few rows of float32 on the CPU; None where NumPy would take longer or lose digits.
+def _at_once(x: Tensor, z: Tensor, form: Form) -> Matrices | None:
+    """Return the matrices of float32 on the CPU, with the mean of wide rows left in; None where it costs digits.
 
-    The mean of wide rows stays in: to take it out costs as much as all that is small.
+    Behind a convolution each kind of operation takes several times its due, whatever its size: they are few here.
     """
     n = x.shape[0]
-    if n > _SMALL or x.dtype != torch.float32 or not x.is_cpu:
+    if x.dtype != torch.float32 or n < 2:
         return None
     rows = [part if part.numel() > _WIDE else part - part.mean(0) for part in (x, z)]
-    products = np.array([_matmul(part, part.T).numpy() for part in rows])
-    squared = _from_grams(products, x.dtype)
-    sums = squared.sum(2) / n
-    spreads = sums - sums.mean(1)[:, None] / 2
-    # A row is as good as its own distances to origin and mean compare. Of what is not finite nothing is true.
-    near = products.diagonal(0, 1, 2) <= _FAR * spreads
-    return (squared**0.5, rows) if near.all() else None
+    grams = torch.stack([_matmul(part, part.t()) for part in rows])
+    norms = grams.diagonal(0, 1, 2)
+    distances = torch.sub(norms.unsqueeze(2), grams, alpha=2).add_(norms.unsqueeze(1)).sqrt_()
+    centered, sums = form.center(distances)
+    distances.diagonal(0, 1, 2).fill_(math.inf)
+    lows, tops, error = distances.amin((1, 2)).tolist(), norms.amax(1).tolist(), 2 * _GRAM_ERROR * _EPS[x.dtype]
+    if not (lows[0] ** 2 > error * tops[0] and lows[1] ** 2 > error * tops[1]):
+        # Some rows may be equal up to rounding.
+        distances, centered, sums = _spread(_from_grams(grams, x.dtype).sqrt_(), form)
+    # A row is as good as its distances to the origin and to other rows compare. Of what is not finite nothing is true.
+    least, totals = sums.amin((1, 2)).tolist(), sums.sum((1, 2)).tolist()
+    near = tops[0] <= _FAR * (least[0] / n) ** 2 and tops[1] <= _FAR * (least[1] / n) ** 2
+    return Matrices(distances, centered, totals, rows) if near else None
 
 
-def _from_grams(products: Array, dtype: torch.dtype) -> Array:
+def _with_care(x: Tensor, z: Tensor, form: Form) -> Matrices:
+    """Return the matrices of any two tensors on any device."""
+    found, rows = _distances(x, z)
+    distances, centered, sums = _spread(found, form)
+    return Matrices(distances, centered, sums.sum((1, 2)), rows)
+
+
+def _spread(distances: Tensor, form: Form) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the distances with infinity for 0, what is left of them centred, and the sums of their rows."""
+    centered, sums = form.center(distances)
+    return distances.masked_fill(distances == 0, math.inf), centered, sums
+
+
+def _from_grams(products: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the squared distances of the rows whose inner products these are, (2, n, n)."""
     norms = products.diagonal(0, 1, 2)
     norms = norms[:, :, None] + norms[:, None, :]
@@ -290,41 +321,37 @@ def _from_grams(products: Array, dtype: torch.dtype) -> Array:
 
 def _matmul(a: Tensor, b: Tensor) -> Tensor:
     """The product of two matrices, in their own precision."""
-    if not torch.is_autocast_enabled(a.device.type):
-        return a @ b
-    # It would be taken in half precision, where differences are noise.
+    product = torch.mm(a, b)
+    if product.dtype == a.dtype:
+        return product
+    # Autocast has taken it in half precision, where differences are noise. Asking for that first would cost more.
     with torch.autocast(a.device.type, enabled=False):
-        return a @ b
+        return torch.mm(a, b)
 
 
-def _laplacian(direction: Array, distances: Array, factor: Number) -> Array:
+def _laplacian(direction: Tensor, distances: Tensor) -> Tensor:
     """Take a gradient back from distances: what times the rows is theirs. The slope is 0 where a distance is 0."""
-    weights = direction * (distances > 0) / (distances + (distances == 0)) * factor
-    sums, n = weights.sum(1), len(weights)
-    if isinstance(weights, Tensor):
-        weights.diagonal().sub_(sums)
-    else:
-        weights.reshape(-1)[:: n + 1] -= sums
+    weights = direction.div_(distances)
+    weights.diagonal().sub_(weights.sum(1))
     return weights
 
 
-def _doubly_centered(distances: Array) -> tuple[Array, Array]:
-    """Return the centred matrices and the mean of each before."""
+def _doubly_centered(distances: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the centred matrices and the sums of their rows before, (2, n, 1)."""
     n = distances.shape[-1]
-    means = distances.sum(-1) / n
-    mean = means.sum(-1) / n
-    return distances - means[:, :, None] - (means - mean[:, None])[:, None, :], mean
+    sums = distances.sum(2, keepdim=True)
+    centered = torch.sub(distances, sums, alpha=1 / n)
+    return centered.sub_(centered.sum(1, keepdim=True), alpha=1 / n), sums
 
 
-def _u_centered(distances: Array) -> tuple[Array, Array]:
-    """Return the centred matrices and the mean of each before."""
+def _u_centered(distances: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the centred matrices and the sums of their rows before, (2, n, 1)."""
     n = distances.shape[-1]
-    sums = distances.sum(-1)
-    pairs, total = (sums[:, :, None] + sums[:, None, :]) / (n - 2), sums.sum(-1)
-    centered = distances - pairs + (total / ((n - 1) * (n - 2)))[:, None, None]
-    tensor = isinstance(centered, Tensor)
-    one = torch.eye(n, dtype=centered.dtype, device=centered.device) if tensor else np.eye(n, dtype=centered.dtype)
-    return centered * (1 - one), total / n**2
+    sums = distances.sum(2, keepdim=True)
+    rest = torch.sub(sums, sums.sum(1, keepdim=True), alpha=1 / (n - 1))
+    centered = torch.sub(distances, sums, alpha=1 / (n - 2)).sub_(rest.transpose(1, 2), alpha=1 / (n - 2))
+    centered.diagonal(0, 1, 2).zero_()
+    return centered, sums
 
 
 def _to_unit(squared_norm: Number, size: Number, dtype: torch.dtype) -> Number:

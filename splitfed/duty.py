@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from splitfed.defense import Defense
+from splitfed.defense import Defense, overrides
 from splitfed.errors import InvalidInput
 from splitfed.graph import Edge, Head, Topology
 from splitfed.probe import Facts
@@ -43,6 +43,30 @@ class Port:
     guards: tuple[Guard, ...]
     returns: bool = True
 
+    @cached_property
+    def sending(self) -> tuple[Guard, ...]:
+        """Those that act on what leaves, or want something of it."""
+        return self._that("release", "penalty")
+
+    @cached_property
+    def judging(self) -> tuple[Guard, ...]:
+        """Those that want something where it is read."""
+        return self._that("penalty_at_receiver")
+
+    @cached_property
+    def returning(self) -> tuple[Guard, ...]:
+        """Those that act on the gradient that goes back."""
+        return self._that("gradient")
+
+    @cached_property
+    def packs(self) -> bool:
+        """Whether what crosses may take fewer bytes than its tensors."""
+        return bool(self._that("packed"))
+
+    def _that(self, *methods: str) -> tuple[Guard, ...]:
+        # A call that does nothing takes its time all the same, several times a step.
+        return tuple(guard for guard in self.guards if overrides(guard.defense, *methods))
+
 
 @dataclass(frozen=True)
 class Duty:
@@ -66,7 +90,7 @@ class Duty:
     @cached_property
     def judged(self) -> tuple[Port, ...]:
         """The arrivals whose defenses may want something at this end."""
-        return tuple(port for port in self.arrivals if port.guards)
+        return tuple(port for port in self.arrivals if port.judging)
 
 
 def duties(topology: Topology, facts: Facts, defenses: Sequence[Defense]) -> dict[str, tuple[Duty, ...]]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from splitfed.backprop import send_back
+from splitfed.backprop import send_back, started
 from splitfed.belongings import Belongings
 from splitfed.defense import Context, Slope, packed_bytes
 from splitfed.duty import Duty, Guard, Port
@@ -125,8 +125,8 @@ class Party(Belongings):
         if self.tutor is not None and not tape.taught:
             self._teach(self.tutor, tape, stamp)
         roots: list[Tensor] = []
-        gradients: list[Tensor | None] = []
-        pairs: list[tuple[Tensor, Tensor | None]] = [*tape.returned.pop(segment, ())]
+        gradients: list[Tensor | float] = []
+        pairs: list[tuple[Tensor, Tensor | float]] = [*tape.returned.pop(segment, ())]
         for message in received:
             sent = tape.sent.pop(message.edge)
             pairs.extend([(sent[name], gradient.to(self.device)) for name, gradient in message.tensors.items()])
@@ -134,7 +134,7 @@ class Party(Belongings):
             if z._version != version:
                 raise InvalidInput(f"{self.name}: a defense changed in place what leaves {segment!r}; not allowed")
             pairs.append((z, slope))
-        pairs.extend([(loss, None) for loss in tape.losses.pop(segment, ())])
+        pairs.extend(tape.losses.pop(segment, ()))
         for z, g in pairs:
             # Segments without weights that read raw data only have nothing to send a gradient to.
             if z.requires_grad:
@@ -142,7 +142,8 @@ class Party(Belongings):
                 gradients.append(g)
         if roots and self.shield is not None and self.shield.active:
             leaves = (*tape.leaves[segment].values(), *tape.held.values())
-            self.shield.backward(roots, gradients, [leaf for leaf in leaves if leaf.requires_grad])
+            needing = [leaf for leaf in leaves if leaf.requires_grad]
+            self.shield.backward(roots, started(roots, gradients), needing)
         elif roots:
             send_back(roots, gradients)
         # What is over is let go at once, so that its memory serves the rest of the step.
@@ -173,8 +174,8 @@ class Party(Belongings):
         if self._optimizer is not None:
             take_step(self._optimizer)
         self.drop_gradients()
-        for place, guard in self._guards.items():
-            guard.defense.learn(self._defenses[place])
+        for place in self._learning:
+            self._guards[place].defense.learn(self._defenses[place])
 
     def drop_gradients(self) -> None:
         """Forget the gradients gathered since the last update."""
@@ -279,7 +280,7 @@ class Party(Belongings):
     def _release(self, duty: Duty, port: Port, tape: Tape, stamp: Stamp) -> dict[str, Tensor]:
         """Apply the edge's defenses in order; keep what left attached, hand it out detached."""
         values = {name: tape.made[name] for name in port.values}
-        for guard in port.guards:
+        for guard in port.sending:
             context = self._context(duty, port, guard.position, tape, stamp)
             if self._training:
                 self._add_penalty(duty.segment, guard, _joined(list(values.values())), context, tape)
@@ -301,7 +302,7 @@ class Party(Belongings):
     def _add_penalties(self, duty: Duty, tape: Tape, stamp: Stamp) -> None:
         """Add what the defenses of the edges that a segment has read want at this end to its losses."""
         for port in duty.judged:
-            for guard in port.guards:
+            for guard in port.judging:
                 context = self._context(duty, port, guard.position, tape, stamp)
                 penalty = guard.defense.penalty_at_receiver(context)
                 if penalty is not None:
@@ -319,7 +320,7 @@ class Party(Belongings):
             tensors = {name: _gradient(tape.held.pop(name)) for name in port.values}
             if not port.returns:
                 continue
-            for guard in port.guards:
+            for guard in port.returning:
                 context = self._context(duty, port, guard.position, tape, stamp)
                 tensors = {n: guard.defense.gradient(n, g, context) for n, g in tensors.items()}
                 if "gradient" in guard.counts:
@@ -332,7 +333,7 @@ class Party(Belongings):
     ) -> Message:
         assert port.role is not None
         receiver = peers[port.role]
-        if not port.guards:
+        if not port.packs:
             return Message(self.name, receiver, kind, port.edge, tensors, stamp)
         defenses = [guard.defense for guard in port.guards]
         sizes = {n: packed_bytes(defenses, kind, len(t), tuple(t.shape[1:]), t.dtype) for n, t in tensors.items()}
@@ -345,7 +346,7 @@ class Party(Belongings):
         tape.taught = True
         if self._training:
             for segment, term in tutor.terms(tape.made, tape.labels, stamp).items():
-                tape.losses.setdefault(segment, []).append(term if tape.scale == 1.0 else term * tape.scale)
+                tape.add(segment, term, tape.scale)
 
     def _aim(self, tape: Tape, stamp: Stamp) -> None:
         """Replace the labels of a training step by what its defenses want the loss to compare with."""

@@ -44,10 +44,9 @@ class Tape:
     sent: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     returned: dict[str, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
     slopes: dict[str, list[tuple[Tensor, Tensor, int]]] = field(default_factory=dict)
-    losses: dict[str, list[Tensor]] = field(default_factory=dict)
+    losses: dict[str, list[tuple[Tensor, float]]] = field(default_factory=dict)
     taught: bool = False
 
     def add(self, segment: str, loss: Tensor, weight: float) -> None:
         """Let `weight` times `loss` go back through `segment`, with all else that does."""
-        # Multiplying by one would change nothing but cost a node in the graph.
-        self.losses.setdefault(segment, []).append(loss if weight == 1.0 else loss * weight)
+        self.losses.setdefault(segment, []).append((loss, weight))

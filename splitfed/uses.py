@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from splitfed.defense import Defense
+from splitfed.defense import Defense, overrides
 from splitfed.privacy import Protects
 from splitfed.task import Task
 
@@ -80,8 +80,7 @@ def counted(defense: Defense) -> frozenset[str]:
     event = defense.event()
     if event is None or event.protects is Protects.WEIGHTS:
         return frozenset()
-    kinds = {"activation": type(defense).release is not Defense.release}
-    kinds["gradient"] = type(defense).gradient is not Defense.gradient
+    kinds = {"activation": overrides(defense, "release"), "gradient": overrides(defense, "gradient")}
     return frozenset(kind for kind, acts in kinds.items() if acts)
 
 

@@ -12,10 +12,10 @@ from splitfed.backprop import send_back
 from splitfed.seeding import generator
 
 
-def _graph(model: nn.Module) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+def _graph(model: nn.Module) -> tuple[list[torch.Tensor], list[torch.Tensor | float]]:
     x = torch.randn(6, 4, generator=generator(1))
     z = model(x)
-    return [z, z.square().mean()], [torch.randn(6, 3, generator=generator(2)), None]
+    return [z, z.square().mean(), z.exp().mean()], [torch.randn(6, 3, generator=generator(2)), 1.0, 0.3]
 
 
 def test_equals_torch_and_frees_the_graph() -> None:
@@ -25,7 +25,9 @@ def test_equals_torch_and_frees_the_graph() -> None:
         # Twice: gradients add up.
         roots, gradients = _graph(ours)
         send_back(roots, gradients)
-        torch.autograd.backward(*_graph(theirs))
+        (z, *losses), (gradient, *weights) = _graph(theirs)
+        weighed = [loss * weight for loss, weight in zip(losses, weights, strict=True)]
+        torch.autograd.backward([z, *weighed], [gradient, None, None])
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert mine.grad is not None
         assert other.grad is not None
@@ -40,4 +42,4 @@ def test_wrong_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"gradient of shape \(1, 3\) is not allowed; expected \(6, 3\)"):
         send_back([z], [torch.ones(1, 3)])
     with pytest.raises(ValueError, match=r"loss of shape \(6, 3\) is not allowed; expected a single number"):
-        send_back([z], [None])
+        send_back([z], [0.5])

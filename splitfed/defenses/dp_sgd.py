@@ -30,7 +30,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from splitfed.defense import Context, Defense, Holder, Terms
+from splitfed.defense import Context, Defense, Holder, Terms, overrides
 from splitfed.defenses.private_step import PrivateStep
 from splitfed.defenses.rowwise import check_rowwise, in_training
 from splitfed.errors import InvalidInput, check_number, unknown
@@ -266,9 +266,9 @@ def _check_beside(other: Defense, terms: Terms) -> None:
     """Refuse a defense that lets a row's gradient depend on other rows."""
     kind = type(other)
     for word in ("penalty", "penalty_at_receiver", "gradient", "learn"):
-        if getattr(kind, word) is not getattr(Defense, word):
+        if overrides(other, word):
             raise InvalidInput(f"dp_sgd cannot stand beside {kind.__name__}: its {word} may mix the rows of a batch")
-    if kind.release is Defense.release:
+    if not overrides(other, "release"):
         return
     topology, facts = terms.topologies[0], terms.facts[0]
     for name in other.edges(topology):

@@ -67,7 +67,7 @@ class PrivateStep:
         with noting(self._layers[id(module)], self._now.calls):
             yield
 
-    def backward(self, roots: Sequence[Tensor], gradients: Sequence[Tensor | None], leaves: Sequence[Tensor]) -> None:
+    def backward(self, roots: Sequence[Tensor], gradients: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
         """Send `gradients` back from `roots` to the `leaves`, and keep what reaches the layers; no weight gets any."""
         step = self._now
         calls, step.calls = step.calls, []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from splitfed.accounting.privacy import calibrate
-from splitfed.defense import Defense, Terms
+from splitfed.defense import Terms, overrides
 from splitfed.planning.dry import Dry
 from splitfed.planning.playing import played
 from splitfed.preparation import Prepared
@@ -16,7 +16,7 @@ def settled(prepared: Prepared, rounds: int, obstacle: str | None = None, doubt:
 
     `obstacle` and `doubt`: what the caller knows of that speaks against a promise; see `Terms`.
     """
-    if all(type(defense).settle is Defense.settle for defense in prepared.defenses):
+    if not any(overrides(defense, "settle") for defense in prepared.defenses):
         return prepared
     dry = Dry(prepared)
     for _ in played(dry, prepared, rounds):

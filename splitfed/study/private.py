@@ -8,7 +8,7 @@ from typing import Any
 
 from splitfed.accounting.ledger import words
 from splitfed.data.dataset import Dataset
-from splitfed.defense import Defense
+from splitfed.defense import overrides
 from splitfed.errors import InvalidInput
 from splitfed.planning.private import planned_ledger
 from splitfed.planning.settling import settled
@@ -22,7 +22,7 @@ Json = dict[str, Any]
 def planned(cell: Cell, data: Dataset) -> Json | None:
     """Return the privacy ledger that the run `cell` will have; None where none of its defenses promises anything."""
     defenses, plan = build.defenses(cell), cell.training
-    if all(type(defense).event is Defense.event for defense in defenses):
+    if not any(overrides(defense, "event") for defense in defenses):
         return None
     ready = prepare(
         build.topology(cell, data),

@@ -11,7 +11,7 @@ from splitfed.attacks.base import Phase, Target
 from splitfed.chosen import check_clients
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
-from splitfed.defense import Defense
+from splitfed.defense import overrides
 from splitfed.duty import duties
 from splitfed.engines.base import FED
 from splitfed.errors import InvalidInput, check_number, unknown
@@ -76,7 +76,7 @@ def rehearse(grid: Grid, source: str) -> Dataset:
             duties(*fit, guards)
             if any(guard.uploads for guard in guards):
                 check_uploads(replace(costs.prepared(cell, data), defenses=tuple(guards)))
-            if any(type(guard).settle is not Defense.settle for guard in guards):
+            if any(overrides(guard, "settle") for guard in guards):
                 settled(replace(costs.prepared(cell, data), defenses=tuple(guards)), cell.training.rounds)
         training = cell.training.training(cell.seed)
         with mistakes.at("training.sampling"):

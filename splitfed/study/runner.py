@@ -21,7 +21,7 @@ from splitfed.attacks.base import Attack
 from splitfed.attacks.metrics import Grade
 from splitfed.checkpoint import write_atomic
 from splitfed.data.dataset import Dataset
-from splitfed.defense import UPLOAD, Defense
+from splitfed.defense import UPLOAD, Defense, overrides
 from splitfed.dependence import permutation_test
 from splitfed.draw import to_mermaid, to_svg
 from splitfed.engines.base import FED
@@ -282,12 +282,11 @@ def _defended(
 
 
 def _acts_back(defense: Defense) -> bool:
-    kind = type(defense)
-    return kind.gradient is not Defense.gradient or kind.penalty_at_receiver is not Defense.penalty_at_receiver
+    return overrides(defense, "gradient", "penalty_at_receiver")
 
 
 def _acts_forth(defense: Defense) -> bool:
-    return type(defense).release is not Defense.release or type(defense).penalty is not Defense.penalty
+    return overrides(defense, "release", "penalty")
 
 
 def _dependence(run: Run) -> Json | None:
