@@ -1,6 +1,7 @@
 """The contract of a defense: a frozen value that acts on what leaves a party at an edge, or on its loss.
 
-Every method is optional; the defaults do nothing, and a step does not call them. The algorithms stand in `splitfed.defenses`, one a file.
+Every method is optional; the defaults do nothing, and a step does not call them. The algorithms stand in
+`splitfed.defenses`, one a file.
 """
 
 from __future__ import annotations
