@@ -277,14 +277,13 @@ MISFITS: dict[str, tuple[dict[str, nn.Module], nn.Module, str, str]] = {
         two(),
         nn.Linear(9, 10),
         "concat",
-        "segment 'top' cannot take what arrives on edge fusion->top (fusion_out (6, 8)): mat1 and mat2 shapes cannot "
-        "be multiplied (6x8 and 9x10)",
+        "segment 'top' cannot take what arrives on edge fusion->top (fusion_out (6, 8)): TORCH(6x8 and 9x10)",
     ),
     "a bottom of another width": (
         {"a": nn.Linear(4, 4), "b": nn.Linear(5, 4)},
         TOP,
         "concat",
-        "segment 'bottom_a' cannot take what arrives on input of 'bottom_a' (a (6, 3)): mat1 and mat2 shapes",
+        "segment 'bottom_a' cannot take what arrives on input of 'bottom_a' (a (6, 3)): TORCH(6x3 and 4x4)",
     ),
 }
 
@@ -292,7 +291,8 @@ MISFITS: dict[str, tuple[dict[str, nn.Module], nn.Module, str, str]] = {
 @pytest.mark.parametrize("case", MISFITS)
 def test_shapes_that_do_not_join_are_named_with_their_edges(case: str) -> None:
     bottoms, top, fusion, text = MISFITS[case]
-    with pytest.raises(InvalidInput, match=re.escape(text)) as caught:
+    # What torch says before the two shapes differs between its releases.
+    with pytest.raises(InvalidInput, match=re.escape(text).replace("TORCH", ".+")) as caught:
         probe(vertical(bottoms, top, labels="a", fusion=fusion), {"a": torch.rand(6, 3), "b": torch.rand(6, 5)})
     assert "\n" not in str(caught.value)
 
