@@ -14,7 +14,7 @@ Deviations: where a denominator is zero up to rounding (a constant argument) the
 gradient; a biased squared correlation within rounding of zero counts as 0, because its root has no finite slope
 there. float64 distances are exact to rounding; float32 ones come from one Gram matrix, several times faster on
 wide rows, and take two rows closer than about .002 of their distance to the mean for equal rows (wide ones on the CPU
-closer than .008 of any row's mean distance to the others, where the longest row is four times that; if one is longer,
+closer than .006 of their mean distance to the others, where they are 2.8 times as long as that; where one is longer,
 the mean is taken out first). NaN in, NaN out. Halves are computed in float32, whole numbers in float64, and both in
 float64 if one is. Gradients are of first order only.
 """
@@ -37,7 +37,7 @@ Numbers = Any  # a list of floats, or a tensor of several
 Centering = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 _GRAM_ERROR = 16  # relative error of a squared Gram distance, in units of float eps
-_FAR = 16  # squared length of the longest row, in units of any row's mean distance, from which the mean is taken out
+_FAR = 8  # squared length of a row, in units of its mean distance to others, from which the mean is taken out
 _WIDE = 1 << 15  # numbers up to which it is taken out at once
 _CENTERING_ERROR = 64  # relative error of a centred distance, in units of float eps
 _EPS = {kind: torch.finfo(kind).eps for kind in (torch.float32, torch.float64)}
@@ -223,11 +223,10 @@ def _evaluated(
     weights = []
     for own in wanted:
         # Both centrings are orthogonal projections, so they leave the gradients as they are.
-        scale = -2 * factor * rise * factors[own]
-        direction = centered[1 - own] * (scale * factors[1 - own])
+        direction = centered[1 - own] * factors[1 - own]
         if form.unit:
-            direction -= centered[own] * (scale * inner * factors[own])
-        weights.append(_laplacian(direction, found.distances[own]))
+            direction -= centered[own] * (inner * factors[own])
+        weights.append(_laplacian(direction, found.distances[own], -2 * factor * rise * factors[own]))
     return value, weights, found.rows
 
 
@@ -291,10 +290,13 @@ def _at_once(x: Tensor, z: Tensor, form: Form) -> Matrices | None:
     if not (lows[0] ** 2 > error * tops[0] and lows[1] ** 2 > error * tops[1]):
         # Some rows may be equal up to rounding.
         distances, centered, sums = _spread(_from_grams(grams, x.dtype).sqrt_(), form)
-    # A row is as good as its distances to the origin and to other rows compare. Of what is not finite nothing is true.
+    # A row is as good as its distances to the origin and to other rows compare: the longest row and the least distance
+    # tell it of most batches, each row of the others. Of what is not finite nothing is true.
     least, totals = sums.amin((1, 2)).tolist(), sums.sum((1, 2)).tolist()
     near = tops[0] <= _FAR * (least[0] / n) ** 2 and tops[1] <= _FAR * (least[1] / n) ** 2
-    return Matrices(distances, centered, totals, rows) if near else None
+    if near or bool((norms <= _FAR * (sums[..., 0] / n) ** 2).all()):
+        return Matrices(distances, centered, totals, rows)
+    return None
 
 
 def _with_care(x: Tensor, z: Tensor, form: Form) -> Matrices:
@@ -329,9 +331,9 @@ def _matmul(a: Tensor, b: Tensor) -> Tensor:
         return torch.mm(a, b)
 
 
-def _laplacian(direction: Tensor, distances: Tensor) -> Tensor:
-    """Take a gradient back from distances: what times the rows is theirs. The slope is 0 where a distance is 0."""
-    weights = direction.div_(distances)
+def _laplacian(direction: Tensor, distances: Tensor, factor: Number) -> Tensor:
+    """Take a gradient, times `factor`, back from distances: what times the rows is theirs."""
+    weights = direction.div_(distances).mul_(factor)
     weights.diagonal().sub_(weights.sum(1))
     return weights
 

@@ -163,6 +163,18 @@ def test_a_tight_cluster_far_from_the_origin_keeps_its_digits_beside_an_outlier(
     assert (found - true).norm() < 0.05 * true.norm()
 
 
+@pytest.mark.parametrize("statistic", CORRELATIONS, ids=lambda s: s.__name__)
+def test_one_row_far_from_all_others_costs_them_no_digits(statistic) -> None:
+    # Taking out the mean, which that row moves, would cost the others theirs.
+    x, z = _normal(16, 3), _normal(16, 16384, seed=1)
+    z[0] *= 1e3
+    single, exact = z.float().requires_grad_(), z.requires_grad_()
+    value, expected = statistic(x.float(), single), statistic(x, exact)
+    assert value.item() == pytest.approx(expected.item(), abs=2e-4)
+    (found,), (true,) = torch.autograd.grad(value, single), torch.autograd.grad(expected, exact)
+    assert (found - true).norm() < 0.01 * true.norm()
+
+
 def test_rows_equal_up_to_rounding_are_at_distance_zero_in_float32() -> None:
     # Ten pairs of rows an ulp or so apart: the Gram matrix gives squared distances of either sign there. Without
     # noise only the pattern of pairs is left, so z, which shares it, depends on x perfectly.
