@@ -14,7 +14,7 @@ Deviations: where a denominator is zero up to rounding (a constant argument) the
 gradient; a biased squared correlation within rounding of zero counts as 0, because its root has no finite slope
 there. float64 distances are exact to rounding; float32 ones come from one Gram matrix, several times faster on
 wide rows, and take two rows closer than about .002 of their distance to the mean for equal rows (wide ones on the CPU
-closer than .006 of their mean distance to the others, where they are 2.8 times as long as that; where one is longer,
+closer than .008 of their mean distance to the others, where they are four times as long as that; where one is longer,
 the mean is taken out first). NaN in, NaN out. Halves are computed in float32, whole numbers in float64, and both in
 float64 if one is. Gradients are of first order only.
 """
@@ -37,7 +37,7 @@ Numbers = Any  # a list of floats, or a tensor of several
 Centering = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 _GRAM_ERROR = 16  # relative error of a squared Gram distance, in units of float eps
-_FAR = 8  # squared length of a row, in units of its mean distance to others, from which the mean is taken out
+_FAR = 16  # squared length of a row, in units of its mean distance to others, from which the mean is taken out
 _WIDE = 1 << 15  # numbers up to which it is taken out at once
 _CENTERING_ERROR = 64  # relative error of a centred distance, in units of float eps
 _EPS = {kind: torch.finfo(kind).eps for kind in (torch.float32, torch.float64)}
