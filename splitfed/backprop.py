@@ -17,14 +17,14 @@ def send_back(roots: Sequence[Tensor], gradients: Sequence[Tensor | float]) -> N
     """Add to the gradient of every leaf behind `roots` what their `gradients` send back.
 
     A number stands for a root that is a loss: what that is multiplied by. Frees the graph behind the roots. Raises
-    `ValueError` as `started` does.
+    `ValueError` as `first_gradients` does.
     """
-    given = tuple(started(roots, gradients))
+    given = tuple(first_gradients(roots, gradients))
     engine = Variable._execution_engine
     engine.run_backward(tuple(roots), given, False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
-def started(roots: Sequence[Tensor], gradients: Sequence[Tensor | float]) -> list[Tensor]:
+def first_gradients(roots: Sequence[Tensor], gradients: Sequence[Tensor | float]) -> list[Tensor]:
     """Return the `gradients` of `roots` as tensors: a number is the weight of a loss.
 
     To weigh a loss there costs nothing; a multiplication would be a node in the graph. Raises `ValueError` for a

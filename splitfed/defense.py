@@ -1,7 +1,7 @@
 """The contract of a defense: a frozen value that acts on what leaves a party at an edge, or on its loss.
 
-Every method is optional; the defaults do nothing, and a step does not call them. The algorithms stand in
-`splitfed.defenses`, one a file.
+Every method is optional; the defaults do nothing. A step asks a defense for what it has: see `overrides`. The
+algorithms stand in `splitfed.defenses`, one a file.
 """
 
 from __future__ import annotations
@@ -333,8 +333,11 @@ class Defense:
 
 
 def overrides(defense: Defense, *methods: str) -> bool:
-    """Return whether `defense` has any of these methods of its own: what the base's do is nothing."""
-    return any(getattr(type(defense), method) is not getattr(Defense, method) for method in methods)
+    """Return whether `defense` has any of these methods from elsewhere than the base, be it on itself alone.
+
+    For the methods that a step may call: those of the base do nothing.
+    """
+    return any(getattr(getattr(defense, name), "__func__", None) is not getattr(Defense, name) for name in methods)
 
 
 def packed_bytes(

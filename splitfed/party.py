@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from splitfed.backprop import send_back, started
+from splitfed.backprop import first_gradients, send_back
 from splitfed.belongings import Belongings
 from splitfed.defense import Context, Slope, packed_bytes
 from splitfed.duty import Duty, Guard, Port
@@ -143,7 +143,7 @@ class Party(Belongings):
         if roots and self.shield is not None and self.shield.active:
             leaves = (*tape.leaves[segment].values(), *tape.held.values())
             needing = [leaf for leaf in leaves if leaf.requires_grad]
-            self.shield.backward(roots, started(roots, gradients), needing)
+            self.shield.backward(roots, first_gradients(roots, gradients), needing)
         elif roots:
             send_back(roots, gradients)
         # What is over is let go at once, so that its memory serves the rest of the step.

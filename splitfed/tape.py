@@ -28,7 +28,7 @@ class Tape:
     """What a party keeps of one lane between the forward and the backward of a step.
 
     `rows` only where it counts them: parties share no tensor, and a copy costs as much as a message. `slopes`: what
-    leaves, the gradient that a defense wants of it, and its version then.
+    leaves, the gradient that a defense wants of it, and its version then. `losses`: with what each is multiplied by.
     """
 
     part: str
@@ -49,4 +49,4 @@ class Tape:
 
     def add(self, segment: str, loss: Tensor, weight: float) -> None:
         """Let `weight` times `loss` go back through `segment`, with all else that does."""
-        self.losses.setdefault(segment, []).append((loss, weight))
+        self.losses.setdefault(segment, []).append((loss, float(weight)))

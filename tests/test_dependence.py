@@ -175,10 +175,11 @@ def test_one_row_far_from_all_others_costs_them_no_digits(statistic) -> None:
     assert (found - true).norm() < 0.01 * true.norm()
 
 
-def test_rows_equal_up_to_rounding_are_at_distance_zero_in_float32() -> None:
+@pytest.mark.parametrize("offset", [0.0, 5.0])
+def test_rows_equal_up_to_rounding_are_at_distance_zero_in_float32(offset: float) -> None:
     # Ten pairs of rows an ulp or so apart: the Gram matrix gives squared distances of either sign there. Without
     # noise only the pattern of pairs is left, so z, which shares it, depends on x perfectly.
-    x = torch.arange(10.0).repeat_interleave(2).sin().reshape(20, 1) * torch.linspace(1, 2, 4000) + 5
+    x = torch.arange(10.0).repeat_interleave(2).sin().reshape(20, 1) * torch.linspace(1, 2, 4000) + offset
     x = x * (1 + 1e-7 * _normal(20, 4000, dtype=torch.float32))
     z = (3 * x.flip(1)).requires_grad_()
     result = distance_correlation(x, z)

@@ -1,8 +1,9 @@
-"""What a step asks of a defense: each method of its own at its turn, those of the base never."""
+"""What a step asks of a defense: each method of its own at its turn, and nothing of one that has none."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +51,13 @@ class Heir(Told):
     """Has nothing of its own, but what `Told` has."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Given(Defense):
+    """Is given its release, so that its class has that of the base."""
+
+    release: Callable[..., Tensor]
+
+
 class Silent(Defense):
     """Has nothing of its own."""
 
@@ -82,6 +90,16 @@ def test_a_step_calls_what_a_defense_has_or_inherits_from_one(kind: type[Told]) 
     once = ("release", "penalty", "penalty_at_receiver", "gradient", "packed activation", "packed gradient")
     # Both ends may keep something that learns.
     assert Counter(told.calls) == dict.fromkeys(once, 2) | {"learn": 4}
+
+
+def test_a_step_calls_what_a_defense_is_given() -> None:
+    given = Given(release=lambda name, z, context: z * 0)
+    assert overrides(given, "release")
+    assert not overrides(given, "gradient")
+    plain, emptied = trained(), trained(given)
+    # Nothing comes out of the client, so nothing goes back to what is behind it.
+    assert not torch.equal(plain["fc1.weight"], emptied["fc1.weight"])
+    assert torch.equal(emptied["fc1.weight"], trained(scale=0.0)["fc1.weight"])
 
 
 def test_a_step_calls_nothing_of_the_base(monkeypatch: pytest.MonkeyPatch) -> None:
