@@ -14,6 +14,7 @@ from torch import Tensor
 from splitfed.defense import Context, Defense, overrides
 from splitfed.models.mlp import mlp
 from splitfed.optim import Optim
+from splitfed.party import Party
 from splitfed.topologies import vanilla
 from tests.zoo import engine_of, images
 
@@ -71,11 +72,27 @@ class Pull(Defense):
         return torch.stack([weight.sum() for weight in context.module.parameters()]).sum()
 
 
-def trained(*defenses: Defense, scale: float | None = None) -> dict[str, Tensor]:
+class Teacher:
+    """Wants the weights of its party's first segment small."""
+
+    def __init__(self, party: Party) -> None:
+        self.segment, self.module = next(iter(party.modules.items()))
+
+    def terms(self, made: Any, labels: Any, stamp: Any) -> dict[str, Tensor]:
+        return {self.segment: torch.stack([weight.sum() for weight in self.module.parameters()]).sum()}
+
+    def correct(self, modules: Any) -> None:
+        pass
+
+
+def trained(*defenses: Defense, scale: float | None = None, taught: bool = False) -> dict[str, Tensor]:
     x, y = images(12)
     torch.manual_seed(0)
     topology = vanilla(mlp(tuple(x.shape[1:]), 10, (8,)), "relu1")
     engine = engine_of(topology, x, y, optim=Optim("SGD", {"lr": 0.1}), defenses=defenses)
+    if taught:
+        client = engine.crew.lanes[0].parties["client"]
+        client.tutor = Teacher(client)  # type: ignore[assignment]
     if scale is None:
         engine.train(0, 0, BATCHES)
     else:
@@ -117,3 +134,11 @@ def test_a_penalty_at_the_receiver_is_weighed_as_its_step_is(scale: float) -> No
     for name in plain:
         moved = 0.0 if name.startswith("fc1") else 0.1 * scale
         torch.testing.assert_close(plain[name] - pulled[name], torch.full_like(plain[name], moved))
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+def test_a_tutors_term_is_weighed_as_its_step_is(scale: float) -> None:
+    plain, taught = trained(scale=scale), trained(scale=scale, taught=True)
+    for name in plain:
+        moved = 0.1 * scale if name.startswith("fc1") else 0.0
+        torch.testing.assert_close(plain[name] - taught[name], torch.full_like(plain[name], moved))
