@@ -13,22 +13,17 @@ from torch import fx, nn
 from splitfed.errors import InvalidInput
 
 _IN_PLACE_OPERATORS = {operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.imatmul}
-_VIEWS = {
-    *(
-        "view",
-        "view_as",
-        "reshape",
-        "reshape_as",
-        "flatten",
-        "unflatten",
-        "transpose",
-        "swapaxes",
-        "movedim",
-        "permute",
-    ),
-    *("squeeze", "unsqueeze", "chunk", "split", "unbind", "narrow", "select", "diagonal", "expand", "expand_as"),
-    *("contiguous", "to", "float", "double", "type_as", "getattr", "detach", "unfold", "t", "ravel"),
-}
+# Whatever may hand back the memory of its first argument; taking a copy for a view refuses too much, never too little.
+_VIEW_NAMES = """
+view view_as reshape reshape_as flatten unflatten transpose swapaxes swapdims movedim moveaxis permute adjoint
+squeeze unsqueeze chunk unsafe_chunk split unsafe_split split_with_sizes tensor_split hsplit vsplit dsplit
+unbind narrow select slice diagonal expand expand_as broadcast_to broadcast_tensors as_strided unfold t ravel
+alias contiguous to type type_as float double half bfloat16 cpu cuda getattr getitem detach positive conj real
+imag resolve_conj resolve_neg view_as_real view_as_complex atleast_1d atleast_2d atleast_3d requires_grad_
+as_tensor asarray mT mH dropout alpha_dropout feature_dropout dropout1d dropout2d dropout3d
+"""
+_VIEWS = frozenset(_VIEW_NAMES.split())
+_VIEW_MODULES = (nn.Flatten, nn.Identity, nn.Unflatten, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 def check_in_place(model: nn.Module, graph: fx.Graph, part: dict[fx.Node, int]) -> None:
@@ -85,6 +80,6 @@ def _overwritten(model: nn.Module, node: fx.Node) -> fx.Node | None:
 
 def _is_view(model: nn.Module, node: fx.Node) -> bool:
     if node.op == "call_module":
-        return isinstance(model.get_submodule(str(node.target)), (nn.Flatten, nn.Identity, nn.Unflatten))
+        return isinstance(model.get_submodule(str(node.target)), _VIEW_MODULES)
     name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
-    return node.op in ("call_method", "call_function") and (name in _VIEWS or name == "getitem")
+    return node.op in ("call_method", "call_function") and name in _VIEWS

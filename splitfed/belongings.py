@@ -44,12 +44,8 @@ class Belongings:
         self._one_way = {port.edge for d in duties for port in d.arrivals if not port.returns}
         # One deep copy of all of them, so that weights a party shares between its own segments stay shared.
         self.modules: dict[str, nn.Module] = copy.deepcopy({d.segment: modules[d.segment] for d in duties})
-        # What the user froze (batch norm in evaluation mode, say) stays frozen; a model given as a whole in
-        # evaluation mode is trained.
-        self._frozen = {
-            name: [inner for inner, m in module.named_modules() if module.training and not m.training]
-            for name, module in self.modules.items()
-        }
+        # What the user froze (batch norm in evaluation mode, say) stays frozen.
+        self._frozen = {d.segment: d.frozen for d in duties}
         for module in self.modules.values():
             module.to(self.device)
         self._training = True

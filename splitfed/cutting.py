@@ -1,7 +1,9 @@
 """Cut a traceable model after named submodules; values that cross, skips included, are found by `torch.fx`.
 
 Each piece is a `GraphModule` that keeps the model's own submodules under the model's own names, so a state dict
-goes in and out unchanged. The model given is neither copied nor altered.
+goes in and out unchanged: weights that no operation reads stay in it too. The model given is neither copied nor
+altered. What a trace cannot show (autocast, `no_grad`, Python state, an overridden `train`) is found by comparing the
+pieces with the model, in `splitfed.equivalence`: by `cut` where an example is given, and before every run.
 
 A value used in three or more places on two sides of a cut gets its gradient summed in another order than in the
 uncut model, and may differ from it in the last bit; everything else is bit-identical.
@@ -9,79 +11,154 @@ uncut model, and may differ from it in the last bit; everything else is bit-iden
 
 from __future__ import annotations
 
+import operator
 import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
+from torch.overrides import TorchFunctionMode
 
 from splitfed.aliasing import check_in_place
+from splitfed.equivalence import check_original
 from splitfed.errors import InvalidInput, unknown
+from splitfed.graph import Original
+from splitfed.model_snapshot import ModelSnapshot
+
+_FACTORY_NAMES = """
+arange bernoulli eye empty full linspace logspace normal ones rand randint randn randperm range tensor
+tril_indices triu_indices zeros as_tensor scalar_tensor hann_window hamming_window
+"""
+_FACTORIES = frozenset(_FACTORY_NAMES.split())
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One piece of a cut model: `module` reads `inputs` and returns `outputs` (names of values)."""
+    """One piece of a cut model: `module` reads `inputs` and returns `outputs` (names of values).
+
+    `original`: the model and all of its pieces.
+    """
 
     module: fx.GraphModule
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    original: Original | None = field(default=None, compare=False, repr=False)
 
 
-def cut(model: nn.Module, at: Sequence[str]) -> tuple[Piece, ...]:
+def cut(model: nn.Module, at: Sequence[str], example: Tensor | Mapping[str, Tensor] | None = None) -> tuple[Piece, ...]:
     """Cut `model` after each submodule named in `at`, in the order they run; returns `len(at) + 1` pieces.
 
-    Raises `InvalidInput` for a name that is not there, for a cut that leaves an empty piece, for weights used on
-    two sides of a cut, for an in-place operation whose effect would have to cross a cut, and for a model that
-    cannot be traced (pass `Segment`s of your own then).
+    `example`: at least two rows of its input, (rows, ...), by name if there are several; with it the pieces are
+    compared with the model at once. Raises `InvalidInput` for a name that is not there, for a cut that leaves an
+    empty piece, for weights used on two sides of a cut, for an in-place operation whose effect would have to cross a
+    cut, for a model that cannot be traced (pass `Segment`s of your own then), and for pieces that do not train as
+    the model does.
     """
     names = (at,) if isinstance(at, str) else tuple(at)
     modules = {name for name, _ in model.named_modules() if name}
     for name in names:
         if name not in modules:
             raise unknown(f"submodule of {type(model).__name__}", name, modules)
-    own = set(vars(model))
+    snapshot = ModelSnapshot(model)
     try:
-        graph = _trace(model)
+        graph, constants = _trace(model, snapshot)
+        vars(model).update(constants)
         part = _assign(model, graph, names)
         check_in_place(model, graph, part)
-        return _build(model, graph, part, len(names) + 1)
+        _keep_unread(model, graph, part)
+        built = _build(model, graph, part, len(names) + 1)
     finally:
-        _forget_constants(model, own)
+        snapshot.restore()
+    for piece in built:
+        piece.module.training = model.training
+    arguments = {n.name: str(n.target) for n in graph.nodes if n.op == "placeholder" and n.users}
+    outputs = tuple(n.name for n in _outputs(next(n for n in graph.nodes if n.op == "output")))
+    original = Original(model, arguments, outputs, tuple((p.module, p.inputs, p.outputs) for p in built), names)
+    if example is not None:
+        given = example if isinstance(example, Mapping) else dict.fromkeys(arguments, example)
+        check_original(original, given)
+    return tuple(replace(piece, original=original) for piece in built)
 
 
-def _forget_constants(model: nn.Module, own: set[str]) -> None:
-    """Remove the constants that tracing has left on the model."""
-    for name in set(vars(model)) - own:
-        delattr(model, name)
+class _Tracer(fx.Tracer):
+    """Follows buffers as it follows weights, and makes constants where `forward` makes them, at every call."""
+
+    proxy_buffer_attributes = True
+
+    def trace(self, root: Any, concrete_args: Any = None) -> fx.Graph:
+        """Return the graph of `root`."""
+        with _Factories(self):
+            return super().trace(root, concrete_args)
 
 
-def _trace(model: nn.Module) -> fx.Graph:
-    was_training = {name: module.training for name, module in model.named_modules()}
-    own = set(vars(model))
-    graphs = []
+class _Factories(TorchFunctionMode):
+    """Records calls that make a tensor from plain numbers, which would otherwise become constants of the trace."""
+
+    def __init__(self, tracer: fx.Tracer) -> None:
+        super().__init__()
+        self._tracer = tracer
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return a proxy of what `func` would make."""
+        name, given = str(getattr(func, "__name__", "")), kwargs or {}
+        if name in _FACTORIES and getattr(torch, name) is func:
+            return self._tracer.create_proxy("call_function", func, args, given)
+        return func(*args, **given)
+
+
+class PieceModule(fx.GraphModule):
+    """A piece as a module, whose copies keep apart what belongs to the model's state and what does not."""
+
+    def __deepcopy__(self, memo: Any) -> PieceModule:
+        """Return a copy."""
+        copied = super().__deepcopy__(memo)
+        assert isinstance(copied, PieceModule)
+        made = dict(copied.named_modules())
+        for name, module in self.named_modules():
+            made[name]._non_persistent_buffers_set = set(module._non_persistent_buffers_set)
+            made[name].training = module.training
+        return copied
+
+
+def _trace(model: nn.Module, snapshot: ModelSnapshot) -> tuple[fx.Graph, dict[str, Tensor]]:
+    """Return the graph of `model`, and the constants that it reads under names that the model does not have."""
+    graphs, known, constants = [], set(vars(model)), {}
     try:
         for mode in (False, True):
-            _forget_constants(model, own)
-            graphs.append(fx.Tracer().trace(model.train(mode)))
+            snapshot.restore()
+            graphs.append(_Tracer().trace(model.train(mode)))
+            constants = {n: v for n, v in vars(model).items() if n not in known and isinstance(v, Tensor)}
+            _check_replaced(model)
     except (fx.proxy.TraceError, TypeError, ValueError, RuntimeError, AttributeError, KeyError) as error:
         raise InvalidInput(
             f"{type(model).__name__} cannot be traced{_where(error)}: {str(error).splitlines()[0]}; "
             "rewrite that line, or pass segments by hand (splitfed.Segment)"
         ) from error
     finally:
-        for name, module in model.named_modules():
-            module.training = was_training[name]
+        snapshot.restore()
     for calm, busy in zip(graphs[0].nodes, graphs[1].nodes, strict=False):
         if calm.format_node() != busy.format_node():
             raise InvalidInput(
                 f"{type(model).__name__} behaves otherwise in training at '{busy.name}', and a trace would freeze "
                 "that: use a module (say nn.Dropout) there, or pass segments by hand (splitfed.Segment)"
             )
-    return graphs[1]
+    return graphs[1], constants
+
+
+def _check_replaced(model: nn.Module) -> None:
+    """Refuse a buffer that `forward` replaces by another tensor, which a trace cannot follow."""
+    for path, module in model.named_modules():
+        for name, value in module._buffers.items():
+            if isinstance(value, fx.Proxy):
+                full = f"{path}.{name}" if path else name
+                raise InvalidInput(
+                    f"forward of {type(model).__name__} puts another tensor in the place of buffer {full!r}: change "
+                    "it in place (copy_, add_, mul_)"
+                )
 
 
 def _where(error: BaseException) -> str:
@@ -95,7 +172,7 @@ def _where(error: BaseException) -> str:
 def _assign(model: nn.Module, graph: fx.Graph, names: tuple[str, ...]) -> dict[fx.Node, int]:
     """Give every node the number of the piece it belongs to."""
     nodes = list(graph.nodes)
-    last = {name: _last_node(nodes, name) for name in names}
+    last = {name: _last_node(model, nodes, name) for name in names}
     for name, index in last.items():
         if index < 0:
             raise InvalidInput(f"submodule {name!r} is never called by {type(model).__name__}; nothing to cut after")
@@ -117,13 +194,17 @@ def _assign(model: nn.Module, graph: fx.Graph, names: tuple[str, ...]) -> dict[f
     return part
 
 
-def _last_node(nodes: list[fx.Node], name: str) -> int:
+def _last_node(model: nn.Module, nodes: list[fx.Node], name: str) -> int:
     inside = -1
     for index, node in enumerate(nodes):
         stack = node.meta.get("nn_module_stack") or {}
         owners = [entry[0] for entry in stack.values()]
         if name in owners or (node.op == "call_module" and node.target == name):
             inside = index
+    if inside >= 0 and isinstance(model.get_submodule(name), (nn.RNNBase, nn.MultiheadAttention)):
+        # They return a tuple, which cannot cross; the tensors taken out of it can.
+        while nodes[inside + 1].target is operator.getitem and isinstance(nodes[inside + 1].args[1], int):
+            inside += 1
     return inside
 
 
@@ -135,6 +216,36 @@ def _place_attribute(model: nn.Module, node: fx.Node, part: dict[fx.Node, int]) 
         raise InvalidInput(
             f"parameter {str(node.target)!r} is used on two sides of a cut: weights tied across a cut are refused"
         )
+
+
+def _keep_unread(model: nn.Module, graph: fx.Graph, part: dict[fx.Node, int]) -> None:
+    """Let weights and buffers that no operation reads be part of the piece that holds what stands before them.
+
+    So are further names of a weight that is read under one of them.
+    """
+    home: dict[int, int] = {}
+    read: set[str] = set()
+    state = _tensors(model)
+    for node, index in part.items():
+        if node.op == "call_module":
+            target = f"{node.target}."
+            mine = {name: t for name, t in state.items() if name.startswith(target)}
+            home.update({id(t): index for t in mine.values()})
+            read.update(mine)
+        elif node.op == "get_attr" and node.users and (tensor := state.get(str(node.target))) is not None:
+            home[id(tensor)] = index
+            read.add(str(node.target))
+    index, output = 0, next(n for n in graph.nodes if n.op == "output")
+    for name, tensor in state.items():
+        index = home.get(id(tensor), index)
+        if name not in read:
+            with graph.inserting_before(output):
+                part[graph.get_attr(name)] = index
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return the weights and buffers of `module` that are part of its state."""
+    return {name: tensor for name, tensor in module.state_dict(keep_vars=True).items() if isinstance(tensor, Tensor)}
 
 
 def _build(model: nn.Module, graph: fx.Graph, part: dict[fx.Node, int], count: int) -> tuple[Piece, ...]:
@@ -165,17 +276,18 @@ def _build(model: nn.Module, graph: fx.Graph, part: dict[fx.Node, int], count: i
                     reads[home].append(node.name)
             elif part[node] == index:
                 copies[index][node] = pieces[index].node_copy(node, partial(fetch, index))
-    built = []
+    built, saved = [], set(model.state_dict())
     for index in range(count):
         returned = [n for n in graph.nodes if part[n] == index and (n in crossing or n in final)]
         returned = [n for n in returned if n.op != "placeholder"]
         copied = tuple(copies[index][n] for n in returned)
         pieces[index].output(copied[0] if len(copied) == 1 else copied)
         pieces[index].lint()
-        module = fx.GraphModule(model, pieces[index], class_name=f"{type(model).__name__}Part{index}")
-        module.training = model.training
-        # Constants of the code are no state of the model.
-        module._non_persistent_buffers_set |= {n for n in module._buffers if n.startswith("_tensor_constant")}
+        module = PieceModule(model, pieces[index], class_name=f"{type(model).__name__}Part{index}")
+        for prefix, inner in module.named_modules():
+            # Constants of the code, and buffers that the model does not save, are no state of the model.
+            dotted = f"{prefix}." if prefix else ""
+            inner._non_persistent_buffers_set |= {n for n in inner._buffers if dotted + n not in saved}
         built.append(Piece(module, tuple(reads[index]), tuple(n.name for n in returned)))
     return tuple(built)
 

@@ -5,13 +5,13 @@ Duties name edges and roles only; they hold no module and no tensor, so parties 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from splitfed.defense import Defense, overrides
 from splitfed.errors import InvalidInput
-from splitfed.graph import Edge, Head, Topology
+from splitfed.graph import Edge, Head, Topology, frozen_modules
 from splitfed.probe import Facts
 from splitfed.uses import counted, counted_labels
 
@@ -33,7 +33,7 @@ class Guard:
 class Port:
     """One edge as a segment sees it: the segment and the role at its other end (None: the same party).
 
-    `returns`: whether a gradient comes back on it.
+    `returned`: the values whose gradient comes back on it.
     """
 
     edge: str
@@ -41,7 +41,12 @@ class Port:
     role: str | None
     values: tuple[str, ...]
     guards: tuple[Guard, ...]
-    returns: bool = True
+    returned: tuple[str, ...]
+
+    @property
+    def returns(self) -> bool:
+        """Whether a gradient comes back on it."""
+        return bool(self.returned)
 
     @cached_property
     def sending(self) -> tuple[Guard, ...]:
@@ -70,7 +75,10 @@ class Port:
 
 @dataclass(frozen=True)
 class Duty:
-    """One segment's work: what it reads and from where, what it returns and to whom, the heads on it."""
+    """One segment's work: what it reads and from where, what it returns and to whom, the heads on it.
+
+    `frozen`: the modules inside it that stay in evaluation mode in training; see `graph.frozen_modules`.
+    """
 
     segment: str
     inputs: tuple[str, ...]
@@ -81,6 +89,7 @@ class Duty:
     arrivals: tuple[Port, ...]
     departures: tuple[Port, ...]
     heads: tuple[Head, ...]
+    frozen: tuple[str, ...]
 
     @cached_property
     def leaving(self) -> tuple[Port, ...]:
@@ -93,8 +102,16 @@ class Duty:
         return tuple(port for port in self.arrivals if port.judging)
 
 
-def duties(topology: Topology, facts: Facts, defenses: Sequence[Defense]) -> dict[str, tuple[Duty, ...]]:
-    """Return the duties of every role, after each defense has said that it applies (or refused)."""
+def duties(
+    topology: Topology,
+    facts: Facts,
+    defenses: Sequence[Defense],
+    frozen: Mapping[str, tuple[str, ...]] | None = None,
+) -> dict[str, tuple[Duty, ...]]:
+    """Return the duties of every role, after each defense has said that it applies (or refused).
+
+    `frozen`: what `graph.frozen_modules` returns, for a part of a larger topology.
+    """
     for defense in defenses:
         defense.check(topology, facts)
     guarded = [defense.edges(topology) for defense in defenses]
@@ -114,9 +131,9 @@ def duties(topology: Topology, facts: Facts, defenses: Sequence[Defense]) -> dic
     def port(edge: Edge, near: str, far: str) -> Port:
         crosses = topology.role_of(near) != topology.role_of(far)
         role = topology.role_of(far) if crosses else None
-        returns = edge.name not in topology.forward_only
-        return Port(edge.name, far, role, edge.values, guards[edge.name], returns)
+        return Port(edge.name, far, role, edge.values, guards[edge.name], facts.returned(topology, edge))
 
+    frozen = frozen_modules(topology) if frozen is None else frozen
     work: dict[str, list[Duty]] = {role: [] for role in topology.roles}
     for segment in topology.segments:
         work[segment.role].append(
@@ -130,6 +147,7 @@ def duties(topology: Topology, facts: Facts, defenses: Sequence[Defense]) -> dic
                 tuple(port(e, segment.name, e.source) for e in topology.edges if e.target == segment.name),
                 tuple(port(e, segment.name, e.target) for e in topology.edges if e.source == segment.name),
                 tuple(h for h in topology.heads if h.value in segment.outputs),
+                frozen[segment.name],
             )
         )
     return {role: tuple(found) for role, found in work.items()}

@@ -9,13 +9,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from torch import Tensor, fx, nn
 
 from splitfed.errors import InvalidInput, check_number, unknown
 from splitfed.task import Task
+
+
+@dataclass(frozen=True, eq=False)
+class Original:
+    """The uncut model that segments were cut from, with which they are compared before training.
+
+    `model` takes each value of `arguments` as the argument of that name and returns the values `outputs`, in that
+    order. `pieces`: module, inputs and outputs of each, in the order they run. `cuts`: the submodules cut after.
+    """
+
+    model: nn.Module
+    arguments: Mapping[str, str]
+    outputs: tuple[str, ...]
+    pieces: tuple[tuple[nn.Module, tuple[str, ...], tuple[str, ...]], ...]
+    cuts: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -25,6 +40,7 @@ class Segment:
     `module` takes the values named in `inputs`, in that order, and returns those named in `outputs`: a tensor for
     one, a tuple for several. `prefix` goes before its parameter names in the state dict of the whole model: the
     segment's name and a dot, unless given; a piece made by `cut` keeps the model's own names and needs none.
+    `original`: the model that it was cut from, None for a segment made by hand.
     """
 
     name: str
@@ -33,6 +49,7 @@ class Segment:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     prefix: str | None = None
+    original: Original | None = field(default=None, compare=False, repr=False)
 
     def full(self, name: str) -> str:
         """Return the name that `name` of the segment's state has in the whole model's."""
@@ -251,6 +268,20 @@ class Topology:
 def member(role: str, lane: int) -> str:
     """Return the name of the party that plays `role` for one client: `client3`, or `party1_3` for role `party1`."""
     return f"{role}{'_' if role[-1:].isdigit() else ''}{lane}"
+
+
+def frozen_modules(topology: Topology, given: bool | None = None) -> dict[str, tuple[str, ...]]:
+    """Return by segment the modules inside it that stay in evaluation mode in training, by their names.
+
+    They are those that the user left in evaluation mode, "" being the segment as a whole. A model that is given in
+    evaluation mode as a whole, all segments of it, is trained; `given` says whether it was given in training mode.
+    """
+    if given is None:
+        given = any(segment.module.training for segment in topology.segments)
+    return {
+        s.name: tuple(name for name, m in s.module.named_modules() if given and not m.training)
+        for s in topology.segments
+    }
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:

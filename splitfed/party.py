@@ -314,11 +314,12 @@ class Party(Belongings):
         messages = []
         for port in duty.arrivals:
             if port.role is None:
-                back = [(tape.made[name], _gradient(leaves[name])) for name in port.values]
+                back = [(tape.made[name], _gradient(leaves[name])) for name in port.returned]
                 tape.returned.setdefault(port.segment, []).extend(back)
                 continue
-            tensors = {name: _gradient(tape.held.pop(name)) for name in port.values}
-            if not port.returns:
+            held = {name: tape.held.pop(name) for name in port.values}
+            tensors = {name: _gradient(held[name]) for name in port.returned}
+            if not tensors:
                 continue
             for guard in port.returning:
                 context = self._context(duty, port, guard.position, tape, stamp)
@@ -380,7 +381,7 @@ def forward_seed(seed: int, party: str, segment: str, stamp: Stamp) -> int:
 
 
 def _gradient(leaf: Tensor) -> Tensor:
-    """The gradient of a leaf; zeros where nothing used it, so that the sender gets the shape it expects."""
+    """The gradient of a leaf; zeros where nothing used it in this step, so that the sender gets what it expects."""
     return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
 

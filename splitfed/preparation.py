@@ -12,9 +12,10 @@ from splitfed.chosen import check_clients, of_client
 from splitfed.data.dataset import Dataset
 from splitfed.data.features import feed
 from splitfed.data.federation import Federation
-from splitfed.defense import Defense
+from splitfed.defense import Defense, overrides
 from splitfed.duty import duties
 from splitfed.engines.base import Placement
+from splitfed.equivalence import EXAMPLES, check_topology
 from splitfed.errors import InvalidInput, unknown
 from splitfed.federated.base import Method
 from splitfed.graph import Topology
@@ -299,6 +300,7 @@ def _ready(
     known = topology.with_tasks(rows.tasks)
     schedule.check(known, len(data.clients))
     facts = probe_with(known, rows)
+    check_topology(known, inputs_of(known, rows.rows(range(min(EXAMPLES, len(rows))))))
     prepared = schedule.prepare(known, facts, seed)
     if prepared is not known:
         facts = probe_with(prepared, rows)
@@ -307,5 +309,8 @@ def _ready(
         prepared = method.fit(prepared, facts, derive(seed, "method"))
         facts = probe_with(prepared, rows)
     prepared, facts = fitted(prepared, facts, rows, defenses, seed)
+    if method is not None or any(overrides(d, "penalty", "penalty_at_receiver") for d in defenses):
+        # Their terms may send a gradient where the losses of the heads send none.
+        facts = replace(facts, no_gradient=frozenset())
     check_outputs(prepared, facts)
     return prepared, facts

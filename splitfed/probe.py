@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.errors import InvalidInput
-from splitfed.graph import Segment, Topology
+from splitfed.graph import Edge, Segment, Topology
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,8 @@ class Facts:
     """What the probe saw. `shapes` and `dtypes` are per value, without the batch dimension.
 
     `overwritten`: segment -> the inputs it overwrites in place; `stochastic`: segments that draw random numbers in
-    training; `batch_norm`: segments that need at least two rows in training.
+    training; `batch_norm`: segments that need at least two rows in training; `no_gradient`: value and segment that
+    reads it, where no gradient comes back: whatever the segment makes of it, no head learns from it.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -30,6 +31,19 @@ class Facts:
     overwritten: Mapping[str, frozenset[str]]
     stochastic: frozenset[str]
     batch_norm: frozenset[str]
+    no_gradient: frozenset[tuple[str, str]] = frozenset()
+
+    def returned(self, topology: Topology, edge: Edge) -> tuple[str, ...]:
+        """Return the values of `edge` whose gradient comes back on it in training, in their order."""
+        if edge.name in topology.forward_only:
+            return ()
+        if not self.no_gradient:
+            return edge.values
+        # A value that several segments of another role read crosses once, and so does the sum of its gradients.
+        crosses = topology.role_of(edge.source) != topology.role_of(edge.target)
+        readers = topology.readers(edge) if crosses else (edge.target,)
+        reads = {name: topology.segment(name).inputs for name in readers}
+        return tuple(v for v in edge.values if any(v in reads[r] and (v, r) not in self.no_gradient for r in readers))
 
 
 def probe(topology: Topology, batch: Mapping[str, Tensor]) -> Facts:
@@ -45,14 +59,19 @@ def probe(topology: Topology, batch: Mapping[str, Tensor]) -> Facts:
     rows = len(next(iter(batch.values())))
     overwritten: dict[str, frozenset[str]] = {}
     stochastic: set[str] = set()
+    behind: dict[tuple[str, str], set[int]] = {}
+    leaves: dict[tuple[str, str], Tensor] = {}
     for segment in topology.segments:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            outputs, overwritten[segment.name], draws = _try(topology, segment, values)
+        arrived = {name: _arrived(topology, name, values[name]) for name in segment.inputs}
+        leaves |= {(segment.name, name): leaf for name, leaf in arrived.items()}
+        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+            outputs, overwritten[segment.name], draws = _try(topology, segment, arrived)
         if draws:
             stochastic.add(segment.name)
         for name, value in zip(segment.outputs, outputs, strict=True):
             _check_value(segment, name, value, rows)
-            values[name] = value
+            behind[segment.name, name] = _leaves_behind(value)
+            values[name] = value.detach()
     norm = {s.name for s in topology.segments if _has_batch_norm(s.module)}
     return Facts(
         {name: tuple(v.shape[1:]) for name, v in values.items()},
@@ -60,7 +79,43 @@ def probe(topology: Topology, batch: Mapping[str, Tensor]) -> Facts:
         overwritten,
         frozenset(stochastic),
         frozenset(norm),
+        _without_gradient(topology, leaves, behind),
     )
+
+
+def _arrived(topology: Topology, name: str, value: Tensor) -> Tensor:
+    """Return `value` as a segment gets it: raw data asks for no gradient, what another segment returns does."""
+    leaf = value.detach()
+    return leaf if name in topology.inputs else leaf.requires_grad_()
+
+
+def _leaves_behind(value: Tensor) -> set[int]:
+    """Return the ids of all leaves that autograd would send a gradient of `value` to."""
+    found, waiting, seen = set(), [value.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if (leaf := getattr(node, "variable", None)) is not None:
+            found.add(id(leaf))
+        waiting += [before for before, _ in node.next_functions]
+    return found
+
+
+def _without_gradient(
+    topology: Topology, leaves: Mapping[tuple[str, str], Tensor], behind: Mapping[tuple[str, str], set[int]]
+) -> frozenset[tuple[str, str]]:
+    """Return value and reading segment wherever no gradient of a head comes back."""
+    learning, found = {head.value for head in topology.heads}, set()
+    for segment in reversed(topology.segments):
+        reached = set().union(*(behind[segment.name, v] for v in segment.outputs if v in learning))
+        for name in set(segment.inputs) - set(topology.inputs):
+            if id(leaves[segment.name, name]) in reached:
+                learning.add(name)
+            else:
+                found.add((name, segment.name))
+    return frozenset(found)
 
 
 def check_alike(topologies: Sequence[Topology], facts: Sequence[Facts]) -> None:
@@ -83,7 +138,11 @@ def check_alike(topologies: Sequence[Topology], facts: Sequence[Facts]) -> None:
 def _try(
     topology: Topology, segment: Segment, values: Mapping[str, Tensor]
 ) -> tuple[tuple[Tensor, ...], frozenset[str], bool]:
-    module = copy.deepcopy(segment.module).train()
+    try:
+        module = copy.deepcopy(segment.module).train()
+    except (RuntimeError, TypeError, AttributeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InvalidInput(f"segment {segment.name!r} cannot be copied for its party: {reason}") from error
     given = [values[name].clone() for name in segment.inputs]
     versions = [tensor._version for tensor in given]
     before = torch.random.get_rng_state()

@@ -22,9 +22,9 @@ ROOT = Path(__file__).resolve().parent.parent
 # The layers, lowest first. A unit is a module or package directly under splitfed. What no table names is a
 # helper: it may import BASE, CORE and other helpers, and whoever imports it answers for all that it reaches.
 BASE = ("errors", "seeding", "task", "privacy", "registry", "dependence", "intervals", "optim", "aliasing")
+BASE += ("model_snapshot",)
 CORE = (
     "graph",
-    "cutting",
     "probe",
     "view",
     "traffic",
@@ -37,6 +37,9 @@ CORE = (
     "tape",
     "party",
     "executor",
+    "equivalence_sides",
+    "equivalence",
+    "cutting",
     "secure",
     "engines",
 )
@@ -91,7 +94,9 @@ ALLOWED: dict[str, set[str]] = {
 HELPER = {*BASE, *CORE}
 
 # Accounting runs a backward pass to measure what it costs; ExpertMatcher trains autoencoders of its own.
+# The equivalence test trains the user's uncut model, beside which the segments are tried.
 AUTOGRAD = {"backprop", "party", "attacks", "defenses", "federated", "dependence", "accounting", "matching"}
+AUTOGRAD |= {"equivalence_sides"}
 # Slow or optional: the only packages that a function may import when it is called. The command line may delay
 # anything, for a help page must not wait for torch.
 HEAVY = {"sklearn", "mlxtend", "pandas", "scipy", "matplotlib", "torchmetrics", "PIL", "pyarrow", "optuna"}

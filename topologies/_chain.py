@@ -17,7 +17,7 @@ def cut_in_roles(
     """Cut `model` at `cuts` and give piece i the name `names[i]` and the role `roles[i]`."""
     pieces = cut(model, cuts)
     return tuple(
-        Segment(name, role, piece.module, piece.inputs, piece.outputs)
+        Segment(name, role, piece.module, piece.inputs, piece.outputs, original=piece.original)
         for name, role, piece in zip(names, roles, pieces, strict=True)
     )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from math import prod
 
-from splitfed.graph import Edge, Topology, weights
+from splitfed.graph import Topology, weights
 from splitfed.probe import Facts
 
 
@@ -22,13 +22,13 @@ def value_bytes(facts: Facts, value: str) -> int:
 
 def forward_bytes(topology: Topology, facts: Facts, rows: int) -> int:
     """Return the bytes of all activations that cross for `rows` rows."""
-    return sum(_edge_bytes(facts, edge) for edge in topology.crossings) * rows
+    return sum(value_bytes(facts, value) for edge in topology.crossings for value in edge.values) * rows
 
 
 def backward_bytes(topology: Topology, facts: Facts, rows: int) -> int:
     """Return the bytes of all gradients that come back for `rows` rows."""
-    back = [edge for edge in topology.crossings if edge.name not in topology.forward_only]
-    return sum(_edge_bytes(facts, edge) for edge in back) * rows
+    back = [value for edge in topology.crossings for value in facts.returned(topology, edge)]
+    return sum(value_bytes(facts, value) for value in back) * rows
 
 
 def step_bytes(topology: Topology, facts: Facts, rows: int, label_bytes: int = 8) -> int:
@@ -56,7 +56,3 @@ def weight_bytes(topology: Topology, role: str, buffers: bool = True, kept: Coll
 def epoch_bytes(topology: Topology, facts: Facts, batches: Iterable[int], label_bytes: int = 8) -> int:
     """Return the bytes of one epoch over `batches` (rows of each)."""
     return sum(step_bytes(topology, facts, rows, label_bytes) for rows in batches)
-
-
-def _edge_bytes(facts: Facts, edge: Edge) -> int:
-    return sum(value_bytes(facts, value) for value in edge.values)

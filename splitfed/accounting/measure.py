@@ -55,7 +55,7 @@ def rehearsal(topology: Topology, segment: Segment, facts: Facts, rows: int) -> 
         inputs = tuple(_made_up(facts, v, rows).requires_grad_(v in needy) for v in segment.inputs)
         overwritten = facts.overwritten[segment.name]
         arguments = tuple(x.clone() if v in overwritten else x for v, x in zip(segment.inputs, inputs, strict=True))
-        wanted = _values_with_gradient(topology)
+        wanted = _values_with_gradient(topology, facts)
         yield Rehearsal(module, inputs, arguments, tuple(v in wanted for v in segment.outputs))
 
 
@@ -69,6 +69,6 @@ def _arrived_one_way(topology: Topology, role: str) -> set[str]:
     return {v for e in edges if topology.role_of(e.target) == role for v in e.values}
 
 
-def _values_with_gradient(topology: Topology) -> set[str]:
-    back = {v for e in topology.edges if e.name not in topology.forward_only for v in e.values}
+def _values_with_gradient(topology: Topology, facts: Facts) -> set[str]:
+    back = {v for e in topology.edges for v in facts.returned(topology, e)}
     return back | {h.value for h in topology.heads}

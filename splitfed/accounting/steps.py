@@ -69,7 +69,7 @@ def step_shape(topology: Topology, facts: Facts, flops: Mapping[str, SegmentCost
 
     `flops`: what `segment_flops` returned, per row; `label_bytes`: the size of one row's label at each head. Labels
     leave their holder when the step begins. A party begins its next step when its own part of the last one is over,
-    so where no gradient comes back (`topology.forward_only`) a client runs ahead of its server. Optimizer steps and
+    so where no gradient comes back (`Facts.returned`) a client runs ahead of its server. Optimizer steps and
     losses take no time. `InvalidInput` for a size that is negative or not finite.
     """
     check_number("label_bytes", label_bytes, low=0)
@@ -133,13 +133,14 @@ def _backward(
         for value in segment.inputs:
             readers.setdefault((value, role), set()).add(index)
         for edge in topology.edges:
-            if edge.target != name or edge.name in topology.forward_only:
+            returned = facts.returned(topology, edge)
+            if edge.target != name or not returned:
                 continue
             back = index
             if edge in topology.crossings:
                 # What a party keeps for several of its segments goes back once, when the last of them is done.
                 done = set().union(*(readers[v, role] for v in edge.values))
-                to, size = topology.role_of(edge.source), _bytes(facts, edge.values)
+                to, size = topology.role_of(edge.source), _bytes(facts, returned)
                 back = _add(tasks, f"gradient {edge.name}", role, to, size, done, True)
             waits[edge.source].add(back)
 

@@ -21,7 +21,7 @@ from splitfed.duty import relabelled
 from splitfed.engines.base import CONSULTED, FED
 from splitfed.engines.taking import Taking
 from splitfed.executor import Combine
-from splitfed.graph import Edge, Topology, member
+from splitfed.graph import Topology, member
 from splitfed.optim import Optim
 from splitfed.planning.summing import PlannedSums
 from splitfed.preparation import Prepared, inputs_of, labels_of
@@ -202,10 +202,10 @@ def flows_of(
         source, target = topology.role_of(edge.source), topology.role_of(edge.target)
         guards = [defense for defense, edges in zip(defenses, guarded, strict=True) if edge.name in edges]
         ahead = not topology.serving.isdisjoint(topology.readers(edge))
-        size = partial(_size, facts, edge, "activation", guards)
+        size = partial(_size, facts, edge.values, "activation", guards)
         found.append(Flowing("activation", source, target, size, ahead))
-        if edge.name not in topology.forward_only:
-            found.append(Flowing("gradient", target, source, partial(_size, facts, edge, "gradient", guards)))
+        if returned := facts.returned(topology, edge):
+            found.append(Flowing("gradient", target, source, partial(_size, facts, returned, "gradient", guards)))
     for defense in defenses:
         for sender, receiver in defense.norms(topology):
             found.append(Flowing("norm", sender, receiver, partial(operator.mul, _norm_size(topology, sender))))
@@ -222,9 +222,9 @@ def _norm_size(topology: Topology, role: str) -> int:
     return max(p.element_size() for p in weights)
 
 
-def _size(facts: Facts, edge: Edge, kind: str, guards: Sequence[Defense], rows: int) -> int:
+def _size(facts: Facts, values: Sequence[str], kind: str, guards: Sequence[Defense], rows: int) -> int:
     total = 0
-    for value in edge.values:
+    for value in values:
         packed = packed_bytes(guards, kind, rows, facts.shapes[value], facts.dtypes[value])
         total += value_bytes(facts, value) * rows if packed is None else packed
     return total

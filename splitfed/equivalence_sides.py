@@ -1,0 +1,213 @@
+"""The two sides of an equivalence test: the uncut model as anybody trains it, and parties that hold its segments.
+
+Both run one batch in one mode and say what it has left behind; see `splitfed.equivalence` for the comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from splitfed.duty import duties
+from splitfed.errors import InvalidInput
+from splitfed.executor import Lane, exchange, predict_step
+from splitfed.graph import Head, Original, Segment, Topology
+from splitfed.model_snapshot import generator_states
+from splitfed.optim import Optim
+from splitfed.party import Party
+from splitfed.probe import Facts
+from splitfed.tape import Batch
+from splitfed.task import Task
+from splitfed.view import Message
+
+OPTIM = Optim("SGD", {"lr": 2.0**-7, "momentum": 0.9, "weight_decay": 0.01})
+"""The optimizer of both sides: with momentum and decay, so that a gradient of zeros differs from none."""
+TRAINING, EVALUATION, NO_GRADIENTS = "training", "evaluation", "evaluation without gradients"
+
+Values = Mapping[str, Tensor]
+
+
+@dataclass
+class Outcome:
+    """What one batch leaves behind: outputs by value, gradients and state by name, modes and random generators.
+
+    `attached`: whether autograd knows where each output comes from.
+    """
+
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+    attached: dict[str, bool] = field(default_factory=dict)
+    gradients: dict[str, Tensor | None] = field(default_factory=dict)
+    state: dict[str, Tensor] = field(default_factory=dict)
+    modes: dict[str, bool] = field(default_factory=dict)
+    generators: tuple[Any, ...] = ()
+
+
+class Side(Protocol):
+    """One of the two."""
+
+    def run(self, stage: str, inputs: Values, targets: Values, step: int) -> Outcome:
+        """Run one batch of `inputs`, in training towards `targets` with a step of the optimizer at the end."""
+        ...
+
+    def modules(self) -> dict[str, nn.Module]:
+        """Return the submodules without submodules of their own, by their names in the uncut model."""
+        ...
+
+
+class Uncut:
+    """The user's own model, trained in place."""
+
+    def __init__(self, original: Original, given: bool) -> None:
+        self._original = original
+        self._model = original.model
+        # A model given in evaluation mode as a whole is trained; what is frozen inside stays so.
+        self._frozen = [n for n, m in self._model.named_modules() if given and not m.training]
+        weights = [p for p in self._model.parameters() if p.requires_grad]
+        self._optimizer = OPTIM.build(weights)[0] if weights else None
+
+    def run(self, stage: str, inputs: Values, targets: Values, step: int) -> Outcome:
+        """Run one batch as a plain call of the model; see `Side.run`."""
+        self._model.train(stage == TRAINING)
+        for name in self._frozen if stage == TRAINING else ():
+            self._model.get_submodule(name).training = False
+        names = self._original.arguments
+        given = {name: value.clone() for name, value in inputs.items()}
+        with torch.set_grad_enabled(stage != NO_GRADIENTS):
+            if names:
+                result = self._model(**{names[value]: given[value] for value in names})
+            else:
+                result = self._model(*(given[value] for value in self._original.pieces[0][1]))
+        found = dict(zip(self._original.outputs, as_tuple(result), strict=True))
+        done = Outcome(
+            {v: t.detach().clone() for v, t in found.items()}, {v: t.requires_grad for v, t in found.items()}
+        )
+        if stage == TRAINING:
+            losses = [(found[value] * target).sum() for value, target in targets.items()]
+            if any(loss.requires_grad for loss in losses):
+                torch.autograd.backward([loss for loss in losses if loss.requires_grad])
+            done.gradients = _gradients(self._model)
+            if self._optimizer is not None:
+                self._optimizer.step()
+                self._optimizer.zero_grad(set_to_none=True)
+        done.state = {n: t.clone() for n, t in self._model.state_dict().items() if isinstance(t, Tensor)}
+        done.modes = {name: module.training for name, module in self.modules().items()}
+        done.generators = generator_states()
+        return done
+
+    def modules(self) -> dict[str, nn.Module]:
+        """Return the innermost submodules by name."""
+        return {name: m for name, m in self._model.named_modules() if not any(True for _ in m.children())}
+
+
+class Parties:
+    """Copies of the segments, each with the party of its role, trained by messages as in a run."""
+
+    def __init__(self, unit: Topology, facts: Facts, frozen: Mapping[str, tuple[str, ...]]) -> None:
+        self._outcome = Outcome()
+        heads = tuple(self._with_loss(head) for head in unit.heads)
+        self._topology = Topology(unit.name, unit.segments, unit.inputs, heads)
+        self._facts = facts
+        work = duties(self._topology, facts, (), frozen)
+        held = {s.name: s.module for s in unit.segments}
+        self._parties = {
+            role: Party(role, role, work[role], held, OPTIM, 0, facts.shapes) for role in self._topology.roles
+        }
+        self._lane = Lane(0, self._topology, self._parties, 0)
+        self._modules = {name: m for party in self._parties.values() for name, m in party.modules.items()}
+
+    def run(self, stage: str, inputs: Values, targets: Values, step: int) -> Outcome:
+        """Run one batch as an exchange of messages; see `Side.run`."""
+        done = self._outcome = Outcome()
+        rows = len(next(iter(inputs.values())))
+        for role, party in self._parties.items():
+            mine = {v: t.clone() for v, t in inputs.items() if self._topology.inputs[v] == role}
+            party.own("train", mine, {h.value: targets[h.value] for h in self._topology.heads if h.labels == role})
+        batch = Batch("train", torch.arange(rows))
+        if stage == TRAINING:
+            exchange(self._lane, _HandOver(), batch, self._lane.stamp("train", 0, step))
+            done.gradients = {
+                segment.full(name): gradient
+                for segment in self._topology.segments
+                for name, gradient in _gradients(self._modules[segment.name]).items()
+            }
+            for party in self._parties.values():
+                party.update()
+        elif stage == NO_GRADIENTS:
+            done.outputs = predict_step(self._lane, _HandOver(), batch, self._lane.stamp("evaluate", 0, step))
+        else:
+            self._chain(inputs, done)
+        done.state = {n: t.clone() for n, t in self._topology.state_dict(self._modules).items()}
+        done.modes = {name: module.training for name, module in self.modules().items()}
+        done.generators = generator_states()
+        return done
+
+    def modules(self) -> dict[str, nn.Module]:
+        """Return the innermost submodules by name."""
+        return {
+            segment.full(name): m
+            for segment in self._topology.segments
+            for name, m in self._modules[segment.name].named_modules()
+            if not any(True for _ in m.children()) and name
+        }
+
+    def _with_loss(self, head: Head) -> Head:
+        """Return `head` with a loss that is linear in the output, and that notes the output."""
+
+        def loss(output: Tensor, target: Tensor) -> Tensor:
+            self._outcome.outputs[head.value] = output.detach().clone()
+            self._outcome.attached[head.value] = output.requires_grad
+            return (output * target).sum()
+
+        return Head(head.value, head.role, head.labels, Task("equivalence", loss, lambda _, __: 0.0, "none", None))
+
+    def _chain(self, inputs: Values, done: Outcome) -> None:
+        """Run the segments one after the other, as attacks and exported models do, without a cut in the graph."""
+        values = {name: value.clone() for name, value in inputs.items()}
+        for module in self._modules.values():
+            module.eval()
+        with torch.enable_grad():
+            for s in self._topology.segments:
+                written = self._facts.overwritten[s.name]
+                arguments = (values[n].clone() if n in written else values[n] for n in s.inputs)
+                values.update(zip(s.outputs, as_tuple(self._modules[s.name](*arguments)), strict=True))
+        for head in self._topology.heads:
+            done.outputs[head.value] = values[head.value].detach()
+            done.attached[head.value] = values[head.value].requires_grad
+
+
+class _HandOver:
+    """A link that neither counts nor records."""
+
+    def deliver(self, message: Message) -> Message:
+        """Return `message`."""
+        return message
+
+
+def as_tuple(result: Any) -> tuple[Tensor, ...]:
+    """Return what a model or a segment returned as a tuple of tensors."""
+    found = tuple(result) if isinstance(result, (tuple, list)) else (result,)
+    for value in found:
+        if not isinstance(value, Tensor):
+            raise InvalidInput(f"a model that returns a {type(value).__name__} cannot be cut; return tensors")
+    return found
+
+
+def unit_of(segments: list[Segment], original: Original, inputs: Values) -> Topology:
+    """Return a topology of `segments` alone, with a head on every output of `original`."""
+    readers = {v: {s.role for s in segments if v in s.inputs} for v in inputs}
+    if any(len(roles) != 1 for roles in readers.values()):
+        # Raw data never crosses; here the rows of one owner go into several segments.
+        segments = [Segment(s.name, "model", s.module, s.inputs, s.outputs, s.prefix) for s in segments]
+        readers = {v: {"model"} for v in readers}
+    role_of = {v: s.role for s in segments for v in s.outputs}
+    heads = tuple(Head(v, role_of[v], role_of[v]) for v in original.outputs if v in role_of)
+    return Topology("model", tuple(segments), {v: min(roles) for v, roles in readers.items()}, heads)
+
+
+def _gradients(module: nn.Module) -> dict[str, Tensor | None]:
+    named = module.named_parameters(remove_duplicate=False)
+    return {name: None if p.grad is None else p.grad.clone() for name, p in named}
