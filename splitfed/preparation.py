@@ -188,6 +188,11 @@ def probe_with(topology: Topology, rows: Dataset) -> Facts:
     return probe(topology, {n: x if len(x) > 1 else x.repeat(2, *[1] * (x.dim() - 1)) for n, x in few.items()})
 
 
+def check_exact(topology: Topology, rows: Dataset) -> None:
+    """Refuse a topology whose segments do not train as the models they were cut from, tried with a few of `rows`."""
+    check_topology(topology, inputs_of(topology, rows.rows(range(min(EXAMPLES, len(rows))))))
+
+
 def optims_of(topology: Topology, optimizer: str | Optim | Mapping[str, Optim] | None) -> dict[str, Optim]:
     """Return each role's optimizer, from one for all (an `Optim`, or a name with torch's defaults) or by role."""
     if isinstance(optimizer, str):
@@ -300,7 +305,7 @@ def _ready(
     known = topology.with_tasks(rows.tasks)
     schedule.check(known, len(data.clients))
     facts = probe_with(known, rows)
-    check_topology(known, inputs_of(known, rows.rows(range(min(EXAMPLES, len(rows))))))
+    check_exact(known, rows)
     prepared = schedule.prepare(known, facts, seed)
     if prepared is not known:
         facts = probe_with(prepared, rows)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from splitfed.accounting.bytes import backward_bytes
 from splitfed.engines.local import LocalEngine
 from splitfed.graph import Head, Segment, Topology
 from splitfed.optim import Optim
@@ -100,7 +101,7 @@ def test_the_two_labels_go_to_the_two_servers() -> None:
     assert set(two.view().select(kind="label").tensors()) == {"number"}
 
 
-def test_a_value_nobody_needs_sends_a_gradient_of_zeros() -> None:
+def test_no_gradient_comes_back_for_a_value_that_nobody_needs_and_decay_leaves_its_weights_alone() -> None:
     class Ignores(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -122,12 +123,18 @@ def test_a_value_nobody_needs_sends_a_gradient_of_zeros() -> None:
         Segment("top", "server", Ignores(), ("h", "g"), ("out",), "top."),
     )
     topology = Topology("t", segments, {"x": "client"}, (Head("out", "server", "client"),))
-    engine = engine_of(topology, torch.rand(4, 3), torch.tensor([0, 1, 2, 3]))
+    decay = Optim("SGD", {"lr": 0.1, "weight_decay": 0.1})
+    engine = engine_of(topology, torch.rand(4, 3), torch.tensor([0, 1, 2, 3]), optim=decay)
+    before = {name: p.clone() for name, p in engine.modules(0)["bottom"].named_parameters()}
     with engine.watching("client0") as recorder:
         engine.train(0, 0, [torch.arange(4)])
     back = recorder.view().tensors()
-    assert torch.equal(back["g"], torch.zeros(4, 5))
+    assert back.keys() == {"h"}
     assert bool(back["h"].abs().sum() > 0)
+    moved = {n: not torch.equal(p, before[n]) for n, p in engine.modules(0)["bottom"].named_parameters()}
+    assert moved == {"a.weight": True, "a.bias": True, "b.weight": False, "b.bias": False}
+    counted = engine.traffic.bytes(kind="gradient")
+    assert counted == backward_bytes(topology, probe(topology, {"x": torch.rand(4, 3)}), 4) == 4 * 3 * 4
 
 
 class Tied(nn.Module):

@@ -21,6 +21,7 @@ from splitfed.planning.uploads import check_uploads, sent_kinds
 from splitfed.preparation import (
     Prepared,
     check_batches,
+    check_exact,
     check_outputs,
     check_sampling,
     fitted,
@@ -221,6 +222,7 @@ def _place(mistakes: Mistakes, cell: Cell, data: Dataset, split: Federation) -> 
         plan, rows = build.schedule(cell), split.clients[0].train
         facts = probe_with(ready, rows)
         check_outputs(ready, facts)
+        check_exact(ready, rows)
         with mistakes.at(cell.training.where):
             plan.check(ready, len(split))
             ready = plan.prepare(ready, facts, cell.seed)
