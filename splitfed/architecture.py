@@ -74,7 +74,9 @@ class Architecture:
         self._own = copy.deepcopy({name: own[name] for name in upstream if name in own})
         theirs = set(upstream) - set(self._own)
         # What the adversary does not model is replaced, so that not even the first weights of it can be reached.
-        segments = tuple(s if s.name in theirs else replace(s, module=nn.Identity()) for s in topology.segments)
+        segments = tuple(
+            s if s.name in theirs else replace(s, module=nn.Identity(), original=None) for s in topology.segments
+        )
         self._refusal = ""
         try:
             self._topology = fresh(replace(topology, segments=segments), derive(seed, "architecture"))

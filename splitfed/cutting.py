@@ -238,14 +238,22 @@ def _keep_unread(model: nn.Module, graph: fx.Graph, part: dict[fx.Node, int]) ->
     index, output = 0, next(n for n in graph.nodes if n.op == "output")
     for name, tensor in state.items():
         index = home.get(id(tensor), index)
-        if name not in read:
-            with graph.inserting_before(output):
-                part[graph.get_attr(name)] = index
+        if name in read:
+            continue
+        # As a whole submodule, so that it can still be drawn anew, where nothing of it is read.
+        owner = name.rpartition(".")[0]
+        beside = {other for other in state if owner and other.startswith(f"{owner}.")}
+        whole = bool(beside) and not beside & read
+        with graph.inserting_before(output):
+            part[graph.get_attr(owner if whole else name)] = index
+        read |= beside if whole else {name}
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return the weights and buffers of `module` that are part of its state."""
-    return {name: tensor for name, tensor in module.state_dict(keep_vars=True).items() if isinstance(tensor, Tensor)}
+    saved = module.state_dict()
+    named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    return {name: tensor for name, tensor in named if name in saved}
 
 
 def _build(model: nn.Module, graph: fx.Graph, part: dict[fx.Node, int], count: int) -> tuple[Piece, ...]:

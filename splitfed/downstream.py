@@ -27,7 +27,9 @@ def head_after(topology: Topology, role: str, seed: int) -> Callable[[], nn.Modu
         if segments is None:
             continue
         kept = {s.name for s in segments}
-        blank = tuple(s if s.name in kept else replace(s, module=nn.Identity()) for s in topology.segments)
+        blank = tuple(
+            s if s.name in kept else replace(s, module=nn.Identity(), original=None) for s in topology.segments
+        )
         try:
             drawn = fresh(replace(topology, segments=blank), derive(seed, 0))
         except InvalidInput:

@@ -93,7 +93,8 @@ class Uncut:
             if self._optimizer is not None:
                 self._optimizer.step()
                 self._optimizer.zero_grad(set_to_none=True)
-        done.state = {n: t.clone() for n, t in self._model.state_dict().items() if isinstance(t, Tensor)}
+        saved = self._model.state_dict()
+        done.state = {n: t.clone() if isinstance(t, Tensor) else torch.zeros(0) for n, t in saved.items()}
         done.modes = {name: module.training for name, module in self.modules().items()}
         done.generators = generator_states()
         return done

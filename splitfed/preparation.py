@@ -306,6 +306,8 @@ def _ready(
     schedule.check(known, len(data.clients))
     facts = probe_with(known, rows)
     check_exact(known, rows)
+    # Who is handed a topology must not find the user's model behind it.
+    known = replace(known, segments=tuple(replace(s, original=None) for s in known.segments))
     prepared = schedule.prepare(known, facts, seed)
     if prepared is not known:
         facts = probe_with(prepared, rows)

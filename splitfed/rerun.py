@@ -77,7 +77,9 @@ def fresh(topology: Topology, seed: int) -> Topology:
         for segment, whole in modules.items():
             for place, module in whole.named_modules():
                 _redraw(segment, place, module)
-    return replace(topology, segments=tuple(replace(s, module=modules[s.name]) for s in topology.segments))
+    return replace(
+        topology, segments=tuple(replace(s, module=modules[s.name], original=None) for s in topology.segments)
+    )
 
 
 def _redraw(segment: str, place: str, module: nn.Module) -> None:

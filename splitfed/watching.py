@@ -154,7 +154,7 @@ def _fresh(topology: Topology, seed: int) -> Topology:
             module = copy.deepcopy(segment.module)
             for part in module.modules() if segment.role not in topology.data_roles else ():
                 _reset(part)
-            segments.append(replace(segment, module=module))
+            segments.append(replace(segment, module=module, original=None))
     return replace(topology, segments=tuple(segments))
 
 

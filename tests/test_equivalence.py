@@ -21,6 +21,7 @@ from splitfed.graph import Head, Segment, Topology
 from splitfed.model_snapshot import ModelSnapshot, generator_states, same_generators
 from splitfed.optim import Optim
 from splitfed.probe import probe
+from splitfed.rerun import fresh
 from splitfed.topologies import multi_hop, vanilla
 from tests.cut_idioms import Counting, Net, ends, without_gradients
 from tests.zoo import engine_of
@@ -118,6 +119,18 @@ def test_a_segment_that_cannot_be_copied_is_refused() -> None:
     bottom.kept = torch.ones(3, requires_grad=True) * 2  # type: ignore[assignment]
     with pytest.raises(InvalidInput, match="segment 'bottom' cannot be copied for its party: Only Tensors created"):
         probe(by_hand(bottom, nn.Linear(8, 10)), {"x": torch.randn(8, 8)})
+
+
+def test_a_submodule_that_is_not_read_can_be_drawn_anew() -> None:
+    topology = vanilla(Net(ends, spare=nn.Linear(3, 3)), "a")
+    drawn = fresh(topology, 5).state_dict()
+    assert not torch.equal(drawn["spare.weight"], topology.state_dict()["spare.weight"])
+
+
+def test_no_topology_of_a_run_leads_to_the_users_model() -> None:
+    model = Net(ends)
+    run = sf.train(vanilla(model, "a"), data().clients(2), rounds=1)
+    assert all(segment.original is None for topology in run.engine.topologies for segment in topology.segments)
 
 
 def test_behind_a_stopped_gradient_no_party_gets_one_and_decay_leaves_its_weights_alone() -> None:
