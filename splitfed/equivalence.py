@@ -3,8 +3,8 @@
 The user's own model is trained for a few small batches as anybody would train it, beside parties that hold copies of
 its segments, and everything is compared bit for bit: what comes out, which weights get a gradient and which one,
 weights and buffers after the optimizer's step, names of the state, modes, random numbers drawn, and plain Python
-attributes that `forward` changes. Afterwards the model is as it was. A difference is a refusal that names it: what
-cannot be cut exactly is not cut.
+attributes that `forward` changes. The comparison ends early where both are no longer finite. Afterwards the model is
+as it was. A difference is a refusal that names it: what cannot be cut exactly is not cut.
 
 Batches of 8 and of 5 rows in training, then evaluation with and without gradients, then training again, because each
 of these is the first to show some difference. A finite test does not exclude a branch that is taken later, which is
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -54,7 +54,7 @@ _REORDERED = 2.0**10
 _FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AssertionError, AttributeError, KeyError)
 _MODES = {True: "training", False: "evaluation"}
 _MODE = "a party switches modes itself: call .eval() on that submodule before the cut, not in train()"
-_RANDOM = "draw by a module such as nn.Dropout, or by a function of torch"
+_RANDOM = "draw by a module such as nn.Dropout, or by a function of torch from its default generator"
 _GRADIENT = (
     "hooks on weights, no_grad and functions with a backward of their own do not survive the cut: use detach(), or put "
     "that part into a submodule"
@@ -160,6 +160,8 @@ def _compare(segments: list[Segment], original: Original, inputs: Values, given:
         what, advice = str(error), error.advice
         if original.cuts and (changed := snapshot.changes()):
             what, advice = f"forward changes the {changed[0]}", _STATE
+        elif not _repeats(lambda: sides()[0], shapes, inputs):
+            what, advice = "the uncut model itself does not repeat its results from the same seeds", _RANDOM
         elif error.in_outputs:
             what += _place(sides(), shapes, inputs)
         by_hand = ", or pass segments by hand (splitfed.Segment)" if original.cuts else ""
@@ -211,6 +213,21 @@ def _run(side: Side, step: int, shapes: Mapping[str, tuple[int, ...]], inputs: V
         return None
     finite = all(bool(t.isfinite().all()) for t in (*done.outputs.values(), *done.gradients.values()) if t is not None)
     return done if finite else None
+
+
+def _repeats(make: Callable[[], Side], shapes: Mapping[str, tuple[int, ...]], inputs: Values) -> bool:
+    """Tell whether a side comes to the same bits when it is run again."""
+    outcomes = []
+    for _ in range(2):
+        side = make()
+        outcomes.append([_run(side, step, shapes, inputs) for step in range(len(STAGES))])
+    try:
+        for one, other in zip(*outcomes, strict=True):
+            if one is not None and other is not None:
+                _check_same(one, other, loose=False)
+    except Difference:
+        return False
+    return True
 
 
 def _check_same(uncut: Outcome, cut: Outcome, loose: bool) -> None:

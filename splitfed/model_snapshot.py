@@ -166,6 +166,7 @@ _CONTENTS: tuple[tuple[tuple[type, ...], Callable[[Any, int], Any]], ...] = (
     ((Mapping,), lambda v, depth: ("mapping", {repr(k): _content(item, depth - 1) for k, item in v.items()})),
     ((np.ndarray,), lambda v, _: ("array", v.shape, v.tobytes())),
     ((np.random.Generator,), lambda v, _: ("generator", repr(v.bit_generator.state))),
+    ((random.SystemRandom,), lambda _v, _depth: _OPAQUE),
     ((random.Random,), lambda v, _: ("generator", v.getstate())),
 )
 
@@ -183,7 +184,7 @@ def _refiller(value: Any, depth: int = _DEPTH) -> Callable[[], None]:
     if isinstance(value, np.ndarray):
         array = value.copy()
         return partial(np.copyto, value, array)
-    if isinstance(value, random.Random):
+    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
         return partial(value.setstate, value.getstate())
     if isinstance(value, np.random.Generator):
         return partial(setattr, value.bit_generator, "state", value.bit_generator.state)

@@ -228,6 +228,10 @@ def numpy_random(m: Any, x: Tensor) -> Tensor:
     return ends(m, x, lambda m, h: h * float(np.random.rand()))  # noqa: NPY002
 
 
+def system_random(m: Any, x: Tensor) -> Tensor:
+    return ends(m, x, lambda m, h: h * random.SystemRandom().random())
+
+
 def stochastic_depth(m: Any, x: Tensor) -> Tensor:
     h = torch.relu(m.a(x))
     keep = torch.bernoulli(torch.full((h.shape[0], 1), 0.8)) if m.training else 1.0

@@ -205,6 +205,10 @@ IDIOMS: dict[str, Idiom] = {
     "branch_on_the_batch": net(lambda m, h: h if h.shape[0] > 6 else -h, TRACED),
     "python_random_numbers": whole(made.python_random, "other random numbers are drawn from random"),
     "numpy_random_numbers": whole(made.numpy_random, "other random numbers are drawn from numpy.random"),
+    "random_numbers_of_the_system": whole(
+        made.system_random,
+        "the uncut model itself does not repeat its results from the same seeds; draw by a module such as nn.Dropout",
+    ),
     "random_numbers_in_training_only": whole(made.stochastic_depth, "behaves otherwise in training"),
     "number_taken_out": net(lambda m, h: h * float(h.abs().max()), TRACED),
     "in_place_on_a_view_swapdims": whole(written_under_another_name(lambda h: h.swapdims(0, 1)), OVERWRITES),
