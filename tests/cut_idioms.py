@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 Forward = Callable[[Any, Tensor], Any]
 COUNTS = {"calls": 0}
+SYSTEM = random.SystemRandom()
 
 
 class Net(nn.Module):
@@ -226,10 +227,6 @@ def python_random(m: Any, x: Tensor) -> Tensor:
 
 def numpy_random(m: Any, x: Tensor) -> Tensor:
     return ends(m, x, lambda m, h: h * float(np.random.rand()))  # noqa: NPY002
-
-
-def system_random(m: Any, x: Tensor) -> Tensor:
-    return ends(m, x, lambda m, h: h * random.SystemRandom().random())
 
 
 def stochastic_depth(m: Any, x: Tensor) -> Tensor:

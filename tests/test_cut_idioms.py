@@ -81,9 +81,9 @@ def tied(model: Net, one: str, other: str) -> Net:
     return model
 
 
-def forward_hooked(model: Net) -> Net:
-    """Return `model` with a hook that doubles what its second layer returns."""
-    model.b.register_forward_hook(lambda module, inputs, output: output * 2)
+def forward_hooked(model: Net, change: Callable[[Tensor], Tensor] = lambda output: output * 2) -> Net:
+    """Return `model` with a hook that changes what its second layer returns."""
+    model.b.register_forward_hook(lambda module, inputs, output: change(output))
     return model
 
 
@@ -205,8 +205,8 @@ IDIOMS: dict[str, Idiom] = {
     "branch_on_the_batch": net(lambda m, h: h if h.shape[0] > 6 else -h, TRACED),
     "python_random_numbers": whole(made.python_random, "other random numbers are drawn from random"),
     "numpy_random_numbers": whole(made.numpy_random, "other random numbers are drawn from numpy.random"),
-    "random_numbers_of_the_system": whole(
-        made.system_random,
+    "random_numbers_of_the_system": Idiom(
+        lambda: forward_hooked(Net(ends), lambda output: output * made.SYSTEM.random()),
         "the uncut model itself does not repeat its results from the same seeds; draw by a module such as nn.Dropout",
     ),
     "random_numbers_in_training_only": whole(made.stochastic_depth, "behaves otherwise in training"),
