@@ -8,8 +8,8 @@ from pathlib import Path
 
 def inside(folder: Path, name: str) -> Path | None:
     """Return the path of `name`, written in a file of `folder`; None where it lies elsewhere, also by a link."""
-    path = (folder / name).resolve()
-    return path if path.is_relative_to(folder.resolve()) else None
+    path = _followed(folder / name)
+    return path if path is not None and path.is_relative_to(folder.resolve()) else None
 
 
 def link_out(folder: Path) -> str | None:
@@ -20,6 +20,15 @@ def link_out(folder: Path) -> str | None:
     home = folder.resolve()
     for place, folders, files in os.walk(home):
         for path in (Path(place, name) for name in sorted((*folders, *files))):
-            if path.is_symlink() and not path.resolve().is_relative_to(home):
+            end = _followed(path) if path.is_symlink() else path
+            if end is None or not end.is_relative_to(home):
                 return path.relative_to(home).as_posix()
     return None
+
+
+def _followed(path: Path) -> Path | None:
+    """Return where `path` leads; None where that cannot be said, as of links in a circle."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError, ValueError):
+        return None

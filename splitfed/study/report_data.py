@@ -13,6 +13,7 @@ from typing import Any
 from splitfed.errors import InvalidInput
 from splitfed.intervals import mean_interval
 from splitfed.study.config import parse, read
+from splitfed.study.contained import inside
 from splitfed.study.grid import expand
 from splitfed.study.plain_text import plain, visible
 
@@ -250,7 +251,9 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _text(path: Path) -> str:
-    return path.read_text("utf-8") if path.is_file() else ""
+    """Return what stands in the file at `path`, nothing where there is none, or a link to one elsewhere."""
+    own = inside(path.parent, path.name) is not None
+    return path.read_text("utf-8") if own and path.is_file() else ""
 
 
 def _name(folder: Path, config: str) -> str:

@@ -41,6 +41,7 @@ from splitfed.study.progress import Watcher
 from splitfed.study.report_shared import keep
 from splitfed.study.toml import dumps
 from splitfed.study.topology_data import graph_of
+from splitfed.study.trust import mark
 from splitfed.training import train
 
 PERMUTATIONS = 200
@@ -63,6 +64,7 @@ def perform(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Json:
     except NonFinite as error:
         return write_result(folder, {**_identity(cell), "failed": str(error)})
     write_atomic(folder / "config.toml", dumps(cell.config).encode())
+    mark(folder, cell.code.sources())
     found = {**_identity(cell), **_measured(run, cell), **_costs(run, cell, data)}
     found |= {"privacy": _privacy(run, cell, data), "attacks": []}
     keep(run, folder)
