@@ -26,7 +26,9 @@ def write_atomic(path: Path, content: bytes) -> None:
     """Write `content` to `path` so that `path` holds either the old content or the new one, whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
+    # A link that somebody left under this name would lead the writing elsewhere.
+    temporary.unlink(missing_ok=True)
+    with temporary.open("xb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

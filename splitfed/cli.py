@@ -73,6 +73,10 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
         command.add_argument("--debug", action="store_true", help="show a traceback when something fails")
         return command
 
+    def trusting(command: Parser) -> None:
+        text = "run the code and read the files that a folder of somebody else's results names; your own needs no word"
+        command.add_argument("--trust", action="store_true", help=text)
+
     demo = add("demo", _demo, "train, defend, attack and report on real digits, in a minute")
     demo.add_argument("--folder", default="demo", help="where results go (default: demo)")
     demo.add_argument("--workers", type=int, default=None, help="processes (default: one a core, at most 2)")
@@ -82,10 +86,13 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
     run.add_argument("--folder", help="where results go (default: the study's name)")
     run.add_argument("--resume", action="store_true", help="go on with a study that was interrupted")
     run.add_argument("--workers", type=int, default=1, help="processes that share the runs (default: 1)")
+    trusting(run)
 
     plan = add("plan", _plan, "say what a study will cost, before anything is trained")
     plan.add_argument("study", help="the study, a TOML file")
     plan.add_argument("--schedules", default="all", help="all (default), or names, to set beside the study's own")
+
+    trusting(plan)
 
     attack = add("attack", _attack, "attack a finished run again, without training it again")
     attack.add_argument("run", help="the run's folder: .../runs/NAME")
@@ -93,6 +100,7 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
     attack.add_argument("--list", action="store_true", help="say which attacks apply to the run and what others lack")
     attack.add_argument("--preset", default="fast", help="fast (default) or paper")
     attack.add_argument("--adversary", help="the party that attacks (default: the first without data; --list: all)")
+    trusting(attack)
 
     predict = add("predict", _predict, "put new rows through the parties of a finished run, with its defenses")
     predict.add_argument("run", help="the run's folder: .../runs/NAME")
@@ -102,10 +110,12 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
     predict.add_argument("--output", help="a .csv file for what is predicted (default: print the first rows)")
     predict.add_argument("--view", metavar="PARTY", help="keep what this party received, in --view-output")
     predict.add_argument("--view-output", help="a .safetensors file")
+    trusting(predict)
 
     audit = add("audit", _audit, "measure what a finished run's private releases give away, beside what they claim")
     audit.add_argument("run", help="the run's folder: .../runs/NAME")
     audit.add_argument("--trials", type=int, default=20_000, help="releases of each of two rows (default: 20000)")
+    trusting(audit)
 
     report = add("report", _report, "write the report of a study's folder again")
     report.add_argument("folder", help="the study's folder")
@@ -115,6 +125,7 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
 
     worker = commands.add_parser("_worker")
     worker.add_argument("folder")
+    worker.add_argument("code")
     worker.add_argument("--debug", action="store_true")
     worker.set_defaults(command=_worker)
     return parser, dict(commands.choices)
@@ -143,22 +154,23 @@ def _demo(options: Options) -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = min(2, cores) if options.workers is None else options.workers
     with resources.as_file(resources.files("splitfed.study") / "demo.toml") as path:
-        _study(path, Path(options.folder), resume=True, workers=workers, as_json=options.json)
+        _study(path, Path(options.folder), resume=True, workers=workers, as_json=options.json, trust=False)
 
 
 def _run(options: Options) -> None:
     folder = None if options.folder is None else Path(options.folder)
-    _study(Path(options.study), folder, resume=options.resume, workers=options.workers, as_json=options.json)
+    given = {"workers": options.workers, "as_json": options.json, "trust": options.trust}
+    _study(Path(options.study), folder, resume=options.resume, **given)
 
 
-def _study(path: Path, folder: Path | None, *, resume: bool, workers: int, as_json: bool) -> None:
+def _study(path: Path, folder: Path | None, *, resume: bool, workers: int, as_json: bool, trust: bool) -> None:
     from splitfed.study import session
 
     if workers < 1:
         raise InvalidInput(f"workers={workers} is not allowed; expected a whole number of at least 1")
-    ready = session.prepare(path)
+    ready = session.prepare(path, trust=trust)
     home = Path(ready.grid.name) if folder is None else folder
-    results = session.run_study(ready, home, resume=resume, workers=workers)
+    results = session.run_study(ready, home, resume=resume, workers=workers, trust=trust)
     _tell(results, home, as_json)
 
 
@@ -168,10 +180,10 @@ def _attack(options: Options) -> None:
     if options.list == (options.attack is not None):
         raise InvalidInput("splitfed attack: expected --attack NAMES, or --list to see which apply")
     if options.list:
-        _attack_list(again.applicable(Path(options.run), options.adversary), options.json)
+        _attack_list(again.applicable(Path(options.run), options.adversary, trust=options.trust), options.json)
         return
     names = [name.strip() for name in options.attack.split(",") if name.strip()]
-    found = again.attack(Path(options.run), names, options.preset, options.adversary)
+    found = again.attack(Path(options.run), names, options.preset, options.adversary, trust=options.trust)
     if options.json:
         print(json.dumps(found))
         return
@@ -199,7 +211,7 @@ def _plan(options: Options) -> None:
 
     given = [name.strip() for name in options.schedules.split(",") if name.strip()]
     others = list(TABLES["schedules"]) if given == ["all"] else costs.schedules(given)
-    ready = session.prepare(Path(options.study))
+    ready = session.prepare(Path(options.study), trust=options.trust)
     found = costs.plan(ready.grid, ready.data, others)
     if options.json:
         print(json.dumps(found))
@@ -214,16 +226,15 @@ def _predict(options: Options) -> None:
     if (options.view is None) != (options.view_output is None):
         raise InvalidInput("--view and --view-output belong together: whose view, and the file for it")
     output, view = (None if given is None else Path(given) for given in (options.output, options.view_output))
-    found = predicting.predict(
-        Path(options.run), Path(options.input), options.client, options.head, output, options.view, view
-    )
+    given = (Path(options.run), Path(options.input), options.client, options.head, output, options.view, view)
+    found = predicting.predict(*given, trust=options.trust)
     print(json.dumps(found) if options.json else predicting.told(found))
 
 
 def _audit(options: Options) -> None:
     from splitfed.study import audit
 
-    found = audit.audit(Path(options.run), options.trials)
+    found = audit.audit(Path(options.run), options.trials, trust=options.trust)
     print(json.dumps(found) if options.json else audit.told(found))
     if not found["held"]:
         raise SystemExit(1)
@@ -257,7 +268,7 @@ def _list(options: Options) -> None:
 def _worker(options: Options) -> None:
     from splitfed.study import session
 
-    session.serve(Path(options.folder))
+    session.serve(Path(options.folder), Path(options.code))
 
 
 def _tell(results: Sequence[Any], home: Path, as_json: bool) -> None:

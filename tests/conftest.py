@@ -31,6 +31,14 @@ settings.load_profile("splitfed")
 STATES = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _own_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what tests sign with a user's key away from the key of the person who runs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _global_state() -> Iterator[None]:
     """Start every test from the same global random state and thread count, whichever ran before it."""

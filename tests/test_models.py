@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -132,53 +130,11 @@ def test_the_seed_decides_and_the_global_generator_stays() -> None:
     assert torch.equal(first["conv1.weight"], nn.Conv2d(1, 6, 5).weight)
 
 
-@pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return the name of a module with factories of somebody's own."""
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "own_models.py").write_text(
-        "from torch import nn\n"
-        "class Holder:\n"
-        "    @staticmethod\n"
-        "    def flat(width): return nn.Linear(width, 1)\n"
-        "def full(shape, outputs, width=4):\n"
-        "    return nn.Sequential(nn.Linear(*shape, width), nn.Linear(width, outputs))\n"
-        "def anything(**params): return nn.Linear(params['a'], params['b'])\n"
-        "def wrong(): return 'model'\n"
-        "number = 3\n"
-    )
-    monkeypatch.delitem(sys.modules, "own_models", raising=False)
-    return "own_models"
-
-
-def test_import_path(own: str) -> None:
-    model = build(f"{own}:full", (3,), 2, seed=0, width=5)
-    assert [tuple(p.shape) for p in model.parameters()] == [(5, 3), (5,), (2, 5), (2,)]
-    assert build(f"{own}:Holder.flat", (3,), 2, seed=0, width=7).in_features == 7
-    assert build(f"{own}:anything", (3,), 2, seed=0, a=1, b=2).out_features == 2
+def test_import_path() -> None:
     assert build("torch.nn:Linear", (3,), 2, seed=0, in_features=3, out_features=2).in_features == 3
 
 
 BAD: list[tuple[str, dict[str, Any], str]] = [
-    (
-        "own_modelz:full",
-        {},
-        "model 'own_modelz:full': cannot import 'own_modelz' (No module named 'own_modelz')",
-    ),
-    ("own_models:fool", {}, "model 'own_models:fool': 'own_models' has no 'fool'"),
-    (":full", {}, "model ':full': cannot import '' (Empty module name)"),
-    ("own_models:number", {}, "model 'own_models:number' is a int; expected a function or a class"),
-    ("own_models:wrong", {}, "model 'own_models:wrong' returned a str; expected an nn.Module"),
-    (
-        "own_models:full",
-        {"widht": 3},
-        "unknown parameter of model 'own_models:full': 'widht'; did you mean 'width'? (allowed: width)",
-    ),
-    (
-        "own_models:Holder.flat",
-        {},
-        "model 'own_models:Holder.flat' needs width; give it among the model's parameters",
-    ),
     ("lenet", {"pool": "mux"}, "unknown pool 'mux'; did you mean 'max'? (allowed: average, max)"),
     ("lenet", {"depth": 3}, "unknown parameter of model 'lenet': 'depth' (allowed: pool)"),
     ("mlp", {"hidden": [0]}, "hidden=0 is not allowed; expected a whole number of at least 1"),
@@ -186,7 +142,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "params", "text"), BAD)
-def test_build_refuses(own: str, name: str, params: dict[str, Any], text: str) -> None:
+def test_build_refuses(name: str, params: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         build(name, (3, 8, 8), 2, seed=0, **params)
     assert str(caught.value) == text

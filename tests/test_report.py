@@ -21,7 +21,6 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from splitfed.draw import to_svg
 from splitfed.errors import InvalidInput
 from splitfed.seeding import generator
 from splitfed.study import table
@@ -32,7 +31,9 @@ from splitfed.study.report_costs import over_time
 from splitfed.study.report_data import Setting, estimate
 from splitfed.study.report_names import short_names
 from splitfed.study.report_pareto import pareto_front
+from splitfed.study.topology_data import graph_of
 from splitfed.study.units import size, span
+from tests.report_page import check
 from tests.test_draw import VANILLA
 
 CONFIG = """[study]
@@ -126,7 +127,7 @@ def result(defense: str, seed: int, strength: float, accuracy: float, scores: Ma
                 "file": "attacks/inverse_network.safetensors",
             }
         ],
-        "topology_svg": to_svg(VANILLA),
+        "topology_graph": graph_of(VANILLA, {}),
         "topology_mermaid": "flowchart LR",
     }
 
@@ -199,6 +200,8 @@ def parsed(page: str) -> Balance:
     parser.feed(page)
     parser.close()
     assert parser.open == []
+    if page.startswith("<!DOCTYPE"):
+        check(page)
     return parser
 
 
@@ -338,18 +341,8 @@ def test_a_folder_without_a_study_is_refused(tmp_path: Path) -> None:
 def test_tables_show_errors_by_feature(tmp_path: Path) -> None:
     page = write_report(study(tmp_path / "table", seeds=(0,), shape=(5,))).read_text("utf-8")
     assert parsed(page).images == []
-    assert page.count("rgba(213, 94, 0,") == 5 * 3
+    assert len(re.findall(r'<td class="h\d+">', page)) == 5 * 3
     assert "R² of feature" in page
-
-
-def test_names_with_markup_are_escaped(tmp_path: Path) -> None:
-    folder = tmp_path / "bad"
-    found = result("none", 0, 0.0, 0.9, {"psnr": 20.0}) | {"data": "<script>alert(1)</script>"}
-    put(folder, found | {"topology_svg": "<svg><script>alert(2)</script></svg>"}, (3, 8, 8), 0)
-    page = write_report(folder).read_text("utf-8")
-    parsed(page)
-    assert "alert(1)</script>" not in page
-    assert "alert(2)" not in page
 
 
 @pytest.mark.parametrize(

@@ -210,6 +210,13 @@ class Pair(nn.Module):
         return self.gain * a, self.gain * b
 
 
+class Wide(nn.Linear):
+    """As wide as it is told, from one flat value."""
+
+    def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
+        super().__init__(shape[0], outputs)
+
+
 def test_a_factory_may_take_several_values_and_return_several() -> None:
     study = placed("custom")
     own = {"name": "pair", "role": "server", "inputs": ["a", "b"], "outputs": ["c", "d"]}
@@ -300,7 +307,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         r"topology\[0\]\.bottoms\.right\.width: 3 is not allowed: torch\.nn:ReLU takes no 'outputs'",
     ),
     (
-        turned("vertical", "bottoms", "right", to={"model": "splitfed.models.mlp:mlp"}),
+        turned("vertical", "bottoms", "right", to={"model": "tests.test_study_topologies:Wide"}),
         r"topology\[0\]\.bottoms\.right\.width: is missing; expected a whole number",
     ),
     (

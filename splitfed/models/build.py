@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-from collections.abc import Callable
-from functools import reduce
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,18 +11,36 @@ from torch import nn
 
 from splitfed import registry
 from splitfed.errors import InvalidInput, unknown
+from splitfed.models.import_paths import Code
 from splitfed.seeding import derive
 
 
 def build(name: str, shape: tuple[int, ...], outputs: int, seed: int, **params: Any) -> nn.Module:
     """Return the model `name`, initialised from `seed`; torch's global generator is left as it was.
 
-    `name` is registered (`splitfed list models`) or "package.module:factory", a function or class that is
-    called with `params` and, where its signature has them, with `shape` (of one row) and `outputs`. Importing
-    runs that module's code: it is as trusted as the program. Raises `InvalidInput` for a name that leads
-    nowhere, for parameters that do not fit, and for a factory that returns no `nn.Module`.
+    `name` is registered (`splitfed list models`) or leads to a subclass of `torch.nn.Module`, "package.module:Name",
+    which is called with `params` and, where its signature has them, with `shape` (of one row) and `outputs`. Importing
+    runs that module's code: it is as trusted as the program. Raises `InvalidInput` for a name that leads nowhere or to
+    something else, and for parameters that do not fit. A function of your own needs no name: call it.
     """
-    factory = _import(name) if ":" in name else registry.load("models", name)
+    return make(name, factory_of(name, Code()), shape, outputs, seed, params)
+
+
+def factory_of(name: str, code: Code) -> Callable[..., Any]:
+    """Return what makes the model `name`: a registered function, or what `code` finds for an import path."""
+    factory: Callable[..., Any] = code.find(name) if ":" in name else registry.load("models", name)
+    return factory
+
+
+def make(
+    name: str,
+    factory: Callable[..., Any],
+    shape: tuple[Any, ...],
+    outputs: int,
+    seed: int,
+    params: Mapping[str, Any],
+) -> nn.Module:
+    """Return the model that `factory`, called `name` in messages, makes of its arguments; as `build`."""
     given = _arguments(name, factory, {"shape": shape, "outputs": outputs}, params)
     with torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which would reseed the accelerators as well.
@@ -35,33 +51,20 @@ def build(name: str, shape: tuple[int, ...], outputs: int, seed: int, **params: 
     return model
 
 
-def _import(path: str) -> Callable[..., Any]:
-    module, _, attribute = path.partition(":")
-    try:
-        found = reduce(getattr, attribute.split("."), importlib.import_module(module))
-    except (ImportError, ValueError) as error:
-        raise InvalidInput(f"model {path!r}: cannot import {module!r} ({error})") from None
-    except AttributeError:
-        raise InvalidInput(f"model {path!r}: {module!r} has no {attribute!r}") from None
-    if not callable(found):
-        raise InvalidInput(f"model {path!r} is a {type(found).__name__}; expected a function or a class")
-    return found
-
-
 def _arguments(
-    name: str, factory: Callable[..., Any], offered: dict[str, Any], params: dict[str, Any]
+    name: str, factory: Callable[..., Any], offered: dict[str, Any], params: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return `params` and those of `offered` that the factory takes; refuse what does not fit or lacks."""
     try:
         accepted = inspect.signature(factory).parameters.values()
-    except ValueError:  # some built-in callables have no signature to read
-        return params
+    except (ValueError, TypeError):
+        raise InvalidInput(f"model {name!r} has no signature that its parameters can be checked against") from None
     takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted)
     names = [p.name for p in accepted if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     for key in params:
         if key not in names and not takes_any:
             raise unknown(f"parameter of model {name!r}:", key, [n for n in names if n not in offered])
-    given = {key: value for key, value in offered.items() if key in names} | params
+    given = {key: value for key, value in offered.items() if key in names} | dict(params)
     missing = [p.name for p in accepted if p.default is p.empty and p.name in names and p.name not in given]
     if missing:
         raise InvalidInput(f"model {name!r} needs {', '.join(missing)}; give it among the model's parameters")

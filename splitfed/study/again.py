@@ -19,13 +19,16 @@ from splitfed.study.rehearsal import check_attack
 from splitfed.study.runner import Json, attacked, result, trained, write_result
 from splitfed.study.store import StudyFolder
 from splitfed.study.toml import dumps
+from splitfed.study.trust import code_of, mark, own_files
 
 
-def attack(folder: Path, names: Sequence[str], preset: str, adversary: str | None) -> list[Json]:
+def attack(
+    folder: Path, names: Sequence[str], preset: str, adversary: str | None, *, trust: bool = False
+) -> list[Json]:
     """Run the attacks `names` on the run in `folder`, add them to its result, and return what they achieved."""
     if not names:
         raise InvalidInput("no attack is named; expected --attack inverse_network,rmle")
-    known, cell, data = finished(folder)
+    known, cell, data = finished(folder, trust=trust)
     mistakes = Mistakes("attack")
     probes = [probe(mistakes, n, AttackTable(name=n, preset=preset, adversary=adversary)) for n in names]
     there = [(p.attack.name, p.attack.parameters) for p in cell.attacks]
@@ -46,30 +49,38 @@ def attack(folder: Path, names: Sequence[str], preset: str, adversary: str | Non
     kept = [a for a in known["attacks"] if a["attack"] not in done]
     labels = {found.label for found in chosen}
     tables = [written(p) for p in [*(p for p in cell.attacks if p.label not in labels), *chosen]]
+    sources = own_files(folder)
     write_atomic(folder / "config.toml", dumps({**cell.config, "attack": tables}).encode())
+    if sources is not None:
+        # Defaults that a later version has are written out now.
+        mark(folder, sources)
     write_result(folder, {**known, "attacks": [*kept, *entries]})
     _refresh(folder.resolve().parent.parent)
     return entries
 
 
-def applicable(folder: Path, adversary: str | None) -> dict[str, dict[str, str | None]]:
+def applicable(folder: Path, adversary: str | None, *, trust: bool = False) -> dict[str, dict[str, str | None]]:
     """Return, for the run in `folder`, party -> attack -> None or why that party cannot run it.
 
     `adversary`: the one party to ask for (default: all of them).
     """
-    _, cell, data = finished(folder)
+    _, cell, data = finished(folder, trust=trust)
     with watcher(1, 0) as told:
         run = trained(cell, data, folder, told)
     parties = list(run.engine.parties) if adversary is None else [run.inquiry.adversary(adversary)]
     return {party: run.inquiry.applicable(party) for party in parties}
 
 
-def finished(folder: Path) -> tuple[Json, Cell, Dataset]:
-    """Return the result of the run in `folder`, what it is, and its data; refuse what has not finished."""
+def finished(folder: Path, *, trust: bool = False) -> tuple[Json, Cell, Dataset]:
+    """Return the result of the run in `folder`, what it is, and its data; refuse what has not finished.
+
+    One that reaches outside of its folder and is not this user's own is refused without `trust`.
+    """
     known = result(folder)
     if known is None or "failed" in known or not (folder / "config.toml").is_file():
         raise InvalidInput(f"{str(folder)!r} holds no finished run; expected a folder .../runs/NAME")
-    grid, data = session.check(config.read(folder / "config.toml"), "config.toml", folder)
+    raw = config.read(folder / "config.toml")
+    grid, data = session.check(raw, "config.toml", folder, code_of(folder, raw, trust))
     return known, grid.cells[0], data
 
 

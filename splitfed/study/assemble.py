@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,7 +19,8 @@ from splitfed.data.dataset import Dataset
 from splitfed.data.features import feed
 from splitfed.errors import InvalidInput
 from splitfed.graph import Segment, Topology
-from splitfed.models.build import build
+from splitfed.models.build import factory_of, make
+from splitfed.models.import_paths import Code
 from splitfed.seeding import derive
 from splitfed.study.parameters import nested, parameters_of
 from splitfed.topologies.fusion import Fusion
@@ -45,10 +45,13 @@ class Pending(nn.Module):
         self.table = table
 
 
-def assembled(builder: Callable[..., Topology], given: Mapping[str, Any], data: Dataset, seed: int) -> Topology:
+def assembled(
+    builder: Callable[..., Topology], given: Mapping[str, Any], data: Dataset, seed: int, code: Code
+) -> Topology:
     """Return what `builder` makes of `given`, tables of pieces replaced by modules initialised from `seed`.
 
-    The last pieces are as wide as the labels in `data` need. Raises `InvalidInput`, for a piece `Refused`.
+    The last pieces are as wide as the labels in `data` need; import paths lead where `code` lets them. Raises
+    `InvalidInput`, for a piece `Refused`.
     """
     allowed = parameters_of(builder)
     ready = {key: _placeheld(key, nested(allowed[key].hint), value, data) for key, value in given.items()}
@@ -61,23 +64,36 @@ def assembled(builder: Callable[..., Topology], given: Mapping[str, Any], data: 
     for segment in topology.segments:
         arriving = [values[name] for name in segment.inputs]
         if isinstance(segment.module, Pending):
-            segment = replace(segment, module=_made(segment.module, segment, topology, arriving, seed))
+            segment = replace(segment, module=_made(segment.module, segment, topology, arriving, seed, code))
         values.update(zip(segment.outputs, _returned(segment, arriving), strict=True))
         segments.append(segment)
     return replace(topology, segments=tuple(segments))
 
 
 def modeled(
-    label: str, name: str, shape: tuple[Any, ...], outputs: int, seed: int, parameters: Mapping[str, Any]
+    label: str,
+    name: str,
+    shape: tuple[Any, ...],
+    outputs: int,
+    seed: int,
+    parameters: Mapping[str, Any],
+    code: Code,
 ) -> nn.Module:
-    """Return the model `name` as `splitfed.models.build` does; whatever else it raises becomes an `InvalidInput`."""
+    """Return the model `name` as `splitfed.models.build` does; whatever else it raises becomes an `InvalidInput`.
+
+    `code`: where its import path may lead.
+    """
     try:
-        return build(name, shape, outputs, seed, **parameters)
+        return make(name, factory_of(name, code), shape, outputs, seed, parameters)
     except InvalidInput:
         raise
-    except (RuntimeError, ValueError, TypeError, OverflowError, MemoryError) as error:
-        # A width that no memory holds, or a factory of the user's own that fails.
+    except Exception as error:
+        # A width that no memory holds, or a factory of the user's own that fails, in any way it likes.
+        known = isinstance(error, (RuntimeError, ValueError, TypeError, OverflowError, MemoryError))
+        if not known and ":" not in name:
+            raise
         reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
+        reason = reason if known else [f"{type(error).__name__}: {reason[0]}"]
         raise InvalidInput(f"model {label} cannot be built: {reason[0]}") from error
 
 
@@ -105,7 +121,9 @@ def _placeholder(path: str, table: Mapping[str, Any]) -> nn.Module:
     return Pending(path, {key: value for key, value in table.items() if key not in SEGMENT_KEYS})
 
 
-def _made(piece: Pending, segment: Segment, topology: Topology, arriving: Sequence[Tensor], seed: int) -> nn.Module:
+def _made(
+    piece: Pending, segment: Segment, topology: Topology, arriving: Sequence[Tensor], seed: int, code: Code
+) -> nn.Module:
     """Build the piece for what arrives, as wide as its table says or, before a loss, as the labels need."""
     parameters = dict(piece.table)
     name, width = parameters.pop("model"), parameters.pop("width", None)
@@ -121,22 +139,22 @@ def _made(piece: Pending, segment: Segment, topology: Topology, arriving: Sequen
             raise Refused(f"{piece.path}.width", f"{width} is not allowed: the labels say how wide the last piece is")
         width = head.task.outputs or 1
     else:
-        _check_width(piece.path, name, width)
+        _check_width(piece.path, name, width, code)
     # A factory of the user's own gets one shape, or all where several values arrive.
     shape = shapes[0] if len(shapes) == 1 else tuple(shapes)
     try:
-        return modeled(name, name, shape, width or 1, derive(seed, "piece", segment.name), parameters)
+        return modeled(name, name, shape, width or 1, derive(seed, "piece", segment.name), parameters, code)
     except InvalidInput as error:
         blamed = [key for key in parameters if str(error).startswith(f"{key}=")]
         raise Refused(".".join([piece.path, *blamed[:1]]), error) from error
 
 
-def _check_width(path: str, name: str, width: int | None) -> None:
+def _check_width(path: str, name: str, width: int | None, code: Code) -> None:
     """Refuse a piece without a width that needs one, and one that has no use for it."""
     try:
-        takes = ":" not in name or "outputs" in inspect.signature(pkgutil.resolve_name(name)).parameters
-    except (ImportError, AttributeError, ValueError, TypeError):
-        return  # `build` says what is wrong with the name.
+        takes = ":" not in name or "outputs" in inspect.signature(factory_of(name, code)).parameters
+    except (InvalidInput, ValueError, TypeError):
+        return  # `modeled` says what is wrong with the name.
     if takes and width is None:
         raise Refused(f"{path}.width", "is missing; expected a whole number, how many values a row the piece returns")
     if width is not None and not takes:
@@ -156,11 +174,11 @@ def _returned(segment: Segment, arriving: Sequence[Tensor]) -> tuple[Tensor, ...
         shapes = ", ".join(f"{v} {tuple(t.shape)}" for v, t in zip(segment.inputs, arriving, strict=True))
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InvalidInput(f"segment {segment.name!r} cannot take what arrives ({shapes}): {reason}") from error
-    found = tuple(result) if isinstance(result, (tuple, list)) else (result,)
-    if len(found) != len(segment.outputs):
+    values = tuple(result) if isinstance(result, (tuple, list)) else (result,)
+    if len(values) != len(segment.outputs):
         names = ", ".join(segment.outputs)
-        raise InvalidInput(f"segment {segment.name!r} returned {len(found)} values; it names {names}")
-    other = next((type(value).__name__ for value in found if not isinstance(value, Tensor)), None)
+        raise InvalidInput(f"segment {segment.name!r} returned {len(values)} values; it names {names}")
+    other = next((type(value).__name__ for value in values if not isinstance(value, Tensor)), None)
     if other is not None:
         raise InvalidInput(f"segment {segment.name!r} returned a {other}; expected tensors")
-    return found
+    return values

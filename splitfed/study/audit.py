@@ -66,10 +66,10 @@ class Route:
         return z
 
 
-def audit(folder: Path, trials: int = 20_000, confidence: float = 0.95) -> Json:
-    """Audit the run in `folder` with `trials` releases of each of two rows; see `audit_run`."""
+def audit(folder: Path, trials: int = 20_000, confidence: float = 0.95, *, trust: bool = False) -> Json:
+    """Audit the run in `folder` with `trials` releases of each of two rows; see `audit_run` and `finished`."""
     check_count("trials", trials, low=40)
-    _, cell, data = finished(folder)
+    _, cell, data = finished(folder, trust=trust)
     with watcher(1, 0) as told:
         run = trained(cell, data, folder, told)
     return audit_run(run, trials, confidence)

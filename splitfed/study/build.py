@@ -39,9 +39,9 @@ def topology(cell: Cell, data: Dataset) -> Topology:
     placed = cell.topology.builder
     builder, given = load("topologies", placed.name), tuples(placed.parameters)
     if cell.model is None:
-        return assembled(builder, given, data, cell.seed)
+        return assembled(builder, given, data, cell.seed, cell.code)
     name, parameters = cell.model.name, cell.model.parameters
-    model = modeled(cell.model.label, name, data.shape, data.task.outputs or 1, cell.seed, parameters)
+    model = modeled(cell.model.label, name, data.shape, data.task.outputs or 1, cell.seed, parameters, cell.code)
     built: Topology = builder(model, **given)
     return built.with_tasks(data.tasks)
 
@@ -71,7 +71,8 @@ def method(cell: Cell, data: Dataset) -> Method | None:
             parameters = dict(table)
             name, width = parameters.pop("model"), parameters.pop("width", None)
             outputs = (data.task.outputs or 1) if width is None else width
-            given[key] = modeled(name, name, data.shape, outputs, derive(cell.seed, "method", key), parameters)
+            seed = derive(cell.seed, "method", key)
+            given[key] = modeled(name, name, data.shape, outputs, seed, parameters, cell.code)
     found: Method = made("methods", replace(part, parameters=given))
     return found
 

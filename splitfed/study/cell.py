@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from splitfed.accounting.speeds import Speeds
 from splitfed.courses import course_of
+from splitfed.models.import_paths import Code
 from splitfed.optim import Optim
 from splitfed.schedules.base import Training
 from splitfed.view import Recording
@@ -157,7 +158,7 @@ class Cell:
 
     `intruder`: the one among the attacks that this training is hijacked by, None for an honest training. `model` is
     None where the topology has the models of its segments in its own tables. `target`: the metric's value that
-    training is to reach on validation rows, where the study names one.
+    training is to reach on validation rows, where the study names one. `code`: where import paths of models may lead.
     """
 
     id: str
@@ -172,6 +173,7 @@ class Cell:
     intruder: Probe | None = None
     method: Layered = Layered("method")
     target: float | None = None
+    code: Code = field(default_factory=Code, compare=False)
 
 
 def written(value: Any) -> str:

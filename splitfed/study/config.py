@@ -84,7 +84,10 @@ class DataTable(Open):
 
 
 class ModelTable(Open):
-    """`[model]`: a registered model or "package.module:factory", with its parameters; for topologies that cut one."""
+    """`[model]`: a registered model or "package.module:Name", with its parameters; for topologies that cut one.
+
+    Such a path leads to a subclass of `torch.nn.Module`, or to a function in a Python file beside the study.
+    """
 
     name: Name
 

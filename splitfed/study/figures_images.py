@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from splitfed.study.contained import inside
 from splitfed.study.report_data import Setting
 
 SHOWN, GAP, TILE, FEATURES = 10, 1, 72, 40
@@ -39,7 +40,8 @@ def pairs(settings: Sequence[Setting], attack: str, seed: int) -> list[Pair]:
     for setting in settings:
         for run in setting.runs:
             entry: Mapping[str, Any] | None = next((a for a in run["attacks"] if a["label"] == attack), None)
-            path = Path(run["folder"]) / entry["file"] if entry else None
+            # Elsewhere on this machine lie files that are no business of a folder from somebody else.
+            path = inside(Path(run["folder"]), entry["file"]) if entry else None
             if int(run["seed"]) == seed and path is not None and path.is_file():
                 tensors = load_file(path)
                 found.append(Pair(setting, tensors["guess"], tensors["truth"]))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 import itertools
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from splitfed.study.inline_svg import inlined
 from splitfed.study.report_data import NO_DEFENSE
 
 # Okabe and Ito's palette without its yellow; told apart by people with any common colour blindness.
@@ -74,14 +74,22 @@ def canvas(panels: int, width: float = 5.3, height: float = 3.9, columns: int = 
 
 def as_svg(figure: Any, name: str) -> str:
     """Return the figure as an SVG element to stand in a page; `name` begins its ids, so that two never meet."""
+    _take_literally(figure)
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r'\b(id=")|(href="#)|(url\(#)', lambda found: f"{found.group(0)}{name}-", text)
-    # The page's own type, which every machine has, in place of the one that the figure was measured with.
-    return re.sub(r"(font:[^;\"]*?px) [^;\"]*", r"\1 system-ui, Helvetica, Arial, sans-serif", text)
+    return inlined(buffer.getvalue(), name)
+
+
+def _take_literally(figure: Any) -> None:
+    """Show every name as it is written; only the powers of ten at a logarithmic axis are formulas."""
+    from matplotlib.text import Text
+
+    axes = [axis for panel in figure.axes for axis in (panel.xaxis, panel.yaxis) if axis.get_scale() == "log"]
+    ticks = [tick for axis in axes for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())]
+    powers = {id(label) for tick in ticks for label in (tick.label1, tick.label2)}
+    for text in figure.findobj(Text):
+        if id(text) not in powers:
+            text.set_parse_math(False)
 
 
 def legend(figure: Any, axis: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from splitfed.attacks.base import Attack
 from splitfed.errors import unknown
+from splitfed.models.import_paths import Code
 from splitfed.registry import TABLES, load
 from splitfed.study import divide, guards, methods, pieces, plans
 from splitfed.study.build import as_tuple
@@ -33,8 +34,12 @@ class Grid:
     cells: tuple[Cell, ...]
 
 
-def expand(config: StudyConfig, source: str, base: Path) -> Grid:
-    """Return the runs of `config`; relative paths start from `base`. Raises `InvalidStudy` naming every mistake."""
+def expand(config: StudyConfig, source: str, base: Path, code: Code | None = None) -> Grid:
+    """Return the runs of `config`; relative paths start from `base`. Raises `InvalidStudy` naming every mistake.
+
+    `code`: where import paths of models may lead (default: to classes alone); none is followed here.
+    """
+    code = Code() if code is None else code
     mistakes = Mistakes(source)
     data_table, data = _data(mistakes, config.data, base)
     model_table, model = _model(mistakes, config)
@@ -99,7 +104,7 @@ def expand(config: StudyConfig, source: str, base: Path) -> Grid:
         cut = model if pieces.cuts_a_model(place.builder.name) else None
         asked = {key: table for key, table in resolved.items() if key != "model" or cut is not None}
         config_alone = {**asked, **alone}
-        more = (world.attacks, config_alone, world.intruder, layer, config.study.target)
+        more = (world.attacks, config_alone, world.intruder, layer, config.study.target, code)
         cells.append(Cell(name, seed, data, cut, place, guard, plan, *more))
     return Grid(config.study.name, resolved, tuple(cells))
 

@@ -121,6 +121,11 @@ def nested(hint: Any) -> Literal["roles", "piece", "segments", "heads"] | None:
     return "roles" if get_origin(hint) is Mapping else "piece"
 
 
+def reads_path(hint: Any) -> bool:
+    """Tell whether a parameter with this hint is the path of a file or a folder."""
+    return Path in _flat(hint)
+
+
 def told(hint: Any) -> str:
     """Return the type `hint` in words."""
     if hint in _WORDS:
@@ -151,7 +156,7 @@ def _listed(value: Any) -> Any:
 
 
 def _absolute(value: Any, hint: Any, base: Path) -> Any:
-    if Path not in _flat(hint) or not isinstance(value, str):
+    if not reads_path(hint) or not isinstance(value, str):
         return value
     path = Path(value)
     return str(path if value.startswith("~") else base / path)

@@ -1,7 +1,7 @@
 """The `[[topology]]` tables of a study: a builder's plain parameters, and tables of the pieces of a model.
 
-A piece is `{model = "mlp", hidden = [16], width = 8}`: a registered model or "package.module:factory", its parameters,
-and how many values a row it returns, which the last piece has from the labels. A list where one value or one table
+A piece is `{model = "mlp", hidden = [16], width = 8}`: a registered model or "package.module:Name", its parameters, and
+how many values a row it returns, which the last piece has from the labels. A list where one value or one table
 belongs gives a grid, at any depth.
 """
 

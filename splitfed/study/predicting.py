@@ -19,6 +19,7 @@ from splitfed.study import config, session
 from splitfed.study.progress import Lines
 from splitfed.study.rows import check_kind, read_rows
 from splitfed.study.runner import Json, result, trained
+from splitfed.study.trust import code_of
 from splitfed.study.units import plural, size
 from splitfed.task import Task
 from splitfed.view import Recorder, View
@@ -35,17 +36,20 @@ def predict(
     output: Path | None = None,
     view: str | None = None,
     view_output: Path | None = None,
+    *,
+    trust: bool = False,
 ) -> Json:
     """Predict the rows in the file `rows` with the run in `folder`; return predictions, traffic and views.
 
     `client`: whose parties compute, from 0; `head`: whose output (default: the first). `output`: a CSV file for the
-    predictions; `view_output`: a safetensors file for all that the party `view` received. Everything is checked
+    predictions; `view_output`: a safetensors file for all that the party `view` received. `trust`: whether a run that
+    reaches outside of its folder may do so though it is not this user's own. Everything is checked
     before anything is computed or written: raises `InvalidInput`.
     """
     check_kind(rows)
     for path in (output, view_output):
         _check_writable(path, rows)
-    run = _rebuilt(folder)
+    run = _rebuilt(folder, trust)
     x = read_rows(rows, run.data.shape, run.data.victims.value_range)
     heads = {h.value: h for h in run.engine.topology.heads}
     if head is not None and head not in heads:
@@ -121,14 +125,15 @@ def told(found: Json) -> str:
     return "\n".join(lines)
 
 
-def _rebuilt(folder: Path) -> Run:
+def _rebuilt(folder: Path, trust: bool) -> Run:
     """Return the finished run in `folder`, as its newest checkpoint has it."""
     known = result(folder)
     if known is None or "failed" in known or not (folder / "config.toml").is_file():
         raise InvalidInput(f"{str(folder)!r} holds no finished run; expected a folder .../runs/NAME")
     if not any((folder / "checkpoints").glob("*/*")):
         raise InvalidInput(f"{str(folder)!r} holds no checkpoint any more; run its study again to predict with it")
-    grid, data = session.check(config.read(folder / "config.toml"), "config.toml", folder)
+    raw = config.read(folder / "config.toml")
+    grid, data = session.check(raw, "config.toml", folder, code_of(folder, raw, trust))
     return trained(grid.cells[0], data, folder, Lines(1))
 
 

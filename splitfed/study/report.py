@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,9 @@ def write_report(folder: Path) -> Path:
     loader = FileSystemLoader(Path(__file__).parent)
     page = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     page.filters |= {"size": size, "interval": interval, "breakable": breakable, "span": span}
+    page.filters |= {"shade": shade, "stacked": stacked}
     page.globals |= {
+        "policy": policy,
         "score": lambda metric, found: _score(metric, found),
         "utility": lambda value: utility(summary, value),
         "utility_interval": lambda found: _bounds(summary, found),
@@ -51,6 +55,28 @@ def interval(found: Mapping[str, Any], digits: int = 3) -> str:
 def breakable(name: str) -> Markup:
     """Let a long name break before its parameters."""
     return Markup(str(escape(name)).replace("(", "<wbr>("))
+
+
+def policy(style: str, script: str) -> str:
+    """Return the policy of a page that loads nothing, and applies this style and runs this script alone."""
+    named = {f"{kind}-src": f"'{_digest(text)}'" for kind, text in (("style", style), ("script", script))}
+    rules = {"default-src": "'none'", **named, "img-src": "data:", "base-uri": "'none'", "form-action": "'none'"}
+    return "; ".join(f"{key} {value}" for key, value in rules.items())
+
+
+def _digest(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}"
+
+
+def shade(value: float) -> int:
+    """Return how dark a cell with this R2 is, in hundredths: 0 for no better than the mean, 75 for a perfect guess."""
+    return round(75 * min(1.0, max(0.0, value)))
+
+
+def stacked(sizes: Mapping[str, float], kinds: Sequence[str], most: float) -> list[tuple[str, str]]:
+    """Return left end and width of every kind's part in a bar of length 100 for `most` bytes."""
+    widths = [100 * sizes.get(kind, 0) / most for kind in kinds]
+    return [(f"{sum(widths[:i]):.2f}", f"{width:.2f}") for i, width in enumerate(widths)]
 
 
 def _bounds(summary: Mapping[str, Any], found: Mapping[str, Any]) -> str:

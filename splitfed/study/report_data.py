@@ -13,7 +13,9 @@ from typing import Any
 from splitfed.errors import InvalidInput
 from splitfed.intervals import mean_interval
 from splitfed.study.config import parse, read
+from splitfed.study.contained import inside
 from splitfed.study.grid import expand
+from splitfed.study.plain_text import plain, visible
 
 NO_DEFENSE = "none"
 NO_METHOD = "no method"
@@ -138,14 +140,14 @@ def read_study(folder: Path) -> Study:
         if "utility" in found:
             results.append(found | {"folder": str(runs / name)})
         else:
-            unfinished.append((name, _reason(runs / name, found)))
+            unfinished.append((visible(name), _reason(runs / name, found)))
     if not results:
         raise InvalidInput(
             f"study {str(folder)!r} has no finished run to report on ({len(begun)} begun): finish it first"
         )
-    config = _text(folder / "config.toml")
+    config = visible(_text(folder / "config.toml"))
     environment = _json(folder / "environment.json")
-    return Study(folder, _name(folder, config), config, environment, _grouped(results), tuple(unfinished))
+    return Study(folder, visible(_name(folder, config)), config, environment, _grouped(results), tuple(unfinished))
 
 
 def estimate(values: Sequence[float | None], scores: Sequence[Mapping[str, Any]] = ()) -> Estimate | None:
@@ -237,16 +239,21 @@ def _reason(place: Path, found: Mapping[str, Any]) -> str:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """Return the object in the file at `path`; an empty one where there is none, or only the beginning of one."""
+    """Return the object in the file at `path`; an empty one where there is none, or only the beginning of one.
+
+    Whatever is read here ends up before somebody's eyes, so its texts are made visible.
+    """
     try:
-        found: dict[str, Any] = json.loads(_text(path) or "{}")
+        found: dict[str, Any] = plain(json.loads(_text(path) or "{}"))
     except json.JSONDecodeError:
         return {}
     return found
 
 
 def _text(path: Path) -> str:
-    return path.read_text("utf-8") if path.is_file() else ""
+    """Return what stands in the file at `path`, nothing where there is none, or a link to one elsewhere."""
+    own = inside(path.parent, path.name) is not None
+    return path.read_text("utf-8") if own and path.is_file() else ""
 
 
 def _name(folder: Path, config: str) -> str:

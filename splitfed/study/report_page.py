@@ -34,6 +34,11 @@ def content(study: Study, summary: Summary) -> Json:
     looks = Looks(summary)
     shown = [(m, target) for target in TARGETS for m in _metrics(summary, target)]
     strengths = (by_strength(summary, m, target, looks, f"strength{i}") for i, (m, target) in enumerate(shown))
+    told = [
+        _pictures(study, summary, attack)
+        for attack in summary["attacks"]
+        if summary["targets"][attack] in ("inputs", "representatives")
+    ]
     return {
         "summary": summary,
         "config": study.config,
@@ -41,11 +46,8 @@ def content(study: Study, summary: Summary) -> Json:
         "metrics": {m: METRICS[m] for m in summary["metrics"]},
         "over": _over(summary),
         "targets": TARGETS,
-        "pictures": [
-            _pictures(study, summary, attack)
-            for attack in summary["attacks"]
-            if summary["targets"][attack] in ("inputs", "representatives")
-        ],
+        "pictures": told,
+        "shades": range(76) if any(page["features"] for page in told) else (),
         "leaks": leaks(study, summary, looks),
         "stolen": stolen(summary),
         "tradeoffs": [

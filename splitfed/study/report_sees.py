@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from markupsafe import Markup
 
+from splitfed.errors import InvalidInput
 from splitfed.study.report_data import Setting, Study
+from splitfed.study.topology_data import drawing
 
 Json = dict[str, Any]
 Summary = Mapping[str, Any]
@@ -21,7 +22,7 @@ def places(study: Study, summary: Summary) -> list[Json]:
         settings = [s for s in study.settings if s.place == place]
         runs = [run for s in settings for run in s.runs]
         run = next((r for r in runs if not r["defense"]["parts"]), runs[0])
-        new = {"labels": [place], "svg": picture(run["topology_svg"]), "parties": _parties(run, settings, summary)}
+        new = {"labels": [place], "svg": _picture(run), "parties": _parties(run, settings, summary)}
         same = next((old for old in found if all(old[key] == new[key] for key in ("svg", "parties"))), None)
         if same is None:
             found.append(new)
@@ -30,11 +31,14 @@ def places(study: Study, summary: Summary) -> list[Json]:
     return found
 
 
-def picture(svg: str) -> Markup:
-    """Return a drawing that a result brought along, if it is nothing but a drawing."""
-    if not svg.startswith("<svg") or re.search(r"<script|\son\w+=|href=|<foreignObject|url\(", svg, re.IGNORECASE):
-        return Markup("<p>(no drawing)</p>")
-    return Markup(svg)
+def _picture(run: Mapping[str, Any]) -> Markup:
+    """Draw the topology that the result describes; markup that a file brings along is never shown."""
+    if "topology_graph" not in run:
+        return Markup("<p>(no drawing: this run was made by a version that kept no data for one)</p>")
+    try:
+        return Markup(drawing(run["topology_graph"]))
+    except InvalidInput as error:
+        return Markup("<p>(no drawing: {})</p>").format(str(error))
 
 
 def _parties(run: Mapping[str, Any], settings: Sequence[Setting], summary: Summary) -> list[Json]:

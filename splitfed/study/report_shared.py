@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save
 from splitfed.checkpoint import write_atomic
 from splitfed.run import Run
 from splitfed.seeding import generator
+from splitfed.study.contained import inside
 from splitfed.study.figures_federated import Shared, prototypes, shared
 from splitfed.study.report_data import Setting
 
@@ -36,20 +37,23 @@ def keep(run: Run, folder: Path) -> None:
 
 def pictures(named: Sequence[tuple[str, Setting]]) -> list[tuple[str, Markup]]:
     """Return name and picture of every setting of `named` that has prototypes, all of the seed that most have."""
-    there = [(name, s) for name, s in named if any(_file(run).is_file() for run in s.runs)]
+    there = [(name, s) for name, s in named if any(_file(run) for run in s.runs)]
     seeds = Counter(seed for _, s in there for seed in s.seeds)
     found = []
     for i, (name, setting) in enumerate(there):
         seed = min(setting.seeds, key=lambda s: (-seeds[s], s))
         run = next(run for run in setting.runs if int(run["seed"]) == seed)
-        if not _file(run).is_file():
+        path = _file(run)
+        if path is None:
             continue
-        known = load_file(_file(run))
+        known = load_file(path)
         if len(known["z"]) + len(known) - 2 >= 4:
             marks = {key.removeprefix("prototype/"): t for key, t in known.items() if key.startswith("prototype/")}
             found.append((name, Markup(prototypes(Shared(known["z"], known["y"], marks), f"prototypes{i}"))))
     return found
 
 
-def _file(run: Mapping[str, Any]) -> Path:
-    return Path(run["folder"]) / FILE
+def _file(run: Mapping[str, Any]) -> Path | None:
+    """Return the path of the run's file; None where there is none in its own folder."""
+    path = inside(Path(run["folder"]), FILE)
+    return path if path is not None and path.is_file() else None

@@ -23,7 +23,7 @@ from splitfed.checkpoint import write_atomic
 from splitfed.data.dataset import Dataset
 from splitfed.defense import UPLOAD, Defense, overrides
 from splitfed.dependence import permutation_test
-from splitfed.draw import to_mermaid, to_svg
+from splitfed.draw import to_mermaid
 from splitfed.engines.base import FED
 from splitfed.errors import NonFinite, SplitfedError
 from splitfed.graph import Topology
@@ -40,6 +40,8 @@ from splitfed.study.pace import Names
 from splitfed.study.progress import Watcher
 from splitfed.study.report_shared import keep
 from splitfed.study.toml import dumps
+from splitfed.study.topology_data import graph_of
+from splitfed.study.trust import mark
 from splitfed.training import train
 
 PERMUTATIONS = 200
@@ -62,6 +64,7 @@ def perform(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Json:
     except NonFinite as error:
         return write_result(folder, {**_identity(cell), "failed": str(error)})
     write_atomic(folder / "config.toml", dumps(cell.config).encode())
+    mark(folder, cell.code.sources())
     found = {**_identity(cell), **_measured(run, cell), **_costs(run, cell, data)}
     found |= {"privacy": _privacy(run, cell, data), "attacks": []}
     keep(run, folder)
@@ -212,7 +215,7 @@ def _measured(run: Run, cell: Cell) -> Json:
         "rounds": len(run.history),
         "history": run.history,
         "dependence": _dependence(run),
-        "topology_svg": to_svg(topology, defended),
+        "topology_graph": graph_of(topology, defended),
         "topology_mermaid": to_mermaid(topology, defended),
     }
 

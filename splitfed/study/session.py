@@ -13,6 +13,7 @@ from typing import IO, Any, Literal
 
 from splitfed.data.dataset import Dataset
 from splitfed.errors import SplitfedError
+from splitfed.models.import_paths import Code
 from splitfed.study import config, trials
 from splitfed.study.cell import Cell
 from splitfed.study.grid import Grid, expand
@@ -21,6 +22,7 @@ from splitfed.study.rehearsal import rehearse
 from splitfed.study.report_data import METRICS
 from splitfed.study.runner import Json, perform, result
 from splitfed.study.store import StudyFolder
+from splitfed.study.trust import check_links, code_of, is_results
 
 
 class WorkerDied(SplitfedError):
@@ -29,39 +31,56 @@ class WorkerDied(SplitfedError):
 
 @dataclass(frozen=True)
 class Ready:
-    """A study that has been checked: its runs and its data; `text` as the user wrote it."""
+    """A study that has been checked: its runs and its data; `text` as the user wrote it.
+
+    `code`: where its import paths lead.
+    """
 
     grid: Grid
     data: Dataset
     text: str
+    code: Code
 
 
-def prepare(path: Path) -> Ready:
-    """Read and check the study in the file `path`: everything but the training; nothing is written."""
-    raw = config.read(path)
-    grid, data = check(raw, path.name, path.resolve().parent)
-    return Ready(grid, data, path.read_text("utf-8"))
+def prepare(path: Path, *, trust: bool = False) -> Ready:
+    """Read and check the study in the file `path`: everything but the training; nothing is written.
+
+    Import paths of models may lead to Python files beside it. One that lies in a folder of results is as much to be
+    trusted as that folder: see `splitfed.study.trust`.
+    """
+    raw, base = config.read(path), path.resolve().parent
+    code = code_of(base, raw, trust) if is_results(base) else Code(base)
+    grid, data = check(raw, path.name, base, code)
+    return Ready(grid, data, path.read_text("utf-8"), code)
 
 
-def check(raw: Mapping[str, Any], source: str, base: Path) -> tuple[Grid, Dataset]:
-    """Check the study `raw`, called `source` in messages; relative paths start from `base`."""
-    grid = expand(config.parse(raw, source), source, base)
+def check(raw: Mapping[str, Any], source: str, base: Path, code: Code | None = None) -> tuple[Grid, Dataset]:
+    """Check the study `raw`, called `source` in messages; relative paths start from `base`.
+
+    `code`: where import paths of models may lead (default: to the Python files in `base` as well).
+    """
+    grid = expand(config.parse(raw, source), source, base, Code(base) if code is None else code)
     return grid, rehearse(grid, source)
 
 
-def run_study(ready: Ready, folder: Path, *, resume: bool = False, workers: int = 1) -> list[Json]:
-    """Do all runs of the study that have no result yet in `folder`; return the results of all."""
+def run_study(ready: Ready, folder: Path, *, resume: bool = False, workers: int = 1, trust: bool = False) -> list[Json]:
+    """Do all runs of the study that have no result yet in `folder`; return the results of all.
+
+    A folder that holds links out of itself, which would be written through, is resumed with `trust` alone.
+    """
     home = StudyFolder(folder)
     home.check(ready.grid, resume=resume)
+    if not trust:
+        check_links(folder)
     cells = {cell.id: cell for cell in ready.grid.cells}
     with home.lock() as lock:
         home.claim(ready.grid, ready.text)
         left = [name for name in cells if result(home.run(name)) is None]
-        queue = trials.open_queue(folder / "study.db", best=_best(ready))
+        queue = trials.open_queue(folder / "study.db", best=_best(ready.data))
         trials.fill(queue, left)
         with watcher(len(cells), len(cells) - len(left)) as told:
             if workers > 1 and len(left) > 1:
-                _hire(folder, min(workers, len(left)), lock, told)
+                _hire(folder, ready.code.folder, min(workers, len(left)), lock, told)
             elif left:
                 _work(home, cells, ready.data, queue, told)
         results = home.results(cells)
@@ -69,15 +88,18 @@ def run_study(ready: Ready, folder: Path, *, resume: bool = False, workers: int 
         return results
 
 
-def serve(folder: Path) -> None:
-    """Work as one of several processes on the study in `folder`; what happens is told on standard output."""
-    ready = prepare(folder / "config.toml")
-    cells = {cell.id: cell for cell in ready.grid.cells}
-    _work(StudyFolder(folder), cells, ready.data, trials.open_queue(folder / "study.db", best=_best(ready)), Reports())
+def serve(folder: Path, code: Path) -> None:
+    """Work as one of several processes on the study in `folder`; what happens is told on standard output.
+
+    `code`: the folder of the study's own Python files, named by the process that has checked all this.
+    """
+    grid, data = check(config.read(folder / "config.toml"), "config.toml", folder, Code(code))
+    cells = {cell.id: cell for cell in grid.cells}
+    _work(StudyFolder(folder), cells, data, trials.open_queue(folder / "study.db", best=_best(data)), Reports())
 
 
-def _best(ready: Ready) -> Literal["minimize", "maximize"]:
-    return "maximize" if ready.data.task.higher_is_better else "minimize"
+def _best(data: Dataset) -> Literal["minimize", "maximize"]:
+    return "maximize" if data.task.higher_is_better else "minimize"
 
 
 def _work(home: StudyFolder, cells: Mapping[str, Cell], data: Dataset, queue: Any, told: Watcher) -> None:
@@ -104,9 +126,10 @@ def closing(found: Json) -> str:
     return f"{found['id']}: {', '.join(parts)}"
 
 
-def _hire(folder: Path, count: int, lock: int | None, told: Watcher) -> None:
+def _hire(folder: Path, code: Path | None, count: int, lock: int | None, told: Watcher) -> None:
     """Start `count` processes on the queue and pass on what they tell, until all have ended."""
-    command = [sys.executable, "-m", "splitfed.cli", "_worker", str(folder)]
+    # A folder's name may begin with a dash.
+    command = [sys.executable, "-m", "splitfed.cli", "_worker", str(folder.absolute()), str(code or folder.absolute())]
     inherited = () if lock is None else (lock,)
     together = threading.Lock()
     with ExitStack() as staffed:

@@ -6,6 +6,7 @@ and its trial is put back into the queue by the next one that looks.
 
 from __future__ import annotations
 
+import sqlite3
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -29,12 +30,14 @@ NAME = "study"
 def open_queue(path: Path, *, best: Literal["minimize", "maximize"] = "maximize") -> optuna.Study:
     """Open the queue in the file `path`, made if it is not there; `best`: "maximize" or "minimize" the utility."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
+    file = path.absolute()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         storage = RDBStorage(
-            f"sqlite:///{path}",
+            # The address names no file: printed into it, a path with ?, %, # or a brace would name another one.
+            "sqlite://",
             # Without a pool every connection is closed when it was used, also by the thread that beats.
-            engine_kwargs={"connect_args": {"timeout": 60}, "poolclass": NullPool},
+            engine_kwargs={"creator": lambda: _connected(file), "poolclass": NullPool},
             heartbeat_interval=HEARTBEAT,
             grace_period=GRACE,
             heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=RETRIES),
@@ -46,6 +49,11 @@ def open_queue(path: Path, *, best: Literal["minimize", "maximize"] = "maximize"
             direction=best,
             load_if_exists=True,
         )
+
+
+def _connected(file: Path) -> sqlite3.Connection:
+    """Open the database; a connection may be closed by another thread than the one that opened it."""
+    return sqlite3.connect(file, timeout=60, check_same_thread=False)
 
 
 def fill(queue: optuna.Study, wanted: Sequence[str]) -> None:

@@ -1,0 +1,160 @@
+"""Python files of one folder as modules: run from their source alone, never from compiled files that lie beside it.
+
+The folder is not put on Python's path: a file in it is found only where no other module has its name, so that no file
+of a study can stand in for a module that something else imports later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import spec_from_file_location
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from splitfed.errors import InvalidInput
+
+
+class LocalModules:
+    """The modules in `folder` (an absolute path); `files`: those that may be run, as for `Code`.
+
+    One folder at a time is searched by Python's import: the one that was entered last.
+    """
+
+    def __init__(self, folder: Path, files: Mapping[str, str] | None) -> None:
+        self.folder = folder
+        self._files = files
+        self._run: dict[str, bytes] = {}
+
+    def has(self, module: str) -> bool:
+        """Tell whether the first name of `module` is that of a file or a package in the folder.
+
+        One that somebody else has imported already is theirs, where any file may be run.
+        """
+        name = module.partition(".")[0]
+        own = self._file(self.folder, name)
+        same = getattr(sys.modules.get(name), "__file__", None) == str(own) and not self._taken_before(name)
+        return own is not None and (self._files is not None or not same)
+
+    def check(self, path: str, module: str) -> None:
+        """Refuse a file whose name is that of a module elsewhere: either could be meant."""
+        name = module.partition(".")[0]
+        loaded = name in sys.modules and not self._taken_before(name)
+        if name in sys.stdlib_module_names or loaded or self._elsewhere(name):
+            raise InvalidInput(
+                f"model {path!r}: {name!r} in {str(self.folder)!r} has the name of a module of Python, of an installed "
+                "package, or of one that is loaded; rename it"
+            )
+
+    def enter(self) -> None:
+        """Let Python's import search this folder, and no other one that was searched before."""
+        for finder in [f for f in sys.meta_path if isinstance(f, _Finder) and f.modules is not self]:
+            sys.meta_path.remove(finder)
+            for name in [n for n, m in list(sys.modules.items()) if finder.modules.loaded(m)]:
+                del sys.modules[name]
+        if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+            sys.meta_path.insert(0, _Finder(self))
+        importlib.invalidate_caches()
+
+    def holds(self, function: Any) -> bool:
+        """Tell whether `function` is written in a file that was run from the folder."""
+        code = getattr(function, "__code__", None)
+        return code is not None and code.co_filename in {str(self.folder / name) for name in self._run}
+
+    def sources(self) -> dict[str, bytes]:
+        """Return what was run from the folder: relative path -> content as it was run."""
+        return dict(self._run)
+
+    def spec(self, name: str, path: Sequence[str] | None) -> ModuleSpec | None:
+        """Return how to load `name` from the folder, where it is a file there and no other module."""
+        parent, _, last = name.rpartition(".")
+        if parent:
+            if parent not in sys.modules or not self.loaded(sys.modules[parent]):
+                return None
+            file = next((f for entry in path or () if (f := self._file(Path(entry), last))), None)
+            if file is None and self._files is not None:
+                # Nobody else may look for it in the folder, and run what is not known.
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        else:
+            file = self._file(self.folder, last)
+            if file is None or last in sys.stdlib_module_names or self._elsewhere(last):
+                return None
+        if file is None:
+            return None
+        place = file if file.suffix == "" else file.parent if file.name == "__init__.py" else None
+        return spec_from_file_location(
+            name, file, loader=_Source(name, file, self), submodule_search_locations=[str(place)] if place else None
+        )
+
+    def read(self, file: Path) -> bytes:
+        """Return the source in `file` as it will be run; refuse one that is not as it is known to be."""
+        if file.suffix == "":
+            return b""  # a folder without __init__.py
+        name, content = file.relative_to(self.folder).as_posix(), file.read_bytes()
+        if self._files is not None and hashlib.sha256(content).hexdigest() != self._files[name]:
+            raise InvalidInput(f"{name} has changed")
+        self._run[name] = content
+        return content
+
+    def _file(self, place: Path, name: str) -> Path | None:
+        """Return the file of module `name` in `place`, of a package its __init__.py or else its folder."""
+        home = place / name
+        for file in (home / "__init__.py", place / f"{name}.py"):
+            if file.is_file() and (self._files is None or file.relative_to(self.folder).as_posix() in self._files):
+                return file
+        if self._files is not None:
+            below = f"{home.relative_to(self.folder).as_posix()}/"
+            return home if any(known.startswith(below) for known in self._files) else None
+        return home if home.is_dir() and any(home.glob("*.py")) else None
+
+    def _elsewhere(self, name: str) -> bool:
+        """Tell whether Python finds another module `name` than the one in the folder."""
+        own = self._file(self.folder, name)
+        for finder in sys.meta_path:
+            find = None if isinstance(finder, _Finder) else getattr(finder, "find_spec", None)
+            spec = None if find is None else find(name, None)
+            if spec is not None:
+                places = [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
+                return str(own) not in [os.path.abspath(place) for place in places if place]
+        return False
+
+    def _taken_before(self, name: str) -> bool:
+        """Tell whether the module `name` that is loaded came from a folder, this one or another."""
+        return name in sys.modules and isinstance(_loader(sys.modules[name]), _Source)
+
+    def loaded(self, module: ModuleType) -> bool:
+        """Tell whether `module` was loaded from the folder."""
+        loader = _loader(module)
+        return isinstance(loader, _Source) and loader.modules is self
+
+
+class _Finder:
+    """Answers Python's import for one folder."""
+
+    def __init__(self, modules: LocalModules) -> None:
+        self.modules = modules
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Return how to load `name`, None where it is no module of the folder."""
+        return self.modules.spec(name, path)
+
+
+class _Source(SourceFileLoader):
+    """Runs a module's source as it was checked; a compiled file beside it is neither read nor written."""
+
+    def __init__(self, name: str, file: Path, modules: LocalModules) -> None:
+        super().__init__(name, str(file))
+        self.modules = modules
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Compile the source."""
+        return self.source_to_code(self.modules.read(Path(self.path)), self.path)
+
+
+def _loader(module: ModuleType) -> Any:
+    return getattr(getattr(module, "__spec__", None), "loader", None)

@@ -1,0 +1,34 @@
+"""What lies inside a folder once links are followed: a folder from somebody else may hold links that lead out."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def inside(folder: Path, name: str) -> Path | None:
+    """Return the path of `name`, written in a file of `folder`; None where it lies elsewhere, also by a link."""
+    path = _followed(folder / name)
+    return path if path is not None and path.is_relative_to(folder.resolve()) else None
+
+
+def link_out(folder: Path) -> str | None:
+    """Return the first link below `folder` that leads out of it, relative to `folder`; None where there is none.
+
+    A folder that is a link itself is followed: whoever names it means what it leads to.
+    """
+    home = folder.resolve()
+    for place, folders, files in os.walk(home):
+        for path in (Path(place, name) for name in sorted((*folders, *files))):
+            end = _followed(path) if path.is_symlink() else path
+            if end is None or not end.is_relative_to(home):
+                return path.relative_to(home).as_posix()
+    return None
+
+
+def _followed(path: Path) -> Path | None:
+    """Return where `path` leads; None where that cannot be said, as of links in a circle."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError, ValueError):
+        return None

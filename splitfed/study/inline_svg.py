@@ -1,0 +1,74 @@
+"""Makes an SVG file into an element of a page whose policy forbids styles written at elements."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from xml.etree import ElementTree
+
+SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
+FONT = "system-ui, Helvetica, Arial, sans-serif"
+_WRITTEN = """
+clip-path clip-rule color display fill fill-opacity fill-rule font-family font-size font-stretch font-style font-variant
+font-weight image-rendering letter-spacing opacity overflow paint-order shape-rendering stop-color stop-opacity stroke
+stroke-dasharray stroke-dashoffset stroke-linecap stroke-linejoin stroke-miterlimit stroke-opacity stroke-width
+text-anchor text-decoration text-rendering vector-effect visibility
+"""
+PRESENTATION = frozenset(_WRITTEN.split())
+"""The properties of CSS that SVG also takes as attributes of an element."""
+
+# What matplotlib writes into a style sheet of every figure: for every element, where it says nothing else.
+_DEFAULTS = {"stroke-linejoin": "round", "stroke-linecap": "butt"}
+_DROPPED = (f"{{{SVG}}}style", f"{{{SVG}}}metadata")
+
+
+def inlined(text: str, name: str) -> str:
+    """Return the SVG file `text` as one element without styles; `name` begins its ids, so that two never meet.
+
+    Styles become attributes that mean the same; text gets the page's own font, which every machine has. Names are
+    changed where they stand as ids and references, never in what is written in the picture.
+    """
+    root = ElementTree.fromstring(text)
+    for parent in root.iter():
+        for child in [c for c in parent if c.tag in _DROPPED]:
+            parent.remove(child)
+    for key, value in _DEFAULTS.items():
+        root.attrib.setdefault(key, value)
+    for element in root.iter():
+        _unstyle(element)
+        _rename(element, name)
+    ElementTree.register_namespace("", SVG)
+    ElementTree.register_namespace("xlink", XLINK)
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _unstyle(element: ElementTree.Element) -> None:
+    """Put what `element` says in its style into attributes."""
+    for key, value in _declared(element.attrib.pop("style", "")):
+        if key in PRESENTATION:
+            element.set(key, FONT if key == "font-family" else value)
+
+
+def _declared(style: str) -> Iterator[tuple[str, str]]:
+    """Yield property and value of each declaration, the shorthand of fonts in its parts."""
+    for declaration in style.split(";"):
+        key, _, value = (part.strip() for part in declaration.partition(":"))
+        shorthand = re.fullmatch(r"(.*?)([\d.]+px)\s+\S.*", value) if key == "font" else None
+        if shorthand is None:
+            yield key, value
+            continue
+        for word in shorthand[1].split():
+            yield ("font-style" if word in ("italic", "oblique") else "font-weight"), word
+        yield "font-size", shorthand[2]
+        yield "font-family", FONT
+
+
+def _rename(element: ElementTree.Element, name: str) -> None:
+    """Put `name` before the element's id, and before the ids that it refers to."""
+    for key, value in element.attrib.items():
+        if key == "id":
+            element.set(key, f"{name}-{value}")
+        elif key in ("href", f"{{{XLINK}}}href") and value.startswith("#"):
+            element.set(key, f"#{name}-{value[1:]}")
+        elif value.startswith("url(#"):
+            element.set(key, f"url(#{name}-{value[5:]}")
