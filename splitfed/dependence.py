@@ -19,9 +19,10 @@ the mean is taken out first). NaN in, NaN out. Halves are computed in float32, w
 float64 if one is. Gradients are of first order only.
 
 Float32 is used only where a sum is over the width of a row: for the Gram matrix, and not for that of narrow rows on
-the CPU. What follows from it is float64, in which the order of summation, another one on each processor, costs
-no digit that is shown. With U-centring this matters most: it takes out what a row's distances have in common, and where
-that is 100 000 times what is left, float32 would keep two digits of the rest.
+the CPU. So a squared distance is right to a few 1e-7 of the squared lengths of its two rows (from the origin or from
+the mean, as said above), whatever the order in which a processor adds up. All that follows is float64 and adds nothing
+to that. U-centring needs it: it takes out what a row's distances have in common, and where that is 100 000 times the
+rest, float32 would keep two digits of the rest.
 """
 
 from __future__ import annotations
@@ -180,6 +181,7 @@ class _Product(torch.autograd.Function):
         saved, many = ctx.saved_tensors, len(ctx.wanted)
         found: dict[int, Tensor] = {}
         for side, weights, rows in zip(ctx.wanted, saved[:many], saved[many:], strict=True):
+            # That of narrow rows is float64; autograd takes it to the type of its input.
             found[side] = _matmul(weights * gradient, rows.detach())
         return found.get(0), found.get(1), None
 
