@@ -17,6 +17,12 @@ wide rows, and take two rows closer than about .002 of their distance to the mea
 closer than .008 of their mean distance to the others, where they are four times as long as that; where one is longer,
 the mean is taken out first). NaN in, NaN out. Halves are computed in float32, whole numbers in float64, and both in
 float64 if one is. Gradients are of first order only.
+
+Float32 is used only where a sum is over the width of a row: for the Gram matrix, and not for that of narrow rows on
+the CPU. So a squared distance is right to a few 1e-7 of the squared lengths of its two rows (from the origin or from
+the mean, as said above), whatever the order in which a processor adds up. All that follows is float64 and adds nothing
+to that. U-centring needs it: it takes out what a row's distances have in common, and where that is 100 000 times the
+rest, float32 would keep two digits of the rest.
 """
 
 from __future__ import annotations
@@ -38,9 +44,10 @@ Centering = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 _GRAM_ERROR = 16  # relative error of a squared Gram distance, in units of float eps
 _FAR = 16  # squared length of a row, in units of its squared mean distance, from which the mean is taken out
-_WIDE = 1 << 15  # numbers up to which it is taken out at once
+_WIDE = 1 << 14  # numbers up to which it is taken out at once, and all is float64
 _CENTERING_ERROR = 64  # relative error of a centred distance, in units of float eps
 _EPS = {kind: torch.finfo(kind).eps for kind in (torch.float32, torch.float64)}
+_NO_FLOAT64 = ("mps",)  # devices that have none
 _CHUNK = 1 << 22  # permuted distances held at a time
 
 
@@ -59,7 +66,8 @@ class Form(NamedTuple):
 class Matrices(NamedTuple):
     """Of two sides: distances and what is left of them centred, (2, n, n), all distances added up, and the rows (n, d).
 
-    The distance of rows that count as equal, and of a row to itself, stands as infinity: nothing goes back through it.
+    All is float64 but wide rows, and those of another device. The distance of rows that count as equal, and of a row to
+    itself, stands as infinity: nothing goes back through it.
     """
 
     distances: Tensor
@@ -173,6 +181,7 @@ class _Product(torch.autograd.Function):
         saved, many = ctx.saved_tensors, len(ctx.wanted)
         found: dict[int, Tensor] = {}
         for side, weights, rows in zip(ctx.wanted, saved[:many], saved[many:], strict=True):
+            # That of narrow rows is float64; autograd takes it to the type of its input.
             found[side] = _matmul(weights * gradient, rows.detach())
         return found.get(0), found.get(1), None
 
@@ -211,11 +220,11 @@ def _evaluated(
     """
     short = short and x.is_cpu
     n, found = len(x), (_at_once(x, z, form) if short else None) or _with_care(x, z, form)
-    centered, totals = found.centered, found.totals
-    product: Number = (centered[0] * centered[1]).sum()
-    squares: Numbers = (centered * centered).sum((1, 2))
+    centered, totals, flat = found.centered, found.totals, found.centered.flatten(1)
+    products: Any = _matmul(flat, flat.t())
     if short:
-        product, squares, totals = (t.tolist() if isinstance(t, Tensor) else t for t in (product, squares, totals))
+        products, totals = (t.tolist() if isinstance(t, Tensor) else t for t in (products, totals))
+    product, squares = products[0][1], (products[0][0], products[1][1])
     factors: list[Number] = [1 / n, 1 / n]
     if form.unit:
         factors = [_to_unit(square, total / n, x.dtype) for square, total in zip(squares, totals, strict=True)]
@@ -227,8 +236,9 @@ def _evaluated(
         direction = centered[1 - own] * factors[1 - own]
         if form.unit:
             direction -= centered[own] * (inner * factors[own])
-        weights.append(_laplacian(direction, found.distances[own], -2 * factor * rise * factors[own]))
-    return value, weights, found.rows
+        back = _laplacian(direction, found.distances[own], -2 * factor * rise * factors[own])
+        weights.append(back.to(found.rows[own].dtype))
+    return value.to(x.dtype) if isinstance(value, Tensor) else value, weights, found.rows
 
 
 def _product(x: Tensor, z: Tensor, form: Form) -> Tensor:
@@ -274,7 +284,8 @@ def _distances(x: Tensor, z: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
     if x.dtype == torch.float64:
         both = [torch.cdist(part, part, compute_mode="donot_use_mm_for_euclid_dist") for part in rows]
         return torch.stack(both), rows
-    return _from_grams(torch.stack([_matmul(part, part.t()) for part in rows]), x.dtype) ** 0.5, rows
+    grams = torch.stack([_matmul(part, part.t()) for part in rows])
+    return _from_grams(grams if grams.device.type in _NO_FLOAT64 else grams.double(), x.dtype) ** 0.5, rows
 
 
 def _at_once(x: Tensor, z: Tensor, form: Form) -> Matrices | None:
@@ -285,8 +296,10 @@ def _at_once(x: Tensor, z: Tensor, form: Form) -> Matrices | None:
     n = x.shape[0]
     if x.dtype != torch.float32 or n < 2:
         return None
-    rows = [part if part.numel() > _WIDE else part - part.mean(0) for part in (x, z)]
-    grams = torch.stack([_matmul(part, part.t()) for part in rows])
+    rows = [part if part.numel() > _WIDE else part - part.mean(0, dtype=torch.float64) for part in (x, z)]
+    grams = torch.empty(2, n, n, dtype=torch.float64, device=x.device)
+    for gram, part in zip(grams, rows, strict=True):
+        gram.copy_(_matmul(part, part.t()))
     norms = grams.diagonal(0, 1, 2)
     distances = torch.sub(norms.unsqueeze(2), grams, alpha=2).add_(norms.unsqueeze(1)).sqrt_()
     centered, sums = form.center(distances)

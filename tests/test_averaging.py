@@ -41,6 +41,7 @@ from splitfed.schedules import Apart, Blind, Sequential, SplitFedV1, SplitFedV3
 from splitfed.topologies import local, u_shaped, vanilla
 from splitfed.view import Recording
 from tests.federated_zoo import check_planned, check_resumed, common, go, hand, model, own, pictures, weights
+from tests.rounding import single
 from tests.walk import holdings
 from tests.zoo import assert_same
 
@@ -79,11 +80,11 @@ def test_no_party_reaches_what_another_holds(name: str) -> None:
 def test_a_round_of_fedavg_by_hand() -> None:
     run = hand("fedavg")
     # A step takes w to w - .1 * 2 (w - label): three of them towards 1, one towards -3.
-    assert [own(run, 0), own(run, 1)] == pytest.approx([1 + 0.8**3, -3 + 0.8 * 5])
-    assert common(run) == pytest.approx(0.75 * 1.512 + 0.25 * 1.0)
+    assert [own(run, 0), own(run, 1)] == single([1 + 0.8**3, -3 + 0.8 * 5])
+    assert common(run) == single(0.75 * 1.512 + 0.25 * 1.0)
     # Everybody predicts with the mean: the error of client 1's row is 4.384.
-    assert float(run.predict(torch.ones(1, 1), client=1)) == pytest.approx(1.384)
-    assert common(hand(FedAvg(weighted=False))) == pytest.approx((1.512 + 1.0) / 2)
+    assert float(run.predict(torch.ones(1, 1), client=1)) == single(1.384)
+    assert common(hand(FedAvg(weighted=False))) == single((1.512 + 1.0) / 2)
 
 
 def test_fedavg_is_splitfed_v1_on_whole_models_to_the_bit() -> None:

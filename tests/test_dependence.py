@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from splitfed import dependence
 from splitfed.dependence import (
     distance_correlation,
     distance_correlation_sqr,
@@ -163,16 +164,38 @@ def test_a_tight_cluster_far_from_the_origin_keeps_its_digits_beside_an_outlier(
     assert (found - true).norm() < 0.05 * true.norm()
 
 
+def _one_by_one(a: Tensor, b: Tensor) -> Tensor:
+    """The product with every sum taken from left to right: of all orders of summation the one that loses most."""
+    product = torch.zeros(len(a), b.shape[1], dtype=a.dtype)
+    for column, row in zip(a.t(), b, strict=True):
+        product += column[:, None] * row
+    return product
+
+
+@pytest.mark.parametrize("order", ["of this processor", "backwards", "one by one"])
+@pytest.mark.parametrize(("wide", "times"), [(1000, 3e3), (16384, 1e3)])
 @pytest.mark.parametrize("statistic", CORRELATIONS, ids=lambda s: s.__name__)
-def test_one_row_far_from_all_others_costs_them_no_digits(statistic) -> None:
-    # Taking out the mean, which that row moves, would cost the others theirs.
-    x, z = _normal(16, 3), _normal(16, 16384, seed=1)
-    z[0] *= 1e3
+def test_one_row_far_from_all_others_costs_them_no_digits(
+    statistic, wide: int, times: float, order: str, monkeypatch
+) -> None:
+    # Taking out the mean in float32, which that row moves, would cost the others theirs; so would its distances in
+    # float32, which differ from each other in their sixth digit.
+    n = 16
+    x, z = _normal(n, 3), _normal(n, wide, seed=1)
+    z[0] *= times
+    if order == "one by one":
+        monkeypatch.setattr(dependence, "_matmul", _one_by_one)
+    x, z = (t.flip(1) if order == "backwards" else t for t in (x, z))
     single, exact = z.float().requires_grad_(), z.requires_grad_()
     value, expected = statistic(x.float(), single), statistic(x, exact)
-    assert value.item() == pytest.approx(expected.item(), abs=2e-4)
+    # Centred distances are about 1. A sum of `wide` products of two rows is right to sqrt(wide) 2^-24 of their lengths:
+    # it moves a distance to the far row by that part of the other's length, sqrt(wide), and all others by less. The far
+    # row's own length moves all of its distances alike: U-centring takes that out, and it scales the biased forms,
+    # where nothing else counts, as a whole. The n² errors are independent, so the value moves by an nth of one.
+    error = wide * 2**-24
+    assert abs(value.item() - expected.item()) < error / n
     (found,), (true,) = torch.autograd.grad(value, single), torch.autograd.grad(expected, exact)
-    assert (found - true).norm() < 0.01 * true.norm()
+    assert (found - true).norm() < error * true.norm()
 
 
 @pytest.mark.parametrize("offset", [0.0, 5.0])
@@ -266,9 +289,9 @@ def test_tiny_numbers_and_another_default_device() -> None:
     value.backward()
 
 
-@pytest.mark.parametrize("wide", [2, 5000])
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e25])
+@pytest.mark.parametrize(("wide", "value"), [(2, math.nan), (2, math.inf), (5000, math.nan), (5000, 1e25)])
 def test_what_is_not_finite_in_float32_passes_without_a_warning(wide: int, value: float) -> None:
+    # Squares of 1e25 are not.
     x, z = _normal(8, 3, dtype=torch.float32), _normal(8, wide, seed=1, dtype=torch.float32)
     z[2, 1] = value
     release = z.requires_grad_()
@@ -276,6 +299,19 @@ def test_what_is_not_finite_in_float32_passes_without_a_warning(wide: int, value
     assert result.isnan()
     assert torch.autograd.grad(result, release)[0].isnan().any()
     assert slope(x, release, "distance_correlation").isnan().any()
+
+
+@pytest.mark.parametrize("factor", [1e-30, 1e25])
+def test_the_scale_of_narrow_rows_costs_no_digits(factor: float) -> None:
+    # Their squares have no place in float32.
+    x, z = _normal(8, 3, dtype=torch.float32), _normal(8, 5, seed=1, dtype=torch.float32)
+    scaled, plain = (factor * z).requires_grad_(), z.requires_grad_()
+    for statistic in CORRELATIONS:
+        value, expected = statistic(x, scaled), statistic(x, plain)
+        # The scaled rows are rounded: 2^-24 of each number, of its row's distances, and of the statistic.
+        assert value.item() == pytest.approx(expected.item(), abs=4 * 2**-24)
+        (found,), (true,) = torch.autograd.grad(value, scaled), torch.autograd.grad(expected, plain)
+        assert (factor * found - true).norm() < 1e-5 * true.norm()
 
 
 def test_nan_is_not_hidden_and_one_row_is_constant() -> None:

@@ -9,13 +9,14 @@ from splitfed.federated import FedAvg, FedNova
 from splitfed.federated.stepping import reach
 from splitfed.optim import Optim
 from tests.federated_zoo import common, go, hand
+from tests.rounding import single
 
 
 def test_a_round_by_hand() -> None:
     # Changes .488 and 1, divided by 3 and 1; weighted .75 and .25; times .75 * 3 + .25 * 1 = 2.5.
-    assert common(hand("fednova")) == pytest.approx(2 - 2.5 * (0.75 * 0.488 / 3 + 0.25 * 1.0))
+    assert common(hand("fednova")) == single(2 - 2.5 * (0.75 * 0.488 / 3 + 0.25 * 1.0))
     even = hand(FedNova(weighted=False))
-    assert common(even) == pytest.approx(2 - 2.0 * (0.5 * 0.488 / 3 + 0.5 * 1.0))
+    assert common(even) == single(2 - 2.0 * (0.5 * 0.488 / 3 + 0.5 * 1.0))
 
 
 def test_equal_steps_are_fedavg() -> None:
@@ -24,7 +25,7 @@ def test_equal_steps_are_fedavg() -> None:
     for optimizer in (Optim("SGD", {"lr": 0.1}), momentum):
         one = hand(FedNova(), rounds=3, clients=equal, optimizer=optimizer)
         other = hand(FedAvg(restart=True), rounds=3, clients=equal, optimizer=optimizer)
-        assert common(one) == pytest.approx(common(other), rel=1e-6)
+        assert common(one) == single(common(other))
     assert common(hand("fednova")) != pytest.approx(common(hand("fedavg")), rel=1e-2)
 
 
@@ -45,7 +46,7 @@ def test_the_reach_is_what_torch_does_with_a_constant_gradient(options: dict[str
     for steps in range(1, 6):
         weight.grad = torch.ones_like(weight)
         optimizer.step()
-        assert reach(Optim("SGD", {"lr": 0.1, **options}), steps) == pytest.approx(-float(weight.detach()) / 0.1)
+        assert reach(Optim("SGD", {"lr": 0.1, **options}), steps) == single(-float(weight.detach()) / 0.1)
     assert reach(Optim("SGD", {"lr": 0.1}), 0) == 0.0
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
-
 from splitfed.federated import FedProx
 from tests.federated_zoo import common, go, hand, own, weights
+from tests.rounding import single
 from tests.zoo import assert_same
 
 
 def test_a_round_by_hand() -> None:
     run = hand(FedProx(mu=1.0))
     # Gradients 2 (w - 1) + (w - 2): 2 at 2; 1.6 - .2 at 1.8; 1.32 - .34 at 1.66. The other client takes one step.
-    assert own(run, 0) == pytest.approx(2 - 0.1 * (2 + 1.4 + 0.98))
-    assert own(run, 1) == pytest.approx(1.0)
-    assert common(run) == pytest.approx(0.75 * 1.562 + 0.25)
+    assert own(run, 0) == single(2 - 0.1 * (2 + 1.4 + 0.98))
+    assert own(run, 1) == single(1.0)
+    assert common(run) == single(0.75 * 1.562 + 0.25)
 
 
 def test_the_pull_is_to_what_the_round_began_with() -> None:
@@ -22,7 +21,7 @@ def test_the_pull_is_to_what_the_round_began_with() -> None:
     w = start = 0.75 * 1.562 + 0.25
     for _ in range(3):
         w -= 0.1 * (2 * (w - 1) + (w - start))
-    assert own(run, 0) == pytest.approx(w)
+    assert own(run, 0) == single(w)
 
 
 def test_no_pull_is_fedavg_to_the_bit() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 
@@ -12,15 +11,16 @@ from splitfed.optim import Optim
 from splitfed.schedules import Apart
 from splitfed.topologies import local
 from tests.federated_zoo import common, go, hand, model, own, pictures, weights
+from tests.rounding import single
 
 
 def test_a_round_by_hand() -> None:
     # The gradients at 2 are 2 (2 - 1) = 2 and 2 (2 + 3) = 10; no client moves.
     run = hand("fedsgd")
-    assert common(run) == pytest.approx(2 - 0.1 * (0.75 * 2 + 0.25 * 10))
+    assert common(run) == single(2 - 0.1 * (0.75 * 2 + 0.25 * 10))
     assert [own(run, 0), own(run, 1)] == [2.0, 2.0]
-    assert common(hand(FedSgd(rate=1.0))) == pytest.approx(2 - 4)
-    assert common(hand(FedSgd(weighted=False))) == pytest.approx(2 - 0.1 * (2 + 10) / 2)
+    assert common(hand(FedSgd(rate=1.0))) == single(2 - 4)
+    assert common(hand(FedSgd(weighted=False))) == single(2 - 0.1 * (2 + 10) / 2)
 
 
 def test_it_is_one_full_step_on_all_rows() -> None:
@@ -50,4 +50,4 @@ def test_no_client_moves_its_weights_but_statistics_are_averaged() -> None:
 def test_some_batches_a_round() -> None:
     run = hand("fedsgd", schedule=Apart(steps=1), clients=((2, 1.0), (2, -3.0)))
     assert run.history[0]["steps"] == 2
-    assert common(run) == pytest.approx(2 - 0.1 * (2 + 10) / 2)
+    assert common(run) == single(2 - 0.1 * (2 + 10) / 2)

@@ -25,6 +25,7 @@ from splitfed.schedules.base import Training
 from splitfed.seeding import derive, stream
 from splitfed.topologies import local
 from tests.method_zoo import BUILDERS, assert_plan_is_counted, assert_resumes, go, net, weights
+from tests.rounding import single
 from tests.walk import holdings
 
 STEP = Apart(steps=1)
@@ -48,9 +49,9 @@ def test_divergence_by_hand() -> None:
     first = -torch.log(p[0])
     second = sum(1 / 3 * torch.log(1 / 3 / q[c]) for c in range(3))
     found = weighted_divergence(student, teachers, torch.tensor([1.0, 0.5]))
-    assert float(found) == pytest.approx(float(first + 0.5 * second) / 2, rel=1e-6)
+    assert float(found) == single(float(first + 0.5 * second) / 2)
     # Against torch: teachers that say the same as the student are no distance away.
-    assert float(weighted_divergence(student, student.softmax(1), torch.ones(2))) == pytest.approx(0, abs=1e-6)
+    assert float(weighted_divergence(student, student.softmax(1), torch.ones(2))) == single(0)
 
 
 def test_what_a_defense_left_of_soft_labels_is_a_distribution_again() -> None:

@@ -38,6 +38,7 @@ from tests.attack_zoo import MEMBER_BATCH as BATCH
 from tests.attack_zoo import MEMBER_ROUNDS as ROUNDS
 from tests.attack_zoo import by_heart as trained
 from tests.attack_zoo import noted as federation
+from tests.rounding import single
 from tests.walk import holdings, reachable
 from tests.zoo import Scale, assert_same, toy_data
 
@@ -203,7 +204,7 @@ def test_features_by_hand() -> None:
     """Logits (log 1, log 2, log 5): probabilities 1/8, 2/8, 5/8; the true one is 2/8, its odds 1/3."""
     (found,) = features(torch.tensor([[1.0, 2.0, 5.0]]).log(), torch.tensor([1])).tolist()
     logs = torch.tensor([1 / 3, 2 / 8, 5 / 8, 1 / 8]).log().tolist()
-    assert found == pytest.approx([*logs, 0.0, 1.0, 0.0], abs=1e-6)
+    assert found == single([*logs, 0.0, 1.0, 0.0])
 
 
 def test_a_server_that_never_sees_an_output_can_still_tell() -> None:

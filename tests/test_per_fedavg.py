@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from splitfed.federated import PerFedAvg
 from splitfed.federated.per_fedavg import Ahead
 from tests.federated_zoo import common, go, hand, own, pictures, weights
+from tests.rounding import single
 from tests.zoo import assert_same
 
 
@@ -23,13 +23,13 @@ def test_a_round_by_hand() -> None:
     run = hand(PerFedAvg(rate=0.05))
     # Three batches are two pairs: (0, 1) and (1, 2); one batch is a pair with itself.
     ends = [by_hand(2.0, 2, 1.0), by_hand(2.0, 1, -3.0)]
-    assert ends[1] == pytest.approx(2 - 0.1 * 2 * (1.5 + 3))
-    assert [own(run, 0), own(run, 1)] == pytest.approx(ends)
+    assert ends[1] == single(2 - 0.1 * 2 * (1.5 + 3))
+    assert [own(run, 0), own(run, 1)] == single(ends)
     mean = 0.75 * ends[0] + 0.25 * ends[1]
-    assert common(run) == pytest.approx(mean)
+    assert common(run) == single(mean)
     assert run.history[0]["steps"] == 6
     # A client predicts with the mean after one step of its own.
-    assert float(run.predict(torch.ones(1, 1), client=1)) == pytest.approx(mean - 0.05 * 2 * (mean + 3))
+    assert float(run.predict(torch.ones(1, 1), client=1)) == single(mean - 0.05 * 2 * (mean + 3))
     assert set(run.history[0]["test"]["method"]) == {"global"}
 
 
@@ -51,7 +51,7 @@ def test_every_batch_has_its_turn_and_a_partner() -> None:
 
 def test_rate_zero_is_fedavg_on_second_batches() -> None:
     run = hand(PerFedAvg(rate=0.0), clients=((4, 1.0), (2, -3.0)))
-    assert [own(run, 0), own(run, 1)] == pytest.approx([1 + 0.8**2, -3 + 0.8 * 5])
+    assert [own(run, 0), own(run, 1)] == single([1 + 0.8**2, -3 + 0.8 * 5])
 
 
 def test_looking_for_personal_weights_leaves_no_trace() -> None:

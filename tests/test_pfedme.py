@@ -7,6 +7,7 @@ import torch
 
 from splitfed.federated import PFedMe
 from tests.federated_zoo import common, hand, own
+from tests.rounding import single
 
 PLAIN = {"weight": 1.0, "steps": 2, "rate": 0.5}
 
@@ -29,26 +30,26 @@ def test_one_batch_by_hand() -> None:
 def test_two_rounds_by_hand() -> None:
     first, second = hand(PFedMe(**PLAIN)), hand(PFedMe(**PLAIN), rounds=2)
     ends = [by_hand(2.0, 3, 1.0), by_hand(2.0, 1, -3.0)]
-    assert [own(first, 0), own(first, 1)] == pytest.approx([theta for theta, _ in ends])
+    assert [own(first, 0), own(first, 1)] == single([theta for theta, _ in ends])
     mean = 0.75 * ends[0][1] + 0.25 * ends[1][1]
-    assert common(first) == pytest.approx(mean)
+    assert common(first) == single(mean)
     ends = [by_hand(mean, 3, 1.0), by_hand(mean, 1, -3.0)]
-    assert [own(second, 0), own(second, 1)] == pytest.approx([theta for theta, _ in ends])
-    assert common(second) == pytest.approx(0.75 * ends[0][1] + 0.25 * ends[1][1])
-    assert float(second.predict(torch.ones(1, 1), client=1)) == pytest.approx(ends[1][0])
+    assert [own(second, 0), own(second, 1)] == single([theta for theta, _ in ends])
+    assert common(second) == single(0.75 * ends[0][1] + 0.25 * ends[1][1])
+    assert float(second.predict(torch.ones(1, 1), client=1)) == single(ends[1][0])
     assert [entry["steps"] for entry in second.history] == [8, 8]
 
 
 def test_several_epochs_go_on() -> None:
     run = hand(PFedMe(**PLAIN), local_epochs=2)
-    assert own(run, 1) == pytest.approx(by_hand(2.0, 2, -3.0)[0])
-    assert common(run) == pytest.approx(0.75 * by_hand(2.0, 6, 1.0)[1] + 0.25 * by_hand(2.0, 2, -3.0)[1])
+    assert own(run, 1) == single(by_hand(2.0, 2, -3.0)[0])
+    assert common(run) == single(0.75 * by_hand(2.0, 6, 1.0)[1] + 0.25 * by_hand(2.0, 2, -3.0)[1])
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 2.0])
 def test_the_server_goes_a_part_of_the_way(beta: float) -> None:
     mean = 0.75 * by_hand(2.0, 3, 1.0)[1] + 0.25 * by_hand(2.0, 1, -3.0)[1]
-    assert common(hand(PFedMe(**PLAIN, beta=beta))) == pytest.approx(2 + beta * (mean - 2))
+    assert common(hand(PFedMe(**PLAIN, beta=beta))) == single(2 + beta * (mean - 2))
 
 
 def test_its_own_rate_is_the_clients() -> None:
@@ -59,4 +60,4 @@ def test_its_own_rate_is_the_clients() -> None:
     for _ in range(3):
         theta -= 0.1 * (2 * (theta - 1) + (theta - w))
         w -= 0.1 * (w - theta)
-    assert common(run) == pytest.approx(0.75 * w + 0.25 * (2 - 0.1 * 1.0))
+    assert common(run) == single(0.75 * w + 0.25 * (2 - 0.1 * 1.0))

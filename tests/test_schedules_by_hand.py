@@ -19,6 +19,7 @@ from splitfed.schedules.sglr import Sglr
 from splitfed.schedules.splitfed_v1 import SplitFedV1
 from splitfed.schedules.splitfed_v2 import SplitFedV2
 from splitfed.schedules.splitfed_v3 import SplitFedV3
+from tests.rounding import single
 from tests.test_sequential import two_clients, weight
 
 STEP0 = 1 - 0.1 * 2  # from 1, client 0: gradients 2 and 2
@@ -40,14 +41,14 @@ def test_splitfed_v1() -> None:
     engine = placed(plan)
     done = one_round(engine, plan)
     assert done.losses == [1.0, 4.0]
-    assert weight(engine, "server") == pytest.approx((STEP0 + STEP1) / 2)
-    assert weight(engine, FED) == pytest.approx((STEP0 + STEP1) / 2)
-    assert (weight(engine, "client0"), weight(engine, "client1")) == pytest.approx((STEP0, STEP1))
+    assert weight(engine, "server") == single((STEP0 + STEP1) / 2)
+    assert weight(engine, FED) == single((STEP0 + STEP1) / 2)
+    assert (weight(engine, "client0"), weight(engine, "client1")) == single((STEP0, STEP1))
     # A client's weight goes down and up: 4 messages of 4 bytes.
     assert engine.traffic.bytes(kind="weights") == 16
     # With the averages: .5 x .5 x 2 = .5 for client 1.
     found = engine.predict(1, "train", "evaluate", borrow=plan.newest(1, {}))
-    assert float(found.outputs["out"]) == pytest.approx(0.5)
+    assert float(found.outputs["out"]) == single(0.5)
 
 
 def test_splitfed_v2() -> None:
@@ -60,14 +61,14 @@ def test_splitfed_v2() -> None:
         first[losses[0]] = losses
         if losses[0] == 1.0:
             # Client 1 meets v = .8 with a fresh w = 1: out 1.6, gradients 2 x .8 x 4 = 6.4 and 2 x .64 x 4 = 5.12.
-            assert losses[1] == pytest.approx(2.56)
-            assert weight(engine, "server") == pytest.approx(0.8 - 0.64)
-            assert weight(engine, FED) == pytest.approx((0.8 + 1 - 0.512) / 2)
+            assert losses[1] == single(2.56)
+            assert weight(engine, "server") == single(0.8 - 0.64)
+            assert weight(engine, FED) == single((0.8 + 1 - 0.512) / 2)
         else:
             # Client 0 meets v = .2: out .2, gradients 2 x .2 = .4 and 2 x .04 = .08.
-            assert losses == pytest.approx([4.0, 0.04])
-            assert weight(engine, "server") == pytest.approx(0.2 - 0.04)
-            assert weight(engine, FED) == pytest.approx((0.2 + 1 - 0.008) / 2)
+            assert losses == single([4.0, 0.04])
+            assert weight(engine, "server") == single(0.2 - 0.04)
+            assert weight(engine, FED) == single((0.2 + 1 - 0.008) / 2)
     assert len(first) == 2, "both orders occur"
 
 
@@ -78,9 +79,9 @@ def test_splitfed_v3() -> None:
     one_round(engine, plan, Training(1, 2))
     # Second epoch, v = .5. Client 0, w = .8: gradients 2 x .5 x .64 = .64, 2 x .25 x .8 = .4.
     # Client 1, w = .2: gradients 2 x .5 x .04 x 4 = .16, 2 x .25 x .2 x 4 = .4.
-    assert weight(engine, "client0") == pytest.approx(0.8 - 0.04)
-    assert weight(engine, "client1") == pytest.approx(0.2 - 0.04)
-    assert weight(engine, "server") == pytest.approx((0.5 - 0.064 + 0.5 - 0.016) / 2)
+    assert weight(engine, "client0") == single(0.8 - 0.04)
+    assert weight(engine, "client1") == single(0.2 - 0.04)
+    assert weight(engine, "server") == single((0.5 - 0.064 + 0.5 - 0.016) / 2)
     assert engine.traffic.bytes(kind="weights") == 0
 
 
@@ -93,9 +94,9 @@ def test_alternate_hands_over_after_every_batch() -> None:
     for x in (1.0, 2.0, 1.0, 2.0):
         expected.append((v * w * x) ** 2)
         v, w = v - 0.1 * 2 * v * w * w * x * x, w - 0.1 * 2 * v * v * w * x * x
-    assert done.losses == pytest.approx(expected)
-    assert weight(engine, "server") == pytest.approx(v)
-    assert weight(engine, "client1") == pytest.approx(w)
+    assert done.losses == single(expected)
+    assert weight(engine, "server") == single(v)
+    assert weight(engine, "client1") == single(w)
     assert engine.traffic.bytes(kind="weights") == 3 * 4
 
 
@@ -104,8 +105,8 @@ def test_blind_averages_the_losses() -> None:
     engine = placed(Blind())
     done = one_round(engine, Blind())
     assert done.losses == [1.0, 4.0]
-    assert weight(engine, "server") == pytest.approx(0.5)
-    assert (weight(engine, "client0"), weight(engine, "client1")) == pytest.approx((0.9, 0.6))
+    assert weight(engine, "server") == single(0.5)
+    assert (weight(engine, "client0"), weight(engine, "client1")) == single((0.9, 0.6))
 
 
 @pytest.mark.parametrize(("combine", "total"), [("sum", 3.0), ("mean", 1.5)])
@@ -117,8 +118,8 @@ def test_sglr_combines_the_gradients_at_the_cut(combine: str, total: float) -> N
     plan = Sglr(phi=1.0, combine=combine)
     engine = placed(plan)
     one_round(engine, plan)
-    assert (weight(engine, "client0"), weight(engine, "client1")) == pytest.approx((1 - 0.1 * total, 1 - 0.2 * total))
-    assert weight(engine, "server") == pytest.approx(0.5)
+    assert (weight(engine, "client0"), weight(engine, "client1")) == single((1 - 0.1 * total, 1 - 0.2 * total))
+    assert weight(engine, "server") == single(0.5)
 
 
 def test_sglr_without_a_common_gradient_is_blind() -> None:
@@ -134,8 +135,8 @@ def test_averages_are_weighted_by_examples() -> None:
     plan = SplitFedV1()
     engine = two_clients(placement=plan.placement(two_clients().topology), rows=(1, 3))
     one_round(engine, plan, Training(8))
-    assert weight(engine, "server") == pytest.approx(STEP0 / 4 + STEP1 * 3 / 4)
-    assert weight(engine, FED) == pytest.approx(0.35)
+    assert weight(engine, "server") == single(STEP0 / 4 + STEP1 * 3 / 4)
+    assert weight(engine, FED) == single(0.35)
 
 
 def test_a_topology_without_a_shared_party_is_refused_where_one_is_needed() -> None:

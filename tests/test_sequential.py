@@ -18,6 +18,7 @@ from splitfed.schedules.sequential import Sequential
 from splitfed.task import regression
 from splitfed.topologies import vanilla
 from splitfed.view import Recording
+from tests.rounding import single
 from tests.zoo import InPlaceAfterCut, Scale, SmallUNet, assert_same, engine_of, images
 
 
@@ -69,10 +70,10 @@ def test_one_round_by_hand(hand_over: str) -> None:
     """
     engine = two_clients()
     losses, state = one_round(engine, hand_over)
-    assert losses == pytest.approx([1.0, 1.6384])
-    assert weight(engine, "server") == pytest.approx(0.3904)
-    assert weight(engine, "client1") == pytest.approx(0.3904)
-    assert weight(engine, "client0") == pytest.approx(0.8)
+    assert losses == single([1.0, 1.6384])
+    assert weight(engine, "server") == single(0.3904)
+    assert weight(engine, "client1") == single(0.3904)
+    assert weight(engine, "client0") == single(0.8)
     assert state == {"newest": 1}
 
 
@@ -80,17 +81,17 @@ def test_one_round_without_hand_over_by_hand() -> None:
     """Client 1 starts from 1: out = .8 x 1 x 2 = 1.6, loss 2.56, gradients 6.4 for v and 5.12 for w."""
     engine = two_clients()
     losses, _ = one_round(engine, "none")
-    assert losses == pytest.approx([1.0, 2.56])
-    assert weight(engine, "server") == pytest.approx(0.8 - 0.64)
-    assert weight(engine, "client1") == pytest.approx(1 - 0.512)
-    assert weight(engine, "client0") == pytest.approx(0.8)
+    assert losses == single([1.0, 2.56])
+    assert weight(engine, "server") == single(0.8 - 0.64)
+    assert weight(engine, "client1") == single(1 - 0.512)
+    assert weight(engine, "client0") == single(0.8)
     assert engine.traffic.bytes(kind="weights") == 0
 
 
 def test_the_next_round_starts_from_the_last_client() -> None:
     """.3904 twice and x = 1: out = .3904² = .15241216, whose square is the loss."""
     losses, _ = one_round(two_clients(), "peer", rounds=2)
-    assert losses[2] == pytest.approx(0.15241216**2)
+    assert losses[2] == single(0.15241216**2)
 
 
 def test_peer_and_server_end_in_the_same_bits_but_the_server_sees_weights() -> None:
@@ -138,9 +139,9 @@ def test_evaluation_uses_the_newest_segments() -> None:
     plan.round(engine, Training(1), 0, state)
     assert plan.newest(0, state) == 1
     borrowed = engine.predict(0, "train", "evaluate", borrow=plan.newest(0, state))
-    assert float(borrowed.outputs["out"]) == pytest.approx(0.3904**2)
-    assert weight(engine, "client0") == pytest.approx(0.8)
-    assert float(engine.predict(0, "train", "evaluate").outputs["out"]) == pytest.approx(0.3904 * 0.8)
+    assert float(borrowed.outputs["out"]) == single(0.3904**2)
+    assert weight(engine, "client0") == single(0.8)
+    assert float(engine.predict(0, "train", "evaluate").outputs["out"]) == single(0.3904 * 0.8)
     assert Sequential(hand_over="none").newest(0, state) == 0
 
 
