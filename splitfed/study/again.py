@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from splitfed import digests
 from splitfed.checkpoint import write_atomic
 from splitfed.data.dataset import Dataset
 from splitfed.errors import InvalidInput
@@ -46,7 +47,7 @@ def attack(folder: Path, names: Sequence[str], preset: str, adversary: str | Non
     kept = [a for a in known["attacks"] if a["attack"] not in done]
     labels = {found.label for found in chosen}
     tables = [written(p) for p in [*(p for p in cell.attacks if p.label not in labels), *chosen]]
-    write_atomic(folder / "config.toml", dumps({**cell.config, "attack": tables}).encode())
+    write_atomic(folder / "config.toml", digests.signed(dumps({**cell.config, "attack": tables})))
     write_result(folder, {**known, "attacks": [*kept, *entries]})
     _refresh(folder.resolve().parent.parent)
     return entries
@@ -69,7 +70,7 @@ def finished(folder: Path) -> tuple[Json, Cell, Dataset]:
     known = result(folder)
     if known is None or "failed" in known or not (folder / "config.toml").is_file():
         raise InvalidInput(f"{str(folder)!r} holds no finished run; expected a folder .../runs/NAME")
-    grid, data = session.check(config.read(folder / "config.toml"), "config.toml", folder)
+    grid, data = session.check(config.read(folder / "config.toml", digests.RUN_CONFIG), "config.toml", folder)
     return known, grid.cells[0], data
 
 

@@ -5,6 +5,7 @@ Tables that carry an algorithm's own parameters beside their own keys keep those
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
+from splitfed import digests
 from splitfed.errors import InvalidInput, unknown
 from splitfed.study.mistakes import Mistakes, shown
 
@@ -165,13 +167,40 @@ class StudyConfig(Table):
     attack: list[AttackTable] = []
 
 
-def read(path: Path) -> dict[str, Any]:
-    """Return the TOML in `path`; `InvalidInput` names what cannot be read."""
+DEEPEST = 32
+"""How deep tables and lists of a study may be nested; more are no study."""
+
+# Names joined by more dots than a study has levels: Python's reader takes a time that grows with their square.
+_DOTTED = re.compile(r"(?:[^\s.=,{}\[\]]+[ \t]*\.[ \t]*){32}")
+
+
+def read(path: Path, advice: str | None = None) -> dict[str, Any]:
+    """Return the TOML in `path`; `InvalidInput` names what cannot be read.
+
+    `advice`: what to do about a file that was written with its digest, where it is damaged; None where the file need
+    not have one.
+    """
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        content = path.read_bytes()
+        if _DOTTED.search(content.decode("utf-8")):
+            raise RecursionError
+        found = digests.toml(path, content, advice)
+        _check_depth(found)
+    except RecursionError:
+        raise InvalidInput(f"{path} cannot be read as a study: it is nested more than {DEEPEST} levels deep") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise InvalidInput(f"{path} cannot be read as a study: {reason}") from None
+    return found
+
+
+def _check_depth(document: Mapping[str, Any]) -> None:
+    level: list[Any] = [document]
+    for _ in range(DEEPEST):
+        level = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)]
+        level = [inner for inner in level if isinstance(inner, (dict, list))]
+    if level:
+        raise RecursionError
 
 
 def parse(raw: Mapping[str, Any], source: str) -> StudyConfig:

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from splitfed import digests
 from splitfed.study.report_data import Setting
 
 SHOWN, GAP, TILE, FEATURES = 10, 1, 72, 40
@@ -41,6 +42,9 @@ def pairs(settings: Sequence[Setting], attack: str, seed: int) -> list[Pair]:
             entry: Mapping[str, Any] | None = next((a for a in run["attacks"] if a["label"] == attack), None)
             path = Path(run["folder"]) / entry["file"] if entry else None
             if int(run["seed"]) == seed and path is not None and path.is_file():
+                assert entry is not None
+                advice = f"delete it, {path.stem}.json beside it and result.json, {digests.AGAIN}"
+                digests.check_file(path, entry.get("sha256"), advice)
                 tensors = load_file(path)
                 found.append(Pair(setting, tensors["guess"], tensors["truth"]))
     return found

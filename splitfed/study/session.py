@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from splitfed import digests
 from splitfed.data.dataset import Dataset
 from splitfed.errors import SplitfedError
 from splitfed.study import config, trials
@@ -36,9 +37,12 @@ class Ready:
     text: str
 
 
-def prepare(path: Path) -> Ready:
-    """Read and check the study in the file `path`: everything but the training; nothing is written."""
-    raw = config.read(path)
+def prepare(path: Path, advice: str | None = None) -> Ready:
+    """Read and check the study in the file `path`: everything but the training; nothing is written.
+
+    `advice`: as `config.read`.
+    """
+    raw = config.read(path, advice)
     grid, data = check(raw, path.name, path.resolve().parent)
     return Ready(grid, data, path.read_text("utf-8"))
 
@@ -71,7 +75,7 @@ def run_study(ready: Ready, folder: Path, *, resume: bool = False, workers: int 
 
 def serve(folder: Path) -> None:
     """Work as one of several processes on the study in `folder`; what happens is told on standard output."""
-    ready = prepare(folder / "config.toml")
+    ready = prepare(folder / "config.toml", digests.STUDY_CONFIG)
     cells = {cell.id: cell for cell in ready.grid.cells}
     _work(StudyFolder(folder), cells, ready.data, trials.open_queue(folder / "study.db", best=_best(ready)), Reports())
 
