@@ -259,11 +259,11 @@ def test_attack_refuses_what_is_no_run(tmp_path: Path, finished: Path, capsys: p
 
 def test_a_queue_gives_each_run_once_and_takes_back_what_a_crash_left(tmp_path: Path) -> None:
     queue = trials.open_queue(tmp_path / "study.db")
-    trials.fill(queue, ["a", "b"])
+    trials.fill(queue, ["a", "b"], ["a", "b"])
     with pytest.warns(UserWarning, match="Heartbeat"):
         queue.ask()  # a process took "a" and died
     done: list[str] = []
-    trials.fill(queue, ["a", "b"])
+    trials.fill(queue, ["a", "b"], ["a", "b"])
     trials.work(queue, ["a", "b"], lambda name: done.append(name) or 1.0, tmp_path / "turn")  # type: ignore[func-returns-value]
     assert sorted(done) == ["a", "b"]
     trials.work(queue, ["a", "b"], lambda name: pytest.fail("nothing was left"), tmp_path / "turn")

@@ -18,6 +18,12 @@ from splitfed import digests
 from splitfed.errors import InvalidInput, unknown
 from splitfed.study.mistakes import Mistakes, shown
 
+LIMIT = 10_000
+"""Runs that a grid may have; more are taken for a slip of the pen."""
+
+TABLES = 1_000
+"""Tables of a kind that a study may have."""
+
 Count = Annotated[int, Field(ge=1, le=2**53)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Name = Annotated[str, Field(min_length=1)]
@@ -48,7 +54,7 @@ class StudyTable(Table):
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
-    seeds: Annotated[list[Seed], Field(min_length=1)] = [0]
+    seeds: Annotated[list[Seed], Field(min_length=1, max_length=LIMIT)] = [0]
     honest: bool = True
     target: float | None = None
 
@@ -161,10 +167,10 @@ class StudyConfig(Table):
     data: DataTable
     model: ModelTable | None = None
     training: TrainingTable = TrainingTable()
-    topology: Annotated[list[TopologyTable], Field(min_length=1)]
-    method: Annotated[list[MethodTable], Field(min_length=1)] = [MethodTable(name="none")]
-    defense: Annotated[list[DefenseTable], Field(min_length=1)] = [DefenseTable(name="none")]
-    attack: list[AttackTable] = []
+    topology: Annotated[list[TopologyTable], Field(min_length=1, max_length=TABLES)]
+    method: Annotated[list[MethodTable], Field(min_length=1, max_length=TABLES)] = [MethodTable(name="none")]
+    defense: Annotated[list[DefenseTable], Field(min_length=1, max_length=TABLES)] = [DefenseTable(name="none")]
+    attack: Annotated[list[AttackTable], Field(max_length=TABLES)] = []
 
 
 DEEPEST = 32
@@ -223,16 +229,19 @@ def place(parts: tuple[str | int, ...]) -> str:
     return text.removeprefix(".")
 
 
-def _told(detail: ErrorDetails) -> tuple[str, str]:
+def _told(detail: ErrorDetails) -> tuple[str, object]:
     """Return place and text of one mistake, in our words."""
     loc, table = _location(detail["loc"])
     where = place(loc)
     if detail["type"] == "extra_forbidden":
-        return where, str(unknown("key", str(loc[-1]), table))
+        return where, unknown("key", str(loc[-1]), table)
     if detail["type"] == "missing":
         return where, f"is missing; add {loc[-1]} = ..."
     if detail["type"] == "string_pattern_mismatch":
         return where, f"{shown(detail['input'])} is not allowed; expected letters, digits, '.', '_' and '-' only"
+    if detail["type"] == "too_long":
+        given, most = detail["ctx"]["actual_length"], detail["ctx"]["max_length"]
+        return where, f"has {given} entries; at most {most} are allowed"
     text = detail["msg"].removeprefix("Input should be ").removeprefix("Input should ")
     return where, f"{shown(detail['input'])} is not allowed; expected {text[:1].lower()}{text[1:]}"
 

@@ -6,13 +6,20 @@ from types import TracebackType
 
 from splitfed.errors import InvalidInput
 
+WIDEST = 200
+"""Characters of a place that are told."""
+
+SHOWN = 20
+"""Mistakes that are told; of more, only the number."""
+
 
 class InvalidStudy(InvalidInput):
-    """One or more mistakes in a study; `lines` holds one a mistake, the text is all of them."""
+    """One or more mistakes in a study; `lines` holds one a mistake, `more` how many are left out, the text is all."""
 
-    def __init__(self, lines: list[str]) -> None:
-        super().__init__("\n".join(lines))
+    def __init__(self, lines: list[str], more: int = 0) -> None:
+        super().__init__("\n".join([*lines, *([f"and {more} more"] if more else [])]))
         self.lines = tuple(lines)
+        self.more = more
 
 
 class Mistakes:
@@ -21,11 +28,19 @@ class Mistakes:
     def __init__(self, source: str) -> None:
         self._source = source
         self._lines: dict[str, None] = {}
+        # Place and text, or kind, of what is told and of what is not: to word a mistake costs time.
+        self._told: set[tuple[str, str]] = set()
+        self._more: set[tuple[str, str]] = set()
 
     def add(self, where: str, text: object) -> None:
         """Note that `text` is wrong at `where` (a path such as `defense[1].alpha`)."""
+        key = (where, text if isinstance(text, str) else type(text).__name__)
+        if len(self._lines) >= SHOWN:
+            self._more |= {key} - self._told
+            return
+        self._told.add(key)
         # A key may hold anything, line breaks too.
-        where = "".join(c if c.isprintable() and c != " " else f"\\x{ord(c):02x}" for c in where)
+        where = "".join(c if c.isprintable() and c != " " else f"\\x{ord(c):02x}" for c in where[:WIDEST])
         self._lines[f"{self._source}: {where or 'study'}: {' '.join(str(text).split())}"] = None
 
     def at(self, where: str) -> Place:
@@ -38,7 +53,13 @@ class Mistakes:
 
     def take(self, other: Mistakes) -> None:
         """Add the mistakes that were noted elsewhere in the same study."""
-        self._lines.update(other._lines)
+        for line in other._lines:
+            if len(self._lines) < SHOWN:
+                self._lines[line] = None
+            elif line not in self._lines:
+                self._more.add(("", line))
+        self._told |= other._told
+        self._more |= other._more - self._told
 
     def __bool__(self) -> bool:
         return bool(self._lines)
@@ -46,7 +67,7 @@ class Mistakes:
     def stop(self) -> None:
         """Raise `InvalidStudy` if there was any mistake."""
         if self._lines:
-            raise InvalidStudy(list(self._lines))
+            raise InvalidStudy(list(self._lines), len(self._more))
 
 
 class Place:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from splitfed import digests
+from splitfed import digests, failures
 from splitfed.data.dataset import Dataset
-from splitfed.errors import SplitfedError
+from splitfed.errors import InvalidInput, SplitfedError
 from splitfed.study import config, trials
 from splitfed.study.cell import Cell
 from splitfed.study.grid import Grid, expand
@@ -22,6 +23,9 @@ from splitfed.study.rehearsal import rehearse
 from splitfed.study.report_data import METRICS
 from splitfed.study.runner import Json, perform, result
 from splitfed.study.store import StudyFolder
+
+PATIENCE = 2.0
+"""Seconds that workers get to end by themselves."""
 
 
 class WorkerDied(SplitfedError):
@@ -61,8 +65,9 @@ def run_study(ready: Ready, folder: Path, *, resume: bool = False, workers: int 
     with home.lock() as lock:
         home.claim(ready.grid, ready.text)
         left = [name for name in cells if result(home.run(name)) is None]
-        queue = trials.open_queue(folder / "study.db", best=_best(ready))
-        trials.fill(queue, left)
+        with trials.readable(folder / "study.db"):
+            queue = trials.open_queue(folder / "study.db", best=_best(ready))
+            trials.fill(queue, left, cells)
         with watcher(len(cells), len(cells) - len(left)) as told:
             if workers > 1 and len(left) > 1:
                 _hire(folder, min(workers, len(left)), lock, told)
@@ -77,7 +82,9 @@ def serve(folder: Path) -> None:
     """Work as one of several processes on the study in `folder`; what happens is told on standard output."""
     ready = prepare(folder / "config.toml", digests.STUDY_CONFIG)
     cells = {cell.id: cell for cell in ready.grid.cells}
-    _work(StudyFolder(folder), cells, ready.data, trials.open_queue(folder / "study.db", best=_best(ready)), Reports())
+    with trials.readable(folder / "study.db"):
+        queue = trials.open_queue(folder / "study.db", best=_best(ready))
+    _work(StudyFolder(folder), cells, ready.data, queue, Reports())
 
 
 def _best(ready: Ready) -> Literal["minimize", "maximize"]:
@@ -113,27 +120,41 @@ def _hire(folder: Path, count: int, lock: int | None, told: Watcher) -> None:
     command = [sys.executable, "-m", "splitfed.cli", "_worker", str(folder)]
     inherited = () if lock is None else (lock,)
     together = threading.Lock()
+    pipe = subprocess.PIPE
+    staff: list[subprocess.Popen[str]] = []
+    listeners = []
     with ExitStack() as staffed:
-        staff = [
-            staffed.enter_context(
-                subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, pass_fds=inherited)
-            )
-            for _ in range(count)
-        ]
-        listeners = [_Listener(worker, told, together) for worker in staff]
         try:
+            for _ in range(count):
+                worker = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, pass_fds=inherited)
+                staff.append(staffed.enter_context(worker))
+            listeners = [_Listener(worker, told, together) for worker in staff]
             for listener in listeners:
                 listener.start()
             for listener in listeners:
                 listener.join()
         except BaseException:
-            for worker in staff:
-                worker.terminate()
+            failures.calm()
+            _dismiss(staff)
             raise
     for worker, listener in zip(staff, listeners, strict=True):
         if worker.returncode:
             last = [*listener.complaint.splitlines(), f"exit code {worker.returncode}"][-2:][0]
+            if worker.returncode == 2:
+                raise InvalidInput(last)
             raise WorkerDied(f"a worker ended early ({last}); go on with --resume")
+
+
+def _dismiss(staff: Sequence[subprocess.Popen[str]]) -> None:
+    """End the workers: ask them, and do not wait for long."""
+    for worker in staff:
+        worker.terminate()
+    patience = time.monotonic() + PATIENCE
+    for worker in staff:
+        try:
+            worker.wait(max(0.0, patience - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            worker.kill()
 
 
 class _Listener(threading.Thread):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -84,10 +85,10 @@ class StudyFolder:
         import pandas as pd
 
         table = pd.DataFrame([row for found in results for row in rows(found)])
-        for name, write in (("results.csv", table.to_csv), ("results.parquet", table.to_parquet)):
-            temporary = self.path / f".{name}.tmp"
-            write(temporary, index=False)
-            temporary.replace(self.path / name)
+        write_atomic(self.path / "results.csv", table.to_csv(index=False).encode())
+        columns = io.BytesIO()
+        table.to_parquet(columns, index=False)
+        write_atomic(self.path / "results.parquet", columns.getvalue())
 
 
 def rows(found: Json) -> Iterator[dict[str, Any]]:
