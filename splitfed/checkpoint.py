@@ -45,10 +45,12 @@ def write_atomic(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         # On a full disk half a file would take the room that the next try needs.
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:

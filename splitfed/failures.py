@@ -41,6 +41,10 @@ _WORDS = {
     "too many open files": errno.EMFILE,
     "cannot allocate memory": errno.ENOMEM,
 }
+_QUEUE = {
+    "database is locked": ("study.db is locked by another program", "close that"),
+    "unable to open database file": ("study.db cannot be opened", f"see that its folder can be written, or {HANDLES}"),
+}
 _NUMBER = re.compile(r"os error (\d+)")
 
 
@@ -56,8 +60,9 @@ def reason(error: BaseException) -> tuple[str, str] | None:
         if known is not None:
             name = getattr(seen, "filename", None)
             return (f"{os.fspath(name)}: {known[0]}" if isinstance(name, (str, os.PathLike)) else known[0]), known[1]
-        if "database is locked" in str(seen):
-            return "study.db is locked by another program", "close that"
+        told = next((told for words, told in _QUEUE.items() if words in str(seen)), None)
+        if told is not None:
+            return told
         seen = seen.__cause__ or seen.__context__
     return None
 

@@ -12,12 +12,16 @@ WIDEST = 200
 SHOWN = 20
 """Mistakes that are told; of more, only the number."""
 
+MANY = 100
+"""Mistakes beyond those after which to look for more, where that takes long, is given up."""
+
 
 class InvalidStudy(InvalidInput):
     """One or more mistakes in a study; `lines` holds one a mistake, `more` how many are left out, the text is all."""
 
-    def __init__(self, lines: list[str], more: int = 0) -> None:
-        super().__init__("\n".join([*lines, *([f"and {more} more"] if more else [])]))
+    def __init__(self, lines: list[str], more: int = 0, counted: bool = True) -> None:
+        rest = [f"and {'' if counted else 'at least '}{more} more"] if more else []
+        super().__init__("\n".join([*lines, *rest]))
         self.lines = tuple(lines)
         self.more = more
 
@@ -34,7 +38,8 @@ class Mistakes:
 
     def add(self, where: str, text: object) -> None:
         """Note that `text` is wrong at `where` (a path such as `defense[1].alpha`)."""
-        key = (where, text if isinstance(text, str) else type(text).__name__)
+        # What an error was made of, not its text.
+        key = (where, repr(text.args) if isinstance(text, Exception) else str(text))
         if len(self._lines) >= SHOWN:
             self._more |= {key} - self._told
             return
@@ -68,6 +73,11 @@ class Mistakes:
         """Raise `InvalidStudy` if there was any mistake."""
         if self._lines:
             raise InvalidStudy(list(self._lines), len(self._more))
+
+    def stop_if_many(self) -> None:
+        """Raise `InvalidStudy` if there were so many mistakes that to look for the others would take long."""
+        if len(self._more) >= MANY:
+            raise InvalidStudy(list(self._lines), len(self._more), counted=False)
 
 
 class Place:

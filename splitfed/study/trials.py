@@ -47,8 +47,6 @@ def readable(path: Path) -> Iterator[None]:
     except Exception as error:  # what a damaged file makes of the libraries that read it can be any error
         if failures.reason(error) is not None:
             raise
-        # SQLite hides why a file cannot be opened.
-        path.open("ab").close()
         raise Damaged(path, AGAIN, " ".join(str(error).split())[:200] or type(error).__name__) from error
 
 
