@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CATEGORIES = 100
+LARGE = 2**26
+"""Bytes from which on a packed table may be taken for a trap; the slowest packing takes a second for them."""
+
 _OPENERS: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
 
@@ -89,7 +92,7 @@ def _opened(source: Path) -> IO[bytes]:
         raise InvalidInput(f"{source} is packed as {source.suffix}; unpack it, or pack it as .gz, .bz2 or .xz")
     if source.suffix not in _OPENERS:
         return source.open("rb")
-    most = max(arrays.LARGE, arrays.RATIO * source.stat().st_size)
+    most = max(LARGE, arrays.RATIO * source.stat().st_size)
     size = 0
     with _OPENERS[source.suffix](source) as file:
         while part := file.read(2**22):

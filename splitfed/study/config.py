@@ -177,7 +177,7 @@ DEEPEST = 32
 """How deep tables and lists of a study may be nested; more are no study."""
 
 # Names joined by more dots than a study has levels: Python's reader takes a time that grows with their square.
-_DOTTED = re.compile(r"(?:[^\s.=,{}\[\]]+[ \t]*\.[ \t]*){32}")
+_DOTTED = re.compile(r"""(?<![^\s.=,{}\[\]])(?:(?:"[^"\n]*+"|'[^'\n]*+'|[^\s.=,{}\[\]"']++)[ \t]*+\.[ \t]*+){32}""")
 
 
 def read(path: Path, advice: str | None = None) -> dict[str, Any]:
