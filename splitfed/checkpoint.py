@@ -1,25 +1,38 @@
 """Checkpoints: one file a party and round, a manifest last; a crash at any moment leaves a whole one behind.
 
 Files are written beside their place, flushed to the disk and renamed; the manifest names the round that all files
-share, with their hashes, so files of two rounds are never mixed. The newest two are kept.
+share, with their hashes, so files of two rounds are never mixed. The manifest carries its own digest, and that of the
+metrics up to its round. The newest two are kept.
 """
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from splitfed.errors import InvalidInput
+from splitfed import digests
+from splitfed.digests import Damaged
 
 KEPT = 2
+
+
+class Found(NamedTuple):
+    """The newest checkpoint that is whole: its round, its states by name, the digest of the metrics up to there.
+
+    `damaged`: files of newer checkpoints, which were passed over.
+    """
+
+    number: int
+    states: dict[str, Any]
+    metrics: str
+    damaged: tuple[Path, ...] = ()
 
 
 def write_atomic(path: Path, content: bytes) -> None:
@@ -28,11 +41,19 @@ def write_atomic(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     # A link that somebody left under this name would lead the writing elsewhere.
     temporary.unlink(missing_ok=True)
-    with temporary.open("xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException as error:
+        # On a full disk half a file would take the room that the next try needs.
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)
+        raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -40,32 +61,38 @@ def write_atomic(path: Path, content: bytes) -> None:
         os.close(folder)
 
 
-def save(folder: Path, number: int, states: Mapping[str, Any]) -> None:
-    """Save `states` (name -> tensors and plain values) as the checkpoint of round `number`."""
+def save(folder: Path, number: int, states: Mapping[str, Any], metrics: str = "") -> None:
+    """Save `states` (name -> tensors and plain values) as the checkpoint of round `number`.
+
+    `metrics`: the digest of the metrics up to and with that round.
+    """
     clean(folder)
     home = folder / f"{number:06d}"
     hashes = {}
     for name, state in states.items():
         buffer = io.BytesIO()
         torch.save(state, buffer)
-        hashes[name] = hashlib.sha256(buffer.getbuffer()).hexdigest()
+        hashes[name] = digests.of(buffer.getvalue())
         write_atomic(home / f"{name}.pt", buffer.getvalue())
-    write_atomic(home / "manifest.json", json.dumps({"round": number, "sha256": hashes}, indent=1).encode())
+    manifest = {"round": number, "metrics": metrics, "sha256": hashes}
+    write_atomic(home / "manifest.json", digests.sealed(manifest))
     for old in _complete(folder)[:-KEPT]:
         shutil.rmtree(old)
 
 
-def load(folder: Path) -> tuple[int, dict[str, Any]] | None:
-    """Return round and states of the newest checkpoint that is whole, or None where there is none."""
+def load(folder: Path) -> Found | None:
+    """Return the newest checkpoint that is whole, or None where there is none; raises `Damaged` if none of them is."""
+    damaged: list[Path] = []
     for home in reversed(_complete(folder)):
-        manifest = _manifest(home)
-        if manifest is None:
+        try:
+            manifest = digests.read(home / "manifest.json", digests.RETRAIN)
+            states = {name: _read(home / f"{name}.pt", digest) for name, digest in manifest["sha256"].items()}
+        except Damaged as error:
+            damaged.append(error.path)
             continue
-        states = {name: _read(home / f"{name}.pt", digest) for name, digest in manifest["sha256"].items()}
-        if all(state is not None for state in states.values()):
-            return int(manifest["round"]), {name: state[0] for name, state in states.items() if state is not None}
-    if folder.is_dir() and _complete(folder):
-        raise InvalidInput(f"every checkpoint in {folder} is damaged; start the run anew elsewhere")
+        return Found(int(manifest["round"]), states, manifest["metrics"], tuple(damaged))
+    if damaged:
+        raise Damaged(damaged[0], digests.RETRAIN, "and so is every other checkpoint of the run")
     return None
 
 
@@ -83,18 +110,8 @@ def _complete(folder: Path) -> list[Path]:
     return sorted(path.parent for path in folder.glob("*/manifest.json"))
 
 
-def _manifest(home: Path) -> dict[str, Any] | None:
-    """Return the manifest of a checkpoint, or None where it is damaged."""
-    try:
-        manifest = json.loads((home / "manifest.json").read_text("utf-8"))
-    except ValueError:
-        return None
-    whole = isinstance(manifest, dict) and isinstance(manifest.get("sha256"), dict) and "round" in manifest
-    return manifest if whole else None
-
-
-def _read(path: Path, digest: str) -> tuple[Any] | None:
+def _read(path: Path, digest: object) -> Any:
     content = path.read_bytes() if path.is_file() else b""
-    if hashlib.sha256(content).hexdigest() != digest:
-        return None
-    return (torch.load(io.BytesIO(content), weights_only=True),)
+    if digests.of(content) != digest:
+        raise Damaged(path, digests.RETRAIN)
+    return torch.load(io.BytesIO(content), weights_only=True)

@@ -7,49 +7,70 @@ import json
 import os
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn
 
+from splitfed import failures
 from splitfed.errors import InvalidInput, SplitfedError, unknown
 
 Options = argparse.Namespace
 
-EPILOG = "Exit code 0: done; 2: something given is wrong, in a line each; 1: our own failure; 130: interrupted."
+EPILOG = "Exit code 0: done; 2: something is wrong that you can mend, in a line each; 1: our own failure; "
+EPILOG += "130: interrupted; 143: terminated."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command in `arguments` (default: those of the process) and return its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in given
     # Small models run four times as fast on one thread; whoever trains large ones sets more.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    try:
-        options = _parsed(given)
-        command: Callable[[Options], None] = options.command
-        command(options)
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    except KeyboardInterrupt:
-        _complain(f"interrupted; what is finished is kept: {_again(given)}")
-        return 130
-    except SplitfedError as error:
-        if debug:
-            raise
+    with failures.stoppable(), warnings.catch_warnings():
+        warnings.showwarning = _warn
+        try:
+            options = _parsed(given)
+            command: Callable[[Options], None] = options.command
+            command(options)
+            # What cannot be written is to be known here, not when the process ends.
+            sys.stdout.flush()
+        except SystemExit as stop:
+            return int(stop.code or 0)
+        except KeyboardInterrupt as stop:
+            failures.calm()
+            ended = isinstance(stop, failures.Terminated)
+            _complain(f"{'terminated' if ended else 'interrupted'}; what is finished is kept: {_again(given)}")
+            return 143 if ended else 130
+        except BrokenPipeError:
+            # Whoever read our output has left; what is still buffered cannot be written.
+            _abandon_output()
+            return 1
+        except Exception as error:  # the last line of defence: a failure of ours is one line too
+            if "--debug" in given:
+                raise
+            return _failed(error, given)
+    return 0
+
+
+def _failed(error: Exception, given: Sequence[str]) -> int:
+    """Say in one line what went wrong, or one a mistake, and return the exit code."""
+    refused = None if isinstance(error, SplitfedError) else failures.reason(error)
+    if isinstance(error, SplitfedError):
         _complain(str(error))
         return 2 if isinstance(error, InvalidInput) else 1
-    except BrokenPipeError:
-        # Whoever read our output has left; what is still buffered cannot be written.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except Exception as error:  # the last line of defence: a failure of ours is one line too
-        if debug:
-            raise
-        reason = " ".join(str(error).split())[:300]
-        _complain(f"internal error: {type(error).__name__}: {reason} (--debug shows where)")
-        return 1
-    return 0
+    if refused is not None:
+        what, advice = refused
+        try:
+            sys.stdout.flush()
+        except OSError:
+            # What is full may be the disk that standard output goes to; the process would try again when it ends.
+            _abandon_output()
+        _complain(f"{what}; {advice}, then {_again(given)}")
+        return 2
+    reason = " ".join(str(error).split())[:300]
+    _complain(f"internal error: {type(error).__name__}: {reason} (--debug shows where)")
+    return 1
 
 
 class Parser(argparse.ArgumentParser):
@@ -288,12 +309,26 @@ def _tell(results: Sequence[Any], home: Path, as_json: bool) -> None:
 
 
 def _again(given: Sequence[str]) -> str:
+    if given[:1] == ["_worker"]:
+        return "go on with --resume"
     more = ["--resume"] if given[:1] == ["run"] and "--resume" not in given else []
     return f"go on with {shlex.join(['splitfed', *given, *more])}"
 
 
+def _warn(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
+) -> None:
+    """Say a warning in one line, without the line of code it comes from."""
+    _complain(f"warning: {' '.join(str(message).split())}")
+
+
+def _abandon_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _complain(text: str) -> None:
-    print(text, file=sys.stderr)
+    """Write to standard error; what somebody's file has put into a message cannot steer the terminal."""
+    print("\n".join("".join(c if c.isprintable() else "?" for c in line) for line in text.split("\n")), file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,23 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.data.federation import Federation
+from splitfed.fingerprint import fingerprint
 from splitfed.graph import Topology
 from splitfed.preparation import Prepared
 from splitfed.view import Recording
 
 
-def describe(prepared: Prepared, rounds: int, record: Recording | None, device: object) -> dict[str, Any]:
-    """Return the description that a run's folder keeps, and that a resumed run must repeat."""
+def describe(
+    prepared: Prepared,
+    rounds: int,
+    record: Recording | None,
+    device: object,
+    besides: Mapping[str, object] | None = None,
+) -> dict[str, Any]:
+    """Return the description that a run's folder keeps, and that a resumed run must repeat.
+
+    `besides`: place -> what else a user may have written for the run.
+    """
     kinds = list({id(t): t for t in prepared.topologies}.values())
     data = prepared.data
     return {
@@ -38,7 +48,21 @@ def describe(prepared: Prepared, rounds: int, record: Recording | None, device: 
         "training": asdict(prepared.training),
         "record": repr(record or Recording()),
         "device": str(device),
+        "code": code(prepared, besides or {}),
     }
+
+
+def code(prepared: Prepared, besides: Mapping[str, object]) -> dict[str, str]:
+    """Return the fingerprint of everything that a user may have given: values, and code that is no package's."""
+    things: dict[str, object] = {}
+    for i, topology in enumerate({id(t): t for t in prepared.topologies}.values()):
+        where = "" if i == 0 else f" of topology {i}"
+        things |= {f"module of segment {s.name!r}{where}": s.module for s in topology.segments}
+        things |= {f"task of head {h.value!r}{where}": h.task for h in topology.heads}
+    modules = [place for place in things if place.startswith("module ")]
+    things |= {f"defense {type(d).__name__} ({i})": d for i, d in enumerate(prepared.defenses)}
+    things |= {"schedule": prepared.schedule, "method": prepared.method}
+    return fingerprint({**things, **besides}, modules)
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:

@@ -21,12 +21,35 @@ class NonFinite(SplitfedError, ArithmeticError):
     """A loss, message or gradient stopped being finite: party, step and edge are in the text."""
 
 
+class Unknown(InvalidInput):
+    """A name that is none of those allowed; the text is worded when it is read, as to find the nearest name takes long.
+
+    The nearest name comes first, all of them after it.
+    """
+
+    def __init__(self, kind: str, name: object, allowed: Iterable[str]) -> None:
+        super().__init__(kind, name)
+        self._kind = kind
+        self._name = name
+        self._allowed = list(allowed)
+
+    def __str__(self) -> str:
+        options = sorted(self._allowed)
+        name = repr(self._name)
+        near = difflib.get_close_matches(str(self._name), options, n=2, cutoff=0.5) if len(name) < WIDEST else []
+        hint = f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
+        shown = ", ".join(options[:MOST]) + (f" and {len(options) - MOST} more" if len(options) > MOST else "")
+        what = name if len(name) < WIDEST else f"{name[:WIDEST]}..."
+        return f"unknown {self._kind} {what}{hint} (allowed: {shown or 'none'})"
+
+
+MOST, WIDEST = 100, 200
+"""Names that are listed, and characters of a name that are told."""
+
+
 def unknown(kind: str, name: object, allowed: Iterable[str]) -> InvalidInput:
     """Say that `name` is no known `kind`, with the nearest name first and all of them after it."""
-    options = sorted(allowed)
-    near = difflib.get_close_matches(str(name), options, n=2, cutoff=0.5)
-    hint = f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
-    return InvalidInput(f"unknown {kind} {name!r}{hint} (allowed: {', '.join(options) or 'none'})")
+    return Unknown(kind, name, allowed)
 
 
 def check_number(

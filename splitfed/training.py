@@ -118,7 +118,9 @@ def train(
     entering.enter(engine, data, misconduct, seed, returned)
     if place is not None:
         others = _told(intruders or {}, ask or {}, detectors or {}, misconduct, speeds)
-        place.claim({**describe(prepared, rounds, record, device), **others, "delta": delta}, resume=resume)
+        besides = _besides(intruders or {}, detectors or {}, misconduct)
+        described = describe(prepared, rounds, record, device, besides)
+        place.claim({**described, **others, "delta": delta}, resume=resume)
     run = Run(engine, data, prepared.schedule, prepared.schedule.start(len(data.clients)), seed, place, clock)
     run.follow(prepared.method)
     run.inquiry.training = prepared.training
@@ -191,6 +193,19 @@ def _told(
         "detectors": {name: repr(detector) for name, detector in detectors.items()} or None,
         "manipulations": {str(i): repr(one) for i, one in enumerate(manipulations)} or None,
         "speeds": None if speeds is None else repr(speeds),
+    }
+
+
+def _besides(
+    intruders: Mapping[str, Intruder | str],
+    detectors: Mapping[str, Detector],
+    manipulations: Sequence[Manipulation],
+) -> dict[str, object]:
+    """Return what may hold code of the user's, by its place."""
+    return {
+        **{f"intruder at {name!r}": intruder(given) for name, given in intruders.items()},
+        **{f"detector at {name!r}": detector for name, detector in detectors.items()},
+        **{f"manipulation {type(one).__name__} ({i})": one for i, one in enumerate(manipulations)},
     }
 
 

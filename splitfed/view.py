@@ -14,6 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from splitfed import digests
 from splitfed.errors import InvalidInput, check_count, unknown
 
 WEIGHT_GRADIENT = "weight gradient"
@@ -126,7 +127,8 @@ class Recorder:
         self._folder = folder
         self._held: list[Message] = []
         self._held_bytes = 0
-        self._parts = 0
+        self._digests: list[str | None] = []
+        self._checked: set[int] = set()
 
     def receive(self, message: Message) -> None:
         """Keep `message` if its step is due; what crosses outside training is always kept."""
@@ -150,15 +152,19 @@ class Recorder:
         self._folder.mkdir(parents=True, exist_ok=True)
         tensors = {f"{i}/{n}": t.contiguous() for i, m in enumerate(self._held) for n, t in m.tensors.items()}
         index = [[m.sender, m.receiver, m.kind, m.edge, list(m.tensors), list(m.stamp)] for m in self._held]
-        save_file(_unshared(tensors), self._file(self._parts), metadata={"messages": json.dumps(index)})
-        with self._file(self._parts).open("rb") as file:
+        path = self._file(len(self._digests))
+        save_file(_unshared(tensors), path, metadata={"messages": json.dumps(index)})
+        with path.open("rb") as file:
             os.fsync(file.fileno())
-        self._parts += 1
+        self._digests.append(digests.of_file(path))
         self._held, self._held_bytes = [], 0
 
     def messages(self) -> Iterator[Message]:
-        """Yield every message kept, oldest first, reading back one file at a time."""
-        for part in range(self._parts):
+        """Yield every message kept, oldest first, reading back one file at a time; raises `Damaged` for one that is."""
+        for part, digest in enumerate(self._digests):
+            if part not in self._checked:
+                digests.check_file(self._file(part), digest, digests.RETRAIN)
+                self._checked.add(part)
             with safe_open(self._file(part), framework="pt") as stored:
                 index = json.loads(stored.metadata()["messages"])
                 for i, (sender, receiver, kind, edge, names, stamp) in enumerate(index):
@@ -174,7 +180,7 @@ class Recorder:
         """Flush to the folder and return what a resumed run needs to go on from here."""
         if self._folder is not None:
             self.flush()
-            return {"parts": self._parts}
+            return {"digests": list(self._digests)}
         kept = [
             {
                 "sender": m.sender,
@@ -185,7 +191,7 @@ class Recorder:
             }
             for m in self._held
         ]
-        return {"parts": 0, "messages": kept}
+        return {"digests": [], "messages": kept}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go back to `state`, removing files written after it."""
@@ -194,10 +200,10 @@ class Recorder:
             for m in state.get("messages", ())
         ]
         self._held_bytes = sum(m.nbytes for m in self._held)
-        self._parts = int(state["parts"])
+        self._digests, self._checked = list(state["digests"]), set()
         if self._folder is not None and self._folder.is_dir():
             for file in self._folder.glob("part-*.safetensors"):
-                if int(file.stem.partition("-")[2]) >= self._parts:
+                if int(file.stem.partition("-")[2]) >= len(self._digests):
                     file.unlink()
 
     def _file(self, part: int) -> Path:

@@ -165,7 +165,7 @@ MISUSE: list[tuple[Any, list[str], str]] = [
     (images() + 1, [], "leaves the value range [0, 1] of the run's data in row 0"),
     (images()[:0], [], "holds no row; expected at least one"),
     (np.array([["a"]]), [], "has type <U1; expected real numbers"),
-    (np.array([{"a": 1}]), [], "cannot be read: Object arrays cannot be loaded when allow_pickle=False"),
+    (np.array([{"a": 1}]), [], "cannot be read: Object arrays cannot be loaded, as their objects"),
     (None, ["--client", "2"], "client=2 is not allowed; expected 0 to 1"),
     (None, ["--head", "fc3"], "unknown head 'fc3'; did you mean 'fc2'?"),
     (None, ["--view", "sever", "--view-output", "v"], "unknown party 'sever'; did you mean 'server'?"),

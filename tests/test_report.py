@@ -21,6 +21,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from splitfed import digests
 from splitfed.errors import InvalidInput
 from splitfed.seeding import generator
 from splitfed.study import table
@@ -138,8 +139,10 @@ def put(folder: Path, found: Mapping[str, Any], shape: Sequence[int], seed: int)
     drawn = generator(seed, "victims")
     truth = torch.rand(12, *shape, generator=drawn)
     guess = (truth + 0.1 * torch.rand(truth.shape, generator=drawn)).clamp(0, 1)
-    save_file({"truth": truth, "guess": guess}, place / "attacks" / "inverse_network.safetensors")
-    (place / "result.json").write_text(json.dumps(found))
+    tensors = place / "attacks" / "inverse_network.safetensors"
+    save_file({"truth": truth, "guess": guess}, tensors)
+    attacks = [{**one, "sha256": digests.of_file(tensors)} for one in found["attacks"]]
+    (place / "result.json").write_bytes(digests.sealed({**found, "attacks": attacks}))
 
 
 def study(folder: Path, seeds: Sequence[int] = (0, 1), shape: Sequence[int] = (1, 8, 8)) -> Path:
@@ -149,8 +152,9 @@ def study(folder: Path, seeds: Sequence[int] = (0, 1), shape: Sequence[int] = (1
             scores = {"psnr": decibels[seed], "ssim": decibels[seed] / 30, "mse": 1 / decibels[seed]}
             scores = scores if len(shape) == 3 else {"r2": decibels[seed] / 30}
             put(folder, result(defense, seed, strength, accuracies[seed], scores), shape, seed)
-    (folder / "config.toml").write_text(CONFIG)
-    (folder / "environment.json").write_text(json.dumps({"python": "3.11", "packages": {"torch": "2.13.0"}}))
+    (folder / "config.toml").write_bytes(digests.signed(CONFIG))
+    environment = {"python": "3.11", "packages": {"torch": "2.13.0"}}
+    (folder / "environment.json").write_bytes(digests.sealed(environment))
     return folder
 
 
@@ -306,9 +310,13 @@ def test_an_interrupted_study_says_so(tmp_path: Path, finished: Path) -> None:
     runs = sorted((folder / "runs").iterdir())
     assert [r.name for r in runs][2:4] == ["vanilla-pool1--noise-2--seed0", "vanilla-pool1--noise-2--seed1"]
     (runs[2] / "result.json").unlink()
-    (runs[2] / "metrics.jsonl").write_text('{"round": 0}\n{"round": 1}\n')
+    (runs[2] / "run.json").write_bytes(digests.sealed({"rounds": 3}))
+    start = digests.content({"rounds": 3})
+    first, second = {"round": 0}, {"round": 1}
+    lines = digests.link(start, first) + digests.link(digests.chain(start, first), second)
+    (runs[2] / "metrics.jsonl").write_bytes(lines + b'{"round": 2, "lo')
     failed = {"id": runs[3].name, "failed": "the loss became NaN at party client, step 3"}
-    (runs[3] / "result.json").write_text(json.dumps(failed))
+    (runs[3] / "result.json").write_bytes(digests.sealed(failed))
     shutil.rmtree(runs[1])
     found = summarise(folder)
     assert found["finished"] == 3
@@ -600,7 +608,9 @@ def targets(folder: Path, auc: float, low: float, high: float) -> Path:
         save_file({"guess": pair[0], "truth": pair[1].clone()}, place / "attacks" / f"{name}.safetensors")
     faces = {"guess": torch.rand(2, 1, 8, 8), "truth": torch.rand(2, 1, 8, 8)}
     save_file(faces, place / "attacks" / "model_inversion.safetensors")
-    (place / "result.json").write_text(json.dumps(found))
+    for one in found["attacks"]:
+        one["sha256"] = digests.of_file(place / one["file"])
+    (place / "result.json").write_bytes(digests.sealed(found))
     return folder
 
 
@@ -645,7 +655,8 @@ def test_a_reconstruction_comes_first_in_the_headline_whatever_else_was_guessed(
     (path,) = (folder / "runs").glob("*/result.json")
     found = json.loads(path.read_text())
     found["attacks"] += result("none", 0, 0.0, 0.9, {"psnr": 26.0})["attacks"]
-    path.write_text(json.dumps(found))
+    del found["digest"]
+    path.write_bytes(digests.sealed(found))
     said = summarise(folder)["headline"]
     assert said[1] == (
         "Undefended (accuracy 90.0 %), inverse_network reconstructs at 26.0 dB PSNR (mean-image baseline 11.0 dB)."

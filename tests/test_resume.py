@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,11 @@ def test_a_damaged_newest_checkpoint(whole: tuple[str, dict[str, Any]], tmp_path
         half.joinpath(".party-server.pt.tmp").write_bytes(b"half")
     else:
         newest.joinpath("manifest.json").unlink()
-    assert_same(outcome(go(tmp_path / "run", shape, resume=True)), expected)
+    # What a crash leaves behind is no damage.
+    said = pytest.warns(UserWarning, match="party-server.pt is damaged; the run goes on from .* round 1")
+    with said if damage == "party" else nullcontext():
+        resumed = go(tmp_path / "run", shape, resume=True)
+    assert_same(outcome(resumed), expected)
     names = sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir())
     assert names == ["000002", "000003"]
     assert not list((tmp_path / "run").rglob(".*"))

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from torch import nn
 
+from splitfed import digests
 from splitfed.cli import main
 from splitfed.errors import InvalidInput
 from splitfed.federated import FML
@@ -227,7 +228,8 @@ def test_a_run_with_a_method_is_rebuilt_attacked_and_asked_to_predict(
     assert (home / "metrics.jsonl").read_bytes() == before
     config = (home / "config.toml").read_text("utf-8")
     assert '[[method]]\nname = "fedproto"' in config
-    (home / "config.toml").write_text(config.replace("weight = 1.0", "weight = 2.0"), "utf-8")
+    body = config.partition(digests.COMMENT)[0]
+    (home / "config.toml").write_bytes(digests.signed(body.replace("weight = 1.0", "weight = 2.0")))
     assert main(["attack", str(home), "--attack", "membership_threshold"]) == 2
     assert re.search(r"holds another run: its method is .FedProto\(weight=1\.0", capsys.readouterr().err)
 

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from splitfed import digests
 from splitfed.accounting.speeds import Speeds
 from splitfed.cli import main
 from splitfed.models.mlp import mlp
@@ -42,7 +43,7 @@ def run(path: Path, folder: Path, *more: str) -> int:
 def timeless(value: Any) -> Any:
     """Leave out what the clock decides."""
     if isinstance(value, dict):
-        return {key: timeless(item) for key, item in value.items() if key != "seconds"}
+        return {key: timeless(item) for key, item in value.items() if key not in ("seconds", "digest")}
     return [timeless(item) for item in value] if isinstance(value, list) else value
 
 
@@ -259,11 +260,11 @@ def test_attack_refuses_what_is_no_run(tmp_path: Path, finished: Path, capsys: p
 
 def test_a_queue_gives_each_run_once_and_takes_back_what_a_crash_left(tmp_path: Path) -> None:
     queue = trials.open_queue(tmp_path / "study.db")
-    trials.fill(queue, ["a", "b"])
+    trials.fill(queue, ["a", "b"], ["a", "b"])
     with pytest.warns(UserWarning, match="Heartbeat"):
         queue.ask()  # a process took "a" and died
     done: list[str] = []
-    trials.fill(queue, ["a", "b"])
+    trials.fill(queue, ["a", "b"], ["a", "b"])
     trials.work(queue, ["a", "b"], lambda name: done.append(name) or 1.0, tmp_path / "turn")  # type: ignore[func-returns-value]
     assert sorted(done) == ["a", "b"]
     trials.work(queue, ["a", "b"], lambda name: pytest.fail("nothing was left"), tmp_path / "turn")
@@ -360,7 +361,7 @@ def test_one_schedule_in_a_list_is_one_schedule(finished: Path) -> None:
     assert plain == listed
     assert [cell.id for cell in plain.cells] == IDS
     # A folder from before speeds and lists of schedules goes on: its config says nothing of either.
-    assert dumps(plain.resolved) == (finished / "config.toml").read_text("utf-8")
+    assert digests.signed(dumps(plain.resolved)) == (finished / "config.toml").read_bytes()
     assert "speeds" not in tomllib.loads(dumps(plain.resolved))["training"]
 
 

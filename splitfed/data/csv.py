@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import bz2
+import gzip
+import lzma
+import zlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from splitfed.data import arrays
 from splitfed.data.dataset import Dataset
 from splitfed.data.files import existing_file
 from splitfed.data.from_python import TaskLike, from_arrays
@@ -17,6 +22,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CATEGORIES = 100
+LARGE = 2**26
+"""Bytes from which on a packed table may be taken for a trap; the slowest packing takes a second for them."""
+
+_OPENERS: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
 
 def csv(
@@ -62,14 +71,38 @@ def _read(source: Path, separator: str) -> pd.DataFrame:
     import pandas as pd
 
     try:
-        table = pd.read_csv(source, sep=separator, skipinitialspace=True)
+        with _opened(source) as file:
+            table = pd.read_csv(file, sep=separator, skipinitialspace=True)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{source} cannot be read as CSV: {str(error).strip().splitlines()[0]}") from None
+    except (EOFError, ValueError, OSError, zlib.error, lzma.LZMAError) as error:
+        if isinstance(error, InvalidInput) or (isinstance(error, OSError) and error.errno is not None):
+            raise
+        raise InvalidInput(f"{source} cannot be read as CSV: {' '.join(str(error).split())}") from None
     if not isinstance(table.index, pd.RangeIndex):  # pandas took the first column for row names
         raise InvalidInput(f"{source} has more fields in its rows than in its header")
     if not len(table):
         raise InvalidInput(f"{source} has no rows under its header")
     return table
+
+
+def _opened(source: Path) -> IO[bytes]:
+    """Return the text of a file, unpacked where its name says that it is packed, as far as memory reaches."""
+    if source.suffix in (".zip", ".zst", ".tar"):
+        raise InvalidInput(f"{source} is packed as {source.suffix}; unpack it, or pack it as .gz, .bz2 or .xz")
+    if source.suffix not in _OPENERS:
+        return source.open("rb")
+    most = max(LARGE, arrays.RATIO * source.stat().st_size)
+    size = 0
+    with _OPENERS[source.suffix](source) as file:
+        while part := file.read(2**22):
+            size += len(part)
+            if size > most:
+                raise InvalidInput(
+                    f"{source} unpacks to more than {most} bytes, {arrays.RATIO} times its size or more, as no table "
+                    "does; unpack it if it is meant"
+                )
+    return cast(IO[bytes], _OPENERS[source.suffix](source))
 
 
 def _check_complete(source: Path, table: pd.DataFrame) -> None:

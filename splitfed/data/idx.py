@@ -11,15 +11,20 @@ import math
 import struct
 import zlib
 from pathlib import Path
+from typing import IO, cast
 
 import numpy as np
 
+from splitfed.data import arrays
 from splitfed.data.dataset import Dataset
 from splitfed.data.files import existing_file, existing_folder
 from splitfed.data.from_python import from_arrays
 from splitfed.errors import InvalidInput, unknown
 
 TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+MOST = 8
+"""Dimensions that an array may have; published files have one to four."""
+
 PREFIXES = {"train": ("train",), "test": ("t10k",), "all": ("train", "t10k")}
 
 
@@ -43,25 +48,42 @@ def idx(folder: str | Path, split: str = "train") -> Dataset:
 def read_idx(path: str | Path) -> np.ndarray:
     """Return the array in one IDX file, gunzipped when its name ends in .gz, in the machine's byte order."""
     source = existing_file(path)
-    raw = _unzip(source) if source.suffix == ".gz" else source.read_bytes()
-    if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] not in TYPES:
-        raise InvalidInput(f"{source} begins with 0x{raw[:4].hex()}; expected an IDX magic number, 0x0000tt0d")
-    kind, dimensions = np.dtype(TYPES[raw[2]]), raw[3]
-    start = 4 + 4 * dimensions
-    if len(raw) < start:
-        raise InvalidInput(f"{source} is {len(raw)} bytes; its header alone takes {start}")
-    shape = struct.unpack(f">{dimensions}I", raw[4:start])
-    expected = start + math.prod(shape) * kind.itemsize
-    if len(raw) != expected:
-        raise InvalidInput(f"{source} is {len(raw)} bytes; expected {expected} for shape {shape}")
-    return np.frombuffer(raw, kind, offset=start).reshape(shape).astype(kind.newbyteorder("="))
-
-
-def _unzip(path: Path) -> bytes:
+    packed = source.stat().st_size
     try:
-        return gzip.decompress(path.read_bytes())
+        with gzip.open(source) if source.suffix == ".gz" else source.open("rb") as file:
+            return _array(source, cast(IO[bytes], file), packed)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise InvalidInput(f"{path} is no whole gzip file: {error}") from None
+        raise InvalidInput(f"{source} is no whole gzip file: {error}") from None
+
+
+def _array(source: Path, file: IO[bytes], packed: int) -> np.ndarray:
+    """Return the array in `file`, of which `packed` bytes are on the disk; it is read once its size is known."""
+    magic = file.read(4)
+    if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in TYPES:
+        raise InvalidInput(f"{source} begins with 0x{magic.hex()}; expected an IDX magic number, 0x0000tt0d")
+    kind, dimensions = np.dtype(TYPES[magic[2]]), magic[3]
+    if not 1 <= dimensions <= MOST:
+        raise InvalidInput(f"{source} claims {dimensions} dimensions; expected 1 to {MOST}")
+    header = file.read(4 * dimensions)
+    start = 4 + 4 * dimensions
+    if len(header) < 4 * dimensions:
+        raise InvalidInput(f"{source} is {4 + len(header)} bytes; its header alone takes {start}")
+    shape = struct.unpack(f">{dimensions}I", header)
+    size = math.prod(shape) * kind.itemsize
+    if source.suffix == ".gz":
+        try:
+            arrays.check_unpacked(start + size, packed)
+        except ValueError as error:
+            raise InvalidInput(f"{source} has a header with shape {shape}: {error}") from None
+    elif packed != start + size:
+        raise InvalidInput(f"{source} is {packed} bytes; expected {start + size} for shape {shape}")
+    raw = file.read(size)
+    if len(raw) != size or file.read(1):
+        there = f"{start + len(raw)}" if len(raw) < size else "more"
+        raise InvalidInput(f"{source} is {there} bytes; expected {start + size} for shape {shape}")
+    if not size:
+        raise InvalidInput(f"{source} has shape {shape}; expected at least one number")
+    return np.frombuffer(raw, kind).reshape(shape).astype(kind.newbyteorder("="))
 
 
 def _pair(root: Path, prefix: str) -> tuple[np.ndarray, np.ndarray]:

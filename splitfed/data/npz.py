@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from splitfed.data import arrays
 from splitfed.data.dataset import Dataset
 from splitfed.data.files import existing_file
 from splitfed.data.from_python import TaskLike, from_arrays
@@ -29,8 +30,8 @@ def npz(
     """
     source = existing_file(path)
     names = [x, y] if domains is None else [x, y, domains]
-    arrays = _read(source, names)
-    inputs = arrays[x]
+    found = _read(source, names)
+    inputs = found[x]
     image = inputs.dtype == np.uint8 and inputs.ndim >= 3
     if channels_last:
         if inputs.ndim != 4:
@@ -40,26 +41,25 @@ def npz(
         inputs = (inputs[:, None] if inputs.ndim == 3 else inputs).astype(np.float32) / 255
     return from_arrays(
         inputs,
-        arrays[y],
+        found[y],
         task=task,
         name=source.stem,
         value_range=(0.0, 1.0) if image else None,
-        domains=None if domains is None else arrays[domains],
+        domains=None if domains is None else found[domains],
     )
 
 
 def _read(source: Path, names: list[str]) -> dict[str, np.ndarray]:
     try:
-        with zipfile.ZipFile(source) as archive:
-            found = [entry.removesuffix(".npy") for entry in archive.namelist()]
+        found = arrays.names(source)
         for name in names:
             if name not in found:
                 raise unknown(f"array in {source}:", name, found)
-        with np.load(source, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in names}
+        return {name: arrays.member(source, name) for name in names}
+    except InvalidInput:
+        raise
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise InvalidInput(f"{source} is no whole .npz file: {error}") from None
-    except ValueError as error:
-        if isinstance(error, InvalidInput):
-            raise
-        raise InvalidInput(f"{source} holds an array that cannot be read: {error}") from None
+    except arrays.MALFORMED as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InvalidInput(f"{source} holds an array that cannot be read: {reason}") from None

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from splitfed import digests
 from splitfed.checkpoint import write_atomic
 from splitfed.data.dataset import Dataset
 from splitfed.errors import InvalidInput
@@ -50,7 +51,7 @@ def attack(
     labels = {found.label for found in chosen}
     tables = [written(p) for p in [*(p for p in cell.attacks if p.label not in labels), *chosen]]
     sources = own_files(folder)
-    write_atomic(folder / "config.toml", dumps({**cell.config, "attack": tables}).encode())
+    write_atomic(folder / "config.toml", digests.signed(dumps({**cell.config, "attack": tables})))
     if sources is not None:
         # Defaults that a later version has are written out now.
         mark(folder, sources)
@@ -79,7 +80,7 @@ def finished(folder: Path, *, trust: bool = False) -> tuple[Json, Cell, Dataset]
     known = result(folder)
     if known is None or "failed" in known or not (folder / "config.toml").is_file():
         raise InvalidInput(f"{str(folder)!r} holds no finished run; expected a folder .../runs/NAME")
-    raw = config.read(folder / "config.toml")
+    raw = config.read(folder / "config.toml", digests.RUN_CONFIG)
     grid, data = session.check(raw, "config.toml", folder, code_of(folder, raw, trust))
     return known, grid.cells[0], data
 

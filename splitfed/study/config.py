@@ -5,6 +5,7 @@ Tables that carry an algorithm's own parameters beside their own keys keep those
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,8 +14,15 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
+from splitfed import digests
 from splitfed.errors import InvalidInput, unknown
 from splitfed.study.mistakes import Mistakes, shown
+
+LIMIT = 10_000
+"""Runs that a grid may have; more are taken for a slip of the pen."""
+
+TABLES = 1_000
+"""Tables of a kind that a study may have."""
 
 Count = Annotated[int, Field(ge=1, le=2**53)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -46,7 +54,7 @@ class StudyTable(Table):
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
-    seeds: Annotated[list[Seed], Field(min_length=1)] = [0]
+    seeds: Annotated[list[Seed], Field(min_length=1, max_length=LIMIT)] = [0]
     honest: bool = True
     target: float | None = None
 
@@ -162,19 +170,46 @@ class StudyConfig(Table):
     data: DataTable
     model: ModelTable | None = None
     training: TrainingTable = TrainingTable()
-    topology: Annotated[list[TopologyTable], Field(min_length=1)]
-    method: Annotated[list[MethodTable], Field(min_length=1)] = [MethodTable(name="none")]
-    defense: Annotated[list[DefenseTable], Field(min_length=1)] = [DefenseTable(name="none")]
-    attack: list[AttackTable] = []
+    topology: Annotated[list[TopologyTable], Field(min_length=1, max_length=TABLES)]
+    method: Annotated[list[MethodTable], Field(min_length=1, max_length=TABLES)] = [MethodTable(name="none")]
+    defense: Annotated[list[DefenseTable], Field(min_length=1, max_length=TABLES)] = [DefenseTable(name="none")]
+    attack: Annotated[list[AttackTable], Field(max_length=TABLES)] = []
 
 
-def read(path: Path) -> dict[str, Any]:
-    """Return the TOML in `path`; `InvalidInput` names what cannot be read."""
+DEEPEST = 32
+"""How deep tables and lists of a study may be nested; more are no study."""
+
+# Names joined by more dots than a study has levels: Python's reader takes a time that grows with their square.
+_DOTTED = re.compile(r"""(?<![^\s.=,{}\[\]])(?:(?:"[^"\n]*+"|'[^'\n]*+'|[^\s.=,{}\[\]"']++)[ \t]*+\.[ \t]*+){32}""")
+
+
+def read(path: Path, advice: str | None = None) -> dict[str, Any]:
+    """Return the TOML in `path`; `InvalidInput` names what cannot be read.
+
+    `advice`: what to do about a file that was written with its digest, where it is damaged; None where the file need
+    not have one.
+    """
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        content = path.read_bytes()
+        if _DOTTED.search(content.decode("utf-8")):
+            raise RecursionError
+        found = digests.toml(path, content, advice)
+        _check_depth(found)
+    except RecursionError:
+        raise InvalidInput(f"{path} cannot be read as a study: it is nested more than {DEEPEST} levels deep") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise InvalidInput(f"{path} cannot be read as a study: {reason}") from None
+    return found
+
+
+def _check_depth(document: Mapping[str, Any]) -> None:
+    level: list[Any] = [document]
+    for _ in range(DEEPEST):
+        level = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)]
+        level = [inner for inner in level if isinstance(inner, (dict, list))]
+    if level:
+        raise RecursionError
 
 
 def parse(raw: Mapping[str, Any], source: str) -> StudyConfig:
@@ -197,16 +232,19 @@ def place(parts: tuple[str | int, ...]) -> str:
     return text.removeprefix(".")
 
 
-def _told(detail: ErrorDetails) -> tuple[str, str]:
+def _told(detail: ErrorDetails) -> tuple[str, object]:
     """Return place and text of one mistake, in our words."""
     loc, table = _location(detail["loc"])
     where = place(loc)
     if detail["type"] == "extra_forbidden":
-        return where, str(unknown("key", str(loc[-1]), table))
+        return where, unknown("key", str(loc[-1]), table)
     if detail["type"] == "missing":
         return where, f"is missing; add {loc[-1]} = ..."
     if detail["type"] == "string_pattern_mismatch":
         return where, f"{shown(detail['input'])} is not allowed; expected letters, digits, '.', '_' and '-' only"
+    if detail["type"] == "too_long":
+        given, most = detail["ctx"]["actual_length"], detail["ctx"]["max_length"]
+        return where, f"has {given} entries; at most {most} are allowed"
     text = detail["msg"].removeprefix("Input should be ").removeprefix("Input should ")
     return where, f"{shown(detail['input'])} is not allowed; expected {text[:1].lower()}{text[1:]}"
 

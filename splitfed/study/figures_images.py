@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from splitfed import digests
 from splitfed.study.contained import inside
 from splitfed.study.report_data import Setting
 
@@ -43,6 +44,9 @@ def pairs(settings: Sequence[Setting], attack: str, seed: int) -> list[Pair]:
             # Elsewhere on this machine lie files that are no business of a folder from somebody else.
             path = inside(Path(run["folder"]), entry["file"]) if entry else None
             if int(run["seed"]) == seed and path is not None and path.is_file():
+                assert entry is not None
+                advice = f"delete it, {path.stem}.json beside it and result.json, {digests.AGAIN}"
+                digests.check_file(path, entry.get("sha256"), advice)
                 tensors = load_file(path)
                 found.append(Pair(setting, tensors["guess"], tensors["truth"]))
     return found

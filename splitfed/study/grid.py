@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,14 +16,11 @@ from splitfed.registry import TABLES, load
 from splitfed.study import divide, guards, methods, pieces, plans
 from splitfed.study.build import as_tuple
 from splitfed.study.cell import Cell, Named, Probe, Source, slug
-from splitfed.study.config import AttackTable, DataTable, StudyConfig
+from splitfed.study.config import LIMIT, AttackTable, DataTable, StudyConfig
 from splitfed.study.intruding import lives_as, split
 from splitfed.study.lookup import checked, constructs, find
 from splitfed.study.mistakes import Mistakes
 from splitfed.study.parameters import Parameter, parameters_of
-
-LIMIT = 10_000
-"""Runs that a grid may have; more are taken for a slip of the pen."""
 
 
 @dataclass(frozen=True)
@@ -185,8 +183,9 @@ def _cuts(name: str) -> bool:
 
 
 def _distinct(mistakes: Mistakes, where: str, values: Sequence[Any]) -> None:
-    for value in dict.fromkeys(v for v in values if values.count(v) > 1):
-        mistakes.add(where, f"{value} is there {values.count(value)} times; expected once")
+    for value, times in Counter(values).items():
+        if times > 1:
+            mistakes.add(where, f"{value} is there {times} times; expected once")
 
 
 def _unique(names: Sequence[str]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from splitfed.study.cell import Guarded, Named
 from splitfed.study.config import DefenseTable
 from splitfed.study.lookup import constructs, find, named, strength
 from splitfed.study.mistakes import Mistakes
+from splitfed.study.parameters import combinations
 
 Written = dict[str, Any]
 
@@ -39,7 +39,7 @@ def _combined(
     sizes = [len(found) for _, found in parts]
     points = [
         ({"combine": [point for point, _ in chosen]}, _guarded(where, [part for _, part in chosen], sizes))
-        for chosen in itertools.product(*(found for _, found in parts))
+        for chosen in combinations(mistakes, where, [found for _, found in parts])
     ]
     return {"combine": [written for written, _ in parts]}, points
 

@@ -6,7 +6,7 @@ reads whole rows, and is as wide as the labels need or as its `width` says.
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from splitfed.errors import unknown
@@ -17,7 +17,7 @@ from splitfed.study.cell import Layered, Named
 from splitfed.study.config import MethodTable
 from splitfed.study.lookup import constructs, find
 from splitfed.study.mistakes import Mistakes
-from splitfed.study.parameters import Parameter, nested, parameters_of
+from splitfed.study.parameters import Parameter, combinations, nested, parameters_of
 
 Written = dict[str, Any]
 
@@ -40,14 +40,13 @@ def settings(mistakes: Mistakes, where: str, table: MethodTable) -> tuple[Writte
     if own:
         return {"name": table.name, **written}, []
     settings = []
-    for point in points:
-        if not constructs(mistakes, where, "methods", point):
-            continue
-        for chosen in itertools.product(*(choice.points for choice in choices.values())):
-            full = {**point.parameters, **{key: one.full for key, one in zip(choices, chosen, strict=True)}}
-            told = {**point.told, **{key: one.told for key, one in zip(choices, chosen, strict=True)}}
-            named = Named(point.name, full, told)
-            settings.append(({"name": named.name, **named.parameters}, Layered(where, named)))
+    fitting = [point for point in points if constructs(mistakes, where, "methods", point)]
+    axes: list[Sequence[Any]] = [fitting, *(choice.points for choice in choices.values())]
+    for point, *chosen in combinations(mistakes, where, axes):
+        full = {**point.parameters, **{key: one.full for key, one in zip(choices, chosen, strict=True)}}
+        told = {**point.told, **{key: one.told for key, one in zip(choices, chosen, strict=True)}}
+        named = Named(point.name, full, told)
+        settings.append(({"name": named.name, **named.parameters}, Layered(where, named)))
     return {"name": table.name, **written, **{key: choice.written for key, choice in choices.items()}}, settings
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 from torch import nn
@@ -17,7 +18,10 @@ from torch import nn
 from splitfed.courses import EXAMPLE, Course
 from splitfed.errors import unknown
 from splitfed.graph import Head, Segment
+from splitfed.study.config import LIMIT
 from splitfed.study.mistakes import Mistakes, shown
+
+T = TypeVar("T")
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "text"}
 _WORDS |= {Course: f"a course such as {EXAMPLE}"}
@@ -97,6 +101,8 @@ def check(
         written[name] = value
         if parameter.takes(value):
             axes[name] = [value]
+        elif grid and isinstance(value, list) and len(value) > LIMIT:
+            mistakes.add(f"{where}.{name}", f"has {len(value)} entries; at most {LIMIT} are allowed")
         elif grid and isinstance(value, list) and value and all(map(parameter.takes, value)):
             axes[name] = value
         else:
@@ -104,9 +110,19 @@ def check(
             text = f"{shown(value)} is not allowed; expected {told(parameter.hint)}{more}"
             mistakes.add(f"{where}.{name}", text)
     # What stands in a list varies slowest for the parameter written first.
-    points = (dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values()))
+    product = combinations(mistakes, where, list(axes.values()))
+    points = (dict(zip(axes, point, strict=True)) for point in product)
     ready = tuple({name: point.get(name, value) for name, value in written.items()} for point in points)
     return Points(written, ready)
+
+
+def combinations(mistakes: Mistakes, where: str, axes: Sequence[Sequence[T]]) -> Iterator[tuple[T, ...]]:
+    """Return every choice of one value of each of `axes`, the first varying slowest; note a grid that is too large."""
+    count = math.prod(map(len, axes))
+    if count > LIMIT:
+        mistakes.add(where, f"the lists make {count} combinations; at most {LIMIT} are allowed")
+        return iter(())
+    return itertools.product(*axes)
 
 
 def nested(hint: Any) -> Literal["roles", "piece", "segments", "heads"] | None:

@@ -7,7 +7,6 @@ belongs gives a grid, at any depth.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import Parameter as Signature
@@ -20,7 +19,7 @@ from splitfed.study.cell import Named, Placed
 from splitfed.study.config import TopologyTable
 from splitfed.study.lookup import HIDDEN, checked, find, telling
 from splitfed.study.mistakes import Mistakes, shown
-from splitfed.study.parameters import Parameter, nested, parameters_of
+from splitfed.study.parameters import Parameter, combinations, nested, parameters_of
 
 EVERY_PARTY = "bottoms"
 """The one parameter of which a single table may stand for all parties, for the data names them."""
@@ -64,12 +63,12 @@ def settings(
     mistakes.take(own)
     written = found.written | {key: choice.written for key, choice in choices.items()}
     points = []
-    for point in found.points if not own else ():
-        for chosen in itertools.product(*(choice.points for choice in choices.values())):
-            full = point | {key: one.full for key, one in zip(choices, chosen, strict=True)}
-            told = telling(plain, point) | {key: one.told for key, one in zip(choices, chosen, strict=True)}
-            named = Named(table.name, _ordered(allowed, full), _ordered(allowed, told))
-            points.append(({"name": table.name, **named.parameters}, Placed(where, named)))
+    axes: list[Sequence[Any]] = [found.points if not own else (), *(choice.points for choice in choices.values())]
+    for point, *chosen in combinations(mistakes, where, axes):
+        full = point | {key: one.full for key, one in zip(choices, chosen, strict=True)}
+        told = telling(plain, point) | {key: one.told for key, one in zip(choices, chosen, strict=True)}
+        named = Named(table.name, _ordered(allowed, full), _ordered(allowed, told))
+        points.append(({"name": table.name, **named.parameters}, Placed(where, named)))
     return {"name": table.name, **_ordered(allowed, written)}, points
 
 
@@ -126,7 +125,7 @@ def _choice(mistakes: Mistakes, where: str, kind: str, value: Any) -> Choice:
         mistakes.add(where, f"is one piece; expected {EXPECTED[kind]}")
         return Choice(value)
     parts = {role: _choice(mistakes, f"{where}.{role}", "piece", table) for role, table in value.items()}
-    return _together(parts)
+    return _together(mistakes, where, parts)
 
 
 def _each(mistakes: Mistakes, where: str, read: Any, kind: str, value: Any) -> Choice:
@@ -140,19 +139,19 @@ def _each(mistakes: Mistakes, where: str, read: Any, kind: str, value: Any) -> C
             parts[str(i)] = read(mistakes, f"{where}[{i}]", table)
         else:
             mistakes.add(f"{where}[{i}]", f"{shown(table)} is not allowed; expected a table")
-    found = _together(parts)
+    found = _together(mistakes, where, parts)
     points = tuple(Point(list(p.full.values()), list(p.told.values())) for p in found.points)
     return Choice(list(found.written.values()), points)
 
 
-def _together(parts: Mapping[str, Choice]) -> Choice:
+def _together(mistakes: Mistakes, where: str, parts: Mapping[str, Choice]) -> Choice:
     """Return every combination of the points of `parts`."""
     points = tuple(
         Point(
             {key: one.full for key, one in zip(parts, chosen, strict=True)},
             {key: one.told for key, one in zip(parts, chosen, strict=True)},
         )
-        for chosen in itertools.product(*(part.points for part in parts.values()))
+        for chosen in combinations(mistakes, where, [part.points for part in parts.values()])
     )
     return Choice({key: part.written for key, part in parts.items()}, points)
 

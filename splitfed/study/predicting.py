@@ -10,6 +10,7 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
+from splitfed import digests
 from splitfed.checkpoint import write_atomic
 from splitfed.errors import InvalidInput, unknown
 from splitfed.graph import Head
@@ -132,7 +133,7 @@ def _rebuilt(folder: Path, trust: bool) -> Run:
         raise InvalidInput(f"{str(folder)!r} holds no finished run; expected a folder .../runs/NAME")
     if not any((folder / "checkpoints").glob("*/*")):
         raise InvalidInput(f"{str(folder)!r} holds no checkpoint any more; run its study again to predict with it")
-    raw = config.read(folder / "config.toml")
+    raw = config.read(folder / "config.toml", digests.RUN_CONFIG)
     grid, data = session.check(raw, "config.toml", folder, code_of(folder, raw, trust))
     return trained(grid.cells[0], data, folder, Lines(1))
 

@@ -61,6 +61,7 @@ def rehearse(grid: Grid, source: str) -> Dataset:
     checked: dict[tuple[str, str, str], tuple[Topology, Facts] | None] = {}
     cells: dict[tuple[str, str, str, str], Cell] = {}
     for cell in grid.cells:
+        mistakes.stop_if_many()
         split = splits[cell.seed]
         label = (cell.topology.builder.label, cell.training.schedule.label, cell.method.label)
         if label not in checked:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from splitfed import digests
+from splitfed.digests import Damaged
 from splitfed.errors import InvalidInput
+from splitfed.folder import RunFolder
 from splitfed.intervals import mean_interval
 from splitfed.study.config import parse, read
 from splitfed.study.contained import inside
@@ -136,7 +137,7 @@ def read_study(folder: Path) -> Study:
     results, unfinished = [], []
     begun = [p.name for p in runs.iterdir() if p.is_dir()]
     for name in sorted({*begun, *_planned(folder)}):
-        found = _json(runs / name / "result.json")
+        found = _json(runs / name / "result.json", digests.REMEASURE)
         if "utility" in found:
             results.append(found | {"folder": str(runs / name)})
         else:
@@ -145,9 +146,9 @@ def read_study(folder: Path) -> Study:
         raise InvalidInput(
             f"study {str(folder)!r} has no finished run to report on ({len(begun)} begun): finish it first"
         )
-    config = visible(_text(folder / "config.toml"))
-    environment = _json(folder / "environment.json")
-    return Study(folder, visible(_name(folder, config)), config, environment, _grouped(results), tuple(unfinished))
+    environment = _json(folder / "environment.json", "delete it to go on without it")
+    config = visible(_text(folder / "config.toml").rpartition(digests.COMMENT)[0])
+    return Study(folder, visible(_name(folder)), config, environment, _grouped(results), tuple(unfinished))
 
 
 def estimate(values: Sequence[float | None], scores: Sequence[Mapping[str, Any]] = ()) -> Estimate | None:
@@ -222,8 +223,11 @@ def _method(result: Mapping[str, Any]) -> str:
 def _planned(folder: Path) -> list[str]:
     """Return the runs that the study asks for; none where its config is not there or is no study any more."""
     path = folder / "config.toml"
+    if not path.is_file():
+        return []
+    raw = read(path, digests.STUDY_CONFIG)
     try:
-        return [cell.id for cell in expand(parse(read(path), path.name), path.name, folder).cells]
+        return [cell.id for cell in expand(parse(raw, path.name), path.name, folder).cells]
     except InvalidInput:
         return []
 
@@ -234,19 +238,19 @@ def _reason(place: Path, found: Mapping[str, Any]) -> str:
         return f"failed: {found['failed']}"
     if not place.is_dir():
         return "not begun"
-    rounds = len(_text(place / "metrics.jsonl").splitlines())
+    try:
+        rounds = len(RunFolder(place).metrics())
+    except Damaged as error:
+        return f"not finished: {error}"
     return f"not finished: stopped after {rounds} round{'' if rounds == 1 else 's'}"
 
 
-def _json(path: Path) -> dict[str, Any]:
-    """Return the object in the file at `path`; an empty one where there is none, or only the beginning of one.
+def _json(path: Path, advice: str) -> dict[str, Any]:
+    """Return the object in the file at `path`, an empty one where there is none; raises `Damaged` with `advice`.
 
     Whatever is read here ends up before somebody's eyes, so its texts are made visible.
     """
-    try:
-        found: dict[str, Any] = plain(json.loads(_text(path) or "{}"))
-    except json.JSONDecodeError:
-        return {}
+    found: dict[str, Any] = plain(digests.read(path, advice)) if path.is_file() else {}
     return found
 
 
@@ -256,8 +260,10 @@ def _text(path: Path) -> str:
     return path.read_text("utf-8") if own and path.is_file() else ""
 
 
-def _name(folder: Path, config: str) -> str:
-    try:
-        return str(tomllib.loads(config).get("study", {}).get("name") or folder.name)
-    except tomllib.TOMLDecodeError:
-        return folder.name
+def _name(folder: Path) -> str:
+    path = folder / "config.toml"
+    return (
+        str(read(path, digests.STUDY_CONFIG).get("study", {}).get("name") or folder.name)
+        if path.is_file()
+        else folder.name
+    )

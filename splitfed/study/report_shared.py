@@ -11,6 +11,7 @@ import torch
 from markupsafe import Markup
 from safetensors.torch import load_file, save
 
+from splitfed import digests
 from splitfed.checkpoint import write_atomic
 from splitfed.run import Run
 from splitfed.seeding import generator
@@ -22,17 +23,22 @@ FILE = "prototypes.safetensors"
 ROWS = 400
 
 
-def keep(run: Run, folder: Path) -> None:
-    """Write some test embeddings and the prototypes of `run` into its `folder`, where its method has prototypes."""
+def keep(run: Run, folder: Path) -> dict[str, str]:
+    """Write some test embeddings and the prototypes of `run` into its `folder`, where its method has prototypes.
+
+    Returns file -> digest of what was written.
+    """
     tested = any(len(client.test) for client in run.data.clients)
     means = {} if run.method is None else run.method.class_means(run.engine.topology)
     if "prototype" not in means or not run.method_state.get("prototypes") or not tested:
-        return
+        return {}
     found = shared(run)
     some = torch.randperm(len(found.z), generator=generator(run.seed, "kept"))[:ROWS].sort().values
     tensors = {f"prototype/{name}": t.float().contiguous() for name, t in found.prototypes.items()}
     tensors |= {"z": found.z[some].float().contiguous(), "y": found.y[some].contiguous()}
-    write_atomic(folder / FILE, save(tensors))
+    content = save(tensors)
+    write_atomic(folder / FILE, content)
+    return {FILE: digests.of(content)}
 
 
 def pictures(named: Sequence[tuple[str, Setting]]) -> list[tuple[str, Markup]]:
@@ -46,6 +52,7 @@ def pictures(named: Sequence[tuple[str, Setting]]) -> list[tuple[str, Markup]]:
         path = _file(run)
         if path is None:
             continue
+        digests.check_file(path, run.get("files", {}).get(FILE), f"delete it and result.json, {digests.AGAIN}")
         known = load_file(path)
         if len(known["z"]) + len(known) - 2 >= 4:
             marks = {key.removeprefix("prototype/"): t for key, t in known.items() if key.startswith("prototype/")}

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import math
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from splitfed.data import arrays
 from splitfed.data.from_python import as_tensor
 from splitfed.errors import InvalidInput
 
@@ -61,28 +60,19 @@ def _check_rows(path: Path, what: str, good: Tensor) -> None:
 
 def _array(path: Path) -> np.ndarray:
     try:
-        # numpy reads the whole file by its first bytes, whatever it is called; closed with the block.
+        # By its first bytes, whatever it is called.
         with path.open("rb") as file:
-            found = np.load(file, allow_pickle=False)
-            if isinstance(found, np.ndarray):
-                return found
-            names = list(found.files)
-            if "x" not in names and len(names) != 1:
-                listed = ", ".join(names) or "none"
-                raise InvalidInput(f"{str(path)!r} has no array 'x' (there is {listed}); expected x, or one array")
-            return np.asarray(found["x" if "x" in names else names[0]])
+            if file.read(2) != b"PK":
+                file.seek(0)
+                return arrays.array(file, path.stat().st_size)
+        names = arrays.names(path)
+        if "x" not in names and len(names) != 1:
+            listed = ", ".join([*names[:10], *(["..."] if len(names) > 10 else [])]) or "none"
+            raise InvalidInput(f"{str(path)!r} has no array 'x' (there is {listed}); expected x, or one array")
+        return arrays.member(path, "x" if "x" in names else names[0])
     except InvalidInput:
         raise
-    except (
-        OSError,
-        ValueError,
-        EOFError,
-        KeyError,
-        MemoryError,
-        RuntimeError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
+    except arrays.MALFORMED as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InvalidInput(f"{str(path)!r} cannot be read: {reason}") from None
 

@@ -17,12 +17,14 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
+from splitfed import digests
 from splitfed.attacks.base import Attack
 from splitfed.attacks.metrics import Grade
 from splitfed.checkpoint import write_atomic
 from splitfed.data.dataset import Dataset
 from splitfed.defense import UPLOAD, Defense, overrides
 from splitfed.dependence import permutation_test
+from splitfed.digests import Damaged
 from splitfed.draw import to_mermaid
 from splitfed.engines.base import FED
 from splitfed.errors import NonFinite, SplitfedError
@@ -63,14 +65,16 @@ def perform(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Json:
         run = trained(cell, data, folder, watcher)
     except NonFinite as error:
         return write_result(folder, {**_identity(cell), "failed": str(error)})
-    write_atomic(folder / "config.toml", dumps(cell.config).encode())
+    write_atomic(folder / "config.toml", digests.signed(dumps(cell.config)))
     mark(folder, cell.code.sources())
     found = {**_identity(cell), **_measured(run, cell), **_costs(run, cell, data)}
     found |= {"privacy": _privacy(run, cell, data), "attacks": []}
-    keep(run, folder)
+    found["files"] = keep(run, folder)
     for probe in cell.attacks:
         try:
             found["attacks"].append(attacked(run, probe, folder, watcher))
+        except Damaged:
+            raise
         except SplitfedError as error:
             return write_result(folder, {**_identity(cell), "failed": f"attack {probe.key}: {error}"})
     return write_result(folder, found)
@@ -81,8 +85,7 @@ def result(folder: Path) -> Json | None:
     path = folder / "result.json"
     if not path.is_file():
         return None
-    found: Json = json.loads(path.read_text("utf-8"))
-    return found
+    return digests.read(path, digests.REMEASURE)
 
 
 def trained(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Run:
@@ -124,9 +127,11 @@ def attacked(run: Run, probe: Probe, folder: Path, watcher: Watcher) -> Json:
     """Run one attack and write guess, truth and scores; scores that are there already are read back."""
     scores = folder / "attacks" / f"{probe.key}.json"
     if scores.is_file():
-        done: Json = json.loads(scores.read_text("utf-8"))
+        advice = "delete it and repeat the command: the attack is then run anew"
+        done: Json = digests.read(scores, advice)
         same = done["parameters"] == dict(probe.attack.parameters) and done.get("tune", 0) == probe.tune
         if same and done["asked"] == probe.adversary:
+            digests.check_file(folder / done["file"], done["sha256"], advice.replace("it", f"it and {scores.name}", 1))
             return done
     watcher.attack(probe.key, 0, 1)
     attack, tuned = _tuned(run, probe, watcher)
@@ -137,16 +142,17 @@ def attacked(run: Run, probe: Probe, folder: Path, watcher: Watcher) -> Json:
     )
     file = f"attacks/{probe.key}.safetensors"
     pair = {"guess": found.guess.float().contiguous(), "truth": found.truth.float().contiguous()}
-    write_atomic(folder / file, save(pair))
+    tensors = save(pair)
+    write_atomic(folder / file, tensors)
     entry = {"attack": probe.key, "label": probe.label, "adversary": found.adversary, "seconds": found.seconds}
     entry |= {"target": attack.target.name.lower(), "victims": len(found.truth), "scores": _scores(found.grade)}
-    entry |= {"file": file, "lives": probe.lives}
+    entry |= {"file": file, "sha256": digests.of(tensors), "lives": probe.lives}
     entry["depth"] = depth(run.engine.topology, run.engine.parties[found.adversary].role)
     if found.stolen is not None:
         entry["stolen"] = _scores(found.stolen)
     entry |= tuned
     entry |= {"parameters": dict(probe.attack.parameters), "asked": probe.adversary, "tune": probe.tune}
-    write_atomic(scores, _json(entry))
+    write_atomic(scores, digests.sealed(_finite(entry)))
     return entry
 
 
@@ -324,7 +330,7 @@ def _scores(grade: Grade) -> Json:
 
 def write_result(folder: Path, found: Json) -> Json:
     """Write `found` as the result of the run in `folder`, and return it."""
-    write_atomic(folder / "result.json", _json(found))
+    write_atomic(folder / "result.json", digests.sealed(_finite(found)))
     return found
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from splitfed import digests, failures
 from splitfed.data.dataset import Dataset
-from splitfed.errors import SplitfedError
+from splitfed.errors import InvalidInput, SplitfedError
 from splitfed.models.import_paths import Code
 from splitfed.study import config, trials
 from splitfed.study.cell import Cell
@@ -23,6 +25,9 @@ from splitfed.study.report_data import METRICS
 from splitfed.study.runner import Json, perform, result
 from splitfed.study.store import StudyFolder
 from splitfed.study.trust import check_links, code_of, is_results
+
+PATIENCE = 2.0
+"""Seconds that workers get to end by themselves."""
 
 
 class WorkerDied(SplitfedError):
@@ -42,13 +47,13 @@ class Ready:
     code: Code
 
 
-def prepare(path: Path, *, trust: bool = False) -> Ready:
+def prepare(path: Path, advice: str | None = None, *, trust: bool = False) -> Ready:
     """Read and check the study in the file `path`: everything but the training; nothing is written.
 
     Import paths of models may lead to Python files beside it. One that lies in a folder of results is as much to be
-    trusted as that folder: see `splitfed.study.trust`.
+    trusted as that folder: see `splitfed.study.trust`. `advice`: as `config.read`.
     """
-    raw, base = config.read(path), path.resolve().parent
+    raw, base = config.read(path, advice), path.resolve().parent
     code = code_of(base, raw, trust) if is_results(base) else Code(base)
     grid, data = check(raw, path.name, base, code)
     return Ready(grid, data, path.read_text("utf-8"), code)
@@ -76,8 +81,9 @@ def run_study(ready: Ready, folder: Path, *, resume: bool = False, workers: int 
     with home.lock() as lock:
         home.claim(ready.grid, ready.text)
         left = [name for name in cells if result(home.run(name)) is None]
-        queue = trials.open_queue(folder / "study.db", best=_best(ready.data))
-        trials.fill(queue, left)
+        with trials.readable(folder / "study.db"):
+            queue = trials.open_queue(folder / "study.db", best=_best(ready.data))
+            trials.fill(queue, left, cells)
         with watcher(len(cells), len(cells) - len(left)) as told:
             if workers > 1 and len(left) > 1:
                 _hire(folder, ready.code.folder, min(workers, len(left)), lock, told)
@@ -93,9 +99,12 @@ def serve(folder: Path, code: Path) -> None:
 
     `code`: the folder of the study's own Python files, named by the process that has checked all this.
     """
-    grid, data = check(config.read(folder / "config.toml"), "config.toml", folder, Code(code))
+    raw = config.read(folder / "config.toml", digests.STUDY_CONFIG)
+    grid, data = check(raw, "config.toml", folder, Code(code))
     cells = {cell.id: cell for cell in grid.cells}
-    _work(StudyFolder(folder), cells, data, trials.open_queue(folder / "study.db", best=_best(data)), Reports())
+    with trials.readable(folder / "study.db"):
+        queue = trials.open_queue(folder / "study.db", best=_best(data))
+    _work(StudyFolder(folder), cells, data, queue, Reports())
 
 
 def _best(data: Dataset) -> Literal["minimize", "maximize"]:
@@ -132,27 +141,41 @@ def _hire(folder: Path, code: Path | None, count: int, lock: int | None, told: W
     command = [sys.executable, "-m", "splitfed.cli", "_worker", str(folder.absolute()), str(code or folder.absolute())]
     inherited = () if lock is None else (lock,)
     together = threading.Lock()
+    pipe = subprocess.PIPE
+    staff: list[subprocess.Popen[str]] = []
+    listeners = []
     with ExitStack() as staffed:
-        staff = [
-            staffed.enter_context(
-                subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, pass_fds=inherited)
-            )
-            for _ in range(count)
-        ]
-        listeners = [_Listener(worker, told, together) for worker in staff]
         try:
+            for _ in range(count):
+                worker = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, pass_fds=inherited)
+                staff.append(staffed.enter_context(worker))
+            listeners = [_Listener(worker, told, together) for worker in staff]
             for listener in listeners:
                 listener.start()
             for listener in listeners:
                 listener.join()
         except BaseException:
-            for worker in staff:
-                worker.terminate()
+            failures.calm()
+            _dismiss(staff)
             raise
     for worker, listener in zip(staff, listeners, strict=True):
         if worker.returncode:
             last = [*listener.complaint.splitlines(), f"exit code {worker.returncode}"][-2:][0]
+            if worker.returncode == 2:
+                raise InvalidInput(last)
             raise WorkerDied(f"a worker ended early ({last}); go on with --resume")
+
+
+def _dismiss(staff: Sequence[subprocess.Popen[str]]) -> None:
+    """End the workers: ask them, and do not wait for long."""
+    for worker in staff:
+        worker.terminate()
+    patience = time.monotonic() + PATIENCE
+    for worker in staff:
+        try:
+            worker.wait(max(0.0, patience - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            worker.kill()
 
 
 class _Listener(threading.Thread):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,9 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from splitfed import digests
 from splitfed.checkpoint import write_atomic
 from splitfed.errors import InvalidInput
 from splitfed.folder import environment
+from splitfed.study import config
 from splitfed.study.grid import Grid
 from splitfed.study.mistakes import shown
 from splitfed.study.runner import Json, result
@@ -39,7 +40,7 @@ class StudyFolder:
         if not there.is_file() or not (self.path / "study.toml").is_file():
             raise InvalidInput(f"folder {str(self.path)!r} is not empty and holds no study; give a new or empty folder")
         wanted = tomllib.loads(dumps(grid.resolved))
-        difference = next(_differences("", tomllib.loads(there.read_text("utf-8")), wanted), None)
+        difference = next(_differences("", config.read(there, digests.STUDY_CONFIG), wanted), None)
         if difference is not None:
             raise InvalidInput(f"folder {str(self.path)!r} holds another study: {difference}; give another folder")
         if not resume:
@@ -49,8 +50,8 @@ class StudyFolder:
         """Write what the study is, `text` being the file as the user wrote it."""
         if (self.path / "study.toml").is_file():
             return
-        write_atomic(self.path / "environment.json", json.dumps(environment(), indent=1).encode())
-        write_atomic(self.path / "config.toml", dumps(grid.resolved).encode())
+        write_atomic(self.path / "environment.json", digests.sealed(environment()))
+        write_atomic(self.path / "config.toml", digests.signed(dumps(grid.resolved)))
         write_atomic(self.path / "study.toml", text.encode())
 
     @contextmanager
@@ -84,9 +85,9 @@ class StudyFolder:
         import pandas as pd
 
         table = pd.DataFrame([row for found in results for row in rows(found)])
+        write_atomic(self.path / "results.csv", table.to_csv(index=False).encode())
         columns = io.BytesIO()
         table.to_parquet(columns, index=False)
-        write_atomic(self.path / "results.csv", table.to_csv(index=False).encode())
         write_atomic(self.path / "results.parquet", columns.getvalue())
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import sqlite3
 import sys
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,11 +20,34 @@ from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.trial import TrialState
 from sqlalchemy.pool import NullPool
 
+from splitfed import failures
+from splitfed.digests import Damaged
+from splitfed.errors import SplitfedError
+
 if sys.platform != "win32":
     import fcntl
 
 HEARTBEAT, GRACE, RETRIES = 10, 60, 3
 NAME = "study"
+AGAIN = "delete it and go on with --resume: what is finished is kept in runs/"
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Say that the queue in the file `path` is damaged where the block cannot read it; raises `Damaged` then."""
+    try:
+        if path.is_file():
+            with closing(sqlite3.connect(path.absolute())) as database:
+                found = database.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if found != "ok":
+                raise Damaged(path, AGAIN, " ".join(str(found).split()))
+        yield
+    except SplitfedError:
+        raise
+    except Exception as error:  # what a damaged file makes of the libraries that read it can be any error
+        if failures.reason(error) is not None:
+            raise
+        raise Damaged(path, AGAIN, " ".join(str(error).split())[:200] or type(error).__name__) from error
 
 
 def open_queue(path: Path, *, best: Literal["minimize", "maximize"] = "maximize") -> optuna.Study:
@@ -56,8 +79,8 @@ def _connected(file: Path) -> sqlite3.Connection:
     return sqlite3.connect(file, timeout=60, check_same_thread=False)
 
 
-def fill(queue: optuna.Study, wanted: Sequence[str]) -> None:
-    """Put every run in `wanted` that is not waiting into the queue.
+def fill(queue: optuna.Study, wanted: Sequence[str], names: Collection[str]) -> None:
+    """Put every run in `wanted` that is not waiting into the queue; refuse a queue that holds others than `names`.
 
     Only for the one process that holds the study's lock: a trial that still counts as running was left by a crash.
     """
@@ -66,7 +89,10 @@ def fill(queue: optuna.Study, wanted: Sequence[str]) -> None:
         if trial.state is TrialState.RUNNING:
             queue.tell(trial.number, state=TrialState.FAIL)
         elif trial.state is TrialState.WAITING:
-            waiting.add(_run_of(trial))
+            run = _run_of(trial)
+            if run not in names or trial.system_attrs.get("fixed_params", {"run": run}) != {"run": run}:
+                raise LookupError(f"it asks for a run {run!r}, which the study does not have")
+            waiting.add(run)
     for name in wanted:
         if name not in waiting:
             queue.enqueue_trial({"run": name}, user_attrs={"run": name})

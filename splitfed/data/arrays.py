@@ -1,0 +1,96 @@
+"""Arrays in .npy and .npz files, read without trust in what they claim: sizes are checked before anything is read.
+
+A header may claim a shape of terabytes, and a small compressed file unpack to as much. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import zipfile
+import zlib
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+DEFLATE = 1032
+"""How many times its size deflate can make of something; more is a lie."""
+
+LARGE, RATIO = 2**28, 100
+"""Bytes and ratio from which on a compressed array is taken for a trap."""
+
+MALFORMED = (
+    *(ValueError, EOFError, KeyError, SyntaxError, TypeError, OverflowError, NotImplementedError, RuntimeError),
+    *(RecursionError, MemoryError, zipfile.BadZipFile, zlib.error),
+)
+"""What a file that is no such file, or only a part of one, may make of the libraries that read it."""
+
+
+def memory() -> int:
+    """Return the bytes of memory that this machine has; 64 GiB where it does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return 2**36
+
+
+def check_size(size: int) -> None:
+    """Refuse, with a ValueError, to read `size` bytes where the machine has less."""
+    if size > memory():
+        raise ValueError(f"it claims {size} bytes; this machine has {memory()} bytes of memory")
+
+
+def check_unpacked(size: int, packed: int) -> None:
+    """Refuse, with a ValueError, `size` bytes that are said to come out of `packed` compressed ones."""
+    if size > DEFLATE * packed + 1024:
+        raise ValueError(f"it claims {size} bytes; {packed} compressed ones hold no more than {DEFLATE} times as many")
+    check_size(size)
+    if size > LARGE and size > RATIO * packed:
+        raise ValueError(
+            f"it unpacks to {size} bytes, {size // packed} times its size, as no data does; "
+            "pack it anew without compression if it is meant"
+        )
+
+
+def names(path: Path) -> list[str]:
+    """Return the names of the arrays in a .npz file."""
+    with zipfile.ZipFile(path) as archive:
+        return [entry.removesuffix(".npy") for entry in archive.namelist()]
+
+
+def member(path: Path, name: str) -> np.ndarray:
+    """Return the array `name` of a .npz file; raises one of `MALFORMED`."""
+    with zipfile.ZipFile(path) as archive:
+        entry = archive.getinfo(f"{name}.npy" if f"{name}.npy" in archive.NameToInfo else name)
+        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"{name!r} is packed in another way than numpy does; write the file with numpy.savez")
+        packed = min(entry.compress_size, path.stat().st_size)
+        if entry.compress_type == zipfile.ZIP_STORED and entry.file_size > packed:
+            raise ValueError(f"{name!r} claims {entry.file_size} bytes; there are {packed}")
+        check_unpacked(entry.file_size, max(packed, 1))
+        with archive.open(entry) as file:
+            return array(file, entry.file_size)
+
+
+def array(file: IO[bytes], size: int) -> np.ndarray:
+    """Return the array that a .npy file of `size` bytes holds; raises one of `MALFORMED`."""
+    version = np.lib.format.read_magic(file)
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    if version not in readers:
+        raise ValueError(f"it is of version {version[0]}.{version[1]}; expected 1.0 or 2.0")
+    shape, fortran, dtype = readers[version](file)
+    if dtype.hasobject:
+        raise ValueError("Object arrays cannot be loaded, as their objects would have to be unpickled")
+    if min(shape, default=0) < 0:
+        raise ValueError(f"it claims shape {shape}")
+    claimed, there = math.prod(shape) * dtype.itemsize, size - file.tell()
+    if claimed > there:
+        raise ValueError(f"it claims shape {shape} of {dtype}, which takes {claimed} bytes; it holds {there}")
+    check_size(claimed)
+    raw = file.read(claimed)
+    if len(raw) < claimed:
+        raise EOFError(f"it holds {len(raw)} bytes of an array that takes {claimed}")
+    # Read on to the end, where a .npz file's checksum is looked at.
+    file.read(1)
+    return np.frombuffer(raw, dtype).reshape(shape, order="F" if fortran else "C").copy()
