@@ -174,7 +174,7 @@ def test_what_a_worker_says_of_the_users_mistake_is_handed_on(tmp_path: Path, mo
     (tmp_path / "python").write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 2\n")
     (tmp_path / "python").chmod(0o755)
     with pytest.raises(InvalidInput, match="the disk is full; free some space, then go on with --resume"):
-        session._hire(tmp_path, 2, None, Lines(1))
+        session._hire(tmp_path, None, 2, None, Lines(1))
 
 
 FEW = """
@@ -236,7 +236,7 @@ def cut(path: Path) -> None:
 
 def of_the_future(path: Path) -> None:
     with sqlite3.connect(path) as database:
-        database.execute("UPDATE version_info SET schema_version = 99")
+        database.execute("UPDATE alembic_version SET version_num = 'v99.0.0'")
     database.close()
 
 

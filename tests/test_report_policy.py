@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from splitfed import digests
 from splitfed.draw import to_svg
 from splitfed.errors import InvalidInput
 from splitfed.study.figures_images import pairs
@@ -23,6 +24,7 @@ from splitfed.study.plain_text import plain, visible
 from splitfed.study.report import shade, stacked, write_report
 from splitfed.study.report_data import read_study
 from splitfed.study.report_sees import _picture
+from splitfed.study.toml import dumps
 from splitfed.study.topology_data import drawing, graph_of
 from tests.report_page import Page
 from tests.test_draw import ONE_WAY, SIX, TASKS, U_SHAPED, VANILLA
@@ -65,13 +67,15 @@ def test_every_text_of_a_result_stays_text(tmp_path: Path, payload: str) -> None
     folder = tmp_path / "study"
     found = result("none", 0, 0.0, 0.9, {"psnr": 20.0})
     put(folder, found, (3, 8, 8), 0)
-    bad = tainted(found, payload, ("id", "file", "topology_graph")) | {"topology_svg": payload}
-    (folder / "runs" / found["id"] / "result.json").write_text(json.dumps(bad))
+    found = digests.read(folder / "runs" / found["id"] / "result.json", "")
+    bad = tainted(found, payload, ("id", "file", "sha256", "topology_graph")) | {"topology_svg": payload}
+    (folder / "runs" / found["id"] / "result.json").write_bytes(digests.sealed(bad))
     failed = folder / "runs" / re.sub(r"[/\x00\ud800]", "", payload)[:80]
     failed.mkdir()
-    (failed / "result.json").write_text(json.dumps({"id": "x", "failed": payload}))
-    (folder / "config.toml").write_bytes(f"name = '{payload}'".encode(errors="replace"))
-    (folder / "environment.json").write_text(json.dumps({payload: payload, "packages": {payload: payload}}))
+    (failed / "result.json").write_bytes(digests.sealed({"id": "x", "failed": payload}))
+    name = payload.encode(errors="replace").decode()
+    (folder / "config.toml").write_bytes(digests.signed(dumps({"study": {"name": name}})))
+    (folder / "environment.json").write_bytes(digests.sealed({payload: payload, "packages": {payload: payload}}))
     text = write_report(folder).read_text("utf-8")
     parsed(text)
     page = Page(text)
@@ -197,6 +201,7 @@ def test_pictures_come_from_the_runs_own_folder(tmp_path: Path) -> None:
     found = result("none", 0, 0.0, 0.9, {"psnr": 20.0})
     for name in ("secret", "study"):
         put(tmp_path / name, found, (1, 8, 8), 0)
+    found = digests.read(tmp_path / "study" / "runs" / found["id"] / "result.json", "")
     (attack,) = found["attacks"]
     inner = f"runs/{found['id']}/{attack['file']}"
     home = tmp_path / "study" / "runs" / found["id"]
@@ -208,7 +213,7 @@ def test_pictures_come_from_the_runs_own_folder(tmp_path: Path) -> None:
         ("out.safetensors", False),
         ("in.safetensors", True),
     ):
-        (home / "result.json").write_text(json.dumps(found | {"attacks": [attack | {"file": file}]}))
+        (home / "result.json").write_bytes(digests.sealed(found | {"attacks": [attack | {"file": file}]}))
         settings = read_study(tmp_path / "study").settings
         assert bool(pairs(settings, attack["label"], 0)) == there, file
 
