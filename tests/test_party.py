@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -19,12 +18,16 @@ from splitfed.seeding import derive, stream
 from splitfed.task import classification, regression
 from splitfed.topologies import u_shaped, vanilla
 from splitfed.view import Message, Stamp
+from tests.rounding import UNIT, single
 from tests.zoo import Dropped, InPlaceAfterCut, assert_same, engine_of, images
 
-SGD = Optim("SGD", {"lr": 0.1})
+RATE = 0.1
+SGD = Optim("SGD", {"lr": RATE})
+MOVED = 4 * UNIT / RATE
+"""A step rounds weights of up to 1, and their difference is divided by the rate."""
 
 
-def gradients(before: dict[str, Tensor], after: dict[str, Tensor], rate: float = 0.1) -> dict[str, Tensor]:
+def gradients(before: dict[str, Tensor], after: dict[str, Tensor], rate: float = RATE) -> dict[str, Tensor]:
     return {name: (before[name] - after[name]) / rate for name in before}
 
 
@@ -38,7 +41,7 @@ def test_one_step_moves_every_weight_by_its_gradient() -> None:
     moved = gradients(model.state_dict(), topology.state_dict(engine.modules(0)))
     for name, parameter in uncut.named_parameters():
         assert parameter.grad is not None
-        assert torch.allclose(moved[name], parameter.grad, atol=1e-6), name
+        assert torch.allclose(moved[name], parameter.grad, atol=MOVED), name
         assert bool(parameter.grad.abs().sum() > 0), name
 
 
@@ -81,12 +84,12 @@ def test_two_heads_weigh_as_they_say() -> None:
     h = bottom(x)
     loss = 0.5 * functional.cross_entropy(one(h), y) + 2.0 * functional.mse_loss(two(h).flatten(), y.float())
     loss.backward()
-    assert reported == pytest.approx(float(loss.detach()))
+    assert reported == single(float(loss.detach()))
     for name, module in (("bottom", bottom), ("one", one), ("two", two)):
         moved = gradients(module.state_dict(), engine.modules(0)[name].state_dict())
         for key, parameter in module.named_parameters():
             assert parameter.grad is not None
-            assert torch.allclose(moved[key], parameter.grad, atol=1e-6), (name, key)
+            assert torch.allclose(moved[key], parameter.grad, atol=MOVED), (name, key)
     assert engine.traffic.by_kind()["label"] == 6 * 8 + 6 * 4
 
 
