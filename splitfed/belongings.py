@@ -15,6 +15,7 @@ from splitfed.defense import Place, Shield, overrides
 from splitfed.duty import Duty, Guard
 from splitfed.graph import Head, weights
 from splitfed.optim import Optim
+from splitfed.payload import module_copies
 from splitfed.seeding import derive, wide_generator
 from splitfed.tutoring import Tutor
 from splitfed.uses import SCORED, Uses, labels_of_head
@@ -42,8 +43,8 @@ class Belongings:
         self.device = torch.device(device)
         self._duties = {d.segment: d for d in duties}
         self._one_way = {port.edge for d in duties for port in d.arrivals if not port.returns}
-        # One deep copy of all of them, so that weights a party shares between its own segments stay shared.
-        self.modules: dict[str, nn.Module] = copy.deepcopy({d.segment: modules[d.segment] for d in duties})
+        # Copied together, so that weights a party shares between its own segments stay shared.
+        self.modules = module_copies({d.segment: modules[d.segment] for d in duties})
         # What the user froze (batch norm in evaluation mode, say) stays frozen; a model given as a whole in
         # evaluation mode is trained.
         self._frozen = {
