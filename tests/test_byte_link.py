@@ -17,10 +17,8 @@ from torch import Tensor
 
 import splitfed as sf
 from splitfed.data.federation import Federation
-from splitfed.defenses import GaussianRelease, Quantization
 from splitfed.engines import byte_link
 from splitfed.engines.byte_link import ByteLink, from_bytes, to_bytes
-from splitfed.federated import FedAvg, FedProto
 from splitfed.registry import TABLES, load
 from splitfed.schedules import SplitFedV1
 from splitfed.secure.plan import SecureSum
@@ -29,6 +27,7 @@ from splitfed.task import classification
 from splitfed.training import LINKS
 from splitfed.view import Message, Recorder, Stamp
 from tests.test_every_combination import REFUSED, TOPOLOGIES
+from tests.test_every_defense import BACKWARDS, DEFENSES
 from tests.test_isolation import assert_own
 from tests.zoo import assert_same
 
@@ -188,7 +187,7 @@ class Inspected(ByteLink):
 def digits(clients: int) -> Federation:
     data = sf.data.digits().rows(range(24 * clients + 16))
     parts = data.halves().with_target("parity", data.y % 2, classification(2))
-    return parts.clients(clients, auxiliary=6, victims=2, validation=0.0, test=0.2)
+    return parts.clients(clients, auxiliary=6, victims=2, validation=0.0, test=0.2, public=0.3)
 
 
 def both(monkeypatch: pytest.MonkeyPatch, make: Callable[[], sf.Topology], clients: int = 2, **settings: Any) -> sf.Run:
@@ -208,35 +207,33 @@ def both(monkeypatch: pytest.MonkeyPatch, make: Callable[[], sf.Topology], clien
     return runs["bytes"]
 
 
-@pytest.mark.parametrize("schedule", TABLES["schedules"])
-@pytest.mark.parametrize("name", TOPOLOGIES)
+PAIRS = [(name, schedule) for name in TOPOLOGIES for schedule in TABLES["schedules"] if (name, schedule) not in REFUSED]
+
+
+@pytest.mark.parametrize(("name", "schedule"), PAIRS)
 def test_every_topology_and_schedule_trains_to_the_same_bits_as_bytes(
     name: str, schedule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if (name, schedule) in REFUSED:
-        pytest.skip("this pair is refused")
     run = both(monkeypatch, TOPOLOGIES[name], 1 if schedule == "joint" else 2, schedule=load("schedules", schedule)())
     assert isinstance(run.engine.link, ByteLink)
     assert (run.engine.link.headers > 0) is (run.engine.traffic.messages(None) > 0)
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "release noise": {"defenses": (GaussianRelease(noise_multiplier=0.5),)},
-    "packed releases": {"defenses": (Quantization(bits=3),)},
-    "secure sum": {"schedule": SplitFedV1(secure=SecureSum())},
-}
+@pytest.mark.parametrize("defense", [name for name in DEFENSES if name != "marvell"])  # for two classes alone
+def test_every_defense_goes_as_bytes(defense: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    topology = TOPOLOGIES["u_shaped" if defense in BACKWARDS else "vanilla"]
+    assert both(monkeypatch, topology, defenses=(DEFENSES[defense],)).bytes > 0
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_defenses_and_secure_sums_go_as_bytes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = both(monkeypatch, TOPOLOGIES["vanilla"], 3, **OPTIONS[name])
-    assert run.bytes > 0
+@pytest.mark.parametrize("method", TABLES["methods"])
+def test_every_method_goes_as_bytes(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = both(monkeypatch, TOPOLOGIES["local"], 2, method=load("methods", method)(), schedule="apart")
+    assert (run.bytes > 0) is (method != "standalone")
 
 
-@pytest.mark.parametrize("method", [FedProto(), FedAvg()])
-def test_methods_go_as_bytes(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = both(monkeypatch, TOPOLOGIES["local"], method=method, schedule="apart")
-    assert run.bytes > 0
+def test_a_secure_sum_goes_as_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = both(monkeypatch, TOPOLOGIES["vanilla"], 3, schedule=SplitFedV1(secure=SecureSum()))
+    assert {flow.kind for flow in run.engine.traffic.flows} >= {"shares", "masked", "unmasking"}
 
 
 def test_an_unknown_link_is_refused() -> None:
