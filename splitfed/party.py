@@ -293,11 +293,19 @@ class Party(Belongings):
             values = {name: guard.defense.release(name, z, context) for name, z in values.items()}
             if "activation" in guard.counts:
                 self._count(port.edge, guard, tape, stamp, len(values))
-        known = (tape.inputs, tape.held, *tape.sent.values())
+        first = not tape.sent
         tape.sent[port.edge] = values
         leaving = {name: z.detach() for name, z in values.items()}
-        # What passes through as it came in, or has left already, would be memory that several parties read.
-        taken = {t.untyped_storage().data_ptr() for tensors in known for t in tensors.values()}
+        # What an operation has just made, and is no view, is new memory; to ask that costs less than to compare.
+        if first and all([z.grad_fn is not None and z._base is None for z in values.values()]):
+            return leaving
+        return self._unshared(port.edge, leaving, tape)
+
+    def _unshared(self, edge: str, leaving: dict[str, Tensor], tape: Tape) -> dict[str, Tensor]:
+        """Return `leaving` with copies of what has come in, or has left already: no other party may write into that."""
+        others = (tape.inputs, tape.held, *(sent for left, sent in tape.sent.items() if left != edge))
+        taken = {t.untyped_storage().data_ptr() for tensors in others for t in tensors.values()}
+        # The link copies the rest of what is not alone in its memory.
         shared = [n for n, z in leaving.items() if z.untyped_storage().data_ptr() in taken and is_own(z)]
         return {**leaving, **{n: leaving[n].clone() for n in shared}} if shared else leaving
 

@@ -47,14 +47,14 @@ def is_own(tensor: Tensor) -> bool:
     """Tell whether `tensor` is plain and dense, and fills its storage; a few attributes are read, no number is."""
     return (
         type(tensor) is Tensor
-        and tensor.layout is torch.strided
-        and not (tensor.is_nested or tensor.is_quantized or tensor.requires_grad or tensor.is_neg() or tensor.is_conj())
+        and not tensor.requires_grad
         and tensor._base is None
-        and tensor.grad is None
-        and tensor._backward_hooks is None
-        and not tensor.__dict__
+        and tensor.layout is torch.strided
         and tensor.untyped_storage().nbytes() == tensor.nbytes
         and (tensor.is_contiguous() or _extent(tensor) == tensor.numel())
+        and not (tensor.__dict__ or tensor.is_neg() or tensor.is_conj() or tensor.is_nested or tensor.is_quantized)
+        and tensor.grad is None
+        and tensor._backward_hooks is None
     )
 
 
@@ -63,7 +63,7 @@ def all_own(tensors: Mapping[str, Tensor]) -> bool:
     for tensor in tensors.values():
         if not is_own(tensor):
             return False
-    if len(tensors) < 2:
+    if len(tensors) == 1:
         return True
     addresses = [tensor.data_ptr() for tensor in tensors.values() if tensor.numel()]
     return len(set(addresses)) == len(addresses)
