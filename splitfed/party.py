@@ -105,8 +105,7 @@ class Party(Belongings):
 
     def give_labels(self, head: Head, stamp: Stamp, receiver: str) -> Message:
         """Return this step's labels of `head` as a message to the party that computes its loss."""
-        # A copy: the party goes on reading its own.
-        labels = {head.value: self._tapes[stamp.lane].labels[head.value].clone()}
+        labels = {head.value: self._tapes[stamp.lane].labels[head.value]}
         return Message(self.name, receiver, "label", f"labels->{head.value}", labels, stamp)
 
     def loss(self, segment: str, head: Head, stamp: Stamp, received: Message | None) -> Tensor:
@@ -134,7 +133,8 @@ class Party(Belongings):
         pairs: list[tuple[Tensor, Tensor | float]] = [*tape.returned.pop(segment, ())]
         for message in received:
             sent = tape.sent.pop(message.edge)
-            tape.crossed.update([t.untyped_storage().data_ptr() for t in message.tensors.values()])
+            if duty.arrivals:
+                tape.crossed.update([t.untyped_storage().data_ptr() for t in message.tensors.values()])
             pairs.extend([(sent[name], gradient.to(self.device)) for name, gradient in message.tensors.items()])
         for z, slope, version in tape.slopes.pop(segment, ()):
             if z._version != version:
@@ -156,7 +156,8 @@ class Party(Belongings):
         del pairs, roots, gradients
         for name in duty.outputs:
             tape.made.pop(name, None)
-        return [_apart(message, tape.crossed) for message in self._returned(duty, tape, stamp, peers)]
+        messages = self._returned(duty, tape, stamp, peers)
+        return [_apart(message, tape.crossed) for message in messages] if tape.crossed else messages
 
     def gradient_sum(self) -> float:
         """Return the sum of the gradient that each backward pass reaches last: that of the first weight that has one.
@@ -297,7 +298,7 @@ class Party(Belongings):
         tape.sent[port.edge] = values
         leaving = {name: z.detach() for name, z in values.items()}
         # What an operation has just made, and is no view, is new memory; to ask that costs less than to compare.
-        if first and all([z.grad_fn is not None and z._base is None for z in values.values()]):
+        if first and all(z.grad_fn is not None and z._base is None for z in values.values()):
             return leaving
         return self._unshared(port.edge, leaving, tape)
 
@@ -408,7 +409,7 @@ def _apart(message: Message, crossed: Collection[int]) -> Message:
 
     A segment may pass a gradient on as it is; the next one may then add to it in place.
     """
-    if not crossed or all(t.untyped_storage().data_ptr() not in crossed for t in message.tensors.values()):
+    if all(t.untyped_storage().data_ptr() not in crossed for t in message.tensors.values()):
         return message
     return message.copy()
 

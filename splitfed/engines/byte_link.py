@@ -187,7 +187,7 @@ def _placed(flat: Tensor, shape: list[int], strides: list[int]) -> Tensor:
 
 def _raw(tensor: Tensor) -> bytes:
     """Return the numbers of a tensor that fills its storage, in the order they lie there."""
-    flat = tensor.as_strided((tensor.numel(),), (1,)).cpu()
+    flat = tensor.resolve_conj().resolve_neg().as_strided((tensor.numel(),), (1,)).cpu()
     data: bytes = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
     return data
 

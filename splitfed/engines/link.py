@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from splitfed.engines.base import FED
+from splitfed.payload import all_own
 from splitfed.traffic import Traffic
 from splitfed.view import Message, Recorder
 
@@ -27,13 +28,15 @@ class LocalLink:
 
     def deliver(self, message: Message) -> Message:
         """Carry `message`; an adversary's tap may replace what its party sends, its reader what that party uses."""
-        message = message.in_own_memory()
+        if not all_own(message.tensors):
+            message = message.in_own_memory()
         if not (self.taps or self.recorders or self.listeners or self.readers):
             self.traffic.count(message)
             return self.carry(message)
         tap = self.taps.get(message.sender)
         if tap is not None:
-            message = tap(message.copy()).in_own_memory()
+            # Nothing is known of what it returns, so that it is copied whatever it looks like.
+            message = tap(message.copy()).copy().in_own_memory()
         self.traffic.count(message)
         message = self.carry(message)
         recorder = self.recorders.get(message.receiver)
@@ -46,7 +49,7 @@ class LocalLink:
             # What came back says little without what it was made from.
             self.recorders[FED].receive(message)
         reader = self.readers.get(message.receiver)
-        return message if reader is None else reader(message.copy()).in_own_memory()
+        return message if reader is None else reader(message.copy()).copy().in_own_memory()
 
     def carry(self, message: Message) -> Message:
         """Return what arrives of a message that was sent; here every bit of it, in the same memory."""
