@@ -22,6 +22,7 @@ from splitfed.engines.link import LocalLink
 from splitfed.engines.local import LocalEngine
 from splitfed.errors import InvalidInput
 from splitfed.graph import Head, Segment, Topology
+from splitfed.matching.matcher import _Post
 from splitfed.optim import Optim
 from splitfed.party import Party
 from splitfed.probe import probe
@@ -472,6 +473,26 @@ def test_a_party_holds_no_storage_of_a_larger_model() -> None:
             if isinstance(thing, Tensor):
                 assert thing.untyped_storage().nbytes() == thing.nbytes
     assert torch.equal(engine.parties["client0"].modules["bottom"][1].running_mean, secret[7])
+
+
+def test_rows_cut_from_one_tensor_do_not_bring_those_of_others() -> None:
+    topology = _whole(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3)))
+    x, y = torch.randn(40, 4), torch.arange(40) % 3
+    engine = LocalEngine(topology, probe(topology, {"x": x}), 2)
+    for lane in range(2):
+        rows = slice(20 * lane, 20 * lane + 20)
+        engine.own(lane, "train", {"x": x[rows]}, {"out": y[rows]})
+    assert shared(engine) == []
+
+
+def test_a_matching_client_sends_its_codes_alone() -> None:
+    recorder = Recorder("matcher")
+    post = _Post(None, [recorder])
+    codes = torch.randn(6, 9)[:, :2]
+    arrived = post.carry(Message("client", "matcher", "activation", "encoder->matcher", {"a": codes}, post.stamp()))
+    assert_own(arrived)
+    assert_own(*recorder.messages())
+    assert torch.equal(arrived.tensors["a"], codes)
 
 
 def _whole(model: nn.Sequential) -> Topology:
