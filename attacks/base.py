@@ -3,6 +3,11 @@
 The base checks that the run grants what the attack requires, hides everything else from it, draws its random
 numbers from the generator it is given, times it, and brings the guess into the range of the data. A subclass
 writes `run` only. Scoring happens elsewhere, by somebody who knows the truth.
+
+An attack is code in the same process, not in a sandbox. What is guaranteed is what it is handed: tensors that hold the
+numbers which were sent or granted and nothing else, and copies, so that whatever it writes into them changes neither
+the run nor the next attack. Python code that looks for more (the stack, the garbage collector, closures) finds it:
+read an attack before you run it.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ from torch import Tensor, nn
 from splitfed.attacks.local_training import LocalTraining
 from splitfed.attacks.space import Choice
 from splitfed.errors import InvalidInput, unknown
+from splitfed.payload import copied
 from splitfed.seeding import stream
 from splitfed.view import View
 
@@ -121,6 +127,10 @@ class Inside(Protocol):
         """Return a guess of `target`, a row a victim."""
         ...
 
+    def copy(self) -> Inside:
+        """Return somebody who has learnt the same, for an attack that may change what it is given."""
+        ...
+
 
 @dataclass(frozen=True)
 class Knowledge:
@@ -202,6 +212,12 @@ class Knowledge:
             head=self.head if Needs.HEAD in needs else None,
         )
 
+    def copy(self) -> Knowledge:
+        """Return this knowledge with tensors and modules of its own, for an attack that may change what it is given."""
+        own: dict[str, Any] = {name: copied(getattr(self, name)) for name in _HELD}
+        insider = None if self.insider is None else self.insider.copy()
+        return replace(self, **own, insider=insider, local=None if self.local is None else self.local.copy())
+
     def missing(self, needs: frozenset[Needs], view: View) -> list[str]:
         """Return what `needs` names and neither this knowledge nor the view holds."""
         held = {
@@ -226,6 +242,13 @@ class Knowledge:
             Needs.HEAD: self.head is not None,
         }
         return [str(need) for need in Needs if need in needs and not held[need]]
+
+
+# What of `Knowledge` holds tensors; what it can call returns new ones.
+_HELD = (
+    *("auxiliary", "auxiliary_labels", "attributes", "candidates", "candidate_labels"),
+    *("own", "own_auxiliary", "hints", "places"),
+)
 
 
 class Found(NamedTuple):
@@ -290,7 +313,8 @@ class Attack:
             raise InvalidInput(f"{type(self).__name__} needs {', '.join(missing)}; this run does not grant that")
         started = time.perf_counter()
         with torch.enable_grad(), stream(int(torch.randint(2**62, (), generator=generator)), knowledge.device):
-            found = self.run(view, knowledge.only(self.requires), generator, progress or (lambda done, total: None))
+            granted = knowledge.only(self.requires).copy()
+            found = self.run(view.copy(), granted, generator, progress or (lambda done, total: None))
         guess, clone = found if isinstance(found, Found) else (found, None)
         guess = guess.detach().cpu()
         if self.target is Target.INPUTS and knowledge.value_range is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target
 from splitfed.errors import InvalidInput
 from splitfed.graph import Segment
+from splitfed.payload import module_copies
 from splitfed.seeding import derive, generator, stream
 from splitfed.view import Message, View
 
@@ -30,8 +31,10 @@ class Post:
     whose labels arrive too, None where they do not. `segments`: the party's own, which make `out` (of `out_shape`) of
     what arrived. `release(z, number)`: what the sender's defenses would make of z at draw `number`, from random
     numbers of the intruder's own, without noise that the sender has learnt; `expected(z)`: the same at its mean,
-    differentiable. `modules(lane)`: the party's segments as they are now, not copies. `seed`: of all that the intruder
+    differentiable. `modules(lane)`: copies of the party's segments as they are now. `seed`: of all that the intruder
     draws.
+
+    An insider may write into all of it but the post itself: knowledge, segments and modules are copies.
     """
 
     party: str
@@ -48,6 +51,12 @@ class Post:
     expected: Callable[[Tensor], Tensor]
     modules: Callable[[int], Mapping[str, nn.Module]]
     seed: int
+
+    def copy(self) -> Post:
+        """Return the post with knowledge and segments of its own."""
+        modules = module_copies({s.name: s.module for s in self.segments})
+        segments = tuple(replace(s, module=modules[s.name]) for s in self.segments)
+        return replace(self, segments=segments, knowledge=self.knowledge.copy())
 
 
 @dataclass(frozen=True)
@@ -224,6 +233,12 @@ class Insider:
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
         self.remember(state["memory"])
+
+    def copy(self) -> Insider:
+        """Return an insider that has learnt the same, with networks and a post of its own."""
+        found = self.plan.enter(self.post.copy())
+        found.load_state(copy.deepcopy(self.state()))
+        return found
 
     def memory(self) -> dict[str, float]:
         """Return further numbers that belong to the state."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from splitfed.errors import InvalidInput
 from splitfed.graph import Head, Segment, Topology
+from splitfed.payload import module_copies
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,11 @@ class LocalTraining:
     options: Mapping[str, Any]
     batches: tuple[int, ...]
     sends_gradients: bool = False
+
+    def copy(self) -> LocalTraining:
+        """Return the protocol with modules of its own, for somebody who may train them."""
+        modules = module_copies({s.name: s.module for s in self.segments})
+        return replace(self, segments=tuple(replace(s, module=modules[s.name]) for s in self.segments))
 
 
 def local_training(

@@ -15,6 +15,7 @@ from splitfed.defense import Place, Shield, overrides
 from splitfed.duty import Duty, Guard
 from splitfed.graph import Head, weights
 from splitfed.optim import Optim
+from splitfed.payload import is_own, module_copies
 from splitfed.seeding import derive, wide_generator
 from splitfed.tutoring import Tutor
 from splitfed.uses import SCORED, Uses, labels_of_head
@@ -42,8 +43,8 @@ class Belongings:
         self.device = torch.device(device)
         self._duties = {d.segment: d for d in duties}
         self._one_way = {port.edge for d in duties for port in d.arrivals if not port.returns}
-        # One deep copy of all of them, so that weights a party shares between its own segments stay shared.
-        self.modules: dict[str, nn.Module] = copy.deepcopy({d.segment: modules[d.segment] for d in duties})
+        # Copied together, so that weights a party shares between its own segments stay shared.
+        self.modules = module_copies({d.segment: modules[d.segment] for d in duties})
         # What the user froze (batch norm in evaluation mode, say) stays frozen.
         self._frozen = {d.segment: d.frozen for d in duties}
         for module in self.modules.values():
@@ -107,14 +108,18 @@ class Belongings:
         self._among.pop(part, None)
         if among is not None:
             self._among[part] = among.cpu()
-        known = {name: t.to(self.device) for name, t in labels.items()}
+        # Rows that are a part of a larger tensor would bring the rows of others along.
+        held, known = (
+            {name: t.to(self.device) if is_own(t) else t.detach().clone().to(self.device) for name, t in given.items()}
+            for given in (inputs, labels)
+        )
         if relabel and part not in SCORED:
             known = trained_on(known, self._relabelled, self._seed, self.name, part)
             for name, (_, guards) in self._relabelled.items():
                 for guard in guards if name in known else ():
                     if "once" in guard.counts:
                         self.uses.take(labels_of_head(name), guard.position, part, len(known[name]))
-        self._data[part] = ({name: t.to(self.device) for name, t in inputs.items()}, known)
+        self._data[part] = (held, known)
 
     def drop(self, part: str) -> None:
         """Forget the rows called `part`."""

@@ -43,6 +43,10 @@ class _IdleInside:
         """End the attack."""
         raise Begun
 
+    def copy(self) -> _IdleInside:
+        """Return itself: it has nothing that could be changed."""
+        return self
+
 
 def idle(knowledge: Knowledge) -> Knowledge:
     """Return `knowledge` with everything in it that computes replaced by what ends the attack."""

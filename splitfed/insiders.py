@@ -19,6 +19,7 @@ from splitfed.downstream import head_after
 from splitfed.engines.local import LocalEngine
 from splitfed.errors import InvalidInput, check_count, unknown
 from splitfed.graph import Edge, Segment, Topology
+from splitfed.payload import module_copies
 from splitfed.preparation import Prepared
 from splitfed.registry import load
 from splitfed.seeding import derive
@@ -74,9 +75,9 @@ def post_of(engine: LocalEngine, prepared: Prepared, party: str, who: str, knowl
     release, expected = _releases(prepared, edge, value, seed)
 
     def modules(circuit: int) -> Mapping[str, nn.Module]:
-        return next(lane for lane in engine.crew.lanes if lane.circuit == circuit).parties[role].modules
+        return module_copies(next(lane for lane in engine.crew.lanes if lane.circuit == circuit).parties[role].modules)
 
-    return Post(
+    found = Post(
         party,
         edge.name,
         value,
@@ -92,6 +93,8 @@ def post_of(engine: LocalEngine, prepared: Prepared, party: str, who: str, knowl
         modules,
         seed,
     )
+    # What it knows is the experimenter's own: an intruder must not be able to change the run by writing into it.
+    return found.copy()
 
 
 def _labels(topology: Topology, role: str) -> str | None:

@@ -21,6 +21,7 @@ from splitfed.duty import Duty, Guard, Port
 from splitfed.errors import InvalidInput
 from splitfed.graph import Head
 from splitfed.optim import take_step
+from splitfed.payload import is_own
 from splitfed.seeding import derive, stream, wide_generator
 from splitfed.tape import Batch, Tape
 from splitfed.tutoring import Tutor
@@ -88,7 +89,10 @@ class Party(Belongings):
         for message in received:
             returns = message.edge not in self._one_way
             for name, value in message.tensors.items():
-                tape.held[name] = self._leaf(value.to(self.device), returns)
+                value = value.to(self.device)
+                if message.layouts is not None and name in message.layouts:
+                    value = message.layouts[name].lay_out(value)
+                tape.held[name] = self._leaf(value, returns)
         outputs = self._run(duty, self._arguments(duty, tape), stamp)
         tape.made.update(zip(duty.outputs, outputs, strict=True))
         if self._training and duty.judged:
@@ -129,6 +133,8 @@ class Party(Belongings):
         pairs: list[tuple[Tensor, Tensor | float]] = [*tape.returned.pop(segment, ())]
         for message in received:
             sent = tape.sent.pop(message.edge)
+            if duty.arrivals:
+                tape.crossed.update([t.untyped_storage().data_ptr() for t in message.tensors.values()])
             pairs.extend([(sent[name], gradient.to(self.device)) for name, gradient in message.tensors.items()])
         for z, slope, version in tape.slopes.pop(segment, ()):
             if z._version != version:
@@ -150,7 +156,8 @@ class Party(Belongings):
         del pairs, roots, gradients
         for name in duty.outputs:
             tape.made.pop(name, None)
-        return self._returned(duty, tape, stamp, peers)
+        messages = self._returned(duty, tape, stamp, peers)
+        return [_apart(message, tape.crossed) for message in messages] if tape.crossed else messages
 
     def gradient_sum(self) -> float:
         """Return the sum of the gradient that each backward pass reaches last: that of the first weight that has one.
@@ -287,8 +294,21 @@ class Party(Belongings):
             values = {name: guard.defense.release(name, z, context) for name, z in values.items()}
             if "activation" in guard.counts:
                 self._count(port.edge, guard, tape, stamp, len(values))
+        first = not tape.sent
         tape.sent[port.edge] = values
-        return {name: z.detach() for name, z in values.items()}
+        leaving = {name: z.detach() for name, z in values.items()}
+        # What an operation has just made, and is no view, is new memory; to ask that costs less than to compare.
+        if first and all(z.grad_fn is not None and z._base is None for z in values.values()):
+            return leaving
+        return self._unshared(port.edge, leaving, tape)
+
+    def _unshared(self, edge: str, leaving: dict[str, Tensor], tape: Tape) -> dict[str, Tensor]:
+        """Return `leaving` with copies of what has come in, or has left already: no other party may write into that."""
+        others = (tape.inputs, tape.held, *(sent for left, sent in tape.sent.items() if left != edge))
+        taken = {t.untyped_storage().data_ptr() for tensors in others for t in tensors.values()}
+        # The link copies the rest of what is not alone in its memory.
+        shared = [n for n, z in leaving.items() if z.untyped_storage().data_ptr() in taken and is_own(z)]
+        return {**leaving, **{n: leaving[n].clone() for n in shared}} if shared else leaving
 
     def _add_penalty(self, segment: str, guard: Guard, z: Tensor, context: Context, tape: Tape) -> None:
         """Add what a defense wants of `z`, which leaves, to the segment's losses, or to what goes back through it."""
@@ -383,6 +403,16 @@ def forward_seed(seed: int, party: str, segment: str, stamp: Stamp) -> int:
 def _gradient(leaf: Tensor) -> Tensor:
     """The gradient of a leaf; zeros where nothing used it in this step, so that the sender gets what it expects."""
     return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+
+
+def _apart(message: Message, crossed: Collection[int]) -> Message:
+    """Return `message` with copies of what shares memory with a gradient that arrived, whose addresses are `crossed`.
+
+    A segment may pass a gradient on as it is; the next one may then add to it in place.
+    """
+    if all(t.untyped_storage().data_ptr() not in crossed for t in message.tensors.values()):
+        return message
+    return message.copy()
 
 
 def _joined(values: list[Tensor]) -> Tensor:

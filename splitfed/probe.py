@@ -138,27 +138,33 @@ def check_alike(topologies: Sequence[Topology], facts: Sequence[Facts]) -> None:
 def _try(
     topology: Topology, segment: Segment, values: Mapping[str, Tensor]
 ) -> tuple[tuple[Tensor, ...], frozenset[str], bool]:
-    try:
-        module = copy.deepcopy(segment.module).train()
-    except (RuntimeError, TypeError, AttributeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise InvalidInput(f"segment {segment.name!r} cannot be copied for its party: {reason}") from error
-    given = [values[name].clone() for name in segment.inputs]
-    versions = [tensor._version for tensor in given]
-    before = torch.random.get_rng_state()
-    try:
-        result = module(*given)
-    except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
-        raise InvalidInput(_misfit(topology, segment, values, error)) from error
-    draws = not torch.equal(before, torch.random.get_rng_state())
-    written = frozenset(n for n, t, v in zip(segment.inputs, given, versions, strict=True) if t._version != v)
+    written: set[str] = set()
+    # In evaluation mode first: what it overwrites there counts too, and what it returns in training is handed on.
+    for training in (False, True):
+        try:
+            module = copy.deepcopy(segment.module).train(training)
+        except (RuntimeError, TypeError, AttributeError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise InvalidInput(f"segment {segment.name!r} cannot be copied for its party: {reason}") from error
+        given = [values[name].clone() for name in segment.inputs]
+        versions = [tensor._version for tensor in given]
+        before = torch.random.get_rng_state()
+        try:
+            result = module(*given)
+        except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
+            raise InvalidInput(_misfit(topology, segment, values, error)) from error
+        draws = not torch.equal(before, torch.random.get_rng_state())
+        # `tensor.data` and storages are written without a new version.
+        for name, tensor, version in zip(segment.inputs, given, versions, strict=True):
+            if tensor._version != version or not torch.equal(tensor, values[name]):
+                written.add(name)
     outputs = tuple(result) if isinstance(result, (tuple, list)) else (result,)
     if len(outputs) != len(segment.outputs):
         raise InvalidInput(
             f"segment {segment.name!r} returned {len(outputs)} values; it names {len(segment.outputs)}: "
             f"{', '.join(segment.outputs)}"
         )
-    return outputs, written, draws
+    return outputs, frozenset(written), draws
 
 
 def _misfit(topology: Topology, segment: Segment, values: Mapping[str, Tensor], error: BaseException) -> str:

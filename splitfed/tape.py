@@ -29,6 +29,7 @@ class Tape:
 
     `rows` only where it counts them: parties share no tensor, and a copy costs as much as a message. `slopes`: what
     leaves, the gradient that a defense wants of it, and its version then. `losses`: with what each is multiplied by.
+    `crossed`: where in memory the gradients lie that have arrived.
     """
 
     part: str
@@ -46,6 +47,7 @@ class Tape:
     slopes: dict[str, list[tuple[Tensor, Tensor, int]]] = field(default_factory=dict)
     losses: dict[str, list[tuple[Tensor, float]]] = field(default_factory=dict)
     taught: bool = False
+    crossed: set[int] = field(default_factory=set)
 
     def add(self, segment: str, loss: Tensor, weight: float) -> None:
         """Let `weight` times `loss` go back through `segment`, with all else that does."""

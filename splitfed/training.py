@@ -15,8 +15,10 @@ from splitfed.data.federation import Federation
 from splitfed.defense import Defense
 from splitfed.description import describe
 from splitfed.detectors.base import Detector
+from splitfed.engines.byte_link import ByteLink
+from splitfed.engines.link import LocalLink
 from splitfed.engines.local import LocalEngine
-from splitfed.errors import InvalidInput, check_count, check_number
+from splitfed.errors import InvalidInput, check_count, check_number, unknown
 from splitfed.federated.base import Method
 from splitfed.folder import RunFolder
 from splitfed.graph import Topology
@@ -35,6 +37,8 @@ from splitfed.view import Recording
 from splitfed.watching import post
 
 Progress = Callable[[int, int, Mapping[str, Any]], None]
+
+LINKS: Mapping[str, type[LocalLink]] = {"memory": LocalLink, "bytes": ByteLink}
 
 
 def train(
@@ -62,6 +66,7 @@ def train(
     evaluate_every: int = 1,
     across: bool = False,
     delta: float | None = None,
+    link: str = "memory",
     progress: Progress | None = None,
 ) -> Run:
     """Train `topology` for `rounds` rounds on `data` and return the run.
@@ -76,11 +81,14 @@ def train(
     left them. `speeds`: machines and links; with them a simulated clock runs beside training. `folder`: where metrics
     and a checkpoint of every round go; with `resume` the run goes on from the newest one, to the same bits as if it had
     never stopped. `across`: whether every client's model is also scored on the others' rows (`Run.across`).
+    `link`: "memory", or "bytes", which sends every message as bytes with a checked header, to the same result.
     `progress(round, rounds, metrics)` is called after every round. Raises `InvalidInput`, before anything is computed
     or written, for anything that does not fit, and `NonFinite` when training diverges.
     """
     check_count("rounds", rounds, low=1)
     check_count("evaluate_every", evaluate_every, low=1)
+    if link not in LINKS:
+        raise unknown("link", link, LINKS)
     if delta is not None:
         check_number("delta", delta, low=0.0, high=1.0, open_low=True, open_high=True)
     misconduct = entering.listed(manipulations)
@@ -109,7 +117,7 @@ def train(
     place = None if folder is None else RunFolder(Path(folder))
     if resume and place is None:
         raise InvalidInput("resume=True needs the folder of the run to resume")
-    engine = engine_of(prepared, device, record, None if place is None else place.path / "views")
+    engine = engine_of(prepared, device, record, None if place is None else place.path / "views", LINKS[link])
     seat_tutors(engine, prepared)
     enter(engine, prepared, intruders or {})
     check_asked(engine, data, ask or {})
@@ -156,6 +164,7 @@ def engine_of(
     device: torch.device | str = "cpu",
     record: Recording | None = None,
     views: Path | None = None,
+    link: type[LocalLink] = LocalLink,
 ) -> LocalEngine:
     """Place the parties of `prepared`, and give each client its data."""
     engine = LocalEngine(
@@ -170,6 +179,7 @@ def engine_of(
         folder=views,
         placement=prepared.placement,
         expected=_expected(prepared),
+        link=link,
     )
     for lane, (client, graph) in enumerate(zip(prepared.data.clients, prepared.topologies, strict=True)):
         for part in ("train", "validation", "test"):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from splitfed import digests
 from splitfed.errors import InvalidInput, check_count, unknown
+from splitfed.payload import Layout, all_own, copied, layout_of, module_copies, own
 
 WEIGHT_GRADIENT = "weight gradient"
 """The kind of message by which a client sends the gradient of its weights, where it takes no step itself."""
@@ -42,7 +43,8 @@ class Message(NamedTuple):
 
     `kind`: "activation", "gradient", "label", "weights", what a method sends, or a step of a secure sum. `edge` names
     the place (`source->target`, whichever way the message goes); `tensors` are detached. `packed`: the bytes they take
-    where a defense sends them in a shorter form than the tensors themselves.
+    where a defense sends them in a shorter form than the tensors themselves. `layouts`: how those tensors lay at the
+    sender that had to be copied, for a receiver that must compute to the same bits.
     """
 
     sender: str
@@ -52,6 +54,34 @@ class Message(NamedTuple):
     tensors: Mapping[str, Tensor]
     stamp: Stamp
     packed: int | None = None
+    layouts: Mapping[str, Layout] | None = None
+
+    def in_own_memory(self) -> Message:
+        """Return the message with plain tensors that fill a storage each; itself where they do so already.
+
+        Raises `InvalidInput` for a tensor that is not dense.
+        """
+        if all_own(self.tensors):
+            return self
+        tensors: dict[str, Tensor] = {}
+        layouts = dict(self.layouts or {})
+        seen: set[int] = set()
+        for name, given in self.tensors.items():
+            tensor = own(name, given, f"{self.edge!r} from {self.sender!r}")
+            address = tensor.untyped_storage().data_ptr()
+            if address in seen and tensor.numel():
+                tensor = tensor.clone()
+            elif tensor.numel() and address != given.untyped_storage().data_ptr() and self.kind == "activation":
+                layout = layout_of(given)
+                if layout is not None:
+                    layouts[name] = layout
+            tensors[name] = tensor
+            seen.add(tensor.untyped_storage().data_ptr())
+        return self._replace(tensors=tensors, layouts=layouts or None)
+
+    def copy(self) -> Message:
+        """Return the message with copies of its tensors, for somebody who may write into them."""
+        return self._replace(tensors=copied(self.tensors))
 
     @property
     def nbytes(self) -> int:
@@ -82,6 +112,10 @@ class View:
             and (edge is None or m.edge == edge)
         ]
         return View(self.party, tuple(kept), self.segments)
+
+    def copy(self) -> View:
+        """Return the view with copies of its tensors and segments, for somebody who may write into them."""
+        return View(self.party, tuple(m.copy() for m in self.messages), module_copies(self.segments))
 
     def tensors(self, device: torch.device | str = "cpu") -> dict[str, Tensor]:
         """Join what was received over all messages, on `device`: value -> (rows, ...), in the order of arrival."""
@@ -137,7 +171,8 @@ class Recorder:
         size = message.nbytes
         if self._held and self._held_bytes + size > self._budget:
             self.flush()
-        self._held.append(message)
+        # A copy: neither the parties, whose memory it may be, nor other recorders can change what was seen.
+        self._held.append(message.copy())
         self._held_bytes += size
 
     def flush(self) -> None:

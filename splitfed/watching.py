@@ -17,6 +17,7 @@ from splitfed.engines.local import LocalEngine
 from splitfed.errors import InvalidInput, unknown
 from splitfed.graph import Topology
 from splitfed.party import Party
+from splitfed.payload import copied
 from splitfed.preparation import Prepared, inputs_of, labels_of
 from splitfed.seeding import derive, generator, stream
 from splitfed.tape import Batch
@@ -54,8 +55,8 @@ def _desk(prepared: Prepared, lane: int, party: Party) -> Desk:
     assert task is not None
     return Desk(
         party.name,
-        {name: x.to(party.device) for name, x in inputs_of(graph, rows).items()},
-        {name: y.to(party.device) for name, y in labels_of(graph, rows).items()},
+        {name: x.to(party.device) for name, x in copied(inputs_of(graph, rows)).items()},
+        {name: y.to(party.device) for name, y in copied(labels_of(graph, rows)).items()},
         task.outputs if task.name == "classification" and task.outputs else 2,
         _rehearsal(prepared, lane, party),
         derive(prepared.training.seed, "detector", party.name),

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # The layers, lowest first. A unit is a module or package directly under splitfed. What no table names is a
 # helper: it may import BASE, CORE and other helpers, and whoever imports it answers for all that it reaches.
-BASE = ("errors", "seeding", "task", "privacy", "registry", "dependence", "intervals", "optim", "aliasing")
+BASE = ("errors", "seeding", "task", "privacy", "registry", "dependence", "intervals", "optim", "aliasing", "payload")
 BASE += ("model_snapshot",)
 CORE = (
     "graph",

@@ -1,4 +1,4 @@
-"""The local engine: every party in this process, messages handed over without a copy."""
+"""The local engine: every party in this process, messages handed over in memory, or as bytes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ from splitfed.view import Recorder, Recording, Stamp, View
 class LocalEngine(Moving):
     """Parties of `lanes` clients on one topology: data owners one a lane, the other roles shared by all lanes.
 
-    A list of topologies, one a lane, gives clients segments of different make on the same shared roles.
+    A list of topologies, one a lane, gives clients segments of different make on the same shared roles. `link`: what
+    carries the messages, such as `ByteLink`.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class LocalEngine(Moving):
         folder: Path | None = None,
         placement: Placement | None = None,
         expected: Sequence[float] | None = None,
+        link: type[LocalLink] = LocalLink,
     ) -> None:
         self.topologies = [topology] * lanes if isinstance(topology, Topology) else list(topology)
         self.all_facts = [facts] * lanes if isinstance(facts, Facts) else list(facts)
@@ -63,7 +65,7 @@ class LocalEngine(Moving):
             self.topologies, self.all_facts, placement or Placement(), defenses, optims or {}, seed, self.device
         )
         recorders = (recording or Recording()).recorders(tuple(crew.parties), folder)
-        super().__init__(crew, LocalLink(self.traffic, recorders), seed)
+        super().__init__(crew, link(self.traffic, recorders), seed)
         self._watched: dict[str, Recorder] = {}
         self.insiders: dict[str, Inside] = {}
         self.sentries: dict[str, Sentry] = {}

@@ -120,7 +120,9 @@ class FedGen(Averaging):
         task, shape = seat.topology.heads[0].task, seat.facts.shapes[value]
         assert task is not None
         assert task.outputs is not None
-        made = Generator(self.noise, task.outputs, self.hidden, shape).to(seat.device)
+        # Replaced by the first one that is sent; until then it is part of the run's state.
+        with stream(derive(seat.seed, "generator")):
+            made = Generator(self.noise, task.outputs, self.hidden, shape).to(seat.device)
         draws = any(s.name in seat.facts.stochastic for s in head)
         return Practice(self.weight, self.rows, head, value, seat.topology.heads[0].value, made, seat.seed, draws)
 

@@ -222,7 +222,8 @@ class _Post:
         return Stamp("match", 0, 0, self._sent - 1)
 
     def carry(self, message: Message) -> Message:
-        """Return `message` as it arrives."""
+        """Return `message` as it arrives, in memory of its own."""
+        message = message.in_own_memory()
         if self._traffic is not None:
             self._traffic.count(message)
         for recorder in self._recorders:

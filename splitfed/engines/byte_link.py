@@ -1,0 +1,200 @@
+"""A link that turns every message into bytes and reads it back, as a network would: with a header, checked, no pickle.
+
+    magic "SFMS" | version, uint16 | length of the header, uint32 | CRC-32 of the header, uint32 | header | payload
+
+The three numbers are little-endian; the header is JSON in UTF-8. It says who sends what to whom, on which edge and
+when, in which byte order, and of every tensor its name, type, shape, strides, number of bytes and CRC-32; the payload
+is the tensors' numbers in the order they lie in memory, one tensor after another, and as long as the message is
+counted. What a defense packs is the
+exception: this link sends the tensors that the receiver unpacks, and the header says how many bytes count.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import sys
+import zlib
+from collections.abc import Mapping
+from typing import Any, TypeGuard, cast
+
+import torch
+from torch import Tensor
+
+from splitfed.engines.link import LocalLink
+from splitfed.errors import InvalidInput
+from splitfed.payload import Layout, extent
+from splitfed.view import Message, Stamp
+
+MAGIC, VERSION = b"SFMS", 1
+_FIXED = struct.Struct("<4sHII")
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128, torch.complex64),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    )
+}
+_FIELDS = {"sender": str, "receiver": str, "kind": str, "edge": str, "stamp": list, "tensors": list}
+_LARGEST = 2**36
+"""Bytes of a tensor, gaps included, beyond which a header is not believed."""
+
+
+class ByteLink(LocalLink):
+    """Carries every message as bytes; `headers` counts those of the headers, which are no part of the traffic."""
+
+    headers = 0
+
+    def carry(self, message: Message) -> Message:
+        """Return what arrives: the message as it is read back, on the devices that its tensors were on."""
+        sent = to_bytes(message)
+        self.headers += len(sent) - sum(t.nbytes for t in message.tensors.values())
+        arrived = from_bytes(sent)
+        tensors = {name: t.to(message.tensors[name].device) for name, t in arrived.tensors.items()}
+        return arrived._replace(tensors=tensors)
+
+
+def to_bytes(message: Message) -> bytes:
+    """Return `message` with its header; raises `InvalidInput` for a tensor whose type no header can name."""
+    message = message.in_own_memory()
+    entries, payload = [], []
+    for name, tensor in message.tensors.items():
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if dtype not in _DTYPES:
+            raise InvalidInput(f"{name!r} on {message.edge!r} is of type {dtype}; expected one of {', '.join(_DTYPES)}")
+        raw = _raw(tensor)
+        layout = None if message.layouts is None else message.layouts.get(name)
+        entries.append(
+            {
+                "name": name,
+                "dtype": dtype,
+                "shape": list(tensor.shape),
+                "strides": list(tensor.stride()),
+                "bytes": len(raw),
+                "crc32": zlib.crc32(raw),
+                "layout": None if layout is None else [list(layout.strides), layout.lead],
+            }
+        )
+        payload.append(raw)
+    header = json.dumps(
+        {
+            **{name: getattr(message, name) for name in ("sender", "receiver", "kind", "edge", "packed")},
+            "stamp": list(message.stamp),
+            "order": sys.byteorder,
+            "tensors": entries,
+        }
+    ).encode()
+    return b"".join([_FIXED.pack(MAGIC, VERSION, len(header), zlib.crc32(header)), header, *payload])
+
+
+def from_bytes(data: bytes) -> Message:
+    """Return the message that `to_bytes` wrote; raises `InvalidInput`, in a line, for anything else.
+
+    No number is read before the header has been checked against the length of `data`, and nothing is unpickled.
+    """
+    header, start = _header(data)
+    tensors, layouts = {}, {}
+    for entry in header["tensors"]:
+        name, dtype, shape, strides, nbytes, layout = _checked(entry)
+        if name in tensors:
+            raise InvalidInput(f"message: tensor {name!r} appears twice; expected every name once")
+        if start + nbytes > len(data):
+            raise InvalidInput(f"message: {name!r} ends after {len(data) - start} of {nbytes} bytes; it was cut off")
+        raw = data[start : start + nbytes]
+        if zlib.crc32(raw) != entry["crc32"]:
+            raise InvalidInput(f"message: the bytes of {name!r} do not match their checksum; they were changed")
+        # Cloned to where torch aligns it: kernels round differently elsewhere.
+        flat = torch.frombuffer(bytearray(raw), dtype=dtype).clone() if nbytes else torch.empty(0, dtype=dtype)
+        tensors[name] = _placed(flat, shape, strides)
+        if layout is not None:
+            layouts[name] = layout
+        start += nbytes
+    if start != len(data):
+        raise InvalidInput(f"message: {len(data) - start} bytes follow the last tensor; expected none")
+    who = (header["sender"], header["receiver"], header["kind"], header["edge"])
+    return Message(*who, tensors, Stamp(*header["stamp"]), header["packed"], layouts or None)
+
+
+def _header(data: bytes) -> tuple[dict[str, Any], int]:
+    """Return the header and where the payload begins."""
+    if len(data) < _FIXED.size:
+        raise InvalidInput(f"message: {len(data)} bytes are too few; expected at least {_FIXED.size}")
+    magic, version, length, checksum = _FIXED.unpack_from(data)
+    if magic != MAGIC:
+        raise InvalidInput(f"message: it begins with {magic!r}; expected {MAGIC!r}")
+    if version != VERSION:
+        raise InvalidInput(f"message: version {version} is not known; expected {VERSION}")
+    text = data[_FIXED.size : _FIXED.size + length]
+    if len(text) < length:
+        raise InvalidInput(f"message: the header ends after {len(text)} of {length} bytes; it was cut off")
+    if zlib.crc32(text) != checksum:
+        raise InvalidInput("message: the header does not match its checksum; it was changed")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidInput("message: the header is no JSON") from None
+    if not isinstance(found, dict):
+        raise InvalidInput("message: the header is no table")
+    for name, kind in _FIELDS.items():
+        if not isinstance(found.get(name), kind):
+            raise InvalidInput(f"message: {name}={found.get(name)!r} is not allowed; expected a {kind.__name__}")
+    if found.get("order") != sys.byteorder:
+        raise InvalidInput(f"message: byte order {found.get('order')!r} is not that of this machine, {sys.byteorder!r}")
+    packed, stamp = found.get("packed"), found["stamp"]
+    if packed is not None and not _count(packed):
+        raise InvalidInput(f"message: packed={packed!r} is not allowed; expected a number of bytes, or nothing")
+    kinds = [str, int, int, int, str]
+    if [type(item) for item in stamp] != kinds:
+        raise InvalidInput(f"message: stamp={stamp!r} is not allowed; expected phase, lane, epoch, step and part")
+    return {**found, "packed": packed}, _FIXED.size + length
+
+
+def _checked(entry: object) -> tuple[str, torch.dtype, list[int], list[int], int, Layout | None]:
+    """Return what the header says of a tensor, or refuse what cannot be."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+        raise InvalidInput(f"message: a tensor without a name is not allowed; the header has {str(entry)[:60]!r}")
+    name, given = entry["name"], cast("Mapping[str, Any]", entry)
+    dtype = _DTYPES.get(given["dtype"]) if isinstance(given.get("dtype"), str) else None
+    if dtype is None:
+        raise InvalidInput(
+            f"message: dtype={given.get('dtype')!r} of {name!r} is not allowed; expected float32 or such"
+        )
+    shape, strides, nbytes = given.get("shape"), given.get("strides"), given.get("bytes")
+    if not (_counts(shape) and _counts(strides) and len(shape) == len(strides) <= 64):
+        raise InvalidInput(f"message: {name!r} of shape {shape!r} with strides {strides!r} is not allowed")
+    wanted = math.prod(shape) * dtype.itemsize
+    if not _count(nbytes) or nbytes != wanted or nbytes > _LARGEST:
+        raise InvalidInput(f"message: {name!r} has {nbytes!r} bytes; {dtype} of shape {tuple(shape)} takes {wanted}")
+    layout = given.get("layout")
+    if layout is None:
+        return name, dtype, shape, strides, nbytes, None
+    if not (isinstance(layout, list) and len(layout) == 2 and _counts(layout[0]) and _count(layout[1])):
+        raise InvalidInput(f"message: layout={layout!r} of {name!r} is not allowed; expected strides and a lead")
+    found = Layout(tuple(layout[0]), layout[1])
+    fits = len(found.strides) == len(shape) and found.lead < 64 and extent(shape, found.strides) > 0
+    if not fits or found.reach(shape) * dtype.itemsize > _LARGEST:
+        raise InvalidInput(f"message: layout={layout!r} does not fit {name!r} of shape {tuple(shape)}")
+    return name, dtype, shape, strides, nbytes, found
+
+
+def _placed(flat: Tensor, shape: list[int], strides: list[int]) -> Tensor:
+    """Return `flat` (numbers,) as a tensor that fills its memory in the order of `strides`; refuse other strides."""
+    if flat.numel() and extent(shape, strides) != flat.numel():
+        raise InvalidInput(f"message: strides {strides} leave gaps in shape {tuple(shape)}, or overlap")
+    return flat.as_strided(shape, strides).detach()
+
+
+def _raw(tensor: Tensor) -> bytes:
+    """Return the numbers of a tensor that fills its storage, in the order they lie there."""
+    flat = tensor.resolve_conj().resolve_neg().as_strided((tensor.numel(),), (1,)).cpu()
+    data: bytes = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    return data
+
+
+def _count(value: object) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value < 2**48
+
+
+def _counts(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(_count(item) for item in value)
