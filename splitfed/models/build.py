@@ -8,27 +8,24 @@ from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
-import torch
 from torch import nn
 
 from splitfed import registry
 from splitfed.errors import InvalidInput, unknown
-from splitfed.seeding import derive
+from splitfed.seeding import initialization
 
 
 def build(name: str, shape: tuple[int, ...], outputs: int, seed: int, **params: Any) -> nn.Module:
     """Return the model `name`, initialised from `seed`; torch's global generator is left as it was.
 
     `name` is registered (`splitfed list models`) or "package.module:factory", a function or class that is
-    called with `params` and, where its signature has them, with `shape` (of one row) and `outputs`. Importing
+    called with `params` and, where its signature has them, with `shape` (of one row), `outputs` and `seed`. Importing
     runs that module's code: it is as trusted as the program. Raises `InvalidInput` for a name that leads
     nowhere, for parameters that do not fit, and for a factory that returns no `nn.Module`.
     """
     factory = _import(name) if ":" in name else registry.load("models", name)
-    given = _arguments(name, factory, {"shape": shape, "outputs": outputs}, params)
-    with torch.random.fork_rng(devices=[]):
-        # Not torch.manual_seed, which would reseed the accelerators as well.
-        torch.default_generator.manual_seed(derive(seed, "initialization"))
+    given = _arguments(name, factory, {"shape": shape, "outputs": outputs, "seed": seed}, params)
+    with initialization(seed):
         model = factory(**given)
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"model {name!r} returned a {type(model).__name__}; expected an nn.Module")
