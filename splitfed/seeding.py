@@ -64,11 +64,15 @@ def stream(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
 
 
 @contextmanager
-def initialization(seed: int) -> Iterator[None]:
+def initialization(seed: int | None) -> Iterator[None]:
     """Let modules made inside the block draw their first weights from `seed`; torch's generators stay as they were.
 
-    Raises `InvalidInput` for a seed that is no whole number of at least 0.
+    None: they draw from torch's own generators, as modules do anywhere. Raises `InvalidInput` for a seed that is no
+    whole number of at least 0.
     """
+    if seed is None:
+        yield
+        return
     check_count("seed", seed)
     with stream(derive(int(seed), "initialization"), torch.get_default_device()):
         yield

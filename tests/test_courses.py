@@ -132,7 +132,7 @@ def test_both_weights_of_the_loss_follow_the_epoch(place: str, epoch: int, alpha
 
 def trained(alpha: float | Course, shape: str = "u_shaped", **options: Any) -> Run:
     with stream(0):
-        model = mlp((1, 8, 8), 10, (16, 12, 8))
+        model = mlp((1, 8, 8), 10, (16, 12, 8), seed=None)
     topology = u_shaped(model, ("relu1", "relu3")) if shape == "u_shaped" else multi_hop(model, ("relu1", "relu2"))
     given = {"rounds": 3, "batch_size": 20, "local_epochs": 2, "schedule": "splitfed_v1", **options}
     data = toy_data(60).clients(2, auxiliary=4, victims=6)
@@ -184,7 +184,7 @@ def test_a_rehearsed_step_is_one_of_the_newest_epoch() -> None:
 def test_mid_takes_a_course_too() -> None:
     """Its penalty of epoch 2 is half of that of epoch 4."""
     with stream(0):
-        topology = vanilla(mlp((1, 8, 8), 10, (6,)), "relu1")
+        topology = vanilla(mlp((1, 8, 8), 10, (6,), seed=None), "relu1")
     engine = engine_of(topology, *images(8))
     mid = Mid(weight=Linear(0.0, 0.1, epochs=4))
     fitted = mid.fit(engine.topology, engine.facts, 0).segment("bottom").module

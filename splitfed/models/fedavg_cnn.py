@@ -22,10 +22,10 @@ class FedAvgCnn(nn.Sequential):
     cuts: ClassVar[tuple[str, ...]] = ("conv1", "relu1", "pool1", "conv2", "relu2", "pool2", "fc1", "relu3")
 
 
-def fedavg_cnn(shape: tuple[int, ...], outputs: int, *, seed: int = 0) -> FedAvgCnn:
+def fedavg_cnn(shape: tuple[int, ...], outputs: int, *, seed: int | None = 0) -> FedAvgCnn:
     """Return the FedAvg CNN for images (channels, height, width) of 4x4 or more.
 
-    Its weights depend on `seed` alone; torch's own generator is neither read nor moved.
+    Its weights depend on `seed` alone and torch's own generator is left as it was; None draws them from that generator.
     """
     channels, height, width = image_shape("fedavg_cnn", shape, outputs, smallest=4)
     with initialization(seed):

@@ -32,10 +32,10 @@ class LeNet(nn.Sequential):
     )
 
 
-def lenet(shape: tuple[int, ...], outputs: int, pool: str = "average", *, seed: int = 0) -> LeNet:
+def lenet(shape: tuple[int, ...], outputs: int, pool: str = "average", *, seed: int | None = 0) -> LeNet:
     """Return LeNet-5 for images (channels, height, width) of 4x4 or more; `pool` is "average" or "max".
 
-    Its weights depend on `seed` alone; torch's own generator is neither read nor moved.
+    Its weights depend on `seed` alone and torch's own generator is left as it was; None draws them from that generator.
     """
     channels, height, width = image_shape("lenet", shape, outputs, smallest=4)
     if pool not in POOLING:

@@ -22,10 +22,10 @@ class Mlp(nn.Sequential):
     cuts: tuple[str, ...] = ()
 
 
-def mlp(shape: tuple[int, ...], outputs: int, hidden: Sequence[int] = (200, 200), *, seed: int = 0) -> Mlp:
+def mlp(shape: tuple[int, ...], outputs: int, hidden: Sequence[int] = (200, 200), *, seed: int | None = 0) -> Mlp:
     """Return flatten, then fc1, relu1, fc2, ... for rows of any `shape`; `hidden` are the layers' widths.
 
-    Its weights depend on `seed` alone; torch's own generator is neither read nor moved.
+    Its weights depend on `seed` alone and torch's own generator is left as it was; None draws them from that generator.
     """
     check_count("outputs", outputs, low=1)
     if not shape or min(shape) < 1:

@@ -25,10 +25,10 @@ class ResNet8(nn.Sequential):
     cuts: ClassVar[tuple[str, ...]] = ("conv1", "bn1", "relu1", "stage1", "stage2", "stage3", "pool")
 
 
-def resnet8(shape: tuple[int, ...], outputs: int, *, seed: int = 0) -> ResNet8:
+def resnet8(shape: tuple[int, ...], outputs: int, *, seed: int | None = 0) -> ResNet8:
     """Return ResNet-8 for images (channels, height, width) of 4x4 or more.
 
-    Its weights depend on `seed` alone; torch's own generator is neither read nor moved.
+    Its weights depend on `seed` alone and torch's own generator is left as it was; None draws them from that generator.
     """
     channels, _, _ = image_shape("resnet8", shape, outputs, smallest=4)
     with initialization(seed):
