@@ -22,11 +22,12 @@ from PIL import Image
 from rich.console import Console
 from safetensors.torch import save_file
 
+from splitfed import cli
 from splitfed.draw import to_svg
 from splitfed.errors import InvalidInput
 from splitfed.intervals import share_interval
 from splitfed.seeding import generator
-from splitfed.study import session, table
+from splitfed.study import again, session, table
 from splitfed.study.figures_images import Pair, brightness, feature_scores, strip
 from splitfed.study.figures_leaks import corners, roc_curves
 from splitfed.study.remarks import reversals
@@ -439,6 +440,20 @@ def test_a_model_that_is_no_better_than_one_answer_is_named(tmp_path: Path) -> N
     page = write_report(folder).read_text("utf-8")
     assert said in page
     assert "constant 23.0 %" in page
+
+
+def test_attacking_a_run_again_says_what_is_reversed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scores = {"auc": {"guess": {"mean": 0.2, "low": 0.1, "high": 0.3}}}
+    entry = {"label": "norm", "adversary": "server", "scores": scores}
+    monkeypatch.setattr(again, "attack", lambda *_: [entry, {**entry, "scores": {"auc": {"guess": {"mean": 0.8}}}}])
+    assert cli.main(["attack", "runs/RUN", "--attack", "norm"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "norm by server: auc 0.2",
+        "norm is reversed: AUC 0.2 leaks as much as 0.8 does",
+        "norm by server: auc 0.8",
+    ]
 
 
 def test_a_reversed_attack_does_not_count_as_safe(tmp_path: Path) -> None:

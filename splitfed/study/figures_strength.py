@@ -70,7 +70,7 @@ def _panel(axis: Any, summary: Summary, panel: Panel, colours: Mapping[str, str]
     baselines(axis.axhline, points_of(mine, next(iter(colours)), metric))
     if not rises:
         _falling(axis, values, left)
-    axis.set_title(wrapped(family, 34))
+    axis.set_title(wrapped(family, 30))
     axis.set_xlabel(wrapped(f"{title}{'; 0: undefended' if rises else ': less is stronger'}", 46))
     axis.set_ylabel(titled(metric, turned))
 

@@ -143,11 +143,11 @@ def _useless(summary: Summary) -> list[str]:
             continue
         said = below_constant(metric, setting["utility"]["mean"], Constant(**found), up)
         if said:
-            told.append(f"{name_of(summary, setting)}: {said}")
-    sentences = [f"{said}, so this model is of no use." for said in told[:SHOWN]]
-    if told[SHOWN:]:
-        sentences.append(f"Of no use either: {'; '.join(told[SHOWN:])}.")
-    return sentences
+            name = name_of(summary, setting)
+            told.append((name, f"{name}: {said}, so this model is of no use."))
+    rest = ", ".join(name for name, _ in told[SHOWN:])
+    more = [f"Of no use either, in the same way: {rest}."] if rest else []
+    return [*(said for _, said in told[:SHOWN]), *more]
 
 
 def _found(summary: Summary, settings: list[Mapping[str, Any]]) -> list[str]:
