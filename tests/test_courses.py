@@ -210,7 +210,7 @@ def test_a_study_writes_courses_as_tables_and_a_list_of_them_is_a_grid() -> None
         "distance_correlation(alpha=linear 0 to 0.5 by epoch 4)",
         "distance_correlation(alpha=steps 0.1 then 0.5 from 5)",
     ]
-    assert [cell.defense.strength for cell in grid.cells] == [0.3, 0.5, 0.5]
+    assert [cell.defense.strength and cell.defense.strength.value for cell in grid.cells] == [0.3, 0.5, 0.5]
     assert [cell.config["defense"][0]["alpha"] for cell in grid.cells] == [0.3, LINEAR, STEPS]
     assert [splitfed.study.build.defenses(cell)[0] for cell in grid.cells] == [
         DistanceCorrelation(alpha=alpha) for alpha in (0.3, Linear(0.0, 0.5, 4), Steps(((0, 0.1), (5, 0.5))))

@@ -228,8 +228,8 @@ def utility_of(runs: Sequence[Mapping[str, Any]]) -> Estimate | None:
 
 def bounds_of(runs: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     """Return what the utility of `runs` cannot leave."""
-    told = runs[0]["utility"]
-    low, high = told.get("bounds") or (SHARE if told["metric"] == "accuracy" else (None, None))
+    told = runs[0].get("utility") or {}
+    low, high = told.get("bounds") or (SHARE if told.get("metric") == "accuracy" else (None, None))
     return -math.inf if low is None else float(low), math.inf if high is None else float(high)
 
 
