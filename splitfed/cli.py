@@ -197,6 +197,7 @@ def _study(path: Path, folder: Path | None, *, resume: bool, workers: int, as_js
 
 def _attack(options: Options) -> None:
     from splitfed.study import again
+    from splitfed.study.remarks import reversals
 
     if options.list == (options.attack is not None):
         raise InvalidInput("splitfed attack: expected --attack NAMES, or --list to see which apply")
@@ -212,6 +213,7 @@ def _attack(options: Options) -> None:
         means = {metric: who["guess"]["mean"] for metric, who in attack["scores"].items() if "guess" in who}
         scores = ", ".join(f"{metric} {'-' if mean is None else format(mean, '.3g')}" for metric, mean in means.items())
         print(f"{attack['label']} by {attack['adversary']}: {scores}")
+        print(*reversals(attack), sep="\n", end="\n" if reversals(attack) else "")
 
 
 def _attack_list(found: Mapping[str, Mapping[str, str | None]], as_json: bool) -> None:

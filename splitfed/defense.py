@@ -79,6 +79,18 @@ class Context:
         return ("defense", self.position, self.party, self.edge, value, *self.stamp)
 
 
+class Strength(NamedTuple):
+    """How strong a defense is set: the `value` of its parameter `name`, in `unit` ("": a plain number).
+
+    `rises`: whether more of it is stronger. Of an epsilon, of bits and of what is kept, less is.
+    """
+
+    name: str
+    value: float
+    unit: str = ""
+    rises: bool = True
+
+
 class Slope(NamedTuple):
     """A penalty told by its gradient in `z`, of its shape, where there is a shorter way to it than autograd's.
 
@@ -209,6 +221,14 @@ class Defense:
     def least_rows(self) -> int:
         """The smallest batch this defense can work on in training."""
         return 1
+
+    @property
+    def strength(self) -> Strength | None:
+        """The parameter that says how strong the defense is, for people and plots; None where there is none.
+
+        For a defense that promises privacy it is epsilon, where an epsilon was asked for.
+        """
+        return None
 
     @property
     def guarantee(self) -> str:

@@ -54,6 +54,12 @@ class AttackResult:
     clone: Clone | None = None
     stolen: Grade | None = None
 
+    @property
+    def reversed(self) -> bool:
+        """Whether the guess is measurably the wrong way round: an AUC below .5 leaks as much as 1 - AUC does."""
+        found = self.grade.get("guess", {}).get("auc")
+        return found is not None and (found.high if found.known else found.mean) < 0.5
+
 
 class _Case(NamedTuple):
     """An attack about to begin: what the adversary gets, and what only the grader knows."""

@@ -32,8 +32,9 @@ from splitfed.records import reached, spread
 from splitfed.registry import load, name_of
 from splitfed.rounds import Guided, fuse, query
 from splitfed.schedules.base import Round, Schedule, State, Training
-from splitfed.seeding import derive
+from splitfed.seeding import derive, generator
 from splitfed.tuning import SHARE, Bench, Tuned, check_tunable, tune
+from splitfed.utility import Constant, below_constant, constant_of, over_rows
 from splitfed.view import View
 
 __all__ = ["AttackResult", "Run"]
@@ -117,12 +118,45 @@ class Run:
                 fuse(self.method, self._taught, done, number, self.method_state)
 
     @property
-    def accuracy(self) -> float:
-        """The task's metric on the union of all clients' test rows, after the last round; that of the first head."""
+    def utility(self) -> float:
+        """The task's own metric on the union of all clients' test rows, after the last round; that of the first head.
+
+        What it is called stands in `run.history[-1]["test"]["metric"]`. Raises `InvalidInput` without test rows.
+        """
         score = self.history[-1]["test"]["union"]
         if score is None:
             raise InvalidInput("the run has no test rows: keep some (test=0.2)")
         return float(score)
+
+    @property
+    def accuracy(self) -> float:
+        """The `utility` of a task whose metric is accuracy, in [0, 1]; `InvalidInput` for every other task."""
+        metric = self.history[-1]["test"]["metric"]
+        if metric != "accuracy":
+            raise InvalidInput(f"the run has no accuracy: its task is scored by {metric!r}; ask for run.utility")
+        return self.utility
+
+    @property
+    def constant(self) -> Constant | None:
+        """What always giving one answer, the best by all clients' training labels, scores on the same test rows.
+
+        The most frequent class, or the mean; None where the task has no such answer, or without test rows.
+        """
+        head = self._first()
+        assert head.task is not None
+        train, test = ([getattr(c, part).label(head.target) for c in self.data.clients] for part in ("train", "test"))
+        return constant_of(head.task, train, test)
+
+    def __repr__(self) -> str:
+        """Tell in a line what was trained and how well it does, beside whoever always gives the same answer."""
+        last = self.history[-1].get("test") if self.history else None
+        rounds = f"{len(self.history)} round{'' if len(self.history) == 1 else 's'}"
+        if last is None or last["union"] is None:
+            return f"Run({rounds}, {self.bytes:,} bytes, no test score)"
+        said = f"Run({rounds}, {self.bytes:,} bytes, test {last['metric']} {last['union']:.4g}"
+        found, task = self.constant, self._first().task
+        below = found and task and below_constant(last["metric"], last["union"], found, task.higher_is_better)
+        return f"{said}: {below})" if below else f"{said})"
 
     def rounds_to(self, target: float) -> int | None:
         """Return after how many rounds the union of the validation rows first scored `target` or better; None: never.
@@ -157,13 +191,13 @@ class Run:
         """What lived inside the training, by party."""
         return self.engine.insiders
 
-    def evaluate(self, part: str, number: int | None = None) -> dict[str, Any]:
+    def evaluate(self, part: str, number: int | None = None, interval: bool = False) -> dict[str, Any]:
         """Score `part` ("validation" or "test") for each client and on the union of all.
 
         Each client's rows go through the segments it would use now. Defenses draw afresh at every call; `number` asks
         for the draw of a certain round. Clients without rows in the part have None. With several label sets the scores
         are those of the first head, and "heads" has the union's of each. "spread": how far several clients lie apart
-        (`splitfed.records.spread`).
+        (`splitfed.records.spread`). `interval` asks for that of the union over rows (`splitfed.utility.over_rows`).
         """
         if part not in ("validation", "test"):
             raise unknown("part", part, ("validation", "test"))
@@ -192,6 +226,9 @@ class Run:
         task = heads[0].task
         assert task is not None
         several: dict[str, Any] = {"heads": unions} if len(heads) > 1 else {}
+        if interval and outputs[heads[0].value]:
+            every = torch.cat(outputs[heads[0].value]), torch.cat(labels[heads[0].value])
+            several["interval"] = over_rows(task, *every, generator(self.seed, "interval", part))
         if len(scores) > 1:
             several["spread"] = spread(scores, task.higher_is_better)
         if self.method is not None:
@@ -240,6 +277,10 @@ class Run:
                 found[lane] |= method.scores(one, part, self.method_state) if one.rows(part) else {}
         names = dict.fromkeys(name for scores in found for name in scores)
         return {"method": {name: [scores.get(name) for scores in found] for name in names}} if names else {}
+
+    def _first(self) -> Head:
+        """Return the head whose score is the run's."""
+        return next(h for h in self.engine.topology.heads if h.value in self._scored())
 
     def _scored(self) -> list[str]:
         return [head.value for head in self.engine.topology.scored]

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 
 import torch
 
+from splitfed.errors import check_count
+
 _WORDS = 624
 _AT = 24
 
@@ -58,4 +60,19 @@ def stream(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
         if cuda:
             index = torch.cuda.current_device() if place.index is None else place.index
             torch.cuda.default_generators[index].manual_seed(seed)
+        yield
+
+
+@contextmanager
+def initialization(seed: int | None) -> Iterator[None]:
+    """Let modules made inside the block draw their first weights from `seed`; torch's generators stay as they were.
+
+    None: they draw from torch's own generators, as modules do anywhere. Raises `InvalidInput` for a seed that is no
+    whole number of at least 0.
+    """
+    if seed is None:
+        yield
+        return
+    check_count("seed", seed)
+    with stream(derive(int(seed), "initialization"), torch.get_default_device()):
         yield

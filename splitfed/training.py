@@ -138,7 +138,7 @@ def train(
     first = 0 if place is None else place.restore(run)
     for number in range(first, rounds):
         due = (number + 1) % evaluate_every == 0 or number + 1 == rounds
-        metrics = _round(run, prepared.training, number, due)
+        metrics = _round(run, prepared.training, number, due, number + 1 == rounds)
         for party, every in (ask or {}).items():
             if (number + 1) % every == 0 or number + 1 == rounds:
                 metrics.setdefault("asked", {})[party] = run.ask(party)
@@ -219,8 +219,11 @@ def _besides(
     }
 
 
-def _round(run: Run, training: Training, number: int, due: bool) -> dict[str, Any]:
-    """Train round `number`, score it if that is `due`, and return what the history holds of it."""
+def _round(run: Run, training: Training, number: int, due: bool, last: bool) -> dict[str, Any]:
+    """Train round `number`, score it if that is `due`, and return what the history holds of it.
+
+    Test rows are scored with an interval in the `last` round: a second scoring would release every row once more.
+    """
     engine = run.engine
     started = time.perf_counter()
     run.query(training, number)
@@ -246,7 +249,8 @@ def _round(run: Run, training: Training, number: int, due: bool) -> dict[str, An
         metrics["intruders"] = {name: insider.metrics() for name, insider in engine.insiders.items()}
     if engine.sentries:
         metrics["detectors"] = {name: sentry.metrics() for name, sentry in engine.sentries.items()}
-    metrics |= {part: run.evaluate(part, number) for part in ("validation", "test") if due}
+    for part in ("validation", "test") if due else ():
+        metrics[part] = run.evaluate(part, number, interval=last and part == "test")
     if "epsilon" in metrics:
         # Scoring releases rows too, so it is counted when that is done.
         ledger = run.ledger

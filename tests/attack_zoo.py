@@ -39,7 +39,7 @@ def digits() -> Federation:
 def lenet_run(*defenses: Defense, cut: str = "relu1", rounds: int = 3) -> Run:
     """LeNet on digits, cut after its first ReLU."""
     with stream(0):
-        model = lenet((1, 8, 8), 10)
+        model = lenet((1, 8, 8), 10, seed=None)
     return splitfed.train(vanilla(model, cut), digits(), rounds=rounds, optimizer=ADAM, defenses=defenses)
 
 
@@ -93,7 +93,7 @@ def summed(*defenses: Defense, fusion: str = "sum") -> Run:
 def u_digits(*defenses: Defense) -> Run:
     """Digits in a U: the server sees no label."""
     with stream(0):
-        model = mlp((1, 8, 8), 10, (32, 16))
+        model = mlp((1, 8, 8), 10, (32, 16), seed=None)
     data = splitfed.data.digits().clients(1, auxiliary=200, victims=96)
     return splitfed.train(u_shaped(model, ("relu1", "relu2")), data, rounds=1, defenses=defenses)
 
@@ -134,7 +134,7 @@ def noted() -> Federation:
 def by_heart(*defenses: Defense, cut: str = "relu2", decay: float = 0.0) -> Run:
     """A model that learnt its 60 rows by heart; with `decay` of its weights it could not."""
     with stream(0):
-        model = mlp((1, 8, 8), 10, (64, 32))
+        model = mlp((1, 8, 8), 10, (64, 32), seed=None)
     return splitfed.train(
         vanilla(model, cut),
         noted(),
@@ -158,7 +158,7 @@ def odd_digits() -> Federation:
 def odd_run(*defenses: Defense) -> Run:
     """LeNet on that task."""
     with stream(0):
-        model = lenet((1, 8, 8), 2)
+        model = lenet((1, 8, 8), 2, seed=None)
     return splitfed.train(vanilla(model, "relu1"), odd_digits(), rounds=2, optimizer=ADAM, defenses=defenses)
 
 
@@ -172,7 +172,7 @@ def more_digits() -> Federation:
 def classes_run(*defenses: Defense, decay: float = 0.0) -> Run:
     """A perceptron on digits; with much `decay` of its weights it learns nothing."""
     with stream(0):
-        model = mlp((1, 8, 8), 10, (64,))
+        model = mlp((1, 8, 8), 10, (64,), seed=None)
     return splitfed.train(
         vanilla(model, "relu1"),
         more_digits(),
@@ -232,7 +232,7 @@ PULLED = FedProto(weight=1.0)
 def proto_run(*defenses: Defense, method: FedProto | FedDistill = PULLED, classes: int = 5) -> Run:
     """Five clients with whole perceptrons on digits of a few classes each; class means go to a recorded fed server."""
     with stream(0):
-        model = mlp((1, 8, 8), 10, (48, 24))
+        model = mlp((1, 8, 8), 10, (48, 24), seed=None)
     data = splitfed.data.digits().clients(5, classes_per_client=classes, auxiliary=200, victims=20, validation=0.0)
     return splitfed.train(
         local(model, ("relu2",)),
@@ -258,7 +258,7 @@ def noted_by_heart(*defenses: Defense) -> Run:
     y = torch.where(wrong, torch.randint(0, 10, (len(some),), generator=drawn), some.y)
     data = Dataset("digits", some.x, y, some.task, some.value_range)
     with stream(0):
-        model = mlp((1, 8, 8), 10, (64, 32))
+        model = mlp((1, 8, 8), 10, (64, 32), seed=None)
     return splitfed.train(
         local(model, ("relu2",)),
         data.clients(3, auxiliary=100, victims=100, validation=0.0, test=0.0),

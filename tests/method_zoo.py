@@ -31,7 +31,7 @@ BUILDERS = {
 
 def net(seed: int = 0, widths: tuple[int, ...] = (10, 6)) -> nn.Module:
     with stream(seed):
-        return mlp((1, 8, 8), 10, widths)
+        return mlp((1, 8, 8), 10, widths, seed=None)
 
 
 def data(clients: int = 3, rows: int = 240) -> Any:

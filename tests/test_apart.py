@@ -26,7 +26,7 @@ from tests.zoo import assert_same
 
 def go(schedule: sf.Schedule | str = "apart", rounds: int = 2, **changes: Any) -> sf.Run:
     with stream(0):
-        topology = changes.pop("topology", None) or local(mlp((1, 8, 8), 10, (12,)))
+        topology = changes.pop("topology", None) or local(mlp((1, 8, 8), 10, (12,), seed=None))
     data = changes.pop("data", None) or sf.data.digits().clients(3, dirichlet=0.5, auxiliary=10, victims=8)
     return sf.train(topology, data, schedule=schedule, rounds=rounds, batch_size=32, **changes)
 
@@ -116,7 +116,7 @@ def test_a_method_leads_the_training_of_its_clients() -> None:
     # A guided client on a split lane: the plan counts the further steps as well, to the byte.
     data = sf.data.digits().clients(2, auxiliary=10, victims=8)
     with stream(0):
-        topology = vanilla(mlp((1, 8, 8), 10, (12,)), "relu1")
+        topology = vanilla(mlp((1, 8, 8), 10, (12,), seed=None), "relu1")
     ready = prepare(
         topology, data, schedule="splitfed_v3", defenses=(), optimizer=None, training=Training(64), method=Twice()
     )

@@ -160,7 +160,7 @@ def test_labels_of_one_client() -> None:
 def test_a_penalty_of_one_client() -> None:
     """Where clients compute their own loss they can weigh it, each as it likes."""
     with stream(0):
-        topology = u_shaped(mlp((1, 8, 8), 10, (16, 12)), ("relu1", "relu2"))
+        topology = u_shaped(mlp((1, 8, 8), 10, (16, 12), seed=None), ("relu1", "relu2"))
     defense = DistanceCorrelation(alpha=0.9, on=("bottom->middle",), clients=(1,))
     options: dict[str, Any] = {"rounds": 1, "batch_size": 64, "schedule": "blind", "topology": topology}
     bare, run = trained(**options), trained(defense, **options)

@@ -27,7 +27,7 @@ def data() -> Any:
 
 def shaped(shape: str = "local") -> sf.Topology:
     with stream(0):
-        model = mlp((1, 8, 8), 10, (12,))
+        model = mlp((1, 8, 8), 10, (12,), seed=None)
     return local(model, ("relu1",)) if shape == "local" else vanilla(model, "relu1")
 
 

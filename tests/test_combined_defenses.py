@@ -252,7 +252,7 @@ def test_marvell_hides_the_labels_that_label_dp_made() -> None:
     x = torch.randn(90, 8, generator=drawn)
     data = sf.data.from_arrays(x, (x[:, 0] > 0).long(), task=binary(), name="toy").clients(1, auxiliary=9, victims=9)
     with stream(0):
-        topology = u_shaped(mlp((8,), 1, (12, 6)), ("relu1", "relu2"))
+        topology = u_shaped(mlp((8,), 1, (12, 6), seed=None), ("relu1", "relu2"))
     marvell = Watched()
     run = trained(
         LabelDp(epsilon=0.5), marvell, topology=topology, data=data, record=sf.Recording(), sampling="shuffle"

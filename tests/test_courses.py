@@ -132,7 +132,7 @@ def test_both_weights_of_the_loss_follow_the_epoch(place: str, epoch: int, alpha
 
 def trained(alpha: float | Course, shape: str = "u_shaped", **options: Any) -> Run:
     with stream(0):
-        model = mlp((1, 8, 8), 10, (16, 12, 8))
+        model = mlp((1, 8, 8), 10, (16, 12, 8), seed=None)
     topology = u_shaped(model, ("relu1", "relu3")) if shape == "u_shaped" else multi_hop(model, ("relu1", "relu2"))
     given = {"rounds": 3, "batch_size": 20, "local_epochs": 2, "schedule": "splitfed_v1", **options}
     data = toy_data(60).clients(2, auxiliary=4, victims=6)
@@ -184,7 +184,7 @@ def test_a_rehearsed_step_is_one_of_the_newest_epoch() -> None:
 def test_mid_takes_a_course_too() -> None:
     """Its penalty of epoch 2 is half of that of epoch 4."""
     with stream(0):
-        topology = vanilla(mlp((1, 8, 8), 10, (6,)), "relu1")
+        topology = vanilla(mlp((1, 8, 8), 10, (6,), seed=None), "relu1")
     engine = engine_of(topology, *images(8))
     mid = Mid(weight=Linear(0.0, 0.1, epochs=4))
     fitted = mid.fit(engine.topology, engine.facts, 0).segment("bottom").module
@@ -210,7 +210,7 @@ def test_a_study_writes_courses_as_tables_and_a_list_of_them_is_a_grid() -> None
         "distance_correlation(alpha=linear 0 to 0.5 by epoch 4)",
         "distance_correlation(alpha=steps 0.1 then 0.5 from 5)",
     ]
-    assert [cell.defense.strength for cell in grid.cells] == [0.3, 0.5, 0.5]
+    assert [cell.defense.strength and cell.defense.strength.value for cell in grid.cells] == [0.3, 0.5, 0.5]
     assert [cell.config["defense"][0]["alpha"] for cell in grid.cells] == [0.3, LINEAR, STEPS]
     assert [splitfed.study.build.defenses(cell)[0] for cell in grid.cells] == [
         DistanceCorrelation(alpha=alpha) for alpha in (0.3, Linear(0.0, 0.5, 4), Steps(((0, 0.1), (5, 0.5))))

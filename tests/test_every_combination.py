@@ -24,7 +24,7 @@ CLIENTS = 3
 
 
 def net() -> nn.Module:
-    return mlp((8, 8), 10, (48, 32, 24))
+    return mlp((8, 8), 10, (48, 32, 24), seed=None)
 
 
 def tops(inputs: int, outputs: int) -> nn.Module:

@@ -70,7 +70,7 @@ def chains(outputs: int, relayed: bool) -> dict[str, Callable[[], sf.Topology]]:
     cuts = ("relu1", "relu2", "relu3")
 
     def net() -> nn.Module:
-        return mlp((8, 8), outputs, (24, 20, 16))
+        return mlp((8, 8), outputs, (24, 20, 16), seed=None)
 
     return {
         "vanilla": lambda: vanilla(net(), "relu1"),

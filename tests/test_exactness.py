@@ -24,8 +24,8 @@ STEPS, BATCH = 56, 8
 SGD = Optim("SGD", {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-4})
 ADAM = Optim("Adam", {"lr": 1e-3})
 MODELS: dict[str, tuple[Callable[[], nn.Module], str, tuple[str, str]]] = {
-    "lenet": (lambda: lenet((1, 8, 8), 10), "pool1", ("conv2", "fc2")),
-    "resnet8": (lambda: resnet8((1, 8, 8), 10), "", ("", "")),
+    "lenet": (lambda: lenet((1, 8, 8), 10, seed=None), "pool1", ("conv2", "fc2")),
+    "resnet8": (lambda: resnet8((1, 8, 8), 10, seed=None), "", ("", "")),
     "unet": (SmallUNet, "down2", ("pool1", "up2")),
     "unet_inside": (SmallUNet, "down1.0", ("down1.1", "middle.0")),
     "in_place": (InPlaceAfterCut, "conv", ("conv", "fc1")),

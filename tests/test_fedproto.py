@@ -42,7 +42,7 @@ def data(clients: int = 3) -> Any:
 
 def go(shape: str = "local", rounds: int = 2, **changes: Any) -> Run:
     with stream(0):
-        model = mlp((1, 8, 8), 10, (16, 12))
+        model = mlp((1, 8, 8), 10, (16, 12), seed=None)
     arguments: dict[str, Any] = {"schedule": ALONE, "method": FedProto(), "data": data(), **changes}
     return splitfed.train(BUILDERS[shape](model), arguments.pop("data"), rounds=rounds, **arguments)
 
@@ -123,7 +123,7 @@ def test_weight_zero_is_training_alone_and_says_so(shape: str) -> None:
 def test_planned_bytes_are_counted_bytes(shape: str) -> None:
     run = go(shape, rounds=3)
     with stream(0):
-        model = mlp((1, 8, 8), 10, (16, 12))
+        model = mlp((1, 8, 8), 10, (16, 12), seed=None)
     ready = prepare(
         BUILDERS[shape](model),
         data(),
@@ -235,7 +235,7 @@ def test_a_plan_of_further_training_is_an_upper_bound() -> None:
     assert FedProto(further=1, passes=1).bounded is None
     for shape in ("local", "vanilla"):
         with stream(0):
-            topology = BUILDERS[shape](mlp((1, 8, 8), 10, (16, 12)))
+            topology = BUILDERS[shape](mlp((1, 8, 8), 10, (16, 12), seed=None))
         training = Training(64, 1, 0)
         ready = prepare(topology, data(), schedule=ALONE, defenses=(), optimizer=None, training=training, method=method)
         found, run = cost(ready, 3), go(shape, rounds=3, method=method)
@@ -250,8 +250,8 @@ def test_a_plan_of_further_training_is_an_upper_bound() -> None:
 def test_clients_of_different_make_share_prototypes() -> None:
     """The variant `mh`, on whole models and on split ones."""
     with stream(0):
-        one, other = mlp((1, 8, 8), 10, (16, 12)), mlp((1, 8, 8), 10, (20, 16))
-        thin = mlp((1, 8, 8), 10, (8,))
+        one, other = mlp((1, 8, 8), 10, (16, 12), seed=None), mlp((1, 8, 8), 10, (20, 16), seed=None)
+        thin = mlp((1, 8, 8), 10, (8,), seed=None)
     whole = [local(one, ("relu1",)), local(other, ("relu2",)), local(one, ("relu1",))]
     run = splitfed.train(whole, data(), schedule="apart", method="fedproto", rounds=3)
     assert {tuple(z.shape) for z in run.method_state["prototypes"].values()} == {(16,)}
@@ -298,8 +298,8 @@ def test_parameters_out_of_range_are_refused(arguments: dict[str, Any], text: st
 
 def test_topologies_without_embedding_or_labels_beside_it_are_refused() -> None:
     with stream(0):
-        model = mlp((1, 8, 8), 10, (16, 12))
-        halves = {f"party{i}": mlp((1, 8, 4), 8, (8,)) for i in range(2)}
+        model = mlp((1, 8, 8), 10, (16, 12), seed=None)
+        halves = {f"party{i}": mlp((1, 8, 4), 8, (8,), seed=None) for i in range(2)}
         top = torch.nn.Linear(16, 10)
     with pytest.raises(InvalidInput, match="fedproto finds no embedding in topology 'local'"):
         splitfed.train(local(model), data(), method="fedproto")

@@ -204,7 +204,7 @@ def trained(fusion: str | dict[str, Any], *manipulations: Manipulation) -> Run:
     key = repr((fusion, manipulations))
     if key not in RUNS:
         with stream(0):
-            model = mlp((1, 8, 8), 10, (32,))
+            model = mlp((1, 8, 8), 10, (32,), seed=None)
         RUNS[key] = splitfed.train(
             vanilla(model, "relu1"),
             splitfed.data.digits().clients(7, auxiliary=10, victims=10, validation=0.0),

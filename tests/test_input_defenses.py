@@ -216,7 +216,7 @@ def test_no_decoder_without_raw_input_and_no_bottleneck_without_images() -> None
         splitfed.train(flat, federation(), defenses=[Adversarial()], rounds=1, batch_size=20)
     vectors = splitfed.data.breast_cancer().rows(range(80)).clients(1, auxiliary=8, victims=8)
     with stream(0):
-        table = vanilla(splitfed.models.mlp((30,), 1, (8, 8)), "relu1")
+        table = vanilla(splitfed.models.mlp((30,), 1, (8, 8), seed=None), "relu1")
     with pytest.raises(InvalidInput, match=r"adversarial compares images, and role 'client' has rows of \(30,\)"):
         splitfed.train(table, vectors, defenses=[Adversarial(bottleneck=0)], rounds=1, batch_size=20)
     with pytest.raises(InvalidInput, match="top_k k=500 is not allowed: 'conv' has 384 numbers a row"):

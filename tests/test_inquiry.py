@@ -12,6 +12,7 @@ from splitfed.attacks.base import Phase
 from splitfed.data.federation import Federation
 from splitfed.errors import InvalidInput, NonFinite
 from splitfed.graph import Head, Segment, Topology
+from splitfed.intervals import Interval
 from splitfed.run import Run
 from splitfed.view import Recording
 from tests.zoo import assert_same, toy_data
@@ -108,3 +109,18 @@ def test_nobody_reconstructs_inputs_of_its_own() -> None:
     run = trained()
     with pytest.raises(InvalidInput, match="party 'client0' owns the inputs of client 0: there is nothing to"):
         run.attack(Rmle(), adversary="client0")
+
+
+@pytest.mark.parametrize(
+    ("found", "reversed_too"),
+    [
+        (Interval(0.2, 0.1, 0.3, 10), True),
+        (Interval(0.45, 0.3, 0.6, 10), False),
+        (Interval(0.2, float("nan"), float("nan"), 1), True),
+        (Interval(0.8, 0.7, 0.9, 10), False),
+    ],
+)
+def test_a_result_says_whether_its_guess_is_the_wrong_way_round(found: Interval, reversed_too: bool) -> None:
+    pair = torch.zeros(2), torch.zeros(2)
+    assert splitfed.AttackResult("norm", "server", *pair, {"guess": {"auc": found}}, 1.0).reversed == reversed_too
+    assert not splitfed.AttackResult("rmle", "server", *pair, {"guess": {"mse": found}}, 1.0).reversed

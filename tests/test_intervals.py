@@ -1,4 +1,4 @@
-"""Intervals: Student t worked by hand, bootstrap against what it must give, and refusals."""
+"""Intervals: Student t and Wilson's worked by hand, bootstrap against what it must give, ranges, and refusals."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from splitfed.errors import InvalidInput
-from splitfed.intervals import Interval, bootstrap_interval, mean_interval
+from splitfed.intervals import Interval, bootstrap_interval, mean_interval, metric_interval, share_interval
 from splitfed.seeding import generator
 
 
@@ -87,3 +87,93 @@ def test_bootstrap_refusals() -> None:
         bootstrap_interval(torch.ones(3), generator(0), resamples=0)
     with pytest.raises(InvalidInput, match=r"values have shape \(2, 2\)"):
         bootstrap_interval(torch.ones(2, 2), generator(0))
+
+
+def test_student_interval_of_shares_by_hand() -> None:
+    # .1, .5, .9: mean .5, standard error .4 / √3 = .23094, t 4.302653: half .99366; on the logit scale, whose slope
+    # at .5 is 4, from 0 -+ 3.97463, so 1 / (1 + e^3.97463) = .01844.
+    interval = mean_interval([0.1, 0.5, 0.9], low=0.0, high=1.0)
+    assert interval.mean == 0.5
+    assert interval.low == pytest.approx(0.018440, abs=1e-5)
+    assert interval.high == pytest.approx(1 - 0.018440, abs=1e-5)
+    # The same shares of [-1, 3].
+    wider = mean_interval([4 * v - 1 for v in (0.1, 0.5, 0.9)], low=-1.0, high=3.0)
+    assert wider.low == pytest.approx(4 * interval.low - 1)
+    # 1, 2, 3 above 0: half 2.48414, so 2 e^(-+1.24207).
+    amounts = mean_interval([1, 2, 3], low=0.0)
+    assert (amounts.low, amounts.high) == (
+        pytest.approx(2 * math.exp(-1.242069), rel=1e-5),
+        pytest.approx(2 * math.exp(1.242069), rel=1e-5),
+    )
+    below = mean_interval([-1, -2, -3], high=0.0)
+    assert (below.low, below.high) == (pytest.approx(-amounts.high), pytest.approx(-amounts.low))
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.0, math.inf), (-math.inf, 1.0)])
+def test_no_interval_leaves_the_range(low: float, high: float) -> None:
+    ends = [0.0, 1.0, 1e-12, 1 - 1e-12, 0.5, 0.02]
+    for first in ends:
+        for second in ends:
+            for third in ends:
+                found = mean_interval([first, second, third], low=low, high=high)
+                assert low <= found.low <= found.mean + 1e-12
+                assert found.mean - 1e-12 <= found.high <= high
+                assert math.isfinite(found.low)
+                assert math.isfinite(found.high)
+
+
+def test_student_interval_of_shares_covers_at_its_level() -> None:
+    """Three shares near 1, beyond which every other interval of Student's own would reach."""
+    draws = torch.rand(2000, 3, 50, generator=generator(5), dtype=torch.float64) ** 0.02
+    shares = draws.mean(2)  # of uniform u, u^.02 has mean 1 / 1.02
+    found = [mean_interval(row, low=0.0, high=1.0) for row in shares.tolist()]
+    held = sum(i.low <= 1 / 1.02 <= i.high for i in found) / 2000
+    assert max(i.high for i in found) < 1.0
+    assert abs(held - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 2000)
+
+
+def test_wilsons_interval_by_hand() -> None:
+    # 8 of 10 at z = 1.959964: centre (.8 + 3.841459 / 20) / 1.3841459 = .716740, half 1.959964 / 1.3841459 times
+    # √(.016 + 3.841459 / 400) = .226577.
+    found = share_interval(8, 10)
+    assert (found.mean, found.n) == (0.8, 10)
+    assert found.low == pytest.approx(0.490162, abs=1e-5)
+    assert found.high == pytest.approx(0.943318, abs=1e-5)
+    # At the ends: z² / (n + z²), where the bootstrap would have width 0.
+    assert share_interval(0, 100) == Interval(0.0, 0.0, pytest.approx(3.841459 / 103.841459, rel=1e-6), 100)
+    assert share_interval(100, 100) == Interval(1.0, pytest.approx(100 / 103.841459, rel=1e-6), 1.0, 100)
+
+
+def test_interval_of_any_metric_is_made_of_its_values() -> None:
+    y = (torch.arange(400) % 2).double()
+
+    def share(output: torch.Tensor, truth: torch.Tensor) -> float:
+        return float((output == truth).double().mean())
+
+    found = metric_interval(share, torch.zeros(400, dtype=torch.float64), y, generator(1), resamples=4000)
+    assert found.mean == 0.5
+    assert found.low == pytest.approx(0.451, abs=0.005)
+    assert found.high == pytest.approx(0.549, abs=0.005)
+
+
+def test_a_metric_that_is_no_number_on_what_is_drawn_has_no_interval() -> None:
+    def picky(output: torch.Tensor, truth: torch.Tensor) -> float:
+        if len(truth.unique()) < 4:
+            raise ValueError("too few")
+        return 0.5
+
+    # All four of four rows are drawn in 4! / 4^4 = 9 of 100 times.
+    found = metric_interval(picky, torch.zeros(4), torch.arange(4), generator(1))
+    assert (found.mean, found.known) == (0.5, False)
+    assert not metric_interval(lambda o, y: 1.0, torch.zeros(1), torch.zeros(1), generator(1)).known
+
+
+def test_refusals_of_ranges_and_shares() -> None:
+    with pytest.raises(InvalidInput, match=r"values hold 1\.5; expected numbers in \[0, 1\]"):
+        mean_interval([0.5, 1.5], low=0.0, high=1.0)
+    with pytest.raises(InvalidInput, match=r"low=1\.0 is not allowed; expected less than high=0\.0"):
+        mean_interval([0.5], low=1.0, high=0.0)
+    with pytest.raises(InvalidInput, match="right=3 is not allowed; expected at most rows=2"):
+        share_interval(3, 2)
+    with pytest.raises(InvalidInput, match="rows=0"):
+        share_interval(0, 0)

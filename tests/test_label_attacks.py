@@ -224,7 +224,7 @@ def test_same_generator_same_guess() -> None:
 
 def hop_run() -> Run:
     with stream(0):
-        model = mlp((1, 8, 8), 10, (16, 16))
+        model = mlp((1, 8, 8), 10, (16, 16), seed=None)
     return splitfed.train(multi_hop(model, ("relu1", "relu2")), splitfed.data.digits().clients(1, victims=20), rounds=1)
 
 
@@ -238,7 +238,7 @@ def real() -> Run:
 
 def labelled_server() -> Run:
     with stream(0):
-        model = mlp((1, 8, 8), 10, (16,))
+        model = mlp((1, 8, 8), 10, (16,), seed=None)
     return splitfed.train(vanilla(model, "relu1"), splitfed.data.digits().clients(1, victims=20), rounds=1)
 
 

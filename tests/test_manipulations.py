@@ -48,7 +48,7 @@ def trained(*manipulations: Manipulation, rounds: int = 8, **options: Any) -> Ru
     key = repr((manipulations, rounds, options))
     if key not in RUNS or "folder" in options:
         with stream(0):
-            model = mlp((1, 8, 8), 10, (32,))
+            model = mlp((1, 8, 8), 10, (32,), seed=None)
         settings = {"schedule": "splitfed_v1", "optimizer": Optim("Adam", {"lr": 0.01}), **options}
         RUNS[key] = splitfed.train(
             vanilla(model, "relu1"), data(), rounds=rounds, batch_size=16, manipulations=manipulations, **settings
@@ -353,7 +353,7 @@ def test_a_replayed_row_must_be_of_its_class() -> None:
 
 def test_a_party_that_gets_no_gradient_has_none_to_replace() -> None:
     with stream(0):
-        topology = vanilla(mlp((1, 8, 8), 10, (8,)), "relu1")
+        topology = vanilla(mlp((1, 8, 8), 10, (8,), seed=None), "relu1")
     rows = splitfed.data.digits().with_features({"top": splitfed.data.Feature(torch.arange(8), (8,))}).clients(1)
     row = int((rows.clients[0].train.y == 3).nonzero()[0])
     with pytest.raises(InvalidInput, match="GradientReplacement bends gradients that come back; 'top' receives none"):

@@ -210,7 +210,7 @@ def test_features_by_hand() -> None:
 def test_a_server_that_never_sees_an_output_can_still_tell() -> None:
     """The middle of a U has releases only."""
     with stream(0):
-        model = mlp((1, 8, 8), 10, (64, 32))
+        model = mlp((1, 8, 8), 10, (64, 32), seed=None)
     run = splitfed.train(
         u_shaped(model, ("relu1", "relu2")),
         federation(),

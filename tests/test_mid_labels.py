@@ -41,7 +41,7 @@ ROWS = 12
 
 def chain(outputs: int = 10) -> nn.Module:
     with stream(0):
-        return mlp((1, 8, 8), outputs, (16, 12, 6))
+        return mlp((1, 8, 8), outputs, (16, 12, 6), seed=None)
 
 
 def fixed(weight: float, deviation: float = 0.5) -> LocalEngine:
@@ -124,7 +124,7 @@ def two(labels: str = "server", head: nn.Module | None = None) -> Topology:
 
 def rare() -> nn.Module:
     with stream(0):
-        return mlp((8,), 1, (12, 8, 6))
+        return mlp((8,), 1, (12, 8, 6), seed=None)
 
 
 # A topology, and segment -> how many of its inputs have a bottleneck before them.

@@ -244,7 +244,7 @@ def labels_at_left() -> Run:
 
 def whole(shape: str) -> Run:
     with stream(0):
-        model = mlp((1, 8, 8), 10, (16, 16))
+        model = mlp((1, 8, 8), 10, (16, 16), seed=None)
     topology = vanilla(model, "relu1") if shape == "vanilla" else u_shaped(model, ("relu1", "relu2"))
     return splitfed.train(topology, splitfed.data.digits().clients(1, victims=20), rounds=1)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import re
+from itertools import combinations, pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,10 @@ import splitfed.models
 from splitfed import registry
 from splitfed.errors import InvalidInput
 from splitfed.models import build
-from splitfed.seeding import derive, generator
+from splitfed.models.build import factory_of, make
+from splitfed.models.import_paths import Code
+from splitfed.seeding import derive, generator, stream
+from tests.zoo import assert_same
 
 NAMES = sorted(registry.TABLES["models"])
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 29, 17)]
@@ -178,3 +183,38 @@ def test_a_function_keeps_its_name_when_its_file_is_imported() -> None:
         assert name in dir(splitfed.models)
     with pytest.raises(AttributeError, match=r"^module 'splitfed.models' has no attribute 'alexnet'$"):
         splitfed.models.alexnet  # noqa: B018
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_builder_draws_the_same_weights_whatever_was_drawn_before(name: str) -> None:
+    make = getattr(splitfed.models, name)
+    with stream(1):
+        first = make((1, 8, 8), 10)
+        drawn = torch.rand(3)
+    with stream(2):
+        again, third = make((1, 8, 8), 10, seed=0), make((1, 8, 8), 10, seed=3)
+        own = make((1, 8, 8), 10, seed=None)
+    assert_same(again.state_dict(), first.state_dict())
+    assert_same(third.state_dict(), build(name, (1, 8, 8), 10, seed=3).state_dict())
+    with stream(1):
+        assert torch.equal(torch.rand(3), drawn), "torch's own generator is where it was"
+    with stream(2):
+        assert_same(make((1, 8, 8), 10, seed=None).state_dict(), own.state_dict())
+    weights = [next(m.parameters()) for m in (first, third, own)]
+    assert not any(torch.equal(a, b) for a, b in combinations(weights, 2))
+
+
+@pytest.mark.parametrize("seed", [-1, 0.5, True, "0"])
+def test_seeds_that_are_none_are_refused(seed: Any) -> None:
+    text = f"seed={seed!r} is not allowed; expected a whole number of at least 0"
+    with pytest.raises(InvalidInput, match=re.escape(text)):
+        splitfed.models.lenet((1, 8, 8), 10, seed=seed)
+
+
+def test_a_factory_of_the_users_own_gets_the_seed_where_it_asks_for_one(tmp_path: Path) -> None:
+    (tmp_path / "seeded_models.py").write_text(
+        "from torch import nn\ndef made(outputs, seed=9):\n    return nn.Sequential(nn.Linear(seed, outputs))\n"
+    )
+    name = "seeded_models:made"
+    model = make(name, factory_of(name, Code(tmp_path)), (5,), 2, 7, {})
+    assert model[0].in_features == 7  # type: ignore[index]

@@ -19,14 +19,17 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 from safetensors.torch import save_file
 
-from splitfed import digests
+from splitfed import cli, digests
 from splitfed.errors import InvalidInput
+from splitfed.intervals import share_interval
 from splitfed.seeding import generator
-from splitfed.study import table
+from splitfed.study import again, session, table
 from splitfed.study.figures_images import Pair, brightness, feature_scores, strip
 from splitfed.study.figures_leaks import corners, roc_curves
+from splitfed.study.remarks import reversals
 from splitfed.study.report import summarise, write_report
 from splitfed.study.report_costs import over_time
 from splitfed.study.report_data import Setting, estimate
@@ -251,16 +254,17 @@ def test_figures_leave_nothing_open(finished: Path) -> None:
     assert dict(plt.rcParams) == before
 
 
-def test_summary_has_means_and_student_intervals(finished: Path) -> None:
+def test_summary_has_means_and_with_two_seeds_intervals_over_victims(finished: Path) -> None:
     found = summarise(finished)
     json.dumps(found, allow_nan=False)
     none, weak, strong = found["settings"]
     assert [s["defense"] for s in (none, weak, strong)] == list(MADE_UP)
     psnr = none["attacks"]["inverse_network(preset=fast)"]["scores"]["psnr"]["guess"]
-    # Two seeds, 26 and 27: deviation .7071, over the root of 2 is .5, times t(.975, 1) = 12.706.
-    assert psnr["mean"] == 26.5
-    assert psnr["low"] == pytest.approx(26.5 - 12.706 * 0.5, abs=1e-3)
-    assert (psnr["n"], psnr["over"]) == (2, "seeds")
+    # Student's interval of two seeds, 26 and 27, would be 12.7 times .5 wide to either side: that of their victims
+    # is .5 around each.
+    assert psnr == {"mean": 26.5, "low": 26.0, "high": 27.0, "n": 2, "over": "victims"}
+    # These results hold no interval over test rows.
+    assert (none["utility"]["low"], none["utility"]["over"]) == (None, "nothing")
     assert none["utility"]["mean"] == pytest.approx(0.93)
     assert none["bytes_by_kind"] == {"activation": 1400, "gradient": 1400, "label": 200}
     assert weak["dependence"]["mean"] == pytest.approx(0.75)
@@ -325,7 +329,7 @@ def test_an_interrupted_study_says_so(tmp_path: Path, finished: Path) -> None:
         {"id": "vanilla-pool1--noise-2--seed0", "reason": "not finished: stopped after 2 rounds"},
         {"id": "vanilla-pool1--noise-2--seed1", "reason": f"failed: {failed['failed']}"},
     ]
-    assert [s["strength"] for s in found["settings"]] == [0.0, 0.5]
+    assert [s["strength"] for s in found["settings"]] == [None, 0.5]
     page = write_report(folder).read_text("utf-8")
     parsed(page)
     assert "<b>This study is incomplete:</b> 3 of 6 runs have no result" in page
@@ -382,6 +386,104 @@ def test_estimate_leaves_out_what_is_missing() -> None:
     one = estimate([None, 2.0])
     assert one is not None
     assert (one.mean, one.low, one.n) == (2.0, None, 1)
+
+
+def test_from_three_seeds_on_the_interval_is_over_seeds_and_stays_in_the_range() -> None:
+    victims = [{"low": 0.0, "high": 1.0}] * 3
+    shares = estimate([0.02, 0.5, 0.97], victims, (0.0, 1.0))
+    assert shares is not None
+    assert shares.over == "seeds"
+    # Student's on the shares themselves: .497 -+ 4.303 * .475 / sqrt(3), from -.68 to 1.68.
+    assert 0.0 < shares.low < 0.02 < 0.97 < shares.high < 1.0  # type: ignore[operator]
+    open_ended = estimate([1.0, 2.0, 3.0], victims)
+    assert open_ended is not None
+    assert open_ended.low == pytest.approx(2 - 4.302653 / 3**0.5, rel=1e-6)
+
+
+@pytest.mark.parametrize(("over", "accuracies"), [("rows", (0.5, 0.12)), ("seeds", (0.99, 1.0, 0.62))])
+def test_no_interval_of_an_accuracy_leaves_its_range(tmp_path: Path, over: str, accuracies: Sequence[float]) -> None:
+    """Two seeds at .5 and .12 had -210 % to 272 %."""
+    folder = tmp_path / "few"
+    for seed, accuracy in enumerate(accuracies):
+        found = result("none", seed, 0.0, accuracy, {"ssim": accuracy})
+        own = share_interval(round(100 * accuracy), 100)
+        found["utility"] |= {"bounds": [0.0, 1.0], "interval": {"low": own.low, "high": own.high, "rows": 100}}
+        put(folder, found, (1, 8, 8), seed)
+    (setting,) = summarise(folder)["settings"]
+    utility = setting["utility"]
+    assert utility["over"] == over
+    assert 0.0 <= utility["low"] < utility["mean"] < utility["high"] <= 1.0
+    if over == "rows":
+        ends = [share_interval(r, 100) for r in (50, 12)]
+        assert utility["low"] == pytest.approx((ends[0].low + ends[1].low) / 2)
+        assert utility["high"] == pytest.approx((ends[0].high + ends[1].high) / 2)
+    ssim = setting["attacks"]["inverse_network(preset=fast)"]["scores"]["ssim"]["guess"]
+    assert ssim["high"] <= (1.0 if over == "seeds" else 1.5)  # the made-up victims' own intervals are wider
+    page = write_report(folder).read_text("utf-8")
+    assert not re.search(r"-\d+\.\d %", page)
+    assert ("(rows)" in page) == (over == "rows")
+
+
+def test_a_model_that_is_no_better_than_one_answer_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "useless"
+    for defense, accuracy in (("none", 0.9), ("noise(scale=9)", 0.12)):
+        found = result(defense, 0, 9.0, accuracy, {"psnr": 20.0})
+        found["utility"]["constant"] = {"score": 0.23, "name": "always answering the most frequent class"}
+        put(folder, found, (1, 8, 8), 0)
+    said = "accuracy 0.12 is below 0.23 of always answering the most frequent class"
+    sentences = [s for s in summarise(folder)["headline"] if "0.23" in s]
+    assert sentences == [f"noise(scale=9): {said}, so this model is of no use."]
+    assert session.closing(found).endswith(f"; {said}")
+    console = Console(file=io.StringIO(), width=200)
+    table.show([found], console)
+    assert f"noise(scale=9): {said}" in console.file.getvalue()  # type: ignore[attr-defined]
+    page = write_report(folder).read_text("utf-8")
+    assert said in page
+    assert "constant 23.0 %" in page
+
+
+def test_attacking_a_run_again_says_what_is_reversed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scores = {"auc": {"guess": {"mean": 0.2, "low": 0.1, "high": 0.3}}}
+    entry = {"label": "norm", "adversary": "server", "scores": scores}
+    monkeypatch.setattr(
+        again, "attack", lambda *_, **__: [entry, {**entry, "scores": {"auc": {"guess": {"mean": 0.8}}}}]
+    )
+    assert cli.main(["attack", "runs/RUN", "--attack", "norm"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "norm by server: auc 0.2",
+        "norm is reversed: AUC 0.2 leaks as much as 0.8 does",
+        "norm by server: auc 0.8",
+    ]
+
+
+def test_a_reversed_attack_does_not_count_as_safe(tmp_path: Path) -> None:
+    """AUC .02 leaks as much as .98: no defense that turns a guess over is on the Pareto front for that."""
+    folder = targets(tmp_path / "front", 0.97, 0.95, 0.99)
+    (path,) = (folder / "runs").glob("*/result.json")
+    found = digests.read(path, "")
+    defended = json.loads(json.dumps(found)) | {"id": "turned"}
+    about = {
+        "label": "noise(scale=1)",
+        "name": "noise",
+        "strength": 1.0,
+        "parts": [{"name": "noise", "parameters": {}}],
+    }
+    defended["defense"] |= about
+    defended["utility"]["test"] = 0.5
+    label = defended["attacks"][0]["label"]
+    defended["attacks"][0]["scores"]["auc"]["guess"] = {"mean": 0.02, "low": 0.01, "high": 0.03}
+    (folder / "runs" / "turned").mkdir()
+    (folder / "runs" / "turned" / "result.json").write_bytes(digests.sealed(defended))
+    summary = summarise(folder)
+    fronts = {s["defense"]: s["attacks"][label]["front"] for s in summary["settings"]}
+    assert "auc" in fronts["none"]
+    assert "auc" not in fronts["noise(scale=1)"]
+    assert any("does no worse than undefended against noise" in sentence for sentence in summary["headline"])
+    assert reversals(defended["attacks"][0]) == [f"{label} is reversed: AUC 0.02 leaks as much as 0.98 does"]
+    assert reversals(found["attacks"][0]) == []
+    parsed(write_report(folder).read_text("utf-8"))
 
 
 def test_strip_puts_the_right_pixels_side_by_side() -> None:
@@ -642,12 +744,13 @@ def test_guesses_of_other_things_are_told_by_what_they_guess(tmp_path: Path) -> 
 def test_an_attack_that_names_two_kinds_the_wrong_way_round_has_told_them_apart(tmp_path: Path) -> None:
     folder = targets(tmp_path / "turned", 0.02, 0.01, 0.03)
     said = summarise(folder)["headline"]
-    assert said[1].endswith(
-        "the strongest attack on labels, norm, gets 0.020 AUC (chance 0.500): not measurably better than that baseline."
-    )
-    turned = "ranks the wrong way round (AUC 0.020): whoever turns its guesses over has AUC 0.980."
-    assert said[4] == f"Undefended, norm {turned}"
-    assert f"(chance 0.500); it {turned}" in write_report(folder).read_text("utf-8")
+    turned = "is reversed: it ranks the wrong way round (AUC 0.020), and whoever turns its guesses over has AUC 0.980."
+    assert said[1].endswith(f"the strongest attack on labels, norm, {turned}")
+    assert not any("norm" in sentence for sentence in said[2:]), "it is said once"
+    page = write_report(folder).read_text("utf-8")
+    assert f"(chance 0.500); it {turned}" in page
+    assert "0.020 reversed" in page
+    assert "AUC (1 - AUC where reversed)" in page
 
 
 def test_a_reconstruction_comes_first_in_the_headline_whatever_else_was_guessed(tmp_path: Path) -> None:

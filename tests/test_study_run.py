@@ -83,6 +83,9 @@ def test_the_folder_holds_what_was_asked_and_what_was_found(finished: Path) -> N
         "label": "noise(scale=0.5, relative=true)",
         "name": "noise",
         "strength": 0.5,
+        "strength_parameter": "scale",
+        "strength_unit": "deviations of the batch's release",
+        "stronger": "more",
         "guarantee": "no formal guarantee",
         "parts": [{"name": "noise", "parameters": {"scale": 0.5, "relative": True}}],
     }
@@ -115,7 +118,18 @@ def test_scores_can_be_worked_out_from_the_tensors(finished: Path) -> None:
 def test_the_tables_hold_a_row_a_run_and_attack(finished: Path) -> None:
     table = pd.read_csv(finished / "results.csv")
     assert list(table["run"]) == IDS
-    assert list(table["strength"]) == [0.0, 0.5, 1.0]
+    # What is undefended has no strength: of an epsilon, 0 would be the strongest.
+    assert pd.isna(table["strength"][0])
+    assert list(table["strength"][1:]) == [0.5, 1.0]
+    assert list(table["strength_parameter"][1:]) == ["scale", "scale"]
+    for column, kept in (("utility_low", "low"), ("utility_high", "high"), ("utility_interval", "kind")):
+        assert (
+            table[column][0]
+            == json.loads((finished / "runs" / IDS[0] / "result.json").read_text("utf-8"))["utility"]["interval"][kept]
+        )
+    assert (table["utility_low"] < table["utility"]).all()
+    assert (table["utility"] < table["utility_high"]).all()
+    assert set(table["utility_interval"]) == {"Wilson over rows"}
     first = json.loads((finished / "runs" / IDS[0] / "result.json").read_text("utf-8"))
     assert table["psnr"][0] == first["attacks"][0]["scores"]["psnr"]["guess"]["mean"]
     assert table["psnr_mean_image"][0] == first["attacks"][0]["scores"]["psnr"]["mean_image"]["mean"]

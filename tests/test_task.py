@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from splitfed.errors import InvalidInput
+from splitfed.seeding import generator
 from splitfed.task import Task, binary, classification, regression
+from splitfed.utility import Constant, below_constant, constant_of, over_rows
 from tests.rounding import single
 
 
@@ -83,3 +86,41 @@ def test_good_labels_pass() -> None:
 def test_too_few(make: object, name: str, low: int) -> None:
     with pytest.raises(InvalidInput, match=rf"^{name}=0 is not allowed; expected a whole number of at least {low}$"):
         make(0)  # type: ignore[operator]
+
+
+def test_the_constant_answer_by_hand() -> None:
+    # Class 2 is most frequent in training, and 1 of 4 rows there; always saying 1 would have been right in 2.
+    seen, asked = torch.tensor([2, 2, 0, 1]), torch.tensor([1, 1, 2, 0])
+    task = classification(3)
+    assert task.constant is not None
+    assert task.metric(task.constant(seen, 4), asked) == 0.25
+    yes_or_no = binary()
+    assert yes_or_no.constant is not None
+    assert yes_or_no.metric(yes_or_no.constant(torch.tensor([1.0, 1.0, 0.0]), 4), torch.tensor([1, 0, 0, 0])) == 0.25
+    # The mean of training is 2: squares 1, 1, 1 and 9 in these rows, where their own mean of 1 has 4, 0, 0 and 4.
+    numbers = regression()
+    assert numbers.constant is not None
+    rows = torch.tensor([3.0, 1.0, 1.0, -1.0])
+    assert numbers.metric(numbers.constant(torch.tensor([1.0, 3.0]), 4), rows) == pytest.approx(1 - 12 / 8)
+    assert regression(2).constant(torch.zeros(5, 2), 4).shape == (4, 2)  # type: ignore[misc]
+
+
+def test_what_is_no_better_than_the_constant_answer_is_said() -> None:
+    blind = Constant(0.23, "always answering the most frequent class")
+    told = "accuracy 0.12 is below 0.23 of always answering the most frequent class"
+    assert below_constant("accuracy", 0.12, blind) == told
+    assert below_constant("accuracy", 0.23, blind) == told.replace("0.12 is below", "0.23 is no more than")
+    assert below_constant("accuracy", 0.24, blind) is None
+    assert below_constant("error", 0.24, blind, higher_is_better=False) == (
+        "error 0.24 is above 0.23 of always answering the most frequent class"
+    )
+    assert below_constant("error", 0.12, blind, higher_is_better=False) is None
+    assert constant_of(classification(2), [torch.zeros(0)], [torch.tensor([1])]) is None
+    assert constant_of(classification(2), [], []) is None
+
+
+def test_only_a_share_of_rows_has_wilsons_interval() -> None:
+    output, y = torch.eye(3)[torch.tensor([0, 1, 2, 0] * 5)], torch.tensor([0, 1, 2, 1] * 5)
+    assert over_rows(classification(3), output, y, generator(0))["kind"] == "Wilson over rows"
+    balanced = replace(classification(3), metric=lambda o, t: 5 / 6 if len(t) == 20 else 0.0)
+    assert over_rows(balanced, output, y, generator(0))["kind"] == "bootstrap over rows"

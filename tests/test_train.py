@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,17 @@ import torch
 from torch import nn
 
 import splitfed
+from splitfed.data.dataset import Dataset
 from splitfed.defenses import DistanceCorrelation, Marvell, Noise
 from splitfed.errors import InvalidInput, NonFinite
 from splitfed.graph import Head, Segment, Topology
+from splitfed.intervals import share_interval
 from splitfed.models.lenet import lenet
 from splitfed.optim import Optim
+from splitfed.run import Run
 from splitfed.schedules.sequential import Sequential
+from splitfed.seeding import generator, stream
+from splitfed.task import Task, regression
 from splitfed.topologies import u_shaped, vanilla
 from splitfed.view import Recording
 from tests.zoo import InPlaceAfterCut, SmallUNet, toy_data
@@ -130,6 +136,58 @@ def test_scores_are_those_of_the_newest_model() -> None:
     test = DATA.test_union()
     agree = (run.predict(test.x).argmax(1) == test.y).double().mean()
     assert run.accuracy == pytest.approx(float(agree))
+
+
+def test_the_last_test_score_has_an_interval_over_its_rows() -> None:
+    run = train(rounds=2)
+    rows = sum(len(client.test) for client in DATA.clients)
+    found = run.history[-1]["test"]["interval"]
+    own = share_interval(round(run.accuracy * rows), rows)
+    assert found == {"low": own.low, "high": own.high, "rows": rows, "kind": "Wilson over rows"}
+    assert "interval" not in run.history[0]["test"]
+    assert "interval" not in run.history[-1]["validation"]
+
+
+def numbers(task: Task | None = None) -> Run:
+    """A run on numbers: y is the sum of the pixels."""
+    drawn = torch.rand(80, 1, 4, 4, generator=generator(0))
+    data = Dataset("sums", drawn, drawn.flatten(1).sum(1), task or regression())
+    with stream(0):
+        model = nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.Linear(4, 1))
+    return splitfed.train(vanilla(model, "1"), data.clients(2, auxiliary=8, victims=8), rounds=1, batch_size=10)
+
+
+def test_what_is_no_accuracy_is_not_called_one() -> None:
+    run = numbers()
+    assert run.utility == run.history[-1]["test"]["union"]
+    with pytest.raises(
+        InvalidInput, match=r"^the run has no accuracy: its task is scored by 'r_squared'; ask for run\.u"
+    ):
+        _ = run.accuracy
+    assert run.history[-1]["test"]["interval"]["kind"] == "bootstrap over rows"
+    assert run.history[-1]["test"]["interval"]["high"] <= 1.0
+    # A metric of the user's own that is called F1.
+    own = numbers(replace(regression(), metric=lambda output, y: 0.5, metric_name="f1", constant=None))
+    assert (own.utility, own.constant) == (0.5, None)
+    with pytest.raises(InvalidInput, match="scored by 'f1'"):
+        _ = own.accuracy
+
+
+def test_a_run_is_set_beside_whoever_always_gives_the_same_answer() -> None:
+    run = train(rounds=2)
+    labels = torch.cat([client.train.y for client in DATA.clients])
+    test = DATA.test_union().y
+    share = float((test == int(torch.bincount(labels).argmax())).double().mean())
+    assert run.constant == (pytest.approx(share), "always answering the most frequent class")
+    run.history[-1]["test"]["union"] = share / 2
+    assert f"is below {share:.3g} of always answering the most frequent class" in repr(run)
+    run.history[-1]["test"]["union"] = 1.0
+    assert repr(run) == f"Run(2 rounds, {run.bytes:,} bytes, test accuracy 1)"
+    mean = numbers()
+    constant = mean.constant
+    assert constant is not None
+    # The mean of other rows than these is worse than their own, which has 0.
+    assert -0.2 < constant.score <= 0.0
 
 
 def test_no_test_rows_is_said_not_a_crash() -> None:

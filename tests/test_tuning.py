@@ -62,7 +62,7 @@ def federation() -> Federation:
 @cache
 def trained(data: Federation | None = None) -> Run:
     with stream(0):
-        model = mlp((1, 8, 8), 10, (48,))
+        model = mlp((1, 8, 8), 10, (48,), seed=None)
     return splitfed.train(vanilla(model, "relu1"), data or federation(), rounds=1)
 
 

@@ -135,7 +135,7 @@ def test_nothing_trained_can_be_reached(shape: str) -> None:
 def test_segments_of_its_own_keep_their_weights() -> None:
     """A server that has two turns knows what it does between them; the client's pieces are drawn anew."""
     with stream(0):
-        model = lenet((1, 8, 8), 10)
+        model = lenet((1, 8, 8), 10, seed=None)
     topology = u_shaped(model, ("relu1", "pool1", "conv2", "fc1"))
     run = splitfed.train(topology, toy_data(60).clients(1, victims=8, auxiliary=8), rounds=1)
     drawn, held = architecture(run)(0), run.engine.modules(0)

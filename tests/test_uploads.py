@@ -57,7 +57,7 @@ def data(clients: int = 3) -> Any:
 
 def shaped(shape: str) -> sf.Topology:
     with stream(0):
-        model = mlp((1, 8, 8), 10, (16, 12))
+        model = mlp((1, 8, 8), 10, (16, 12), seed=None)
     return local(model, ("relu1",)) if shape == "local" else vanilla(model, "relu1")
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from splitfed.defense import Context, Defense, Place
+from splitfed.defense import Context, Defense, Place, Strength
 from splitfed.defenses.adversary import Adversary, check_raw, raw
 from splitfed.defenses.fitted import Layer, Preceded, behind, values_of
 from splitfed.defenses.similarity import ssim
@@ -54,6 +54,11 @@ class Adversarial(Defense):
         check_number("adversarial data_range", self.data_range, low=0.0, open_low=True)
         check_count("adversarial width", self.width, low=1)
         check_number("adversarial lr", self.lr, low=0.0, open_low=True)
+
+    @property
+    def strength(self) -> Strength:
+        """The weight of the similarity."""
+        return Strength("weight", self.weight, "against the task")
 
     def check(self, topology: Topology, facts: Facts) -> None:
         """Refuse a sender without an image of its own, and a bottleneck where no image leaves."""

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from splitfed.defense import Context, Defense, Place
+from splitfed.defense import Context, Defense, Place, Strength
 from splitfed.defenses.adversary import Adversary, check_raw
 from splitfed.defenses.fitted import Layer, behind, joined, layers_on, values_of
 from splitfed.errors import InvalidInput, check_count, check_number
@@ -57,6 +57,11 @@ class ChannelPruning(Defense):
         check_number("channel_pruning alpha", self.alpha, low=0.0, high=1.0)
         check_count("channel_pruning width", self.width, low=1)
         check_number("channel_pruning lr", self.lr, low=0.0, open_low=True)
+
+    @property
+    def strength(self) -> Strength:
+        """How many channels are hidden."""
+        return Strength("ratio", self.ratio, "of the channels hidden")
 
     def check(self, topology: Topology, facts: Facts) -> None:
         """Refuse a sender without raw input, and a release without channels to choose from."""

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from splitfed.courses import Course, number_at, number_or_course, numbers_of
-from splitfed.defense import Context, Defense, Slope
+from splitfed.defense import Context, Defense, Slope, Strength
 from splitfed.dependence import Statistic, slope
 from splitfed.errors import unknown
 
@@ -43,6 +43,11 @@ class DistanceCorrelation(Defense):
         object.__setattr__(self, "alpha", alpha)
         if self.statistic not in STATISTICS:
             raise unknown("statistic", self.statistic, STATISTICS)
+
+    @property
+    def strength(self) -> Strength:
+        """The weight of the distance correlation; of a course, where it ends."""
+        return Strength("alpha", numbers_of(self.alpha)[-1], "weight against the task")
 
     @property
     def weighs_task(self) -> bool:

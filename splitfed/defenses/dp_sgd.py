@@ -30,7 +30,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from splitfed.defense import Context, Defense, Holder, Terms, overrides
+from splitfed.defense import Context, Defense, Holder, Strength, Terms, overrides
 from splitfed.defenses.private_step import PrivateStep
 from splitfed.defenses.rowwise import check_rowwise, in_training
 from splitfed.errors import InvalidInput, check_number, unknown
@@ -86,6 +86,14 @@ class DpSgd(Defense):
             check_number("dp_sgd delta", self.delta, low=0.0, high=1.0, open_low=True, open_high=True)
         if self.on:
             raise InvalidInput(f"dp_sgd guards weights, no edge: on={self.on!r} is not allowed; give roles")
+
+    @property
+    def strength(self) -> Strength:
+        """The epsilon that was asked for, or else the noise multiplier."""
+        if self.epsilon is not None:
+            return Strength("epsilon", self.epsilon, f"of the run, at delta {self.delta:g}", rises=False)
+        assert self.noise_multiplier is not None
+        return Strength("noise_multiplier", self.noise_multiplier, "clipping norms")
 
     @property
     def guarantee(self) -> str:

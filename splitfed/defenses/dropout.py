@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitfed.defense import Context, Defense
+from splitfed.defense import Context, Defense, Strength
 from splitfed.errors import check_number
 
 
@@ -28,6 +28,11 @@ class Dropout(Defense):
     def __post_init__(self) -> None:
         """Refuse a rate outside [0, 1)."""
         check_number("dropout rate", self.rate, low=0.0, high=1.0, open_high=True)
+
+    @property
+    def strength(self) -> Strength:
+        """The chance of a number to be zero."""
+        return Strength("rate", self.rate, "of the numbers hidden")
 
     @property
     def on_uploads(self) -> bool:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitfed.defense import Context, Defense
+from splitfed.defense import Context, Defense, Strength
 from splitfed.defenses.clipping import clip_rows, frozen
 from splitfed.errors import InvalidInput, check_number
 from splitfed.gaussian_mechanism import gaussian_multiplier
@@ -49,6 +49,13 @@ class GaussianRelease(Defense):
         for name in ("noise_multiplier", "epsilon"):
             if getattr(self, name) is not None:
                 check_number(f"gaussian_release {name}", getattr(self, name), low=0.0, open_low=True)
+
+    @property
+    def strength(self) -> Strength:
+        """The epsilon that was asked for, or else the noise multiplier."""
+        if self.epsilon is not None:
+            return Strength("epsilon", self.epsilon, f"of a release, at delta {self.delta:g}", rises=False)
+        return Strength("noise_multiplier", self.multiplier, "sensitivities")
 
     @property
     def on_uploads(self) -> bool:

@@ -18,7 +18,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from splitfed.defense import Context, Defense
+from splitfed.defense import Context, Defense, Strength
 from splitfed.defenses.label_edges import guarded_edges
 from splitfed.errors import InvalidInput, check_number
 from splitfed.graph import Topology
@@ -35,6 +35,11 @@ class GradientCompression(Defense):
     def __post_init__(self) -> None:
         """Refuse a share outside (0, 1]."""
         check_number("gradient_compression share", self.share, low=0.0, high=1.0, open_low=True)
+
+    @property
+    def strength(self) -> Strength:
+        """How much of a gradient is kept."""
+        return Strength("share", self.share, "of the numbers kept", rises=False)
 
     def edges(self, topology: Topology) -> tuple[str, ...]:
         """Return the edges whose gradient tells labels to a party that does not know them."""

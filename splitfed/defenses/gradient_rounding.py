@@ -18,7 +18,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from splitfed.defense import Context, Defense
+from splitfed.defense import Context, Defense, Strength
 from splitfed.defenses.label_edges import guarded_edges
 from splitfed.errors import InvalidInput, check_count
 from splitfed.graph import Topology
@@ -37,6 +37,11 @@ class GradientRounding(Defense):
         check_count("gradient_rounding bins", self.bins, low=1)
         if self.bins > 255:
             raise InvalidInput(f"gradient_rounding bins={self.bins!r} is not allowed; expected 1 to 255")
+
+    @property
+    def strength(self) -> Strength:
+        """Into how many bins gradients are rounded."""
+        return Strength("bins", self.bins, rises=False)
 
     def edges(self, topology: Topology) -> tuple[str, ...]:
         """Return the edges whose gradient tells labels to a party that does not know them."""

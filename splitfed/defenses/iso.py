@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitfed.defense import Context, Defense
+from splitfed.defense import Context, Defense, Strength
 from splitfed.defenses.label_edges import guarded_edges
 from splitfed.errors import check_number
 from splitfed.graph import Topology
@@ -30,6 +30,11 @@ class Iso(Defense):
     def __post_init__(self) -> None:
         """Refuse a negative ratio."""
         check_number("iso ratio", self.ratio, low=0.0)
+
+    @property
+    def strength(self) -> Strength:
+        """How long the noise on a row is."""
+        return Strength("ratio", self.ratio, "longest gradients of the batch")
 
     def edges(self, topology: Topology) -> tuple[str, ...]:
         """Return the edges whose gradient tells labels to a party that does not know them."""

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from splitfed.defense import Defense
+from splitfed.defense import Defense, Strength
 from splitfed.errors import InvalidInput, check_number, unknown
 from splitfed.graph import Head, Topology
 from splitfed.privacy import Event, Laplace, Protects, Pure, Unit
@@ -52,6 +52,12 @@ class LabelDp(Defense):
             raise unknown("label_dp mode", self.mode, MODES)
         if self.on:
             raise InvalidInput(f"label_dp on={self.on!r} is not allowed: it acts on labels, on no edge; name outputs")
+
+    @property
+    def strength(self) -> Strength:
+        """The epsilon of a label."""
+        when = "once" if self.mode == "labels" else "at each step"
+        return Strength("epsilon", self.epsilon, f"of a label, {when}", rises=False)
 
     @property
     def guarantee(self) -> str:

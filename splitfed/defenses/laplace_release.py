@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitfed.defense import Context, Defense
+from splitfed.defense import Context, Defense, Strength
 from splitfed.defenses.clipping import clip_rows, frozen
 from splitfed.errors import check_number
 from splitfed.graph import Topology
@@ -36,6 +36,11 @@ class LaplaceRelease(Defense):
         """Refuse numbers that are not positive."""
         check_number("laplace_release clip", self.clip, low=0.0, open_low=True)
         check_number("laplace_release epsilon", self.epsilon, low=0.0, open_low=True)
+
+    @property
+    def strength(self) -> Strength:
+        """The epsilon of one release."""
+        return Strength("epsilon", self.epsilon, "of a release", rises=False)
 
     @property
     def on_uploads(self) -> bool:

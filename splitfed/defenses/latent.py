@@ -33,7 +33,7 @@ from dataclasses import replace as changed
 import torch
 from torch import Tensor
 
-from splitfed.defense import Context, Defense, Terms
+from splitfed.defense import Context, Defense, Strength, Terms
 from splitfed.defenses.bits import Binarised, Reader
 from splitfed.defenses.clipping import frozen
 from splitfed.errors import InvalidInput, check_count, check_number, unknown
@@ -68,6 +68,11 @@ class Latent(Defense):
             raise InvalidInput(f"latent whole + fraction = {self.whole + self.fraction} is not allowed; at most 24")
         if self.form not in FORMS:
             raise unknown("latent form", self.form, FORMS)
+
+    @property
+    def strength(self) -> Strength:
+        """The epsilon that was asked for, as the paper counts it."""
+        return Strength("epsilon", self.epsilon, "of a release, as the paper counts it", rises=False)
 
     @property
     def length(self) -> int:

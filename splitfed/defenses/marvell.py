@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitfed.defense import Context, Defense
+from splitfed.defense import Context, Defense, Strength
 from splitfed.defenses.aligned import aligned
 from splitfed.defenses.label_edges import guarded_edges, leaking_heads
 from splitfed.defenses.sum_kl import Noise, least_sum_kl
@@ -42,6 +42,11 @@ class Marvell(Defense):
     def __post_init__(self) -> None:
         """Refuse a budget that is not positive."""
         check_number("marvell s", self.s, low=0.0, open_low=True)
+
+    @property
+    def strength(self) -> Strength:
+        """The power of the noise."""
+        return Strength("s", self.s, "squared distances of the class means")
 
     @property
     def least_rows(self) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from splitfed.defense import Context, Defense
+from splitfed.defense import Context, Defense, Strength
 from splitfed.defenses.aligned import aligned
 from splitfed.defenses.label_edges import guarded_edges
 from splitfed.graph import Topology
@@ -23,6 +23,11 @@ from splitfed.graph import Topology
 @dataclass(frozen=True)
 class MaxNorm(Defense):
     """Has no parameters; where several values leave on an edge, each is aligned by itself."""
+
+    @property
+    def strength(self) -> Strength | None:
+        """None: it has no parameters."""
+        return None
 
     def edges(self, topology: Topology) -> tuple[str, ...]:
         """Return the edges whose gradient tells labels to a party that does not know them."""

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitfed.courses import Course, number_at, number_or_course
-from splitfed.defense import Context, Defense
+from splitfed.courses import Course, number_at, number_or_course, numbers_of
+from splitfed.defense import Context, Defense, Strength
 from splitfed.defenses.fitted import behind, check_all_guarded, layer_of, layers_on
 from splitfed.defenses.variational import Variational, divergence
 from splitfed.graph import Topology
@@ -42,6 +42,11 @@ class Mid(Defense):
     def __post_init__(self) -> None:
         """Refuse a weight that is ever negative."""
         object.__setattr__(self, "weight", number_or_course("mid weight", self.weight, low=0.0))
+
+    @property
+    def strength(self) -> Strength:
+        """The weight of the divergence; of a course, where it ends."""
+        return Strength("weight", numbers_of(self.weight)[-1], "per nat")
 
     def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
         """Return `topology` with a bottleneck behind every value that is guarded."""

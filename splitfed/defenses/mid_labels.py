@@ -30,8 +30,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from splitfed.courses import Course, number_at, number_or_course
-from splitfed.defense import Context, Defense
+from splitfed.courses import Course, number_at, number_or_course, numbers_of
+from splitfed.defense import Context, Defense, Strength
 from splitfed.defenses.fitted import Preceded, layer_of, layers_on
 from splitfed.defenses.label_edges import guarded_edges
 from splitfed.defenses.variational import Variational, divergence
@@ -50,6 +50,11 @@ class MidLabels(Defense):
     def __post_init__(self) -> None:
         """Refuse a weight that is ever negative."""
         object.__setattr__(self, "weight", number_or_course("mid_labels weight", self.weight, low=0.0))
+
+    @property
+    def strength(self) -> Strength:
+        """The weight of the divergence; of a course, where it ends."""
+        return Strength("weight", numbers_of(self.weight)[-1], "per nat")
 
     def edges(self, topology: Topology) -> tuple[str, ...]:
         """Return the edges whose gradient tells labels to a party that does not know them."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitfed.defense import Context, Defense
+from splitfed.defense import Context, Defense, Strength
 from splitfed.errors import check_number, unknown
 
 KINDS = ("gaussian", "laplace")
@@ -33,6 +33,12 @@ class Noise(Defense):
         check_number("noise scale", self.scale, low=0.0)
         if self.kind not in KINDS:
             raise unknown("noise kind", self.kind, KINDS)
+
+    @property
+    def strength(self) -> Strength:
+        """How much noise is added."""
+        unit = "deviations of the batch's release" if self.relative else "units of the release"
+        return Strength("scale", self.scale, unit)
 
     @property
     def on_uploads(self) -> bool:

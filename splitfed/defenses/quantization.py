@@ -19,7 +19,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from splitfed.defense import Context, Defense
+from splitfed.defense import Context, Defense, Strength
 from splitfed.defenses.packing import pack_bits, packed_size, unpack_bits
 from splitfed.errors import InvalidInput, check_count, unknown
 
@@ -40,6 +40,11 @@ class Quantization(Defense):
             raise InvalidInput(f"quantization bits={self.bits!r} is not allowed; expected 1 to 16")
         if self.per not in PER:
             raise unknown("quantization per", self.per, PER)
+
+    @property
+    def strength(self) -> Strength:
+        """How many bits a number keeps."""
+        return Strength("bits", self.bits, "a number", rises=False)
 
     @property
     def on_uploads(self) -> bool:

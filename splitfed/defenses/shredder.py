@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from splitfed.defense import Context, Defense
+from splitfed.defense import Context, Defense, Strength
 from splitfed.defenses.clipping import frozen
 from splitfed.defenses.fitted import Layer, behind, check_all_guarded, layer_of, layers_on
 from splitfed.errors import check_count, check_number
@@ -45,6 +45,11 @@ class Shredder(Defense):
         check_number("shredder scale", self.scale, low=0.0, open_low=True)
         check_number("shredder weight", self.weight, low=0.0)
         check_number("shredder target", self.target, low=0.0, open_low=True)
+
+    @property
+    def strength(self) -> Strength:
+        """The strength that its noise is trained to."""
+        return Strength("target", self.target, "noise power to release power")
 
     def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
         """Return `topology` with everything before the guarded edges frozen, and a set for every value on them."""

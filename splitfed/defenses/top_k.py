@@ -17,7 +17,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from splitfed.defense import Context, Defense
+from splitfed.defense import Context, Defense, Strength
 from splitfed.defenses.fitted import values_of
 from splitfed.defenses.packing import pack_bits, packed_size, unpack_bits
 from splitfed.errors import InvalidInput, check_count
@@ -34,6 +34,11 @@ class TopK(Defense):
     def __post_init__(self) -> None:
         """Refuse fewer than one."""
         check_count("top_k k", self.k, low=1)
+
+    @property
+    def strength(self) -> Strength:
+        """How many numbers of a row are kept."""
+        return Strength("k", self.k, "numbers a row kept", rises=False)
 
     @property
     def on_uploads(self) -> bool:

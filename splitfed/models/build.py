@@ -6,22 +6,21 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
 from splitfed import registry
 from splitfed.errors import InvalidInput, unknown
 from splitfed.models.import_paths import Code
-from splitfed.seeding import derive
+from splitfed.seeding import initialization
 
 
 def build(name: str, shape: tuple[int, ...], outputs: int, seed: int, **params: Any) -> nn.Module:
     """Return the model `name`, initialised from `seed`; torch's global generator is left as it was.
 
     `name` is registered (`splitfed list models`) or leads to a subclass of `torch.nn.Module`, "package.module:Name",
-    which is called with `params` and, where its signature has them, with `shape` (of one row) and `outputs`. Importing
-    runs that module's code: it is as trusted as the program. Raises `InvalidInput` for a name that leads nowhere or to
-    something else, and for parameters that do not fit. A function of your own needs no name: call it.
+    which is called with `params` and, where its signature has them, with `shape` (of one row), `outputs` and `seed`.
+    Importing runs that module's code: it is as trusted as the program. Raises `InvalidInput` for a name that leads
+    nowhere or to something else, and for parameters that do not fit. A function of your own needs no name: call it.
     """
     return make(name, factory_of(name, Code()), shape, outputs, seed, params)
 
@@ -41,10 +40,8 @@ def make(
     params: Mapping[str, Any],
 ) -> nn.Module:
     """Return the model that `factory`, called `name` in messages, makes of its arguments; as `build`."""
-    given = _arguments(name, factory, {"shape": shape, "outputs": outputs}, params)
-    with torch.random.fork_rng(devices=[]):
-        # Not torch.manual_seed, which would reseed the accelerators as well.
-        torch.default_generator.manual_seed(derive(seed, "initialization"))
+    given = _arguments(name, factory, {"shape": shape, "outputs": outputs, "seed": seed}, params)
+    with initialization(seed):
         model = factory(**given)
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"model {name!r} returned a {type(model).__name__}; expected an nn.Module")

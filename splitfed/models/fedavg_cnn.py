@@ -13,6 +13,7 @@ from typing import ClassVar
 from torch import nn
 
 from splitfed.models.shapes import image_shape
+from splitfed.seeding import initialization
 
 
 class FedAvgCnn(nn.Sequential):
@@ -21,20 +22,24 @@ class FedAvgCnn(nn.Sequential):
     cuts: ClassVar[tuple[str, ...]] = ("conv1", "relu1", "pool1", "conv2", "relu2", "pool2", "fc1", "relu3")
 
 
-def fedavg_cnn(shape: tuple[int, ...], outputs: int) -> FedAvgCnn:
-    """Return the FedAvg CNN for images (channels, height, width) of 4x4 or more."""
+def fedavg_cnn(shape: tuple[int, ...], outputs: int, *, seed: int | None = 0) -> FedAvgCnn:
+    """Return the FedAvg CNN for images (channels, height, width) of 4x4 or more.
+
+    Its weights depend on `seed` alone and torch's own generator is left as it was; None draws them from that generator.
+    """
     channels, height, width = image_shape("fedavg_cnn", shape, outputs, smallest=4)
-    return FedAvgCnn(
-        OrderedDict(
-            conv1=nn.Conv2d(channels, 32, 5, padding=2),
-            relu1=nn.ReLU(),
-            pool1=nn.MaxPool2d(2),
-            conv2=nn.Conv2d(32, 64, 5, padding=2),
-            relu2=nn.ReLU(),
-            pool2=nn.MaxPool2d(2),
-            flatten=nn.Flatten(),
-            fc1=nn.Linear(64 * (height // 4) * (width // 4), 512),
-            relu3=nn.ReLU(),
-            fc2=nn.Linear(512, outputs),
+    with initialization(seed):
+        return FedAvgCnn(
+            OrderedDict(
+                conv1=nn.Conv2d(channels, 32, 5, padding=2),
+                relu1=nn.ReLU(),
+                pool1=nn.MaxPool2d(2),
+                conv2=nn.Conv2d(32, 64, 5, padding=2),
+                relu2=nn.ReLU(),
+                pool2=nn.MaxPool2d(2),
+                flatten=nn.Flatten(),
+                fc1=nn.Linear(64 * (height // 4) * (width // 4), 512),
+                relu3=nn.ReLU(),
+                fc2=nn.Linear(512, outputs),
+            )
         )
-    )

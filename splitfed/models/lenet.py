@@ -18,6 +18,7 @@ from torch import nn
 
 from splitfed.errors import unknown
 from splitfed.models.shapes import image_shape
+from splitfed.seeding import initialization
 
 POOLING: dict[str, type[nn.AvgPool2d] | type[nn.MaxPool2d]] = {"average": nn.AvgPool2d, "max": nn.MaxPool2d}
 
@@ -31,26 +32,30 @@ class LeNet(nn.Sequential):
     )
 
 
-def lenet(shape: tuple[int, ...], outputs: int, pool: str = "average") -> LeNet:
-    """Return LeNet-5 for images (channels, height, width) of 4x4 or more; `pool` is "average" or "max"."""
+def lenet(shape: tuple[int, ...], outputs: int, pool: str = "average", *, seed: int | None = 0) -> LeNet:
+    """Return LeNet-5 for images (channels, height, width) of 4x4 or more; `pool` is "average" or "max".
+
+    Its weights depend on `seed` alone and torch's own generator is left as it was; None draws them from that generator.
+    """
     channels, height, width = image_shape("lenet", shape, outputs, smallest=4)
     if pool not in POOLING:
         raise unknown("pool", pool, POOLING)
     padding = 0 if min(height // 2, width // 2) >= 6 else 2
     rows, columns = ((side // 2 + 2 * padding - 4) // 2 for side in (height, width))
-    return LeNet(
-        OrderedDict(
-            conv1=nn.Conv2d(channels, 6, 5, padding=2),
-            relu1=nn.ReLU(),
-            pool1=POOLING[pool](2),
-            conv2=nn.Conv2d(6, 16, 5, padding=padding),
-            relu2=nn.ReLU(),
-            pool2=POOLING[pool](2),
-            flatten=nn.Flatten(),
-            fc1=nn.Linear(16 * rows * columns, 120),
-            relu3=nn.ReLU(),
-            fc2=nn.Linear(120, 84),
-            relu4=nn.ReLU(),
-            fc3=nn.Linear(84, outputs),
+    with initialization(seed):
+        return LeNet(
+            OrderedDict(
+                conv1=nn.Conv2d(channels, 6, 5, padding=2),
+                relu1=nn.ReLU(),
+                pool1=POOLING[pool](2),
+                conv2=nn.Conv2d(6, 16, 5, padding=padding),
+                relu2=nn.ReLU(),
+                pool2=POOLING[pool](2),
+                flatten=nn.Flatten(),
+                fc1=nn.Linear(16 * rows * columns, 120),
+                relu3=nn.ReLU(),
+                fc2=nn.Linear(120, 84),
+                relu4=nn.ReLU(),
+                fc3=nn.Linear(84, outputs),
+            )
         )
-    )

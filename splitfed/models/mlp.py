@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from splitfed.errors import InvalidInput, check_count
+from splitfed.seeding import initialization
 
 
 class Mlp(nn.Sequential):
@@ -21,19 +22,23 @@ class Mlp(nn.Sequential):
     cuts: tuple[str, ...] = ()
 
 
-def mlp(shape: tuple[int, ...], outputs: int, hidden: Sequence[int] = (200, 200)) -> Mlp:
-    """Return flatten, then fc1, relu1, fc2, ... for rows of any `shape`; `hidden` are the layers' widths."""
+def mlp(shape: tuple[int, ...], outputs: int, hidden: Sequence[int] = (200, 200), *, seed: int | None = 0) -> Mlp:
+    """Return flatten, then fc1, relu1, fc2, ... for rows of any `shape`; `hidden` are the layers' widths.
+
+    Its weights depend on `seed` alone and torch's own generator is left as it was; None draws them from that generator.
+    """
     check_count("outputs", outputs, low=1)
     if not shape or min(shape) < 1:
         raise InvalidInput(f"mlp cannot take rows of shape {tuple(shape)}; expected at least one value a row")
     layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
     width = math.prod(shape)
-    for i, units in enumerate(hidden, start=1):
-        check_count("hidden", units, low=1)
-        layers[f"fc{i}"] = nn.Linear(width, units)
-        layers[f"relu{i}"] = nn.ReLU()
-        width = units
-    layers[f"fc{len(hidden) + 1}"] = nn.Linear(width, outputs)
-    model = Mlp(layers)
-    model.cuts = tuple(name for name in layers if name != "flatten")[:-1]
-    return model
+    with initialization(seed):
+        for i, units in enumerate(hidden, start=1):
+            check_count("hidden", units, low=1)
+            layers[f"fc{i}"] = nn.Linear(width, units)
+            layers[f"relu{i}"] = nn.ReLU()
+            width = units
+        layers[f"fc{len(hidden) + 1}"] = nn.Linear(width, outputs)
+        model = Mlp(layers)
+        model.cuts = tuple(name for name in layers if name != "flatten")[:-1]
+        return model

@@ -15,6 +15,7 @@ from torch import nn
 
 from splitfed.models.residual import Block
 from splitfed.models.shapes import image_shape
+from splitfed.seeding import initialization
 
 
 class ResNet18(nn.Sequential):
@@ -27,23 +28,27 @@ class ResNet18(nn.Sequential):
     )
 
 
-def resnet18(shape: tuple[int, ...], outputs: int) -> ResNet18:
-    """Return ResNet-18 for images (channels, height, width) of 8x8 or more."""
+def resnet18(shape: tuple[int, ...], outputs: int, *, seed: int | None = 0) -> ResNet18:
+    """Return ResNet-18 for images (channels, height, width) of 8x8 or more.
+
+    Its weights depend on `seed` alone and torch's own generator is left as it was; None draws them from that generator.
+    """
     channels, _, _ = image_shape("resnet18", shape, outputs, smallest=8)
-    return ResNet18(
-        OrderedDict(
-            conv1=nn.Conv2d(channels, 64, 3, padding=1, bias=False),
-            bn1=nn.BatchNorm2d(64),
-            relu1=nn.ReLU(inplace=True),
-            stage1=_stage(64, 64, 1),
-            stage2=_stage(64, 128, 2),
-            stage3=_stage(128, 256, 2),
-            stage4=_stage(256, 512, 2),
-            pool=nn.AdaptiveAvgPool2d(1),
-            flatten=nn.Flatten(),
-            fc=nn.Linear(512, outputs),
+    with initialization(seed):
+        return ResNet18(
+            OrderedDict(
+                conv1=nn.Conv2d(channels, 64, 3, padding=1, bias=False),
+                bn1=nn.BatchNorm2d(64),
+                relu1=nn.ReLU(inplace=True),
+                stage1=_stage(64, 64, 1),
+                stage2=_stage(64, 128, 2),
+                stage3=_stage(128, 256, 2),
+                stage4=_stage(256, 512, 2),
+                pool=nn.AdaptiveAvgPool2d(1),
+                flatten=nn.Flatten(),
+                fc=nn.Linear(512, outputs),
+            )
         )
-    )
 
 
 def _stage(inputs: int, width: int, stride: int) -> nn.Sequential:

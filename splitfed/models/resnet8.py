@@ -16,6 +16,7 @@ from torch import nn
 
 from splitfed.models.residual import Block
 from splitfed.models.shapes import image_shape
+from splitfed.seeding import initialization
 
 
 class ResNet8(nn.Sequential):
@@ -24,19 +25,23 @@ class ResNet8(nn.Sequential):
     cuts: ClassVar[tuple[str, ...]] = ("conv1", "bn1", "relu1", "stage1", "stage2", "stage3", "pool")
 
 
-def resnet8(shape: tuple[int, ...], outputs: int) -> ResNet8:
-    """Return ResNet-8 for images (channels, height, width) of 4x4 or more."""
+def resnet8(shape: tuple[int, ...], outputs: int, *, seed: int | None = 0) -> ResNet8:
+    """Return ResNet-8 for images (channels, height, width) of 4x4 or more.
+
+    Its weights depend on `seed` alone and torch's own generator is left as it was; None draws them from that generator.
+    """
     channels, _, _ = image_shape("resnet8", shape, outputs, smallest=4)
-    return ResNet8(
-        OrderedDict(
-            conv1=nn.Conv2d(channels, 16, 3, padding=1, bias=False),
-            bn1=nn.BatchNorm2d(16),
-            relu1=nn.ReLU(inplace=True),
-            stage1=Block(16, 16),
-            stage2=Block(16, 32, stride=2),
-            stage3=Block(32, 64, stride=2),
-            pool=nn.AdaptiveAvgPool2d(1),
-            flatten=nn.Flatten(),
-            fc=nn.Linear(64, outputs),
+    with initialization(seed):
+        return ResNet8(
+            OrderedDict(
+                conv1=nn.Conv2d(channels, 16, 3, padding=1, bias=False),
+                bn1=nn.BatchNorm2d(16),
+                relu1=nn.ReLU(inplace=True),
+                stage1=Block(16, 16),
+                stage2=Block(16, 32, stride=2),
+                stage3=Block(32, 64, stride=2),
+                pool=nn.AdaptiveAvgPool2d(1),
+                flatten=nn.Flatten(),
+                fc=nn.Linear(64, outputs),
+            )
         )
-    )

@@ -17,6 +17,7 @@ from typing import ClassVar
 from torch import nn
 
 from splitfed.models.shapes import image_shape
+from splitfed.seeding import initialization
 
 # Channels of the convolutions between one pooling step and the next.
 STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
@@ -33,19 +34,23 @@ class Vgg11(nn.Sequential):
     )
 
 
-def vgg11(shape: tuple[int, ...], outputs: int) -> Vgg11:
-    """Return VGG-11 for images (channels, height, width) of 8x8 or more."""
+def vgg11(shape: tuple[int, ...], outputs: int, *, seed: int | None = 0) -> Vgg11:
+    """Return VGG-11 for images (channels, height, width) of 8x8 or more.
+
+    Its weights depend on `seed` alone and torch's own generator is left as it was; None draws them from that generator.
+    """
     channels, height, width = image_shape("vgg11", shape, outputs, smallest=8)
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     i = 0
-    for stage, widths in enumerate(STAGES, start=1):
-        for units in widths:
-            i += 1
-            layers[f"conv{i}"] = nn.Conv2d(channels, units, 3, padding=1)
-            layers[f"bn{i}"] = nn.BatchNorm2d(units)
-            layers[f"relu{i}"] = nn.ReLU(inplace=True)
-            channels = units
-        layers[f"pool{stage}"] = nn.MaxPool2d(2, ceil_mode=True)
-    layers["flatten"] = nn.Flatten()
-    layers["fc"] = nn.Linear(channels * math.ceil(height / 32) * math.ceil(width / 32), outputs)
-    return Vgg11(layers)
+    with initialization(seed):
+        for stage, widths in enumerate(STAGES, start=1):
+            for units in widths:
+                i += 1
+                layers[f"conv{i}"] = nn.Conv2d(channels, units, 3, padding=1)
+                layers[f"bn{i}"] = nn.BatchNorm2d(units)
+                layers[f"relu{i}"] = nn.ReLU(inplace=True)
+                channels = units
+            layers[f"pool{stage}"] = nn.MaxPool2d(2, ceil_mode=True)
+        layers["flatten"] = nn.Flatten()
+        layers["fc"] = nn.Linear(channels * math.ceil(height / 32) * math.ceil(width / 32), outputs)
+        return Vgg11(layers)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from splitfed.accounting.speeds import Speeds
 from splitfed.courses import course_of
+from splitfed.defense import Strength
 from splitfed.models.import_paths import Code
 from splitfed.optim import Optim
 from splitfed.schedules.base import Training
@@ -42,12 +43,13 @@ class Named:
 class Guarded:
     """A setting of defenses: its `parts` in the order they act, none for no defense.
 
-    `strength` is the number that a plot of leakage against strength has on its axis.
+    `strength` is what a plot of leakage against strength has on its axis; None for no defense, and for one that has no
+    parameter to be stronger by.
     """
 
     where: str
     parts: tuple[Named, ...]
-    strength: float
+    strength: Strength | None
     guarantee: str
 
     @property

@@ -1,13 +1,12 @@
-"""The plots of a report as inline SVG: utility against leakage, leakage against strength, training curves."""
+"""The plots of a report as inline SVG: utility against leakage, and training curves."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from splitfed.study.figures_style import MUTED, PALETTE, Looks, as_svg, canvas, legend
-from splitfed.study.report_data import METRICS, NO_DEFENSE, TARGETS, Setting
+from splitfed.study.figures_style import MUTED, Looks, as_svg, canvas, legend, wrapped
+from splitfed.study.report_data import METRICS, TARGETS, Measure, Setting
 
 WHO = {
     "mean_image": ("the mean", (0, (5, 3))),
@@ -21,12 +20,16 @@ Summary = Mapping[str, Any]
 
 
 class Point(NamedTuple):
-    """A setting in a plot: `x` what the attack reached (an estimate), `y` the utility, and the baselines."""
+    """A setting in a plot: `x` what the attack reached (an estimate), `y` the utility, and the baselines.
+
+    `reversed`: whether the score was on the other side of the metric's centre, and `x` is what turning it over gives.
+    """
 
     setting: Mapping[str, Any]
     x: Mapping[str, Any]
     y: Mapping[str, Any]
     scores: Mapping[str, Any]
+    reversed: bool = False
 
 
 def tradeoff(summary: Summary, attack: str, looks: Looks, name: str) -> str:
@@ -40,13 +43,14 @@ def tradeoff(summary: Summary, attack: str, looks: Looks, name: str) -> str:
     metrics = ([m for m in metrics if METRICS[m].up] or metrics)[:2]
     with canvas(len(metrics)) as (figure, axes):
         for axis, metric in zip(axes, metrics, strict=True):
-            points = _points(summary["settings"], attack, metric)
-            _baselines(axis.axvline, points)
+            points = points_of(summary["settings"], attack, metric)
+            baselines(axis.axvline, points)
             _front(axis, [p for p in points if metric in p.setting["attacks"][attack]["front"]], metric)
             _families(axis, points, looks)
-            axis.set_xlabel(f"{titled(metric)}{what}: {'more' if METRICS[metric].up else 'less'} is more leakage")
+            leaks = f"{'more' if METRICS[metric].up else 'less'} is more leakage"
+            axis.set_xlabel(wrapped(f"{titled(metric, any(p.reversed for p in points))}{what}: {leaks}", 60))
             hijacked = ", hijacked training" if all(p.setting["intruder"] for p in points) else ""
-            axis.set_ylabel(f"test {summary['utility']['metric']}{hijacked}")
+            axis.set_ylabel(wrapped(f"test {summary['utility']['metric']}{hijacked}", 42))
             if target not in ("inputs", "representatives"):
                 axis.locator_params(axis="x", nbins=5)  # shares differ in late digits, whose labels are long
         legend(figure, axes[0])
@@ -55,36 +59,7 @@ def tradeoff(summary: Summary, attack: str, looks: Looks, name: str) -> str:
 
 def scored(summary: Summary, attack: str) -> list[str]:
     """Return the metrics in which `attack` was scored."""
-    return [m for m in summary["metrics"] if _points(summary["settings"], attack, m)]
-
-
-def by_strength(summary: Summary, metric: str, target: str, looks: Looks, name: str) -> str | None:
-    """Plot what attacks on `target` recovered against the strength of each family of defenses; None without any."""
-    families = [f for f in looks.colours if f != NO_DEFENSE]
-    attacks = [a for a in summary["attacks"] if summary["targets"][a] == target and metric in scored(summary, a)]
-    if not families or not attacks:
-        return None
-    colours = dict(zip(summary["attacks"], itertools.cycle(PALETTE), strict=False))
-    colours = {attack: colours[attack] for attack in attacks}
-    with canvas(len(families), 4.0, 3.4, 3) as (figure, axes):
-        for axis, family in zip(axes, families, strict=True):
-            mine = [s for s in summary["settings"] if s["family"] in (family, NO_DEFENSE)]
-            for attack, place in itertools.product(colours, summary["places"]):
-                points = _points([s for s in mine if s["place"] == place], attack, metric)
-                if not points:
-                    continue
-                points.sort(key=lambda p: float(p.setting["strength"]))
-                look = {"color": colours[attack], "marker": looks.markers[place], "ls": looks.dashes[place]}
-                label = looks.label(attack, place)
-                values = [p.x["mean"] for p in points]
-                bars = [[p.x["mean"] - _low(p.x) for p in points], [_high(p.x) - p.x["mean"] for p in points]]
-                axis.errorbar([p.setting["strength"] for p in points], values, bars, label=label, capsize=3, **look)
-            _baselines(axis.axhline, _points(mine, attacks[0], metric))
-            axis.set_title(family)
-            axis.set_xlabel("strength (0: undefended)")
-            axis.set_ylabel(titled(metric))
-        legend(figure, axes[0])
-        return as_svg(figure, name)
+    return [m for m in summary["metrics"] if points_of(summary["settings"], attack, m)]
 
 
 def curves(summary: Summary, settings: Sequence[Setting], looks: Looks, name: str) -> str:
@@ -108,17 +83,33 @@ def curves(summary: Summary, settings: Sequence[Setting], looks: Looks, name: st
         return as_svg(figure, name)
 
 
-def _points(settings: Sequence[Mapping[str, Any]], attack: str, metric: str) -> list[Point]:
+def points_of(settings: Sequence[Mapping[str, Any]], attack: str, metric: str) -> list[Point]:
     """Return the settings in which the attack was scored in `metric` and the utility is known."""
     found = []
     for setting in settings:
         scores = setting["attacks"].get(attack, {}).get("scores", {}).get(metric) or {}
         if scores.get("guess") and setting["utility"]:
-            found.append(Point(setting, scores["guess"], setting["utility"], scores))
+            guess, turned = upright(metric, scores["guess"])
+            found.append(Point(setting, guess, setting["utility"], scores, turned))
     return found
 
 
-def _baselines(draw: Any, points: Sequence[Point]) -> None:
+def upright(metric: str, found: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
+    """Return an estimate as far above the metric's centre as it is from it, and whether that turned it over.
+
+    A metric without a centre is left as it is. An interval ends at the centre: nothing leaks less than nothing.
+    """
+    centre, mean = METRICS[metric].centre, found["mean"]
+    if centre is None:
+        return found, False
+    low, high = bounds(found)
+    if mean < centre:
+        low, high = 2 * centre - high, 2 * centre - low
+    known = {} if found["low"] is None else {"low": max(low, centre), "high": high}
+    return {**found, "mean": METRICS[metric].leak(mean), **known}, mean < centre
+
+
+def baselines(draw: Any, points: Sequence[Point]) -> None:
     """Draw what guessing without looking gets, the mean over the settings."""
     for who, (label, dashes) in WHO.items():
         known = [p.scores[who]["mean"] for p in points if p.scores.get(who)]
@@ -135,10 +126,12 @@ def _front(axis: Any, points: Sequence[Point], metric: str) -> None:
 
 def _families(axis: Any, points: Sequence[Point], looks: Looks) -> None:
     """Draw a family's settings in its colour, joined in the order of strength, each with its strength beside it."""
-    groups: dict[tuple[str, str], list[Point]] = {}
-    for point in sorted(points, key=lambda p: float(p.setting["strength"])):
-        groups.setdefault((point.setting["family"], point.setting["place"]), []).append(point)
-    for (family, place), members in groups.items():
+    groups: dict[tuple[str, str, str], list[Point]] = {}
+    for point in points:  # settings come in the order of their strength
+        setting = point.setting
+        what = "" if setting["strength"] is None else f": {setting['measure']['title']}"
+        groups.setdefault((setting["family"], setting["place"], what), []).append(point)
+    for (family, place, what), members in groups.items():
         colour = looks.colours[family]
         xs, ys = [p.x["mean"] for p in members], [p.y["mean"] for p in members]
         axis.plot(
@@ -150,19 +143,21 @@ def _families(axis: Any, points: Sequence[Point], looks: Looks) -> None:
             mec="white",
             lw=1.4,
             ls=looks.dashes[place],
-            label=looks.label(family, place),
+            label=looks.label(family, place) + what,
             zorder=3,
         )
     limits = axis.get_xlim(), axis.get_ylim()
     for point in points:
         colour, x, y = looks.colours[point.setting["family"]], point.x, point.y
-        axis.plot([_low(x), _high(x)], [y["mean"]] * 2, color=colour, lw=1.1, alpha=0.7)
-        axis.plot([x["mean"]] * 2, [_low(y), _high(y)], color=colour, lw=1.1, alpha=0.7)
-        if point.setting["family"] != NO_DEFENSE:
+        axis.plot(bounds(x), [y["mean"]] * 2, color=colour, lw=1.1, alpha=0.7)
+        axis.plot([x["mean"]] * 2, bounds(y), color=colour, lw=1.1, alpha=0.7)
+        said = [*([] if point.setting["strength"] is None else [f"{point.setting['strength']:g}"])]
+        said += ["reversed"] if point.reversed else []
+        if said:
             where = (x["mean"], y["mean"])
             aside = BESIDE[list(looks.colours).index(point.setting["family"]) % len(BESIDE)]
-            axis.annotate(f"{point.setting['strength']:g}", where, aside, textcoords="offset points", color=colour)
-    # With two seeds an interval can be far wider than all that is to be seen: it runs out of the frame.
+            axis.annotate(" ".join(said), where, aside, textcoords="offset points", color=colour)
+    # An interval can be far wider than all that is to be seen: it runs out of the frame.
     for (low, high), narrow in zip(limits, (axis.set_xlim, axis.set_ylim), strict=True):
         narrow(low - 0.15 * (high - low), high + 0.15 * (high - low))
 
@@ -179,23 +174,21 @@ def _history(history: Sequence[Mapping[str, Any]], part: str) -> dict[int, float
 
 def _shades(settings: Sequence[Setting]) -> list[float]:
     """Return an opacity for each setting: within a family, the stronger the fuller."""
-    shades = []
+    order: dict[str, dict[tuple[Measure, float | None], None]] = {}
     for setting in settings:
-        family = sorted({s.strength for s in settings if s.family == setting.family})
-        shades.append(0.4 + 0.6 * (family.index(setting.strength) + 1) / len(family))
-    return shades
+        order.setdefault(setting.family, {})[setting.measure, setting.strength] = None
+    ranks = {family: list(found) for family, found in order.items()}
+    return [0.4 + 0.6 * (ranks[s.family].index((s.measure, s.strength)) + 1) / len(ranks[s.family]) for s in settings]
 
 
-def titled(metric: str) -> str:
-    """Return the name of a metric with its unit, for an axis."""
-    return (
-        f"{METRICS[metric].title} [{METRICS[metric].unit.strip()}]" if METRICS[metric].unit else METRICS[metric].title
-    )
+def titled(metric: str, reversed_too: bool = False) -> str:
+    """Return the name of a metric with its unit, for an axis; of one turned over where it was reversed, it says so."""
+    known = METRICS[metric]
+    unit = f" [{known.unit.strip()}]" if known.unit else ""
+    return f"{known.title}{unit}{f' (1 - {known.title} where reversed)' if reversed_too else ''}"
 
 
-def _low(found: Mapping[str, Any]) -> float:
-    return float(found["mean"] if found["low"] is None else found["low"])
-
-
-def _high(found: Mapping[str, Any]) -> float:
-    return float(found["mean"] if found["high"] is None else found["high"])
+def bounds(found: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the interval of an estimate; its mean twice where it has none."""
+    low, high = (found["mean"] if found[side] is None else found[side] for side in ("low", "high"))
+    return float(low), float(high)

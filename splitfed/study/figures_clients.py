@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from splitfed.study.figures_style import DASHES, GRID, INK, MARKERS, PALETTE, as_svg, canvas, legend
-from splitfed.study.report_data import Estimate, Setting, estimate
+from splitfed.study.figures_style import DASHES, GRID, INK, MARKERS, PALETTE, as_svg, canvas, legend, wrapped
+from splitfed.study.report_data import Estimate, Setting, bounds_of, estimate
 
 Named = Sequence[tuple[str, Setting]]
 
@@ -27,7 +27,7 @@ def by_round(named: Named, metric: str, name: str, target: float | None = None) 
             bounds = {r: (e.low, e.high) for r, e in found.items() if e.low is not None and e.high is not None}
             if bounds:
                 shaded.append((list(bounds), *zip(*bounds.values(), strict=True), look["color"]))
-        # With two seeds an interval can be far wider than all that is to be seen: it runs out of the frame.
+        # An interval can be far wider than all that is to be seen: it runs out of the frame.
         low, high = axis.get_ylim()
         for there, below, above, colour in shaded:
             axis.fill_between(there, below, above, color=colour, alpha=0.14, lw=0)
@@ -43,7 +43,9 @@ def by_round(named: Named, metric: str, name: str, target: float | None = None) 
 
 def per_client(named: Named, metric: str, name: str) -> str:
     """Plot each client's test utility on its own rows, a row a setting: every seed a dot, the mean over all a bar."""
-    with canvas(1, 7.4, 1.1 + 0.42 * len(named)) as (figure, (axis,)):
+    names = [wrapped(label, 40) for label, _ in named]
+    row_height = max(0.42, 0.12 + 0.17 * max(name.count("\n") + 1 for name in names))
+    with canvas(1, 7.4, 1.1 + row_height * len(named)) as (figure, (axis,)):
         for i, (_, setting) in enumerate(named):
             scores = [s for run in setting.runs for s in run["utility"]["clients"] if s is not None]
             if not scores:
@@ -53,7 +55,7 @@ def per_client(named: Named, metric: str, name: str) -> str:
             axis.plot(scores, [place] * len(scores), ls="", marker="o", ms=5, color=colour, alpha=0.45, zorder=2)
             mean = sum(scores) / len(scores)
             axis.plot([mean, mean], [place - 0.28, place + 0.28], color=INK, lw=2, zorder=3)
-        axis.set_yticks(range(len(named)), [label for label, _ in reversed(named)])
+        axis.set_yticks(range(len(named)), list(reversed(names)))
         axis.set_ylim(-0.6, len(named) - 0.4)
         axis.set_xlabel(f"test {metric} of a client on its own rows (bar: the mean)")
         return as_svg(figure, name)
@@ -63,7 +65,7 @@ def rounds(setting: Setting) -> dict[int, Estimate]:
     """Return round (from 1) -> the utility over seeds, for the rounds that were scored in every seed."""
     each = [_scored(run["history"]) for run in setting.runs]
     shared = [r for r in each[0] if all(r in one for one in each)] if each else []
-    found = {r: estimate([one[r] for one in each]) for r in shared}
+    found = {r: estimate([one[r] for one in each], bounds=bounds_of(setting.runs)) for r in shared}
     return {r: e for r, e in found.items() if e is not None}
 
 

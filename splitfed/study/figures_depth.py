@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from splitfed.study.figures import WHO, titled
-from splitfed.study.figures_style import DASHES, MARKERS, MUTED, PALETTE, as_svg, canvas, legend
+from splitfed.study.figures_style import DASHES, MARKERS, MUTED, PALETTE, as_svg, canvas, legend, wrapped
 
 Summary = Mapping[str, Any]
 _CUT = re.compile(r"\bcuts?=([^,)]+)")
@@ -79,7 +79,9 @@ def by_depth(summary: Summary, attack: str, metrics: Sequence[str], name: str) -
             for who, values in blind.items():
                 label, dashes = WHO[who]
                 axis.axhline(sum(values) / len(values), color=MUTED, ls=dashes, lw=1.2, label=f"baseline: {label}")
-            axis.set_xticks(range(len(places)), [there[d] for d in sorted(there)])
+            cuts = [wrapped(there[d], 24, 2) for d in sorted(there)]
+            crowded = sum(map(len, cuts)) > 40
+            axis.set_xticks(range(len(places)), cuts, **({"rotation": 30, "ha": "right"} if crowded else {}))
             axis.set_xlabel("cut, from shallow to deep")
             axis.set_ylabel(titled(metric))
         legend(figure, axes[0])

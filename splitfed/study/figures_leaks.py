@@ -10,8 +10,8 @@ from torch import Tensor
 
 from splitfed.attacks.member_metrics import roc
 from splitfed.study.figures import WHO, titled
-from splitfed.study.figures_style import INK, MUTED, PALETTE, Looks, as_svg, canvas, legend
-from splitfed.study.report_data import NO_DEFENSE
+from splitfed.study.figures_style import INK, MUTED, PALETTE, Looks, as_svg, canvas, legend, wrapped
+from splitfed.study.report_data import METRICS, NO_DEFENSE
 from splitfed.study.report_text import name_of
 
 Summary = Mapping[str, Any]
@@ -27,7 +27,9 @@ def dots(
 ) -> str:
     """Plot what `attack` scored, a panel a metric and a row a setting, with intervals; baselines are dashes."""
     rows = list(reversed(range(len(settings))))
-    with canvas(len(metrics), 5.3, 1.3 + 0.34 * len(settings)) as (figure, axes):
+    names = [wrapped(name_of(summary, s), 34) for s in settings]
+    row_height = max(0.34, 0.1 + 0.17 * max(name.count("\n") + 1 for name in names))
+    with canvas(len(metrics), 5.3, 1.3 + row_height * len(settings)) as (figure, axes):
         for axis, metric in zip(axes, metrics, strict=True):
             named: set[str] = set()
             for row, setting in zip(rows, settings, strict=True):
@@ -46,10 +48,11 @@ def dots(
                     axis.plot([low, high], [row, row], color=colour, lw=2, alpha=0.6)
                     marker = looks.markers[setting["place"]]
                     axis.plot([mean], [row], color=colour, marker=marker, ms=8, mec="white", ls="")
-            axis.set_yticks(rows, [name_of(summary, s) for s in settings] if axis is axes[0] else [""] * len(rows))
+            axis.set_yticks(rows, names if axis is axes[0] else [""] * len(rows))
             axis.set_ylim(-0.6, len(settings) - 0.4)
             axis.set_xlim(-0.02, 1.02)
-            axis.set_xlabel(titled(metric))
+            told = titled(metric) if METRICS[metric].centre is None else f"{titled(metric)} (below 0.5: reversed)"
+            axis.set_xlabel(told)
             axis.grid(visible=False, axis="y")
         legend(figure, axes[-1])
         return as_svg(figure, name)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import itertools
+import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from splitfed.study.inline_svg import inlined
 from splitfed.study.report_data import NO_DEFENSE
@@ -35,6 +37,10 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "legend.fontsize": 9.5,
 }
+ROOM = (0.6, 0.6)
+"""The least share of a panel's width and height that its axes have."""
+HANDLE, CHARACTER = 0.6, 0.078  # inches that a legend's handle and a character of its text take, about
+_PANELS: WeakKeyDictionary[Any, tuple[float, float, int, int]] = WeakKeyDictionary()
 Summary = Mapping[str, Any]
 
 
@@ -68,13 +74,45 @@ def canvas(panels: int, width: float = 5.3, height: float = 3.9, columns: int = 
         axes = list(figure.subplots(down, across, squeeze=False).flat)
         for axis in axes[panels:]:
             axis.remove()
+        _PANELS[figure] = (width, height, across, down)
         yield figure, axes[:panels]
         figure.clear()
+
+
+def keep_room(figure: Any) -> None:
+    """Widen and heighten the figure until every panel has its share of it, whatever stands around the panels.
+
+    Labels, titles and the legend take what they need; a figure of fixed size would take it from the axes.
+    """
+    width, height, across, down = _PANELS[figure]
+    for _ in range(3):  # an axis of another size may take fewer ticks, so that once is not always enough
+        figure.draw_without_rendering()
+        sizes = [axis.get_position().size * figure.get_size_inches() for axis in figure.axes]
+        wider = across * max(0.0, ROOM[0] * width - min(size[0] for size in sizes))
+        higher = down * max(0.0, ROOM[1] * height - min(size[1] for size in sizes))
+        if max(wider, higher) < 0.02:
+            return
+        figure.set_size_inches(figure.get_figwidth() + wider, figure.get_figheight() + higher)
+
+
+def wrapped(text: str, width: int, lines: int = 3) -> str:
+    """Break `text` into at most `lines` lines of `width` characters; of a longer one the middle is left out."""
+    limit = width * lines
+    if len(text) > limit:
+        # Names of one family differ at their ends as often as at their beginnings.
+        head = (limit - 3) // 2
+        text = f"{text[:head]}...{text[len(text) - (limit - 3 - head) :]}"
+    found = textwrap.wrap(text, width) or [""]
+    # Words that do not fill their lines may need one more than the characters do.
+    return "\n".join(
+        found if len(found) <= lines else [text[i : i + width].strip() for i in range(0, len(text), width)]
+    )
 
 
 def as_svg(figure: Any, name: str) -> str:
     """Return the figure as an SVG element to stand in a page; `name` begins its ids, so that two never meet."""
     _take_literally(figure)
+    keep_room(figure)
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     return inlined(buffer.getvalue(), name)
@@ -93,9 +131,12 @@ def _take_literally(figure: Any) -> None:
 
 
 def legend(figure: Any, axis: Any) -> None:
-    """Put one legend, of what `axis` shows, below all panels, in as many columns as fit."""
+    """Put one legend, of what `axis` shows, below all panels, in as many columns as fit; the figure grows by it."""
     handles, labels = axis.get_legend_handles_labels()
     if handles:
-        inches = 0.5 + 0.078 * max(len(label) for label in labels)
+        fitting = max(12, int((figure.get_figwidth() - HANDLE) / CHARACTER))
+        labels = [wrapped(label, fitting) for label in labels]
+        inches = HANDLE + CHARACTER * max(len(line) for label in labels for line in label.split("\n"))
         columns = max(1, min(len(labels), int(figure.get_figwidth() / inches)))
-        figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+        placed = figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+        figure.set_figheight(figure.get_figheight() + placed.get_window_extent().height / figure.dpi)

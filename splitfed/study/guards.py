@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from splitfed.defense import Defense
+from splitfed.defense import Defense, Strength
 from splitfed.errors import unknown
 from splitfed.study.build import made
 from splitfed.study.cell import Guarded, Named
 from splitfed.study.config import DefenseTable
-from splitfed.study.lookup import constructs, find, named, strength
+from splitfed.study.lookup import constructs, find, named
 from splitfed.study.mistakes import Mistakes
 from splitfed.study.parameters import combinations
 
@@ -26,19 +26,19 @@ def settings(mistakes: Mistakes, where: str, table: DefenseTable) -> tuple[Writt
     if table.name == "none":
         for key in table.extra:
             mistakes.add(f"{where}.{key}", unknown("key", key, ["name"]))
-        return {"name": "none"}, [({"name": "none"}, _guarded(where, [], []))]
+        return {"name": "none"}, [({"name": "none"}, _guarded(where, []))]
     given = {**({} if table.name is None else {"name": table.name}), **table.extra}
     written, found = _part(mistakes, where, given)
-    return written, [(point, _guarded(where, [part], [len(found)])) for point, part in found]
+    return written, [(point, _guarded(where, [part])) for point, part in found]
 
 
 def _combined(
     mistakes: Mistakes, where: str, tables: Sequence[Mapping[str, Any]]
 ) -> tuple[Written, list[tuple[Written, Guarded]]]:
     parts = [_part(mistakes, f"{where}.combine[{i}]", table) for i, table in enumerate(tables)]
-    sizes = [len(found) for _, found in parts]
+    varied = [len({_strength(part) for _, part in found}) > 1 for _, found in parts]
     points = [
-        ({"combine": [point for point, _ in chosen]}, _guarded(where, [part for _, part in chosen], sizes))
+        ({"combine": [point for point, _ in chosen]}, _guarded(where, [part for _, part in chosen], varied))
         for chosen in combinations(mistakes, where, [found for _, found in parts])
     ]
     return {"combine": [written for written, _ in parts]}, points
@@ -54,10 +54,20 @@ def _part(mistakes: Mistakes, where: str, given: Mapping[str, Any]) -> tuple[Wri
     return {"name": name, **written}, [({"name": name, **point.parameters}, point) for point in fitting]
 
 
-def _guarded(where: str, parts: Sequence[Named], sizes: Sequence[int]) -> Guarded:
-    """Strength is that of the first part which varies over the grid, or else of the first part."""
-    varying = next((i for i, size in enumerate(sizes) if size > 1), 0)
-    strong = strength(parts[varying]) if parts else None
+def _guarded(where: str, parts: Sequence[Named], varied: Sequence[bool] = ()) -> Guarded:
+    """Strength is that of the first part in which it is `varied` over the grid, or else of the first that has one."""
+    strengths = [_strength(part) for part in parts]
+    order = sorted(range(len(parts)), key=lambda i: not (varied and varied[i]))
+    chosen = next((i for i in order if strengths[i] is not None), None)
+    strong = None if chosen is None else strengths[chosen]
+    if chosen is not None and strong is not None and len(parts) > 1:
+        # Two parts may have a parameter of the same name.
+        strong = strong._replace(name=f"{parts[chosen].name} {strong.name}")
     built: list[Defense] = [made("defenses", part) for part in parts]
     guarantee = "; ".join(dict.fromkeys(defense.guarantee for defense in built)) or "no formal guarantee"
-    return Guarded(where, tuple(parts), 0.0 if strong is None else float(strong[1]), guarantee)
+    return Guarded(where, tuple(parts), strong, guarantee)
+
+
+def _strength(part: Named) -> Strength | None:
+    defense: Defense = made("defenses", part)
+    return defense.strength

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Any
 
-from splitfed.courses import course_of, last_number
+from splitfed.courses import course_of
 from splitfed.errors import InvalidInput, unknown
 from splitfed.registry import SINGULAR, TABLES, load
 from splitfed.study import parameters
@@ -16,7 +16,7 @@ from splitfed.study.mistakes import Mistakes, shown
 from splitfed.study.parameters import Parameter, Points, parameters_of
 
 # What the runner itself passes to a builder, so a study cannot.
-HIDDEN = {"topologies": ("model", "task"), "models": ("shape", "outputs")}
+HIDDEN = {"topologies": ("model", "task"), "models": ("shape", "outputs", "seed")}
 
 
 def find(
@@ -63,18 +63,17 @@ def constructs(mistakes: Mistakes, where: str, kind: str, part: Named) -> bool:
     return True
 
 
-def strength(part: Named, kind: str = "defenses") -> tuple[str, float] | None:
-    """Return name and value of a defense's first numeric parameter, by convention its strength; where a course ends.
+def first_number(kind: str, name: str, point: Mapping[str, Any]) -> str | None:
+    """Return the name of the first parameter of `point` that is a number or a course; None where none is.
 
-    Of a method (`kind` "methods") likewise.
+    By convention what a defense or a method is known by, so that labels tell it even where it has its default.
     """
-    for field in fields(load(kind, part.name)):
-        value = part.parameters.get(field.name)
-        course = course_of(value) if isinstance(value, Mapping) else None
-        if course is not None:
-            return field.name, last_number(course)
+    for field in fields(load(kind, name)):
+        value = point.get(field.name)
+        if isinstance(value, Mapping) and course_of(value) is not None:
+            return field.name
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return field.name, value
+            return field.name
     return None
 
 
@@ -88,6 +87,6 @@ def telling(allowed: Mapping[str, Parameter], point: Mapping[str, Any], always: 
 
 
 def _told(kind: str, name: str, allowed: Mapping[str, Parameter], point: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is worth telling of `point`; of a defense or a method its strength too."""
-    strong = strength(Named(name, point, {}), kind) if kind in ("defenses", "methods") else None
-    return telling(allowed, point, () if strong is None else (strong[0],))
+    """Return what is worth telling of `point`; of a defense or a method its first number too."""
+    always = first_number(kind, name, point) if kind in ("defenses", "methods") else None
+    return telling(allowed, point, () if always is None else (always,))

@@ -15,7 +15,7 @@ from splitfed.checkpoint import write_atomic
 from splitfed.study.report_data import METRICS, read_study
 from splitfed.study.report_page import content, reproduced
 from splitfed.study.report_summary import summarise, summary_of
-from splitfed.study.report_text import name_of, number, utility
+from splitfed.study.report_text import name_of, number, reversed_, utility
 from splitfed.study.units import size, span
 
 __all__ = ["summarise", "write_report"]
@@ -38,6 +38,7 @@ def write_report(folder: Path) -> Path:
         "score": lambda metric, found: _score(metric, found),
         "utility": lambda value: utility(summary, value),
         "utility_interval": lambda found: _bounds(summary, found),
+        "reversed": lambda attack, metric: bool(reversed_(attack, metric)),
         "name_of": lambda setting: name_of(summary, setting),
         "commands": reproduced(study),
     }
@@ -48,8 +49,8 @@ def write_report(folder: Path) -> Path:
 
 
 def interval(found: Mapping[str, Any], digits: int = 3) -> str:
-    """Write the bounds of an estimate, or nothing where it has none."""
-    return "" if found["low"] is None else f"{found['low']:.{digits}f} to {found['high']:.{digits}f}"
+    """Write the bounds of an estimate and, unless they are over seeds, over what; nothing where it has none."""
+    return "" if found["low"] is None else f"{found['low']:.{digits}f} to {found['high']:.{digits}f}{_over(found)}"
 
 
 def breakable(name: str) -> Markup:
@@ -80,7 +81,13 @@ def stacked(sizes: Mapping[str, float], kinds: Sequence[str], most: float) -> li
 
 
 def _bounds(summary: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    return "" if found["low"] is None else f"{utility(summary, found['low'])} to {utility(summary, found['high'])}"
+    if found["low"] is None:
+        return ""
+    return f"{utility(summary, found['low'])} to {utility(summary, found['high'])}{_over(found)}"
+
+
+def _over(found: Mapping[str, Any]) -> str:
+    return "" if found["over"] == "seeds" else f" ({found['over']})"
 
 
 def _score(metric: str, found: Mapping[str, Any] | None) -> str:

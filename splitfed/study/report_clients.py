@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from splitfed.study.report_data import Estimate, estimate
+from splitfed.study.report_data import AMOUNT, Estimate, bounds_of, estimate
 
 Json = dict[str, Any]
 Runs = Sequence[Mapping[str, Any]]
@@ -23,11 +23,14 @@ def clients_of(runs: Runs) -> Json | None:
     spreads = [run["utility"].get("spread") for run in runs]
     if not any(spreads):
         return None
-    known = [one or {} for one in spreads]
+    known, bounds = [one or {} for one in spreads], bounds_of(runs)
     return {
-        "spread": {key: _plain(estimate([one.get(key) for one in known])) for key in SPREAD},
-        "method": _means([run["utility"].get("method") or {} for run in runs]),
-        "across": _means([run["utility"].get("across") or {} for run in runs]),
+        "spread": {
+            key: _plain(estimate([one.get(key) for one in known], bounds=AMOUNT if key == "std" else bounds))
+            for key in SPREAD
+        },
+        "method": _means([run["utility"].get("method") or {} for run in runs], bounds),
+        "across": _means([run["utility"].get("across") or {} for run in runs], bounds),
     }
 
 
@@ -41,14 +44,15 @@ def target_of(runs: Runs) -> Json | None:
         "value": told[0]["value"],
         "reached": len(there),
         "of": len(told),
-        "rounds": _plain(estimate([one["rounds"] for one in there])),
-        "bytes": _plain(estimate([one["bytes"] for one in there])),
+        "rounds": _plain(estimate([one["rounds"] for one in there], bounds=AMOUNT)),
+        "bytes": _plain(estimate([one["bytes"] for one in there], bounds=AMOUNT)),
     }
 
 
-def _means(further: Sequence[Mapping[str, Any]]) -> Json:
+def _means(further: Sequence[Mapping[str, Any]], bounds: tuple[float, float]) -> Json:
     names = dict.fromkeys(name for one in further for name in one)
-    return {name: _plain(estimate([(one.get(name) or {}).get("mean") for one in further])) for name in names}
+    each = {name: [(one.get(name) or {}).get("mean") for one in further] for name in names}
+    return {name: _plain(estimate(values, bounds=bounds)) for name, values in each.items()}
 
 
 def _plain(found: Estimate | None) -> Json | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
 from splitfed import digests
 from splitfed.digests import Damaged
@@ -20,29 +22,46 @@ from splitfed.study.plain_text import plain, visible
 
 NO_DEFENSE = "none"
 NO_METHOD = "no method"
+UNBOUNDED = (-math.inf, math.inf)
+SHARE = (0.0, 1.0)
+AMOUNT = (0.0, math.inf)
+LEAST_SEEDS = 3
+"""From how many seeds on an interval is taken over them."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """How a score is written, and whether a larger value means that more leaked."""
+    """How a score is written, whether a larger value means that more leaked, and the `bounds` it cannot leave.
+
+    `centre`: the value that tells nothing, where one below it tells as much as one above: the guess is then the wrong
+    way round, and whoever turns it over has what the other side of the centre has.
+    """
 
     title: str
     unit: str
     up: bool
     digits: int
+    bounds: tuple[float, float] = UNBOUNDED
+    centre: float | None = None
+
+    def leak(self, value: float) -> float:
+        """Return how much a score of `value` leaks: a number that is greater for a greater leak."""
+        if self.centre is not None:
+            return self.centre + abs(value - self.centre)
+        return value if self.up else -value
 
 
 # The first of these that an attack was scored by is the one its headline uses.
 METRICS = {
     "psnr": Metric("PSNR", " dB", True, 1),
-    "ssim": Metric("SSIM", "", True, 3),
-    "r2": Metric("R²", "", True, 3),
-    "mse": Metric("MSE", "", False, 4),
-    "auc": Metric("AUC", "", True, 3),
-    "accuracy": Metric("accuracy", "", True, 3),
-    "tpr_at_fpr_1%": Metric("TPR at FPR 1 %", "", True, 3),
-    "tpr_at_fpr_0.1%": Metric("TPR at FPR 0.1 %", "", True, 3),
-    "total_variation": Metric("total variation", "", False, 3),
+    "ssim": Metric("SSIM", "", True, 3, (-1.0, 1.0)),
+    "r2": Metric("R²", "", True, 3, (-math.inf, 1.0)),
+    "mse": Metric("MSE", "", False, 4, AMOUNT),
+    "auc": Metric("AUC", "", True, 3, SHARE, 0.5),
+    "accuracy": Metric("accuracy", "", True, 3, SHARE),
+    "tpr_at_fpr_1%": Metric("TPR at FPR 1 %", "", True, 3, SHARE),
+    "tpr_at_fpr_0.1%": Metric("TPR at FPR 0.1 %", "", True, 3, SHARE),
+    "total_variation": Metric("total variation", "", False, 3, SHARE),
 }
 
 
@@ -78,7 +97,10 @@ TARGETS = {
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with its 95 % interval (None: there is none) over `n` of `over`, "seeds" or "victims"."""
+    """The mean of `n` seeds with its 95 % interval `over` "seeds", "victims" or "rows"; None, over "nothing": without.
+
+    Only an interval over seeds speaks of other trainings.
+    """
 
     mean: float
     low: float | None
@@ -87,24 +109,43 @@ class Estimate:
     over: str
 
 
+class Measure(NamedTuple):
+    """What the strength of a defense counts: a parameter `name`, in `unit`; `rises`: whether more is stronger."""
+
+    name: str
+    unit: str = ""
+    rises: bool = True
+
+    @property
+    def title(self) -> str:
+        """Name and unit, for an axis or a heading."""
+        return f"{self.name} ({self.unit})" if self.unit else self.name
+
+
+UNNAMED = Measure("strength")
+"""Of results that name no parameter."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """All runs that differ in nothing but the seed; `runs` are their results, in the order of their seeds.
 
     `intruder`: who hijacked the training, "" for an honest one. `place`: the topology, the schedule and the federated
-    method where the study has several, and the intruder: what a figure tells apart by its markers.
+    method where the study has several, and the intruder: what a figure tells apart by its markers. `strength`: of the
+    defense, as `measure` counts it; None for no defense, and for one that has no such parameter.
     """
 
     topology: str
     defense: str
     family: str
-    strength: float
+    strength: float | None
     guarantee: str
     runs: tuple[Mapping[str, Any], ...]
     schedule: str = ""
     place: str = ""
     intruder: str = ""
     method: str = NO_METHOD
+    measure: Measure = UNNAMED
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -151,22 +192,48 @@ def read_study(folder: Path) -> Study:
     return Study(folder, visible(_name(folder)), config, environment, _grouped(results), tuple(unfinished))
 
 
-def estimate(values: Sequence[float | None], scores: Sequence[Mapping[str, Any]] = ()) -> Estimate | None:
-    """Return the mean of one value a seed, with Student's interval over two seeds or more.
+def estimate(
+    values: Sequence[float | None],
+    scores: Sequence[Mapping[str, Any] | None] = (),
+    bounds: tuple[float, float] = UNBOUNDED,
+    over: str = "victims",
+) -> Estimate | None:
+    """Return the mean of one value a seed, with Student's interval over three seeds or more, within `bounds`.
 
-    With one seed the interval is that of its own victims, where `scores` (a mapping a seed with low, high) has it.
-    Values that are missing or not finite are left out; None when nothing is left.
+    Two seeds have one degree of freedom, whose interval is 9 times their distance wide and says nothing: with fewer
+    than three, the bounds are the means of the seeds' own over `over`, where all `scores` (a mapping a seed with low
+    and high) have them. Values that are missing or not finite are left out; None when nothing is left.
     """
-    kept = [float(v) for v in values if v is not None and math.isfinite(v)]
+    pairs = itertools.zip_longest(values, scores[: len(values)])
+    kept = [(float(v), s) for v, s in pairs if v is not None and math.isfinite(v)]
     if not kept:
         return None
-    if len(kept) > 1:
-        found = mean_interval(kept)
-        return Estimate(found.mean, found.low, found.high, len(kept), "seeds")
-    victims = next((s for s in scores if s.get("low") is not None), None)
-    if victims is None:
-        return Estimate(kept[0], None, None, 1, "seeds")
-    return Estimate(kept[0], float(victims["low"]), float(victims["high"]), 1, "victims")
+    numbers, n = [v for v, _ in kept], len(kept)
+    if n >= LEAST_SEEDS:
+        low, high = bounds
+        # A result of somebody else's metric may lie where ours cannot.
+        ours = {"low": low, "high": high} if all(low <= v <= high for v in numbers) else {}
+        found = mean_interval(numbers, **ours)
+        return Estimate(found.mean, found.low, found.high, n, "seeds")
+    mean = fmean(numbers)
+    own = [(s["low"], s["high"]) for _, s in kept if s and s.get("low") is not None and s.get("high") is not None]
+    if len(own) < n:
+        return Estimate(mean, None, None, n, "nothing")
+    # Seeds share rows, so their errors need not cancel: the mean of bounds is never too narrow for the mean.
+    return Estimate(mean, fmean(low for low, _ in own), fmean(high for _, high in own), n, over)
+
+
+def utility_of(runs: Sequence[Mapping[str, Any]]) -> Estimate | None:
+    """Return the test utility of `runs` that differ in their seed alone; below three, its interval is over rows."""
+    told = [run["utility"] for run in runs]
+    return estimate([u["test"] for u in told], [u.get("interval") for u in told], bounds_of(runs), "rows")
+
+
+def bounds_of(runs: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """Return what the utility of `runs` cannot leave."""
+    told = runs[0].get("utility") or {}
+    low, high = told.get("bounds") or (SHARE if told.get("metric") == "accuracy" else (None, None))
+    return -math.inf if low is None else float(low), math.inf if high is None else float(high)
 
 
 def score(runs: Sequence[Mapping[str, Any]], attack: str, metric: str, who: str = "guess") -> Estimate | None:
@@ -177,7 +244,7 @@ def score(runs: Sequence[Mapping[str, Any]], attack: str, metric: str, who: str 
         for a in run["attacks"]
         if a["label"] == attack and who in a["scores"].get(metric, {})
     ]
-    return estimate([s["mean"] for s in found], found)
+    return estimate([s["mean"] for s in found], found, METRICS[metric].bounds)
 
 
 def _grouped(results: Sequence[Mapping[str, Any]]) -> tuple[Setting, ...]:
@@ -200,10 +267,11 @@ def _grouped(results: Sequence[Mapping[str, Any]]) -> tuple[Setting, ...]:
         place = ", ".join([topology, *([schedule] if several else []), *([method] if methods else [])])
         settings.append(
             Setting(
-                *(topology, defense, about["name"], float(about["strength"]), about["guarantee"], ordered, schedule),
+                *(topology, defense, about["name"], _strength(about), about["guarantee"], ordered, schedule),
                 f"{place}, {intruder} inside" if intruder else place,
                 intruder,
                 method,
+                _measure(about),
             )
         )
     return tuple(sorted(settings, key=_order))
@@ -212,7 +280,18 @@ def _grouped(results: Sequence[Mapping[str, Any]]) -> tuple[Setting, ...]:
 def _order(setting: Setting) -> tuple[Any, ...]:
     """Sort by place, what has no method and what has no defense first."""
     where = (setting.topology, setting.schedule, setting.method != NO_METHOD, setting.place)
-    return (*where, setting.family != NO_DEFENSE, setting.family, setting.strength)
+    stronger = -math.inf if setting.strength is None else setting.strength * (1 if setting.measure.rises else -1)
+    return (*where, setting.family != NO_DEFENSE, setting.family, setting.measure.name, stronger)
+
+
+def _strength(about: Mapping[str, Any]) -> float | None:
+    """Return the strength that a result names; results of before had 0 for no defense."""
+    return None if about["name"] == NO_DEFENSE or about["strength"] is None else float(about["strength"])
+
+
+def _measure(about: Mapping[str, Any]) -> Measure:
+    name, unit = about.get("strength_parameter"), about.get("strength_unit")
+    return Measure(name, unit or "", about.get("stronger") != "less") if name else UNNAMED
 
 
 def _method(result: Mapping[str, Any]) -> str:

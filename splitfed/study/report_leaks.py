@@ -79,7 +79,9 @@ def _sentence(summary: Summary, setting: Mapping[str, Any], attack: str, metrics
     said += f"{METRICS[metric].title} {number(metric, scores[metric]['guess']['mean'])}"
     said += f" ({blindly(summary, metric, target)} {number(metric, blind['mean'])})" if blind else ""
     if blind and not beats_baseline(found, metric):
-        said += f"; it {turned}" if (turned := reversed_(found)) else ", not measurably better than that baseline"
+        said += ", not measurably better than that baseline"
+    elif turned := reversed_(found, metric):
+        said += f"; it {turned}"
     # Of few outsiders a hundredth is nobody: then this is the share found with none accused.
     low = "tpr_at_fpr_1%"
     if low in there and scores[low].get("chance"):

@@ -10,16 +10,17 @@ from typing import Any
 import torch
 from markupsafe import Markup
 
-from splitfed.study.figures import by_strength, curves, scored, tradeoff
+from splitfed.study.figures import curves, scored, tradeoff
 from splitfed.study.figures_clients import by_round, per_client
 from splitfed.study.figures_costs import accuracy_over_time, crossover_plot
 from splitfed.study.figures_depth import Line, by_depth, lines
 from splitfed.study.figures_images import SHOWN, Pair, brightness, feature_scores, is_image, pairs, strip
 from splitfed.study.figures_inside import while_training
 from splitfed.study.figures_private import epsilon_by_round
+from splitfed.study.figures_strength import by_strength, without
 from splitfed.study.figures_style import Looks
 from splitfed.study.report_costs import crossovers, over_time
-from splitfed.study.report_data import METRICS, TARGETS, Setting, Study
+from splitfed.study.report_data import LEAST_SEEDS, METRICS, TARGETS, Setting, Study
 from splitfed.study.report_leaks import leaks, stolen
 from splitfed.study.report_sees import places
 from splitfed.study.report_shared import pictures
@@ -57,6 +58,7 @@ def content(study: Study, summary: Summary) -> Json:
         ],
         "depths": _depths(study, summary),
         "strengths": [Markup(figure) for figure in strengths if figure],
+        "without_strength": without(summary),
         "curves": Markup(curves(summary, study.settings, looks, "curves")),
         **_clients(summary, study.settings),
         "learning": [
@@ -97,10 +99,14 @@ def _metrics(summary: Summary, target: str) -> list[str]:
 def _over(summary: Summary) -> str:
     """Say what the intervals in the figures are taken over."""
     seeds = {len(s["seeds"]) for s in summary["settings"]}
-    if seeds == {1}:
-        return "Bars are 95 % bootstrap intervals over victims (one seed: none over trainings, none for utility)."
-    text = "Bars are 95 % Student intervals over seeds"
-    return f"{text}; settings with one seed: over victims." if 1 in seeds else f"{text}."
+    few = (
+        "of the victims (bootstrap) and of the test rows (Wilson's for accuracy, else bootstrap), under these very "
+        "trainings: they say nothing of other seeds"
+    )
+    if max(seeds) < LEAST_SEEDS:
+        return f"Bars are 95 % intervals {few}."
+    text = "Bars are 95 % Student intervals over seeds, taken on a scale on which they stay in the metric's range"
+    return f"{text}; settings with fewer than three seeds: {few}." if min(seeds) < LEAST_SEEDS else f"{text}."
 
 
 def _pictures(study: Study, summary: Summary, attack: str) -> Json:

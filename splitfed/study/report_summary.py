@@ -11,7 +11,19 @@ from splitfed.study.cell import written
 from splitfed.study.private import privacy_of
 from splitfed.study.report_clients import clients_of, target_of
 from splitfed.study.report_costs import costs_of, participation
-from splitfed.study.report_data import METRICS, TARGETS, Estimate, Setting, Study, estimate, read_study, score
+from splitfed.study.report_data import (
+    AMOUNT,
+    METRICS,
+    SHARE,
+    TARGETS,
+    Estimate,
+    Setting,
+    Study,
+    estimate,
+    read_study,
+    score,
+    utility_of,
+)
 from splitfed.study.report_names import short_names
 from splitfed.study.report_pareto import pareto_front
 from splitfed.study.report_text import headline
@@ -22,8 +34,9 @@ CLONES = ("clone", "trained", "fresh")
 def summarise(folder: Path) -> dict[str, Any]:
     """Return the study in `folder` as plain JSON: every setting with its estimates, the headline, what is missing.
 
-    An estimate is {mean, low, high, n, over}: a 95 % interval over seeds, or over victims where there is one seed;
-    low and high are None where there is neither. Raises `InvalidInput` where no run has finished.
+    An estimate is {mean, low, high, n, over}: a 95 % interval over seeds, or over the victims' or test rows where there
+    are fewer than three seeds; low and high are None, and `over` is "nothing", where there is neither.
+    Raises `InvalidInput` where no run has finished.
     """
     return summary_of(read_study(folder))
 
@@ -56,11 +69,6 @@ def summary_of(study: Study) -> dict[str, Any]:
     return summary
 
 
-def leakage(metric: str, value: float) -> float:
-    """Return `value` with the sign that makes more of it more leakage."""
-    return value if METRICS[metric].up else -value
-
-
 def _place_names(settings: Sequence[Setting], attacks: Mapping[str, str]) -> dict[str, str]:
     """Return short names of topologies, of schedules, of methods, and of the places that the study has."""
     topologies = short_names(list(dict.fromkeys(s.topology for s in settings)))
@@ -79,7 +87,8 @@ def _place_names(settings: Sequence[Setting], attacks: Mapping[str, str]) -> dic
 def _setting(setting: Setting) -> dict[str, Any]:
     runs = setting.runs
     known = [r["dependence"] for r in runs if r.get("dependence")]
-    dependence = _plain(estimate([d["u_distance_correlation_sqr"] for d in known]))
+    # A ratio of an inner product to its norms: between -1 and 1.
+    dependence = _plain(estimate([d["u_distance_correlation_sqr"] for d in known], bounds=(-1.0, 1.0)))
     return {
         "topology": setting.topology,
         "schedule": setting.schedule,
@@ -89,13 +98,15 @@ def _setting(setting: Setting) -> dict[str, Any]:
         "defense": setting.defense,
         "family": setting.family,
         "strength": setting.strength,
+        "measure": setting.measure._asdict() | {"title": setting.measure.title},
         "guarantee": setting.guarantee,
         "seeds": list(setting.seeds),
-        "utility": _plain(estimate([r["utility"]["test"] for r in runs])),
-        "bytes": _plain(estimate([r["bytes"] for r in runs])),
+        "utility": _plain(utility_of(runs)),
+        "constant": _constant(runs),
+        "bytes": _plain(estimate([r["bytes"] for r in runs], bounds=AMOUNT)),
         "bytes_by_kind": _by_kind(runs),
-        "messages": _plain(estimate([r["messages"] for r in runs])),
-        "seconds": _plain(estimate([r["seconds"] for r in runs])),
+        "messages": _plain(estimate([r["messages"] for r in runs], bounds=AMOUNT)),
+        "seconds": _plain(estimate([r["seconds"] for r in runs], bounds=AMOUNT)),
         # A study claims dependence at a level only where every seed supports it, so the largest p value is told.
         "dependence": dependence and dependence | {"p_value": max(d["p_value"] for d in known)},
         "predicted": costs_of(runs),
@@ -104,9 +115,17 @@ def _setting(setting: Setting) -> dict[str, Any]:
         "clients": clients_of(runs),
         "target": target_of(runs),
         "turned_off": next((run["turned_off"] for run in runs if run.get("turned_off")), None),
-        "simulated_seconds": _plain(estimate([r["history"][-1].get("simulated_seconds") for r in runs])),
+        "simulated_seconds": _plain(estimate([r["history"][-1].get("simulated_seconds") for r in runs], bounds=AMOUNT)),
         "attacks": {label: _attack(runs, label) for label in _labels(runs)},
     }
+
+
+def _constant(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return what always giving one answer scores, {score, name}, the mean over seeds; None where there is none."""
+    known = [run["utility"].get("constant") for run in runs]
+    if not all(known):
+        return None
+    return {"score": sum(c["score"] for c in known) / len(known), "name": known[0]["name"]}
 
 
 def _labels(runs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -121,7 +140,7 @@ def _attack(runs: Sequence[Mapping[str, Any]], label: str) -> dict[str, Any]:
     stolen = [a["stolen"] for a in found if "stolen" in a]
     return {
         "adversary": found[0]["adversary"],
-        "seconds": _plain(estimate([a["seconds"] for a in found])),
+        "seconds": _plain(estimate([a["seconds"] for a in found], bounds=AMOUNT)),
         "victims": found[0]["victims"],
         "depth": found[0].get("depth"),
         "target": target,
@@ -142,7 +161,7 @@ def _chosen(attack: Mapping[str, Any]) -> str:
 def _stolen(found: Sequence[Mapping[str, Any]], who: str) -> Estimate | None:
     """Return the accuracy of the whole model with the upstream segments of `who`."""
     scores = [one["accuracy"][who] for one in found if who in one.get("accuracy", {})]
-    return estimate([s["mean"] for s in scores], scores)
+    return estimate([s["mean"] for s in scores], scores, SHARE)
 
 
 def _by_kind(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -167,6 +186,8 @@ def _mark_fronts(summary: Mapping[str, Any]) -> None:
             # What a hijacked training is good for is no utility to weigh leakage against.
             useful = [s for s in summary["settings"] if s["utility"] and not s["intruder"]]
             there = [s for s in useful if _scored(s, label, metric)]
-            points = [(sign * s["utility"]["mean"], leakage(metric, _scored(s, label, metric)["mean"])) for s in there]
+            points = [
+                (sign * s["utility"]["mean"], METRICS[metric].leak(_scored(s, label, metric)["mean"])) for s in there
+            ]
             for position in pareto_front(points):
                 there[position]["attacks"][label]["front"].append(metric)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from splitfed.study.report_data import METRICS, NO_DEFENSE, NO_METHOD, TARGETS, Setting
+from splitfed.study.report_data import LEAST_SEEDS, METRICS, NO_DEFENSE, NO_METHOD, TARGETS, Setting
 from splitfed.study.units import plural
+from splitfed.utility import Constant, below_constant
 
 Summary = Mapping[str, Any]
+SHOWN = 3  # settings that a finding of the same kind names in a sentence of their own
 
 
 def headline(summary: Summary) -> list[str]:
@@ -17,6 +19,7 @@ def headline(summary: Summary) -> list[str]:
     if not summary["attacks"] and len(summary["methods"]) > 1:
         # A study that compares methods says once that it says nothing of leakage.
         return [*sentences, "No attack was scored, so nothing can be said about leakage.", *_limits(summary)]
+    sentences += _useless(summary)
     for where in summary["places"]:
         settings = [s for s in summary["settings"] if s["place"] == where and s["utility"]]
         place = f"{summary['names'][where]}: " if len(summary["places"]) > 1 else ""
@@ -49,9 +52,8 @@ def utility(summary: Summary, value: float) -> str:
 
 def strongest(setting: Mapping[str, Any], metric: str, target: str = "inputs") -> str | None:
     """Return the label of the attack on `target` that leaks most in `setting` by `metric`; None where there is none."""
-    sign = 1 if METRICS[metric].up else -1
     scored = {
-        label: sign * attack["scores"][metric]["guess"]["mean"]
+        label: METRICS[metric].leak(attack["scores"][metric]["guess"]["mean"])
         for label, attack in setting["attacks"].items()
         if attack["target"] == target and attack["scores"].get(metric, {}).get("guess")
     }
@@ -65,10 +67,15 @@ def baseline(attack: Mapping[str, Any], metric: str) -> Mapping[str, Any] | None
 
 
 def beats_baseline(attack: Mapping[str, Any], metric: str) -> bool:
-    """Tell whether the guess is better than its baseline, on these same victims, beyond its own interval."""
+    """Tell whether the guess leaks more than its baseline, on these same victims, beyond its own interval.
+
+    A guess that is measurably the wrong way round leaks too.
+    """
     guess, blind = attack["scores"][metric]["guess"], baseline(attack, metric)
     assert blind is not None
     beaten = float(blind["mean"])
+    if METRICS[metric].centre is not None and _bound(guess, "high") < beaten:
+        return True
     return _bound(guess, "low") > beaten if METRICS[metric].up else _bound(guess, "high") < beaten
 
 
@@ -118,11 +125,29 @@ def _compared(summary: Summary) -> list[str]:
         said = f"{name_of(summary, setting)}: {summary['utility']['metric']} {utility(summary, own['mean'])} over all "
         said += f"clients, {utility(summary, other['mean'])} without the method"
         if own["low"] is None or other["low"] is None:
-            said += " (one seed: no interval)"
+            said += " (no interval)"
         elif _overlap(own, other):
             said += " (the intervals overlap)"
         sentences.append(f"{said}.")
     return sentences
+
+
+def _useless(summary: Summary) -> list[str]:
+    """Name the settings whose model is no better than whoever gives the same answer to every row."""
+    metric, up = summary["utility"]["metric"], summary["utility"]["higher_is_better"]
+    told = []
+    for setting in summary["settings"]:
+        found = setting["constant"]
+        # What hijacked clients reach is said to be no result anyway.
+        if not found or not setting["utility"] or setting["intruder"]:
+            continue
+        said = below_constant(metric, setting["utility"]["mean"], Constant(**found), up)
+        if said:
+            name = name_of(summary, setting)
+            told.append((name, f"{name}: {said}, so this model is of no use."))
+    rest = ", ".join(name for name, _ in told[SHOWN:])
+    more = [f"Of no use either, in the same way: {rest}."] if rest else []
+    return [*(said for _, said in told[:SHOWN]), *more]
 
 
 def _found(summary: Summary, settings: list[Mapping[str, Any]]) -> list[str]:
@@ -133,13 +158,14 @@ def _found(summary: Summary, settings: list[Mapping[str, Any]]) -> list[str]:
     if not told:
         return ["no attack was scored, so nothing can be said about leakage."]
     (target, metric), *further = told
+    named = {strongest(base, m, t) for t, m in told if METRICS[m].centre is not None}
     before = f"undefended ({summary['utility']['metric']} {utility(summary, base['utility']['mean'])}), "
     first = before + _reached(summary, base, metric, target)
     more = [f"undefended, {_reached(summary, base, m, t)}" for t, m in further]
     more += [
         f"undefended, {summary['names'][label]} {said}."
         for label, a in base["attacks"].items()
-        if (said := reversed_(a))
+        if label not in named and (said := reversed_(a))
     ]
     others = [s for s in settings if s is not base and strongest(s, metric, target)]
     return [first, *_changes(summary, base, others, metric, target), *more]
@@ -158,19 +184,22 @@ def _reached(summary: Summary, base: Mapping[str, Any], metric: str, target: str
     reached += f" ({blindly(summary, metric, target)} {number(metric, blind['mean'])})" if blind else ""
     if blind and not beats_baseline(attack, metric):
         return f"{_most(target)}, {named}, gets {reached}: not measurably better than that baseline."
+    if turned := reversed_(attack, metric):
+        return f"{_most(target)}, {named}, {turned}."
     # Reconstructions come from the server, as a rule; of other guesses it is news who makes them.
     whose = "" if target == "inputs" else f"{attack['adversary']} by "
     return f"{whose}{named} {TARGETS[target].gets} {reached}."
 
 
-def reversed_(attack: Mapping[str, Any]) -> str:
+def reversed_(attack: Mapping[str, Any], metric: str = "auc") -> str:
     """Say so where an attack tells two kinds apart and names them the wrong way round: an AUC below .5 leaks too."""
-    guess = attack["scores"].get("auc", {}).get("guess")
-    if guess is None or _bound(guess, "high") >= 0.5:
+    guess, centre = (attack["scores"].get(metric) or {}).get("guess"), METRICS[metric].centre
+    if guess is None or centre is None or _bound(guess, "high") >= centre:
         return ""
+    title = METRICS[metric].title
     return (
-        f"ranks the wrong way round (AUC {number('auc', guess['mean'])}): whoever turns its guesses over has "
-        f"AUC {number('auc', 1 - guess['mean'])}"
+        f"is reversed: it ranks the wrong way round ({title} {number(metric, guess['mean'])}), and whoever turns its "
+        f"guesses over has {title} {number(metric, METRICS[metric].leak(guess['mean']))}"
     )
 
 
@@ -188,7 +217,7 @@ def _changes(
         return float(lost if summary["utility"]["higher_is_better"] else -lost)
 
     def leak(setting: Mapping[str, Any]) -> float:
-        return float((1 if METRICS[metric].up else -1) * _worst(setting, metric, target)["mean"])
+        return METRICS[metric].leak(_worst(setting, metric, target)["mean"])
 
     def brings(setting: Mapping[str, Any]) -> str:
         label = strongest(setting, metric, target) or ""
@@ -196,6 +225,7 @@ def _changes(
         guess = attack["scores"][metric]["guess"]
         said = f"with {names[setting['defense']]}, {_most(target)} ({names[label]}) gets "
         said += number(metric, guess["mean"])
+        said += " (reversed)" if reversed_(attack, metric) else ""
         if baseline(attack, metric) and not beats_baseline(attack, metric):
             said += f" (not measurably better than the {blindly(summary, metric, target)})"
         elif _overlap(guess, _worst(base, metric, target)):
@@ -257,9 +287,11 @@ def _limits(summary: Summary) -> list[str]:
             f"{named} is active: it replaces the gradients that clients get, so it has trainings of its own; their "
             f"{metric} is that of hijacked clients, and cannot be compared with honest ones."
         )
-    if all(len(s["seeds"]) == 1 for s in summary["settings"]):
+    few = {len(s["seeds"]) for s in summary["settings"]}
+    if max(few) < LEAST_SEEDS:
+        seeds = "One seed a setting" if few == {1} else "Fewer than three seeds a setting"
         sentences.append(
-            "One seed a setting: intervals are over victims, and differences between trainings are not measured."
+            f"{seeds}: intervals are over victims and test rows, and differences between trainings are not measured."
         )
     defended = [s for s in summary["settings"] if s["family"] != NO_DEFENSE]
     if defended and all(s["guarantee"] == "no formal guarantee" for s in defended):

@@ -34,7 +34,7 @@ from splitfed.records import reached, selected, spread
 from splitfed.run import Run
 from splitfed.seeding import generator
 from splitfed.study import build, costs, private
-from splitfed.study.cell import Cell, Probe
+from splitfed.study.cell import Cell, Guarded, Probe
 from splitfed.study.depth import depth
 from splitfed.study.holdings import holdings
 from splitfed.study.intruding import sent
@@ -181,7 +181,7 @@ def _identity(cell: Cell) -> Json:
         "defense": {
             "label": guard.label,
             "name": guard.name,
-            "strength": guard.strength,
+            **_strength(guard),
             "guarantee": guard.guarantee,
             "parts": [{"name": p.name, "parameters": dict(p.told)} for p in guard.parts],
         },
@@ -192,6 +192,20 @@ def _identity(cell: Cell) -> Json:
         "model": cell.model.label if cell.model else "models by piece",
         "data": cell.data.name,
         "clients": cell.data.clients,
+    }
+
+
+def _strength(guard: Guarded) -> Json:
+    """Tell the strength of a setting, and in which parameter, unit and direction it counts; None without one."""
+    found = guard.strength
+    if found is None:
+        return {"strength": None, "strength_parameter": None, "strength_unit": None, "stronger": None}
+    stronger = "more" if found.rises else "less"
+    return {
+        "strength": float(found.value),
+        "strength_parameter": found.name,
+        "strength_unit": found.unit,
+        "stronger": stronger,
     }
 
 
@@ -206,6 +220,9 @@ def _measured(run: Run, cell: Cell) -> Json:
             "higher_is_better": task.higher_is_better,
             "validation": last["validation"]["union"],
             "test": last["test"]["union"],
+            "interval": last["test"].get("interval"),
+            "bounds": list(task.bounds),
+            "constant": None if run.constant is None else run.constant._asdict(),
             "clients": last["test"]["clients"],
             "spread": last["test"].get("spread"),
             "method": {name: spread(scores) for name, scores in last["test"].get("method", {}).items()},

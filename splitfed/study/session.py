@@ -21,6 +21,7 @@ from splitfed.study.cell import Cell
 from splitfed.study.grid import Grid, expand
 from splitfed.study.progress import Reports, Watcher, relay, watcher
 from splitfed.study.rehearsal import rehearse
+from splitfed.study.remarks import remarks
 from splitfed.study.report_data import METRICS
 from splitfed.study.runner import Json, perform, result
 from splitfed.study.store import StudyFolder
@@ -132,7 +133,7 @@ def closing(found: Json) -> str:
         score = attack["scores"][metric]["guess"]["mean"]
         said = "-" if score is None else f"{score:.3g}"
         parts.append(f"{attack['attack']} {metric} {said} in {attack['seconds']:.1f} s")
-    return f"{found['id']}: {', '.join(parts)}"
+    return "; ".join([f"{found['id']}: {', '.join(parts)}", *remarks(found)])
 
 
 def _hire(folder: Path, code: Path | None, count: int, lock: int | None, told: Watcher) -> None:

@@ -24,6 +24,9 @@ if sys.platform != "win32":
     import fcntl
 
 
+STRENGTH = ("strength", "strength_parameter", "strength_unit", "stronger")
+
+
 class StudyFolder:
     """Owns `path`: `check` and `claim` refuse a folder that belongs to something else."""
 
@@ -100,7 +103,7 @@ def rows(found: Json) -> Iterator[dict[str, Any]]:
         "topology_label": found["topology"]["label"],
         "defense": found["defense"]["name"],
         "defense_label": found["defense"]["label"],
-        "strength": found["defense"]["strength"],
+        **{key: found["defense"].get(key) for key in STRENGTH},
         "guarantee": found["defense"]["guarantee"],
         **{key: found[key] for key in ("seed", "schedule", "model", "data", "clients")},
         "method": found.get("method", "none"),
@@ -111,6 +114,13 @@ def rows(found: Json) -> Iterator[dict[str, Any]]:
         return
     utility, dependence = found["utility"], found["dependence"] or {}
     run |= {"metric": utility["metric"], "utility": utility["test"], "utility_validation": utility["validation"]}
+    bounds = utility.get("interval") or {}
+    run |= {
+        "utility_low": bounds.get("low"),
+        "utility_high": bounds.get("high"),
+        "utility_interval": bounds.get("kind"),
+    }
+    run["utility_of_constant_answer"] = (utility.get("constant") or {}).get("score")
     run |= _clients(found)
     run |= {key: found[key] for key in ("bytes", "messages", "seconds", "rounds")}
     run |= {f"bytes_{kind.replace(' ', '_')}": n for kind, n in found["bytes_by_kind"].items()}

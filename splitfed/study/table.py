@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from splitfed.study.remarks import remarks
 from splitfed.study.report_data import METRICS
 from splitfed.study.runner import Json
 
@@ -44,6 +45,8 @@ def settings(results: Sequence[Json]) -> list[dict[str, Any]]:
         row["seeds"] = len(ended)
         row["failed"] = len(group) - len(ended)
         if ended:
+            # The same remark on every seed differs in its numbers: those of the first seed that has any are told.
+            row["remarks"] = next(filter(None, map(remarks, ended)), [])
             row["metric"] = ended[0]["utility"]["metric"]
             row["utility"] = fmean(found["utility"]["test"] for found in ended)
             if any(found.get("privacy") for found in ended):
@@ -118,6 +121,10 @@ def show(results: Sequence[Json], console: Console) -> None:
     if not several and rows:
         console.print(rows[0]["topology"], highlight=False, markup=False)
     console.print(table)
+    for row in rows:
+        for said in row.get("remarks", []):
+            where = ", ".join(row[name] for name in (*names, "defense") if row.get(name))
+            console.print(f"{where}: {said}", highlight=False, markup=False)
 
 
 def _attacks(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:

@@ -80,7 +80,7 @@ def horizontal() -> Iterator[Line]:
     """Ten clients of MNIST-5k, LeNet cut after its first pooling, 30 epochs in all."""
 
     def make() -> nn.Module:
-        return lenet((1, 28, 28), 10)
+        return lenet((1, 28, 28), 10, seed=None)
 
     shapes: dict[str, tuple[Callable[[nn.Module], sf.Topology], Schedule]] = {
         "vanilla, sequential": (lambda m: topologies.vanilla(m, "pool1"), schedules.Sequential()),
@@ -120,7 +120,7 @@ def joined(shapes: list[tuple[int, ...]], hidden: int, outputs: int) -> Callable
     """Vertical: a small network a party, side by side, and one layer on top; labels at the last party."""
 
     def make(_: nn.Module) -> sf.Topology:
-        bottoms = {f"party{i}": mlp(shape, hidden, (hidden,)) for i, shape in enumerate(shapes)}
+        bottoms = {f"party{i}": mlp(shape, hidden, (hidden,), seed=None) for i, shape in enumerate(shapes)}
         top = nn.Sequential(nn.ReLU(), nn.Linear(hidden * len(shapes), outputs))
         return topologies.vertical(bottoms, top, labels=f"party{len(shapes) - 1}")
 
@@ -131,7 +131,7 @@ def first_only(name: str, outputs: int, hidden: int, shape: tuple[int, ...]) -> 
     """The label party with its own part of each row alone."""
 
     def make(_: nn.Module) -> sf.Topology:
-        segment = sf.Segment("model", name, mlp(shape, outputs, (hidden, hidden)), (name,), ("out",), "")
+        segment = sf.Segment("model", name, mlp(shape, outputs, (hidden, hidden), seed=None), (name,), ("out",), "")
         return sf.Topology("alone", (segment,), {name: name}, (sf.Head("out", name, name),))
 
     return make

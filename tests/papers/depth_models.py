@@ -32,7 +32,7 @@ class Case(NamedTuple):
 
 def _model(seed: int, shape: tuple[int, ...] = IMAGE) -> LeNet:
     with stream(derive(seed, "depth", *shape)):
-        return lenet(shape, 10)
+        return lenet(shape, 10, seed=None)
 
 
 def until(model: nn.Sequential, depth: str) -> nn.Sequential:
@@ -44,7 +44,7 @@ def until(model: nn.Sequential, depth: str) -> nn.Sequential:
 def after(seed: int, depth: str, shape: tuple[int, ...], last: str = "fc3", outputs: int = 10) -> nn.Sequential:
     """Return a fresh LeNet's steps behind `depth` to `last`, for inputs of `shape`; the first weights fit that."""
     with stream(derive(seed, "after", depth, last, outputs)):
-        steps = list(lenet(IMAGE, outputs).named_children())
+        steps = list(lenet(IMAGE, outputs, seed=None).named_children())
         names = [name for name, _ in steps]
         x, found = torch.zeros(2, *shape), OrderedDict[str, nn.Module]()
         for name, step in steps[names.index(depth) + 1 : names.index(last) + 1]:

@@ -127,7 +127,7 @@ def _turned(images: Dataset, setting: Setting, minimum: int, drawn: torch.Genera
 def topology(shape: str, seed: int) -> Topology:
     """Return LeNet with maximum pooling, whole or cut: the same weights in every shape."""
     with stream(derive(seed, "hybrids", "weights")):
-        model = lenet((1, 28, 28), 10, pool="max")
+        model = lenet((1, 28, 28), 10, pool="max", seed=None)
     if shape == "whole":
         return local(model)
     return vanilla(model, CUT) if shape == "vanilla" else u_shaped(model, CUTS)

@@ -56,7 +56,7 @@ def train(name: str, share: float | None, seed: int, rounds: int, every: int, pe
     topologies = []
     for lane in range(DOMAINS):
         with stream(derive(seed, "mafml table", lane)):
-            topologies.append(local(lenet((1, 28, 28), 10)))
+            topologies.append(local(lenet((1, 28, 28), 10, seed=None)))
     return sf.train(
         topologies,
         rows,

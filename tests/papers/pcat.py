@@ -77,7 +77,7 @@ def data(seed: int, each: int) -> Federation:
 def model(seed: int) -> nn.Sequential:
     """Return LeNet-5 with the weights of `seed`."""
     with stream(seed):
-        return lenet((1, 28, 28), 10)
+        return lenet((1, 28, 28), 10, seed=None)
 
 
 def train(seed: int, setting: Setting, plan: Pcat, rounds: int) -> Run:

@@ -51,7 +51,7 @@ def _one(
     fusion: str, harm: tuple[Manipulation, ...], dirichlet: float | None, seed: int, rounds: int
 ) -> dict[str, float]:
     with stream(seed):
-        model = mlp((1, 8, 8), 10, (32,))
+        model = mlp((1, 8, 8), 10, (32,), seed=None)
     run = splitfed.train(
         vanilla(model, "relu1"),
         splitfed.data.digits().clients(CLIENTS, auxiliary=2, victims=2, validation=0.0, dirichlet=dirichlet, seed=seed),
