@@ -70,6 +70,12 @@ def handed(view: View, knowledge: Knowledge) -> dict[str, list[Tensor]]:
     if knowledge.architecture is not None:
         clone = knowledge.architecture(3)
         found["architecture()"] = [*tensors(clone), *clone.parameters()]
+    y = torch.zeros(8, dtype=torch.int64)
+    if knowledge.imitate is not None:
+        trained = knowledge.imitate(torch.ones(8, *knowledge.shape), y, 1, 4, 0)
+        found["imitate()"] = [trained.predict(x), *tensors(trained._engine.modules(0))]  # type: ignore[attr-defined]
+    if knowledge.loss is not None and knowledge.query is not None:
+        found["loss()"] = [knowledge.loss(x, knowledge.query(x), y[:2])]
     if knowledge.head is not None:
         found["head()"] = [*tensors(knowledge.head())]
     return found
@@ -180,7 +186,7 @@ KNOWN = {Needs.AUXILIARY, Needs.AUXILIARY_LABELS, Needs.ATTRIBUTES}
 UPSTREAM = {Needs.QUERIES, Needs.UPSTREAM, Needs.PREDICTIONS, Needs.MODEL, Needs.ARCHITECTURE}
 CASES: dict[str, tuple[str, str, set[Needs], Target, Phase, tuple[str, ...]]] = {
     "releases": (
-        *("vanilla", "server", {Needs.RELEASES, *KNOWN, *UPSTREAM, Needs.DOWNSTREAM}),
+        *("vanilla", "server", {Needs.RELEASES, *KNOWN, *UPSTREAM, Needs.DOWNSTREAM, Needs.IMITATION}),
         *(Target.INPUTS, Phase.INFERENCE, ()),
     ),
     "insider": ("vanilla", "server", {Needs.RELEASES, Needs.INSIDER}, Target.INPUTS, Phase.INFERENCE, ()),
@@ -195,6 +201,7 @@ CASES: dict[str, tuple[str, str, set[Needs], Target, Phase, tuple[str, ...]]] = 
 }
 HELD = {
     "releases": {"messages", "segments", "auxiliary", "auxiliary_labels", "attributes", "places", "architecture()"}
+    | {"loss()", "imitate()"}
     | {f"{name}()" for name in CALLED if name != "extractor"},
     "insider": {"messages", "insider"},
     "candidates": {"messages", "candidates", "candidate_labels"},
@@ -245,10 +252,8 @@ def test_an_attack_that_writes_zeros_into_all_it_gets_changes_nothing(name: str)
 
 def test_every_attribute_of_knowledge_is_in_some_case() -> None:
     plain = {"shape", "value_range", "device", "classes"}
-    # What is called alone, and returns numbers: a loss, and a copy that the attack trains on a machine of its own.
-    alone = {"loss", "imitate"}
     found = {name.removesuffix("()") for held in HELD.values() for name in held}
-    assert found - {"messages", "segments"} == {f.name for f in dataclasses.fields(Knowledge)} - plain - alone
+    assert found - {"messages", "segments"} == {f.name for f in dataclasses.fields(Knowledge)} - plain
     assert {f.name for f in dataclasses.fields(View)} == {"party", "messages", "segments"}
 
 
