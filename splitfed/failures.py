@@ -63,7 +63,7 @@ def reason(error: BaseException) -> tuple[str, str] | None:
         told = next((told for words, told in _QUEUE.items() if words in str(seen)), None)
         if told is not None:
             return told
-        seen = seen.__cause__ or seen.__context__
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
     return None
 
 
