@@ -192,7 +192,9 @@ def test_lists_expand_to_a_grid_in_order() -> None:
     ]
     assert [cell.id for cell in cells] == expected
     strengths = [cell.defense.strength for cell in cells[:6:2]]
-    assert [found and (found.name, found.value) for found in strengths] == [None, ("scale", 1.0), ("scale", 2.0)]
+    assert [found and (found.name, found.value) for found in strengths] == [
+        *(None, ("noise scale", 1.0), ("noise scale", 2.0)),
+    ]
     assert cells[2].defense.label == "noise(scale=1) + distance_correlation(alpha=0.5)"
     assert cells[2].defense.guarantee == "no formal guarantee"
     assert cells[12].topology.builder.label == "u_shaped(cuts=conv1+fc2)"
