@@ -11,7 +11,8 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,15 @@ def test_a_full_disk_behind_standard_output_is_told(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (2, "the disk is full; free some space, then go on with splitfed list\n")
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Undo what a shell does to whom it starts in the background: they are not to hear of Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(("kind", "code", "word"), [("SIGTERM", 143, "terminated"), ("SIGINT", 130, "interrupted")])
 def test_a_request_to_stop_is_one_line_and_the_checkpoint_goes_on(
     kind: str, code: int, word: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
@@ -138,7 +148,10 @@ def test_workers_end_with_who_hired_them(kind: str, tmp_path: Path) -> None:
     study = small(training={"rounds": 2000, "batch_size": 64})
     command = [sys.executable, "-m", "splitfed.cli", "run", str(write(tmp_path, study))]
     command += ["--folder", str(tmp_path / "out"), "--workers", "2"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipe = subprocess.PIPE
+    # Whom a shell has started in the background does not hear of Ctrl-C, and nor do its children.
+    listening = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, preexec_fn=listening) as process:
         limit = time.monotonic() + 120
         while len(list(tmp_path.glob("out/runs/*/checkpoints/*/manifest.json"))) < 3:
             assert process.poll() is None, process.communicate()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import optuna
-from optuna.exceptions import ExperimentalWarning
+from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.trial import TrialState
 from sqlalchemy.exc import SQLAlchemyError
@@ -142,7 +142,7 @@ def _quiet_heartbeat() -> Iterator[None]:
     told = threading.excepthook
 
     def ended(args: threading.ExceptHookArgs) -> None:
-        if not isinstance(args.exc_value, (SQLAlchemyError, OSError)):
+        if not isinstance(args.exc_value, (StorageInternalError, SQLAlchemyError, OSError)):
             told(args)
 
     threading.excepthook = ended
