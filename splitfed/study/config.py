@@ -5,6 +5,7 @@ Tables that carry an algorithm's own parameters beside their own keys keep those
 
 from __future__ import annotations
 
+import errno
 import re
 import tomllib
 from collections.abc import Mapping
@@ -179,6 +180,8 @@ class StudyConfig(Table):
 DEEPEST = 32
 """How deep tables and lists of a study may be nested; more are no study."""
 
+# What keeps any file from being read.
+_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO}
 # Names joined by more dots than a study has levels: Python's reader takes a time that grows with their square.
 _DOTTED = re.compile(r"""(?<![^\s.=,{}\[\]])(?:(?:"[^"\n]*+"|'[^'\n]*+'|[^\s.=,{}\[\]"']++)[ \t]*+\.[ \t]*+){32}""")
 
@@ -198,6 +201,8 @@ def read(path: Path, advice: str | None = None) -> dict[str, Any]:
     except RecursionError:
         raise InvalidInput(f"{path} cannot be read as a study: it is nested more than {DEEPEST} levels deep") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        if isinstance(error, OSError) and error.errno in _MACHINE:
+            raise  # The file is not at fault.
         reason = error.strerror if isinstance(error, OSError) else error
         raise InvalidInput(f"{path} cannot be read as a study: {reason}") from None
     return found

@@ -26,6 +26,8 @@ if sys.platform != "win32":
 
 STRENGTH = ("strength", "strength_parameter", "strength_unit", "stronger")
 
+LOCK = ".lock"
+
 
 class StudyFolder:
     """Owns `path`: `check` and `claim` refuse a folder that belongs to something else."""
@@ -37,7 +39,8 @@ class StudyFolder:
         """Refuse, without writing, a folder that holds another study, or this one when it is not to be resumed."""
         if self.path.exists() and not self.path.is_dir():
             raise InvalidInput(f"folder={str(self.path)!r} is a file; give a new or empty folder")
-        if not self.path.is_dir() or not any(self.path.iterdir()):
+        # A run that was stopped before it began leaves its lock behind.
+        if not self.path.is_dir() or {entry.name for entry in self.path.iterdir()} <= {LOCK}:
             return
         there = self.path / "config.toml"
         if not there.is_file() or not (self.path / "study.toml").is_file():
@@ -67,7 +70,7 @@ class StudyFolder:
         if sys.platform == "win32":  # two processes on one folder are not kept apart there
             yield None
             return
-        with (self.path / ".lock").open("w") as file:
+        with (self.path / LOCK).open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
