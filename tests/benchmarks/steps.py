@@ -134,7 +134,7 @@ def _spent(engine: LocalEngine, batches: list[Tensor]) -> None:
     engine.train(0, 0, batches)
     for recorder in engine.link.recorders.values():
         # Let go of what was kept, as a recorder that spills to disk would; memory must not grow over the repeats.
-        recorder.load_state({"parts": 0})
+        recorder.load_state({"parts": 0, "digests": []})
 
 
 def alternate(runners: Mapping[str, Callable[[], None]], repeats: int) -> dict[str, float]:
