@@ -5,6 +5,7 @@ Tables that carry an algorithm's own parameters beside their own keys keep those
 
 from __future__ import annotations
 
+import errno
 import re
 import tomllib
 from collections.abc import Mapping
@@ -195,6 +196,9 @@ def read(path: Path, advice: str | None = None) -> dict[str, Any]:
     except RecursionError:
         raise InvalidInput(f"{path} cannot be read as a study: it is nested more than {DEEPEST} levels deep") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM):
+            # Not the study is at fault.
+            raise
         reason = error.strerror if isinstance(error, OSError) else error
         raise InvalidInput(f"{path} cannot be read as a study: {reason}") from None
     return found

@@ -34,7 +34,7 @@ class StudyFolder:
         """Refuse, without writing, a folder that holds another study, or this one when it is not to be resumed."""
         if self.path.exists() and not self.path.is_dir():
             raise InvalidInput(f"folder={str(self.path)!r} is a file; give a new or empty folder")
-        if not self.path.is_dir() or not any(self.path.iterdir()):
+        if not self.path.is_dir() or not any(self.path.iterdir()) or self._begun():
             return
         there = self.path / "config.toml"
         if not there.is_file() or not (self.path / "study.toml").is_file():
@@ -45,6 +45,15 @@ class StudyFolder:
             raise InvalidInput(f"folder {str(self.path)!r} holds another study: {difference}; give another folder")
         if not resume:
             raise InvalidInput(f"folder {str(self.path)!r} holds this study already; add --resume to go on with it")
+
+    def _begun(self) -> bool:
+        """Tell whether nothing is there but what `lock` and `claim` write first: a crash came between."""
+        found = {entry.name.removeprefix(".").removesuffix(".tmp") for entry in self.path.iterdir()}
+        return (
+            "lock" in found
+            and found <= {"lock", "environment.json", "config.toml", "study.toml"}
+            and (not (self.path / "study.toml").is_file())
+        )
 
     def claim(self, grid: Grid, text: str) -> None:
         """Write what the study is, `text` being the file as the user wrote it."""
