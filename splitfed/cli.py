@@ -7,8 +7,10 @@ import json
 import os
 import shlex
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,8 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     # Small models run four times as fast on one thread; whoever trains large ones sets more.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    with failures.stoppable(), warnings.catch_warnings():
-        warnings.showwarning = _warn
+    with failures.stoppable(), _in_one_line():
         try:
             options = _parsed(given)
             command: Callable[[Options], None] = options.command
@@ -315,6 +316,26 @@ def _again(given: Sequence[str]) -> str:
         return "go on with --resume"
     more = ["--resume"] if given[:1] == ["run"] and "--resume" not in given else []
     return f"go on with {shlex.join(['splitfed', *given, *more])}"
+
+
+@contextmanager
+def _in_one_line() -> Iterator[None]:
+    """Say warnings, and what ends a thread beside the work, in a line each inside the block."""
+    before = threading.excepthook
+    with warnings.catch_warnings():
+        warnings.showwarning = _warn
+        threading.excepthook = _ended
+        try:
+            yield
+        finally:
+            threading.excepthook = before
+
+
+def _ended(what: threading.ExceptHookArgs) -> None:
+    refused = None if what.exc_value is None else failures.reason(what.exc_value)
+    told = f"{what.exc_type.__name__}: {what.exc_value}" if refused is None else refused[0]
+    # Optuna's thread, which says that a run is still being done.
+    _complain(f"warning: the heartbeat in study.db has stopped: {' '.join(told.split())[:300]}")
 
 
 def _warn(

@@ -41,7 +41,7 @@ class RunFolder:
                 raise InvalidInput(f"folder {str(self.path)!r} holds a run already; resume it or give another folder")
             there = digests.read(definition, digests.RETRAIN)
             self._check_same(there, json.loads(json.dumps(described)))
-        elif self.path.is_dir() and any(self.path.iterdir()):
+        elif self.path.is_dir() and any(entry.name != ".run.json.tmp" for entry in self.path.iterdir()):
             raise InvalidInput(f"folder {str(self.path)!r} is not empty and holds no run; give a new or empty folder")
         else:
             there = dict(described)

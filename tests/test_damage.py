@@ -84,6 +84,14 @@ def predict(folder: Path, capsys: pytest.CaptureFixture[str]) -> Told:
 USES: dict[str, Use] = {u.__name__: u for u in (resume, report, read_back, attack, predict)}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Iterator[None]:
+    """Leave out to arrange the dots of one picture, which takes longer than all else."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(report_shared, "prototypes", lambda found, name: str(len(found.z)))
+        yield
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished study in `whole`, the same one interrupted after the first round in `half`."""
@@ -256,10 +264,8 @@ DERIVED = (".html", ".csv", ".parquet", ".lock", ".turn")
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("which", "use"), [*(("whole", use) for use in USES), ("half", "resume")])
 def test_every_file_at_several_places(
-    which: str, use: str, copy: Callable[[str], Path], capsys: pytest.CaptureFixture[str], monkeypatch: Any
+    which: str, use: str, copy: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # To arrange the dots of one picture takes longer than all else.
-    monkeypatch.setattr(report_shared, "prototypes", lambda found, name: str(len(found.z)))
     expected = USES[use](copy(which), capsys)
     assert expected[0] == 0, expected
     files = sorted(str(p.relative_to(copy(which))) for p in copy(which).rglob("*") if p.is_file())

@@ -10,6 +10,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -128,14 +129,18 @@ def test_a_request_to_stop_is_one_line_and_the_checkpoint_goes_on(
     kind: str, code: int, word: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     path, folder = write(tmp_path, small(**LEAST)), tmp_path / "out"
+    # A process in the background of a shell does not listen to the keyboard.
+    outside = signal.signal(signal.SIGINT, signal.default_int_handler)
     handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as patched:
         # Twice, as by somebody without patience.
         patched.setattr(Lines, "round", lambda *a: [os.kill(os.getpid(), getattr(signal, kind)) for _ in "12"])
-        assert run(path, folder) == code
+        code_found = run(path, folder)
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handlers
+    signal.signal(signal.SIGINT, outside)
+    assert code_found == code
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"{word}; what is finished is kept: go on with splitfed run ")
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handlers
     assert len(list(folder.glob("runs/*/checkpoints/*/manifest.json"))) == 1
     if kind == "SIGTERM":
         assert run(path, folder, "--resume") == 0
@@ -206,7 +211,7 @@ def test_too_few_file_handles_are_one_line(count: int, whole: Path, tmp_path: Pa
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > count
     command = [sys.executable, "-c", FEW, str(count), "run", str(path), "--folder", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    last = [line for line in done.stderr.splitlines() if not line.startswith("[1/1]")]
+    last = [line for line in done.stderr.splitlines() if not line.startswith(("[1/1]", "warning: the heartbeat"))]
     if done.returncode:
         assert (done.returncode, len(last)) == (2, 1), done.stderr
         assert "ulimit -n 1024" in last[0]
@@ -233,7 +238,8 @@ def test_handles_that_run_out_in_training_are_one_line(
         code = run(path, folder)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    (line,) = capsys.readouterr().err.splitlines()
+    said = capsys.readouterr().err.splitlines()
+    (line,) = [text for text in said if not text.startswith("warning: the heartbeat in study.db has stopped: ")]
     assert code == 2
     assert "ulimit -n 1024" in line
     assert line.endswith("--resume")
@@ -294,3 +300,16 @@ def test_what_a_file_says_cannot_steer_the_terminal(capsys: Any, monkeypatch: py
     monkeypatch.setattr(cli, "_list", broken)
     assert main(["list"]) == 2
     assert capsys.readouterr().err == "a?[2Jb?c\n"
+
+
+def test_a_thread_that_ends_beside_the_work_is_one_line(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def beside(options: Any) -> None:
+        thread = threading.Thread(target=refuse(errno.EMFILE))
+        thread.start()
+        thread.join()
+
+    before = threading.excepthook
+    monkeypatch.setattr(cli, "_list", beside)
+    assert main(["list"]) == 0
+    assert capsys.readouterr().err == "warning: the heartbeat in study.db has stopped: too many open files\n"
+    assert threading.excepthook is before

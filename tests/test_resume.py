@@ -197,6 +197,12 @@ def test_folders_that_are_not_ours_are_refused(tmp_path: Path) -> None:
         go(tmp_path / "mine" / "thesis.tex")
 
 
+def test_a_folder_in_which_a_run_had_just_begun_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".run.json.tmp").write_text("half")
+    assert len(go(tmp_path / "run", rounds=1, resume=True).history) == 1
+
+
 def test_a_run_is_not_overwritten_without_resume(tmp_path: Path) -> None:
     go(tmp_path / "run", rounds=1)
     with pytest.raises(InvalidInput, match="holds a run already; resume it or give another folder"):

@@ -20,12 +20,14 @@ from safetensors.torch import load_file
 from splitfed import digests
 from splitfed.accounting.speeds import Speeds
 from splitfed.cli import main
+from splitfed.errors import InvalidInput
 from splitfed.models.mlp import mlp
 from splitfed.probe import probe
 from splitfed.study import pace, trials
 from splitfed.study.holdings import holdings
 from splitfed.study.mistakes import InvalidStudy, Mistakes
 from splitfed.study.progress import Lines
+from splitfed.study.store import StudyFolder
 from splitfed.study.toml import dumps
 from splitfed.task import classification
 from splitfed.topologies import vanilla
@@ -213,6 +215,26 @@ def test_a_folder_with_something_else_is_refused(tmp_path: Path, capsys: pytest.
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith("is not empty and holds no study; give a new or empty folder")
     assert [p.name for p in folder.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize(
+    "left", [[".lock"], [".lock", "environment.json"], [".lock", "config.toml", ".study.toml.tmp"]]
+)
+def test_a_folder_in_which_a_study_had_just_begun_is_taken(left: list[str], finished: Path, tmp_path: Path) -> None:
+    """A crash came after the lock, and before the study had been described."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    for name in left:
+        (folder / name).write_text("half")
+    home, grid = StudyFolder(folder), checked(small())
+    home.check(grid, resume=True)
+    with home.lock():
+        home.claim(grid, "text")
+    home.check(grid, resume=True)
+    (folder / "thesis.tex").write_text("mine")
+    (folder / "study.toml").unlink()
+    with pytest.raises(InvalidInput, match="is not empty and holds no study"):
+        home.check(grid, resume=True)
 
 
 def test_a_training_that_diverges_is_recorded_and_the_study_goes_on(

@@ -26,8 +26,6 @@ if sys.platform != "win32":
 
 STRENGTH = ("strength", "strength_parameter", "strength_unit", "stronger")
 
-LOCK = ".lock"
-
 
 class StudyFolder:
     """Owns `path`: `check` and `claim` refuse a folder that belongs to something else."""
@@ -39,8 +37,7 @@ class StudyFolder:
         """Refuse, without writing, a folder that holds another study, or this one when it is not to be resumed."""
         if self.path.exists() and not self.path.is_dir():
             raise InvalidInput(f"folder={str(self.path)!r} is a file; give a new or empty folder")
-        # A run that was stopped before it began leaves its lock behind.
-        if not self.path.is_dir() or {entry.name for entry in self.path.iterdir()} <= {LOCK}:
+        if not self.path.is_dir() or not any(self.path.iterdir()) or self._begun():
             return
         there = self.path / "config.toml"
         if not there.is_file() or not (self.path / "study.toml").is_file():
@@ -51,6 +48,15 @@ class StudyFolder:
             raise InvalidInput(f"folder {str(self.path)!r} holds another study: {difference}; give another folder")
         if not resume:
             raise InvalidInput(f"folder {str(self.path)!r} holds this study already; add --resume to go on with it")
+
+    def _begun(self) -> bool:
+        """Tell whether nothing is there but what `lock` and `claim` write first: a crash came between."""
+        found = {entry.name.removeprefix(".").removesuffix(".tmp") for entry in self.path.iterdir()}
+        return (
+            "lock" in found
+            and found <= {"lock", "environment.json", "config.toml", "study.toml"}
+            and (not (self.path / "study.toml").is_file())
+        )
 
     def claim(self, grid: Grid, text: str) -> None:
         """Write what the study is, `text` being the file as the user wrote it."""
@@ -70,7 +76,7 @@ class StudyFolder:
         if sys.platform == "win32":  # two processes on one folder are not kept apart there
             yield None
             return
-        with (self.path / LOCK).open("w") as file:
+        with (self.path / ".lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:

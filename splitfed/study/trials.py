@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sqlite3
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -16,10 +15,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import optuna
-from optuna.exceptions import ExperimentalWarning, StorageInternalError
+from optuna.exceptions import ExperimentalWarning
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.trial import TrialState
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from splitfed import failures
@@ -128,28 +126,8 @@ def work(queue: optuna.Study, names: Sequence[str], do: Callable[[str], float | 
                 queue.optimize(objective, n_trials=1)
             return True
 
-    with _quiet_heartbeat():
-        while take():
-            pass
-
-
-@contextmanager
-def _quiet_heartbeat() -> Iterator[None]:
-    """Let the thread that tells of a running trial end without a traceback where it cannot write to the queue.
-
-    Whatever kept it from that, a full disk or no free file handle, stops the run as well, which says so in one line.
-    """
-    told = threading.excepthook
-
-    def ended(args: threading.ExceptHookArgs) -> None:
-        if not isinstance(args.exc_value, (StorageInternalError, SQLAlchemyError, OSError)):
-            told(args)
-
-    threading.excepthook = ended
-    try:
-        yield
-    finally:
-        threading.excepthook = told
+    while take():
+        pass
 
 
 def _run_of(trial: Any) -> str:
