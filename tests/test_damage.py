@@ -271,7 +271,7 @@ def test_every_file_at_several_places(
     files = sorted(str(p.relative_to(copy(which))) for p in copy(which).rglob("*") if p.is_file())
     wrong = []
     for file in files:
-        for place in damaged_places(copy(which) / file, 0 if file.endswith(DERIVED) else 4):
+        for place in damaged_places(copy(which) / file, 0 if file.endswith(DERIVED) else 2):
             folder = copy(which)
             flip(folder / file, place)
             complaint = told_or_harmless(USES[use](folder, capsys), expected, folder / file)
