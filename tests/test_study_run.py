@@ -255,6 +255,7 @@ def test_a_training_that_diverges_is_recorded_and_the_study_goes_on(
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_workers_find_the_same(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "out"
     assert run(write(tmp_path, small()), folder, "--workers", "2") == 0
