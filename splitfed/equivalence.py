@@ -31,9 +31,9 @@ from splitfed.equivalence_sides import (
     EVALUATION,
     NO_GRADIENTS,
     TRAINING,
-    Outcome,
     Parties,
     Side,
+    StepResult,
     Uncut,
     Values,
     as_tuple,
@@ -199,7 +199,7 @@ def _run_stages(
             raise Difference(f"in {stage} {error}", error.advice, error.in_outputs) from None
 
 
-def _run(side: Side, step: int, shapes: Mapping[str, tuple[int, ...]], inputs: Values) -> Outcome | None:
+def _run(side: Side, step: int, shapes: Mapping[str, tuple[int, ...]], inputs: Values) -> StepResult | None:
     """Run the batch of number `step`, towards random numbers of `shapes` a row; None where it is not finite."""
     stage, rows = STAGES[step]
     draws = generator(step, "targets")
@@ -230,7 +230,7 @@ def _repeats(make: Callable[[], Side], shapes: Mapping[str, tuple[int, ...]], in
     return True
 
 
-def _check_same(uncut: Outcome, cut: Outcome, loose: bool) -> None:
+def _check_same(uncut: StepResult, cut: StepResult, loose: bool) -> None:
     """Raise the `Difference` between two outcomes that explains most, if there is one."""
     for name, mode in uncut.modes.items():
         if cut.modes.get(name, mode) != mode:

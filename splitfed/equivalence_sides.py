@@ -32,7 +32,7 @@ Values = Mapping[str, Tensor]
 
 
 @dataclass
-class Outcome:
+class StepResult:
     """What one batch leaves behind: outputs by value, gradients and state by name, modes and random generators.
 
     `attached`: whether autograd knows where each output comes from.
@@ -49,7 +49,7 @@ class Outcome:
 class Side(Protocol):
     """One of the two."""
 
-    def run(self, stage: str, inputs: Values, targets: Values, step: int) -> Outcome:
+    def run(self, stage: str, inputs: Values, targets: Values, step: int) -> StepResult:
         """Run one batch of `inputs`, in training towards `targets` with a step of the optimizer at the end."""
         ...
 
@@ -69,7 +69,7 @@ class Uncut:
         weights = [p for p in self._model.parameters() if p.requires_grad]
         self._optimizer = OPTIM.build(weights)[0] if weights else None
 
-    def run(self, stage: str, inputs: Values, targets: Values, step: int) -> Outcome:
+    def run(self, stage: str, inputs: Values, targets: Values, step: int) -> StepResult:
         """Run one batch as a plain call of the model; see `Side.run`."""
         self._model.train(stage == TRAINING)
         for name in self._frozen if stage == TRAINING else ():
@@ -82,7 +82,7 @@ class Uncut:
             else:
                 result = self._model(*(given[value] for value in self._original.pieces[0][1]))
         found = dict(zip(self._original.outputs, as_tuple(result), strict=True))
-        done = Outcome(
+        done = StepResult(
             {v: t.detach().clone() for v, t in found.items()}, {v: t.requires_grad for v, t in found.items()}
         )
         if stage == TRAINING:
@@ -108,7 +108,7 @@ class Parties:
     """Copies of the segments, each with the party of its role, trained by messages as in a run."""
 
     def __init__(self, unit: Topology, facts: Facts, frozen: Mapping[str, tuple[str, ...]]) -> None:
-        self._outcome = Outcome()
+        self._outcome = StepResult()
         heads = tuple(self._with_loss(head) for head in unit.heads)
         self._topology = Topology(unit.name, unit.segments, unit.inputs, heads)
         self._facts = facts
@@ -120,9 +120,9 @@ class Parties:
         self._lane = Lane(0, self._topology, self._parties, 0)
         self._modules = {name: m for party in self._parties.values() for name, m in party.modules.items()}
 
-    def run(self, stage: str, inputs: Values, targets: Values, step: int) -> Outcome:
+    def run(self, stage: str, inputs: Values, targets: Values, step: int) -> StepResult:
         """Run one batch as an exchange of messages; see `Side.run`."""
-        done = self._outcome = Outcome()
+        done = self._outcome = StepResult()
         rows = len(next(iter(inputs.values())))
         for role, party in self._parties.items():
             mine = {v: t.clone() for v, t in inputs.items() if self._topology.inputs[v] == role}
@@ -165,7 +165,7 @@ class Parties:
 
         return Head(head.value, head.role, head.labels, Task("equivalence", loss, lambda _, __: 0.0, "none", None))
 
-    def _chain(self, inputs: Values, done: Outcome) -> None:
+    def _chain(self, inputs: Values, done: StepResult) -> None:
         """Run the segments one after the other, as attacks and exported models do, without a cut in the graph."""
         values = {name: value.clone() for name, value in inputs.items()}
         for module in self._modules.values():
