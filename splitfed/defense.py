@@ -6,6 +6,7 @@ algorithms stand in `splitfed.defenses`, one a file.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -71,12 +72,27 @@ class Context:
         """Return the random numbers of this defense, party, edge, `value`, phase, part, epoch and step."""
         return generator(self.seed, *self._words(value), device=device)
 
-    def noise(self, value: str, device: torch.device) -> torch.Generator:
-        """Return the same for a mechanism that promises privacy: of as many states as there may be releases."""
-        return wide_generator(self.seed, *self._words(value), device=device)
+    def noise(self, value: str, z: Tensor) -> torch.Generator:
+        """Return the same for a mechanism that promises privacy, which is about to release `z` as `value`.
+
+        It has as many states as there may be releases. A step of training happens once in a run. Outside of training
+        the same words may come again with other rows or weights, when a run is scored again or loaded and asked again,
+        and noise that is used twice cancels in a difference: so there `z` itself is one of the words. Asked again for
+        the same, the same is released, and nothing new is told.
+        """
+        told = () if self.stamp.phase == "train" else (_digest(z),)
+        return wide_generator(self.seed, *self._words(value), *told, device=z.device)
 
     def _words(self, value: str) -> tuple[str | int, ...]:
         return ("defense", self.position, self.party, self.edge, value, *self.stamp)
+
+
+def _digest(z: Tensor) -> str:
+    """Return a digest of the shape, type and bits of `z`."""
+    held = z.detach().cpu().contiguous()
+    found = hashlib.blake2b(f"{held.dtype}{tuple(held.shape)}".encode(), digest_size=32)
+    found.update(held.flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 class Strength(NamedTuple):
@@ -146,8 +162,8 @@ class Shield(Protocol):
         """Take the squared norms of the same rows' gradients at another party: (rows,)."""
         ...
 
-    def finish(self) -> None:
-        """Leave in the `grad` of the weights what their optimizer may see."""
+    def finish(self) -> int:
+        """Leave in the `grad` of the weights what their optimizer may see; return how many rows were not finite."""
         ...
 
     def drop(self) -> None:

@@ -22,7 +22,7 @@ Float32 is used only where a sum is over the width of a row: for the Gram matrix
 the CPU. So a squared distance is right to a few 1e-7 of the squared lengths of its two rows (from the origin or from
 the mean, as said above), whatever the order in which a processor adds up. All that follows is float64 and adds nothing
 to that. U-centring needs it: it takes out what a row's distances have in common, and where that is 100 000 times the
-rest, float32 would keep two digits of the rest.
+rest, float32 would keep two digits of the rest. Rows whose numbers float32 cannot square are float64 throughout.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ _GRAM_ERROR = 16  # relative error of a squared Gram distance, in units of float
 _FAR = 16  # squared length of a row, in units of its squared mean distance, from which the mean is taken out
 _WIDE = 1 << 14  # numbers up to which it is taken out at once, and all is float64
 _CENTERING_ERROR = 64  # relative error of a centred distance, in units of float eps
+_LEAST, _MOST = 1e-15, 1e15  # the largest number of float32 rows lies between, or they become float64
 _EPS = {kind: torch.finfo(kind).eps for kind in (torch.float32, torch.float64)}
 _NO_FLOAT64 = ("mps",)  # devices that have none
 _CHUNK = 1 << 22  # permuted distances held at a time
@@ -218,8 +219,11 @@ def _evaluated(
     of B is orthogonal to A; a root multiplies that by its own. `factor` multiplies the gradients alone. `short`: on the
     CPU the value is a float, and single numbers are taken out of their tensors.
     """
-    short = short and x.is_cpu
-    n, found = len(x), (_at_once(x, z, form) if short else None) or _with_care(x, z, form)
+    plain, short = short, short and x.is_cpu
+    n, found = len(x), _at_once(x, z, form) if short else None
+    if found is None:
+        # A transform of torch.func lets nobody look at a number.
+        found = _with_care(*(_squarable(x, z) if plain else (x, z)), form)
     centered, totals, flat = found.centered, found.totals, found.centered.flatten(1)
     products: Any = _matmul(flat, flat.t())
     if short:
@@ -308,6 +312,9 @@ def _at_once(x: Tensor, z: Tensor, form: Form) -> Matrices | None:
     if not (lows[0] ** 2 > error * tops[0] and lows[1] ** 2 > error * tops[1]):
         # Some rows may be equal up to rounding.
         distances, centered, sums = _spread(_from_grams(grams, x.dtype).sqrt_(), form)
+    # Beyond that, squares leave the range of float32.
+    if not all(_LEAST**2 < top < _MOST**2 for top in tops):
+        return None
     # A row is as good as its distances to the origin and to other rows compare: the longest row and the least distance
     # tell it of most batches, each row of the others. Of what is not finite nothing is true.
     least, totals = sums.amin((1, 2)).tolist(), sums.sum((1, 2)).tolist()
@@ -322,6 +329,14 @@ def _with_care(x: Tensor, z: Tensor, form: Form) -> Matrices:
     found, rows = _distances(x, z)
     distances, centered, sums = _spread(found, form)
     return Matrices(distances, centered, sums.sum((1, 2)), rows)
+
+
+def _squarable(x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both as they are, or in float64 where float32 has no place for the squares of their numbers."""
+    if x.dtype == torch.float64 or x.device.type in _NO_FLOAT64:
+        return x, z
+    tops = torch.stack([part.detach().abs().amax() for part in (x, z)]).tolist()
+    return (x, z) if all(_LEAST < top < _MOST for top in tops) else (x.double(), z.double())
 
 
 def _spread(distances: Tensor, form: Form) -> tuple[Tensor, Tensor, Tensor]:

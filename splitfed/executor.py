@@ -49,12 +49,14 @@ class Lane:
     walk: tuple[tuple[str, Party], ...] = field(init=False)
     graded: tuple[tuple[str, Head], ...] = field(init=False)
     telling: bool = field(init=False)
+    guarded: bool = field(init=False)
 
     def __post_init__(self) -> None:
         """Note what every step asks for: the party names, which is all that one party knows of another, and the way.
 
         `walk`: each segment with its party, in order; `graded`: the segments that end in a head, with that head;
-        `telling`: whether parties of this lane tell each other the norms of their gradients.
+        `telling`: whether parties of this lane tell each other the norms of their gradients. `guarded`: whether some
+        party takes a row whose gradient is not finite for zeros; a step that stopped there would tell of that row.
         """
         self.peers = {role: party.name for role, party in self.parties.items()}
         self.members = tuple(self.parties.values())
@@ -62,6 +64,7 @@ class Lane:
         self.graded = tuple(
             (s.name, head) for s in self.topology.segments for head in self.topology.heads if head.value in s.outputs
         )
+        self.guarded = any(party.shield is not None for party in self.members)
         self.telling = any(party.shield is not None and bool(party.shield.tells) for party in self.members)
 
     def stamp(self, phase: str, epoch: int, step: int, part: str = "train") -> Stamp:
@@ -104,7 +107,7 @@ def exchange_together(
         values = [{name: float(loss) for name, loss in found.items()} for found in losses]
         for (lane, _, stamp, _), found in zip(turns, values, strict=True):
             try:
-                watch.close(found, {party.name: party.gradient_sum() for party in lane.members})
+                watch.close({} if lane.guarded else found, {party.name: party.gradient_sum() for party in lane.members})
             except NonFinite as error:
                 _give_up([turn[0] for turn in turns], lane, stamp, error)
             if lane.telling:

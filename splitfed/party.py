@@ -21,7 +21,7 @@ from splitfed.duty import Duty, Guard, Port
 from splitfed.errors import InvalidInput
 from splitfed.graph import Head
 from splitfed.optim import take_step
-from splitfed.payload import is_own
+from splitfed.payload import finite_rows, is_own
 from splitfed.seeding import derive, stream, wide_generator
 from splitfed.tape import Batch, Tape
 from splitfed.tutoring import Tutor
@@ -175,7 +175,7 @@ class Party(Belongings):
     def update(self) -> None:
         """Take one optimizer step with the gradients gathered since the last one."""
         if self.shield is not None:
-            self.shield.finish()
+            self.uses.replace(f"gradients at {self.name}", self.shield.finish())
         if self.tutor is not None:
             self.tutor.correct(self.modules)
         if self._optimizer is not None:
@@ -291,6 +291,8 @@ class Party(Belongings):
             context = self._context(duty, port, guard.position, tape, stamp)
             if self._training:
                 self._add_penalty(duty.segment, guard, _joined(list(values.values())), context, tape)
+            if "activation" in guard.counts:
+                self.uses.replace(port.edge, sum(int((~finite_rows(z)).sum()) for z in values.values()))
             values = {name: guard.defense.release(name, z, context) for name, z in values.items()}
             if "activation" in guard.counts:
                 self._count(port.edge, guard, tape, stamp, len(values))

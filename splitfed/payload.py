@@ -165,3 +165,19 @@ def _not_dense(tensor: Tensor) -> str | None:
     if tensor.is_nested:
         return "nested"
     return None if tensor.layout is torch.strided else "sparse" if "sparse" in str(tensor.layout) else "packed"
+
+
+def finite_rows(z: Tensor) -> Tensor:
+    """Return which rows of `z` (rows, ...) hold nothing but finite numbers: (rows,) of bool."""
+    return torch.isfinite(z).reshape(len(z), -1).all(1)
+
+
+def without_infinite_rows(z: Tensor) -> Tensor:
+    """Return `z` (rows, ...) with zeros in place of every row that holds a number that is not finite.
+
+    Such a row would pass any clipping and tell itself apart from all others.
+    """
+    fine = finite_rows(z)
+    if bool(fine.all()):
+        return z
+    return torch.where(fine.view(-1, *[1] * (z.dim() - 1)), z, torch.zeros_like(z))

@@ -183,7 +183,10 @@ class Run:
 
     @property
     def epsilon(self) -> float | None:
-        """The run's epsilon at the ledger's delta; None where nothing is promised, or promises cannot be added."""
+        """What all that crosses costs together at the ledger's delta; None where some of it has no promise.
+
+        `str(run.ledger)` says what is promised of which part, and what crosses beside it.
+        """
         return self.ledger.epsilon
 
     @property

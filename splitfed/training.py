@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -232,7 +233,7 @@ def _round(run: Run, training: Training, number: int, due: bool, last: bool) -> 
     engine.end_round()
     metrics: dict[str, Any] = {
         "round": number,
-        "loss": sum(done.losses) / len(done.losses) if done.losses else None,
+        "loss": _mean(done.losses),
         "steps": len(done.losses),
         "clients": len(done.clients),
         "dropped": list(done.dropped),
@@ -258,6 +259,11 @@ def _round(run: Run, training: Training, number: int, due: bool, last: bool) -> 
         metrics["epsilons"] = {total.protects: total.epsilon for total in ledger.totals}
     run.history.append(metrics)
     return metrics
+
+
+def _mean(losses: Sequence[float]) -> float | None:
+    """Return the mean; None without losses, and where one is not finite, which only a step of dp_sgd survives."""
+    return sum(losses) / len(losses) if losses and all(map(math.isfinite, losses)) else None
 
 
 def _expected(prepared: Prepared) -> list[float] | None:

@@ -25,14 +25,20 @@ PARTS = ("train", *SCORED)
 OWN = -1
 """In place of a lane: that of the party itself, which owns the rows."""
 
+_REPLACED = "rows that were not finite"
+
 Key = tuple[str, int, int, str]
 
 
 class Uses:
-    """Counts of one party: key -> (rows,) int32; a row that was never released counts zero."""
+    """Counts of one party: key -> (rows,) int32; a row that was never released counts zero.
+
+    `replaced`: place -> how many rows a mechanism found there that were not finite, and took for zeros.
+    """
 
     def __init__(self) -> None:
         self.counts: dict[Key, Tensor] = {}
+        self.replaced: dict[str, int] = {}
 
     def add(self, key: Key, rows: Tensor, times: int = 1) -> None:
         """Count `times` uses for each of `rows` (row numbers; one that is there twice counts twice)."""
@@ -45,6 +51,11 @@ class Uses:
             fresh = torch.zeros(missing, dtype=torch.int32)
             counts = self.counts[key] = fresh if counts is None else torch.cat([counts, fresh])
         counts.index_add_(0, rows, torch.full((len(rows),), times, dtype=torch.int32))
+
+    def replace(self, place: str, rows: int) -> None:
+        """Note that `rows` rows at `place` were not finite and counted as zeros."""
+        if rows:
+            self.replaced[place] = self.replaced.get(place, 0) + rows
 
     def merge(self, key: Key, rows: Tensor) -> None:
         """Add the counts `rows` (rows,) to those of `key`."""
@@ -59,13 +70,17 @@ class Uses:
             self.counts[place, position, OWN, part] = torch.ones(rows, dtype=torch.int32)
 
     def state(self) -> dict[str, Any]:
-        """Return the counts as tensors by text."""
-        return {"\t".join(map(str, key)): counts.clone() for key, counts in self.counts.items()}
+        """Return the counts as tensors and whole numbers by text."""
+        counts = {"\t".join(map(str, key)): counts.clone() for key, counts in self.counts.items()}
+        return {**counts, **{f"{_REPLACED}\t{place}": rows for place, rows in self.replaced.items()}}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go back to `state`."""
-        self.counts = {}
+        self.counts, self.replaced = {}, {}
         for text, counts in state.items():
+            if text.startswith(f"{_REPLACED}\t"):
+                self.replaced[text.partition("\t")[2]] = int(counts)
+                continue
             edge, position, lane, part = text.split("\t")
             self.counts[edge, int(position), int(lane), part] = counts.clone()
 

@@ -303,11 +303,11 @@ def test_two_private_releases_on_one_edge_compose() -> None:
     """
     both = (GaussianRelease(noise_multiplier=4.0, freeze=True), GaussianRelease(clip=2.0, noise_multiplier=4.0))
     run = trained(*both, rounds=3)
-    assert run.epsilon == pytest.approx(gaussian_epsilon(4.0 / (2 * 3) ** 0.5, run.ledger.delta))
+    assert run.ledger.totals[0].epsilon == pytest.approx(gaussian_epsilon(4.0 / (2 * 3) ** 0.5, run.ledger.delta))
     other = LaplaceRelease(epsilon=0.5)
     run = trained(both[0], other, rounds=3)
     assert [line.uses for line in run.ledger.lines] == [3, 3]
     event = other.event()
     assert event is not None
     first = both[0].event()
-    assert run.epsilon == pytest.approx(compose([(first, 3), (event, 3)], run.ledger.delta).epsilon)
+    assert run.ledger.totals[0].epsilon == pytest.approx(compose([(first, 3), (event, 3)], run.ledger.delta).epsilon)

@@ -14,7 +14,7 @@ from splitfed.study.figures import curves, tradeoff
 from splitfed.study.figures_clients import by_round, per_client
 from splitfed.study.figures_leaks import dots
 from splitfed.study.figures_strength import by_strength
-from splitfed.study.figures_style import ROOM, Looks, canvas, keep_room, legend, wrapped
+from splitfed.study.figures_style import ROOM, Looks, as_svg, canvas, keep_room, legend, wrapped
 from splitfed.study.report import summarise, write_report
 from splitfed.study.report_data import Study, read_study
 from tests.test_report import parsed, put, result
@@ -108,6 +108,13 @@ def test_a_legend_stays_within_its_figure_and_the_axes_above_it() -> None:
         assert box.x0 >= 0
         assert box.x1 <= whole.x1 + 1
         assert box.y1 <= min(axis.get_window_extent().y0 for axis in axes)
+
+
+def test_a_broken_formula_in_a_label_is_only_text() -> None:
+    with canvas(1) as (figure, axes):
+        axes[0].plot([0, 1], [0, 1], label="none$\\frac{1$ $\\broken{$: strength")
+        legend(figure, axes[0])
+        assert r"$\broken{$" in as_svg(figure, "broken")
 
 
 def test_ordinary_names_need_no_larger_figure() -> None:

@@ -11,10 +11,10 @@ from torch import nn
 
 import splitfed as sf
 from splitfed.accounting.charging import learning
-from splitfed.accounting.ledger import Charge, Ledger, default_delta, make_ledger
+from splitfed.accounting.ledger import UNCHARGED, Charge, Ledger, default_delta, make_ledger
 from splitfed.data.federation import Federation
 from splitfed.defense import Defense
-from splitfed.defenses import GaussianRelease, LabelDp, LaplaceRelease, Noise
+from splitfed.defenses import DpSgd, GaussianRelease, LabelDp, LaplaceRelease, Noise
 from splitfed.errors import InvalidInput
 from splitfed.gaussian_mechanism import gaussian_epsilon
 from splitfed.graph import Topology
@@ -31,6 +31,13 @@ from tests.zoo import InPlaceAfterCut
 
 SLOW = Optim("SGD", {"lr": 1e-4})
 RELEASE = Event(Gaussian(2.0), Protects.RELEASES)
+
+
+class Squared(nn.Module):
+    """Numbers above 1.8e19 have no square in float32."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * x
 
 
 def clients(count: int = 2) -> Federation:
@@ -72,11 +79,64 @@ def test_a_frozen_sender_costs_a_row_its_own_releases() -> None:
     run = trained(GaussianRelease(noise_multiplier=4.0, freeze=True))
     (line,) = run.ledger.lines
     assert (line.uses, line.counted, line.clients) == (2, "per row", 2)
-    assert run.epsilon == pytest.approx(gaussian_epsilon(4.0 / 2**0.5, run.ledger.delta))
-    assert run.history[-1]["epsilon"] == run.epsilon
-    assert run.history[0]["epsilon"] == pytest.approx(gaussian_epsilon(4.0, run.ledger.delta))
-    assert run.ledger.totals[0].note == ""
+    (total,) = run.ledger.totals
+    assert total.epsilon == pytest.approx(gaussian_epsilon(4.0 / 2**0.5, run.ledger.delta))
+    assert run.history[-1]["epsilons"] == {total.protects: total.epsilon}
+    first = run.history[0]["epsilons"][total.protects]
+    assert first == pytest.approx(gaussian_epsilon(4.0, run.ledger.delta))
+    assert total.note == ""
     assert run.ledger.open == ("labels of fc2 (client to server)",)
+
+
+def test_an_epsilon_never_stands_without_what_crosses_beside_it() -> None:
+    """Labels of the same rows cross bare: there is no epsilon of the run, and the ledger says both in one line."""
+    run = trained(GaussianRelease(noise_multiplier=4.0, freeze=True))
+    assert run.epsilon is None
+    assert run.history[-1]["epsilon"] is None
+    first, *rest = str(run.ledger).splitlines()
+    assert first.startswith(f"epsilon {run.ledger.totals[0].epsilon:.4g} at delta")
+    assert first.endswith("; without a promise: labels of fc2 (client to server)")
+    assert rest == [f"not charged: {'; '.join(UNCHARGED)}"]
+    whole = make_ledger([charge()], 1e-5)
+    assert whole.epsilon == whole.totals[0].epsilon
+    assert str(whole).splitlines()[0].endswith("; nothing else crosses that tells of it")
+    assert make_ledger([charge()], 1e-5, ["gradients on a->b (server to client)"]).epsilon is None
+
+
+def test_of_a_label_only_labels_tell() -> None:
+    """Features count as known: an epsilon of labels covers a run in which no other label crosses."""
+    label = charge(place="labels of y", event=Event(Pure(1.0), Protects.LABELS, Unit.LABEL), every=1, counts={})
+    found = make_ledger([label], 1e-5, ["releases on a->b (client to server)"])
+    assert found.epsilon == pytest.approx(1.0)
+    assert make_ledger([label], 1e-5, ["labels of other (client to server)"]).epsilon is None
+
+
+def test_rows_that_are_not_finite_are_released_as_zeros_and_counted() -> None:
+    """Clipping lets an infinite row through, which then tells itself apart from all others with certainty."""
+    rows = sf.data.digits().rows(range(60))
+    x = rows.x.clone()
+    x[3], x[7, 0, 0, 0] = 1e30, 3e38
+    data = sf.data.from_arrays(x, rows.y).clients(1, test=0.0, validation=0.0, auxiliary=0, victims=0, seed=0)
+    squared = nn.Sequential(Squared(), nn.Flatten(), nn.Linear(64, 10))
+    for defense in (GaussianRelease(noise_multiplier=1.0, freeze=True), LaplaceRelease(epsilon=1.0, freeze=True)):
+        shape = vanilla(squared, "0")
+        run = sf.train(shape, data, defenses=defense, rounds=1, batch_size=20, optimizer=SLOW, record=sf.Recording())
+        sent = run.engine.view("server").select(kind="activation").tensors()
+        assert all(bool(torch.isfinite(t).all()) for t in sent.values())
+        (edge,) = shape.crossings
+        assert run.ledger.replaced == (f"2 rows of {edge.name} were not finite, taken for zeros",)
+        assert run.ledger.replaced[0] in str(run.ledger).splitlines()
+    shape = u_shaped(
+        nn.Sequential(Squared(), nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10)), ("1", "3")
+    )
+    run = sf.train(shape, data, defenses=DpSgd(noise_multiplier=1.0), rounds=1, batch_size=20, optimizer=SLOW)
+    # Behind the hyperbolic tangent a row with a single infinite number is finite again.
+    assert run.ledger.replaced == (
+        "1 row of gradients at client0 was not finite, taken for zeros",
+        "2 rows of gradients at server were not finite, taken for zeros",
+    )
+    for party in run.engine.crew.members().values():
+        assert all(bool(torch.isfinite(p).all()) for m in party.modules.values() for p in m.parameters())
 
 
 def test_a_sender_that_learns_costs_all_releases() -> None:
@@ -85,7 +145,9 @@ def test_a_sender_that_learns_costs_all_releases() -> None:
     own = [len(c.train) + len(c.validation) + len(c.test) for c in run.data.clients]
     (line,) = run.ledger.lines
     assert (line.uses, line.counted) == (2 * max(own), "all releases")
-    assert run.epsilon == pytest.approx(gaussian_epsilon(4.0 / (2 * max(own)) ** 0.5, run.ledger.delta))
+    assert run.ledger.totals[0].epsilon == pytest.approx(
+        gaussian_epsilon(4.0 / (2 * max(own)) ** 0.5, run.ledger.delta)
+    )
     assert "learn from private rows" in run.ledger.totals[0].note
 
 
@@ -131,7 +193,7 @@ def test_resumed_it_counts_the_same(tmp_path: Path) -> None:
         trained(defense, folder=folder, progress=stop)
     again = trained(defense, folder=folder, resume=True)
     assert again.ledger == whole
-    assert again.history[-1]["epsilons"] == {"each release at the cut": whole.epsilon}
+    assert again.history[-1]["epsilons"] == {"each release at the cut": whole.totals[0].epsilon}
 
 
 def test_attacks_do_not_change_what_training_cost() -> None:
@@ -184,7 +246,7 @@ def test_what_cannot_be_added_stands_side_by_side() -> None:
     assert found.epsilon is None
     assert [total.protects for total in found.totals] == ["each release at the cut", "labels"]
     assert found.totals[1].epsilon == pytest.approx(1.0)
-    assert len(str(found).splitlines()) == 2
+    assert len(str(found).splitlines()) == 3
 
 
 def test_guarded_weights_add_to_what_they_release() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -10,11 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.accounting.charging import Counted, charges, unprotected
+from splitfed.accounting.ledger import make_ledger
 from splitfed.accounting.mixing import release_mixes, segments_mix
 from splitfed.defense import Context, Defense, Terms
 from splitfed.defenses import DpSgd, GaussianRelease, LaplaceRelease, Latent, Mid, Noise, Shredder
+from splitfed.defenses.rowwise import check_rowwise
 from splitfed.duty import duties
 from splitfed.errors import InvalidInput
+from splitfed.gaussian_mechanism import gaussian_epsilon
 from splitfed.graph import Topology
 from splitfed.probe import Facts, probe
 from splitfed.task import classification
@@ -42,6 +46,101 @@ class Running(nn.Module):
         y = x - self.mean
         self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
         return y
+
+
+class Hidden(nn.Module):
+    """Subtracts a row of its last batch, kept where `state_dict` does not look: see `place`."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        self.place = place
+        self.kept: list[Tensor] = []
+        self.register_buffer("last", torch.zeros(6), persistent=place == "stored")
+        outside: list[Tensor] = []
+        self.outside = lambda: outside
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.place in ("stored", "buffer"):
+            y = x - self.last
+            self.last = x[0].detach().clone()
+            return y
+        held = self.outside() if self.place == "closure" else self.kept
+        y = x - held[-1] if held else x
+        held.append(x[0].detach().clone())
+        return y
+
+
+class Diary(nn.Module):
+    """Keeps what it has seen and does nothing with it."""
+
+    seen: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = x.detach().mean()
+        return x.tanh()
+
+
+class Gated(nn.Module):
+    """Mixes rows where numbers are large, or where some are negative, alone."""
+
+    def __init__(self, negative: bool) -> None:
+        super().__init__()
+        self.negative = negative
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixes = bool((x < 0).any()) if self.negative else float(x[1:].max()) > 50
+        return x - x.mean(0) if mixes else x
+
+
+class Counter(nn.Module):
+    """Counts its batches in an attribute: no row shows in that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches = 0
+        self.mask: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.batches += 1
+        self.mask = torch.ones_like(x) if self.mask is None else self.mask
+        return x * self.mask
+
+
+REMEMBER: dict[str, Callable[[], nn.Module]] = {
+    "a stored buffer": lambda: Hidden("stored"),
+    "a buffer that is not stored": lambda: Hidden("buffer"),
+    "an attribute": lambda: Hidden("attribute"),
+    "a closure": lambda: Hidden("closure"),
+    "an attribute that nobody reads": Diary,
+    "large numbers alone": lambda: Gated(False),
+    "negative numbers alone": lambda: Gated(True),
+}
+
+
+@pytest.mark.parametrize("front", REMEMBER.values(), ids=list(REMEMBER))
+def test_a_row_that_is_remembered_or_mixed_only_sometimes_is_found(front: Callable[[], nn.Module]) -> None:
+    topology, facts, _ = made(front())
+    assert segments_mix(topology, facts, {topology.segments[0].name})
+    with pytest.raises(InvalidInput, match="dp_sgd cannot train"):
+        check_rowwise(topology, facts, topology.roles[1:])
+
+
+def test_what_no_row_changes_may_be_kept() -> None:
+    topology, facts, _ = made(Counter())
+    assert not segments_mix(topology, facts, {topology.segments[0].name})
+    check_rowwise(topology, facts, topology.roles[1:])
+
+
+def test_rows_in_a_hidden_buffer_cost_what_they_cost_in_a_stored_one() -> None:
+    """Half the epsilon, or a twentieth, was charged where the buffer is not part of the state."""
+    counts = Counted("client0", "client", 0, {("0->1", 0, 0, "train"): torch.tensor([2, 1, 3])})
+    found = []
+    for place in ("stored", "buffer"):
+        topology, facts, edge = made(Hidden(place))
+        named = counts._replace(counts={(edge, 0, 0, "train"): next(iter(counts.counts.values()))})
+        (charge,) = charges([topology], [facts], (PRIVATE,), [named], [], False)
+        found.append(make_ledger([charge], 1e-5).totals[0].epsilon)
+    assert found[0] == found[1] == pytest.approx(gaussian_epsilon(4.0 / 6**0.5, 1e-5))
 
 
 def made(front: nn.Module) -> tuple[Topology, Facts, str]:

@@ -130,11 +130,10 @@ def test_private_releases_of_shown_rows_are_in_the_planned_ledger() -> None:
         method=Asking(),
     )
     planned = planned_ledger(ready, 2)
-    assert planned.epsilon is not None
-    assert run.ledger.epsilon == pytest.approx(planned.epsilon)
-    alone = go("vanilla", None, data=rows, schedule=TURNS, defenses=guard).ledger.epsilon
+    assert run.ledger.totals[0].epsilon == pytest.approx(planned.totals[0].epsilon)
+    alone = go("vanilla", None, data=rows, schedule=TURNS, defenses=guard).ledger.totals[0].epsilon
     assert alone is not None
-    assert planned.epsilon > alone, "public rows are released once more a round, and one of them twice"
+    assert planned.totals[0].epsilon > alone, "public rows are released once more a round, and one of them twice"
     with pytest.raises(InvalidInput, match="across=True puts everybody's rows through everybody's segments"):
         go("vanilla", None, data=rows, schedule=TURNS, defenses=guard, across=True)
 
@@ -147,8 +146,7 @@ def test_own_rows_are_counted_whatever_part_they_are_trained_in(method: Method) 
     training = {"optimizer": None, "training": Training(16), "method": method}
     ready = prepare(BUILDERS["vanilla"](net()), rows, schedule=TURNS, defenses=guard, **training)
     planned = planned_ledger(ready, 3)
-    assert planned.epsilon is not None
-    assert run.ledger.epsilon == pytest.approx(planned.epsilon)
+    assert run.ledger.totals[0].epsilon == pytest.approx(planned.totals[0].epsilon)
     assert f"what the method {type(method).__name__} sends" in run.ledger.open
     for lane, client in enumerate(rows.clients):
         ((_, counts),) = [(k, c) for k, c in run.engine.party(lane, "client").uses.counts.items() if k[3] == "train"]

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from splitfed.accounting.privacy import Bound, compose
 from splitfed.errors import InvalidInput
-from splitfed.privacy import Event, Gaussian, Laplace, Neighbours, Protects
+from splitfed.privacy import Event, Gaussian, Laplace, Neighbours, Protects, Unit
 
 PER_ROW = "per row"
 ALL_RELEASES = "all releases"
@@ -44,6 +44,12 @@ WARNING = (
     "every row and only the composition of all releases is provable: freeze them (pretrained on public data), or guard "
     "their weights too"
 )
+
+UNCHARGED = (
+    "statistics of all rows, where the data were standardised with them",
+    "the choice of a setting by the results of a study",
+)
+"""What may tell of rows beside what is counted; the ledger cannot see whether it happened."""
 
 Group = tuple[Protects, Any, Neighbours]
 
@@ -129,36 +135,68 @@ class Total:
 
 @dataclass(frozen=True)
 class Ledger:
-    """`lines` and `totals`; `open`: what leaves a data owner without any promise."""
+    """`lines` and `totals`; `open`: what leaves a data owner without any promise.
+
+    `replaced`: where rows that were not finite were taken for zeros, and how many. `uncharged`: what may tell of rows
+    as well, and is in no figure.
+    """
 
     delta: float
     lines: tuple[Line, ...] = ()
     totals: tuple[Total, ...] = ()
     open: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
+    uncharged: tuple[str, ...] = ()
 
     @property
     def epsilon(self) -> float | None:
-        """The run's epsilon; None where some client is promised nothing, and where promises cannot be added."""
-        return self.totals[0].epsilon if len(self.totals) == 1 and not self.totals[0].only else None
+        """What all that crosses costs together; None where some of it, or some client, has no promise.
+
+        None also where promises cannot be added. What is promised of a part stands in `totals`, and `str(ledger)` says
+        it together with what is not covered.
+        """
+        if len(self.totals) != 1 or self.totals[0].only or beside(asdict(self.totals[0]), self.open):
+            return None
+        return self.totals[0].epsilon
 
     def told(self) -> dict[str, Any]:
         """Return the ledger as plain values."""
         return {"epsilon": self.epsilon, **asdict(self)}
 
     def __str__(self) -> str:
-        """Return the totals in words, a line each."""
-        if not self.totals:
-            return "no formal guarantee"
-        return "\n".join(words(asdict(total)) for total in self.totals)
+        """Return the totals in words, a line each, every one with what crosses beside it without a promise."""
+        return "\n".join(sentences(asdict(self)))
 
 
-def words(total: Mapping[str, Any]) -> str:
-    """Say what a total, as plain values, promises."""
+def sentences(ledger: Mapping[str, Any]) -> list[str]:
+    """Say what a ledger, as plain values, promises, what crosses without a promise, and what no figure counts."""
+    if not ledger["totals"]:
+        return ["no formal guarantee"]
+    said = [words(total, ledger["open"]) for total in ledger["totals"]]
+    said += ledger["replaced"]
+    return [*said, f"not charged: {'; '.join(ledger['uncharged'])}"]
+
+
+def beside(total: Mapping[str, Any], unprotected: Sequence[str]) -> list[str]:
+    """Return what of `unprotected` tells of what `total`, as plain values, protects.
+
+    Of a label alone only labels do, since features count as known; of an example or a client everything does.
+    """
+    if total["unit"] != str(Unit.LABEL):
+        return list(unprotected)
+    return [place for place in unprotected if place.startswith("labels of ")]
+
+
+def words(total: Mapping[str, Any], unprotected: Sequence[str]) -> str:
+    """Say what a total, as plain values, promises, and what of `unprotected` crosses beside it without a promise."""
     # JSON knows no infinity.
     epsilon = "without bound" if total["epsilon"] is None else f"{total['epsilon']:.4g}"
+    left = beside(total, unprotected)
     return (
         f"epsilon {epsilon} at delta {total['delta']:.1g} for {total['protects']}, unit: {total['unit']} "
         f"({total['neighbours']}), counted over {total['counted']}, {total['method']}{_alone(total.get('only'))}"
+        f"{': ' if total['note'] else ''}{total['note']}; "
+        + (f"without a promise: {', '.join(left)}" if left else "nothing else crosses that tells of it")
     )
 
 
@@ -176,15 +214,27 @@ def default_delta(rows: int) -> float:
     return float(f"{digit}e{math.floor(math.log10(exact))}")
 
 
-def make_ledger(charges: Iterable[Charge], delta: float, unprotected: Sequence[str] = ()) -> Ledger:
-    """Return the ledger of `charges` at `delta`; `unprotected`: what else leaves a data owner."""
+def make_ledger(
+    charges: Iterable[Charge],
+    delta: float,
+    unprotected: Sequence[str] = (),
+    replaced: Mapping[str, int] | None = None,
+) -> Ledger:
+    """Return the ledger of `charges` at `delta`.
+
+    `unprotected`: what else leaves a data owner. `replaced`: place -> rows that were not finite there.
+    """
     used = [charge for charge in charges if charge.sum]
     groups: dict[Group, list[Charge]] = {}
     for charge in used:
         groups.setdefault(charge.group, []).append(charge)
     lines = [line for found in groups.values() for line in _lines(found, delta)]
     totals = [_total(found, groups, delta) for found in groups.values()]
-    return Ledger(delta, tuple(lines), tuple(totals), tuple(unprotected))
+    zeros = [
+        f"{rows} row{'' if rows == 1 else 's'} of {place} {'was' if rows == 1 else 'were'} not finite, taken for zeros"
+        for place, rows in sorted((replaced or {}).items())
+    ]
+    return Ledger(delta, tuple(lines), tuple(totals), tuple(unprotected), tuple(zeros), UNCHARGED if totals else ())
 
 
 def _lines(charges: Sequence[Charge], delta: float) -> list[Line]:

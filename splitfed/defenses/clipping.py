@@ -8,20 +8,37 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from splitfed.defenses.private_noise import check_precision
 from splitfed.errors import InvalidInput
 from splitfed.graph import Topology
+from splitfed.payload import without_infinite_rows
+from splitfed.probe import Facts
 
 
 def clip_rows(z: Tensor, norm: float, order: int) -> Tensor:
     """Return `z` (batch, ...) with every row scaled down to L1 or L2 (`order`) norm `norm`, where it is longer.
 
-    A row whose own norm is 0 stays as it is. The norm is taken in float64, so that rounding cannot exceed `norm` by
-    more than the last digit of `z`.
+    A row whose own norm is 0 stays as it is, and one with a number that is not finite becomes zeros. The norm is taken
+    in float64, so that rounding cannot exceed `norm` by more than the last digit of `z`.
     """
+    z = without_infinite_rows(z)
     lengths: Tensor = torch.linalg.vector_norm(z.flatten(1).double(), ord=order, dim=1)
     factors = (norm / lengths.clamp(min=norm)).to(z.dtype)
     clipped: Tensor = z * factors.view(-1, *[1] * (z.dim() - 1))
     return clipped
+
+
+def noisy_release(z: Tensor, clipped: Tensor, noisy: Tensor) -> Tensor:
+    """Return the float64 numbers `noisy` as those of `z`'s type, with the gradient of `clipped`, which has no noise."""
+    # The difference is zero: it carries the gradient alone.
+    return noisy.detach().to(z.dtype) + (clipped - clipped.detach()).to(z.dtype)
+
+
+def check_values(name: str, topology: Topology, facts: Facts, edges: tuple[str, ...]) -> None:
+    """Refuse the defense `name` on `edges` where a value of half precision crosses."""
+    for edge in edges:
+        for value in topology.edge(edge).values:
+            check_precision(name, f"{value!r} on {edge}", facts.dtypes[value])
 
 
 def frozen(topology: Topology, edges: tuple[str, ...]) -> Topology:

@@ -31,12 +31,14 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.defense import Context, Defense, Holder, Strength, Terms, overrides
+from splitfed.defenses.private_noise import check_precision
 from splitfed.defenses.private_step import PrivateStep
-from splitfed.defenses.rowwise import check_rowwise, in_training
+from splitfed.defenses.rowwise import check_rowwise
 from splitfed.errors import InvalidInput, check_number, unknown
 from splitfed.graph import Segment, Topology
 from splitfed.privacy import Event, Gaussian, Neighbours, Protects
 from splitfed.probe import Facts
+from splitfed.row_independence import in_training
 from splitfed.seeding import derive, stream
 from splitfed.view import Stamp
 
@@ -128,6 +130,9 @@ class DpSgd(Defense):
         guarded = self.guards(topology)
         for role in guarded:
             self._norm(role)
+            for segment in topology.segments_of(role):
+                for name, weight in segment.module.named_parameters():
+                    check_precision("dp_sgd", f"weight {name!r} of segment {segment.name!r}", weight.dtype)
         check_rowwise(topology, facts, guarded)
 
     def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:

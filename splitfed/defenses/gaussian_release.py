@@ -9,20 +9,21 @@ all uses of a row compose; nothing is amplified by sampling, since who receives 
 mechanism on an embedding is the usual private baseline for embeddings.
 
 The privacy ledger says what a whole run costs: per row only if the segments before the cut do not learn from private
-rows. `freeze` keeps them from it, for segments that are pretrained or random. The noise is drawn from the run's
-seed, in floating point: it is for research, no defense against somebody who knows the seed or studies the last bits
-(Mironov, CCS 2012).
+rows. `freeze` keeps them from it, for segments that are pretrained or random. The noise is drawn in float64 on a grid
+(`splitfed.defenses.private_noise`), from the run's seed: it is no defense against somebody who knows the seed. A row
+with a number that is not finite is released as zeros, and the ledger says how many there were.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from splitfed.defense import Context, Defense, Strength
-from splitfed.defenses.clipping import clip_rows, frozen
+from splitfed.defenses.clipping import check_values, clip_rows, frozen, noisy_release
+from splitfed.defenses.private_noise import add_gaussian, check_precision
 from splitfed.errors import InvalidInput, check_number
 from splitfed.gaussian_mechanism import gaussian_multiplier
 from splitfed.graph import Topology
@@ -82,6 +83,10 @@ class GaussianRelease(Defense):
             return f"epsilon {self.epsilon:g} at delta {self.delta:g} for each release of a row, composed over them"
         return f"Gaussian mechanism of multiplier {self.multiplier:g} for each release of a row, composed over them"
 
+    def check(self, topology: Topology, facts: Facts) -> None:
+        """Refuse values of half precision."""
+        check_values("gaussian_release", topology, facts, self.edges(topology))
+
     def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
         """Return `topology`, with all that comes before the guarded edges frozen if that is asked for."""
         return frozen(topology, self.edges(topology)) if self.freeze else topology
@@ -92,8 +97,12 @@ class GaussianRelease(Defense):
 
     def release(self, name: str, z: Tensor, context: Context) -> Tensor:
         """Return clipped rows plus noise drawn afresh: same shape as `z`."""
-        drawn = torch.randn(z.shape, generator=context.noise(name, z.device), device=z.device, dtype=z.dtype)
-        return self.expected(name, z, context) + self.multiplier * self.sensitivity * drawn
+        check_precision("gaussian_release", repr(name), z.dtype)
+        clipped = clip_rows(z.double(), self.clip, 2)
+        size = math.prod(z.shape[1:])
+        random = context.noise(name, z)
+        noisy = add_gaussian(clipped.detach(), self.sensitivity, self.multiplier, size, random)
+        return noisy_release(z, clipped, noisy)
 
     def expected(self, name: str, z: Tensor, context: Context) -> Tensor:
         """The noise has mean zero."""

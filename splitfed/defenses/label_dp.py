@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from splitfed.defense import Defense, Strength
+from splitfed.defenses.private_noise import add_laplace
 from splitfed.errors import InvalidInput, check_number, unknown
 from splitfed.graph import Head, Topology
 from splitfed.privacy import Event, Laplace, Protects, Pure, Unit
@@ -113,9 +114,10 @@ class LabelDp(Defense):
         single = task.name == "binary"
         exact = y.double() if single else functional.one_hot(y.long(), classes_of(task)).double()
         sensitivity = 1.0 if single else 2.0
-        # A Laplace variable is the difference of two exponential ones.
-        first, second = (torch.empty_like(exact).exponential_(generator=generator) for _ in range(2))
-        return (exact + sensitivity / self.epsilon * (first - second)).to(torch.get_default_dtype())
+        # Zeros and ones lie on every grid, so that rounding costs nothing; what `size` charges is a rest of 1e-8.
+        size = 1 if single else exact.shape[1]
+        noisy = add_laplace(exact, sensitivity, 1 / self.epsilon, size, generator)
+        return noisy.to(torch.get_default_dtype())
 
 
 def keep_probability(epsilon: float, classes: int) -> float:

@@ -4,20 +4,20 @@ Paper: Dwork, McSherry, Nissim, Smith, "Calibrating noise to sensitivity in priv
 
 A row is scaled down to L1 norm C. Another row in its place changes the release by up to 2 C, so noise of scale
 b = 2 C / epsilon makes each release of a row epsilon-private, without a delta. Each value and each query is a use of
-its own, and all uses of a row compose. What the privacy ledger needs, and `freeze`: as for gaussian_release. The noise
-is drawn from the run's seed, in floating point: it is for research, no defense against somebody who knows the seed or
-studies the last bits (Mironov, CCS 2012).
+its own, and all uses of a row compose. What the privacy ledger needs, `freeze`, how the noise is drawn, and rows that
+are not finite: as for gaussian_release.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from splitfed.defense import Context, Defense, Strength
-from splitfed.defenses.clipping import clip_rows, frozen
+from splitfed.defenses.clipping import check_values, clip_rows, frozen, noisy_release
+from splitfed.defenses.private_noise import add_laplace, check_precision
 from splitfed.errors import check_number
 from splitfed.graph import Topology
 from splitfed.privacy import Event, Laplace, Protects
@@ -62,6 +62,10 @@ class LaplaceRelease(Defense):
         """The promise for one release."""
         return f"epsilon {self.epsilon:g} for each release of a row, composed over them"
 
+    def check(self, topology: Topology, facts: Facts) -> None:
+        """Refuse values of half precision."""
+        check_values("laplace_release", topology, facts, self.edges(topology))
+
     def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
         """Return `topology`, with all that comes before the guarded edges frozen if that is asked for."""
         return frozen(topology, self.edges(topology)) if self.freeze else topology
@@ -72,10 +76,12 @@ class LaplaceRelease(Defense):
 
     def release(self, name: str, z: Tensor, context: Context) -> Tensor:
         """Return clipped rows plus noise drawn afresh: same shape as `z`."""
-        generator = context.noise(name, z.device)
-        # A Laplace variable is the difference of two exponential ones.
-        first, second = (torch.empty_like(z).exponential_(generator=generator) for _ in range(2))
-        return self.expected(name, z, context) + self.scale * (first - second)
+        check_precision("laplace_release", repr(name), z.dtype)
+        clipped = clip_rows(z.double(), self.clip, 1)
+        size = math.prod(z.shape[1:])
+        random = context.noise(name, z)
+        noisy = add_laplace(clipped.detach(), self.sensitivity, 1 / self.epsilon, size, random)
+        return noisy_release(z, clipped, noisy)
 
     def expected(self, name: str, z: Tensor, context: Context) -> Tensor:
         """The noise has mean zero."""

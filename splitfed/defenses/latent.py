@@ -38,6 +38,7 @@ from splitfed.defenses.bits import Binarised, Reader
 from splitfed.defenses.clipping import frozen
 from splitfed.errors import InvalidInput, check_count, check_number, unknown
 from splitfed.graph import Segment, Topology
+from splitfed.payload import without_infinite_rows
 from splitfed.privacy import Event, Protects, Pure
 from splitfed.probe import Facts
 from splitfed.seeding import derive, stream
@@ -138,7 +139,8 @@ class Latent(Defense):
 
     def release(self, name: str, z: Tensor, context: Context) -> Tensor:
         """Return randomised bits in place of the bits `z`: (batch, r l); the gradient passes as it is."""
-        drawn = torch.rand(z.shape, generator=context.noise(name, z.device), device=z.device, dtype=torch.float64)
+        z = without_infinite_rows(z)
+        drawn = torch.rand(z.shape, generator=context.noise(name, z), device=z.device, dtype=torch.float64)
         ones, zeros = (chance.to(z.device) for chance in self.chances(z.shape[1]))
         sent = (drawn < torch.where(z > 0.5, ones, zeros)).to(z.dtype)
         # In this order z cancels exactly: no rounding carries what another defense has left of it besides bits.

@@ -18,6 +18,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call, vjp, vmap
 
+_AT_ONCE = 16
+"""Rows that are held in float64 at a time."""
+
 Samples = Mapping[nn.Parameter, Tensor]
 
 
@@ -77,11 +80,21 @@ def samples(used: Used) -> Samples:
     return {weight: found[weight] for weight in own_weights(used.layer)}
 
 
-def squared_norms(used: Sequence[Used], rows: int) -> tuple[Tensor, Callable[[Tensor], Samples]]:
-    """Return the squared norm of each row's gradient over all weights, (rows,), and how to add rows up.
+class Rows(NamedTuple):
+    """The rows of a step: the squared norm of each one's gradient over all weights, (rows,), in float64.
 
-    The function takes a factor for each row, (rows,), and returns weight -> the sum of its rows' gradients times them.
+    `add_up` takes a factor for each row, (rows,), and returns weight -> the sum of its rows' gradients times them, in
+    float64: rounded to float32, a sum would depend on all rows by more than the one that changes. `replaced`: how many
+    rows were not finite; they count as zeros.
     """
+
+    norms: Tensor
+    add_up: Callable[[Tensor], Samples]
+    replaced: int
+
+
+def measured(used: Sequence[Used], rows: int) -> Rows:
+    """Return the norms of `rows` rows, from what went in and out of layers, and how to add the rows up."""
     dense: list[Used] = []
     kept: dict[nn.Parameter, Tensor] = {}
     for one in used:
@@ -90,23 +103,47 @@ def squared_norms(used: Sequence[Used], rows: int) -> tuple[Tensor, Callable[[Te
             continue
         for weight, found in samples(one).items():
             kept[weight] = kept[weight] + found if weight in kept else found
-    total = torch.zeros(rows)
+    total = torch.zeros(rows, dtype=torch.float64)
     for found in kept.values():
-        total = total.to(found) + found.reshape(rows, -1).square().sum(1)
+        total = total.to(found.device) + _square_sum(found.reshape(rows, -1))
     for layer, x, g in dense:
         for weight in own_weights(layer):
-            length = g.square().sum(1)
-            total = total.to(g) + (length if weight.dim() == 1 else length * x.square().sum(1))
+            length = _square_sum(g)
+            total = total.to(g.device) + (length if weight.dim() == 1 else length * _square_sum(x))
+    fine = torch.isfinite(total)
+    replaced = rows - int(fine.sum())
+    if replaced:
+        total = total.where(fine, total.new_zeros(()))
+        kept = {weight: _only(found, fine) for weight, found in kept.items()}
+        dense = [Used(layer, _only(x, fine), _only(g, fine)) for layer, x, g in dense]
 
     def add_up(factors: Tensor) -> Samples:
-        sums = {weight: torch.tensordot(factors.to(found), found, dims=1) for weight, found in kept.items()}
+        sums = {weight: _weighed(factors, found) for weight, found in kept.items()}
         for layer, x, g in dense:
-            scaled = g * factors.to(g)[:, None]
+            scaled = g.double() * factors.to(g.device)[:, None]
             for weight in own_weights(layer):
-                sums[weight] = scaled.sum(0) if weight.dim() == 1 else scaled.T @ x
+                sums[weight] = scaled.sum(0) if weight.dim() == 1 else scaled.T @ x.double()
         return sums
 
-    return total, add_up
+    return Rows(total, add_up, replaced)
+
+
+def _square_sum(rows: Tensor) -> Tensor:
+    """Return the sum of the squares of each row of (rows, n), in float64; a few rows at a time."""
+    return torch.cat([part.double().square().sum(1) for part in rows.split(_AT_ONCE)])
+
+
+def _weighed(factors: Tensor, found: Tensor) -> Tensor:
+    """Return the sum over rows of `factors` (rows,) times `found` (rows, ...), in float64; a few rows at a time."""
+    parts = zip(factors.to(found.device).split(_AT_ONCE), found.split(_AT_ONCE), strict=True)
+    sums = [torch.tensordot(f, part.double(), dims=1) for f, part in parts]
+    return torch.stack(sums).sum(0)
+
+
+def _only(found: Tensor, fine: Tensor) -> Tensor:
+    """Return `found` (rows, ...) with zeros in the rows that are not `fine`."""
+    mask = fine.to(found.device).view(-1, *[1] * (found.dim() - 1))
+    return torch.where(mask, found, torch.zeros_like(found))
 
 
 def _dense(one: Used, all_used: Sequence[Used]) -> bool:

@@ -3,14 +3,14 @@
 Paper: Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang, "Deep learning with differential privacy", CCS 2016.
 
 The rows' gradients are those of the party's own weights; the factor that clips a row may count in what the row's
-gradient measures at other parties, who tell it as a squared norm. Noise is drawn from the seed by party and step, so a
-resumed run draws the same; it is a pseudo-random sequence for research, not one that withstands an adversary who knows
-the seed.
+gradient measures at other parties, who tell it as a squared norm. A row whose gradient is not finite counts as zeros.
+Rows are added up and noise is drawn in float64, on a grid (`splitfed.defenses.private_noise`), from the seed by party
+and step, so a resumed run draws the same; it does not withstand an adversary who knows the seed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.defense import Holder
-from splitfed.defenses.per_example import Call, Samples, Used, noting, squared_norms, weighted
+from splitfed.defenses.per_example import Call, Rows, Samples, Used, measured, noting, weighted
+from splitfed.defenses.private_noise import add_gaussian
 from splitfed.errors import InvalidInput
 from splitfed.seeding import wide_generator
 from splitfed.view import Stamp
@@ -34,7 +35,7 @@ class _Step:
     stamp: Stamp
     calls: list[Call] = field(default_factory=list)
     used: list[Used] = field(default_factory=list)
-    measured: tuple[Tensor, Callable[[Tensor], Samples]] | None = None
+    measured: Rows | None = None
     others: Tensor | None = None
 
 
@@ -87,29 +88,33 @@ class PrivateStep:
 
     def total(self) -> float:
         """Return the sum of the squared norms of all rows' gradients."""
-        return float(self.norms().sum())
+        return float(self._measure(self._now).norms.sum())
 
     def norms(self) -> Tensor:
-        """Return the squared norm of every row's own gradient: (rows,)."""
-        return self._measure(self._now)[0]
+        """Return the squared norm of every row's own gradient: (rows,), in float32 as it is told."""
+        return self._measure(self._now).norms.float()
 
     def hear(self, norms: Tensor) -> None:
         """Take the squared norms of the same rows' gradients at another party: (rows,)."""
         step = self._now
         step.others = norms if step.others is None else step.others + norms
 
-    def finish(self) -> None:
-        """Leave in the weights' `grad`: (sum of the clipped rows + noise) / divisor."""
+    def finish(self) -> int:
+        """Leave in the weights' `grad`: (sum of the clipped rows + noise) / divisor; return the rows not finite."""
         step, holder = self._step, self._holder
         if step is None:
-            return
+            return 0
         sums = self._clipped(step) if step.rows else {}
         words = (holder.party, holder.role, holder.position, *step.stamp)
         drawn = wide_generator(holder.seed, "dp_sgd", *words, device=holder.device)
+        size = sum(weight.numel() for weight in self._weights)
         for weight in self._weights:
-            noise = torch.randn(weight.shape, generator=drawn, device=weight.device, dtype=weight.dtype)
-            noise *= self._noise_multiplier * self._max_norm
-            weight.grad = (noise if weight not in sums else noise + sums[weight]) / step.divisor
+            total = sums[weight] if weight in sums else torch.zeros(weight.shape, dtype=torch.float64)
+            total = total.to(weight.device)
+            if self._noise_multiplier > 0:
+                total = add_gaussian(total, self._max_norm, self._noise_multiplier, size, drawn)
+            weight.grad = (total / step.divisor).to(weight.dtype)
+        return self._measure(step).replaced
 
     def drop(self) -> None:
         """Forget the step."""
@@ -121,13 +126,13 @@ class PrivateStep:
         return self._step
 
     def _clipped(self, step: _Step) -> Samples:
-        norms, add_up = self._measure(step)
-        length = (norms if step.others is None else norms + step.others.to(norms)).sqrt()
-        # As Opacus does it: a little below one, so that rounding cannot lift a row above the bound.
-        return add_up((self._max_norm / (length + 1e-6)).clamp(max=1.0))
+        found = self._measure(step)
+        length = (found.norms if step.others is None else found.norms + step.others.to(found.norms)).sqrt()
+        # A little below the bound, so that the rounding of norms that were told cannot lift a row above it.
+        return found.add_up((self._max_norm / (length * (1 + 2.0**-22) + 1e-6)).clamp(max=1.0))
 
-    def _measure(self, step: _Step) -> tuple[Tensor, Callable[[Tensor], Samples]]:
+    def _measure(self, step: _Step) -> Rows:
         if step.measured is None:
-            step.measured = squared_norms(step.used, step.rows)
+            step.measured = measured(step.used, step.rows)
             step.used = []
         return step.measured

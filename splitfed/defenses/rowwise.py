@@ -1,14 +1,14 @@
 """Whether a model gives every row a gradient of its own: tried out on a few made-up rows before training.
 
-Clipping row by row bounds nothing where one row's gradient depends on another row. So one row is changed, and nothing
-that belongs to the other rows may change with it: no output of a segment, no input of a layer with weights, no loss.
+Clipping row by row bounds nothing where one row's gradient depends on another row, of this batch or of an earlier one
+(`splitfed.row_independence`). So one row is changed, and nothing that belongs to the other rows may change with it: no
+output of a segment, now or in the next batch, nothing that a segment keeps, no input of a layer with weights, no loss.
 The rows' gradients must add up to what autograd says, and training may write to no buffer. Which layers a library
 claims to support plays no part.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,10 +19,17 @@ from splitfed.defenses.per_example import Call, Used, noting, own_weights, sampl
 from splitfed.errors import InvalidInput
 from splitfed.graph import Head, Segment, Topology
 from splitfed.probe import Facts
-from splitfed.seeding import derive, generator, stream
+from splitfed.row_independence import ROWS, findings, in_training, made_up, others_same
+from splitfed.seeding import derive, stream
 
-ROWS = 4
 NAME = "dp_sgd"
+
+_TOLD = {
+    "state": "segment {segment!r}: its state {name!r} takes in the rows without noise",
+    "output": "beside segment {segment!r}: it mixes the rows of a batch in {name!r}",
+    "memory": "beside segment {segment!r}: it keeps rows in {name!r}",
+    "next batch": "beside segment {segment!r}: rows of a batch show in {name!r} of the next one",
+}
 
 
 class _Ran(NamedTuple):
@@ -37,14 +44,14 @@ def check_rowwise(topology: Topology, facts: Facts, guarded: Sequence[str]) -> N
     """Refuse `topology` if a row's gradient, at the roles `guarded`, would not be a function of that row alone."""
     for segment in topology.segments:
         _check_batch_norm(segment)
+    for found in findings(topology, facts, [segment.name for segment in topology.segments]):
+        raise InvalidInput(f"{NAME} cannot train {_TOLD[found.kind].format(**found._asdict())}")
     one, other = _inputs(topology, facts), _inputs(topology, facts)
     for name, value in other.items():
         other[name] = torch.cat([_made_up(value[:1], "other", name), value[1:]])
     for segment in topology.segments:
         watched = weighted(segment.module) if segment.role in guarded else {}
-        first, second = (_run(segment, facts, values, watched) for values in (one, other))
-        _check_buffers(segment, first.module)
-        _check_outputs(segment, first.outputs, second.outputs)
+        first, second = (_run(segment, values, watched) for values in (one, other))
         if watched:
             _check_layers(segment, watched, first, second)
             _check_sums(segment, watched, first)
@@ -52,14 +59,6 @@ def check_rowwise(topology: Topology, facts: Facts, guarded: Sequence[str]) -> N
             values.update(zip(segment.outputs, (t.detach() for t in ran.outputs), strict=True))
     for head in topology.heads:
         _check_loss(head, one[head.value], other[head.value])
-
-
-def in_training(module: nn.Module) -> nn.Module:
-    """Return a copy as a party would train it: in training mode, but for what its owner has put in evaluation mode."""
-    made = copy.deepcopy(module)
-    if not made.training:
-        return made.train()
-    return made
 
 
 def _check_batch_norm(segment: Segment) -> None:
@@ -79,13 +78,10 @@ def _inputs(topology: Topology, facts: Facts) -> dict[str, Tensor]:
 
 
 def _made_up(like: Tensor, *words: str) -> Tensor:
-    drawn = generator(derive(0, NAME, *words))
-    if like.is_floating_point():
-        return torch.rand(like.shape, generator=drawn, dtype=like.dtype)
-    return torch.randint(0, 2, like.shape, generator=drawn).to(like.dtype)
+    return made_up(like.shape, like.dtype, *words)
 
 
-def _run(segment: Segment, facts: Facts, values: Mapping[str, Tensor], watched: Mapping[str, nn.Module]) -> _Ran:
+def _run(segment: Segment, values: Mapping[str, Tensor], watched: Mapping[str, nn.Module]) -> _Ran:
     module = in_training(segment.module)
     calls: list[Call] = []
     given = [values[name].clone() for name in segment.inputs]
@@ -95,27 +91,10 @@ def _run(segment: Segment, facts: Facts, values: Mapping[str, Tensor], watched: 
     return _Ran(module, tuple(result) if isinstance(result, (tuple, list)) else (result,), calls)
 
 
-def _check_buffers(segment: Segment, after: nn.Module) -> None:
-    before = in_training(segment.module).state_dict()
-    for name, value in after.state_dict().items():
-        if name not in before or not torch.equal(before[name], value):
-            raise InvalidInput(
-                f"{NAME} cannot train segment {segment.name!r}: its state {name!r} takes in the rows without noise"
-            )
-
-
-def _check_outputs(segment: Segment, one: Sequence[Tensor], other: Sequence[Tensor]) -> None:
-    for name, first, second in zip(segment.outputs, one, other, strict=True):
-        if not _others_same(first, second):
-            raise InvalidInput(
-                f"{NAME} cannot train beside segment {segment.name!r}: it mixes the rows of a batch in {name!r}"
-            )
-
-
 def _check_layers(segment: Segment, watched: Mapping[str, nn.Module], one: _Ran, other: _Ran) -> None:
     names = {id(one.module.get_submodule(name)): name for name in watched}
     for first, second in zip(one.calls, other.calls, strict=True):
-        whole = len(first.x) == ROWS and _others_same(first.x, second.x)
+        whole = len(first.x) == ROWS and others_same(first.x, second.x)
         if not whole:
             raise _unfit(segment, names[id(first.layer)], first.layer, "its input has no row for each row of the batch")
 
@@ -163,7 +142,7 @@ def _check_loss(head: Head, one: Tensor, other: Tensor) -> None:
     alone = one[1:2].detach().clone().requires_grad_()
     (single,) = torch.autograd.grad(head.task.loss(alone, _labels(head, one.detach())[1:2]), alone)
     mean = torch.allclose(slopes[0][1] * ROWS, single[0], rtol=1e-3, atol=1e-6)
-    if not (mean and _others_same(*slopes)):
+    if not (mean and others_same(*slopes)):
         raise InvalidInput(f"{NAME} needs a loss that is the mean over the rows; that of {head.task.name!r} is not")
 
 
@@ -180,7 +159,3 @@ def _labels(head: Head, output: Tensor, first: int = 0) -> Tensor:
         labels[1::2] = 1
         labels[0] = first
     return labels
-
-
-def _others_same(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.allclose(one[1:].double(), other[1:].double(), rtol=1e-4, atol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -159,8 +160,12 @@ def counted_ledger(engine: LocalEngine, schedule: Schedule, method: Method | Non
     owner = {party.name: lane.index for lane in engine.crew.lanes for party in lane.parties.values()}
     shared = set(engine.crew.shared)
     counts = []
+    replaced: Counter[str] = Counter()
     for name, party in engine.crew.members().items():
-        if name == FED or name.startswith(f"{FED}~") or not party.uses.counts:
+        if name == FED or name.startswith(f"{FED}~"):
+            continue
+        replaced.update(party.uses.replaced)
+        if not party.uses.counts:
             continue
         client = None if party.role in shared else owner[party.name]
         found = {(p, i, circuits.get(c, c), part): rows for (p, i, c, part), rows in party.uses.counts.items()}
@@ -174,7 +179,7 @@ def counted_ledger(engine: LocalEngine, schedule: Schedule, method: Method | Non
     moved = _weights_move(schedule, engine.lanes, method, kinds)
     left = unprotected(engine.topology, engine.defenses, engine.crew.placement.fused, moved)
     left += _uploads(method, engine.defenses, kinds)
-    return make_ledger(made, _delta(engine.defenses, rows, delta), left)
+    return make_ledger(made, _delta(engine.defenses, rows, delta), left, replaced)
 
 
 def _delta(defenses: Sequence[Defense], rows: int, wanted: float | None) -> float:

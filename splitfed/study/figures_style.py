@@ -139,4 +139,7 @@ def legend(figure: Any, axis: Any) -> None:
         inches = HANDLE + CHARACTER * max(len(line) for label in labels for line in label.split("\n"))
         columns = max(1, min(len(labels), int(figure.get_figwidth() / inches)))
         placed = figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+        for text in placed.get_texts():
+            # Before it is measured: a broken formula raises there.
+            text.set_parse_math(False)
         figure.set_figheight(figure.get_figheight() + placed.get_window_extent().height / figure.dpi)

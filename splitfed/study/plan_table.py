@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from splitfed.study.private import sentences
+from splitfed.accounting.ledger import sentences
 from splitfed.study.units import plural, size, span
 
 Json = Mapping[str, Any]

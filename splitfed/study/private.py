@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from splitfed.accounting.ledger import words
+from splitfed.accounting.ledger import sentences
 from splitfed.data.dataset import Dataset
 from splitfed.defense import overrides
 from splitfed.errors import InvalidInput
@@ -57,14 +57,6 @@ def plans(cells: Sequence[Cell], data: Dataset) -> list[Json]:
     return found
 
 
-def sentences(ledger: Mapping[str, Any]) -> list[str]:
-    """Say what a ledger, as plain values, promises and what it leaves open."""
-    if not ledger["totals"]:
-        return ["no formal guarantee"]
-    said = [f"{words(total)}{': ' if total['note'] else ''}{total['note']}" for total in ledger["totals"]]
-    return [*said, f"not covered: {', '.join(ledger['open'])}"] if ledger["open"] else said
-
-
 def privacy_of(runs: Sequence[Mapping[str, Any]]) -> Json | None:
     """Return what a setting promises, for its report: the ledger of the seed that it costs most.
 
@@ -74,7 +66,7 @@ def privacy_of(runs: Sequence[Mapping[str, Any]]) -> Json | None:
     if not known:
         return None
     worst = max(known, key=lambda one: max(map(_epsilon, one["ledger"]["totals"]), default=0.0))
-    agrees = all(one["ledger"] == one["planned"] for one in known)
+    agrees = all({**one["ledger"], "replaced": []} == {**one["planned"], "replaced": []} for one in known)
     return {**worst["ledger"], "said": sentences(worst["ledger"]), "agrees": agrees}
 
 

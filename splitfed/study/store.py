@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from splitfed import digests
+from splitfed.accounting.ledger import sentences
 from splitfed.checkpoint import write_atomic
 from splitfed.errors import InvalidInput
 from splitfed.folder import environment
@@ -136,7 +137,8 @@ def rows(found: Json) -> Iterator[dict[str, Any]]:
     if "simulated_seconds" in found["history"][-1]:
         run["simulated_seconds"] = found["history"][-1]["simulated_seconds"]
     if found.get("privacy"):
-        run |= {key: found["privacy"]["ledger"][key] for key in ("epsilon", "delta")}
+        ledger = found["privacy"]["ledger"]
+        run |= {"epsilon": ledger["epsilon"], "delta": ledger["delta"], "promise": " | ".join(sentences(ledger))}
     run |= {key: dependence.get(key) for key in ("u_distance_correlation_sqr", "p_value")}
     for attack in found["attacks"]:
         scored = {"attack": attack["attack"], "attack_label": attack["label"], "adversary": attack["adversary"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
@@ -50,7 +51,7 @@ def settings(results: Sequence[Json]) -> list[dict[str, Any]]:
             row["metric"] = ended[0]["utility"]["metric"]
             row["utility"] = fmean(found["utility"]["test"] for found in ended)
             if any(found.get("privacy") for found in ended):
-                row["epsilon"] = _epsilon(ended)
+                row["epsilon"], row["promises"] = _epsilon(ended), _promises(ended)
             row["attacks"] = {
                 attack["attack"]: _means([found["attacks"][i]["scores"] for found in ended])
                 for i, attack in enumerate(ended[0]["attacks"])
@@ -60,15 +61,29 @@ def settings(results: Sequence[Json]) -> list[dict[str, Any]]:
 
 
 def _epsilon(runs: Sequence[Json]) -> float | None:
-    """Return the largest epsilon over the seeds; None where one has no single one."""
+    """Return the largest epsilon over the seeds; None where one has none for all that crosses."""
     found = [(one.get("privacy") or {}).get("ledger", {}).get("epsilon") for one in runs]
     return None if None in found else max(found)
+
+
+def _promises(runs: Sequence[Json]) -> dict[str, float]:
+    """Return what is protected -> the largest epsilon over the seeds, infinity where it has no bound."""
+    found: dict[str, float] = {}
+    for one in runs:
+        for total in (one.get("privacy") or {}).get("ledger", {}).get("totals", ()):
+            epsilon = math.inf if total["epsilon"] is None else float(total["epsilon"])
+            found[total["protects"]] = max(epsilon, found.get(total["protects"], 0.0))
+    return found
 
 
 def _told(row: dict[str, Any]) -> str:
     if "epsilon" not in row:
         return "-"
-    return "several" if row["epsilon"] is None else f"{row['epsilon']:.3g}"
+    if row["epsilon"] is not None:
+        return f"{row['epsilon']:.3g}"
+    # A promise for some of what crosses is never told without saying so.
+    told = " and ".join(f"{epsilon:.3g} for {protects}" for protects, epsilon in row["promises"].items())
+    return f"{told}, none for the rest" if told else "none"
 
 
 def _means(scores: Sequence[Json]) -> dict[str, dict[str, float]]:
