@@ -244,7 +244,7 @@ def test_from_study_to_report(tmp_path: Path) -> None:
         assert ("gaussian_release" in fed["receives"][0]["guard"]) == (one["defense"]["name"] != "none")
     private = found["gaussian_release"]["privacy"]
     assert private["ledger"] == private["planned"]
-    assert math.isfinite(private["ledger"]["epsilon"])
+    assert math.isfinite(private["ledger"]["totals"][0]["epsilon"])
     page = (tmp_path / "out" / "report.html").read_text("utf-8")
     assert "how much of each of 10 classes a client holds" in page
 

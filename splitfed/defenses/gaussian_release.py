@@ -98,7 +98,7 @@ class GaussianRelease(Defense):
     def release(self, name: str, z: Tensor, context: Context) -> Tensor:
         """Return clipped rows plus noise drawn afresh: same shape as `z`."""
         check_precision("gaussian_release", repr(name), z.dtype)
-        clipped = clip_rows(z.double(), self.clip, 2)
+        clipped = self.expected(name, z.double(), context)
         size = math.prod(z.shape[1:])
         random = context.noise(name, z)
         noisy = add_gaussian(clipped.detach(), self.sensitivity, self.multiplier, size, random)

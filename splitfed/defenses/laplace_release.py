@@ -77,7 +77,7 @@ class LaplaceRelease(Defense):
     def release(self, name: str, z: Tensor, context: Context) -> Tensor:
         """Return clipped rows plus noise drawn afresh: same shape as `z`."""
         check_precision("laplace_release", repr(name), z.dtype)
-        clipped = clip_rows(z.double(), self.clip, 1)
+        clipped = self.expected(name, z.double(), context)
         size = math.prod(z.shape[1:])
         random = context.noise(name, z)
         noisy = add_laplace(clipped.detach(), self.sensitivity, 1 / self.epsilon, size, random)
