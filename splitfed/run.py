@@ -34,7 +34,7 @@ from splitfed.rounds import Guided, fuse, query
 from splitfed.schedules.base import Round, Schedule, State, Training
 from splitfed.seeding import derive, generator
 from splitfed.tuning import SHARE, Bench, Tuned, check_tunable, tune
-from splitfed.utility import Constant, below_constant, constant_of, over_rows
+from splitfed.utility import ConstantAnswer, below_constant, constant_of, over_rows
 from splitfed.view import View
 
 __all__ = ["AttackResult", "Run"]
@@ -137,7 +137,7 @@ class Run:
         return self.utility
 
     @property
-    def constant(self) -> Constant | None:
+    def constant(self) -> ConstantAnswer | None:
         """What always giving one answer, the best by all clients' training labels, scores on the same test rows.
 
         The most frequent class, or the mean; None where the task has no such answer, or without test rows.

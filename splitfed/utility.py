@@ -15,7 +15,7 @@ from splitfed.task import Task
 WILSON, BOOTSTRAP = "Wilson over rows", "bootstrap over rows"
 
 
-class Constant(NamedTuple):
+class ConstantAnswer(NamedTuple):
     """What always giving the same answer scores, and what that answer is called."""
 
     score: float
@@ -39,7 +39,7 @@ def over_rows(task: Task, output: Tensor, y: Tensor, generator: torch.Generator)
     return {"low": low, "high": high, "rows": rows, "kind": kind}
 
 
-def constant_of(task: Task, train: Sequence[Tensor], test: Sequence[Tensor]) -> Constant | None:
+def constant_of(task: Task, train: Sequence[Tensor], test: Sequence[Tensor]) -> ConstantAnswer | None:
     """Return what the constant answer chosen by the labels `train` scores on `test`, both (rows, ...) a client.
 
     None where the task has no such answer, or there are no such rows.
@@ -47,10 +47,10 @@ def constant_of(task: Task, train: Sequence[Tensor], test: Sequence[Tensor]) -> 
     seen, asked = (torch.cat([y.cpu() for y in part]) if part else torch.zeros(0) for part in (train, test))
     if task.constant is None or not len(seen) or not len(asked):
         return None
-    return Constant(task.metric(task.constant(seen, len(asked)), asked), task.constant_name)
+    return ConstantAnswer(task.metric(task.constant(seen, len(asked)), asked), task.constant_name)
 
 
-def below_constant(metric: str, value: float, constant: Constant, higher_is_better: bool = True) -> str | None:
+def below_constant(metric: str, value: float, constant: ConstantAnswer, higher_is_better: bool = True) -> str | None:
     """Say so, in a clause, where `value` is no better than the constant answer's score; None where it is better."""
     if value > constant.score if higher_is_better else value < constant.score:
         return None

@@ -11,7 +11,7 @@ import torch
 from splitfed.errors import InvalidInput
 from splitfed.seeding import generator
 from splitfed.task import Task, binary, classification, regression
-from splitfed.utility import Constant, below_constant, constant_of, over_rows
+from splitfed.utility import ConstantAnswer, below_constant, constant_of, over_rows
 from tests.rounding import single
 
 
@@ -106,7 +106,7 @@ def test_the_constant_answer_by_hand() -> None:
 
 
 def test_what_is_no_better_than_the_constant_answer_is_said() -> None:
-    blind = Constant(0.23, "always answering the most frequent class")
+    blind = ConstantAnswer(0.23, "always answering the most frequent class")
     told = "accuracy 0.12 is below 0.23 of always answering the most frequent class"
     assert below_constant("accuracy", 0.12, blind) == told
     assert below_constant("accuracy", 0.23, blind) == told.replace("0.12 is below", "0.23 is no more than")

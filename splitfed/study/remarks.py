@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from splitfed.study.report_data import METRICS
-from splitfed.utility import Constant, below_constant
+from splitfed.utility import ConstantAnswer, below_constant
 
 Json = Mapping[str, Any]
 
@@ -39,5 +39,5 @@ def _useless(found: Json) -> list[str]:
     told = found["utility"]
     if found.get("intruder") or not told.get("constant") or told["test"] is None:
         return []
-    said = below_constant(told["metric"], told["test"], Constant(**told["constant"]), told["higher_is_better"])
+    said = below_constant(told["metric"], told["test"], ConstantAnswer(**told["constant"]), told["higher_is_better"])
     return [said] if said else []

@@ -7,7 +7,7 @@ from typing import Any
 
 from splitfed.study.report_data import LEAST_SEEDS, METRICS, NO_DEFENSE, NO_METHOD, TARGETS, Setting
 from splitfed.study.units import plural
-from splitfed.utility import Constant, below_constant
+from splitfed.utility import ConstantAnswer, below_constant
 
 Summary = Mapping[str, Any]
 SHOWN = 3  # settings that a finding of the same kind names in a sentence of their own
@@ -141,7 +141,7 @@ def _useless(summary: Summary) -> list[str]:
         # What hijacked clients reach is said to be no result anyway.
         if not found or not setting["utility"] or setting["intruder"]:
             continue
-        said = below_constant(metric, setting["utility"]["mean"], Constant(**found), up)
+        said = below_constant(metric, setting["utility"]["mean"], ConstantAnswer(**found), up)
         if said:
             name = name_of(summary, setting)
             told.append((name, f"{name}: {said}, so this model is of no use."))
