@@ -70,6 +70,30 @@ class Hidden(nn.Module):
         return y
 
 
+class Memory:
+    """Answers with what it was asked last, and shows no attribute."""
+
+    __slots__ = ("_last",)
+
+    def __init__(self) -> None:
+        self._last: Tensor | None = None
+
+    def __call__(self, row: Tensor) -> Tensor:
+        before, self._last = self._last, row.detach().clone()
+        return torch.zeros_like(row) if before is None else before
+
+
+class Asks(nn.Module):
+    """Keeps rows in an object that nobody can look into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = Memory()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - self.memory(x[0])
+
+
 class Diary(nn.Module):
     """Keeps what it has seen and does nothing with it."""
 
@@ -111,6 +135,7 @@ REMEMBER: dict[str, Callable[[], nn.Module]] = {
     "a buffer that is not stored": lambda: Hidden("buffer"),
     "an attribute": lambda: Hidden("attribute"),
     "a closure": lambda: Hidden("closure"),
+    "an object that shows nothing": Asks,
     "an attribute that nobody reads": Diary,
     "large numbers alone": lambda: Gated(False),
     "negative numbers alone": lambda: Gated(True),
