@@ -194,10 +194,14 @@ def words(total: Mapping[str, Any], unprotected: Sequence[str]) -> str:
     left = beside(total, unprotected)
     return (
         f"epsilon {epsilon} at delta {total['delta']:.1g} for {total['protects']}, unit: {total['unit']} "
-        f"({total['neighbours']}), counted over {total['counted']}, {total['method']}{_alone(total.get('only'))}"
+        f"({total['neighbours']}), counted {_over(total['counted'])}, {total['method']}{_alone(total.get('only'))}"
         f"{': ' if total['note'] else ''}{total['note']}; "
         + (f"without a promise: {', '.join(left)}" if left else "nothing else crosses that tells of it")
     )
+
+
+def _over(counted: str) -> str:
+    return counted if counted == PER_ROW else f"over {counted}"
 
 
 def _alone(clients: Sequence[int] | None) -> str:
