@@ -21,7 +21,7 @@ from splitfed.duty import Duty, Guard, Port
 from splitfed.errors import InvalidInput
 from splitfed.graph import Head
 from splitfed.optim import take_step
-from splitfed.payload import finite_rows, is_own
+from splitfed.payload import infinite_rows, is_own
 from splitfed.seeding import derive, stream, wide_generator
 from splitfed.tape import Batch, Tape
 from splitfed.tutoring import Tutor
@@ -292,7 +292,7 @@ class Party(Belongings):
             if self._training:
                 self._add_penalty(duty.segment, guard, _joined(list(values.values())), context, tape)
             if "activation" in guard.counts:
-                self.uses.replace(port.edge, sum(int((~finite_rows(z)).sum()) for z in values.values()))
+                self.uses.replace(port.edge, sum(map(infinite_rows, values.values())))
             values = {name: guard.defense.release(name, z, context) for name, z in values.items()}
             if "activation" in guard.counts:
                 self._count(port.edge, guard, tape, stamp, len(values))

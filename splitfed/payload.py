@@ -172,6 +172,11 @@ def finite_rows(z: Tensor) -> Tensor:
     return torch.isfinite(z).reshape(len(z), -1).all(1)
 
 
+def infinite_rows(z: Tensor) -> int:
+    """Return how many rows of `z` (rows, ...) hold a number that is not finite; none where there are no numbers."""
+    return 0 if z.is_meta else len(z) - int(finite_rows(z).sum())
+
+
 def without_infinite_rows(z: Tensor) -> Tensor:
     """Return `z` (rows, ...) with zeros in place of every row that holds a number that is not finite.
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from splitfed.defense import UPLOAD, Context, Defense, packed_bytes
-from splitfed.payload import finite_rows
+from splitfed.payload import infinite_rows
 from splitfed.uses import Uses
 from splitfed.view import Message, Stamp
 
@@ -85,7 +85,7 @@ def count(uses: Uses, sent: Sent, guards: Sequence[Keeper], lane: int) -> None:
         for tensor in sent.tensors.values() if defense.event() is not None else ():
             rows = rows_of(tensor)
             if rows is not None:
-                uses.replace(sent.place, int((~finite_rows(rows)).sum()))
+                uses.replace(sent.place, infinite_rows(rows))
                 uses.add((sent.place, position, lane, "train"), torch.arange(len(rows)))
 
 
