@@ -110,8 +110,8 @@ def test_the_search_for_noise_passes_where_an_accountant_does_not_apply(monkeypa
         asked.append(multiplier)
         return [(sampled(multiplier, 0.31), 2)]
 
-    multiplier = calibrate(make, 3.0, 1e-4, "prv")
-    assert 2.999 < compose(make(multiplier), 1e-4, "prv").epsilon <= 3.0
+    multiplier = calibrate(make, 6.0, 1e-4, "prv")
+    assert 5.999 < compose(make(multiplier), 1e-4, "prv").epsilon <= 6.0
     with pytest.raises(InvalidInput, match="accountant='prv' does not apply: the privacy loss variables end at 8"):
         compose(make(min(asked)), 1e-4, "prv")
     with pytest.raises(InvalidInput, match="accountant='prv' does not apply: the privacy loss variables end at 8"):
