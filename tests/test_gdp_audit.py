@@ -86,12 +86,12 @@ def test_many_scores_of_noise_prove_nothing() -> None:
 
 
 def test_a_test_is_not_chosen_by_its_own_samples() -> None:
-    """The same for the bound that holds for any mechanism: sixty fair coins as scores, 20 audits at 80 %."""
+    """The same for the bound that holds for any mechanism: forty fair coins as scores, 15 audits at 80 %."""
     drawn, found = np.random.default_rng(4), 0
-    for _ in range(20):
-        first, second = ({str(i): drawn.integers(0, 2, 200).astype(float) for i in range(60)} for _ in range(2))
+    for _ in range(15):
+        first, second = ({str(i): drawn.integers(0, 2, 200).astype(float) for i in range(40)} for _ in range(2))
         found += lower_bound(first, second, 0.0, 0.8).epsilon > 0
-    assert found <= 20 * 0.2 + 3 * math.sqrt(20 * 0.2 * 0.8)
+    assert found <= 15 * 0.2 + 3 * math.sqrt(15 * 0.2 * 0.8)
 
 
 def test_outcomes_are_not_chosen_by_their_own_samples() -> None:

@@ -101,20 +101,20 @@ def test_the_search_for_noise_passes_where_an_accountant_does_not_apply(monkeypa
 
     def tighter(uses: Sequence[tuple[Event, int]], delta: float) -> float | str:
         epsilon = 0.9 * compose(uses, delta, "rdp").epsilon
-        return epsilon if epsilon < 8 else "privacy loss variables end at 8"
+        return epsilon if epsilon < 6.2 else "privacy loss variables end at 6.2"
 
     monkeypatch.setattr("splitfed.accounting.privacy.prv_epsilon", tighter)
     asked: list[float] = []
 
     def make(multiplier: float) -> list[tuple[Event, int]]:
         asked.append(multiplier)
-        return [(sampled(multiplier, 0.31), 2)]
+        return [(sampled(multiplier, 0.02), 2)]
 
     multiplier = calibrate(make, 6.0, 1e-4, "prv")
     assert 5.999 < compose(make(multiplier), 1e-4, "prv").epsilon <= 6.0
-    with pytest.raises(InvalidInput, match="accountant='prv' does not apply: the privacy loss variables end at 8"):
+    with pytest.raises(InvalidInput, match="accountant='prv' does not apply: the privacy loss variables end at 6.2"):
         compose(make(min(asked)), 1e-4, "prv")
-    with pytest.raises(InvalidInput, match="accountant='prv' does not apply: the privacy loss variables end at 8"):
+    with pytest.raises(InvalidInput, match="accountant='prv' does not apply: the privacy loss variables end at 6.2"):
         calibrate(make, 100.0, 1e-4, "prv")
 
 

@@ -96,6 +96,9 @@ class Canaries:
         """
         random, width, largest = generator(self.seed, "audit", "distance"), 16, 0.0
         scales = self.deviations()
+        (once,), (again,) = (self.sums([torch.zeros(0, width)], [(0, 0)], ("again",), 1.0) for _ in range(2))
+        if any(not torch.equal(once[role], again[role]) for role in once):
+            raise InvalidInput(f"the noise of {type(self.defense).__name__} is not the same again for one step")
         for number in range(_PAIRS):
             size = 10 ** float(torch.empty(1).uniform_(-3, 4, generator=random))
             loud = size * torch.randn(1, width, generator=random)
@@ -104,9 +107,7 @@ class Canaries:
             one = torch.cat([others, loud])
             two = torch.cat([others, -loud]) if replaced else others
             turns, words = [(0, number)], ("distance",)
-            (first,), (second,), (again,) = (self.sums([rows], turns, words, 1.0) for rows in (one, two, one))
-            if any(not torch.equal(first[role], again[role]) for role in first):
-                raise InvalidInput(f"the noise of {type(self.defense).__name__} is not the same again for one step")
+            (first,), (second,) = (self.sums([rows], turns, words, 1.0) for rows in (one, two))
             squares = (float(((first[role] - second[role]) / scales[role]).square().sum()) for role in first)
             largest = max(largest, math.sqrt(sum(squares)))
         return largest, _PAIRS

@@ -21,7 +21,7 @@ from splitfed.run import Run
 from splitfed.seeding import derive
 from splitfed.study.audit_game import SLACK, Draw, Game, Measure, Measured, Scores, named
 
-CANARIES = 1000
+CANARIES = 250
 """Canaries a step, each with a coordinate of its own; neighbours without one have as many."""
 
 TURNS = tuple((epoch, step) for epoch in range(5) for step in range(2))
