@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import splitfed as sf
+from splitfed.accounting.privacy import SUM
 from splitfed.defense import Context, Defense, Holder, Shield
 from splitfed.defenses import DpSgd, GaussianRelease, LabelDp
 from splitfed.defenses.private_step import PrivateStep
+from splitfed.errors import InvalidInput
 from splitfed.federated import FedProto
 from splitfed.models.mlp import mlp
 from splitfed.optim import Optim
@@ -108,6 +110,24 @@ def test_less_noise_than_claimed(epsilon: float, share: float) -> None:
     right, wrong = GaussianRelease(epsilon=epsilon, freeze=True), Short(epsilon=epsilon, freeze=True, share=share)
     assert all(audited(run_of(right)).values())
     assert not any(audited(run_of(wrong)).values())
+
+
+def test_mu_is_that_of_the_claim() -> None:
+    """Two rows at distance 2 C under noise of 4 times that: mu is 1/4, and √10 / 4 for ten releases in a row."""
+    found = audit_run(run_of(GaussianRelease(clip=3.0, noise_multiplier=4.0, freeze=True)), 20_000)
+    _, worst, ten = found["mechanisms"]
+    assert 0.7 < worst["found"]["mu"] / (1 / 4) <= 1
+    assert 0.8 < ten["found"]["mu"] / (math.sqrt(10) / 4) <= 1
+
+
+def test_what_there_is_no_game_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("splitfed.study.audit.release_games", lambda run, client: ())
+    run = run_of(GaussianRelease(noise_multiplier=1.0, freeze=True), LabelDp(1.0), seed=1)
+    found = audit_run(run, 200)
+    assert found["unaudited"] == ["GaussianRelease"]
+    assert "GaussianRelease: not audited, there is no game for it" in told(found)
+    with pytest.raises(InvalidInput, match="the run has no private mechanism to audit: there is no game for Gaussian"):
+        audit_run(run_of(GaussianRelease(noise_multiplier=1.0, freeze=True)), 200)
 
 
 @pytest.mark.parametrize("forgets", ["all", "steps", "epochs", "scoring"])
@@ -226,6 +246,8 @@ def test_steps_whose_norm_is_joint() -> None:
     assert found["held"]
     assert present["found"]["mu"] > 0.8 / 1.2
     assert present["sensitivity"]["measured"] == pytest.approx(1 / 1.2, rel=0.02)
+    ten = found["mechanisms"][1]
+    assert 0.9 < ten["found"]["mu"] / (math.sqrt(10) / 1.2) <= 1
 
 
 def test_more_rows_than_the_claim_says() -> None:
@@ -261,6 +283,8 @@ def test_labels(mode: str, epsilon: float) -> None:
     assert first["place"].startswith("labels of ")
     assert 0.8 * epsilon < first["found"]["epsilon"] <= first["claimed"] or mode == "gradient"
     assert broken["refuted"]
+    assert first["delta"] == first["found"]["delta"] == (0 if first["method"] == SUM else right["delta"])
+    assert first["method"] == SUM or epsilon < 4 or mode == "gradient"
     names = [line["audited"] for line in right["mechanisms"]]
     assert names == (
         ["labels drawn once"] if mode == "labels" else ["labels of one step", "labels of ten steps in a row"]

@@ -11,7 +11,7 @@ The confidence is that of the whole audit: with so many mechanisms each is teste
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +44,17 @@ def audit_run(run: Run, trials: int = 20_000, confidence: float = 0.95) -> Json:
     check_count("trials", trials, low=40)
     check_number("confidence", confidence, low=0.0, high=1.0, open_low=True, open_high=True)
     games = [game for client in range(run.engine.lanes) for game in _games(run, client)]
+    missed = _unaudited(run, games)
     if not games:
-        raise InvalidInput("the run has no private mechanism to audit: nothing in it carries a claim")
+        why = f"there is no game for {missed[0]}" if missed else "nothing in it carries a claim"
+        raise InvalidInput(f"the run has no private mechanism to audit: {why}")
     each, delta = 1 - (1 - confidence) / len(games), run.ledger.delta
     lines = [game.played(trials, delta, each) for game in games]
     return {
         "delta": delta,
         "confidence": confidence,
         "mechanisms": lines,
+        "unaudited": missed,
         "held": all(line["held"] for line in lines),
     }
 
@@ -59,8 +62,16 @@ def audit_run(run: Run, trials: int = 20_000, confidence: float = 0.95) -> Json:
 def told(found: Mapping[str, Any]) -> str:
     """Return what `audit` found as text for people."""
     lines = [line_told(line) for line in found["mechanisms"]]
-    verdict = "every claim holds" if found["held"] else "a claim is violated"
+    lines += [f"{name}: not audited, there is no game for it" for name in found["unaudited"]]
+    verdict = "every claim that was audited holds" if found["held"] else "a claim is violated"
     return "\n".join([*lines, f"{verdict}, as far as {found['confidence']:.0%} confidence in all lines together shows"])
+
+
+def _unaudited(run: Run, games: Sequence[Game]) -> list[str]:
+    """Return the names of the defenses that carry a claim that no game is about."""
+    found = {name for game in games for name in game.mechanism.split(", ")}
+    claiming = dict.fromkeys(type(defense).__name__ for defense in run.engine.defenses if defense.event() is not None)
+    return [name for name in claiming if name not in found]
 
 
 def _games(run: Run, client: int) -> list[Game]:
