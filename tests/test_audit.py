@@ -44,6 +44,15 @@ def test_randomised_response_is_audited_to_its_epsilon() -> None:
     assert same.epsilon < 0.05, "nothing to tell apart"
 
 
+@pytest.mark.parametrize(("samples", "epsilon"), [(500, 4.91), (1000, 5.60), (10_000, 7.905)])
+def test_the_most_that_counts_can_prove(samples: int, epsilon: float) -> None:
+    """No error in so many samples of each input, at 95 %: half of the 5 % for each of the two rates."""
+    first, second = ({"x": np.full(2 * samples, value)} for value in (1.0, 0.0))
+    found = lower_bound(first, second, 1e-5)
+    assert found.epsilon == pytest.approx(epsilon, abs=0.005)
+    assert found.most == pytest.approx(found.epsilon)
+
+
 def test_delta_is_allowed_for() -> None:
     """A mechanism that gives the input away once in ten times, and is perfect otherwise, has delta .1."""
     n = 20000
