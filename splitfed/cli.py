@@ -134,9 +134,9 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
     predict.add_argument("--view-output", help="a .safetensors file")
     trusting(predict)
 
-    audit = add("audit", _audit, "measure what a finished run's private releases give away, beside what they claim")
+    audit = add("audit", _audit, "test what a finished run's private mechanisms claim: epsilon from below")
     audit.add_argument("run", help="the run's folder: .../runs/NAME")
-    audit.add_argument("--trials", type=int, default=20_000, help="releases of each of two rows (default: 20000)")
+    audit.add_argument("--trials", type=int, default=20_000, help="samples of each of two inputs (default: 20000)")
     trusting(audit)
 
     report = add("report", _report, "write the report of a study's folder again")

@@ -79,6 +79,29 @@ def lower_bound(first: dict[str, Array], second: dict[str, Array], delta: float,
     return Found(max(0.0, epsilon), delta, confidence, *rates, len(a), name)
 
 
+def outcomes_bound(chosen: Counts, tested: Counts, delta: float, confidence: float = 0.95) -> Found:
+    """Return what the outcomes of several inputs prove of epsilon at `delta`, any two of which are neighbours.
+
+    `chosen`, `tested`: (inputs, outcomes), how often each input came out as each; which outcome, and which of two
+    inputs, is chosen by the first and tested by the second, in as many samples of every input.
+    """
+    check_number("delta", delta, low=0.0, high=1.0, open_high=True)
+    check_number("confidence", confidence, low=0.0, high=1.0, open_low=True, open_high=True)
+    alpha, inputs = (1 - confidence) / 2, len(chosen)
+    check_count("inputs", inputs, low=2)
+    # (input to accept, the other one, outcome)
+    sizes = [int(counts.sum(1).min()) for counts in (chosen, tested)]
+    shape = (inputs, *chosen.shape)
+    accepted, alarms = (np.broadcast_to(part, shape) for part in (chosen[:, None], chosen[None]))
+    guesses = _epsilon(accepted, alarms, sizes[0], delta, alpha)
+    guesses[np.arange(inputs), np.arange(inputs)] = -np.inf
+    yes, no, outcome = (int(i) for i in np.unravel_index(int(guesses.argmax()), guesses.shape))
+    hits, alarm = tested[yes, outcome], tested[no, outcome]
+    epsilon = float(_epsilon(np.array([hits]), np.array([alarm]), sizes[1], delta, alpha)[0])
+    rates = (int(hits) / sizes[1], int(alarm) / sizes[1])
+    return Found(max(0.0, epsilon), delta, confidence, *rates, sizes[1], f"{yes} or {no} by {outcome}")
+
+
 def _threshold(a: Array, b: Array, delta: float, alpha: float) -> tuple[float, float]:
     """Return the threshold above which scores `a` and `b` prove most, and how much."""
     values = np.unique(np.quantile(np.concatenate([a, b]), np.linspace(0, 1, 401)))

@@ -6,20 +6,24 @@ Honkela, AISTATS 2020 (mixtures without sampling, by the loss itself); Kairouz, 
 Viswanath, "The composition theorem for differential privacy", ICML 2015 (equal pure mechanisms, exactly for the worst
 of them); the sum of epsilons for pure mechanisms.
 
-Every figure holds for uses that are chosen adaptively.
+Every figure holds for uses that are chosen adaptively. Whether an accountant applies is decided from the parameters,
+never by a clock; where the tighter one does not, the method of the bound says so, and the Rényi divergences answer.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
 from splitfed.accounting.privacy_loss import LEAST_DELTA, MOST_REACH, loss_epsilon
+from splitfed.accounting.privacy_prv import NAME as VARIABLES
+from splitfed.accounting.privacy_prv import prv_epsilon
 from splitfed.accounting.privacy_renyi import (
     ORDERS,
     SAMPLED_ORDERS,
@@ -35,13 +39,21 @@ from splitfed.privacy import Event, Gaussian, Neighbours
 ACCOUNTANTS = ("best", "gaussian", "rdp", "pld", "prv", "pure")
 
 SUM = "sum of pure epsilons"
+RENYI = "Rényi divergences (Mironov 2017)"
+DISTRIBUTION = "privacy loss distribution (Koskela et al. 2020)"
+
+_LEAST_MULTIPLIER = 1e-6  # below it the exact formula is a difference of two equal numbers
+_MOST_EQUAL = 10**6  # equal pure mechanisms whose answers are counted one by one
 
 Uses = tuple[tuple[Event, int], ...]
 
 
 @dataclass(frozen=True)
 class Bound:
-    """All uses together are (`epsilon`, `delta`)-private; `method` says who says so."""
+    """All uses together are (`epsilon`, `delta`)-private.
+
+    `method`: the accountant that says so, and why a tighter one did not apply, where that is so.
+    """
 
     epsilon: float
     delta: float
@@ -53,9 +65,13 @@ def compose(uses: Iterable[tuple[Event, int]], delta: float, accountant: str = "
 
     `accountant`: "best" of all that apply, or one of "gaussian" (exact, Gaussian mechanisms without sampling), "rdp"
     (everything), "pld" (mechanisms without sampling), "prv" (Gaussian mechanisms with sampling) and "pure"
-    (mechanisms with an epsilon of their own). Raises `InvalidInput` for events that cannot be added, and where the
-    accountant does not apply.
+    (mechanisms with an epsilon of their own). Raises `InvalidInput` for events that cannot be added, and where an
+    accountant that was asked for by name does not apply.
     """
+    return _checked(uses, delta, accountant, stand_in=False)
+
+
+def _checked(uses: Iterable[tuple[Event, int]], delta: float, accountant: str, stand_in: bool) -> Bound:
     check_number("delta", delta, low=0.0, high=1.0, open_low=True, open_high=True)
     if accountant not in ACCOUNTANTS:
         raise unknown("accountant", accountant, ACCOUNTANTS)
@@ -65,7 +81,7 @@ def compose(uses: Iterable[tuple[Event, int]], delta: float, accountant: str = "
         counted[event] += times
     kept = tuple((event, times) for event, times in counted.items() if times)
     _check_alike([event for event, _ in kept])
-    return _compose(kept, float(delta), accountant) if kept else Bound(0.0, delta, "nothing was released")
+    return _compose(kept, float(delta), accountant, stand_in) if kept else Bound(0.0, delta, "nothing was released")
 
 
 def calibrate(
@@ -80,7 +96,9 @@ def calibrate(
     check_number("epsilon", epsilon, low=0.0, open_low=True)
 
     def excess(exponent: float) -> float:
-        return compose(make(math.exp(exponent)), delta, accountant).epsilon - epsilon
+        # On the way an accountant may not apply, for want of noise; where the search ends it must.
+        found = _checked(make(math.exp(exponent)), delta, accountant, stand_in=True).epsilon
+        return min(found, sys.float_info.max) - epsilon
 
     low, high = 0.0, 0.0
     while excess(low) < 0:
@@ -92,15 +110,19 @@ def calibrate(
         if high > 20:
             raise InvalidInput(f"epsilon={epsilon:g} is not allowed here: no amount of noise gives it at {delta:g}")
     # A millionth above the root, so that the target is kept.
-    return math.exp(float(brentq(excess, low, high, xtol=5e-7)) + 1e-6)
+    multiplier = math.exp(float(brentq(excess, low, high, xtol=5e-7)) + 1e-6)
+    compose(make(multiplier), delta, accountant)
+    return multiplier
 
 
 @lru_cache(maxsize=4096)
-def _compose(uses: Uses, delta: float, accountant: str) -> Bound:
+def _compose(uses: Uses, delta: float, accountant: str, stand_in: bool) -> Bound:
+    """`stand_in`: whether the Rényi divergences answer for an accountant that was asked for and has an obstacle."""
     sampled = any(event.sampling_rate < 1 for event, _ in uses)
     gaussian = all(isinstance(event.mechanism, Gaussian) for event, _ in uses)
     pure = all(not isinstance(event.mechanism, Gaussian) for event, _ in uses)
-    found: list[Bound] = []
+    several = sum(times for _, times in uses) > 1
+    found: list[Bound | str] = []
     if gaussian and not sampled and accountant in ("best", "gaussian"):
         found.append(_exact(uses, delta))
     if pure and accountant in ("best", "pure"):
@@ -108,63 +130,85 @@ def _compose(uses: Uses, delta: float, accountant: str) -> Bound:
     # Nothing is better than what is exact.
     if accountant == "rdp" or (accountant == "best" and not (gaussian and not sampled)):
         found.append(_renyi(uses, delta))
-    several = sum(times for _, times in uses) > 1
     if not sampled and (accountant == "pld" or (accountant == "best" and several and not gaussian)):
-        found += _losses(uses, delta)
-    if gaussian and sampled and all(e.sampling_rate < 1 for e, _ in uses) and accountant in ("best", "prv"):
-        found.append(_prv(uses, delta))
-    if not found:
-        raise InvalidInput(f"accountant={accountant!r} does not apply to these mechanisms; take 'best' or 'rdp'")
+        found.append(_losses(uses, delta))
+    if gaussian and sampled and accountant in ("best", "prv"):
+        found.append(_variables(uses, delta))
+    bounds = [one for one in found if isinstance(one, Bound)]
+    obstacles = [one for one in found if isinstance(one, str)]
+    if not bounds and obstacles and stand_in:
+        bounds = [_renyi(uses, delta)]
+    if not bounds:
+        why = f": the {obstacles[0]}" if obstacles else " to these mechanisms"
+        raise InvalidInput(f"accountant={accountant!r} does not apply{why}; take 'best' or 'rdp'")
     # What holds without a delta is told where something else is better by a hair only.
-    return min(found, key=lambda bound: bound.epsilon * (0.999 if bound.method == SUM else 1))
+    best = min(bounds, key=lambda bound: bound.epsilon * (0.999 if bound.method == SUM else 1))
+    if best.method == RENYI and obstacles:
+        return replace(best, method=f"{RENYI}; the tighter {obstacles[0]}")
+    return best
 
 
 def _exact(uses: Uses, delta: float) -> Bound:
-    joined = joined_multiplier((e.mechanism.noise_multiplier, n) for e, n in uses if isinstance(e.mechanism, Gaussian))
-    return Bound(gaussian_epsilon(joined, delta), delta, "exact for Gaussians (Balle and Wang 2018)")
+    gaussians = [(e.mechanism.noise_multiplier, n) for e, n in uses if isinstance(e.mechanism, Gaussian)]
+    mean = math.hypot(*(math.sqrt(n) / sigma for sigma, n in gaussians))
+    if mean > 1 / _LEAST_MULTIPLIER:
+        # The loss is normal with mean m²/2 and deviation m.
+        epsilon = mean * mean / 2 + mean * math.sqrt(2 * math.log(1 / delta))
+        return Bound(epsilon, delta, "Gaussian tail of the privacy loss")
+    return Bound(
+        gaussian_epsilon(joined_multiplier(gaussians), delta), delta, "exact for Gaussians (Balle and Wang 2018)"
+    )
 
 
 def _renyi(uses: Uses, delta: float) -> Bound:
     orders = SAMPLED_ORDERS if any(event.sampling_rate < 1 for event, _ in uses) else ORDERS
-    total = np.sum([times * renyi(event, orders) for event, times in uses], axis=0)
+    with np.errstate(over="ignore"):
+        total = np.sum([times * renyi(event, orders) for event, times in uses], axis=0)
     epsilon, _ = renyi_epsilon(orders, total, delta)
-    return Bound(epsilon, delta, "Rényi divergences (Mironov 2017)")
+    return Bound(epsilon, delta, RENYI)
 
 
-def _losses(uses: Uses, delta: float) -> list[Bound]:
+def _losses(uses: Uses, delta: float) -> Bound | str:
     """By the loss itself, where delta is not so small that rounding would show, and epsilon not beyond all meaning."""
+    if delta < LEAST_DELTA:
+        return f"privacy loss distribution does not resolve delta {delta:g}"
     reach = min(bound.epsilon for bound in (_renyi(uses, delta * 1e-6), *_pure_sum(uses)))
-    if delta < LEAST_DELTA or reach > MOST_REACH:
-        return []
+    if not reach <= MOST_REACH:
+        return f"privacy loss distribution would reach epsilon {reach:.3g}, and ends at {MOST_REACH:g}"
     epsilon = loss_epsilon([(event.mechanism, times) for event, times in uses], delta, reach)
-    return [Bound(epsilon, delta, "privacy loss distribution (Koskela et al. 2020)")]
+    return Bound(epsilon, delta, DISTRIBUTION)
+
+
+def _variables(uses: Uses, delta: float) -> Bound | str:
+    if any(event.sampling_rate == 1 for event, _ in uses):
+        return "privacy loss variables do not apply where some uses are sampled and some are not"
+    epsilon = prv_epsilon(uses, delta)
+    return epsilon if isinstance(epsilon, str) else Bound(epsilon, delta, VARIABLES)
 
 
 def _pure_sum(uses: Uses) -> list[Bound]:
     """What they cost without a delta, where each has an epsilon of its own."""
     if any(isinstance(event.mechanism, Gaussian) for event, _ in uses):
         return []
-    return [Bound(math.fsum(pure_epsilon(e.mechanism) * n for e, n in uses), 0.0, SUM)]
-
-
-def _prv(uses: Uses, delta: float) -> Bound:
-    from opacus.accountants import PRVAccountant
-
-    accountant = PRVAccountant()
-    accountant.history = [
-        (e.mechanism.noise_multiplier, e.sampling_rate, n) for e, n in uses if isinstance(e.mechanism, Gaussian)
-    ]
-    # Opacus returns the upper end of what the numerical error allows.
-    return Bound(float(accountant.get_epsilon(delta=delta)), delta, "privacy loss variables (Gopi et al. 2021)")
+    return [Bound(_added((pure_epsilon(e.mechanism), n) for e, n in uses), 0.0, SUM)]
 
 
 def _pure(uses: Uses, delta: float) -> list[Bound]:
     each = [(sampled_epsilon(pure_epsilon(event.mechanism), event.sampling_rate), times) for event, times in uses]
-    found = [Bound(math.fsum(epsilon * times for epsilon, times in each), delta, SUM)]
-    if len({epsilon for epsilon, _ in each}) == 1 and sum(times for _, times in each) > 1:
-        epsilon = optimal_pure(each[0][0], sum(times for _, times in each), delta)
+    found = [Bound(_added(each), delta, SUM)]
+    times = sum(times for _, times in each)
+    if len({epsilon for epsilon, _ in each}) == 1 and 1 < times <= _MOST_EQUAL and found[0].epsilon < math.inf:
+        epsilon = optimal_pure(each[0][0], times, delta)
         found.append(Bound(epsilon, delta, "equal pure mechanisms (Kairouz, Oh, Viswanath 2015)"))
     return found
+
+
+def _added(each: Iterable[tuple[float, int]]) -> float:
+    """Return the sum of epsilons, infinite where it leaves the numbers."""
+    try:
+        return math.fsum(epsilon * times for epsilon, times in each)
+    except OverflowError:
+        return math.inf
 
 
 def optimal_pure(epsilon: float, times: int, delta: float) -> float:

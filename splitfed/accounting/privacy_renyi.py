@@ -28,17 +28,19 @@ ORDERS = (*(1 + 10 ** (i / 25) for i in range(-100, 0)), *SAMPLED_ORDERS, *(10 *
 """Orders where nothing is sampled, up to 10^8: close to pure privacy, large ones are the best."""
 
 
-def renyi(event: Event, orders: Sequence[float]) -> Array:
-    """Return the divergence of one use of `event` at each of `orders`, all > 1."""
-    if event.sampling_rate == 1.0:
-        return _whole(event.mechanism, np.asarray(orders, dtype=float))
-    if isinstance(event.mechanism, Gaussian):
-        from opacus.accountants.analysis.rdp import compute_rdp
+LEAST_SAMPLED = 1e-3
+"""The noise multiplier below which sampling is given no credit: terms of its divergence would leave the numbers."""
 
-        sigma = event.mechanism.noise_multiplier
-        found = compute_rdp(q=event.sampling_rate, noise_multiplier=sigma, steps=1, orders=list(orders))
-        return np.asarray(found, dtype=float)
-    return _pure(sampled_epsilon(pure_epsilon(event.mechanism), event.sampling_rate), np.asarray(orders, dtype=float))
+
+def renyi(event: Event, orders: Sequence[float]) -> Array:
+    """Return the divergence of one use of `event` at each of `orders`, all > 1; infinite beyond the numbers."""
+    a = np.asarray(orders, dtype=float)
+    with np.errstate(all="ignore"):
+        if event.sampling_rate == 1.0:
+            return _whole(event.mechanism, a)
+        if isinstance(event.mechanism, Gaussian):
+            return _sampled(event.mechanism, event.sampling_rate, a)
+        return _pure(sampled_epsilon(pure_epsilon(event.mechanism), event.sampling_rate), a)
 
 
 def renyi_epsilon(orders: Sequence[float], divergences: Array, delta: float) -> tuple[float, float]:
@@ -65,9 +67,20 @@ def sampled_epsilon(epsilon: float, rate: float) -> float:
     return epsilon + math.log(rate + (1 - rate) * math.exp(-epsilon))
 
 
+def _sampled(mechanism: Gaussian, rate: float, a: Array) -> Array:
+    from opacus.accountants.analysis.rdp import compute_rdp
+
+    # Who takes part by chance is protected at least as well as who always does: the divergence is convex.
+    whole, sigma = _whole(mechanism, a), mechanism.noise_multiplier
+    if sigma < LEAST_SAMPLED:
+        return whole
+    found = np.asarray(compute_rdp(q=rate, noise_multiplier=sigma, steps=1, orders=a.tolist()), dtype=float)
+    return np.where(np.isfinite(found), np.minimum(found, whole), whole)
+
+
 def _whole(mechanism: Mechanism, a: Array) -> Array:
     if isinstance(mechanism, Gaussian):
-        return a / (2 * mechanism.noise_multiplier**2)
+        return a / mechanism.noise_multiplier / mechanism.noise_multiplier / 2
     if isinstance(mechanism, Laplace):
         b = mechanism.noise_multiplier
         first = np.log(a / (2 * a - 1)) + (a - 1) / b
@@ -83,4 +96,4 @@ def _pure(epsilon: float, a: Array) -> Array:
     # log(p^a (1-p)^(1-a) + (1-p)^a p^(1-a)), with log p = -s and log(1-p) = -eps - s.
     s = math.log1p(math.exp(-epsilon))
     found = np.logaddexp((a - 1) * epsilon - s, -a * epsilon - s) / (a - 1)
-    return np.minimum(np.maximum(found, 0.0), np.minimum(epsilon, a * epsilon**2 / 2))
+    return np.minimum(np.maximum(found, 0.0), np.minimum(epsilon, a * np.float64(epsilon) ** 2 / 2))
