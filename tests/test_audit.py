@@ -148,11 +148,13 @@ def test_a_study_plans_counts_reports_and_audits(tmp_path: Path, capsys: pytest.
     row = json.loads(capsys.readouterr().out.splitlines()[-1])["settings"][0]
     run = next((folder / "runs").iterdir())
     result = json.loads((run / "result.json").read_text())
-    assert row["epsilon"] == planned["epsilon"] == result["privacy"]["ledger"]["epsilon"]
+    (total,), (counted,) = planned["totals"], result["privacy"]["ledger"]["totals"]
+    assert row["promises"] == {total["protects"]: total["epsilon"]} == {counted["protects"]: counted["epsilon"]}
     assert result["privacy"]["ledger"] == result["privacy"]["planned"]
     assert planned["delta"] == 1e-4
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert lines[-1]["epsilon"] == row["epsilon"] > lines[0]["epsilon"]
+    first, last = (line["epsilons"][total["protects"]] for line in (lines[0], lines[-1]))
+    assert last == total["epsilon"] > first
     assert "epsilon" in (folder / "results.csv").read_text().splitlines()[0].split(",")
     page = (folder / "report.html").read_text()
     assert 'id="privacy"' in page

@@ -91,7 +91,7 @@ class Common(GaussianRelease):
 
     def release(self, name: str, z: Tensor, context: Context) -> Tensor:
         shape = [1 if i == self.dimension else n for i, n in enumerate(z.shape)]
-        drawn = torch.randn(shape, generator=context.noise(name, z.device))
+        drawn = torch.randn(shape, generator=context.noise(name, z))
         return self.expected(name, z, context) + self.multiplier * self.sensitivity * drawn
 
 
@@ -188,7 +188,7 @@ class Broken(PrivateStep):
     def _clipped(self, step: Any) -> Any:
         if self.fault != "clipped after the sum":
             return super()._clipped(step)
-        _, add_up = self._measure(step)
+        add_up = self._measure(step).add_up
         sums = add_up(torch.ones(step.rows))
         length = math.sqrt(sum(float(t.square().sum()) for t in sums.values()))
         return {weight: t * min(1.0, self._max_norm / length) for weight, t in sums.items()}
