@@ -60,7 +60,7 @@ class Decoder(nn.Module):
         else:
             self._shown = list[tuple[str, Box]]()
             self.net = _perceptron(sum(map(prod, shapes.values())), target, 16 * width)
-        self.linear = nn.ModuleDict()  # by the number of what is shown; "" where the data are no images
+        self.linear = nn.ModuleDict()  # by the number of what is shown; "all" where the data are no images
 
     @torch.no_grad()
     def fit(self, passes: Passes, x: Tensor) -> None:
@@ -86,7 +86,7 @@ class Decoder(nn.Module):
             flat = [_flat(z) for z in scaled]
             if (found := linear_inverse(flat, x)) is not None:
                 self.base.zero_()
-                self.linear[""] = found
+                self.linear["all"] = found
                 left = x - found(flat[0])
         self.unit.copy_(left.square().mean().sqrt().clamp_min(1e-6 * self.unit))
 
@@ -96,7 +96,7 @@ class Decoder(nn.Module):
         if not self._shown:
             flat = _flat(scaled)
             x: Tensor = self.base + self.unit * self.net(flat)
-            x = x + self.linear[""](flat) if "" in self.linear else x
+            x = x + self.linear["all"](flat) if "all" in self.linear else x
         else:
             x = self.base + self.unit * self.net([scaled[name] for name, _ in self._shown])
             for number, (name, box) in enumerate(self._shown):

@@ -39,7 +39,7 @@ class InverseNetwork(Attack):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fast": {"epochs": 5, "batch_size": 32, "lr": 3e-3, "width": 16},
         "default": {"epochs": 20, "batch_size": 32, "lr": 3e-3, "width": 16},
-        "paper": {"epochs": 50, "batch_size": 32, "lr": 1e-3, "width": 64},
+        "paper": {"epochs": 50, "batch_size": 32, "lr": 1e-3, "width": 32},
     }
 
     space: ClassVar[Mapping[str, Choice]] = {"lr": Span(3e-4, 1e-2, log=True), "width": (16, 32, 64)}

@@ -120,7 +120,8 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
     attack.add_argument("run", help="the run's folder: .../runs/NAME")
     attack.add_argument("--attack", help="names, separated by commas")
     attack.add_argument("--list", action="store_true", help="say which attacks apply to the run and what others lack")
-    text = "fast (a quick look), default (twice the time gains next to nothing) or paper (default: the attack's usual)"
+    text = "fast (a quick look), default (twice the time gains next to nothing) or paper; without it default where an "
+    text += "attack has it, else fast"
     attack.add_argument("--preset", help=text)
     attack.add_argument("--adversary", help="the party that attacks (default: the first without data; --list: all)")
     trusting(attack)
