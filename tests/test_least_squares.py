@@ -41,6 +41,15 @@ def test_a_convolution_is_inverted_at_every_place_alike(side: int, kernel: int, 
     assert float((found(z[40:]) - x[40:]).square().mean()) < 1e-6
 
 
+def test_the_grid_stands_in_the_middle_of_the_image() -> None:
+    """As a convolution without padding leaves it: what is cut off of all sides is inverted by a kernel of one pixel."""
+    x = functional.pad(rows(30, 1, 6, 7), [2] * 4)
+    z = x[..., 2:-2, 2:-2]
+    found = Local((6, 7), (1, 10, 11), 1)
+    solved = _ridge(lambda chosen: [(found.features(z[chosen]), found.blocks(x[chosen]))], 30)
+    assert torch.allclose(found.fit(solved.weight, solved.bias)(z), x, atol=1e-4)
+
+
 def test_under_gaussian_noise_the_error_is_that_of_the_best_guess() -> None:
     """x ~ N(0, 4 I), z = A x + N(0, 1): nobody is better than tr((I / 4 + A'A)^-1) / d, which least squares reaches."""
     a = rows(6, 5, seed=4)
