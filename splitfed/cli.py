@@ -215,7 +215,7 @@ def _attack(options: Options) -> None:
     for attack in found:
         means = {metric: who["guess"]["mean"] for metric, who in attack["scores"].items() if "guess" in who}
         scores = ", ".join(f"{metric} {'-' if mean is None else format(mean, '.3g')}" for metric, mean in means.items())
-        quick = " (quick look)" if attack["quick"] else ""
+        quick = " (quick look)" if attack.get("quick") else ""
         print(f"{attack['label']} by {attack['adversary']}: {scores}{quick}")
         print(*reversals(attack), sep="\n", end="\n" if reversals(attack) else "")
 
