@@ -154,6 +154,7 @@ class Knowledge:
     `own`: what the adversary itself feeds for the victims' rows, input -> (victims, ...); empty if it has no raw data.
     `own_auxiliary`: the same of the auxiliary rows, input -> (rows, ...).
     `places`: input of the topology -> (k,) where in a flattened row the numbers stand that it reads (public).
+    `origins`: value that may arrive -> the inputs that it is computed from (public).
     `head()`: from what the adversary sends to the loss's logits: the architecture, with fresh weights at every call.
     `hints`: class -> positions of victims (count,) that are known to belong to it.
     `extractor(x)`: a differentiable function from the client's weights after training: kind of message -> what of rows
@@ -186,6 +187,7 @@ class Knowledge:
     hints: Mapping[int, Tensor] = field(default_factory=dict)
     own_auxiliary: Mapping[str, Tensor] | None = None
     places: Mapping[str, Tensor] = field(default_factory=dict)
+    origins: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def only(self, needs: frozenset[Needs]) -> Knowledge:
         """Return this knowledge without anything that `needs` does not name."""
@@ -247,7 +249,7 @@ class Knowledge:
 # What of `Knowledge` holds tensors; what it can call returns new ones.
 _HELD = (
     *("auxiliary", "auxiliary_labels", "attributes", "candidates", "candidate_labels"),
-    *("own", "own_auxiliary", "hints", "places"),
+    *("own", "own_auxiliary", "hints", "places", "origins"),
 )
 
 
@@ -273,7 +275,8 @@ class Attack:
 
     `target` and `phase` say what is guessed and when the victims pass; `requires` names what must be granted, `reads`
     the kinds of messages of a federated method, of which one at least must be sent (empty: it reads none);
-    `presets` maps "fast" (seconds on a laptop) and "paper" (the authors' settings) to parameters; `space` says among
+    `presets` maps "fast" (seconds on a laptop, a quick look) and "paper" (the authors' settings) to parameters, and
+    "default", where it was measured, to the budget at which twice the time gains next to nothing. `space` says among
     which values a parameter may be tuned, on the attacker's own rows.
     """
 
@@ -290,11 +293,27 @@ class Attack:
         return None
 
     @classmethod
-    def preset(cls, name: str, **changes: Any) -> Self:
-        """Return the attack with the parameters of a preset, some of them changed."""
+    def usual(cls) -> str:
+        """Return the preset that is meant where none is named: "default", or "fast" where there is no such budget."""
+        return "default" if "default" in cls.presets else "fast"
+
+    @classmethod
+    def preset(cls, name: str | None = None, **changes: Any) -> Self:
+        """Return the attack with the parameters of a preset (None: the usual one), some of them changed."""
+        name = cls.usual() if name is None else name
         if name not in cls.presets:
             raise unknown(f"preset of {cls.__name__}", name, cls.presets)
         return cls(**{**cls.presets[name], **changes})
+
+    @classmethod
+    def quick_look(cls, preset: str) -> bool:
+        """Tell whether `preset` is "fast", and other than the authors' settings: with more work it may find more."""
+        return preset == "fast" and cls.presets["fast"] != cls.presets["paper"]
+
+    @property
+    def quick(self) -> bool:
+        """Whether all that the preset "fast" sets is as it says, a quick look."""
+        return self.quick_look("fast") and all(getattr(self, k) == v for k, v in self.presets["fast"].items())
 
     def asks(self, classes: int | None) -> Mapping[int, int]:
         """Return how many victims of which class the adversary must know beforehand: class -> count; none."""

@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Releases
 from splitfed.attacks.decoder import Decoder
+from splitfed.attacks.parts import boxes
 from splitfed.attacks.space import Choice, Span
 from splitfed.errors import check_count, check_number
 from splitfed.view import View
@@ -36,16 +37,17 @@ class InverseNetwork(Attack):
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "fast": {"epochs": 10, "batch_size": 32, "lr": 3e-3, "width": 32},
-        "paper": {"epochs": 50, "batch_size": 32, "lr": 1e-3, "width": 64},
+        "fast": {"epochs": 5, "batch_size": 32, "lr": 3e-3, "width": 16},
+        "default": {"epochs": 20, "batch_size": 32, "lr": 3e-3, "width": 16},
+        "paper": {"epochs": 50, "batch_size": 32, "lr": 1e-3, "width": 32},
     }
 
     space: ClassVar[Mapping[str, Choice]] = {"lr": Span(3e-4, 1e-2, log=True), "width": (16, 32, 64)}
 
-    epochs: int = 10
+    epochs: int = 20
     batch_size: int = 32
     lr: float = 3e-3
-    width: int = 32
+    width: int = 16
     queries: int = 5
 
     def __post_init__(self) -> None:
@@ -62,13 +64,18 @@ class InverseNetwork(Attack):
         x = knowledge.auxiliary
         passes = [knowledge.query(x) for _ in range(self.queries)]
         decoder = self.network(released, knowledge).to(knowledge.device)
+        unit = 1.0
+        if isinstance(decoder, Decoder):
+            decoder.fit(passes, x)
+            # Adam has a smallest gradient that it takes in earnest, and what is left may be tiny.
+            unit = float(decoder.unit) ** 2
         optimizer, schedule = self.descent(decoder)
         for epoch in range(self.epochs):
             z = passes[epoch % len(passes)]
             for rows in torch.randperm(len(x), generator=generator).split(self.batch_size):
                 if len(rows) < 2:
                     continue
-                loss = functional.mse_loss(decoder({n: t[rows] for n, t in z.items()}), x[rows])
+                loss = functional.mse_loss(decoder({n: t[rows] for n, t in z.items()}), x[rows]) / unit
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()
                 optimizer.step()
@@ -82,8 +89,9 @@ class InverseNetwork(Attack):
         """Return an untrained decoder: from releases like those in `released` to rows (n, *shape)."""
         shapes = {name: tuple(z.shape[1:]) for name, z in released.items()}
         assert knowledge.auxiliary is not None
-        mean = knowledge.auxiliary.mean(0).cpu()
-        return Decoder(shapes, knowledge.shape, knowledge.value_range, self.width, mean)
+        image, mean = knowledge.shape, knowledge.auxiliary.mean(0).cpu()
+        parts = boxes(image, knowledge.places, knowledge.origins, shapes) if len(image) == 3 else None
+        return Decoder(shapes, image, knowledge.value_range, self.width, mean, parts)
 
     def descent(self, decoder: nn.Module) -> tuple[torch.optim.Optimizer, LRScheduler]:
         """Return what trains the weights of `decoder`, the schedule stepped once an epoch."""

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from splitfed.attacks.sizes import bridge
+
 Shape = tuple[int, ...]
 
 _WORD = 50  # size of the embedding that a label becomes
@@ -34,8 +36,9 @@ class Residual(nn.Module):
 class Translator(nn.Module):
     """Maps (n, *source) to (n, *target) through `blocks` residual blocks of `width`, with a label where `classes`.
 
-    Between images the size is halved before the blocks, or doubled behind them, step by step; a vector on either side
-    is reached through a small image of at most 4x4. `bounded`: the result lies in (-1, 1).
+    Between images the size is halved before the blocks, or doubled behind them, step by step, and a convolution as wide
+    as the rest reaches what that does not; a vector on either side is reached through a small image of at most 4x4.
+    `bounded`: the result lies in (-1, 1).
     """
 
     def __init__(
@@ -127,7 +130,7 @@ def _images(source: Shape, target: Shape, width: int, blocks: int) -> nn.Sequent
         layers += [nn.ReLU(), nn.ConvTranspose2d(width, narrow, 4, stride=2, padding=1)]
         width = narrow
     if side != goal:
-        layers.append(nn.Upsample((goal[0], goal[1]), mode="bilinear", align_corners=False))
+        layers += [nn.ReLU(), bridge(width, width, (side[0], side[1]), (goal[0], goal[1]))]
     layers.append(nn.ReLU())
     if len(target) == 3:
         layers.append(nn.Conv2d(width, target[0], 3, padding=1))

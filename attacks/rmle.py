@@ -36,13 +36,14 @@ class Rmle(Attack):
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.UPSTREAM})
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fast": {"iterations": 300, "lr": 0.05, "tv": 0.01, "l2": 0.0},
+        "default": {"iterations": 2400, "lr": 0.3, "tv": 0.01, "l2": 0.0},
         "paper": {"iterations": 5000, "lr": 0.01, "tv": 1.0, "l2": 0.0},
     }
 
     space: ClassVar[Mapping[str, Choice]] = {"lr": Span(5e-3, 0.2, log=True), "tv": Span(1e-4, 1.0, log=True)}
 
-    iterations: int = 300
-    lr: float = 0.05
+    iterations: int = 2400
+    lr: float = 0.3
     tv: float = 0.01
     l2: float = 0.0
     smoothness: float = 0.2

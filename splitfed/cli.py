@@ -120,7 +120,9 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
     attack.add_argument("run", help="the run's folder: .../runs/NAME")
     attack.add_argument("--attack", help="names, separated by commas")
     attack.add_argument("--list", action="store_true", help="say which attacks apply to the run and what others lack")
-    attack.add_argument("--preset", default="fast", help="fast (default) or paper")
+    text = "fast (a quick look), default (twice the time gains next to nothing) or paper; without it default where an "
+    text += "attack has it, else fast"
+    attack.add_argument("--preset", help=text)
     attack.add_argument("--adversary", help="the party that attacks (default: the first without data; --list: all)")
     trusting(attack)
 
@@ -213,7 +215,8 @@ def _attack(options: Options) -> None:
     for attack in found:
         means = {metric: who["guess"]["mean"] for metric, who in attack["scores"].items() if "guess" in who}
         scores = ", ".join(f"{metric} {'-' if mean is None else format(mean, '.3g')}" for metric, mean in means.items())
-        print(f"{attack['label']} by {attack['adversary']}: {scores}")
+        quick = " (quick look)" if attack.get("quick") else ""
+        print(f"{attack['label']} by {attack['adversary']}: {scores}{quick}")
         print(*reversals(attack), sep="\n", end="\n" if reversals(attack) else "")
 
 

@@ -82,6 +82,7 @@ class Grants:
             architecture=self._architecture(party, client),
             loss=None if own is None else own.loss,
             places=places(self.data.shape, topology.inputs, self.data.features),
+            origins={v: topology.origins(v) for edge in topology.crossings for v in edge.values},
         )
 
     def _architecture(self, party: str, client: int) -> Architecture:

@@ -217,6 +217,11 @@ class Topology:
                 found.append(segment.name)
         return tuple(reversed(found))
 
+    def origins(self, value: str) -> tuple[str, ...]:
+        """Return the inputs that `value` is computed from, in the order of `inputs`."""
+        read = {v for name in self.makers([value]) for v in self.segment(name).inputs} | {value}
+        return tuple(name for name in self.inputs if name in read)
+
     def readers(self, edge: Edge) -> tuple[str, ...]:
         """Return the names of the segments at the far end of `edge` that read one of its values."""
         there = self.segments_of(self.role_of(edge.target))

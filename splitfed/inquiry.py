@@ -43,6 +43,7 @@ class AttackResult:
 
     Where the adversary holds some of a row itself, a reconstruction is scored on the rest alone.
     `clone`: the upstream function that it stole, if it stole one, and `stolen` how good that is; see `grade_clone`.
+    `quick`: whether the attack had the parameters of the preset "fast", a quick look: with more work it may find more.
     """
 
     attack: str
@@ -53,6 +54,7 @@ class AttackResult:
     seconds: float
     clone: Clone | None = None
     stolen: Grade | None = None
+    quick: bool = False
 
     @property
     def reversed(self) -> bool:

@@ -27,7 +27,7 @@ from splitfed.view import Stamp, View
 
 
 def enter(engine: LocalEngine, prepared: Prepared, intruders: Mapping[str, Intruder | str]) -> None:
-    """Let every intruder (or the "fast" preset of the one named) into the training, at the party that it is for.
+    """Let every intruder (or the usual preset of the one named) into the training, at the party that it is for.
 
     Raises `InvalidInput` for a party that is not there or where the intruder could not work.
     """
@@ -56,7 +56,7 @@ def check_asked(engine: LocalEngine, data: Federation, ask: Mapping[str, int]) -
 def intruder(given: Intruder | str) -> Intruder:
     """Return the intruder meant; refuse an attack that does not live in training."""
     found = load("attacks", given) if isinstance(given, str) else given
-    plan = found.preset("fast") if isinstance(found, type) and issubclass(found, Intruder) else found
+    plan = found.preset() if isinstance(found, type) and issubclass(found, Intruder) else found
     if not isinstance(plan, Intruder):
         raise InvalidInput(f"intruder {given!r} is no attack that lives in training")
     return plan

@@ -333,6 +333,7 @@ class Run:
         progress: Progress | None = None,
         round: int | None = None,
         classifier: bool = False,
+        preset: str | None = None,
     ) -> list[AttackResult]:
         """Let `adversary` (a party; default: the first without data) run `attacks` against `victims`.
 
@@ -340,21 +341,23 @@ class Run:
         default to the rows set aside for this, which nobody trained on; `seed` defaults to the run's. Attacks on
         recorded training go against the rows of `client` in `round` (default: the newest that was recorded)
         instead, and their default adversary is the fed server.
-        `classifier`: grade reconstructions by the accuracy of a classifier of clean auxiliary rows as well.
+        `classifier`: grade reconstructions by the accuracy of a classifier of clean auxiliary rows as well. `preset`:
+        of the attacks given by name: "default", "fast" (a quick look), "paper"; None is the usual one of each.
         """
         chosen = [attacks] if isinstance(attacks, (str, Attack)) else list(attacks)
         base = self.seed if seed is None else seed
-        ready = [load("attacks", a).preset("fast") if isinstance(a, str) else a for a in chosen]
+        ready = [load("attacks", a).preset(preset) if isinstance(a, str) else a for a in chosen]
         past = [a.phase is Phase.TRAINING for a in ready]
         party = self.inquiry.adversary(adversary or (FED if all(past) and FED in self.engine.parties else None))
         if any(past) and victims is not None:
             raise InvalidInput(f"{type(ready[past.index(True)]).__name__} goes against training rows: name no victims")
         truth = self.data.victims if all(past) else self.inquiry.victims(victims)
         names = [a if isinstance(a, str) else name_of("attacks", type(a)) for a in chosen]
-        return [
+        found = (
             self.inquiry.attack(name, attack, party, truth, client, base, progress, round, classifier)
             for name, attack in zip(names, ready, strict=True)
-        ]
+        )
+        return [replace(result, quick=attack.quick) for result, attack in zip(found, ready, strict=True)]
 
     def ask(self, party: str) -> dict[str, Any]:
         """Ask the intruder at `party` about the victims: metric -> who -> the mean over victims; changes nothing.
@@ -391,7 +394,7 @@ class Run:
         `space`: parameter -> a `Span` of numbers or a list of values (default: what the attack declares). `share` of
         the auxiliary rows stand in for victims, and the attack learns from the others. The rest is as in `attack`.
         """
-        ready = load("attacks", attack).preset("fast") if isinstance(attack, str) else attack
+        ready = load("attacks", attack).preset() if isinstance(attack, str) else attack
         among = ready.space if space is None else space
         check_tunable(name_of("attacks", type(ready)), ready, among)
         base = self.seed if seed is None else seed

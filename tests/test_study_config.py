@@ -204,6 +204,9 @@ def test_attacks_take_their_preset_and_what_is_changed() -> None:
     (probe,) = checked(small()).cells[0].attacks
     assert Rmle(**probe.attack.parameters) == replace(Rmle.preset("fast"), iterations=5)
     assert probe.label == "rmle(preset=fast, iterations=5)"
+    (usual,) = checked(small(attack=[{"name": "rmle", "iterations": 5}])).cells[0].attacks
+    assert Rmle(**usual.attack.parameters) == Rmle.preset("default", iterations=5)
+    assert usual.label == "rmle(preset=default, iterations=5)"
 
 
 def test_the_config_of_a_run_means_that_run_alone() -> None:

@@ -30,7 +30,7 @@ from tests.study_zoo import small as small_study
 SDAR: dict[str, Any] = {"name": "sdar", "width": 8, "every": 2}
 FSHA: dict[str, Any] = {"name": "fsha", "width": 8, "every": 1}
 PCAT: dict[str, Any] = {"name": "pcat", "width": 8, "start": 1, "inverse_steps": 5, "refine": 1}
-RMLE: dict[str, Any] = {"name": "rmle", "iterations": 5}
+RMLE: dict[str, Any] = {"name": "rmle", "preset": "fast", "iterations": 5}
 HONEST, HIJACKED = "vanilla-relu1--none--seed0", "vanilla-relu1--none--fsha-inside--seed0"
 
 
@@ -160,8 +160,8 @@ def test_a_resumed_study_ends_in_the_same_guesses(finished: Path, tmp_path: Path
 
 def test_a_finished_run_can_be_asked_again(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     honest, hijacked = (str(finished / "runs" / run) for run in (HONEST, HIJACKED))
-    assert main(["attack", honest, "--attack", "inverse_network"]) == 0
-    assert main(["attack", hijacked, "--attack", "rmle"]) == 0
+    assert main(["attack", honest, "--attack", "inverse_network", "--preset", "fast"]) == 0
+    assert main(["attack", hijacked, "--attack", "rmle", "--preset", "fast"]) == 0
     assert [a["attack"] for a in result(finished, HIJACKED)["attacks"]] == ["fsha", "rmle"]
     (cell,) = check(session.config.read(finished / "runs" / HIJACKED / "config.toml"), "config.toml", Path())[0].cells
     assert [probe.key for probe in cell.attacks] == ["fsha", "rmle"]

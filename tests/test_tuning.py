@@ -185,7 +185,7 @@ def test_spans(make: Any, text: str) -> None:
 
 
 def test_a_study_tunes_and_tells(tmp_path: Path) -> None:
-    attack = {"name": "rmle", "iterations": 5, "tune": 2}
+    attack = {"name": "rmle", "preset": "fast", "iterations": 5, "tune": 2}
     study = small(attack=[attack, {"name": "rmle", "iterations": 5}], defense=[{"name": "none"}])
     assert main(["run", str(write(tmp_path, study)), "--folder", str(tmp_path / "out")]) == 0
     (folder,) = (tmp_path / "out" / "runs").iterdir()

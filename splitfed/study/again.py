@@ -24,7 +24,7 @@ from splitfed.study.trust import code_of, mark, own_files
 
 
 def attack(
-    folder: Path, names: Sequence[str], preset: str, adversary: str | None, *, trust: bool = False
+    folder: Path, names: Sequence[str], preset: str | None, adversary: str | None, *, trust: bool = False
 ) -> list[Json]:
     """Run the attacks `names` on the run in `folder`, add them to its result, and return what they achieved."""
     if not names:

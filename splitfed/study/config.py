@@ -149,14 +149,14 @@ class MethodTable(Open):
 
 
 class AttackTable(Open):
-    """`[[attack]]`: a name with the parameters that differ from those of `preset`.
+    """`[[attack]]`: a name with the parameters that differ from those of `preset` (None: the attack's usual one).
 
     `every`: an intruder is asked after every so many rounds of training. `tune`: how many settings of the attack's
     space are tried on auxiliary rows first.
     """
 
     name: Name
-    preset: Name = "fast"
+    preset: Name | None = None
     adversary: Name | None = None
     every: Count | None = None
     tune: Count | None = None

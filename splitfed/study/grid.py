@@ -109,11 +109,12 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
 
 def probe(mistakes: Mistakes, where: str, table: AttackTable) -> Probe | None:
     """Return the attack of `table`: the parameters of its preset, changed by those given; or note what is wrong."""
-    name, preset = table.name, table.preset
+    name = table.name
     if name not in TABLES["attacks"]:
         mistakes.add(f"{where}.name", unknown("attack", name, TABLES["attacks"]))
         return None
     kind: type[Attack] = load("attacks", name)
+    preset = kind.usual() if table.preset is None else table.preset
     if preset not in kind.presets:
         mistakes.add(f"{where}.preset", unknown("preset", preset, kind.presets))
         return None

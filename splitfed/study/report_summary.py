@@ -147,6 +147,7 @@ def _attack(runs: Sequence[Mapping[str, Any]], label: str) -> dict[str, Any]:
         "scores": {m: {w: _plain(score(runs, label, m, w)) for w in who} for m in metrics},
         "stolen": {w: _plain(_stolen(stolen, w)) for w in CLONES} if stolen else None,
         "tuned": [chosen for a in found if (chosen := _chosen(a))],
+        "quick": any(a.get("quick") for a in found),
         "front": [],
     }
 

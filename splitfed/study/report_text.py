@@ -287,6 +287,10 @@ def _limits(summary: Summary) -> list[str]:
             f"{named} is active: it replaces the gradients that clients get, so it has trainings of its own; their "
             f"{metric} is that of hijacked clients, and cannot be compared with honest ones."
         )
+    found = (a for s in summary["settings"] for a in s["attacks"].items())
+    quick = dict.fromkeys(summary["names"][label] for label, attack in found if attack["quick"])
+    if quick:
+        sentences.append(f"A quick look (preset fast), where more work may find more: {', '.join(quick)}.")
     few = {len(s["seeds"]) for s in summary["settings"]}
     if max(few) < LEAST_SEEDS:
         seeds = "One seed a setting" if few == {1} else "Fewer than three seeds a setting"

@@ -147,6 +147,7 @@ def attacked(run: Run, probe: Probe, folder: Path, watcher: Watcher) -> Json:
     entry = {"attack": probe.key, "label": probe.label, "adversary": found.adversary, "seconds": found.seconds}
     entry |= {"target": attack.target.name.lower(), "victims": len(found.truth), "scores": _scores(found.grade)}
     entry |= {"file": file, "sha256": digests.of(tensors), "lives": probe.lives}
+    entry["quick"] = attack.quick_look(str(probe.attack.told.get("preset")))
     entry["depth"] = depth(run.engine.topology, run.engine.parties[found.adversary].role)
     if found.stolen is not None:
         entry["stolen"] = _scores(found.stolen)

@@ -56,6 +56,7 @@ def settings(results: Sequence[Json]) -> list[dict[str, Any]]:
                 attack["attack"]: _means([found["attacks"][i]["scores"] for found in ended])
                 for i, attack in enumerate(ended[0]["attacks"])
             }
+            row["quick"] = [attack["attack"] for attack in ended[0]["attacks"] if attack.get("quick")]
         rows.append(row)
     return rows
 
@@ -101,6 +102,7 @@ def show(results: Sequence[Json], console: Console) -> None:
     rows = settings(results)
     metric = next((row["metric"] for row in rows if "metric" in row), "utility")
     attacks = _attacks(rows)
+    quick = {name for row in rows for name in row.get("quick", [])}
     several = len({row["topology"] for row in rows}) > 1
     names = [
         *(["topology"] if several else []),
@@ -113,7 +115,10 @@ def show(results: Sequence[Json], console: Console) -> None:
     for title in (
         metric,
         *(["epsilon"] if private else []),
-        *(f"{name}\n{' / '.join(metrics)}" for name, metrics in attacks.items()),
+        *(
+            "\n".join([name, *(["quick look"] if name in quick else []), " / ".join(metrics)])
+            for name, metrics in attacks.items()
+        ),
     ):
         table.add_column(title, justify="right", overflow="fold")
     for row in rows:

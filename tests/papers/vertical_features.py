@@ -22,7 +22,7 @@ SEEDS = (0, 1, 2)
 ATTACKS: dict[str, Attack] = {
     "grn": Grn.preset("fast"),
     "rmle": Rmle.preset("fast"),
-    "inverse_network": InverseNetwork.preset("fast", queries=1, width=16),
+    "inverse_network": InverseNetwork.preset("fast", queries=1),
 }
 # Setting -> how many numbers the peer releases of how many features.
 SETTINGS = {
@@ -94,7 +94,7 @@ rounds of training, Adam 1e-3. Victims: 200 tumours, 256 images, none trained on
 bottom and its own features of the same rows, `rmle` the weights alone, `inverse_network` asks queries and has 100
 auxiliary tumours or 800 auxiliary images, as has the mean row. Only the peer's part is scored. Fast presets: `grn` 200
 epochs in batches of 32 at 5e-3 (the paper's 60 epochs in batches of 64 are over thousands of rows), `rmle` 300
-iterations, `inverse_network` 10 epochs at half its width. Luo et al. (ICDE 2021) observe the joint model's prediction,
+iterations, `inverse_network` 5 epochs. Luo et al. (ICDE 2021) observe the joint model's prediction,
 here the peer's release is seen: their figures (plots over the share of unknown features, on other data) have no cell to
 set beside these."""
 
