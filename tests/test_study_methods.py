@@ -231,7 +231,7 @@ def test_a_run_with_a_method_is_rebuilt_attacked_and_asked_to_predict(
     body = config.partition(digests.COMMENT)[0]
     (home / "config.toml").write_bytes(digests.signed(body.replace("weight = 1.0", "weight = 2.0")))
     assert main(["attack", str(home), "--attack", "membership_threshold"]) == 2
-    assert re.search(r"holds another run: its method is .FedProto\(weight=1\.0", capsys.readouterr().err)
+    assert re.search(r"holds another run: its method is .FedProto\(restart=None, weight=1\.0", capsys.readouterr().err)
 
 
 def test_an_interrupted_run_goes_on_with_its_method(
