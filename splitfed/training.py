@@ -83,12 +83,13 @@ def train(
     it: one for all is shared, one a client keeps the weights it has); what is broadcast before the first round is the
     same for everybody either way (`run.starts`). `record`: whose view to keep during training. `intruders`: party -> an
     attack that lives inside training there; `ask`: party -> after how many rounds, and after the last, it is asked
-    about the victims, from which it learns nothing. `delta`: at which the privacy ledger states epsilon (default: that of a target epsilon, or 1 / (10 rows)). `detectors`: client (or the clients'
-    role) -> who watches over its gradients. `manipulations`: clients that misbehave; the run's data are then as they
-    left them. `speeds`: machines and links; with them a simulated clock runs beside training. `folder`: where metrics
-    and a checkpoint of every round go; with `resume` the run goes on from the newest one, to the same bits as if it had
-    never stopped. `across`: whether every client's model is also scored on the others' rows (`Run.across`).
-    `link`: "memory", or "bytes", which sends every message as bytes with a checked header, to the same result.
+    about the victims, from which it learns nothing. `delta`: at which the privacy ledger states epsilon (default: that
+    of a target epsilon, or 1 / (10 rows)). `detectors`: client (or the clients' role) -> who watches over its
+    gradients. `manipulations`: clients that misbehave; the run's data are then as they left them. `speeds`: machines
+    and links; with them a simulated clock runs beside training. `folder`: where metrics and a checkpoint of every round
+    go; with `resume` the run goes on from the newest one, to the same bits as if it had never stopped. `across`:
+    whether every client's model is also scored on the others' rows (`Run.across`). `link`: "memory", or "bytes", which
+    sends every message as bytes with a checked header, to the same result.
     `progress(round, rounds, metrics)` is called after every round. Raises `InvalidInput`, before anything is computed
     or written, for anything that does not fit, and `NonFinite` when training diverges.
     """

@@ -14,7 +14,8 @@ squares, with their vectors; the server averages by examples, compresses the mea
 clients of the next round, which add it to the mentee they had; who was not there for the last one gets the mentee whole
 (at first everybody). The share of energy after round t of T is energy + (last_energy - energy) t / T: it rises with the
 run, and reaches `last_energy` in its last round (or in round `over`). How many numbers that is depends on the weights:
-a plan counts every matrix whole, an upper bound. With `rank` the number of singular values is fixed, and the plan exact.
+a plan counts every matrix whole, an upper bound. With `rank` the number of singular values is fixed, and so is the
+plan.
 
 For whole models: the topology's is the mentor, which the run scores (score "mentee": the shared one). The mentee is its
 layout drawn anew, or a topology of whole models, cut where its hidden values are. All clients start from one mentee;

@@ -1,4 +1,4 @@
-"""Lets method and defenses know the whole run before it begins: what depends on its length is worked out, or refused."""
+"""Tells method and defenses the length of the run before it begins: what depends on it is worked out, or refused."""
 
 from __future__ import annotations
 
