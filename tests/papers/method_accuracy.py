@@ -1,0 +1,168 @@
+"""Every federated method beside training alone, with optimizers that go on or are restarted, and both first weights.
+
+No single paper: the same clients, network, optimizer and rounds for all, each method as it comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import splitfed as sf
+from splitfed.models.lenet import lenet
+from splitfed.optim import Optim
+from splitfed.registry import TABLES, load
+from splitfed.topologies import local
+from tests.papers.table import Cell, Measured, Table, markdown, mean, signed, verdict
+
+SEEDS = (0, 1, 2)
+CLIENTS, ROUNDS, BATCH, RATE, MOMENTUM, SKEW = 10, 12, 16, 0.02, 0.9, 0.3
+ALONE = "standalone"
+OWN, AMONG, ALL = "own", "own classes", "all"
+
+
+class Way(NamedTuple):
+    """The two settings of a run that are the same for all methods."""
+
+    restart: bool
+    starts: str
+
+    @property
+    def called(self) -> str:
+        """What the way is called in keys and heads of columns."""
+        return f"{'restarted' if self.restart else 'kept'}, {self.starts}"
+
+
+DEFAULT, RESTARTED, APART = Way(False, "shared"), Way(True, "shared"), Way(False, "own")
+WAYS = (DEFAULT, RESTARTED, APART)
+
+
+def train(name: str, way: Way, seed: int, rounds: int = ROUNDS, rows: int | None = None) -> sf.Run:
+    """Train LeNet, whole at ten clients, by the method called `name` as it comes."""
+    data = sf.data.mnist5k() if rows is None else sf.data.mnist5k().rows(range(0, 5000, 5000 // rows))
+    clients = data.clients(
+        CLIENTS, dirichlet=SKEW, minimum=10, auxiliary=0, victims=0, validation=0.0, test=0.3, public=0.1, seed=seed
+    )
+    return sf.train(
+        local(lenet((1, 28, 28), 10, pool="max", seed=seed), ("relu4",)),
+        clients,
+        schedule="apart",
+        method=load("methods", name)(),
+        rounds=rounds,
+        batch_size=BATCH,
+        optimizer=Optim("SGD", {"lr": RATE, "momentum": MOMENTUM}),
+        restart_optimizers=way.restart,
+        starts=way.starts,
+        evaluate_every=rounds,
+        across=True,
+        seed=seed,
+    )
+
+
+def measure(name: str, way: Way, seed: int, state: Path, rounds: int = ROUNDS, rows: int | None = None) -> Any:
+    """Train; return accuracies in percent, means over clients: see the budget. `diverged` where training did."""
+    try:
+        run = train(name, way, seed, rounds, rows)
+    except sf.NonFinite as error:
+        return {"diverged": str(error)}
+    last = run.history[-1]["test"]
+    return {
+        OWN: 100 * fmean(last["clients"]),
+        AMONG: 100 * fmean(among_own_classes(run)),
+        ALL: 100 * fmean(last["across"]["union"]),
+        "starts": run.starts,
+        "MiB": run.bytes / 2**20,
+    }
+
+
+def among_own_classes(run: sf.Run) -> list[float]:
+    """Return each client's accuracy on its own test rows where it chooses among the classes it trained on alone."""
+    found = []
+    for lane, client in enumerate(run.data.clients):
+        own = client.train.y.unique()
+        guess = own[run.predict(client.test.x, lane)[:, own].argmax(1)]
+        found.append(float((guess == client.test.y).double().mean()))
+    return found
+
+
+def show(done: Measured) -> str:
+    """Return the table of the methods, and which are below training alone in each way."""
+    lines = [line for name in _order() if any((line := _line(done, name))[1:])]
+    head = ["method", *(f"own rows: {way.called}" for way in WAYS), "own rows, among own classes", "all rows", "MiB"]
+    gaps = [line for name in _order() if name != ALONE and any((line := _gaps(done, name))[1:])]
+    claims = ["minus standalone", "own rows", "own rows: restarted", "own rows, among own classes", "all rows"]
+    return "\n\n".join([markdown(head, lines), markdown(claims, gaps), REMARKS])
+
+
+def _line(done: Measured, name: str) -> list[str]:
+    cells = [_mean(done, name, way, OWN) for way in WAYS]
+    cells += [_mean(done, name, DEFAULT, AMONG), _mean(done, name, DEFAULT, ALL)]
+    sent = [entry["MiB"] for entry in _found(done, name, DEFAULT).values() if "MiB" in entry]
+    return [f"`{name}`", *cells, f"{fmean(sent):.1f}" if sent else ""]
+
+
+def _mean(done: Measured, name: str, way: Way, what: str) -> str:
+    entries = _found(done, name, way)
+    lost = sum("diverged" in entry for entry in entries.values())
+    scores = [float(entry[what]) for entry in entries.values() if what in entry]
+    told = [*([mean(scores, 1)] if scores else []), *([f"{lost} of {len(entries)} diverged"] if lost else [])]
+    return "; ".join(told)
+
+
+def _gaps(done: Measured, name: str) -> list[str]:
+    columns = ((DEFAULT, OWN), (RESTARTED, OWN), (DEFAULT, AMONG), (DEFAULT, ALL))
+    return [f"`{name}`", *(_gap(done, name, way, what) for way, what in columns)]
+
+
+def _gap(done: Measured, name: str, way: Way, what: str) -> str:
+    """Return how far the method is above training alone in the same way, on the same seeds."""
+    mine, alone = _found(done, name, way), _found(done, ALONE, way)
+    pairs = [(mine[s], alone[s]) for s in mine if s in alone]
+    gaps = [float(one[what]) - float(other[what]) for one, other in pairs if what in one and what in other]
+    return f"{signed(gaps)}: {WORDS[verdict(gaps)]}" if gaps else ""
+
+
+WORDS: Mapping[str, str] = {"confirmed": "above", "contradicted": "**below**", "not settled": "not settled"}
+
+
+def _found(done: Measured, name: str, way: Way) -> dict[int, Mapping[str, Any]]:
+    return {seed: done[key] for seed in SEEDS if (key := _key(name, way, seed)) in done}
+
+
+def _key(name: str, way: Way, seed: int) -> str:
+    return f"{name} | {way.called} | seed {seed}"
+
+
+def _order() -> Sequence[str]:
+    """Return the methods, training alone first."""
+    return [ALONE, *(name for name in TABLES["methods"] if name != ALONE)]
+
+
+# Where all that a client holds is broadcast, weights of its own change nothing.
+BROADCAST = ("fedavg", "fedsgd", "fedprox", "scaffold", "fednova", "apfl", "pfedme", "per_fedavg", "ifca", "fedgen")
+
+
+def _cells() -> tuple[Cell, ...]:
+    """Return the defaults on every seed first, then the other ways."""
+    plans = [
+        (way, s, name) for way in WAYS for s in SEEDS for name in _order() if way != APART or name not in BROADCAST
+    ]
+    return tuple(Cell(_key(name, way, s), partial(measure, name, way, s)) for way, s, name in plans)
+
+
+BUDGET = f"""MNIST-5k over {CLIENTS} clients by Dirichlet {SKEW}, drawn by the seed; 70 % of a client's rows to train
+on (10 points of it shown to others, for the methods that share rows), 30 % to test on. LeNet with maximum pooling, whole at every
+client, cut before its last layer. SGD at {RATE} with momentum {MOMENTUM}, batches of {BATCH}, {ROUNDS} rounds of one epoch;
+every method with the parameters it comes with, nothing is searched. Accuracy in percent after the last round, the mean
+over clients and {len(SEEDS)} seeds with its 95 % Student interval: of the model that a client would use, on its own
+test rows; the same where it chooses among the classes that the client trained on; and on the test rows of all clients.
+The heads of the columns say what the run was told: whether optimizers kept their momentum from round to round or were
+restarted (`restart_optimizers`), and whether clients started from shared weights or from their own (`starts`). Where a
+column says nothing of it, it is the default: kept, shared. No second column of first weights where all that a client
+holds is broadcast, which makes them one. Two hours on one idle core."""
+REMARKS = """TO BE WRITTEN"""
+
+TABLE = Table("method_accuracy", "Accuracy of federated methods beside training alone", BUDGET, _cells(), show)
