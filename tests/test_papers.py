@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from tests.papers import __main__ as command
-from tests.papers import he_mnist, mafml, unsplit_depth
+from tests.papers import he_mnist, mafml, method_accuracy, unsplit_depth
 from tests.papers.he_lenet import he_lenet
 from tests.papers.table import Cell, Measured, Table, markdown, mean, write
 
@@ -203,3 +204,29 @@ def test_methods_of_the_mafml_table_train(name: str, share: float | None) -> Non
     across = run.history[-1]["test"]["across"]
     assert len(set(across["union"])) == 1 or name not in ("FedAvg", mafml.FEW)
     assert (run.bytes > 0) == (name != "IND")
+
+
+def test_method_accuracy_says_which_methods_are_below_training_alone() -> None:
+    scores = {"standalone": (90.0, 91.0), "fedavg": (80.0, 81.0), "fedproto": (94.0, 95.0), "fml": (80.0, 99.0)}
+    done = {
+        f"{name} | kept, shared | seed {seed}": {"own": s, "own classes": s, "all": s, "MiB": 1.0}
+        for name, both in scores.items()
+        for seed, s in enumerate(both)
+    }
+    done |= {f"fednova | kept, shared | seed {seed}": {"diverged": "loss is nan"} for seed in (0, 1)}
+    text = method_accuracy.show(done)
+    assert "| `fedavg` | -10.0 (-10.0 to -10.0): **below** |" in text
+    assert "| `fedproto` | +4.0 (4.0 to 4.0): above |" in text
+    assert re.search(r"\| `fml` \| -1\.0 \(.*\): not settled \|", text)
+    assert "| `fednova` | 2 of 2 diverged |" in text
+    one = {key: found for key, found in done.items() if "seed 0" in key}
+    assert "| `fedavg` | -10.0: not settled |" in method_accuracy.show(one)
+
+
+@pytest.mark.parametrize("name", ["fedproto", "mafml"])
+def test_methods_of_the_accuracy_table_train(name: str, tmp_path: Path) -> None:
+    variant = method_accuracy.Variant(name, rounds=1, steps=1)
+    found = method_accuracy.measure(variant, method_accuracy.APART, 0, tmp_path, rows=250)
+    assert found["starts"] == "own"
+    assert 0 <= found["all"] <= 100
+    assert found["own"] <= found["own classes"]
