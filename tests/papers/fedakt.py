@@ -124,12 +124,12 @@ four of CIFAR-100's, and FedProto is above FedAKT by half a point where the pape
 Dirichlet .1 they lie among the paper's. With three seeds, each of another partition, the interval of a difference is
 one to four points wide to each side: none of the margins on CIFAR-10 is outside of ours, so that a miss there is not
 settled; those over training alone on CIFAR-100, with mutual distillation, are. That data has a hundred classes, on
-which training alone leaves more to gain; whether this is the reason is not measured here. Without the adapter FedAKT is training alone, to the bit,
-so that row is both. Without dual use the adapter learns from the features' difference alone, as we read it. The rate is
-one for all methods: FML halves a client's own loss (alpha .5) and so takes half the step, and adds its two divergences,
-and what a method adds to the loss makes its steps longer. FedProto answers with the head here; its nearest prototypes
-are told beside. FedAKT trains two extractors a client, FML and FedKD a second model, the others one: the rounds are
-equal, not the work. With two partitions and eight comparisons in each, nearly one would be settled by chance where
-nothing differs."""
+which training alone leaves more to gain; whether this is the reason is not measured here. Without the adapter FedAKT is
+training alone, to the bit, so that row is both. Without dual use the adapter learns from the features' difference
+alone, as we read it. The rate is one for all methods: FML halves a client's own loss (alpha .5) and so takes half the
+step, and adds its two divergences, and what a method adds to the loss makes its steps longer. FedProto answers with the
+head here; its nearest prototypes are told beside. FedAKT trains two extractors a client, FML and FedKD a second model,
+the others one: the rounds are equal, not the work. With two partitions and eight comparisons in each, nearly one would
+be settled by chance where nothing differs."""
 
 TABLE = WhereInstalled("fedakt", "Adapter-guided knowledge transfer (FedAKT) on Fashion-MNIST", BUDGET, _cells(), show)
