@@ -205,15 +205,16 @@ their own (`starts`); a column that says nothing of it has the defaults, kept an
 is broadcast, own weights are the shared ones and are not measured again. Two hours on one idle core."""
 REMARKS = """With one seed nothing is settled; what follows is of seed 0, with optimizers kept. Most methods are above
 training alone; eight are below. What was tried of the reasons: `fedsgd` moves once a round, twelve steps in all, and
-training alone with as many, and momentum, comes to 37.6. `pfedme` averages weights that follow its models without momentum,
-at the plain rate; training alone without momentum comes out lower still. `per_fedavg` takes half as many steps, and
-with twice the rounds it is above training alone. `aggregation` draws more than half of its rows from others in as many
-steps, and is better on all rows and worse on a client's own; with twice the rounds it is above on both. `fml` halves a
-client's own loss; at twice the rate it gains a point or two and stays below, so that this is a part of the reason and
-the rest is not known. Why `fedmd`, `mafml` and `fedkd` are below is not known. No method is below for not knowing which
-classes a client holds: among those, averaged models gain half a point at most; in the table of costs above, whose
-clients hold four classes, that is most of the gap. Restarting costs most methods one to three points in these few
-steps, training alone as well; weights of their own change FedProto little, and FedDistill for the worse. `scaffold` diverged with it in its last rounds (from a loss of .6 to 1400); by variates of gradients
+training alone with as many, and momentum, comes to 37.6. `pfedme` averages weights that follow its models without
+momentum, at the plain rate; training alone without momentum comes out lower still. `per_fedavg` takes half as many
+steps, and with twice the rounds it is above training alone. `aggregation` draws more than half of its rows from others
+in as many steps, and is better on all rows and worse on a client's own; with twice the rounds it is above on both.
+`fml` halves a client's own loss; at twice the rate it gains a point or two and stays below, so that this is a part of
+the reason and the rest is not known. Why `fedmd`, `mafml` and `fedkd` are below is not known. No method is below for
+not knowing which classes a client holds: among those, averaged models gain half a point at most; in the table of costs
+above, whose clients hold four classes, that is most of the gap. Restarting costs most methods one to three points in
+these few steps, training alone as well; weights of their own change FedProto little, and FedDistill for the worse.
+`scaffold` diverged with it in its last rounds (from a loss of .6 to 1400); by variates of gradients
 (`variates="gradient"`) it does not, and ends at 93.9 on all clients' own rows together. Its variates of changes weigh a
 round's first gradients most where the momentum begins empty; whether that is the reason is not known."""
 
