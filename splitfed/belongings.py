@@ -158,6 +158,21 @@ class Belongings:
         if self._optimizer is not None:
             self._optimizer.state.clear()
 
+    def momentum(self) -> dict[str, Tensor]:
+        """Return the momentum that the optimizer holds, as `segment/name` -> tensor: its own; none where it has none.
+
+        Of weights that are tied, the first name.
+        """
+        if self._optimizer is None:
+            return {}
+        found = {}
+        for segment, module in self.modules.items():
+            for name, weight in module.named_parameters():
+                held = self._optimizer.state.get(weight, {}).get("momentum_buffer")
+                if held is not None:
+                    found[f"{segment}/{name}"] = held
+        return found
+
     def end_round(self) -> None:
         """Advance the learning-rate scheduler, where there is one."""
         if self._scheduler is None:

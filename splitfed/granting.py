@@ -131,7 +131,7 @@ class Grants:
         if optimizer is None:
             return None
         options = {n: v for n, v in optimizer.param_groups[0].items() if n != "params"}
-        if self.method is not None and self.method.restarts and "momentum" in options:
+        if self.training.restart_optimizers and "momentum" in options:
             options["momentum"] = 0.0
         batches, topology = self._batches(client, 0), self.engine.topologies[client]
         told = self.method is not None and self.method.sends_gradients
@@ -152,7 +152,8 @@ class Grants:
             plan = self.training or Training()
             passes = self.rounds * plan.local_epochs if epochs is None else epochs
             copied = Rerun(self.engine, client, lambda rows: self._feed(client, rows), seed)
-            copied.train(x, y, passes, plan.batch_size if batch_size is None else batch_size)
+            size = plan.batch_size if batch_size is None else batch_size
+            copied.train(x, y, passes, size, plan.local_epochs if plan.restart_optimizers else None)
             return copied
 
         return imitate

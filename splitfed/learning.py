@@ -77,10 +77,9 @@ class LocalLearner:
         """The optimizer of the client's first party, as it was asked for."""
         return self.engine.optims.get(self.topology.data_roles[0], Optim())
 
-    def restart(self) -> None:
-        """Let the client's optimizers forget their state."""
-        for party in self._parties().values():
-            party.restart()
+    def momentum(self) -> dict[str, Tensor]:
+        """Return the momentum that the client's optimizers hold, as `segment/name` -> tensor."""
+        return {name: held for party in self._parties().values() for name, held in party.momentum().items()}
 
     def hold(
         self, part: str, inputs: Mapping[str, Tensor], labels: Mapping[str, Tensor], own: Tensor | None = None

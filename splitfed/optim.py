@@ -37,7 +37,7 @@ class Optim:
         """Return this optimizer at `factor` times its learning rate."""
         if factor == 1.0:
             return self
-        rate = self.options.get("lr", _default_rate(self.name))
+        rate = self.options.get("lr", default_rate(self.name))
         return replace(self, options={**self.options, "lr": rate * factor})
 
     def build(self, parameters: Iterable[nn.Parameter]) -> tuple[torch.optim.Optimizer, LRScheduler | None]:
@@ -89,7 +89,7 @@ def _listened_to(optimizer: torch.optim.Optimizer) -> bool:
     )
 
 
-def _default_rate(name: str) -> float:
+def default_rate(name: str) -> float:
     """The learning rate that torch gives an optimizer whose options name none."""
     return float(inspect.signature(_classes(torch.optim, torch.optim.Optimizer)[name]).parameters["lr"].default)
 

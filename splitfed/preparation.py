@@ -19,6 +19,7 @@ from splitfed.equivalence import EXAMPLES, check_topology
 from splitfed.errors import InvalidInput, unknown
 from splitfed.federated.base import Method
 from splitfed.graph import Topology
+from splitfed.initial_weights import first_weights, local_segments, resolved
 from splitfed.optim import Optim
 from splitfed.probe import Facts, check_alike, probe
 from splitfed.registry import load
@@ -30,7 +31,11 @@ from splitfed.uses import counted_labels
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a run is made of: a topology and its facts for every lane, and all that acts on them."""
+    """What a run is made of: a topology and its facts for every lane, and all that acts on them.
+
+    `training` says what holds for this run: `restart_optimizers` as the method has it where that has a say, `starts` as
+    "shared", "own" or "given" (topologies of their own, with the weights they had), whatever was asked for.
+    """
 
     topologies: tuple[Topology, ...]
     facts: tuple[Facts, ...]
@@ -46,6 +51,21 @@ class Prepared:
     def topology(self) -> Topology:
         """The first lane's topology, which is everybody's unless clients differ."""
         return self.topologies[0]
+
+    @property
+    def local(self) -> list[tuple[str, ...]]:
+        """For every lane, the client segments whose first weights nothing replaces before it trains."""
+        moved = self.schedule.binds(len(self.topologies)) is not None
+        kept = self.placement.kept
+        return [
+            local_segments(t, kept, () if self.method is None else self.method.broadcast(t), moved)
+            for t in self.topologies
+        ]
+
+    def first_weights(self) -> list[dict[str, Tensor]]:
+        """Return what each client starts from in place of its topology's weights; see `initial_weights`."""
+        starts = self.training.starts
+        return first_weights(starts or "shared", self.topologies, self.local, self.training.seed)
 
 
 def prepare(
@@ -109,7 +129,13 @@ def prepare(
         check_read(extra, topologies, guards)
         extra.check_public([len(client.shown) for client in data.clients])
         extra.check_optimizers({role: optims[role] for role in first.data_roles})
-    return Prepared(topologies, facts, data, plan, place, guards, optims, training, extra)
+        if extra.restart is not None:
+            _check_kind(f"{type(extra).__name__} restart", extra.restart, bool, "True, False, or None for the run's")
+            training = replace(training, restart_optimizers=extra.restart)
+    ready = Prepared(topologies, facts, data, plan, place, guards, optims, training, extra)
+    ready = replace(ready, training=replace(training, starts=resolved(training.starts, topologies, ready.local[0])))
+    ready.first_weights()
+    return ready
 
 
 def layered(method: Method, plan: Schedule, topologies: Sequence[Topology], facts: Sequence[Facts]) -> Placement:

@@ -44,8 +44,11 @@ class Rerun:
         self._least = max([2 if facts.batch_norm else 1, *(d.least_rows for d in engine.defenses)])
         self._feed, self._seed, self._calls = feed, seed, 0
 
-    def train(self, x: Tensor, y: Tensor, epochs: int, batch_size: int) -> None:
-        """Train on rows x (n, *shape) with labels y (n,); a last batch too small for the model is left out."""
+    def train(self, x: Tensor, y: Tensor, epochs: int, batch_size: int, restart_every: int | None = None) -> None:
+        """Train on rows x (n, *shape) with labels y (n,); a last batch too small for the model is left out.
+
+        `restart_every`: after how many epochs optimizers forget their state, as the run's do after every round.
+        """
         heads = self._engine.topology.heads
         if min(len(x), batch_size) < self._least:
             raise InvalidInput(
@@ -53,6 +56,8 @@ class Rerun:
             )
         self._engine.own(0, "train", self._feed(x), {head.value: y for head in heads})
         for epoch in range(epochs):
+            if restart_every is not None and epoch % restart_every == 0:
+                self._engine.restart_optimizers()
             order = torch.randperm(len(x), generator=generator(self._seed, "order", epoch))
             self._engine.train(0, epoch, [rows for rows in order.split(batch_size) if len(rows) >= self._least])
             self._engine.end_round()

@@ -190,6 +190,20 @@ class Run:
         return self.ledger.epsilon
 
     @property
+    def restart_optimizers(self) -> bool:
+        """Whether every round began with optimizers that had forgotten their state."""
+        return self.inquiry.training is not None and self.inquiry.training.restart_optimizers
+
+    @property
+    def starts(self) -> str:
+        """From which weights clients started: "shared", "own", or "given" where each had a topology with its own.
+
+        "shared" too where something else was asked for and all that clients hold is broadcast before they train.
+        """
+        training = self.inquiry.training
+        return "shared" if training is None or training.starts is None else training.starts
+
+    @property
     def intruders(self) -> Mapping[str, Inside]:
         """What lived inside the training, by party."""
         return self.engine.insiders

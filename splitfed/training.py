@@ -23,6 +23,7 @@ from splitfed.errors import InvalidInput, check_count, check_number, unknown
 from splitfed.federated.base import Method
 from splitfed.folder import RunFolder
 from splitfed.graph import Topology
+from splitfed.initial_weights import STARTS
 from splitfed.insiders import check_asked, enter, intruder
 from splitfed.learning import seat_tutors
 from splitfed.manipulations import entering
@@ -54,6 +55,8 @@ def train(
     local_epochs: int = 1,
     sampling: str = "shuffle",
     optimizer: str | Optim | Mapping[str, Optim] | None = None,
+    restart_optimizers: bool = False,
+    starts: str | None = None,
     seed: int = 0,
     device: torch.device | str = "cpu",
     record: Recording | None = None,
@@ -74,15 +77,20 @@ def train(
 
     `topology`: one for all clients, or one a client, with segments of different make on the same shared ones. `method`:
     a federated method, layered on the schedule. `sampling`: "shuffle", or "poisson" (see `Training`). `optimizer`: one
-    for all roles, or role -> `Optim` (default SGD at rate 0.05, momentum 0.9). `record`: whose view to keep during
-    training. `intruders`: party -> an attack that lives inside training there; `ask`: party -> after how many rounds,
-    and after the last, it is asked about the victims, from which it learns nothing. `delta`: at which the privacy
-    ledger states epsilon (default: that of a target epsilon, or 1 / (10 rows)). `detectors`: client (or the clients'
-    role) -> who watches over its gradients. `manipulations`: clients that misbehave; the run's data are then as they
-    left them. `speeds`: machines and links; with them a simulated clock runs beside training. `folder`: where metrics
-    and a checkpoint of every round go; with `resume` the run goes on from the newest one, to the same bits as if it had
-    never stopped. `across`: whether every client's model is also scored on the others' rows (`Run.across`).
-    `link`: "memory", or "bytes", which sends every message as bytes with a checked header, to the same result.
+    for all roles, or role -> `Optim` (default SGD at rate 0.05, momentum 0.9). `restart_optimizers`: whether every
+    party's optimizer forgets its state (momentum) at the start of every round, whatever the method, unless the method
+    was told otherwise (its `restart`); by default it lives as long as the run. `starts`: "shared", every client starts
+    from the weights of the topology, or "own", each from a draw of its own by the seed (default: as the topologies have
+    it: one for all is shared, one a client keeps the weights it has); what is broadcast before the first round is the
+    same for everybody either way (`run.starts`). `record`: whose view to keep during training. `intruders`: party -> an
+    attack that lives inside training there; `ask`: party -> after how many rounds, and after the last, it is asked
+    about the victims, from which it learns nothing. `delta`: at which the privacy ledger states epsilon (default: that
+    of a target epsilon, or 1 / (10 rows)). `detectors`: client (or the clients' role) -> who watches over its
+    gradients. `manipulations`: clients that misbehave; the run's data are then as they left them. `speeds`: machines
+    and links; with them a simulated clock runs beside training. `folder`: where metrics and a checkpoint of every round
+    go; with `resume` the run goes on from the newest one, to the same bits as if it had never stopped. `across`:
+    whether every client's model is also scored on the others' rows (`Run.across`). `link`: "memory", or "bytes", which
+    sends every message as bytes with a checked header, to the same result.
     `progress(round, rounds, metrics)` is called after every round. Raises `InvalidInput`, before anything is computed
     or written, for anything that does not fit, and `NonFinite` when training diverges.
     """
@@ -90,6 +98,8 @@ def train(
     check_count("evaluate_every", evaluate_every, low=1)
     if link not in LINKS:
         raise unknown("link", link, LINKS)
+    if starts not in (None, *STARTS):
+        raise unknown("starts", str(starts), STARTS)
     if delta is not None:
         check_number("delta", delta, low=0.0, high=1.0, open_low=True, open_high=True)
     misconduct = entering.listed(manipulations)
@@ -100,7 +110,7 @@ def train(
         schedule=schedule,
         defenses=defenses,
         optimizer=optimizer,
-        training=Training(batch_size, local_epochs, seed, sampling),
+        training=Training(batch_size, local_epochs, seed, sampling, restart_optimizers, starts),
         method=method,
     )
     tampered = [name for name, given in (intruders or {}).items() if intruder(given).active]
@@ -119,6 +129,8 @@ def train(
     if resume and place is None:
         raise InvalidInput("resume=True needs the folder of the run to resume")
     engine = engine_of(prepared, device, record, None if place is None else place.path / "views", LINKS[link])
+    for lane, tensors in enumerate(prepared.first_weights()):
+        engine.start_from(lane, tensors)
     seat_tutors(engine, prepared)
     enter(engine, prepared, intruders or {})
     check_asked(engine, data, ask or {})
@@ -227,6 +239,8 @@ def _round(run: Run, training: Training, number: int, due: bool, last: bool) -> 
     """
     engine = run.engine
     started = time.perf_counter()
+    if training.restart_optimizers:
+        engine.restart_optimizers()
     run.query(training, number)
     done = run.schedule.round(run.trainer, training, number, run.schedule_state)
     run.fuse(done, number)

@@ -49,6 +49,15 @@ METHODS = ("fedavg", "fedsgd", "fedprox", "scaffold", "fednova", "ditto", "apfl"
 METHODS += ("fedper", "lg_fedavg")
 WHOLE = ("fedsgd", "ditto", "apfl", "pfedme", "per_fedavg", "ifca")
 SOME = Apart(clients_per_round=2, drop_out=0.4)
+# The tests' rate of .1 times pFedMe's own weight of 15 would overshoot.
+MADE: dict[str, Callable[[], Method]] = {"pfedme": lambda: PFedMe(weight=1.0)}
+
+
+def made(name: str) -> Method:
+    """The method called `name`, with parameters that suit the tests' learning rate."""
+    return MADE.get(name, load("methods", name))()  # type: ignore[no-any-return]
+
+
 SPLIT: dict[str, Callable[[], Topology]] = {
     "vanilla": lambda: vanilla(model(), "relu"),
     "u_shaped": lambda: u_shaped(model(), ("norm", "relu")),
@@ -62,7 +71,7 @@ def flat() -> Topology:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_sampled_clients_leave_bytes_are_planned_and_a_resumed_run_is_the_same(name: str, tmp_path: Path) -> None:
-    method = load("methods", name)()
+    method = made(name)
     run = go(method, 3, schedule=SOME, local_epochs=2)
     assert any(entry["dropped"] for entry in run.history)
     assert run.bytes > 0
@@ -72,7 +81,7 @@ def test_sampled_clients_leave_bytes_are_planned_and_a_resumed_run_is_the_same(n
 
 @pytest.mark.parametrize("name", METHODS)
 def test_no_party_reaches_what_another_holds(name: str) -> None:
-    held = {party: holdings(found) for party, found in go(name, 1).engine.parties.items()}
+    held = {party: holdings(found) for party, found in go(made(name), 1).engine.parties.items()}
     assert FED in held
     assert [(a, b) for (a, one), (b, two) in combinations(held.items(), 2) if one & two] == []
 
@@ -264,7 +273,7 @@ def test_a_promise_for_the_steps_holds_for_what_is_sent(name: str) -> None:
 @pytest.mark.parametrize("name", ["apfl", "pfedme", "per_fedavg", "ifca"])
 def test_who_reads_rows_in_other_ways_has_no_promise(name: str) -> None:
     with pytest.raises(InvalidInput, match=r"dp_sgd cannot (be accounted for with method|train layer 'own\.1')"):
-        go(name, 1, topology=flat(), defenses=PRIVATE)
+        go(made(name), 1, topology=flat(), defenses=PRIVATE)
 
 
 @pytest.mark.parametrize(

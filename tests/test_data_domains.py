@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from splitfed.data import Dataset, domain_folder, from_arrays, leaf, mnist5k, rotated_mnist, synthetic
+from splitfed.data import Dataset, Federation, domain_folder, from_arrays, leaf, mnist5k, rotated_mnist, synthetic
 from splitfed.errors import InvalidInput
 from splitfed.task import classification
 
@@ -83,6 +84,42 @@ def test_rotated_mnist() -> None:
     assert not torch.equal(rotated_mnist([0], 3, seed=1).x, data.x[:30])
     with pytest.raises(InvalidInput, match=r"^per_class=501 is not allowed; there are 500 images of some digit$"):
         rotated_mnist(per_class=501)
+
+
+def divided(data: Dataset, federation: Federation, client: int) -> dict[str, set[int]]:
+    """Which images a client has in each part."""
+    assert data.groups is not None
+    parts = ("train", "validation", "test")
+    return {part: set(data.groups[federation.sources[f"client{client}/{part}"]].tolist()) for part in parts}
+
+
+def test_images_at_several_angles_are_divided_once() -> None:
+    """No image is tested on, at any angle, that somebody trains on at another; each client's parts are as large."""
+    data = rotated_mnist(per_class=4)
+    assert data.groups is not None
+    assert data.groups.tolist() == list(range(40)) * 4
+    federation = data.clients(4, by_domain=True, victims=0, auxiliary=0, validation=0.1, test=0.15, seed=3)
+    held = [divided(data, federation, i) for i in range(4)]
+    assert [{part: len(found) for part, found in one.items()} for one in held] == [
+        {"train": 30, "validation": 4, "test": 6}
+    ] * 4
+    assert held == held[:1] * 4
+    assert [held[0][a] & held[0][b] for a, b in (("train", "test"), ("train", "validation"))] == [set(), set()]
+    assert divided(data, data.clients(4, by_domain=True, victims=0, auxiliary=0, seed=4), 0)["test"] != held[0]["test"]
+    # Any other partition of the same rows, too.
+    mixed = data.clients(3, victims=8, auxiliary=8, test=0.3, seed=1)
+    trained = torch.cat([mixed.sources[f"client{i}/train"] for i in range(3)])
+    tested = torch.cat([mixed.sources[f"client{i}/test"] for i in range(3)])
+    assert set(data.groups[trained].tolist()) & set(data.groups[tested].tolist()) == set()
+
+
+def test_groups_of_one_row_change_nothing() -> None:
+    data = mnist5k().rows(range(0, 5000, 25))
+    alone = replace(data, groups=torch.arange(len(data)))
+    for one, other in zip(data.clients(3).clients, alone.clients(3).clients, strict=True):
+        assert torch.equal(one.test.x, other.test.x)
+    with pytest.raises(InvalidInput, match=r"groups have shape \(2,\) and type int64; expected \(200,\) and int64"):
+        replace(data, groups=torch.arange(2))
 
 
 def picture(path: Path, color: int, side: int = 4) -> None:

@@ -156,6 +156,26 @@ def test_a_plan_by_energy_is_an_upper_bound_and_by_rank_exact() -> None:
     assert set(run.engine.traffic.by_kind()) == {"weights", "update"}
 
 
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_the_energy_rises_with_the_rounds_of_the_run(rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def heard(update: Any, energy: float | None = None, rank: int | None = None) -> Any:
+        asked.append(energy)
+        return compressed(update, energy, rank)
+
+    monkeypatch.setattr("splitfed.federated.fedkd.compressed", heard)
+    run = go("local", FedKD(), rounds, data=data(2))
+    shares = list(dict.fromkeys(asked))
+    assert shares == pytest.approx([0.95 + 0.03 * (t + 1) / rounds for t in range(rounds)])
+    assert shares[-1] == pytest.approx(0.98)
+    assert isinstance(run.method, FedKD)
+    assert run.method.over == rounds
+    asked.clear()
+    go("local", FedKD(over=1), rounds, data=data(2))
+    assert asked == pytest.approx([0.98] * len(asked))
+
+
 def test_mentors_stay_and_mentees_are_shared() -> None:
     run = go("local", FedKD(), 2)
     assert {name.split("/")[0] for name in run.method_state["mentee"]} == {"mentee_body", "mentee_head"}

@@ -24,7 +24,7 @@ def test_equal_steps_are_fedavg() -> None:
     momentum = Optim("SGD", {"lr": 0.1, "momentum": 0.9})
     for optimizer in (Optim("SGD", {"lr": 0.1}), momentum):
         one = hand(FedNova(), rounds=3, clients=equal, optimizer=optimizer)
-        other = hand(FedAvg(restart=True), rounds=3, clients=equal, optimizer=optimizer)
+        other = hand(FedAvg(), rounds=3, clients=equal, optimizer=optimizer)
         assert common(one) == single(common(other))
     assert common(hand("fednova")) != pytest.approx(common(hand("fedavg")), rel=1e-2)
 
@@ -46,8 +46,17 @@ def test_the_reach_is_what_torch_does_with_a_constant_gradient(options: dict[str
     for steps in range(1, 6):
         weight.grad = torch.ones_like(weight)
         optimizer.step()
-        assert reach(Optim("SGD", {"lr": 0.1, **options}), steps) == single(-float(weight.detach()) / 0.1)
-    assert reach(Optim("SGD", {"lr": 0.1}), 0) == 0.0
+        assert reach(Optim("SGD", {"lr": 0.1, **options}), steps)[0] == single(-float(weight.detach()) / 0.1)
+    assert reach(Optim("SGD", {"lr": 0.1}), 0) == (0.0, None)
+
+
+@pytest.mark.parametrize("options", [{"momentum": 0.9}, {"momentum": 0.5, "dampening": 0.3}], ids=str)
+def test_the_reach_goes_on_from_what_the_momentum_holds(options: dict[str, float]) -> None:
+    optim = Optim("SGD", {"lr": 0.1, **options})
+    whole, after = reach(optim, 7)
+    first, held = reach(optim, 3)
+    second, end = reach(optim, 4, held)
+    assert (first + second, end) == (pytest.approx(whole), pytest.approx(after))
 
 
 def test_statistics_are_plainly_averaged() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import splitfed as sf
+import splitfed.federated.mafml
 from splitfed.errors import InvalidInput
 from splitfed.federated.mafml import MAFML, distribution, project, weighted_divergence
 from splitfed.federated.showing import endless
@@ -264,3 +265,35 @@ def test_refuses_what_has_no_classes_and_a_batch_without_rows() -> None:
         go("local", MAFML(), data=rows, topology=local(nn.Linear(4, 1)), schedule=STEP)
     with pytest.raises(InvalidInput, match="mafml batch=0"):
         MAFML(batch=0)
+
+
+def test_the_head_tells_where_it_deviates_from_the_papers_algorithm() -> None:
+    """Each deviation by what it is about; what the code does is tested above and below."""
+    told = (splitfed.federated.mafml.__doc__ or "").split("Deviations from Algorithm 1:")
+    assert len(told) == 2
+    items = [line[2:].partition(":")[0] for line in told[1].splitlines() if line.startswith("- ")]
+    assert [item.partition(" are told")[0].partition(",")[0] for item in items] == [
+        "Local steps",
+        "One optimizer",
+        "Accuracies",
+        "Public rows",
+        "N",
+        "Probabilities",
+        "Split nodes",
+    ]
+
+
+def test_local_and_mutual_steps_change_one_optimizer_and_who_left_does_not_count() -> None:
+    """Adam counts both kinds of steps; of three clients asked alone, none takes a mutual one."""
+
+    def steps(schedule: Apart) -> list[int]:
+        run = go("local", MAFML(batch=4), 1, data=data(), schedule=schedule, optimizer=Optim("Adam", {"lr": 1e-3}))
+        found = []
+        for lane in range(3):
+            optimizer = run.engine.party(lane, "client").optimizer
+            assert optimizer is not None
+            found.append(int(max((s["step"] for s in optimizer.state.values()), default=torch.tensor(0))))
+        return found
+
+    assert steps(Apart(steps=2)) == [3, 3, 3]
+    assert sorted(steps(Apart(steps=2, clients_per_round=1))) == [0, 0, 2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from tests.papers import __main__ as command
-from tests.papers import he_mnist, mafml, unsplit_depth
+from tests.papers import he_mnist, mafml, method_accuracy, unsplit_depth
 from tests.papers.he_lenet import he_lenet
 from tests.papers.table import Cell, Measured, Table, markdown, mean, write
 
@@ -184,17 +185,49 @@ def test_mafml_reports_the_round_that_validation_chooses(tmp_path: Path, monkeyp
         }
 
     history = [entry(0, 0.5, 0.8), {"round": 1}, entry(2, 0.7, 0.6), entry(3, 0.6, 0.7)]
-    monkeypatch.setattr(mafml, "train", lambda *args: SimpleNamespace(history=history, bytes=3 * 2**20))
-    found = mafml.measure("MAFML", 0.1, 0, tmp_path)
+    run = SimpleNamespace(history=history, bytes=3 * 2**20)
+    monkeypatch.setattr(mafml, "train", lambda *args, once: run)
+    found = mafml.measure("MAFML", 0.1, 0, True, tmp_path)
     assert found == pytest.approx({"ACC": 60.0, "BWT": 70.0, "FWT": 50.0, "round": 3, "last": 70.0, "MiB": 3.0})
-    text = mafml.show({"MAFML (10 %) | seed 0": found})
-    assert "| MAFML (10 %) | 60.0 | 70.0 | 50.0 | 88.21 / 92.67 / 87.67 | 3.0 |" in text
+    once, apart = "MAFML (10 %) | divided once | seed 0", "MAFML (10 %) | seed 0"
+    text = mafml.show({once: found, apart: {**found, "ACC": 61.0}})
+    first, second = text.split(mafml.DIVIDED_APART)
+    assert "| MAFML (10 %) | 60.0 | 70.0 | 50.0 | 88.21 / 92.67 / 87.67 | 3.0 | 1 |" in first
+    assert "| MAFML (10 %) | 61.0 | 70.0 | 50.0 | 88.21 / 92.67 / 87.67 | 3.0 | 1 |" in second
 
 
-@pytest.mark.parametrize(("name", "share"), [("IND", None), ("FedAvg", None), ("AGG", 0.1), ("FedMD", 0.1)])
+@pytest.mark.parametrize(
+    ("name", "share"), [("IND", None), ("FedAvg", None), (mafml.FEW, None), ("AGG", 0.1), ("FedMD", 0.1)]
+)
 def test_methods_of_the_mafml_table_train(name: str, share: float | None) -> None:
     run = mafml.train(name, share, 0, 2, 2, per_class=4)
     assert [len(client.train) for client in run.data.clients] == [30] * 4
     across = run.history[-1]["test"]["across"]
-    assert len(set(across["union"])) == 1 or name != "FedAvg"
+    assert len(set(across["union"])) == 1 or name not in ("FedAvg", mafml.FEW)
     assert (run.bytes > 0) == (name != "IND")
+
+
+def test_method_accuracy_says_which_methods_are_below_training_alone() -> None:
+    scores = {"standalone": (90.0, 91.0), "fedavg": (80.0, 81.0), "fedproto": (94.0, 95.0), "fml": (80.0, 99.0)}
+    done = {
+        f"{name} | kept, shared | seed {seed}": {"own": s, "own classes": s, "all": s, "MiB": 1.0}
+        for name, both in scores.items()
+        for seed, s in enumerate(both)
+    }
+    done |= {f"fednova | kept, shared | seed {seed}": {"diverged": "loss is nan"} for seed in (0, 1)}
+    text = method_accuracy.show(done)
+    assert "| `fedavg` | -10.0 (-10.0 to -10.0): **below** |" in text
+    assert "| `fedproto` | +4.0 (4.0 to 4.0): above |" in text
+    assert re.search(r"\| `fml` \| -1\.0 \(.*\): not settled \|", text)
+    assert "| `fednova` | 2 of 2 diverged |" in text
+    one = {key: found for key, found in done.items() if "seed 0" in key}
+    assert "| `fedavg` | -10.0: not settled |" in method_accuracy.show(one)
+
+
+@pytest.mark.parametrize("name", ["fedproto", "mafml"])
+def test_methods_of_the_accuracy_table_train(name: str, tmp_path: Path) -> None:
+    variant = method_accuracy.Variant(name, rounds=1, steps=1)
+    found = method_accuracy.measure(variant, method_accuracy.APART, 0, tmp_path, rows=250)
+    assert found["starts"] == "own"
+    assert 0 <= found["all"] <= 100
+    assert found["own"] <= found["own classes"]

@@ -102,6 +102,9 @@ def test_claims_are_told_from_the_cells() -> None:
     assert "FedAKT above FedKD: **not settled**" in text
     assert "FedAKT above itself with no mutual distillation: **confirmed**" in text
     assert "lambda 0.5: 0.5 %; so lambda 0.5 is compared" in text
+    assert (
+        "over the best of the others (FML) | -3.0 (-3.0 to -3.0) | +0.64 / +1.32 / +2.00 | -3.6 / -4.3 / -5.0 |" in text
+    )
     assert "FML's meme (FML) 10.0 (10.0 to 10.0)" in text
     assert "| standalone (= no adapter) | 80.5 (74.1 to 86.9) |" in text
     assert fedakt.show({done_key: done[done_key] for done_key in list(done)[:1]}).count("**") == 0

@@ -6,6 +6,7 @@ import torch
 
 from splitfed.federated import PerFedAvg
 from splitfed.federated.per_fedavg import Ahead
+from splitfed.optim import Optim
 from tests.federated_zoo import common, go, hand, own, pictures, weights
 from tests.rounding import single
 from tests.zoo import assert_same
@@ -37,7 +38,7 @@ def test_every_batch_has_its_turn_and_a_partner() -> None:
     class Listens:
         """Takes down what it is told to train on."""
 
-        lane, tutors = 0, {"client": Ahead(0.1, ())}
+        lane, rate, tutors = 0, 0.1, {"client": Ahead(())}
 
         def train(self, epoch: int, batches: list[torch.Tensor], first: int) -> list[float]:
             self.heard = [int(rows) for rows in batches], first
@@ -68,3 +69,15 @@ def test_looking_for_personal_weights_leaves_no_trace() -> None:
     loss = torch.nn.functional.cross_entropy(modules["head"](modules["body"].train()(rows.x)), rows.y)
     (slope,) = torch.autograd.grad(loss, [modules["head"].fc2.weight])
     assert torch.allclose(served[0]["head/fc2.weight"], average["head/fc2.weight"] - 0.1 * slope, atol=1e-6)
+
+
+def test_its_inner_rate_is_the_clients_as_that_stands() -> None:
+    # The tests' rate is .1; a scheduler halves it after the round, and the client's own step is taken at what it is.
+    run = hand("per_fedavg")
+    ends = [by_hand(2.0, 2, 1.0, rate=0.1), by_hand(2.0, 1, -3.0, rate=0.1)]
+    assert [own(run, 0), own(run, 1)] == single(ends)
+    mean = 0.75 * ends[0] + 0.25 * ends[1]
+    assert float(run.predict(torch.ones(1, 1), client=1)) == single(mean - 0.1 * 2 * (mean + 3))
+    falling = Optim("SGD", {"lr": 0.1}, "StepLR", {"step_size": 1, "gamma": 0.5})
+    run = hand("per_fedavg", optimizer=falling)
+    assert float(run.predict(torch.ones(1, 1), client=1)) == single(mean - 0.05 * 2 * (mean + 3))

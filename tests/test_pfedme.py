@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from splitfed.errors import InvalidInput
 from splitfed.federated import PFedMe
+from splitfed.optim import Optim
 from tests.federated_zoo import common, hand, own
 from tests.rounding import single
 
@@ -61,3 +63,33 @@ def test_its_own_rate_is_the_clients() -> None:
         theta -= 0.1 * (2 * (theta - 1) + (theta - w))
         w -= 0.1 * (w - theta)
     assert common(run) == single(0.75 * w + 0.25 * (2 - 0.1 * 1.0))
+
+
+@pytest.mark.parametrize(
+    ("method", "optimizer", "text"),
+    [
+        (
+            PFedMe(),
+            Optim("SGD", {"lr": 0.1}),
+            "weight=15 times the clients' learning rate 0.1 is 1.5, and the",
+        ),
+        (PFedMe(weight=10.0), Optim("SGD", {"lr": 0.1}), "take a rate below 0.1, or a smaller weight"),
+        (PFedMe(rate=0.01), Optim("SGD", {"lr": 0.1}), "weight=15 times the clients' learning rate 0.1 is 1.5"),
+        (PFedMe(), Optim("Adam", {"lr": 0.1}), "weight=15 times the clients' learning rate 0.1 is 1.5"),
+    ],
+)
+def test_rates_that_overshoot_are_refused_before_training(method: PFedMe, optimizer: Optim, text: str) -> None:
+    with pytest.raises(InvalidInput, match=f"pfedme .*{text}") as caught:
+        hand(method, optimizer=optimizer)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_rate_of_w_that_overshoots_is_refused_where_it_is_given() -> None:
+    with pytest.raises(InvalidInput, match=r"pfedme weight=4 times rate 0\.25 is 1, and the step"):
+        PFedMe(weight=4.0, rate=0.25)
+    assert PFedMe(weight=4.0, rate=0.2).rate == 0.2
+
+
+def test_other_optimizers_steps_are_as_long_as_they_are() -> None:
+    """Adam's rate is no factor of the gradient: only that of w counts."""
+    assert hand(PFedMe(rate=0.01), optimizer=Optim("Adam", {"lr": 0.1})).history

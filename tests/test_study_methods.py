@@ -231,7 +231,7 @@ def test_a_run_with_a_method_is_rebuilt_attacked_and_asked_to_predict(
     body = config.partition(digests.COMMENT)[0]
     (home / "config.toml").write_bytes(digests.signed(body.replace("weight = 1.0", "weight = 2.0")))
     assert main(["attack", str(home), "--attack", "membership_threshold"]) == 2
-    assert re.search(r"holds another run: its method is .FedProto\(weight=1\.0", capsys.readouterr().err)
+    assert re.search(r"holds another run: its method is .FedProto\(restart=None, weight=1\.0", capsys.readouterr().err)
 
 
 def test_an_interrupted_run_goes_on_with_its_method(
@@ -256,3 +256,41 @@ def test_an_interrupted_run_goes_on_with_its_method(
 def test_tables_tell_methods_apart(finished: Path) -> None:
     table = pd.read_csv(finished / "results.csv")
     assert list(table["method"]) == ["none"] * 2 + ["fedproto(weight=0.5)"] * 2
+
+
+def test_optimizers_and_first_weights_are_told_in_plan_results_and_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training = {**WHOLE["training"], "rounds": 1, "restart_optimizers": True, "starts": "own"}
+    methods = [{"name": "fedavg"}, {"name": "fedproto", "restart": False}]
+    study = whole(training=training, method=methods, study={"name": "begun", "seeds": [0]})
+    path = write(tmp_path, study)
+    assert main(["plan", str(path)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    nothing = "(starts = 'own' changes nothing: all that clients hold is sent to them before they first train)"
+    assert f"+ fedavg *: optimizers are restarted every round; clients start from shared weights {nothing}" in said
+    kept = "optimizers keep their state from round to round; clients start from weights of their own"
+    assert f"+ fedproto(restart=false, weight=1) *: {kept}" in said
+    assert main(["run", str(path), "--folder", str(tmp_path / "out")]) == 0
+    assert nothing[1:-1] in " ".join(capsys.readouterr().out.split())
+    told = {one["method"]: (one["restart_optimizers"], one["starts"]) for one in results(tmp_path / "out").values()}
+    expected = {"fedavg": (True, "shared"), "fedproto(restart=false, weight=1)": (False, "own")}
+    assert told == expected
+    table = pd.read_csv(tmp_path / "out" / "results.csv")
+    columns = zip(table["method"], table["restart_optimizers"], table["starts"], strict=True)
+    assert {method: (restart, starts) for method, restart, starts in columns} == told
+    assert main(["report", str(tmp_path / "out")]) == 0
+    page = " ".join((tmp_path / "out" / "report.html").read_text("utf-8").split())
+    assert "optimizers are restarted every round; clients start from shared weights" in page
+    assert kept in page
+    (cell,) = (c for c in checked(study).cells if c.method.name == "fedproto")
+    assert checked(tomllib.loads(dumps(cell.config))).cells[0].training == cell.training
+
+
+def test_settings_of_a_study_that_are_none_are_refused() -> None:
+    for key, value, text in (
+        ("starts", "owned", r"training\.starts: 'owned' is not allowed; expected 'shared' or 'own'"),
+        ("restart_optimizers", "yes", r"training\.restart_optimizers: 'yes' is not allowed; expected a valid boolean"),
+    ):
+        with pytest.raises(InvalidInput, match=text):
+            checked(whole(training={**WHOLE["training"], key: value}))

@@ -25,12 +25,13 @@ from splitfed.task import Task
 class Dataset:
     """Rows `x` with labels `y`, all finite, all of one shape, in memory.
 
-    x: (n, ...) float32. y: (n,) int64 classes, or (n,) or (n, targets) float32. `value_range` are the least
-    and the greatest value that an x may take (images: 0 and 1), None where there is no such bound. domains:
-    (n,) int64, where a row comes from, or None. `features` are named parts of a row, such as the columns that one
-    party holds; they may overlap and need not cover the row. `targets` are further label sets beside y. A data set
-    has at least one row; only the parts that `rows` returns may be empty. Raises `InvalidInput` that names the
-    first bad row.
+    x: (n, ...) float32. y: (n,) int64 classes, or (n,) or (n, targets) float32. `value_range` are the least and the
+    greatest value that an x may take (images: 0 and 1), None where there is no such bound. domains: (n,) int64, where a
+    row comes from, or None. groups: (n,) int64, rows of one number show the same thing, such as one image at several
+    angles, or None: `clients` never divides a group between training and test. `features` are named parts of a row,
+    such as the columns that one party holds; they may overlap and need not cover the row. `targets` are further label
+    sets beside y. A data set has at least one row; only the parts that `rows` returns may be empty. Raises
+    `InvalidInput` that names the first bad row.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Dataset:
     domains: Tensor | None = None
     features: Mapping[str, Feature] = field(default_factory=dict)
     targets: Mapping[str, Target] = field(default_factory=dict)
+    groups: Tensor | None = None
 
     def __post_init__(self) -> None:
         _check_x(self.name, self.x)
@@ -50,11 +52,13 @@ class Dataset:
             check_labels(f"{self.name}: target {target!r}", found.y, len(self.x), found.task)
         if self.value_range is not None:
             _check_range(self.name, self.x, self.value_range)
-        if self.domains is not None and (self.domains.shape != (len(self),) or self.domains.dtype != torch.int64):
-            raise InvalidInput(
-                f"{self.name}: domains have shape {tuple(self.domains.shape)} and type "
-                f"{_type(self.domains)}; expected ({len(self)},) and int64"
-            )
+        for what in ("domains", "groups"):
+            found = getattr(self, what)
+            if found is not None and (found.shape != (len(self),) or found.dtype != torch.int64):
+                raise InvalidInput(
+                    f"{self.name}: {what} have shape {tuple(found.shape)} and type {_type(found)}; expected "
+                    f"({len(self)},) and int64"
+                )
 
     def __len__(self) -> int:
         return len(self.x)
@@ -90,6 +94,7 @@ class Dataset:
             x=self.x[chosen],
             y=self.y[chosen],
             domains=None if self.domains is None else self.domains[chosen],
+            groups=None if self.groups is None else self.groups[chosen],
             targets={name: Target(t.y[chosen], t.task) for name, t in self.targets.items()},
         )
 
@@ -104,10 +109,12 @@ class Dataset:
                         f"{sorted(getattr(part, what))}; expected parts of the same source"
                     )
         domains = [part.domains for part in parts if part.domains is not None]
+        groups = [part.groups for part in parts if part.groups is not None]
         return self._with(
             x=torch.cat([part.x for part in parts]),
             y=torch.cat([part.y for part in parts]),
             domains=torch.cat(domains) if len(domains) == len(parts) else None,
+            groups=torch.cat(groups) if len(groups) == len(parts) else None,
             targets={
                 name: Target(torch.cat([part.targets[name].y for part in parts]), t.task)
                 for name, t in self.targets.items()
@@ -144,13 +151,15 @@ class Dataset:
     def rotated(self, angles: Sequence[float] = ANGLES) -> Dataset:
         """Return a copy of these images for each of `angles`, in degrees clockwise; `domains` say which: see `rotated`.
 
-        One copy after another, each in the order of these rows.
+        One copy after another, each in the order of these rows. `groups` say of which row each is a copy, so that
+        `clients` divides the images once for all angles.
         """
         kept = [Target(torch.cat([t.y] * len(angles)), t.task) for t in self.targets.values()]
         return self._with(
             x=rotated(self.name, self.x, angles, self.value_range),
             y=torch.cat([self.y] * len(angles)),
             domains=torch.arange(len(angles)).repeat_interleave(len(self)),
+            groups=(torch.arange(len(self)) if self.groups is None else self.groups).repeat(len(angles)),
             targets=dict(zip(self.targets, kept, strict=True)),
         )
 

@@ -5,8 +5,8 @@ ICCV 2015.
 
 There the angles go counterclockwise, 0 to 75 in steps of 15, and 100 images of each digit are turned; angles here are
 clockwise, and by default those of Zhou, Li, Chen, Ding, "Model agnostic federated mutual learning", 2023. All domains
-show the same images, as there: where clients divide their rows by themselves, a client's test image may be another's
-training image at another angle.
+show the same images, as there; `Dataset.clients` divides them once for all angles, so that no client's test image is
+another's training image at another angle.
 """
 
 from __future__ import annotations

@@ -47,6 +47,10 @@ def split(
     `rows_per_class` of each: see `uneven_classes`), `by_domain`, or else at random in equal numbers. Each client
     sets round(fraction x its rows) aside for `validation` and `test`, and trains on what is left; of that it shows
     others round(`public` x all its rows), taken in proportion to the classes.
+
+    Where the clients' rows have groups of several rows (one image at several angles), whole groups are set aside, the
+    same for all clients, so that nobody trains on what another is tested on: round(fraction x groups) of them, which is
+    a client's fraction of its own rows where it holds each group once. Victims and auxiliary rows are taken row by row.
     """
     known = _check_sizes(data, count, auxiliary, victims, validation, test)
     check_number("public", public, low=0, high=1)
@@ -72,11 +76,15 @@ def split(
         domains=by_domain,
     )
     sources = {"auxiliary": prior, "victims": chosen}
+    places = _places(data, order, validation, test, seed)
     clients = []
     for i, mine in enumerate(positions):
         shuffled = order[mine][torch.randperm(len(mine), generator=generator(seed, "data", "client", i))]
-        sizes = [round(validation * len(mine)), round(test * len(mine))]
-        parts = torch.split(shuffled, [*sizes, len(mine) - sum(sizes)])
+        if places is None:
+            sizes = [round(validation * len(mine)), round(test * len(mine))]
+            parts = torch.split(shuffled, [*sizes, len(mine) - sum(sizes)])
+        else:
+            parts = tuple(shuffled[places[shuffled] == part] for part in range(3))
         sources |= {
             f"client{i}/{part}": rows for part, rows in zip(("validation", "test", "train"), parts, strict=True)
         }
@@ -85,6 +93,23 @@ def split(
         shown, _ = take(torch.arange(len(parts[2])), min(round(public * len(mine)), len(parts[2])), own)
         clients.append(ClientData(f"client{i}", *held, shown))
     return Federation(data.name, data.task, tuple(clients), data.rows(prior), data.rows(chosen), sources)
+
+
+def _places(data: Dataset, order: Tensor, validation: float, test: float, seed: int) -> Tensor | None:
+    """Return for each row of `data` whether its group is set aside for validation (0), test (1) or none of them (2).
+
+    None where none of the rows in `order` are of one group.
+    """
+    if data.groups is None:
+        return None
+    groups, which = torch.unique(data.groups, return_inverse=True)
+    if int(which[order].bincount().max()) < 2:
+        return None
+    drawn = torch.randperm(len(groups), generator=generator(seed, "data", "groups"))
+    place = torch.full((len(groups),), 2)
+    first, second = round(validation * len(groups)), round(test * len(groups))
+    place[drawn[:first]], place[drawn[first : first + second]] = 0, 1
+    return place[which]
 
 
 def _check_sizes(

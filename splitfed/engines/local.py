@@ -286,6 +286,17 @@ class LocalEngine(Moving):
         mine = {p.name: p for p in self._serving(lane).parties.values()}
         return mine.get(party, self.parties[party]).modules
 
+    def restart_optimizers(self) -> None:
+        """Let every party's optimizer forget its state, such as momentum; weights and learning rates stay."""
+        for party in self.crew.members().values():
+            party.restart()
+
+    def start_from(self, lane: int, tensors: Mapping[str, Tensor]) -> None:
+        """Let the client of `lane` start from `tensors`, `segment/name` -> tensor, in place of its topology's."""
+        for role in self.topologies[lane].data_roles if tensors else ():
+            party = self.party(lane, role)
+            party.adopt({**party.contents(copies=False), **tensors})
+
     def end_round(self) -> None:
         """Advance every party's learning-rate scheduler."""
         for party in self.crew.members().values():

@@ -7,8 +7,8 @@ Public rows are sent once, when a client first takes part, to the fed server and
 many steps, of as many rows, as the schedule asks for, but its rows are drawn anew every epoch, without repetition, from
 the union of its own and the others' public ones. So an epoch of the schedule is not all of the union; and where a
 schedule asks for batches one by one, the last of an epoch, if it is a shorter one, may repeat rows. Nothing else is
-exchanged; models may be of any make. Under a schedule that moves weights this is sharing of data on top of it. All
-clients start from what the topology (or that of each) says.
+exchanged; models may be of any make. Under a schedule that moves weights this is sharing of data on top of it. Clients
+start from the weights that the run's `starts` says.
 """
 
 from __future__ import annotations

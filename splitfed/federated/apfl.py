@@ -7,7 +7,8 @@ w: their gradient is alpha times that of the mixture, and nothing of it reaches 
 w, gradient of the mixture>, at the clients' learning rate, and stays in [0, 1]: once a round at its first batch, as the
 authors' code does (which adds .02 alpha to the slope; not here), or at every batch. v and w take their steps at the
 same time, on the same batch. Without learning, alpha = 1 is a client alone, and alpha = 0 is FedAvg. The run predicts
-with the mixture of the client's v and the newest average.
+with the mixture of the client's v and the newest average. v starts at the broadcast w, whatever the run's `starts`
+says: weights are mixed number by number, and those of two networks that were drawn apart do not go together.
 """
 
 from __future__ import annotations
@@ -74,6 +75,10 @@ class Apfl(Doubled):
             for s in both.segments
         )
         return replace(both, segments=mixed)
+
+    def broadcast(self, topology: Topology) -> tuple[str, ...]:
+        """Both models: w is sent, and v starts at it."""
+        return tuple(s.name for s in topology.segments)
 
     def tutor(self, seat: Seat) -> Tutor | None:
         """Return who lets a client's alpha learn."""

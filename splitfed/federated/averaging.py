@@ -1,8 +1,8 @@
 """The base of the methods that exchange weights: down before a round, up after it, fused to a mean.
 
-All clients start from one broadcast state, that of the first client asked in the first round; a topology that all
-clients have in common is the same for each of them anyway. What a client keeps to itself starts as its topology says:
-alike where there is one for all, from seeds of their own where each client has one.
+What clients share starts from one broadcast state, that of the first client asked in the first round, whatever the
+run's `starts` says: a mean of weights that were drawn apart is of no use. What a client keeps to itself starts as
+`starts` says.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Averaging(Method):
     """Sends what clients share down in `query` and up in `fuse`; a method writes what it does otherwise.
 
     `buffers`: whether batch-norm statistics are averaged with the weights, or stay each client's own. `weighted`:
-    whether the mean weighs clients by their examples, or counts them alike. `restart`: whether a client's optimizer
-    forgets its state (momentum) when it takes new weights, or goes on with it, as a split schedule does.
+    whether the mean weighs clients by their examples, or counts them alike. A client's optimizer goes on with its state
+    (momentum) where it takes new weights, as under a split schedule, unless the run restarts optimizers.
     """
 
     who: ClassVar[str] = "averaging"
@@ -37,7 +37,6 @@ class Averaging(Method):
 
     buffers: bool = True
     weighted: bool = True
-    restart: bool = False
 
     @property
     def fuses(self) -> bool:
@@ -48,10 +47,9 @@ class Averaging(Method):
         """Down and up; a method that sends something else says no."""
         return True
 
-    @property
-    def restarts(self) -> bool:
-        """As asked for."""
-        return self.restart
+    def broadcast(self, topology: Topology) -> tuple[str, ...]:
+        """All that is averaged."""
+        return self.shared(topology)
 
     @property
     def of_steps_alone(self) -> bool:
@@ -86,8 +84,6 @@ class Averaging(Method):
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
         """Let one client start round `number` from what has `arrived`."""
         learner.adopt(arrived)
-        if self.restart:
-            learner.restart()
 
     def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Average what the clients that finished have learnt."""

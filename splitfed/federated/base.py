@@ -92,8 +92,12 @@ class Learner(Protocol):
         """The optimizer as it was asked for (the first party's, where the client has several)."""
         ...
 
-    def restart(self) -> None:
-        """Let the client's optimizers forget their state, such as momentum; weights stay."""
+    def momentum(self) -> dict[str, Tensor]:
+        """Return the momentum that the client's optimizers hold, as `segment/name` -> tensor of the weight's shape.
+
+        Their own tensors, which the next step changes. Empty for optimizers without one, before their first step, and
+        after a restart.
+        """
         ...
 
     def hold(
@@ -182,7 +186,13 @@ class Learner(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """Base of all methods: everything is optional, the defaults add nothing."""
+    """Base of all methods: everything is optional, the defaults add nothing.
+
+    `restart`: whether optimizers forget their state at the start of every round (None: as the run's
+    `restart_optimizers` says, the same for every method).
+    """
+
+    restart: bool | None = None
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse, before training, a topology or a number of clients that this method cannot serve."""
@@ -199,6 +209,14 @@ class Method:
 
     def check_optimizers(self, optims: Mapping[str, Optim]) -> None:
         """Refuse, before training, optimizers (by role) whose steps this method cannot follow."""
+
+    def settle(self, rounds: int) -> Method:
+        """Return the method for a run of so many rounds: this one, unless something in it follows their number."""
+        return self
+
+    def broadcast(self, topology: Topology) -> tuple[str, ...]:
+        """Return the client segments of which every client is sent the same weights before it first trains."""
+        return ()
 
     @property
     def turned_off(self) -> str | None:
@@ -234,11 +252,6 @@ class Method:
     @property
     def sends_gradients(self) -> bool:
         """Whether clients take no step and send, as "weight gradient", the mean gradient of their rows' loss."""
-        return False
-
-    @property
-    def restarts(self) -> bool:
-        """Whether every round begins with optimizers that have forgotten their state: the first step is plain."""
         return False
 
     @property

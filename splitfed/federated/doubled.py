@@ -21,8 +21,9 @@ class Doubled(Averaging):
     """Trains both models on the same batches, side by side: one forward and one backward of each.
 
     The topology's own segments are the client's and never leave it; copies of them beside, by names that begin with
-    "shared_", are averaged as in FedAvg, and trained as there. Both start alike. The run predicts with the client's
-    own model; score "global" is the metric of the averaged one. The loss that the history shows is the sum of both.
+    "shared_", are averaged as in FedAvg, and trained as there. Both start alike, unless clients start from weights of
+    their own (the run's `starts`). The run predicts with the client's own model; score "global" is the metric of the
+    averaged one. The loss that the history shows is the sum of both.
     """
 
     def check(self, topology: Topology, clients: int) -> None:

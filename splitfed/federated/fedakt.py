@@ -15,7 +15,8 @@ head; the adapter is the extractor's layout drawn anew, or a module, which clien
 nodes the topology's client segment, cut and averaged by the schedule, is the adapter and what follows is the head; the
 extractor is added at the client (the layout of that segment drawn anew, or a module, the same for all clients). So its
 features cross as well, and so do their gradients; labels cross once for each of the two outputs. Pieces of the head
-that a client holds (U-shaped) stay its own. Clients of one topology start from the same weights.
+that a client holds (U-shaped) stay its own. All clients start from one adapter; what is their own starts as the run's
+`starts` says.
 """
 
 from __future__ import annotations
@@ -117,6 +118,10 @@ class FedAKT(Method):
     def returns_weights(self, topology: Topology) -> bool:
         """The adapter's, where no schedule does it."""
         return self.use_adapter and whole(topology)
+
+    def broadcast(self, topology: Topology) -> tuple[str, ...]:
+        """The adapter, where no schedule sends it."""
+        return self._adapter(topology) if self.use_adapter and whole(topology) else ()
 
     def kept(self, topology: Topology) -> tuple[str, ...]:
         """All but the adapter stays with its client."""

@@ -11,7 +11,7 @@ class that nobody else holds count as nothing. Its slope is that of the paper's 
 in evaluation mode over all of a client's rows when it is done; the paper adds them up while it trains. A client that
 is not asked stands with what it sent last. No weights are exchanged: clients may be of any make.
 
-For whole models. All clients of one topology start from the same weights; one topology each gives them their own.
+For whole models. Clients start from the weights that the run's `starts` says: nothing is broadcast.
 """
 
 from __future__ import annotations

@@ -12,12 +12,14 @@ code leaves in the slope: there it pushes both cross-entropies up. Attention is 
 After a round each client sends the change of its mentee, matrices as the singular values that carry `energy` of their
 squares, with their vectors; the server averages by examples, compresses the mean in the same way, and sends it to the
 clients of the next round, which add it to the mentee they had; who was not there for the last one gets the mentee whole
-(at first everybody). The share of energy rises from `energy` to `last_energy` over `over` rounds. How many numbers that
-is depends on the weights: a plan counts every matrix whole, an upper bound. With `rank` the number of singular values
-is fixed, and the plan exact.
+(at first everybody). The share of energy after round t of T is energy + (last_energy - energy) t / T: it rises with the
+run, and reaches `last_energy` in its last round (or in round `over`). How many numbers that is depends on the weights:
+a plan counts every matrix whole, an upper bound. With `rank` the number of singular values is fixed, and so is the
+plan.
 
 For whole models: the topology's is the mentor, which the run scores (score "mentee": the shared one). The mentee is its
-layout drawn anew, or a topology of whole models, cut where its hidden values are. All clients start from one mentee.
+layout drawn anew, or a topology of whole models, cut where its hidden values are. All clients start from one mentee;
+mentors and the matrices between start as the run's `starts` says.
 """
 
 from __future__ import annotations
@@ -53,14 +55,14 @@ PROJECTION = "projection"
 
 @dataclass(frozen=True, kw_only=True)
 class FedKD(Method):
-    """`energy` to `last_energy`, in (0, 1], over `over` rounds, or a fixed `rank` >= 1.
+    """`energy` to `last_energy`, in (0, 1], over `over` rounds (None: those of the run), or a fixed `rank` >= 1.
 
     `embedding`: the mentor's hidden value (default: see `places`); `mentee`: what `splitfed.topologies.local` returns.
     """
 
     energy: float = 0.95
     last_energy: float = 0.98
-    over: int = 100
+    over: int | None = None
     rank: int | None = None
     embedding: str | None = None
     mentee: Topology | None = None
@@ -69,13 +71,22 @@ class FedKD(Method):
         """Refuse numbers that cannot be."""
         for name, value in (("energy", self.energy), ("last_energy", self.last_energy)):
             check_number(f"fedkd {name}", value, low=0.0, high=1.0, open_low=True)
-        check_count("fedkd over", self.over, low=1)
+        if self.over is not None:
+            check_count("fedkd over", self.over, low=1)
         if self.rank is not None:
             check_count("fedkd rank", self.rank, low=1)
         if self.mentee is not None and not isinstance(self.mentee, Topology):
             raise InvalidInput(
                 f"fedkd mentee={type(self.mentee).__name__} is not allowed; expected what topologies.local returns"
             )
+
+    def settle(self, rounds: int) -> FedKD:
+        """Let the energy follow the rounds of the run, unless it was told how many."""
+        return self if self.over is not None else replace(self, over=rounds)
+
+    def broadcast(self, topology: Topology) -> tuple[str, ...]:
+        """The mentee."""
+        return _mentee(topology)
 
     @property
     def bounded(self) -> str | None:
@@ -159,8 +170,7 @@ class FedKD(Method):
 
     def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Average the changes of the mentees, and take the mean, as it will be sent, into the server's."""
-        share = min(1.0, (number + 1) / self.over)
-        energy, mean = self.energy + share * (self.last_energy - self.energy), Mean()
+        energy, mean = self.energy_of(number), Mean()
         for learner in learners:
             now, tutor = learner.contents(_mentee(learner.topology)), tutor_of(learner, Mentoring)
             change = now if tutor is None else {n: t - tutor.base[n].to(t.device) for n, t in now.items()}
@@ -169,6 +179,14 @@ class FedKD(Method):
         state["update"] = compressed(mean.value(), energy, self.rank)
         state["mentee"] = moved(state["mentee"], unpacked(state["update"], state["mentee"]))
         state["version"] += 1
+
+    def energy_of(self, number: int) -> float:
+        """Return the share of energy that is kept at the end of round `number`, counted from 0.
+
+        Of a method that knows no number of rounds, as in a plan, where nothing is compressed by its values: the least.
+        """
+        share = 0.0 if self.over is None else min(1.0, (number + 1) / self.over)
+        return self.energy + share * (self.last_energy - self.energy)
 
     def scores(self, learner: Learner, part: str, state: State) -> Mapping[str, float]:
         """Return the accuracy of the server's mentee."""

@@ -14,8 +14,8 @@ code: the mean absolute difference of class scores before the softmax; "kl" is K
 averaged over rows.
 
 Between split nodes (a schedule that leaves segments in place: "sequential" with hand_over="none") scores are told by
-the party that makes them and go back to it; digesting needs no labels, and none cross. All clients start from what the
-topology (or that of each) says.
+the party that makes them and go back to it; digesting needs no labels, and none cross. Clients start from the weights
+that the run's `starts` says.
 """
 
 from __future__ import annotations

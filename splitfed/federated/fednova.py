@@ -3,18 +3,20 @@
 Paper: Wang, Liu, Liang, Joshi, Poor, "Tackling the objective inconsistency problem in heterogeneous federated
 optimization", NeurIPS 2020, equation 6.
 
-A client's change x - y_i is divided by a_i, the sum of the weights that its steps give to a gradient: their number for
-plain SGD, more with momentum. The server steps by tau_eff = sum p_i a_i times the weighted mean of what comes out, so
-that who takes more steps (more rows, more batches) does not pull harder. Where all take as many, it is FedAvg. A client
-sends its weights and a_i. It counts from an empty momentum, so that `restart` is on by default. Batch-norm statistics
-are plainly averaged.
+A client's change x - y_i is divided by a_i, the sum of the weights that its steps give to the gradients that made it:
+the number of steps for plain SGD, more with momentum. The paper counts from an empty momentum, as its authors' code,
+which empties it every round (`restart=True`, or the run's `restart_optimizers`). Where the momentum lives on, what it
+holds of gradients of earlier rounds counts in a_i as well, so that a constant gradient is told whole in either case.
+The server steps by tau_eff = sum p_i a_i times the weighted mean of what comes out, so that who takes more steps (more
+rows, more batches) does not pull harder. Where all take as many, it is FedAvg. A client sends its weights and a_i.
+Batch-norm statistics are plainly averaged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -34,8 +36,6 @@ class FedNova(Averaging):
 
     who: ClassVar[str] = "fednova"
 
-    restart: bool = True
-
     @property
     def plain_update(self) -> bool:
         """Steps are counted; it is the fed server that divides by them."""
@@ -51,10 +51,10 @@ class FedNova(Averaging):
         return None if seat.lane is None else Count()
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
-        """Count from zero."""
+        """Count from zero, with what the client's momentum holds by now."""
         super().begin(learner, arrived, number, state)
         if tutor := tutor_of(learner, Count):
-            tutor.steps = 0
+            tutor.begin(learner.optim, bool(learner.momentum()))
 
     def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Step by tau_eff times the mean of the normalised changes."""
@@ -63,7 +63,7 @@ class FedNova(Averaging):
         names = learnt(learners[0].topology, self.shared(learners[0].topology))
         for learner, part in self.parts(learners, shares):
             tutor = tutor_of(learner, Count)
-            steps = reach(learner.optim, tutor.steps) if tutor else 1.0
+            steps = reach(learner.optim, tutor.steps, tutor.held)[0] if tutor else 1.0
             arrived = learner.send("weights", self.carried(learner), number)
             a = float(learner.send("steps", {"a": torch.tensor(steps, dtype=torch.float64)}, number)["a"])
             plain.add({n: t for n, t in arrived.items() if n not in names}, part)
@@ -77,10 +77,24 @@ class FedNova(Averaging):
 
 @dataclass
 class Count(Quiet):
-    """Counts the steps of a round."""
+    """Counts the steps of a round; `held`: what the momentum held before them, None where it was empty."""
 
     steps: int = 0
+    held: float | None = None
+
+    def begin(self, optim: Optim, remembers: bool) -> None:
+        """Start a round; `remembers`: whether there is a momentum, which steps of a client that left have moved too."""
+        self.held = reach(optim, self.steps, self.held)[1] if remembers else None
+        self.steps = 0
 
     def correct(self, modules: Mapping[str, nn.Module]) -> None:
         """Count one."""
         self.steps += 1
+
+    def state(self) -> dict[str, Any]:
+        """Return both counts."""
+        return {"steps": self.steps, "held": self.held}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go back to `state`."""
+        self.steps, self.held = int(state["steps"]), state["held"]

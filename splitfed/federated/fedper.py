@@ -4,8 +4,8 @@ Paper: Arivazhagan, Aggarwal, Singh, Choudhary, "Federated learning with persona
 
 The border is a cut: of a whole model one of `local(model, cuts=...)`, the last unless `head` names another; between
 split nodes of the U-shaped kind the client's last piece is the head. Everything trains together, as the optimizer says.
-Bases start from one broadcast state, heads as each client's topology says; they may differ from client to client. The
-run predicts with the newest base and the client's own head.
+Bases start from one broadcast state, heads as the run's `starts` says; they may differ from client to client. The run
+predicts with the newest base and the client's own head.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ of their own, on an edge that returns no gradient: in a vanilla topology the pri
 down. In a U-shaped one all logits are at the client. What the run predicts and scores is the topology's own model: the
 private one on whole models (score "meme": the averaged one), the meme on split ones (score "private").
 
-All clients start from the same meme and, as they share one topology, the same private weights, drawn from other seeds
-than the meme's; topologies of their own, one a client, give private models of any make and seed.
+All clients start from the same meme. Their private weights, drawn from other seeds than the meme's, start as the run's
+`starts` says; topologies of their own, one a client, give private models of any make and seed.
 """
 
 from __future__ import annotations
@@ -106,6 +106,10 @@ class FML(Method):
     def returns_weights(self, topology: Topology) -> bool:
         """The meme's, where no schedule does it."""
         return whole(topology)
+
+    def broadcast(self, topology: Topology) -> tuple[str, ...]:
+        """The meme, where no schedule sends it."""
+        return makers(topology, _meme(topology)) if whole(topology) else ()
 
     def kept(self, topology: Topology) -> tuple[str, ...]:
         """The private model never leaves its client."""

@@ -24,9 +24,9 @@ from splitfed.engines.mean import Mean
 from splitfed.errors import check_count
 from splitfed.federated.averaging import Averaging, check_whole
 from splitfed.federated.base import Learner, Seat, State
-from splitfed.federated.mirrors import redrawn
 from splitfed.federated.tutors import Quiet, tutor_of
 from splitfed.graph import Topology
+from splitfed.initial_weights import redrawn
 from splitfed.seeding import derive
 from splitfed.tutoring import Tutor
 

@@ -6,8 +6,8 @@ learning with local and global representations", 2020, algorithm 1.
 The border is a cut: of a whole model one of `local(model, cuts=...)`, the last unless `head` names another; between
 split nodes of the U-shaped kind the client's last piece is the head. Both parts train together on the client's loss,
 which is the paper's plain form; its auxiliary losses of the representations are not here. Heads start from one
-broadcast state, representations as each client's topology says. The run predicts with a client's own representation and
-the newest head; the paper's ensemble for a client that nobody knows is not here either.
+broadcast state, representations as the run's `starts` says. The run predicts with a client's own representation and the
+newest head; the paper's ensemble for a client that nobody knows is not here either.
 """
 
 from __future__ import annotations

@@ -2,25 +2,33 @@
 
 Paper: Zhou, Li, Chen, Ding, "Model agnostic federated mutual learning", 2023.
 
-A round is local training by the schedule, on private and public rows (the paper's is one step: schedule "apart" with
-steps=1), then a mutual step of every client that finished. Each first tells its class probabilities p_j on a batch of
-its own public rows; then, for every client i with all the others' batches at once,
+A round is local training by the schedule, on private and public rows, then a mutual step of every client that finished.
+Each first tells its class probabilities p_j on a batch of its own public rows; then, for every client i with all the
+others' batches at once,
 
     KL = 1/(N-1) sum_j A_j KL(p_j || p_i),   CE = 1/(N-1) sum_j CE(f_i(x_j), y_j),   g_pub = gradient of KL + CE,
 
 and if g_pub has a negative cosine with g_loc, the gradient of i's newest local step, its part along g_loc is taken off:
 g_pub - (g_loc . g_pub / |g_loc|^2) g_loc. Teachers are detached; all of them tell before anybody takes a mutual step.
 
-Public rows are sent once, when a client first takes part. The accuracy A_j on the batch is worked out by the fed
-server, which has soft labels and labels both, instead of being claimed by j. Which rows make a batch all know from the
-seed and the number of the round; a batch goes through the public rows again where there are fewer. Local and mutual
-steps share a client's optimizer, so the paper's two rates beta and eta are one. In a mutual step batch norm sees the
-others' rows.
+Deviations from Algorithm 1:
 
-Between split nodes (a schedule that leaves segments in place: "sequential" with hand_over="none") soft labels are told
-by the party that makes the output and go to the one where the loss is, labels stay where they are, and each party
-projects the gradient of its own segments by itself: no party knows the whole gradient. A server that all clients share
-remembers a local gradient for each of them. All clients start from what the topology (or that of each) says.
+- Local steps: the paper takes one an iteration; here as many as the schedule asks for, of which the last gives g_loc.
+  The paper's iteration is a round of schedule "apart" with steps=1.
+- One optimizer: the paper's two rates beta (local) and eta (mutual) are one, and so is the optimizer's state, such as
+  Adam's moments, which both kinds of steps change.
+- Accuracies: A_j on the batch is worked out by the fed server, which has soft labels and labels both; in the paper
+  client j sends it.
+- Public rows: sent once, by way of the fed server, when a client first takes part. Which of them make a batch all know
+  from the seed and the number of the round; a batch goes through them again where there are fewer.
+- N: the clients that finished the round, not all there are; one that is left alone takes no mutual step.
+- Probabilities are told in evaluation mode; in a mutual step, in training mode, batch norm sees the others' rows.
+- Split nodes, which the paper does not have (a schedule that leaves segments in place: "sequential" with
+  hand_over="none"): soft labels are told by the party that makes the output and go to the one where the loss is, labels
+  stay where they are, and each party projects the gradient of its own segments by itself: no party knows the whole
+  gradient. A server that all clients share remembers a local gradient for each of them.
+
+Clients start from the weights that the run's `starts` says; the paper tells nothing of that.
 """
 
 from __future__ import annotations

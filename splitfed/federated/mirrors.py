@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ from torch import nn
 
 from splitfed.errors import InvalidInput
 from splitfed.graph import Segment, Topology
-from splitfed.seeding import stream
+from splitfed.initial_weights import redrawn
 
 
 @dataclass(frozen=True)
@@ -74,23 +73,3 @@ def stand_in(
         raise InvalidInput(f"{who}: a module of one output cannot stand for segments that also make {left[0]!r}")
     name = f"{prefix}_{value}"
     return Mirror((Segment(prefix, role, module, tuple(topology.inputs), (name,)),), {value: name})
-
-
-def redrawn(who: str, modules: Mapping[str, nn.Module], seed: int) -> dict[str, nn.Module]:
-    """Return copies of `modules` with all weights drawn anew, as torch draws them for layers of this kind.
-
-    Refuses a module with weights that knows no way to draw them (`reset_parameters`).
-    """
-    made = copy.deepcopy(dict(modules))
-    with stream(seed):
-        for name, module in made.items():
-            for inner in module.modules():
-                reset = getattr(inner, "reset_parameters", None)
-                if callable(reset):
-                    reset()
-                elif next(inner.parameters(recurse=False), None) is not None:
-                    raise InvalidInput(
-                        f"{who} cannot draw the weights of {type(inner).__name__} in segment {name!r} anew (it has no "
-                        "reset_parameters): give the second model as a module"
-                    )
-    return made

@@ -3,11 +3,12 @@
 Paper: Fallah, Mokhtari, Ozdaglar, "Personalized federated learning with theoretical guarantees: a model-agnostic
 meta-learning approach", NeurIPS 2020, algorithm 1, first-order (FO): the Hessian term is left out.
 
-Batches are taken in pairs. On the first the client steps by `rate` times the gradient, plainly; the gradient at that
-place on the second is what the optimizer steps on, from where the weights were before. A last batch without a partner
-takes the one before it as its first, or itself where there is no other. The weights are averaged as in FedAvg. The run
-predicts, for every client, with the newest average after one such step on the gradient of all the client's training
-rows, as the client would take it; score "global" is the metric of the average itself.
+Batches are taken in pairs. On the first the client steps by `rate` times the gradient, plainly (by default at the rate
+of its optimizer, as that stands); the gradient at that place on the second is what the optimizer steps on, from where
+the weights were before. A last batch without a partner takes the one before it as its first, or itself where there is
+no other. The weights are averaged as in FedAvg. The run predicts, for every client, with the newest average after one
+such step on the gradient of all the client's training rows, as the client would take it; score "global" is the metric
+of the average itself.
 """
 
 from __future__ import annotations
@@ -31,15 +32,19 @@ ROWS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class PerFedAvg(Averaging):
-    """`rate` >= 0 (the paper's alpha) of the step to a client's own model; the outer one is the optimizer's."""
+    """`rate` >= 0 (the paper's alpha) of the step to a client's own model; the outer one is the optimizer's.
+
+    None takes the clients' learning rate for both.
+    """
 
     who: ClassVar[str] = "per_fedavg"
 
-    rate: float = 0.01
+    rate: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse a negative rate."""
-        check_number("per_fedavg rate", self.rate, low=0.0)
+        if self.rate is not None:
+            check_number("per_fedavg rate", self.rate, low=0.0)
 
     @property
     def of_steps_alone(self) -> bool:
@@ -58,7 +63,7 @@ class PerFedAvg(Averaging):
 
     def tutor(self, seat: Seat) -> Tutor | None:
         """Return who leads a client's weights there and back."""
-        return None if seat.lane is None else Ahead(self.rate, self.shared(seat.topology))
+        return None if seat.lane is None else Ahead(self.shared(seat.topology))
 
     def train(self, learner: Learner, epoch: int, batches: Sequence[Tensor], first: int) -> list[float]:
         """Take the batches in pairs."""
@@ -66,7 +71,7 @@ class PerFedAvg(Averaging):
         if len(taken) % 2:
             taken.insert(-1, taken[max(len(taken) - 2, 0)])
         if tutor := tutor_of(learner, Ahead):
-            tutor.away = {}
+            tutor.away, tutor.rate = {}, self._rate(learner)
         # Numbered apart, also where a schedule asks for single batches.
         return learner.train(epoch, taken, 2 * first)
 
@@ -80,8 +85,11 @@ class PerFedAvg(Averaging):
             slope = learner.gradient(torch.arange(rows).chunk(-(-rows // ROWS)))
         for name, one in learnt(learner.topology, self.shared(learner.topology)).items():
             if one in slope:
-                found[name] = found[name] - self.rate * slope[one]
+                found[name] = found[name] - self._rate(learner) * slope[one]
         return found
+
+    def _rate(self, learner: Learner) -> float:
+        return learner.rate if self.rate is None else self.rate
 
     def scores(self, learner: Learner, part: str, state: State) -> Mapping[str, float]:
         """Return the metric of the average itself."""
@@ -95,8 +103,8 @@ class PerFedAvg(Averaging):
 class Ahead(Quiet):
     """At the first batch of a pair moves the weights of `segments` by a plain step; at the second takes them back."""
 
-    rate: float
     segments: tuple[str, ...]
+    rate: float = 0.0
     away: dict[str, Tensor] = field(default_factory=dict)
 
     def correct(self, modules: Mapping[str, nn.Module]) -> None:

@@ -5,9 +5,13 @@ Paper: Dinh, Tran, Nguyen, "Personalized federated learning with Moreau envelope
 On every batch the client's own model theta takes `steps` steps of its optimizer on its loss plus weight / 2 times the
 squared distance to w, and w then moves: w <- w - rate weight (w - theta). The fed server averages the w of the clients
 that finished and moves by `beta` times the way there. As in the authors' code theta starts a round at w and goes on
-from batch to batch. Their optimizer of theta is plain; give the clients momentum and it has one, so `restart` is on by
-default. The mean weighs by examples; the paper's is even (`weighted=False`). The run predicts with theta; score
-"global" is the metric of the averaged w.
+from batch to batch. Their optimizer of theta is plain; give the clients momentum and it has one, which goes on from
+round to round unless optimizers are restarted: theta is an approximate minimum, by whatever steps it was found. The
+mean weighs by examples; the paper's is even (`weighted=False`). The run predicts with theta; score "global" is the
+metric of the averaged w.
+
+A step of SGD at rate r leaves 1 - r weight of the way from w to theta, a step of w 1 - rate weight of that from theta:
+at a product of one or more they overshoot, beyond two they diverge. Such rates are refused.
 """
 
 from __future__ import annotations
@@ -19,11 +23,13 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from splitfed.engines.mean import Mean
-from splitfed.errors import check_count, check_number
+from splitfed.errors import InvalidInput, check_count, check_number
 from splitfed.federated.averaging import Averaging, check_whole, scored
 from splitfed.federated.base import Learner, Seat, State
+from splitfed.federated.stepping import first_rate
 from splitfed.federated.tutors import Quiet, learnt, moved, tutor_of
 from splitfed.graph import Topology
+from splitfed.optim import Optim
 from splitfed.tutoring import Tutor
 
 
@@ -31,7 +37,8 @@ from splitfed.tutoring import Tutor
 class PFedMe(Averaging):
     """`weight` > 0 (the paper's lambda), `steps` >= 1 a batch (K), `beta` >= 0 of the server, `rate` > 0 of w.
 
-    `rate`: None takes the clients' learning rate. Its product with `weight` should stay below one.
+    `rate`: None takes the clients' learning rate. Its product with `weight`, and that of the clients' learning rate
+    with it where they take steps of SGD, must be below one.
     """
 
     who: ClassVar[str] = "pfedme"
@@ -40,7 +47,6 @@ class PFedMe(Averaging):
     steps: int = 5
     beta: float = 1.0
     rate: float | None = None
-    restart: bool = True
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be."""
@@ -49,6 +55,20 @@ class PFedMe(Averaging):
         check_number("pfedme beta", self.beta, low=0.0)
         if self.rate is not None:
             check_number("pfedme rate", self.rate, low=0.0, open_low=True)
+            self._check_product("rate", self.rate)
+
+    def check_optimizers(self, optims: Mapping[str, Optim]) -> None:
+        """Refuse learning rates at which theta, or w, runs away from the other."""
+        for optim in optims.values():
+            if self.rate is None or optim.name == "SGD":
+                self._check_product("the clients' learning rate", first_rate(optim))
+
+    def _check_product(self, what: str, rate: float) -> None:
+        if rate * self.weight >= 1:
+            raise InvalidInput(
+                f"pfedme weight={self.weight:g} times {what} {rate:g} is {rate * self.weight:g}, and the step towards "
+                f"the other weights overshoots from 1 on: take a rate below {1 / self.weight:.3g}, or a smaller weight"
+            )
 
     @property
     def of_steps_alone(self) -> bool:

@@ -5,8 +5,9 @@ learning", ICML 2020, algorithm 1, option II.
 
 A client steps on g + c - c_i. After K steps of rate r from x to y its variate becomes c_i - c + (x - y) / (K r), by the
 change that its weights truly made. With momentum that change is longer than K r times a gradient: K is then the sum of
-the a_i of FedNova, which counts from an empty momentum, so that `restart` is on by default. For optimizers other than
-SGD take `variates="gradient"`: the mean of the raw gradients on the way, which is the same number for plain SGD. The
+the a_i of FedNova, the weights of this round's gradients, and the way that the momentum of earlier rounds has carried
+the client is taken off the change first; there is none in a run that restarts optimizers. For optimizers other than SGD
+take `variates="gradient"`: the mean of the raw gradients on the way, which is the same number for plain SGD. The
 server moves by `server_rate` times the mean change, and c by the mean change of the variates times the share of all
 clients that took part. Both means weigh by examples as in FedAvg; the paper's are even (`weighted=False`). Batch-norm
 statistics are plainly averaged. Variates start at zero; weights and variates go down, and up.
@@ -41,7 +42,6 @@ class Scaffold(Averaging):
 
     server_rate: float = 1.0
     variates: str = "change"
-    restart: bool = True
 
     def __post_init__(self) -> None:
         """Refuse a rate that moves nothing, and unknown variates."""
@@ -68,7 +68,7 @@ class Scaffold(Averaging):
         state["variate"] = state["variate"] or {n: torch.zeros_like(arrived[n]) for n in self._learnt(learner).values()}
         common = learner.receive("variate", state["variate"], number)
         if tutor := tutor_of(learner, Steer):
-            tutor.set_out(arrived, common)
+            tutor.set_out(arrived, common, {} if self.variates == "gradient" else learner.momentum())
 
     def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Move the weights by the mean change, and the variate by that of the clients' variates."""
@@ -87,7 +87,7 @@ class Scaffold(Averaging):
     def _change(self, learner: Learner, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return how the client's variate changes; only the shapes in a plan."""
         if tutor := tutor_of(learner, Steer):
-            return tutor.arrive(own, reach(learner.optim, tutor.steps) * learner.rate)
+            return tutor.arrive(own, learner.optim, learner.rate)
         return {name: own[name] for name in self._learnt(learner).values()}
 
     def _learnt(self, learner: Learner) -> dict[str, str]:
@@ -105,10 +105,14 @@ class Steer(Quiet):
     first: Mapping[str, Tensor] = field(default_factory=dict)
     drift: dict[str, Tensor] = field(default_factory=dict)
     sums: dict[str, Tensor] = field(default_factory=dict)
+    momentum: Mapping[str, Tensor] = field(default_factory=dict)
     steps: int = 0
 
-    def set_out(self, first: Mapping[str, Tensor], common: Mapping[str, Tensor]) -> None:
-        """Start a round at the weights `first` with the server's variate `common`."""
+    def set_out(
+        self, first: Mapping[str, Tensor], common: Mapping[str, Tensor], momentum: Mapping[str, Tensor]
+    ) -> None:
+        """Start a round at the weights `first` with the server's variate `common`, and the `momentum` there is."""
+        self.momentum = {name: tensor.clone() for name, tensor in momentum.items() if name in common}
         self.own = self.own or {name: torch.zeros_like(tensor) for name, tensor in common.items()}
         self.first, self.common, self.steps = first, common, 0
         self.drift = {name: tensor - self.own[name] for name, tensor in common.items()}
@@ -123,17 +127,26 @@ class Steer(Quiet):
                 self.sums[name] += weight.grad
             weight.grad.add_(self.drift[name])
 
-    def arrive(self, last: Mapping[str, Tensor], length: float) -> dict[str, Tensor]:
-        """End a round at the weights `last`, after K steps of a rate whose product is `length`; return what changed."""
-        if self.steps == 0 or (length == 0 and not self.raw):
+    def arrive(self, last: Mapping[str, Tensor], optim: Optim, rate: float) -> dict[str, Tensor]:
+        """End a round of steps of this `rate` at the weights `last`; return by what the client's variate changes."""
+        if self.steps == 0 or (rate == 0 and not self.raw):
             return {name: torch.zeros_like(tensor) for name, tensor in self.own.items()}
         before = self.own
         if self.raw:
             self.own = {name: total / self.steps for name, total in self.sums.items()}
         else:
-            self.own = {n: (self.first[n] - last[n]) / length - self.drift[n] for n in before}
-        self.first, self.common, self.drift, self.sums = {}, {}, {}, {}
+            self.own = {name: self._mean(name, last[name], optim, rate) - self.drift[name] for name in before}
+        self.first, self.common, self.drift, self.sums, self.momentum = {}, {}, {}, {}, {}
         return {name: tensor - before[name] for name, tensor in self.own.items()}
+
+    def _mean(self, name: str, last: Tensor, optim: Optim, rate: float) -> Tensor:
+        """Return the mean, weighted by the a_i, of what one weight was stepped on in this round."""
+        if name not in self.momentum:
+            return (self.first[name] - last) / (reach(optim, self.steps)[0] * rate)
+        length = reach(optim, self.steps, 0.0)[0]
+        # What a momentum of one adds to the way.
+        carried = reach(optim, self.steps, 1.0)[0] - length
+        return ((self.first[name] - last) / rate - carried * self.momentum[name]) / length
 
     def state(self) -> dict[str, Any]:
         """Return the client's variate."""

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from splitfed.errors import InvalidInput
-from splitfed.optim import Optim
+from splitfed.optim import Optim, default_rate
 
 
-def reach(optim: Optim, steps: int) -> float:
-    """Return the sum of the a_i: how often a constant gradient, times the rate, is taken in `steps` steps of SGD.
+def reach(optim: Optim, steps: int, held: float | None = None) -> tuple[float, float | None]:
+    """Return the sum of the a_i, how often a constant gradient, times the rate, is taken in `steps` steps of SGD.
 
-    From an empty momentum: `steps` where there is none, more where there is, as torch counts it (dampening begins with
-    the second step). Weight decay is taken for a part of the gradient.
+    And what the momentum holds of that gradient after them. `held`: what it holds before, None where it is empty: the
+    first gradient then enters whole, as torch has it, and dampening begins with the second. Without momentum the sum is
+    `steps`. Weight decay is taken for a part of the gradient.
     """
     momentum, dampening = (float(optim.options.get(name, 0.0)) for name in ("momentum", "dampening"))
+    if not momentum:
+        return float(steps), None
     nesterov = bool(optim.options.get("nesterov", False))
-    held = total = 0.0
-    for step in range(steps):
-        held = momentum * held + (1.0 if step == 0 else 1.0 - dampening)
-        total += 1.0 + momentum * held if nesterov else held if momentum else 1.0
-    return total
+    total = 0.0
+    for _ in range(steps):
+        held = 1.0 if held is None else momentum * held + 1.0 - dampening
+        total += 1.0 + momentum * held if nesterov else held
+    return total, held
 
 
 def check_sgd(who: str, optim: Optim, instead: str = "") -> None:
@@ -26,3 +29,8 @@ def check_sgd(who: str, optim: Optim, instead: str = "") -> None:
     if optim.name != "SGD" or optim.options.get("maximize"):
         name = optim.name if optim.name != "SGD" else "SGD with maximize"
         raise InvalidInput(f"{who} follows the steps of SGD; optimizer {name} is not allowed{instead}")
+
+
+def first_rate(optim: Optim) -> float:
+    """Return the learning rate at which an optimizer begins."""
+    return float(optim.options.get("lr", default_rate(optim.name)))

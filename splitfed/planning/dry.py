@@ -276,8 +276,9 @@ class DryLearner:
         """The optimizer of the client's first party, as it was asked for."""
         return self.dry.prepared.optims[self.topology.data_roles[0]]
 
-    def restart(self) -> None:
+    def momentum(self) -> dict[str, Tensor]:
         """Nothing learns."""
+        return {}
 
     def hold(
         self, part: str, inputs: Mapping[str, Tensor], labels: Mapping[str, Tensor], own: Tensor | None = None

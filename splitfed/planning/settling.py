@@ -1,4 +1,4 @@
-"""Lets the defenses know the whole run before it begins: what depends on its length is worked out, or refused."""
+"""Tells method and defenses the length of the run before it begins: what depends on it is worked out, or refused."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from splitfed.preparation import Prepared
 
 
 def settled(prepared: Prepared, rounds: int, obstacle: str | None = None, doubt: str | None = None) -> Prepared:
-    """Return `prepared` with its defenses settled for `rounds` rounds; see `Defense.settle`.
+    """Return `prepared` with its method and its defenses settled for `rounds` rounds; see their `settle`.
 
     `obstacle` and `doubt`: what the caller knows of that speaks against a promise; see `Terms`.
     """
+    if prepared.method is not None:
+        prepared = replace(prepared, method=prepared.method.settle(rounds))
     if not any(overrides(defense, "settle") for defense in prepared.defenses):
         return prepared
     dry = Dry(prepared)

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from splitfed.data.order import SAMPLINGS, batches, poisson_batches
 from splitfed.engines.base import Placement, Source, Trainer
-from splitfed.errors import check_count, unknown
+from splitfed.errors import InvalidInput, check_count, unknown
 from splitfed.graph import Topology
+from splitfed.initial_weights import GIVEN, STARTS
 from splitfed.probe import Facts
 
 State = dict[str, Any]
@@ -22,15 +23,26 @@ class Training:
 
     `sampling`: "shuffle", every row once an epoch, or "poisson": every row with chance batch_size / rows at each of
     ceil(rows / batch_size) steps an epoch, where losses are summed and divided by the expected size of a batch.
+
+    `restart_optimizers`: whether every party's optimizer forgets its state (momentum, Adam's moments) at the start of
+    every round, or keeps it as long as the run lasts. `starts`: whether clients start from one "shared" state or each
+    from weights of its "own"; None: as the topologies have it.
     """
 
     batch_size: int = 64
     local_epochs: int = 1
     seed: int = 0
     sampling: str = "shuffle"
+    restart_optimizers: bool = False
+    starts: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse counts below one."""
+        """Refuse counts below one, unknown names, and a switch that is none."""
+        if not isinstance(self.restart_optimizers, bool):
+            raise InvalidInput(f"restart_optimizers={self.restart_optimizers!r} is not allowed; expected True or False")
+        # "given" is what `prepare` says of topologies that clients were given one each.
+        if self.starts not in (None, GIVEN, *STARTS):
+            raise unknown("starts", str(self.starts), STARTS)
         check_count("batch_size", self.batch_size, low=1)
         check_count("local_epochs", self.local_epochs, low=1)
         if self.sampling not in SAMPLINGS:

@@ -130,10 +130,13 @@ class Plan:
     sampling: str = "shuffle"
     delta: float | None = None
     across: bool = False
+    restart_optimizers: bool = False
+    starts: str | None = None
 
     def training(self, seed: int) -> Training:
         """Return the same for the run with `seed`, as a schedule gets it."""
-        return Training(self.batch_size, self.local_epochs, seed, self.sampling)
+        counts = (self.batch_size, self.local_epochs, seed, self.sampling)
+        return Training(*counts, self.restart_optimizers, self.starts)
 
 
 @dataclass(frozen=True)

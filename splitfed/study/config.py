@@ -122,6 +122,8 @@ class TrainingTable(Table):
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     schedule: Any = "sequential"
     optimizer: dict[str, Any] = {}
+    restart_optimizers: bool = False
+    starts: Literal["shared", "own"] | None = None
     evaluate_every: Count = 1
     across: bool = False
     device: Name = "cpu"

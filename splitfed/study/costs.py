@@ -48,7 +48,12 @@ def predicted(cell: Cell, ready: Prepared) -> Json:
     """Return what the run `cell` costs, worked out from shapes: see `told`."""
     names = Names(ready.topology, ready.schedule, len(ready.topologies), meeting=ready.method is not None)
     speeds = names.of(cell.training.speeds)
-    return told(cost(ready, cell.training.rounds, speeds), ready.topology)
+    return {**told(cost(ready, cell.training.rounds, speeds), ready.topology), **begun(ready)}
+
+
+def begun(ready: Prepared) -> Json:
+    """Return whether the run restarts optimizers every round, and from which weights its clients start."""
+    return {"restart_optimizers": ready.training.restart_optimizers, "starts": ready.training.starts}
 
 
 def told(found: Cost, topology: Topology) -> Json:
@@ -143,6 +148,7 @@ def plan(grid: Grid, data: Dataset, others: Sequence[str]) -> Json:
         "rounds": first.training.rounds,
         "local_epochs": first.training.local_epochs,
         "speeds": first.training.speeds is not None,
+        "starts_asked": first.training.starts,
         "topologies": [
             {"topology": label, **_topology(cell, data, _own(grid, label, first.seed), others)}
             for label, cell in shapes.items()

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from splitfed.accounting.ledger import sentences
+from splitfed.study.remarks import begins, unlike
 from splitfed.study.units import plural, size, span
 
 Json = Mapping[str, Any]
@@ -39,8 +40,12 @@ def show(plan: Json, console: Console) -> None:
         for row in place["schedules"]:
             if row["refused"] is not None:
                 say(f"{row['schedule']} is refused: {row['refused']}")
-            elif row["at_most"] is not None:
+                continue
+            if row["at_most"] is not None:
                 say(f"{_named(row)} counts at most what crosses: {row['at_most']}")
+            if row["in_study"]:
+                more = [f" ({said})" for said in unlike(plan["starts_asked"], row["starts"])]
+                say(f"{_named(row)}: {begins(row['restart_optimizers'], row['starts'])}{''.join(more)}")
         if place["federated_averaging_bytes"] is not None:
             sent = size(place["federated_averaging_bytes"])
             say(f"beside it: federated averaging of the uncut model by every client in every round sends {sent}")

@@ -37,7 +37,20 @@ def plan(mistakes: Mistakes, table: TrainingTable) -> tuple[dict[str, Any], list
     return resolved, [
         (
             {**resolved, "schedule": {"name": s.name, **s.parameters}},
-            Plan(s, optimizer, *counts, table.device, record, speeds, where, table.sampling, table.delta, table.across),
+            Plan(
+                s,
+                optimizer,
+                *counts,
+                table.device,
+                record,
+                speeds,
+                where,
+                table.sampling,
+                table.delta,
+                table.across,
+                table.restart_optimizers,
+                table.starts,
+            ),
         )
         for where, s in schedules
     ]

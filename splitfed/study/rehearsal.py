@@ -150,15 +150,19 @@ def _bare(cell: Cell, data: Dataset) -> tuple[Run, Prepared]:
 
 
 def _check_methods(mistakes: Mistakes, grid: Grid, data: Dataset) -> None:
-    """Put every run with a method together as a whole, for what it needs of rows, batches and optimizers."""
+    """Put every run with a method, or with weights drawn for each client, together as a whole.
+
+    For what a method needs of rows, batches and optimizers, and layers of which torch knows no way to draw them.
+    """
     seen: set[tuple[str, ...]] = set()
     for cell in grid.cells:
         label = cell.topology.builder.label, cell.training.schedule.label, cell.method.label, str(cell.seed)
         # What is wrong already may be what is in its way.
-        if cell.method.part is None or mistakes or label in seen:
+        bare = cell.method.part is None
+        if (bare and cell.training.starts is None) or mistakes or label in seen:
             continue
         seen.add(label)
-        with mistakes.at(cell.method.where):
+        with mistakes.at("training.starts" if bare else cell.method.where):
             costs.prepared(cell, data)
 
 

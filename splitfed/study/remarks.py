@@ -15,7 +15,8 @@ def remarks(found: Json) -> list[str]:
     """Return what is to be said beside the scores of the result `found`, in clauses; nothing of a run that failed."""
     if "utility" not in found:
         return []
-    return [*_useless(found), *(said for attack in found["attacks"] for said in reversals(attack))]
+    told = unlike(found.get("starts_asked"), found.get("starts"))
+    return [*_useless(found), *told, *(said for attack in found["attacks"] for said in reversals(attack))]
 
 
 def reversals(attack: Json) -> list[str]:
@@ -33,6 +34,26 @@ def reversals(attack: Json) -> list[str]:
                 f"{attack['label']} is reversed: {known.title} {guess['mean']:.3g} leaks as much as {leak:.3g} does"
             )
     return said
+
+
+WEIGHTS = {
+    "shared": "clients start from shared weights",
+    "own": "clients start from weights of their own",
+    "given": "clients start from the weights of the topologies they were given",
+}
+
+
+def begins(restart_optimizers: bool, starts: str) -> str:
+    """Tell in a line what happens to optimizers between rounds, and from which weights clients start."""
+    kept = "are restarted every round" if restart_optimizers else "keep their state from round to round"
+    return f"optimizers {kept}; {WEIGHTS[starts]}"
+
+
+def unlike(asked: str | None, starts: str | None) -> list[str]:
+    """Return a clause where clients were to start from weights of their own, and all that they hold is broadcast."""
+    if asked != "own" or starts != "shared":
+        return []
+    return ["starts = 'own' changes nothing: all that clients hold is sent to them before they first train"]
 
 
 def _useless(found: Json) -> list[str]:

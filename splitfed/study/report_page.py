@@ -78,6 +78,7 @@ def content(study: Study, summary: Summary) -> Json:
             for s in summary["settings"]
             if s["predicted"] and s["predicted"]["at_most"]
         },
+        **_beginnings(summary),
         "parted": [s for s in summary["settings"] if s["participation"]],
         "over_time": _over_time(summary, study.settings),
         "crossovers": [
@@ -193,6 +194,13 @@ def _clients(summary: Summary, settings: Sequence[Setting]) -> Json:
         "by_round": Markup(by_round(named, metric, "byround", target) if told else ""),
         "per_client": Markup(per_client(several, metric, "perclient") if several else ""),
     }
+
+
+def _beginnings(summary: Summary) -> Json:
+    """Return what optimizers and weights begin with: `begins` where it is the same everywhere, else by setting."""
+    told = [(name_of(summary, s), s["begins"]) for s in summary["settings"] if s["begins"]]
+    said = {text for _, text in told}
+    return {"begins": None if len(said) > 1 else next(iter(said), ""), "beginnings": told}
 
 
 def _kinds(summary: Summary) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from splitfed.study.cell import written
 from splitfed.study.private import privacy_of
+from splitfed.study.remarks import begins, unlike
 from splitfed.study.report_clients import clients_of, target_of
 from splitfed.study.report_costs import costs_of, participation
 from splitfed.study.report_data import (
@@ -114,10 +115,20 @@ def _setting(setting: Setting) -> dict[str, Any]:
         "participation": participation(runs),
         "clients": clients_of(runs),
         "target": target_of(runs),
+        "begins": _begins(runs),
         "turned_off": next((run["turned_off"] for run in runs if run.get("turned_off")), None),
         "simulated_seconds": _plain(estimate([r["history"][-1].get("simulated_seconds") for r in runs], bounds=AMOUNT)),
         "attacks": {label: _attack(runs, label) for label in _labels(runs)},
     }
+
+
+def _begins(runs: Sequence[Mapping[str, Any]]) -> str | None:
+    """Tell what optimizers and weights begin with; None of runs that say nothing of it, as an older version's."""
+    first = runs[0]
+    if first.get("starts") is None:
+        return None
+    said = begins(first["restart_optimizers"], first["starts"])
+    return "; ".join([said, *unlike(first.get("starts_asked"), first["starts"])])
 
 
 def _constant(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:

@@ -132,6 +132,7 @@ def rows(found: Json) -> Iterator[dict[str, Any]]:
     }
     run["utility_of_constant_answer"] = (utility.get("constant") or {}).get("score")
     run |= _clients(found)
+    run |= {key: found.get(key) for key in ("restart_optimizers", "starts")}
     run |= {key: found[key] for key in ("bytes", "messages", "seconds", "rounds")}
     run |= {f"bytes_{kind.replace(' ', '_')}": n for kind, n in found["bytes_by_kind"].items()}
     if "simulated_seconds" in found["history"][-1]:

@@ -261,17 +261,17 @@ def _key(name: str, classes: int, called: str, seed: int) -> str:
 
 BUDGET = f"""{CLIENTS} clients hold n classes each on average, drawn evenly from n - 2 to n + 2 and no fewer than two
 (the authors' code). Of each class a client holds {SETTINGS["Fashion-MNIST"].rows} training images of Fashion-MNIST,
-100 to train on as in the paper, or {SETTINGS["MNIST"].rows} of MNIST-5k, 26 to train on (no more fit), and tests on the
-rest; images are standardized. The authors' CNN, dropout among it, with 50 numbers in the embedding; mh: ten clients
-with it and ten with a LeNet of the same width; each client starts from weights of its own (FedAvg: from the first
-one's). SGD with momentum .5, one local epoch, {SETTINGS["MNIST"].rounds} rounds of MNIST and
-{SETTINGS["Fashion-MNIST"].rounds} of Fashion-MNIST (the paper: 100, FedAvg 150); mr, of which 15 clients train twice,
-{rounds_of("MNIST", "FedProto mr")} and {rounds_of("Fashion-MNIST", "FedProto mr")} (70); lambda 1 on the mean squared
-distance. The authors' batches of 4 at rate .01 became 32 at {SETTINGS["Fashion-MNIST"].rate} (Fashion-MNIST) and 8 at
-{SETTINGS["MNIST"].rate}: the rate grows with the batch, and a client takes about as many steps a round in both. One
-other rate each (.05 on MNIST, .04 on Fashion-MNIST) was tried on seed 99, scored on its test rows, and did worse; that
-seed draws from the same images. The last round is reported, as by the authors; no rows are kept for validation.
-Scores are accuracies on the client's own test rows, whose classes are those it trains on:
+100 to train on as in the paper, or {SETTINGS["MNIST"].rows} of MNIST-5k, 26 to train on (no more fit), and tests on
+the rest; images are standardized. The authors' CNN, dropout among it, with 50 numbers in the embedding; mh: ten
+clients with it and ten with a LeNet of the same width; each client starts from weights of its own (FedAvg: from the
+first one's). SGD with momentum .5, kept from round to round, one local epoch, {SETTINGS["MNIST"].rounds} rounds of
+MNIST and {SETTINGS["Fashion-MNIST"].rounds} of Fashion-MNIST (the paper: 100, FedAvg 150); mr, of which 15 clients
+train twice, {rounds_of("MNIST", "FedProto mr")} and {rounds_of("Fashion-MNIST", "FedProto mr")} (70); lambda 1 on the
+mean squared distance. The authors' batches of 4 at rate .01 became 32 at {SETTINGS["Fashion-MNIST"].rate}
+(Fashion-MNIST) and 8 at {SETTINGS["MNIST"].rate}: the rate grows with the batch, and a client takes about as many
+steps a round in both. One other rate each (.05 on MNIST, .04 on Fashion-MNIST) was tried on seed 99, scored on its
+test rows, and did worse; that seed draws from the same images. The last round is reported, as by the authors; no rows
+are kept for validation. Scores are accuracies on the client's own test rows, whose classes are those it trains on:
 means over clients in percent, with the 95 % Student interval over {len(SEEDS)} seeds of rows, classes, weights and
 order, and ± the deviation over clients, its mean over seeds. Differences are paired by seed. Where Fashion-MNIST
 (Debian's dataset-fashion-mnist) is not installed its cells are left out. Three quarters of an hour on one idle core."""

@@ -1,0 +1,221 @@
+"""Every federated method beside training alone, with optimizers that go on or are restarted, and both first weights.
+
+No single paper: the same clients, network, optimizer and rounds for all, each method as it comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import splitfed as sf
+from splitfed.models.lenet import lenet
+from splitfed.optim import Optim
+from splitfed.registry import TABLES, load
+from splitfed.schedules import Apart
+from splitfed.topologies import local
+from tests.papers.table import Cell, Measured, Table, markdown, mean, signed, verdict
+
+SEEDS = (0, 1, 2)
+CLIENTS, ROUNDS, BATCH, RATE, MOMENTUM, SKEW = 10, 12, 16, 0.02, 0.9, 0.3
+ALONE = "standalone"
+OWN, AMONG, ALL = "own", "own classes", "all"
+
+
+class Way(NamedTuple):
+    """The two settings of a run that are the same for all methods."""
+
+    restart: bool
+    starts: str
+
+    @property
+    def called(self) -> str:
+        """What the way is called in keys and heads of columns."""
+        return f"{'restarted' if self.restart else 'kept'}, {self.starts}"
+
+
+DEFAULT, RESTARTED, APART = Way(False, "shared"), Way(True, "shared"), Way(False, "own")
+WAYS = (DEFAULT, RESTARTED, APART)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A method with other rounds, rates or steps: what it tries of why a method is below training alone."""
+
+    name: str
+    rounds: int = ROUNDS
+    rate: float = RATE
+    momentum: float = MOMENTUM
+    steps: int | None = None
+
+
+# What stands below training alone, and what is tried of its reason.
+TRIED = {
+    "`fedsgd` takes one step a round: `standalone` with one step a round": Variant(ALONE, steps=1),
+    "`per_fedavg` takes half the steps: `per_fedavg` with twice the rounds": Variant("per_fedavg", rounds=2 * ROUNDS),
+    "`aggregation` takes more than half of its rows from others: `aggregation` with twice the rounds": Variant(
+        "aggregation", rounds=2 * ROUNDS
+    ),
+    "`fml` halves a client's own loss: `fml` at twice the rate": Variant("fml", rate=2 * RATE),
+    "`pfedme` has no momentum in what is averaged: `standalone` without momentum": Variant(ALONE, momentum=0.0),
+}
+
+
+def train(variant: Variant, way: Way, seed: int, rows: int | None = None) -> sf.Run:
+    """Train LeNet, whole at ten clients, by the method called `variant.name` with the parameters it comes with."""
+    data = sf.data.mnist5k() if rows is None else sf.data.mnist5k().rows(range(0, 5000, 5000 // rows))
+    clients = data.clients(
+        CLIENTS, dirichlet=SKEW, minimum=10, auxiliary=0, victims=0, validation=0.0, test=0.3, public=0.1, seed=seed
+    )
+    return sf.train(
+        local(lenet((1, 28, 28), 10, pool="max", seed=seed), ("relu4",)),
+        clients,
+        schedule=Apart(steps=variant.steps),
+        method=load("methods", variant.name)(),
+        rounds=variant.rounds,
+        batch_size=BATCH,
+        optimizer=Optim("SGD", {"lr": variant.rate, "momentum": variant.momentum}),
+        restart_optimizers=way.restart,
+        starts=way.starts,
+        evaluate_every=variant.rounds,
+        across=True,
+        seed=seed,
+    )
+
+
+def measure(variant: Variant, way: Way, seed: int, state: Path, rows: int | None = None) -> dict[str, Any]:
+    """Train; return accuracies in percent, means over clients: see the budget. `diverged` where training did."""
+    try:
+        run = train(variant, way, seed, rows)
+    except sf.NonFinite as error:
+        return {"diverged": str(error)}
+    last = run.history[-1]["test"]
+    return {
+        OWN: 100 * fmean(last["clients"]),
+        AMONG: 100 * fmean(among_own_classes(run)),
+        ALL: 100 * fmean(last["across"]["union"]),
+        "starts": run.starts,
+        "MiB": run.bytes / 2**20,
+    }
+
+
+def among_own_classes(run: sf.Run) -> list[float]:
+    """Return each client's accuracy on its own test rows where it chooses among the classes it trained on alone."""
+    found = []
+    for lane, client in enumerate(run.data.clients):
+        own = client.train.y.unique()
+        guess = own[run.predict(client.test.x, lane)[:, own].argmax(1)]
+        found.append(float((guess == client.test.y).double().mean()))
+    return found
+
+
+def show(done: Measured) -> str:
+    """Return the table of the methods, and which are below training alone in each way."""
+    lines = [line for name in _order() if any((line := _line(done, name))[1:])]
+    head = ["method", *(f"own rows: {way.called}" for way in WAYS), "own rows, among own classes", "all rows", "MiB"]
+    gaps = [line for name in _order() if name != ALONE and any((line := _gaps(done, name))[1:])]
+    claims = ["minus standalone", "own rows", "own rows: restarted", "own rows, among own classes", "all rows"]
+    tried = [[told, _tried(done, told)] for told in TRIED if _tried(done, told)]
+    why = [markdown(["tried of what is below", "own rows"], tried)] if tried else []
+    return "\n\n".join([markdown(head, lines), markdown(claims, gaps), *why, REMARKS])
+
+
+def _tried(done: Measured, told: str) -> str:
+    scores = [float(done[key][OWN]) for seed in SEEDS if OWN in done.get(key := _why(told, seed), {})]
+    return mean(scores, 1) if scores else ""
+
+
+def _why(told: str, seed: int) -> str:
+    return f"tried: {told} | seed {seed}"
+
+
+def _line(done: Measured, name: str) -> list[str]:
+    cells = [_mean(done, name, way, OWN) for way in WAYS]
+    cells += [_mean(done, name, DEFAULT, AMONG), _mean(done, name, DEFAULT, ALL)]
+    sent = [entry["MiB"] for entry in _found(done, name, DEFAULT).values() if "MiB" in entry]
+    return [f"`{name}`", *cells, f"{fmean(sent):.1f}" if sent else ""]
+
+
+def _mean(done: Measured, name: str, way: Way, what: str) -> str:
+    entries = _found(done, name, way)
+    lost = sum("diverged" in entry for entry in entries.values())
+    scores = [float(entry[what]) for entry in entries.values() if what in entry]
+    told = [*([mean(scores, 1)] if scores else []), *([f"{lost} of {len(entries)} diverged"] if lost else [])]
+    return "; ".join(told)
+
+
+def _gaps(done: Measured, name: str) -> list[str]:
+    columns = ((DEFAULT, OWN), (RESTARTED, OWN), (DEFAULT, AMONG), (DEFAULT, ALL))
+    return [f"`{name}`", *(_gap(done, name, way, what) for way, what in columns)]
+
+
+def _gap(done: Measured, name: str, way: Way, what: str) -> str:
+    """Return how far the method is above training alone in the same way, on the same seeds."""
+    mine, alone = _found(done, name, way), _found(done, ALONE, way)
+    pairs = [(mine[s], alone[s]) for s in mine if s in alone]
+    gaps = [float(one[what]) - float(other[what]) for one, other in pairs if what in one and what in other]
+    return f"{signed(gaps)}: {WORDS[verdict(gaps)]}" if gaps else ""
+
+
+WORDS: Mapping[str, str] = {"confirmed": "above", "contradicted": "**below**", "not settled": "not settled"}
+
+
+def _found(done: Measured, name: str, way: Way) -> dict[int, Mapping[str, Any]]:
+    return {seed: done[key] for seed in SEEDS if (key := _key(name, way, seed)) in done}
+
+
+def _key(name: str, way: Way, seed: int) -> str:
+    return f"{name} | {way.called} | seed {seed}"
+
+
+def _order() -> Sequence[str]:
+    """Return the methods, training alone first."""
+    return [ALONE, *(name for name in TABLES["methods"] if name != ALONE)]
+
+
+# Where all that a client holds is broadcast, weights of its own change nothing.
+BROADCAST = ("fedavg", "fedsgd", "fedprox", "scaffold", "fednova", "apfl", "pfedme", "per_fedavg", "ifca", "fedgen")
+
+
+def _cells() -> tuple[Cell, ...]:
+    """Return every way on the first seed, then on the others."""
+    found = []
+    for seed in SEEDS:
+        for way in WAYS:
+            names = [name for name in _order() if way != APART or name not in BROADCAST]
+            found += [Cell(_key(n, way, seed), partial(measure, Variant(n), way, seed)) for n in names]
+            tried = TRIED.items() if way == DEFAULT else ()
+            found += [Cell(_why(told, seed), partial(measure, one, way, seed)) for told, one in tried]
+    return tuple(found)
+
+
+BUDGET = f"""MNIST-5k over {CLIENTS} clients by Dirichlet {SKEW}, drawn by the seed; 70 % of a client's rows to train
+on (10 points of it shown to others, for the methods that share rows), 30 % to test on. LeNet with maximum pooling,
+whole at every client, cut before its last layer. SGD at {RATE} with momentum {MOMENTUM}, batches of {BATCH}, {ROUNDS}
+rounds of one epoch; every method with the parameters it comes with, nothing is searched. Accuracy in percent after the
+last round, the mean over clients and seeds (at most {len(SEEDS)}) with its 95 % Student interval: of the model that a
+client would use, on its own test rows; the same where it chooses among the classes that the client trained on; and on
+the test rows of all clients. The heads of the columns say what the run was told: whether optimizers kept their momentum
+from round to round or were restarted (`restart_optimizers`), and whether clients started from shared weights or from
+their own (`starts`); a column that says nothing of it has the defaults, kept and shared. Where all that a client holds
+is broadcast, own weights are the shared ones and are not measured again. Two hours on one idle core."""
+REMARKS = """With one seed nothing is settled; what follows is of seed 0, with optimizers kept. Most methods are above
+training alone; eight are below. What was tried of the reasons: `fedsgd` moves once a round, twelve steps in all, and
+training alone with as many, and momentum, comes to 37.6. `pfedme` averages weights that follow its models without
+momentum, at the plain rate; training alone without momentum comes out lower still. `per_fedavg` takes half as many
+steps, and with twice the rounds it is above training alone. `aggregation` draws more than half of its rows from others
+in as many steps, and is better on all rows and worse on a client's own; with twice the rounds it is above on both.
+`fml` halves a client's own loss; at twice the rate it gains a point or two and stays below, so that this is a part of
+the reason and the rest is not known. Why `fedmd`, `mafml` and `fedkd` are below is not known. No method is below for
+not knowing which classes a client holds: among those, averaged models gain half a point at most; in the table of costs
+above, whose clients hold four classes, that is most of the gap. Restarting costs most methods one to three points in
+these few steps, training alone as well; weights of their own change FedProto little, and FedDistill for the worse.
+`scaffold` diverged with it in its last rounds (from a loss of .6 to 1400); by variates of gradients
+(`variates="gradient"`) it does not, and ends at 93.9 on all clients' own rows together. Its variates of changes weigh a
+round's first gradients most where the momentum begins empty; whether that is the reason is not known."""
+
+TABLE = Table("method_accuracy", "Accuracy of federated methods beside training alone", BUDGET, _cells(), show)
