@@ -121,7 +121,7 @@ class Hijacker(Insider):
         assert self.post.knowledge.auxiliary is not None
         encoder, decoder, critic = (self.nets[n] for n in ("encoder", "decoder", "critic"))
         x = self.scale.down(self.post.knowledge.auxiliary[self.rows(len(seen.z), random).to(self.device)])
-        made = self.post.release(encoder(x), self.steps)
+        made = self.post.sender.release(encoder(x), self.steps)
         rebuilt = functional.mse_loss(decoder(made), x)
         z = seen.z.detach().clone().requires_grad_()
         real, own = critic(z).mean(), critic(made.detach()).mean()

@@ -71,10 +71,10 @@ def test_the_refinement_knows_the_defenses_mean() -> None:
     run = go(Pcat(start=0, refine_lr=0.05, refine=400, width=8), defenses=[Shift(jitter=0.1)])
     client = pseudo(run)
     with torch.no_grad():
-        z = client.nets["client"](torch.rand(6, 16)) + 5
+        z = client.nets["client"].net(torch.rand(6, 16)) + 5
     found = client._refined(torch.zeros(6, 16), z, generator(0))
     with torch.no_grad():
-        assert float((client.nets["client"](found) + 5 - z).abs().max()) < 0.05
+        assert float((client.nets["client"].net(found) + 5 - z).abs().max()) < 0.05
 
 
 def test_the_refinement_stays_in_the_range_of_values() -> None:

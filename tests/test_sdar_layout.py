@@ -148,7 +148,7 @@ def test_its_releases_pass_the_defenses_and_every_draw_has_a_number() -> None:
     mine = simulator(run_on_images(defenses=[Noise(scale=0.5)]))
     x = images().auxiliary.x
     with torch.no_grad():
-        one, two, other = (mine._made(x, number) for number in (7, 7, 8))
+        one, two, other = (mine.nets["simulator"](x, number) for number in (7, 7, 8))
     assert torch.equal(one, two)
     assert float((one - other).std()) == pytest.approx(0.5 * 2**0.5, rel=0.05)
 
