@@ -15,6 +15,9 @@ steps, after which wrong labels stand out.
 On images the networks are the authors' (`splitfed.attacks.fsha_networks`), narrower by default; elsewhere generic
 residual ones. `per_channel` is how the authors' code takes the critic's slope: its length in every channel of the cut
 by itself, each held at one, where the gradient penalty that they cite holds the length over the whole row there.
+
+How much a client's distance correlation can do against it is a matter of the ratio of both gradients, which changes
+with the width of the cut: `splitfed.attacks.gradient_ratio` measures it and scales the weight.
 """
 
 from __future__ import annotations
