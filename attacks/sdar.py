@@ -16,11 +16,13 @@ defenses, drawn by the attacker, and its task is weighed, and has terms added, a
 correlation it goes down (1 - alpha) CE + alpha DCOR(x_a, e(x_a)) + l1 BCE.
 
 With layout "client", the authors', e has the layout of the segments upstream and h that of the client's head, weights
-drawn anew; the attacker must know both. With "generic" they are residual networks made from shapes alone. The authors
-also try a simulator without residual connections: .031 in place of .023 on CIFAR-10 at their level 7. `normalise` takes
-their decoder and critics, which have batch normalisation (`splitfed.attacks.sdar_networks`). In U-shaped runs the
-authors take l1 = .02 or .04 and flip 10 to 40 % of the labels; .02 and 20 % for ResNet-20 on CIFAR-10. Runs of some
-hundred steps needed .2 (table `sdar`).
+drawn anew; the attacker must know both. With "generic" they are residual networks made from shapes alone; as long as
+nothing negative arrives e then ends with batch normalisation and ReLU, as the authors' clients and simulators do: a
+critic tells the releases of a linear end from theirs by the first negative number. (Noise that a defense adds hides how
+the client ends.) The authors also try a simulator without residual connections: .031 in place of .023 on CIFAR-10 at
+their level 7. `normalise` takes their decoder and critics, which have batch normalisation
+(`splitfed.attacks.sdar_networks`). In U-shaped runs the authors take l1 = .02 or .04 and flip 10 to 40 % of the labels;
+.02 and 20 % for ResNet-20 on CIFAR-10. Runs of some hundred steps needed .2 (table `sdar`).
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from splitfed.attacks.networks import Critic, Translator
 from splitfed.attacks.replica import Replica
 from splitfed.attacks.same_layout import check_layout, client_like, head_like, layout_needs
 from splitfed.attacks.scaling import Scale
-from splitfed.attacks.sdar_networks import CutCritic, Decoder, ImageCritic
+from splitfed.attacks.sdar_networks import CutCritic, Decoder, ImageCritic, ReleaseEnd
 from splitfed.attacks.student import check_classes, likely, loss_of
 from splitfed.errors import InvalidInput, check_count, check_number
 from splitfed.view import View
@@ -111,7 +113,8 @@ class Simulator(Insider):
         self.own = Replica(post.segments, post.value, post.out).to(self.device)
         told = known.classes if post.labels is not None else None
         size = (plan.width, plan.blocks)
-        self.client = client_like("sdar", post, *size)
+        self.end = None if known.architecture is not None else ReleaseEnd(post.shape)
+        self.client = client_like("sdar", post, *size, end=self.end)
         self.add("simulator", self.client, plan.lr)
         self.defenses["simulator"] = self.client.defenses
         self.authors = plan.normalise and len(known.shape) == len(post.shape) == 3
@@ -135,8 +138,10 @@ class Simulator(Insider):
         known = self.post.knowledge
         assert known.auxiliary is not None
         assert known.auxiliary_labels is not None
-        if self.authors and len(seen.z) == 1:
+        if (self.authors or self.end is not None) and len(seen.z) == 1:
             return  # a batch of one has no variance
+        if self.end is not None:
+            self.end.observe(seen.z)
         self.own.follow(modules)
         rows = self.rows(len(seen.z), random).to(self.device)
         x, y = known.auxiliary[rows], known.auxiliary_labels[rows].long().view(-1)
