@@ -41,15 +41,15 @@ def test_in_a_u_it_reads_labels_that_never_left_the_client() -> None:
     assert result.grade["majority"]["accuracy"].mean < 0.6
 
 
-BOTH = Sdar.preset("fast", lr=1e-3, l1=0.2)
+BOTH = Sdar.preset("fast", l1=0.2)
 
 
 def test_labels_and_the_critic_together_find_what_neither_finds_alone() -> None:
-    """Where every row has its negative: about .05 of the mean row's error; .6 without critics, above 1 mirrored."""
-    run = go(BOTH, rounds=16, rate=3e-3, data=mirror(), seed=2)
+    """Where every row has its negative: .03 to .29 of the mean row's error at five seeds; .60 to .78 without a critic."""
+    run = go(BOTH, rounds=12, rate=3e-3, data=mirror(), seed=1)
     (result,) = run.attack(BOTH)
     guess, mean = error(run, result.guess)
-    assert guess < 0.3 * mean
+    assert guess < 0.4 * mean
 
 
 class Brightness(nn.Module):
