@@ -45,7 +45,7 @@ BOTH = Sdar.preset("fast", l1=0.2)
 
 
 def test_labels_and_the_critic_together_find_what_neither_finds_alone() -> None:
-    """Where every row has its negative: .03 to .29 of the mean row's error at five seeds; .60 to .78 without a critic."""
+    """Where every row has its negative: .03 to .29 of the mean row's at five seeds; .60 to .78 without a critic."""
     run = go(BOTH, rounds=12, rate=3e-3, data=mirror(), seed=1)
     (result,) = run.attack(BOTH)
     guess, mean = error(run, result.guess)
