@@ -94,6 +94,22 @@ Imitate = Callable[[Tensor, Tensor, int | None, int | None, int], Imitation]
 """From rows, labels, epochs, batch size (None: as many as the run had) and seed to a trained copy."""
 
 
+class DefenseStates(Protocol):
+    """What defenses that an adversary imitates keep for themselves, such as a decoder that they train against."""
+
+    def learn(self) -> None:
+        """Let each take its own step, as after a training step of the party that has it."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return copies of what they have learnt."""
+        ...
+
+    def load_state_dict(self, states: Mapping[str, Any]) -> None:
+        """Go back to `states`."""
+        ...
+
+
 class Clone(Protocol):
     """The upstream function as the architecture says, with weights of the adversary's own making."""
 
@@ -103,6 +119,26 @@ class Clone(Protocol):
 
     def sample(self, x: Tensor, number: int | None = None) -> Releases:
         """Return the same with defenses that draw afresh; draw `number` is always the same one."""
+        ...
+
+    def in_training(
+        self, x: Tensor, number: int | None = None, epoch: int | None = None
+    ) -> tuple[Releases, Tensor, float]:
+        """Return `sample(x, number)`, what the defenses add to the client's loss then, and the weight of its task.
+
+        The term is a scalar whose gradient is right; its value is not where a defense gives its penalty by the gradient
+        alone. `epoch`: of the run, for defenses that change over it; the run's last one where it is not given.
+        """
+        ...
+
+    @property
+    def defenses(self) -> DefenseStates:
+        """Return what the imitated defenses keep and learn."""
+        ...
+
+    @property
+    def least_rows(self) -> int:
+        """Return the smallest batch that `in_training` can take."""
         ...
 
     @property

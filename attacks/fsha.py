@@ -15,6 +15,9 @@ steps, after which wrong labels stand out.
 On images the networks are the authors' (`splitfed.attacks.fsha_networks`), narrower by default; elsewhere generic
 residual ones. `per_channel` is how the authors' code takes the critic's slope: its length in every channel of the cut
 by itself, each held at one, where the gradient penalty that they cite holds the length over the whole row there.
+
+How much a client's distance correlation can do against it is a matter of the ratio of both gradients, which changes
+with the width of the cut: `splitfed.attacks.gradient_ratio` measures it and scales the weight.
 """
 
 from __future__ import annotations
@@ -121,7 +124,7 @@ class Hijacker(Insider):
         assert self.post.knowledge.auxiliary is not None
         encoder, decoder, critic = (self.nets[n] for n in ("encoder", "decoder", "critic"))
         x = self.scale.down(self.post.knowledge.auxiliary[self.rows(len(seen.z), random).to(self.device)])
-        made = self.post.release(encoder(x), self.steps)
+        made = self.post.sender.release(encoder(x), self.steps)
         rebuilt = functional.mse_loss(decoder(made), x)
         z = seen.z.detach().clone().requires_grad_()
         real, own = critic(z).mean(), critic(made.detach()).mean()

@@ -10,17 +10,55 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target
+from splitfed.attacks.base import Attack, DefenseStates, Knowledge, Needs, Progress, Target
 from splitfed.errors import InvalidInput
 from splitfed.graph import Segment
 from splitfed.payload import module_copies
 from splitfed.seeding import derive, generator, stream
 from splitfed.view import Message, View
+
+
+class Sender(Protocol):
+    """The defenses of a sender, imitated with states and random numbers of the intruder's own.
+
+    Noise that the sender's own layers have learnt is not drawn. `omitted`: the defenses whose term in the sender's loss
+    cannot be told without its segments, by name.
+    """
+
+    @property
+    def omitted(self) -> tuple[str, ...]:
+        """Which penalties are left out of `in_training`."""
+        ...
+
+    def release(self, z: Tensor, number: int) -> Tensor:
+        """Return what the defenses would make of z (n, ...) at draw `number`."""
+        ...
+
+    def expected(self, z: Tensor) -> Tensor:
+        """Return the same with every defense at its mean, differentiable in z."""
+        ...
+
+    def in_training(self, x: Tensor, z: Tensor, number: int, epoch: int) -> tuple[Tensor, Tensor, float]:
+        """Return `release`, the term of the defenses in the loss for raw rows x and z, and the weight of the task.
+
+        The term is a scalar whose gradient is right; its value is not where a defense gives its penalty by the gradient
+        alone. `epoch`: of the run.
+        """
+        ...
+
+    @property
+    def defenses(self) -> DefenseStates:
+        """What the imitated defenses keep and learn."""
+        ...
+
+    def copy(self) -> Sender:
+        """Return the same with states of its own."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -29,10 +67,8 @@ class Post:
 
     `value`, of `shape` a row, arrives at `party` on `edge`, and a gradient `returns` on it or not. `labels`: the head
     whose labels arrive too, None where they do not. `segments`: the party's own, which make `out` (of `out_shape`) of
-    what arrived. `release(z, number)`: what the sender's defenses would make of z at draw `number`, from random
-    numbers of the intruder's own, without noise that the sender has learnt; `expected(z)`: the same at its mean,
-    differentiable. `modules(lane)`: copies of the party's segments as they are now. `seed`: of all that the intruder
-    draws.
+    what arrived. `sender`: the sender's defenses, as the intruder imitates them. `modules(lane)`: copies of the party's
+    segments as they are now. `seed`: of all that the intruder draws.
 
     An insider may write into all of it but the post itself: knowledge, segments and modules are copies.
     """
@@ -47,8 +83,7 @@ class Post:
     out: str
     out_shape: tuple[int, ...]
     knowledge: Knowledge
-    release: Callable[[Tensor, int], Tensor]
-    expected: Callable[[Tensor], Tensor]
+    sender: Sender
     modules: Callable[[int], Mapping[str, nn.Module]]
     seed: int
 
@@ -56,7 +91,7 @@ class Post:
         """Return the post with knowledge and segments of its own."""
         modules = module_copies({s.name: s.module for s in self.segments})
         segments = tuple(replace(s, module=modules[s.name]) for s in self.segments)
-        return replace(self, segments=segments, knowledge=self.knowledge.copy())
+        return replace(self, segments=segments, knowledge=self.knowledge.copy(), sender=self.sender.copy())
 
 
 @dataclass(frozen=True)
@@ -96,10 +131,14 @@ def guess_of(intruder: Attack, view: View, knowledge: Knowledge) -> Tensor:
 
 
 class Seen(NamedTuple):
-    """What arrived in one training step: `z` (rows, *shape), and the labels `y` (rows,) where they arrive."""
+    """What arrived in one training step: `z` (rows, *shape), and the labels `y` (rows,) where they arrive.
+
+    `epoch`: the step's, counted from 0 over the run.
+    """
 
     z: Tensor
     y: Tensor | None
+    epoch: int = 0
 
 
 @dataclass
@@ -112,6 +151,8 @@ class _Sum:
 class Insider:
     """An intruder at work: networks by name with an optimizer each, counters, and the sums of its metrics.
 
+    `defenses`: by name of the network that imitates their party, what imitated defenses keep and learn.
+
     A subclass makes its networks in `build` and writes `learn`, `guess`, and (when active) sends what `learn` returns.
     """
 
@@ -120,6 +161,7 @@ class Insider:
     active: ClassVar[bool] = False
     nets: dict[str, nn.Module] = field(default_factory=dict, init=False)
     optimizers: dict[str, torch.optim.Optimizer] = field(default_factory=dict, init=False)
+    defenses: dict[str, DefenseStates] = field(default_factory=dict, init=False)
     steps: int = field(default=0, init=False)
     _arrived: dict[int, Seen] = field(default_factory=dict, init=False, repr=False)
     _sums: dict[str, _Sum] = field(default_factory=dict, init=False, repr=False)
@@ -177,7 +219,7 @@ class Insider:
             return
         lane = message.stamp.lane
         if message.kind == "activation" and message.edge == self.post.edge:
-            self._arrived[lane] = Seen(message.tensors[self.post.value].to(self.device), None)
+            self._arrived[lane] = Seen(message.tensors[self.post.value].to(self.device), None, message.stamp.epoch)
         elif message.kind == "label" and lane in self._arrived:
             labels = message.tensors.get(self.post.labels or "")
             if labels is not None:
@@ -222,6 +264,7 @@ class Insider:
             "steps": self.steps,
             "nets": {n: {k: t.detach().clone() for k, t in net.state_dict().items()} for n, net in self.nets.items()},
             "optimizers": {name: copy.deepcopy(found.state_dict()) for name, found in self.optimizers.items()},
+            "defenses": {name: found.state_dict() for name, found in self.defenses.items()},
             "memory": self.memory(),
         }
 
@@ -232,6 +275,8 @@ class Insider:
             net.load_state_dict(state["nets"][name])
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
+        for name, held in self.defenses.items():
+            held.load_state_dict(state["defenses"][name])
         self.remember(state["memory"])
 
     def copy(self) -> Insider:

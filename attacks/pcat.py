@@ -16,9 +16,10 @@ network, for f' may have any layout; those of the paper's other experiments are 
 Ours, where the paper does not say: Adam and its rates (3.1 gives the attacker the client's optimizer); g in evaluation
 mode; blocks, losses and lengths of inverse and refinement; batches of 64 where none arrives. The inverse has no tanh
 (the one of the paper that its table 14 gives in words has): on MNIST that stuck at black. What the pseudo-client sends
-passes the run's defenses, drawn by the attacker; the refinement stays in the range of values, compares releases with
-defenses at their mean, and adapts where they are random (`splitfed.attacks.inversion`). It can make a guess worse where
-the pseudo-client is poor.
+passes the run's defenses, drawn by the attacker, and its loss is weighed, and has terms added, as the client's by them:
+with distance correlation it is (1 - alpha) CE + alpha DCOR. The refinement stays in the range of values, compares
+releases with defenses at their mean, and adapts where they are random (`splitfed.attacks.inversion`). It can make a
+guess worse where the pseudo-client is poor.
 
 Where no labels arrive nothing ties pseudo-client and pseudo-head to the client's: both can fit g in a way of their own,
 classify well together and read no label, or fewer than chance, off what the client sends.
@@ -39,7 +40,7 @@ from splitfed.attacks.intruder import Insider, Intruder, Post, Seen
 from splitfed.attacks.inversion import Search
 from splitfed.attacks.networks import Translator
 from splitfed.attacks.replica import Replica
-from splitfed.attacks.same_layout import SameLayout, check_layout, client_like, head_like, layout_needs
+from splitfed.attacks.same_layout import check_layout, client_like, head_like, layout_needs
 from splitfed.attacks.scaling import Scale
 from splitfed.attacks.student import check_classes, likely, loss_of
 from splitfed.errors import check_count, check_number
@@ -112,7 +113,10 @@ class PseudoClient(Insider):
         plan, post, known = self.plan, self.post, self.post.knowledge
         self.scale = Scale(known.value_range)
         self.own = Replica(post.segments, post.value, post.out).to(self.device)
-        self.add("client", client_like("pcat", post, plan.width, plan.blocks), plan.lr)
+        self.epoch = 0
+        self.client = client_like("pcat", post, plan.width, plan.blocks)
+        self.add("client", self.client, plan.lr)
+        self.defenses["client"] = self.client.defenses
         if post.labels is None:
             self.add("head", head_like(post, plan.width, plan.blocks), plan.lr)
 
@@ -129,6 +133,7 @@ class PseudoClient(Insider):
 
         Where no gradient is sent back it is taken when the party's own step has been.
         """
+        self.epoch = seen.epoch
         if self.steps <= self.plan.start or self.plan.after is not None:
             return
         self.own.follow(modules)
@@ -137,24 +142,30 @@ class PseudoClient(Insider):
 
     def _follow(self, rows: Tensor, number: int) -> Tensor:
         x, y = self._known()
-        made = self.own(self._made(x[rows], number))
+        imitated = self.client.in_training(self.scale.up(x[rows]), number, self.epoch)
+        made = self.own(imitated.release)
         head = self.nets.get("head")
-        loss = loss_of(made if head is None else head(made), y[rows])
-        self.descend(dict.fromkeys(self.nets, loss))
-        return loss
+        task = loss_of(made if head is None else head(made), y[rows])
+        self.descend(dict.fromkeys(self.nets, imitated.loss(task)))
+        self.client.defenses.learn()
+        return task
 
     def _made(self, x: Tensor, number: int) -> Tensor:
         """Return what the pseudo-client releases of scaled rows x (n, *shape) at draw `number`."""
-        client = self.nets["client"]
-        if isinstance(client, SameLayout):
-            found: Tensor = client(self.scale.up(x), number)
-            return found
-        return self.post.release(client(x), number)
+        found: Tensor = self.client(self.scale.up(x), number)
+        return found
 
     def _expected(self, x: Tensor) -> Tensor:
         """Return the same with every defense at its mean, differentiable in x."""
-        client = self.nets["client"]
-        return client.expected(self.scale.up(x)) if isinstance(client, SameLayout) else self.post.expected(client(x))
+        return self.client.expected(self.scale.up(x))
+
+    def memory(self) -> dict[str, float]:
+        """Return the epoch that the run is in."""
+        return {"epoch": float(self.epoch)}
+
+    def remember(self, memory: Mapping[str, float]) -> None:
+        """Take it back."""
+        self.epoch = int(memory["epoch"])
 
     def _known(self) -> tuple[Tensor, Tensor]:
         known = self.post.knowledge

@@ -12,14 +12,17 @@ are in training mode while they learn; guesses come from the decoder in evaluati
 Where labels arrive, d and both critics know them; a victim's label, which does not arrive at inference, is what the
 server's own model says. Where they do not (U-shaped), a head h of the attacker's own stands behind g, a share `flip` of
 the auxiliary labels is drawn anew, and h(g(z)) guesses the victims' labels. The simulator's releases pass the run's
-defenses, drawn by the attacker.
+defenses, drawn by the attacker, and its task is weighed, and has terms added, as the client's by them: with distance
+correlation it goes down (1 - alpha) CE + alpha DCOR(x_a, e(x_a)) + l1 BCE.
 
 With layout "client", the authors', e has the layout of the segments upstream and h that of the client's head, weights
-drawn anew; the attacker must know both. With "generic" they are residual networks made from shapes alone. The authors
-also try a simulator without residual connections: .031 in place of .023 on CIFAR-10 at their level 7. `normalise` takes
-their decoder and critics, which have batch normalisation (`splitfed.attacks.sdar_networks`). In U-shaped runs the
-authors take l1 = .02 or .04 and flip 10 to 40 % of the labels; .02 and 20 % for ResNet-20 on CIFAR-10. Runs of some
-hundred steps needed .2 (table `sdar`).
+drawn anew; the attacker must know both. With "generic" they are residual networks made from shapes alone; as long as
+nothing negative arrives e then ends with batch normalisation and ReLU, as the authors' clients and simulators do: a
+critic tells the releases of a linear end from theirs by the first negative number. (Noise that a defense adds hides how
+the client ends.) The authors also try a simulator without residual connections: .031 in place of .023 on CIFAR-10 at
+their level 7. `normalise` takes their decoder and critics, which have batch normalisation
+(`splitfed.attacks.sdar_networks`). In U-shaped runs the authors take l1 = .02 or .04 and flip 10 to 40 % of the labels;
+.02 and 20 % for ResNet-20 on CIFAR-10. Runs of some hundred steps needed .2 (table `sdar`).
 """
 
 from __future__ import annotations
@@ -36,9 +39,9 @@ from splitfed.attacks.base import Needs, Target
 from splitfed.attacks.intruder import Insider, Intruder, Post, Seen
 from splitfed.attacks.networks import Critic, Translator
 from splitfed.attacks.replica import Replica
-from splitfed.attacks.same_layout import SameLayout, check_layout, client_like, head_like, layout_needs
+from splitfed.attacks.same_layout import check_layout, client_like, head_like, layout_needs
 from splitfed.attacks.scaling import Scale
-from splitfed.attacks.sdar_networks import CutCritic, Decoder, ImageCritic
+from splitfed.attacks.sdar_networks import CutCritic, Decoder, ImageCritic, ReleaseEnd
 from splitfed.attacks.student import check_classes, likely, loss_of
 from splitfed.errors import InvalidInput, check_count, check_number
 from splitfed.view import View
@@ -110,7 +113,10 @@ class Simulator(Insider):
         self.own = Replica(post.segments, post.value, post.out).to(self.device)
         told = known.classes if post.labels is not None else None
         size = (plan.width, plan.blocks)
-        self.add("simulator", client_like("sdar", post, *size), plan.lr)
+        self.end = None if known.architecture is not None else ReleaseEnd(post.shape)
+        self.client = client_like("sdar", post, *size, end=self.end)
+        self.add("simulator", self.client, plan.lr)
+        self.defenses["simulator"] = self.client.defenses
         self.authors = plan.normalise and len(known.shape) == len(post.shape) == 3
         decoder: nn.Module
         if self.authors:
@@ -132,43 +138,40 @@ class Simulator(Insider):
         known = self.post.knowledge
         assert known.auxiliary is not None
         assert known.auxiliary_labels is not None
-        if self.authors and len(seen.z) == 1:
+        if (self.authors or self.end is not None) and len(seen.z) == 1:
             return  # a batch of one has no variance
+        if self.end is not None:
+            self.end.observe(seen.z)
         self.own.follow(modules)
         rows = self.rows(len(seen.z), random).to(self.device)
         x, y = known.auxiliary[rows], known.auxiliary_labels[rows].long().view(-1)
         if seen.y is None:
             y = self._flipped(y, random)
         real = None if seen.y is None else seen.y.long().view(-1)
-        self._simulate(x, y, seen.z, real)
+        self._simulate(x, y, seen._replace(y=real))
         self._decode(x, y, seen.z, real)
 
-    def _made(self, x: Tensor, number: int) -> Tensor:
-        """Return the simulator's releases of raw rows x at draw `number`."""
-        simulator = self.nets["simulator"]
-        if isinstance(simulator, SameLayout):
-            found: Tensor = simulator(x, number)
-            return found
-        return self.post.release(simulator(self.scale.down(x)), number)
-
-    def _simulate(self, x: Tensor, y: Tensor, z: Tensor, real: Tensor | None) -> None:
-        told = None if real is None else y
-        made = self._made(x, 2 * self.steps)
-        scores = self.own(made)
+    def _simulate(self, x: Tensor, y: Tensor, seen: Seen) -> None:
+        """Take a step of simulator, critic and head on rows x with labels y; the labels in `seen` are classes."""
+        real, told = seen.y, None if seen.y is None else y
+        imitated = self.client.in_training(x, 2 * self.steps, seen.epoch)
+        scores = self.own(imitated.release)
         task = loss_of(self.nets["head"](scores) if real is None else scores, y)
-        losses = {"simulator": task} if real is not None else {"simulator": task, "head": task}
+        loss = imitated.loss(task)
+        losses = {"simulator": loss} if real is not None else {"simulator": loss, "head": loss}
         if critic := self.nets.get("simulator_critic"):
-            fake = critic(made, told)
-            losses["simulator"] = task + self.plan.l1 * _verdict(fake, 1.0)
-            losses["simulator_critic"] = _verdict(critic(z, real), 1.0) + _verdict(fake, 0.0)
+            fake = critic(imitated.release, told)
+            losses["simulator"] = loss + self.plan.l1 * _verdict(fake, 1.0)
+            losses["simulator_critic"] = _verdict(critic(seen.z, real), 1.0) + _verdict(fake, 0.0)
         self.descend(losses)
+        self.client.defenses.learn()
         self.note(auxiliary_task=task)
 
     def _decode(self, x: Tensor, y: Tensor, z: Tensor, real: Tensor | None) -> None:
         told = None if real is None else y
         decoder, goal = self.nets["decoder"], self.scale.down(x)
         with torch.no_grad():
-            made = self._made(x, 2 * self.steps + 1)
+            made = self.client(x, 2 * self.steps + 1)
         rebuilt = functional.mse_loss(decoder(made, told), goal)
         losses = {"decoder": rebuilt}
         if critic := self.nets.get("decoder_critic"):

@@ -1,4 +1,4 @@
-"""The decoder and the two critics of SDAR on images, with batch normalisation.
+"""The decoder and the two critics of SDAR on images, with batch normalisation, and the end of a generic simulator.
 
 Paper: Zhu, Luo, Wu, Xiao, "Passive inference attacks on split learning via adversarial regularization", NDSS 2025;
 layouts after the authors' published code (zhxchd/SDAR_SplitNN).
@@ -18,12 +18,38 @@ from __future__ import annotations
 
 from math import prod
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from splitfed.attacks.fsha_networks import glorot, sides
 from splitfed.attacks.networks import Labelled, Shape
 
 _SMALL, _WORD, _SLOPE, _DROPOUT = 8, 0.05, 0.2, 0.4
+
+
+class ReleaseEnd(nn.Module):
+    """Ends a generic simulator of (n, *shape) as a client's block ends: batch normalisation, then ReLU.
+
+    From the first negative number on that `observe` is shown it passes on what it is given: the client ends otherwise.
+    """
+
+    signed: Tensor
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(shape[0])
+        self.register_buffer("signed", torch.tensor(False))
+
+    def observe(self, z: Tensor) -> None:
+        """Look at what has arrived, (n, *shape)."""
+        self.signed |= (z < 0).any()
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Return (n, *shape); each channel is normalised over rows and places."""
+        if self.signed:
+            return z
+        return functional.relu(self.norm(z.flatten(2) if z.dim() > 2 else z)).view_as(z)
 
 
 class Decoder(nn.Module):

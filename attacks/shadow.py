@@ -4,9 +4,11 @@ Paper: He, Zhang, Lee, "Model inversion attacks against collaborative inference"
 
 The adversary knows z, its own segments g up to the loss, and labelled rows. It trains a shadow f' by the loss of
 g(f'(x)) on the labels, g frozen, and then searches the input whose release under f' equals z, like `rmle`. Releases of
-the shadow in training go through the run's defenses, drawn afresh, and the search takes them at their mean. The shadow
-has the architecture of the upstream it stands for, where the authors take another one; optimizer, batches, halving of
-the rate every ten epochs and both budgets of the preset "paper" are theirs. A U-shaped server holds no loss: refused.
+the shadow in training go through the run's defenses, drawn afresh, and its loss is weighed, and has terms added, as the
+client's by them in the run's last epoch: with distance correlation it is (1 - alpha) CE + alpha DCOR. The search takes
+defenses at their mean. The shadow has the architecture of the upstream it stands for, where the authors take another
+one; optimizer, batches, halving of the rate every ten epochs and both budgets of the preset "paper" are theirs. A
+U-shaped server holds no loss: refused.
 """
 
 from __future__ import annotations
@@ -77,13 +79,22 @@ class Shadow(Attack):
         if not weights:
             raise InvalidInput("shadow needs an upstream with weights to train; this one has none: use rmle")
         x, y = knowledge.auxiliary, knowledge.auxiliary_labels
+        if min(len(x), self.batch_size) < shadow.least_rows:
+            raise InvalidInput(
+                f"shadow batch_size={self.batch_size} with {len(x)} auxiliary rows is not allowed; the run's defenses "
+                f"need batches of at least {shadow.least_rows}"
+            )
         optimizer = torch.optim.Adam(weights, lr=self.shadow_lr, eps=1e-3, amsgrad=True)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, _HALVED, 0.5)
         for epoch in range(self.epochs):
             for rows in torch.randperm(len(x), generator=generator).split(self.batch_size):
-                loss = knowledge.loss(x[rows], shadow.sample(x[rows]), y[rows])
+                if len(rows) < shadow.least_rows:
+                    continue
+                releases, penalty, weight = shadow.in_training(x[rows])
+                loss = weight * knowledge.loss(x[rows], releases, y[rows]) + penalty
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()
                 optimizer.step()
+                shadow.defenses.learn()
             schedule.step()
             progress(epoch + 1, self.epochs + 1)

@@ -10,8 +10,13 @@ evaluation mode and includes the run's defenses at their mean; noise that it mea
 
 Nothing ties the scale of x to the data's: half the input with twice the weights releases the same, and l2 asks for a
 small one. With `stretch` each guess is spread over the whole value range, as the authors do with CIFAR and not with
-MNIST: without it a faithful but dark picture of a digit is further from it than the mean image. Some random clones
-lead nowhere; `restarts` (the authors have one) tell by the fit to what was released.
+MNIST: without it a faithful but dark picture of a digit is further from it than the mean image.
+
+Nor does anything tie its sign: a photographic negative, with weights of the other sign and biases to match, releases
+the same. Some random clones lead there, and others nowhere. So among `restarts` (the authors have one) the choice is by
+fit and prior together, the loss of the search itself: misfit + tv TV(u) + l2 mean(u^2), u being the guess spread from 0
+at the low end of the value range to 1 at its high end, so that scale has no say. That prefers dark pictures to their
+negatives. Data that are bright for the most part it gets wrong, and half-and-half ones it cannot decide.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ from torch import Tensor
 
 from splitfed.attacks.base import Attack, Clone, Found, Knowledge, Needs, Progress, Releases
 from splitfed.attacks.inversion import Search, misfit, start
+from splitfed.attacks.priors import total_variation
 from splitfed.errors import InvalidInput, check_count, check_number
 from splitfed.view import View
 
@@ -34,7 +40,7 @@ class Unsplit(Attack):
     """`rounds` of `input_steps` on the inputs at rate `lr` and `model_steps` on the clone at rate `model_lr`.
 
     `tv` and `l2` weigh the regularisers of the input; `stretch` spreads each guess over the value range. Of `restarts`
-    from clones drawn anew the one whose release fits best is kept.
+    from clones drawn anew the one is kept whose release fits best, the regularisers added.
     """
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.ARCHITECTURE})
@@ -78,12 +84,20 @@ class Unsplit(Attack):
             for done in self._alternate(x, clone, seen):
                 progress(restart * self.rounds + done, self.restarts * self.rounds)
             with torch.no_grad():
-                left = float(misfit(clone(x), seen))
-            if best is None or left < best[0]:
-                best = left, x.detach(), clone
+                loss = float(misfit(clone(x), seen)) + self.prior(x, knowledge.value_range)
+            if best is None or loss < best[0]:
+                best = loss, x.detach(), clone
         assert best is not None
         _, guess, clone = best
         return Found(stretched(guess, knowledge.value_range) if self.stretch else guess, clone)
+
+    def prior(self, x: Tensor, value_range: tuple[float, float] | None) -> float:
+        """Return how unlikely rows x (n, ...) are by themselves, whatever their scale: the regularisers, summed up.
+
+        Of each row spread from 0 at the low end of the value range to 1 at its high end; as it is without a range.
+        """
+        shown = stretched(x, None if value_range is None else (0.0, 1.0))
+        return float(self.tv * total_variation(shown) + self.l2 * shown.square().flatten(1).mean(1).sum())
 
     def _alternate(self, x: Tensor, clone: Clone, seen: Releases) -> Iterator[int]:
         """Search x and the weights of `clone` in turn, and yield the number of rounds done."""

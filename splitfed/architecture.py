@@ -13,6 +13,7 @@ from splitfed.defense import Defense, Place
 from splitfed.duty import duties
 from splitfed.errors import InvalidInput
 from splitfed.graph import Topology
+from splitfed.imitated_defenses import ImitatedStates, task_weight
 from splitfed.probe import Facts
 from splitfed.rerun import fresh
 from splitfed.seeding import derive
@@ -27,8 +28,10 @@ class FreshUpstream:
     Modules are in evaluation mode; those of the party itself, where its own segments stand upstream of it, are frozen.
     """
 
-    def __init__(self, upstream: Upstream, feed: Feed, own: Sequence[str]) -> None:
-        self._upstream, self._feed = upstream, feed
+    def __init__(
+        self, upstream: Upstream, feed: Feed, own: Sequence[str], defenses: Sequence[Defense] = (), epoch: int = 0
+    ) -> None:
+        self._upstream, self._feed, self._defenses, self._epoch = upstream, feed, tuple(defenses), epoch
         for name, module in upstream.modules.items():
             module.requires_grad_(name not in own)
 
@@ -39,6 +42,29 @@ class FreshUpstream:
     def sample(self, x: Tensor, number: int | None = None) -> dict[str, Tensor]:
         """Return what might arrive for raw rows x (n, *shape): every defense draws afresh, or as at draw `number`."""
         return self._upstream.sample(self._feed(x), number)
+
+    def in_training(
+        self, x: Tensor, number: int | None = None, epoch: int | None = None
+    ) -> tuple[dict[str, Tensor], Tensor, float]:
+        """Return what might arrive for raw rows x (n, *shape) in a training step of `epoch`, at draw `number`.
+
+        With it the sum of what the defenses add to the loss of the parties upstream, a scalar whose gradient is right
+        (its value is not where a defense gives its penalty by the gradient alone), and what the task's loss is
+        multiplied by. Without an epoch it is the last one of the run, without a number draws are fresh.
+        """
+        epoch = self._epoch if epoch is None else epoch
+        releases, penalty = self._upstream.in_training(self._feed(x), number, epoch)
+        return releases, penalty, task_weight(self._defenses, epoch)
+
+    @property
+    def defenses(self) -> ImitatedStates:
+        """What the imitated defenses keep and learn."""
+        return self._upstream.defenses
+
+    @property
+    def least_rows(self) -> int:
+        """The smallest batch that `in_training` can take: the defenses' own."""
+        return max([1, *(d.least_rows for d in self._defenses)])
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Return the weights that are the adversary's to train."""
@@ -54,7 +80,7 @@ class Architecture:
     """Draws upstream functions of `role`; holds no trained tensor but copies of the role's `own` segments.
 
     Defenses that keep a state start afresh. `feed(x)` returns what each input of the topology gets of rows x, and
-    must hold no data either.
+    must hold no data either. `epoch`: the last one that the run has trained, which courses of defenses are read at.
     """
 
     def __init__(
@@ -67,8 +93,9 @@ class Architecture:
         own: Mapping[str, nn.Module],
         feed: Feed,
         device: torch.device,
+        epoch: int = 0,
     ) -> None:
-        self._device = device
+        self._device, self._epoch = device, epoch
         self._facts, self._defenses, self._role, self._seed, self._feed = facts, tuple(defenses), role, seed, feed
         upstream = [s.name for s in topology.upstream(role)]
         self._own = copy.deepcopy({name: own[name] for name in upstream if name in own})
@@ -106,4 +133,4 @@ class Architecture:
             for guard in port.guards
         }
         upstream = Upstream(topology, self._facts, modules, self._defenses, self._role, self._seed, states)
-        return FreshUpstream(upstream, self._feed, tuple(self._own))
+        return FreshUpstream(upstream, self._feed, tuple(self._own), self._defenses, self._epoch)

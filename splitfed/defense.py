@@ -352,6 +352,11 @@ class Defense:
         """Return a scalar to add to this party's loss; `z`: all that leaves on the edge, (batch, ...)."""
         return None
 
+    @property
+    def penalty_reads_layers(self) -> bool:
+        """Whether `penalty` reads layers that `fit` puts into the sender's segment, so that only its layout has it."""
+        return False
+
     def penalty_at_receiver(self, context: Context) -> Tensor | None:
         """Return a scalar to add to the loss of the party that has read what came on the edge; `context` is its own."""
         return None
@@ -366,6 +371,21 @@ class Defense:
         `kind`: "activation" or "gradient". It may depend on nothing else, so that it is known before training.
         """
         return None
+
+
+def penalty_term(penalty: Tensor | Slope | None, z: Tensor) -> Tensor:
+    """Return a scalar whose gradient is that of `penalty`, what `Defense.penalty` returned of `z`.
+
+    Its value is the penalty's own, except for a `Slope`, which has none.
+    """
+    if penalty is None:
+        return z.new_zeros(())
+    return (z * penalty.gradient).sum() if isinstance(penalty, Slope) else penalty
+
+
+def joined(values: Sequence[Tensor]) -> Tensor:
+    """Return all that leaves on an edge as one tensor: itself, or the values side by side, flattened: (batch, ...)."""
+    return values[0] if len(values) == 1 else torch.cat([v.reshape(len(v), -1) for v in values], 1)
 
 
 def overrides(defense: Defense, *methods: str) -> bool:

@@ -90,7 +90,10 @@ class Grants:
         topology, role = engine.topologies[client], engine.parties[party].role
         inputs = partial(feed, names=topology.inputs, features=self.data.victims.features)
         own, guards = engine.held_by(party, client), of_client(engine.defenses, client)
-        return Architecture(topology, engine.all_facts[client], guards, role, self.seed, own, inputs, engine.device)
+        epochs = self.rounds * (1 if self.training is None else self.training.local_epochs)
+        return Architecture(
+            topology, engine.all_facts[client], guards, role, self.seed, own, inputs, engine.device, max(epochs - 1, 0)
+        )
 
     def lend(self, client: int, part: str, x: Tensor, rows: Dataset | None = None) -> None:
         """Give the parties of `client` the rows `x` as their data called `part`, with the labels of `rows` if given."""

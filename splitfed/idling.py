@@ -23,10 +23,11 @@ def begun(*given: Any) -> NoReturn:
 class _Idle:
     """A clone with its weights, which ends the attack that uses it."""
 
-    sample = staticmethod(begun)
+    sample = in_training = staticmethod(begun)
 
     def __init__(self, clone: Clone) -> None:
         self.parameters, self.modules = clone.parameters, clone.modules
+        self.defenses, self.least_rows = clone.defenses, clone.least_rows
 
     def __call__(self, x: Tensor) -> NoReturn:
         """End the attack."""

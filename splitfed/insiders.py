@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -14,16 +13,16 @@ from splitfed.attacks.intruder import Intruder, Post
 from splitfed.chosen import of_client
 from splitfed.data.features import feed
 from splitfed.data.federation import Federation
-from splitfed.defense import Context, Place
 from splitfed.downstream import head_after
 from splitfed.engines.local import LocalEngine
 from splitfed.errors import InvalidInput, check_count, unknown
 from splitfed.graph import Edge, Segment, Topology
+from splitfed.imitated_defenses import ImitatedSender
 from splitfed.payload import module_copies
 from splitfed.preparation import Prepared
 from splitfed.registry import load
 from splitfed.seeding import derive
-from splitfed.view import Stamp, View
+from splitfed.view import View
 
 
 def enter(engine: LocalEngine, prepared: Prepared, intruders: Mapping[str, Intruder | str]) -> None:
@@ -72,7 +71,6 @@ def post_of(engine: LocalEngine, prepared: Prepared, party: str, who: str, knowl
     (value,) = edge.values
     segments, out = _own(topology, role, value, who, party)
     seed = derive(prepared.training.seed, "intruder", party)
-    release, expected = _releases(prepared, edge, value, seed)
 
     def modules(circuit: int) -> Mapping[str, nn.Module]:
         return module_copies(next(lane for lane in engine.crew.lanes if lane.circuit == circuit).parties[role].modules)
@@ -88,8 +86,7 @@ def post_of(engine: LocalEngine, prepared: Prepared, party: str, who: str, knowl
         out,
         facts.shapes[out],
         knowledge,
-        release,
-        expected,
+        _sender(engine, prepared, edge, seed),
         modules,
         seed,
     )
@@ -123,37 +120,19 @@ def _own(topology: Topology, role: str, value: str, who: str, party: str) -> tup
     return segments, outs[0]
 
 
-def _releases(
-    prepared: Prepared, edge: Edge, value: str, seed: int
-) -> tuple[Callable[[Tensor, int], Tensor], Callable[[Tensor], Tensor]]:
-    """Return what the sender's defenses would do at a draw, and at their mean; the first client's, where they differ.
+def _sender(engine: LocalEngine, prepared: Prepared, edge: Edge, seed: int) -> ImitatedSender:
+    """Return the defenses of the sender on `edge` as the intruder imitates them; the first client's, where they differ.
 
     States and random numbers are the intruder's own. Noise that the sender's own layers have learnt is not drawn: how
     strong it is (`mid`, `shredder`) the intruder does not know.
     """
-    topology, shape = prepared.topology, prepared.facts[0].shapes[value]
-    role = topology.role_of(edge.source)
-    raw = {v: prepared.facts[0].shapes[v] for v, owner in topology.inputs.items() if owner == role}
-    guards = [
-        (i, defense, defense.start(Place(role, edge.name, {value: shape}, raw, derive(seed, "defense", i))))
-        for i, defense in enumerate(of_client(prepared.defenses, 0))
-        if edge.name in defense.edges(topology)
-    ]
+    topology, guards = prepared.topology, of_client(prepared.defenses, 0)
+    return ImitatedSender(topology, prepared.facts[0], guards, edge, _inputs(prepared), seed, engine.device)
 
-    def context(position: int, state: Any, number: int) -> Context:
-        return Context(role, edge.name, Stamp("sample", 0, 0, number), seed, position, {}, {}, state)
 
-    def release(z: Tensor, number: int) -> Tensor:
-        for position, defense, state in guards:
-            z = defense.release(value, z, context(position, state, number))
-        return z
-
-    def expected(z: Tensor) -> Tensor:
-        for position, defense, state in guards:
-            z = defense.expected(value, z, context(position, state, 0))
-        return z
-
-    return release, expected
+def _inputs(prepared: Prepared) -> Callable[[Tensor], Mapping[str, Tensor]]:
+    """Return what says what each input of the topology gets of raw rows."""
+    return partial(feed, names=prepared.topology.inputs, features=prepared.data.victims.features)
 
 
 def _knowledge(engine: LocalEngine, prepared: Prepared, party: str, needs: frozenset[Needs]) -> Knowledge:
@@ -162,10 +141,11 @@ def _knowledge(engine: LocalEngine, prepared: Prepared, party: str, needs: froze
     task, seed = data.task, derive(prepared.training.seed, "intruder", party)
     architecture = None
     if Needs.ARCHITECTURE in needs:
-        inputs = partial(feed, names=topology.inputs, features=data.victims.features)
         guards = of_client(prepared.defenses, 0)
         # A party that works where one value arrives has no segment upstream of it.
-        architecture = Architecture(topology, prepared.facts[0], guards, role, seed, {}, inputs, engine.device)
+        architecture = Architecture(
+            topology, prepared.facts[0], guards, role, seed, {}, _inputs(prepared), engine.device
+        )
     return Knowledge(
         data.shape,
         data.victims.value_range,

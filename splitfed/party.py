@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from splitfed.backprop import first_gradients, send_back
 from splitfed.belongings import Belongings
-from splitfed.defense import Context, Slope, packed_bytes
+from splitfed.defense import Context, Slope, joined, packed_bytes
 from splitfed.duty import Duty, Guard, Port
 from splitfed.errors import InvalidInput
 from splitfed.graph import Head
@@ -290,7 +290,7 @@ class Party(Belongings):
         for guard in port.sending:
             context = self._context(duty, port, guard.position, tape, stamp)
             if self._training:
-                self._add_penalty(duty.segment, guard, _joined(list(values.values())), context, tape)
+                self._add_penalty(duty.segment, guard, joined(list(values.values())), context, tape)
             if "activation" in guard.counts:
                 self.uses.replace(port.edge, sum(map(infinite_rows, values.values())))
             values = {name: guard.defense.release(name, z, context) for name, z in values.items()}
@@ -415,8 +415,3 @@ def _apart(message: Message, crossed: Collection[int]) -> Message:
     if all(t.untyped_storage().data_ptr() not in crossed for t in message.tensors.values()):
         return message
     return message.copy()
-
-
-def _joined(values: list[Tensor]) -> Tensor:
-    """All that leaves on an edge as one tensor: itself, or the values side by side, flattened."""
-    return values[0] if len(values) == 1 else torch.cat([v.reshape(len(v), -1) for v in values], 1)

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
-from splitfed.defense import Context, Defense
+from splitfed.defense import Context, Defense, joined, penalty_term
 from splitfed.duty import duties
-from splitfed.graph import Topology
+from splitfed.graph import Edge, Topology
+from splitfed.imitated_defenses import ImitatedStates, training_context
 from splitfed.probe import Facts
 from splitfed.view import Stamp
+
+
+class _Penalties(NamedTuple):
+    """The terms that the defenses add to the senders' losses in `epoch`, collected on a walk."""
+
+    epoch: int
+    terms: list[Tensor]
 
 
 class Upstream:
@@ -56,12 +65,35 @@ class Upstream:
 
     def sample(self, inputs: Mapping[str, Tensor], number: int | None = None) -> dict[str, Tensor]:
         """Return what might arrive at the role for raw `inputs`: every defense draws afresh, or as at draw `number`."""
+        return self._walk(inputs, self._draw(number))
+
+    def in_training(
+        self, inputs: Mapping[str, Tensor], number: int | None, epoch: int
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Return `sample` at draw `number`, or drawn afresh, and what the defenses add to the senders' losses.
+
+        That is the sum of their penalties as weighed in `epoch`. Its gradient is right; its value is not where a
+        defense gives its penalty by the gradient alone.
+        """
+        penalties = _Penalties(epoch, [])
+        releases = self._walk(inputs, self._draw(number), penalties)
+        return releases, torch.stack(penalties.terms).sum() if penalties.terms else torch.zeros(())
+
+    @property
+    def defenses(self) -> ImitatedStates:
+        """What the defenses keep and learn."""
+        guards = {(p.edge, g.position): g.defense for p in self._ports.values() for g in p.guards}
+        return ImitatedStates({key: (guards[key], state) for key, state in self._states.items() if key in guards})
+
+    def _draw(self, number: int | None) -> int:
         if number is None:
             self._samples += 1
-            number = self._samples
-        return self._walk(inputs, number)
+            return self._samples
+        return number
 
-    def _walk(self, inputs: Mapping[str, Tensor], sample: int | None) -> dict[str, Tensor]:
+    def _walk(
+        self, inputs: Mapping[str, Tensor], sample: int | None, penalties: _Penalties | None = None
+    ) -> dict[str, Tensor]:
         made = dict(inputs)
         arrived: dict[str, dict[str, Tensor]] = {role: {} for role in self._topology.roles}
         for segment in self._segments:
@@ -73,22 +105,32 @@ class Upstream:
             made.update(zip(segment.outputs, outputs, strict=True))
             for edge in self._topology.crossings:
                 if edge.source == segment.name:
-                    values = self._defended(edge.source, edge.target, made, inputs, sample)
+                    held = {n: t for n, t in inputs.items() if self._topology.inputs[n] == segment.role}
+                    values = self._defended(edge, made, held, arrived[segment.role], sample, penalties)
                     arrived[self._topology.role_of(edge.target)].update(values)
         return {h.value: made[h.value] for h in self._topology.heads} if self._role is None else arrived[self._role]
 
     def _defended(
-        self, source: str, target: str, made: Mapping[str, Tensor], inputs: Mapping[str, Tensor], sample: int | None
+        self,
+        edge: Edge,
+        made: Mapping[str, Tensor],
+        inputs: Mapping[str, Tensor],
+        arrived: Mapping[str, Tensor],
+        sample: int | None,
+        penalties: _Penalties | None,
     ) -> dict[str, Tensor]:
-        port = self._ports[source, target]
-        role = self._topology.role_of(source)
-        own = {name: t for name, t in inputs.items() if self._topology.inputs[name] == role}
+        """Return what arrives on `edge`, whose sender holds `inputs` and has received what `arrived`."""
+        port, role = self._ports[edge.source, edge.target], self._topology.role_of(edge.source)
+        module = self._modules[edge.source]
         values = {name: made[name] for name in port.values}
         for guard in port.guards:
-            stamp = Stamp("sample", 0, sample or 0, 0)
             state = self._states.get((port.edge, guard.position))
-            module = self._modules[source]
-            context = Context(role, port.edge, stamp, self._seed, guard.position, own, {}, state, module)
+            stamp = Stamp("sample", 0, sample or 0, 0)
+            context = Context(role, port.edge, stamp, self._seed, guard.position, inputs, {}, state, module)
+            if penalties is not None:
+                told = training_context(context, sample or 0, penalties.epoch, arrived)
+                z = joined(list(values.values()))
+                penalties.terms.append(guard.share * penalty_term(guard.defense.penalty(z, told), z))
             act = guard.defense.expected if sample is None else guard.defense.release
             values = {name: act(name, z, context) for name, z in values.items()}
         return values

@@ -90,6 +90,19 @@ def ramps(clients: int = 1, train: int = 256, victims: int = 64) -> Federation:
     return data.clients(clients, auxiliary=200, victims=victims, validation=0.0, test=0.0)
 
 
+@cache
+def mirror() -> Federation:
+    """Rows b * (0.2, ..., 1) with b uniform in [-1, 1], as many as their negatives; the label says which sign b has.
+
+    Matching distributions cannot tell a row from its negative, nor can labels alone tell how large b is.
+    """
+    random = generator(1, "mirror")
+    b = 2 * torch.rand(520, 1, generator=random) - 1
+    x = b * torch.linspace(0.2, 1, 16) + 0.02 * (2 * torch.rand(520, 16, generator=random) - 1)
+    data = Dataset("mirror", x, (b[:, 0] > 0).long(), classification(2), (-1.02, 1.02))
+    return data.clients(1, auxiliary=200, victims=64, validation=0.0, test=0.0)
+
+
 def go(plan: Any = None, shape: str = "vanilla", rounds: int = 1, rate: float = 1e-3, **changes: Any) -> Run:
     """Train on ramps with `plan` at the server."""
     model = small(changes.get("seed", 0), changes.pop("width", 2))

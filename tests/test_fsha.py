@@ -38,6 +38,18 @@ def test_its_error_on_its_own_rows_falls_in_the_history() -> None:
     assert curve[-1] < curve[0] / 20
 
 
+def test_the_penalty_holds_the_critics_slope_near_one() -> None:
+    """Between what arrives and what the encoder makes; a critic without a penalty grows as steep as it can."""
+    run = hijacked()
+    found = insider(run)
+    assert isinstance(found, Hijacker)
+    z = run.observe("server").tensors()[found.post.value][:64]
+    with torch.no_grad():
+        made = found.nets["encoder"](found.scale.down(run.data.auxiliary.x[:64]))
+    away = float(gradient_penalty(found.nets["critic"], z, made, generator(0)).detach()) ** 0.5
+    assert away < 0.5
+
+
 def test_noise_drowns_it() -> None:
     run = go(PLAN, rounds=8, defenses=[Noise(scale=1e3)])
     (result,) = run.attack(PLAN)

@@ -21,6 +21,7 @@ from splitfed.errors import InvalidInput
 from splitfed.run import Run
 from splitfed.seeding import generator
 from tests.intruder_zoo import error, go, insider
+from tests.test_attacks_adapt import Tied
 from tests.zoo import assert_same
 
 PLAN = Pcat.preset("fast")
@@ -42,6 +43,46 @@ def test_it_reads_victims_that_nobody_trained_on() -> None:
     (result,) = trained().attack(PLAN)
     guess, mean = error(trained(), result.guess)
     assert guess < 0.7 * mean
+
+
+def test_the_refinement_alone_reads_victims_where_the_release_tells_all() -> None:
+    """The client is tied to an invertible map; the inverse has had one step, so that it knows nothing."""
+    errors = {}
+    for refine in (0, 300):
+        plan = Pcat.preset("fast", start=0, inverse_steps=1, refine=refine, refine_lr=0.02)
+        run = tied(plan)
+        (result,) = run.attack(plan)
+        errors[refine], mean = error(run, result.guess)
+    assert errors[300] < 0.3 * mean
+    assert errors[0] > 0.9 * mean
+
+
+@cache
+def tied(plan: Pcat) -> Run:
+    return go(plan, rounds=15, rate=3e-3, width=16, defenses=[Tied()])
+
+
+def test_it_learns_from_rows_with_the_labels_that_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every step, row by row."""
+    wanted: list[Tensor] = []
+    drawn: list[Tensor] = []
+    learn, follow = PseudoClient.learn, PseudoClient._follow
+
+    def watched(self: PseudoClient, seen: Seen, modules: Mapping[str, nn.Module], random: torch.Generator) -> None:
+        assert seen.y is not None
+        wanted.append(seen.y)
+        learn(self, seen, modules, random)
+
+    def followed(self: PseudoClient, rows: Tensor, number: int) -> Tensor:
+        drawn.append(rows)
+        return follow(self, rows, number)
+
+    monkeypatch.setattr(PseudoClient, "learn", watched)
+    monkeypatch.setattr(PseudoClient, "_follow", followed)
+    run = go(Pcat(start=0, **SMALL))
+    assert len(wanted) == len(drawn) == 8
+    for labels, rows in zip(wanted, drawn, strict=True):
+        assert torch.equal(run.data.auxiliary.y[rows], labels)
 
 
 def test_it_steals_the_function() -> None:
@@ -71,10 +112,10 @@ def test_the_refinement_knows_the_defenses_mean() -> None:
     run = go(Pcat(start=0, refine_lr=0.05, refine=400, width=8), defenses=[Shift(jitter=0.1)])
     client = pseudo(run)
     with torch.no_grad():
-        z = client.nets["client"](torch.rand(6, 16)) + 5
+        z = client.nets["client"].net(torch.rand(6, 16)) + 5
     found = client._refined(torch.zeros(6, 16), z, generator(0))
     with torch.no_grad():
-        assert float((client.nets["client"](found) + 5 - z).abs().max()) < 0.05
+        assert float((client.nets["client"].net(found) + 5 - z).abs().max()) < 0.05
 
 
 def test_the_refinement_stays_in_the_range_of_values() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from splitfed.attacks.insider_labels import InsiderLabels
 from splitfed.attacks.intruder import Seen
@@ -16,7 +17,7 @@ from splitfed.defenses import Noise
 from splitfed.errors import InvalidInput
 from splitfed.run import Run
 from splitfed.seeding import generator
-from tests.intruder_zoo import error, go, insider
+from tests.intruder_zoo import error, go, insider, mirror, ramps
 from tests.rounding import single
 from tests.zoo import assert_same
 
@@ -38,6 +39,61 @@ def test_in_a_u_it_reads_labels_that_never_left_the_client() -> None:
     (result,) = trained("u_shaped").attack(InsiderLabels())
     assert result.grade["guess"]["accuracy"].mean > 0.85
     assert result.grade["majority"]["accuracy"].mean < 0.6
+
+
+BOTH = Sdar.preset("fast", l1=0.2)
+
+
+def test_labels_and_the_critic_together_find_what_neither_finds_alone() -> None:
+    """Where every row has its negative: .03 to .29 of the mean row's at five seeds; .60 to .78 without a critic."""
+    run = go(BOTH, rounds=12, rate=3e-3, data=mirror(), seed=1)
+    (result,) = run.attack(BOTH)
+    guess, mean = error(run, result.guess)
+    assert guess < 0.4 * mean
+
+
+class Brightness(nn.Module):
+    """A critic that takes the bright for real, `sharpness` times as surely as the mean pixel is high."""
+
+    def __init__(self, sharpness: float) -> None:
+        super().__init__()
+        self.sharpness = nn.Parameter(torch.tensor(sharpness))
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        found: Tensor = self.sharpness * x.flatten(1).mean(1)
+        return found
+
+
+def test_the_decoder_pleases_its_critic() -> None:
+    """Decoded releases get brighter where the critic wants that, darker where it wants the contrary."""
+    means = []
+    for sharpness in (1.0, -1.0):
+        run = go(Sdar.preset("fast", l2=100.0, width=8))
+        attacker = insider(run)
+        assert isinstance(attacker, Simulator)
+        attacker.add("decoder_critic", Brightness(sharpness), 1e-9)
+        z, y, own = torch.randn(32, 2, generator=generator(0)), torch.zeros(32), run.engine.parties["server"].modules
+        for step in range(15):
+            attacker.learn(Seen(z, y), own, generator(0, step))
+        with torch.no_grad():
+            means.append(float(attacker.nets["decoder"](z, y.long()).mean()))
+    assert means[0] > means[1] + 0.2
+
+
+def test_the_simulator_pleases_its_critic() -> None:
+    """Simulated releases rise where their critic takes high numbers for real, and fall where it takes low ones."""
+    means = []
+    for sharpness in (1.0, -1.0):
+        run = go(Sdar.preset("fast", l1=100.0, width=8))
+        attacker = insider(run)
+        assert isinstance(attacker, Simulator)
+        attacker.add("simulator_critic", Brightness(sharpness), 1e-9)
+        z, y, own = torch.randn(32, 2, generator=generator(0)), torch.zeros(32), run.engine.parties["server"].modules
+        for step in range(15):
+            attacker.learn(Seen(z, y), own, generator(0, step))
+        with torch.no_grad():
+            means.append(float(attacker.client(ramps().auxiliary.x, 0).mean()))
+    assert means[0] > means[1] + 0.2
 
 
 def test_noise_drowns_it() -> None:

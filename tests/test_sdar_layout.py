@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import splitfed
 from splitfed.attacks.intruder import Seen
 from splitfed.attacks.sdar import Sdar, Simulator, evaluated
-from splitfed.attacks.sdar_networks import CutCritic, Decoder, ImageCritic
+from splitfed.attacks.sdar_networks import CutCritic, Decoder, ImageCritic, ReleaseEnd
 from splitfed.data.federation import Federation
 from splitfed.defenses import Noise
 from splitfed.errors import InvalidInput
@@ -148,7 +148,7 @@ def test_its_releases_pass_the_defenses_and_every_draw_has_a_number() -> None:
     mine = simulator(run_on_images(defenses=[Noise(scale=0.5)]))
     x = images().auxiliary.x
     with torch.no_grad():
-        one, two, other = (mine._made(x, number) for number in (7, 7, 8))
+        one, two, other = (mine.nets["simulator"](x, number) for number in (7, 7, 8))
     assert torch.equal(one, two)
     assert float((one - other).std()) == pytest.approx(0.5 * 2**0.5, rel=0.05)
 
@@ -272,3 +272,38 @@ def test_cuts_of_any_size_are_reached(image: tuple[int, ...], cut: tuple[int, ..
     assert found.shape == (2, *image)
     assert float(found.abs().max()) <= 1
     assert CutCritic(cut, 4, 1, classes)(z, y).shape == ImageCritic(image, 4, classes)(found, y).shape == (2,)
+
+
+def test_the_end_of_a_generic_simulator_by_hand() -> None:
+    """Values 1 and 3 of a channel, and 0 and 0 of another: -1 and 1, of which the ReLU leaves 0 and 1, and zeros."""
+    end, z = ReleaseEnd((2, 1, 1)), torch.tensor([[1.0, 0.0], [3.0, 0.0]]).view(2, 2, 1, 1)
+    end.observe(z)
+    assert torch.allclose(end(z), torch.tensor([[0.0, 0.0], [1.0, 0.0]]).view(2, 2, 1, 1), atol=1e-4)
+    kept = end.state_dict()
+    end.observe(torch.tensor([[0.5, -1e-6]]))
+    end.observe(z)
+    assert torch.equal(end(-z), -z)
+    end.load_state_dict(kept)
+    assert float(end(z).detach().min()) == 0.0
+
+
+@pytest.mark.parametrize("shape", [(5,), (3, 4), (2, 4, 4)])
+def test_it_ends_a_cut_of_any_shape(shape: tuple[int, ...]) -> None:
+    z = 3 + 2 * torch.randn(64, *shape, generator=generator(0, "end"))
+    found = ReleaseEnd(shape)(z).detach()
+    assert found.shape == z.shape
+    # Of a normal variable the ReLU leaves a mean of .399.
+    assert torch.allclose(found.transpose(0, 1).flatten(1).mean(1), torch.full((shape[0],), 0.399), atol=0.15)
+
+
+def test_a_generic_simulator_releases_what_may_arrive() -> None:
+    """Behind a ReLU nothing negative, and something that is zero; where negative numbers arrive it ends linearly."""
+    plan = Sdar.preset("fast", width=8)
+    behind, linear = simulator(run_on_images(plan)), simulator(go(plan))
+    with torch.no_grad():
+        made = behind.client(images().auxiliary.x, 0)
+        assert float(made.min()) == 0.0
+        assert 0.1 < float((made == 0).float().mean()) < 0.9
+    assert linear.end is not None
+    assert bool(linear.end.signed)
+    assert simulator(run_on_images(TINY)).end is None

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from splitfed.defense import Context, Place
-from splitfed.defenses.fitted import joined
+from splitfed.defense import Context, Place, joined
 from splitfed.errors import InvalidInput
 from splitfed.graph import Topology
 from splitfed.seeding import derive, stream

@@ -28,9 +28,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from splitfed.defense import Context, Defense, Place, Strength
+from splitfed.defense import Context, Defense, Place, Strength, joined
 from splitfed.defenses.adversary import Adversary, check_raw
-from splitfed.defenses.fitted import Layer, behind, joined, layers_on, values_of
+from splitfed.defenses.fitted import Layer, behind, layers_on, values_of
 from splitfed.errors import InvalidInput, check_count, check_number
 from splitfed.graph import Topology
 from splitfed.probe import Facts
@@ -92,6 +92,11 @@ class ChannelPruning(Defense):
         """Let the adversary take its step."""
         if state is not None:
             state.step()
+
+    @property
+    def penalty_reads_layers(self) -> bool:
+        """The pruner is a layer of the segment."""
+        return True
 
     def penalty(self, z: Tensor, context: Context) -> Tensor:
         """Return -alpha times the adversary's error, whose gradient reaches the pruners alone."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from splitfed.errors import InvalidInput
@@ -125,8 +124,3 @@ def check_all_guarded(name: str, topology: Topology, edges: tuple[str, ...]) -> 
     for edge in topology.crossings:
         for value in wanted.intersection(edge.values) if edge.name not in edges else ():
             raise InvalidInput(f"{name} guards {value!r}, which also leaves on edge {edge.name!r}; guard that one too")
-
-
-def joined(values: list[Tensor]) -> Tensor:
-    """Return one value as it is, several side by side: (batch, ...)."""
-    return values[0] if len(values) == 1 else torch.cat([v.flatten(1) for v in values], 1)

@@ -72,6 +72,11 @@ class Mid(Defense):
         """The mean is what the segment makes."""
         return z
 
+    @property
+    def penalty_reads_layers(self) -> bool:
+        """The deviation is that of a layer."""
+        return True
+
     def penalty(self, z: Tensor, context: Context) -> Tensor:
         """Return `weight` times the divergence of all values on the edge."""
         layers = layers_on(context.module, Variational, context.edge)

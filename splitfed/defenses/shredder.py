@@ -79,6 +79,11 @@ class Shredder(Defense):
         layer = layer_of(context.module, NoiseSet, name)
         return z if layer is None else z + layer.noise.mean(0)
 
+    @property
+    def penalty_reads_layers(self) -> bool:
+        """The noise is that of a layer."""
+        return True
+
     def penalty(self, z: Tensor, context: Context) -> Tensor:
         """Return -weight times the mean over members of sum|n|, for every set that is weaker than the target."""
         layers = layers_on(context.module, NoiseSet, context.edge)
