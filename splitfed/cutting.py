@@ -11,6 +11,7 @@ uncut model, and may differ from it in the last bit; everything else is bit-iden
 
 from __future__ import annotations
 
+import copy
 import operator
 import traceback
 from collections.abc import Mapping, Sequence
@@ -111,17 +112,17 @@ class _Factories(TorchFunctionMode):
 
 
 class PieceModule(fx.GraphModule):
-    """A piece as a module, whose copies keep apart what belongs to the model's state and what does not."""
+    """A piece as a module, whose copies share its graph and code, and keep what belongs to the model's state apart."""
 
     def __deepcopy__(self, memo: Any) -> PieceModule:
-        """Return a copy."""
-        copied = super().__deepcopy__(memo)
-        assert isinstance(copied, PieceModule)
-        made = dict(copied.named_modules())
-        for name, module in self.named_modules():
-            made[name]._non_persistent_buffers_set = set(module._non_persistent_buffers_set)
-            made[name].training = module.training
-        return copied
+        """Return a copy with weights of its own; to write and compile the same code again takes longer than a step."""
+        made: PieceModule = object.__new__(type(self))
+        memo[id(self)] = made
+        # The graph is never changed again; what it says of its owner would lead from copy to copy.
+        self.graph._owning_module = None
+        memo[id(self.graph)] = self.graph
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return made
 
 
 def _trace(model: nn.Module, snapshot: ModelSnapshot) -> tuple[fx.Graph, dict[str, Tensor]]:
