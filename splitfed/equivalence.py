@@ -150,6 +150,7 @@ def _compare(segments: list[Segment], original: Original, inputs: Values, given:
 
     def sides() -> tuple[Side, Side]:
         snapshot.restore()
+        snapshot.drop_gradients()
         return Uncut(original, given), Parties(unit, facts, frozen_modules(unit, given))
 
     try:

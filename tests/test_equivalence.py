@@ -200,3 +200,16 @@ def test_a_snapshot_finds_and_undoes_what_a_model_does_to_itself() -> None:
     assert model.training
     assert model.fc.weight.grad is None
     assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
+
+
+def test_gradients_left_over_from_training_are_neither_added_to_nor_a_reason_to_refuse() -> None:
+    """The parties' copies have none, so that the uncut model must begin without them as well."""
+    model = Net(lambda m, x: ends(m, x) * m.scale)
+    model.scale = torch.ones(4).requires_grad_()  # type: ignore[assignment]
+    model(torch.ones(3, 8)).sum().backward()
+    owned = [*model.parameters(), model.scale]
+    before = [tensor.grad for tensor in owned]
+    numbers = [gradient.clone() for gradient in before]  # type: ignore[union-attr]
+    cut(model, "a", torch.randn(8, 8))
+    assert all(tensor.grad is gradient for tensor, gradient in zip(owned, before, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(before, numbers, strict=True))  # type: ignore[arg-type]
