@@ -1,20 +1,25 @@
 """Send one example batch through a topology before anything is trained, and note what each segment does.
 
 The shapes tell a misfit by cut; whether a segment overwrites its input decides who needs a copy; whether it draws
-random numbers decides who is reseeded at every step. Modules, buffers and random state are left as they were.
+random numbers decides who is reseeded at every step. Modules, buffers and random state are left as they were, and
+what is found depends on none of the process's random generators.
 """
 
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from splitfed.errors import InvalidInput
 from splitfed.graph import Edge, Segment, Topology
+from splitfed.model_snapshot import generator_states, same_generators, set_generators
+from splitfed.seeding import derive
 
 
 @dataclass(frozen=True)
@@ -23,7 +28,8 @@ class Facts:
 
     `overwritten`: segment -> the inputs it overwrites in place; `stochastic`: segments that draw random numbers in
     training; `batch_norm`: segments that need at least two rows in training; `no_gradient`: value and segment that
-    reads it, where no gradient comes back: whatever the segment makes of it, no head learns from it.
+    reads it, where no gradient comes back: whatever the segment makes of it, no head learns from it. One that a user
+    wrote by hand and that draws random numbers is never among these: another draw may take another way.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -64,13 +70,19 @@ def probe(topology: Topology, batch: Mapping[str, Tensor]) -> Facts:
     for segment in topology.segments:
         arrived = {name: _arrived(topology, name, values[name]) for name in segment.inputs}
         leaves |= {(segment.name, name): leaf for name, leaf in arrived.items()}
-        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
-            outputs, overwritten[segment.name], draws = _try(topology, segment, arrived)
-        if draws:
+        states = generator_states()
+        try:
+            with torch.enable_grad():
+                outputs, overwritten[segment.name], draws = _try(topology, segment, arrived)
+        finally:
+            set_generators(states)
+        if "torch" in draws:
             stochastic.add(segment.name)
+        # A trace has no branch; of other segments the graph of one random draw tells nothing for certain.
+        certain = not draws or isinstance(segment.module, fx.GraphModule)
         for name, value in zip(segment.outputs, outputs, strict=True):
             _check_value(segment, name, value, rows)
-            behind[segment.name, name] = _leaves_behind(value)
+            behind[segment.name, name] = _leaves_behind(value) if certain else {id(t) for t in arrived.values()}
             values[name] = value.detach()
     norm = {s.name for s in topology.segments if _has_batch_norm(s.module)}
     return Facts(

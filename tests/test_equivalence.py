@@ -67,6 +67,30 @@ def test_a_model_that_fails_by_itself_is_told_apart_from_its_cut() -> None:
         cut(Net(forward), "b", torch.randn(8, 8))
 
 
+@pytest.mark.parametrize(("rows", "told"), [(0, 0), (1, 1), (None, 0)])
+def test_an_example_of_fewer_than_two_rows_is_refused(rows: int | None, told: int) -> None:
+    example = torch.tensor(1.0) if rows is None else torch.randn(rows, 8)
+    with pytest.raises(InvalidInput, match=f"example has {told} rows for the input 'x' of Net; expected at least 2"):
+        cut(Net(ends), "a", example)
+
+
+def test_an_argument_that_forward_never_reads_needs_no_rows() -> None:
+    class Described(Net):
+        def forward(self, x: Tensor, meta: Any, scale: float = 1.0, *, name: Any) -> Any:
+            return self._run(self, x)
+
+    assert len(cut(Described(ends), "a", torch.randn(8, 8))) == 2
+    with pytest.raises(InvalidInput, match="gets a gradient, and none in the uncut model"):
+        cut(Described(without_gradients), "a", torch.randn(8, 8))
+
+
+def test_a_difference_is_told_where_the_model_fails_by_itself_at_a_later_batch() -> None:
+    """It takes rows in pairs, and the second batch has five."""
+    model = Net(lambda m, x: without_gradients(m, x).unflatten(0, (-1, 2)).flatten(0, 1))
+    with pytest.raises(InvalidInput, match="in training weight 'a.weight' gets a gradient, and none in the uncut"):
+        cut(model, "a", torch.randn(8, 8))
+
+
 class Middle(nn.Module):
     """Two layers with a norm between them."""
 
