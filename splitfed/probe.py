@@ -72,14 +72,15 @@ def probe(topology: Topology, batch: Mapping[str, Tensor]) -> Facts:
         leaves |= {(segment.name, name): leaf for name, leaf in arrived.items()}
         states = generator_states()
         try:
+            _seed(derive(0, "probe", segment.name))
             with torch.enable_grad():
                 outputs, overwritten[segment.name], draws = _try(topology, segment, arrived)
         finally:
             set_generators(states)
-        if "torch" in draws:
+        if draws == "torch":
             stochastic.add(segment.name)
         # A trace has no branch; of other segments the graph of one random draw tells nothing for certain.
-        certain = not draws or isinstance(segment.module, fx.GraphModule)
+        certain = draws is None or isinstance(segment.module, fx.GraphModule)
         for name, value in zip(segment.outputs, outputs, strict=True):
             _check_value(segment, name, value, rows)
             behind[segment.name, name] = _leaves_behind(value) if certain else {id(t) for t in arrived.values()}
@@ -149,7 +150,8 @@ def check_alike(topologies: Sequence[Topology], facts: Sequence[Facts]) -> None:
 
 def _try(
     topology: Topology, segment: Segment, values: Mapping[str, Tensor]
-) -> tuple[tuple[Tensor, ...], frozenset[str], bool]:
+) -> tuple[tuple[Tensor, ...], frozenset[str], str | None]:
+    """Return what `segment` makes of `values`, which of them it overwrites, and the package that it draws from."""
     written: set[str] = set()
     # In evaluation mode first: what it overwrites there counts too, and what it returns in training is handed on.
     for training in (False, True):
@@ -160,12 +162,12 @@ def _try(
             raise InvalidInput(f"segment {segment.name!r} cannot be copied for its party: {reason}") from error
         given = [values[name].clone() for name in segment.inputs]
         versions = [tensor._version for tensor in given]
-        before = torch.random.get_rng_state()
+        before = generator_states()
         try:
             result = module(*given)
         except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
             raise InvalidInput(_misfit(topology, segment, values, error)) from error
-        draws = not torch.equal(before, torch.random.get_rng_state())
+        draws = same_generators(before, generator_states())
         # `tensor.data` and storages are written without a new version.
         for name, tensor, version in zip(segment.inputs, given, versions, strict=True):
             if tensor._version != version or not torch.equal(tensor, values[name]):
@@ -177,6 +179,12 @@ def _try(
             f"{', '.join(segment.outputs)}"
         )
     return outputs, frozenset(written), draws
+
+
+def _seed(seed: int) -> None:
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
 
 
 def _misfit(topology: Topology, segment: Segment, values: Mapping[str, Tensor], error: BaseException) -> str:
