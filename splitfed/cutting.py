@@ -6,7 +6,8 @@ altered. What a trace cannot show (autocast, `no_grad`, Python state, an overrid
 pieces with the model, in `splitfed.equivalence`: by `cut` where an example is given, and before every run.
 
 A value used in three or more places on two sides of a cut gets its gradient summed in another order than in the
-uncut model, and may differ from it in the last bit; everything else is bit-identical.
+uncut model, and may differ from it in the last bits, as may what follows from it. Models with such a value or with
+several outputs are compared loosely; see `splitfed.equivalence`.
 """
 
 from __future__ import annotations

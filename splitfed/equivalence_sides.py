@@ -5,6 +5,7 @@ Both run one batch in one mode and say what it has left behind; see `splitfed.eq
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 
 from splitfed.duty import duties
 from splitfed.errors import InvalidInput
-from splitfed.executor import Lane, exchange, predict_step
+from splitfed.executor import Lane, exchange, forward
+from splitfed.finite import Watch
 from splitfed.graph import Head, Original, Segment, Topology
 from splitfed.model_snapshot import generator_states
 from splitfed.optim import Optim
@@ -64,6 +66,8 @@ class Uncut:
     def __init__(self, original: Original, given: bool) -> None:
         self._original = original
         self._model = original.model
+        # What `forward` never reads has no rows, and may have to be given all the same.
+        self._unread = dict.fromkeys(_required(original.model) - set(original.arguments.values()))
         # A model given in evaluation mode as a whole is trained; what is frozen inside stays so.
         self._frozen = [n for n, m in self._model.named_modules() if given and not m.training]
         weights = [p for p in self._model.parameters() if p.requires_grad]
@@ -78,7 +82,7 @@ class Uncut:
         given = {name: value.clone() for name, value in inputs.items()}
         with torch.set_grad_enabled(stage != NO_GRADIENTS):
             if names:
-                result = self._model(**{names[value]: given[value] for value in names})
+                result = self._model(**{names[value]: given[value] for value in names}, **self._unread)
             else:
                 result = self._model(*(given[value] for value in self._original.pieces[0][1]))
         found = dict(zip(self._original.outputs, as_tuple(result), strict=True))
@@ -86,7 +90,7 @@ class Uncut:
             {v: t.detach().clone() for v, t in found.items()}, {v: t.requires_grad for v, t in found.items()}
         )
         if stage == TRAINING:
-            losses = [(found[value] * target).sum() for value, target in targets.items()]
+            losses = [_linear(found[value], target) for value, target in targets.items()]
             if any(loss.requires_grad for loss in losses):
                 torch.autograd.backward([loss for loss in losses if loss.requires_grad])
             done.gradients = _gradients(self._model)
@@ -138,7 +142,9 @@ class Parties:
             for party in self._parties.values():
                 party.update()
         elif stage == NO_GRADIENTS:
-            done.outputs = predict_step(self._lane, _HandOver(), batch, self._lane.stamp("evaluate", 0, step))
+            # As `executor.predict_step`, which refuses outputs that are not finite; here they are compared.
+            forward(self._lane, _HandOver(), batch, self._lane.stamp("evaluate", 0, step), Watch())
+            done.outputs = {h.value: self._parties[h.role].output(h.value, 0) for h in self._topology.heads}
         else:
             self._chain(inputs, done)
         done.state = {n: t.clone() for n, t in self._topology.state_dict(self._modules).items()}
@@ -161,7 +167,7 @@ class Parties:
         def loss(output: Tensor, target: Tensor) -> Tensor:
             self._outcome.outputs[head.value] = output.detach().clone()
             self._outcome.attached[head.value] = output.requires_grad
-            return (output * target).sum()
+            return _linear(output, target)
 
         return Head(head.value, head.role, head.labels, Task("equivalence", loss, lambda _, __: 0.0, "none", None))
 
@@ -186,6 +192,18 @@ class _HandOver:
     def deliver(self, message: Message) -> Message:
         """Return `message`."""
         return message
+
+
+def _required(model: nn.Module) -> set[str]:
+    """Return the arguments of `forward` that have a name and no default."""
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    found = inspect.signature(model.forward).parameters.values()
+    return {p.name for p in found if p.kind in named and p.default is inspect.Parameter.empty}
+
+
+def _linear(output: Tensor, target: Tensor) -> Tensor:
+    """Return a loss that is linear in the finite numbers of `output`: masked classes, say, are -inf."""
+    return (output.masked_fill(~output.isfinite(), 0.0) * target).sum()
 
 
 def as_tuple(result: Any) -> tuple[Tensor, ...]:

@@ -66,6 +66,12 @@ class ModelSnapshot:
                 found.append(f"{before.label} ({_short(before.content)} -> {_short(after.content)})")
         return found + [f"{a.label} (new)" for a in now.values() if a.content != _OPAQUE]
 
+    def drop_gradients(self) -> None:
+        """Let no weight have a gradient, so that what is left of earlier training is neither added to nor changed."""
+        for tensor, *_ in self._tensors:
+            if tensor.is_leaf:
+                tensor.grad = None
+
     def restore(self) -> None:
         """Put everything back."""
         for module, tables, training in self._tables:

@@ -1,20 +1,25 @@
 """Send one example batch through a topology before anything is trained, and note what each segment does.
 
 The shapes tell a misfit by cut; whether a segment overwrites its input decides who needs a copy; whether it draws
-random numbers decides who is reseeded at every step. Modules, buffers and random state are left as they were.
+random numbers decides who is reseeded at every step. Modules, buffers and random state are left as they were, and
+what is found depends on none of the process's random generators.
 """
 
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from splitfed.errors import InvalidInput
 from splitfed.graph import Edge, Segment, Topology
+from splitfed.model_snapshot import generator_states, same_generators, set_generators
+from splitfed.seeding import derive
 
 
 @dataclass(frozen=True)
@@ -23,7 +28,8 @@ class Facts:
 
     `overwritten`: segment -> the inputs it overwrites in place; `stochastic`: segments that draw random numbers in
     training; `batch_norm`: segments that need at least two rows in training; `no_gradient`: value and segment that
-    reads it, where no gradient comes back: whatever the segment makes of it, no head learns from it.
+    reads it, where no gradient comes back: whatever the segment makes of it, no head learns from it. One that a user
+    wrote by hand and that draws random numbers is never among these: another draw may take another way.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -64,13 +70,20 @@ def probe(topology: Topology, batch: Mapping[str, Tensor]) -> Facts:
     for segment in topology.segments:
         arrived = {name: _arrived(topology, name, values[name]) for name in segment.inputs}
         leaves |= {(segment.name, name): leaf for name, leaf in arrived.items()}
-        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
-            outputs, overwritten[segment.name], draws = _try(topology, segment, arrived)
-        if draws:
+        states = generator_states()
+        try:
+            _seed(derive(0, "probe", segment.name))
+            with torch.enable_grad():
+                outputs, overwritten[segment.name], draws = _try(topology, segment, arrived)
+        finally:
+            set_generators(states)
+        if draws == "torch":
             stochastic.add(segment.name)
+        # A trace has no branch; of other segments the graph of one random draw tells nothing for certain.
+        certain = draws is None or isinstance(segment.module, fx.GraphModule)
         for name, value in zip(segment.outputs, outputs, strict=True):
             _check_value(segment, name, value, rows)
-            behind[segment.name, name] = _leaves_behind(value)
+            behind[segment.name, name] = _leaves_behind(value) if certain else {id(t) for t in arrived.values()}
             values[name] = value.detach()
     norm = {s.name for s in topology.segments if _has_batch_norm(s.module)}
     return Facts(
@@ -137,7 +150,8 @@ def check_alike(topologies: Sequence[Topology], facts: Sequence[Facts]) -> None:
 
 def _try(
     topology: Topology, segment: Segment, values: Mapping[str, Tensor]
-) -> tuple[tuple[Tensor, ...], frozenset[str], bool]:
+) -> tuple[tuple[Tensor, ...], frozenset[str], str | None]:
+    """Return what `segment` makes of `values`, which of them it overwrites, and the package that it draws from."""
     written: set[str] = set()
     # In evaluation mode first: what it overwrites there counts too, and what it returns in training is handed on.
     for training in (False, True):
@@ -148,12 +162,12 @@ def _try(
             raise InvalidInput(f"segment {segment.name!r} cannot be copied for its party: {reason}") from error
         given = [values[name].clone() for name in segment.inputs]
         versions = [tensor._version for tensor in given]
-        before = torch.random.get_rng_state()
+        before = generator_states()
         try:
             result = module(*given)
         except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
             raise InvalidInput(_misfit(topology, segment, values, error)) from error
-        draws = not torch.equal(before, torch.random.get_rng_state())
+        draws = same_generators(before, generator_states())
         # `tensor.data` and storages are written without a new version.
         for name, tensor, version in zip(segment.inputs, given, versions, strict=True):
             if tensor._version != version or not torch.equal(tensor, values[name]):
@@ -165,6 +179,12 @@ def _try(
             f"{', '.join(segment.outputs)}"
         )
     return outputs, frozenset(written), draws
+
+
+def _seed(seed: int) -> None:
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
 
 
 def _misfit(topology: Topology, segment: Segment, values: Mapping[str, Tensor], error: BaseException) -> str:

@@ -95,6 +95,7 @@ def with_gradients_off(m: Any, h: Tensor) -> Tensor:
     return found
 
 
+MASK = torch.arange(5) == 4
 OVERWRITES = "overwrites"
 TRACED = "cannot be traced"
 IDIOMS: dict[str, Idiom] = {
@@ -171,7 +172,18 @@ IDIOMS: dict[str, Idiom] = {
     ),
     "dense_connections": Idiom(made.Dense, at=("blocks.1",), rounds=True),
     "forward_hook_that_changes_the_output": Idiom(lambda: forward_hooked(Net(ends))),
+    "masked_classes": whole(made.masked_classes, out=MASK),
     # Refused, each with what it is.
+    "no_grad_before_masked_classes": whole(
+        lambda m, x: made.masked_classes(m, x, made.without_gradients),
+        "gets a gradient, and none in the uncut model",
+        out=MASK,
+    ),
+    "numbers_differ_before_masked_classes": whole(
+        lambda m, x: made.masked_classes(m, x, made.autocast),
+        "the trace does not show what forward does there (autocast",
+        out=MASK,
+    ),
     "no_grad": whole(
         made.without_gradients, "gets a gradient, and none in the uncut model; freeze it by requires_grad_"
     ),

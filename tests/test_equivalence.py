@@ -67,6 +67,30 @@ def test_a_model_that_fails_by_itself_is_told_apart_from_its_cut() -> None:
         cut(Net(forward), "b", torch.randn(8, 8))
 
 
+@pytest.mark.parametrize(("rows", "told"), [(0, 0), (1, 1), (None, 0)])
+def test_an_example_of_fewer_than_two_rows_is_refused(rows: int | None, told: int) -> None:
+    example = torch.tensor(1.0) if rows is None else torch.randn(rows, 8)
+    with pytest.raises(InvalidInput, match=f"example has {told} rows for the input 'x' of Net; expected at least 2"):
+        cut(Net(ends), "a", example)
+
+
+def test_an_argument_that_forward_never_reads_needs_no_rows() -> None:
+    class Described(Net):
+        def forward(self, x: Tensor, meta: Any, scale: float = 1.0, *, name: Any) -> Any:
+            return self._run(self, x)
+
+    assert len(cut(Described(ends), "a", torch.randn(8, 8))) == 2
+    with pytest.raises(InvalidInput, match="gets a gradient, and none in the uncut model"):
+        cut(Described(without_gradients), "a", torch.randn(8, 8))
+
+
+def test_a_difference_is_told_where_the_model_fails_by_itself_at_a_later_batch() -> None:
+    """It takes rows in pairs, and the second batch has five."""
+    model = Net(lambda m, x: without_gradients(m, x).unflatten(0, (-1, 2)).flatten(0, 1))
+    with pytest.raises(InvalidInput, match=r"in training weight 'a\.weight' gets a gradient, and none"):
+        cut(model, "a", torch.randn(8, 8))
+
+
 class Middle(nn.Module):
     """Two layers with a norm between them."""
 
@@ -200,3 +224,16 @@ def test_a_snapshot_finds_and_undoes_what_a_model_does_to_itself() -> None:
     assert model.training
     assert model.fc.weight.grad is None
     assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
+
+
+def test_gradients_left_over_from_training_are_neither_added_to_nor_a_reason_to_refuse() -> None:
+    """The parties' copies have none, so that the uncut model must begin without them as well."""
+    model = Net(lambda m, x: ends(m, x) * m.scale)
+    model.scale = torch.ones(4).requires_grad_()  # type: ignore[assignment]
+    model(torch.ones(3, 8)).sum().backward()
+    owned = [*model.parameters(), model.scale]
+    before = [tensor.grad for tensor in owned]
+    numbers = [gradient.clone() for gradient in before]  # type: ignore[union-attr]
+    cut(model, "a", torch.randn(8, 8))
+    assert all(tensor.grad is gradient for tensor, gradient in zip(owned, before, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(before, numbers, strict=True))  # type: ignore[arg-type]

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import copy
+import random
 import re
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from splitfed.duty import duties
 from splitfed.errors import InvalidInput
 from splitfed.graph import Head, Segment, Topology
+from splitfed.model_snapshot import generator_states, same_generators
 from splitfed.probe import probe
 from splitfed.topologies import u_shaped, vanilla
+from tests.cut_idioms import Net
 from tests.zoo import Dropped, InPlaceAfterCut, SmallUNet, images
 
 
@@ -118,3 +124,49 @@ def test_what_cannot_cross_is_refused(function: object, outputs: tuple[str, ...]
 def test_an_input_without_data_is_named() -> None:
     with pytest.raises(InvalidInput, match="input 'x' of topology 'pair' is fed by no data"):
         probe(pair(nn.Linear(2, 2), nn.Linear(2, 2)), {"y": torch.rand(4, 2)})
+
+
+class ModalityDropout(nn.Module):
+    """Leaves the second modality out of every other training step."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self._draw, self.fc = draw, nn.Linear(4, 2)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        if self.training and self._draw() < 0.5:
+            b = torch.zeros_like(b)
+        return self.fc(torch.cat([a, b], 1))
+
+
+DRAWS = {"torch": lambda: float(torch.rand(())), "random": random.random, "numpy": np.random.rand}
+
+
+@pytest.mark.parametrize("package", DRAWS)
+def test_no_random_draw_decides_whether_a_party_is_trained(package: str) -> None:
+    segments = (
+        Segment("b0", "client0", nn.Linear(3, 2), ("x0",), ("z0",)),
+        Segment("b1", "client1", nn.Linear(3, 2), ("x1",), ("z1",)),
+        Segment("top", "server", ModalityDropout(DRAWS[package]), ("z0", "z1"), ("out",)),
+    )
+    heads = (Head("out", "server", "server"),)
+    topology = Topology("two modalities", segments, {"x0": "client0", "x1": "client1"}, heads)
+    for seed in range(6):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed), random.seed(seed), np.random.seed(seed)  # noqa: NPY002
+            before = generator_states()
+            facts = probe(topology, {"x0": torch.ones(4, 3), "x1": torch.ones(4, 3)})
+            assert same_generators(before, generator_states()) is None
+        assert facts.stochastic == ({"top"} if package == "torch" else set())
+        back = {port.edge: port.returned for duty in duties(topology, facts, ())["server"] for port in duty.arrivals}
+        assert back == {"b0->top": ("z0",), "b1->top": ("z1",)}
+
+
+def test_a_random_draw_hides_no_stopped_gradient_of_a_traced_piece() -> None:
+    model = Net(lambda m, x: m.c(m.drop(m.b(m.a(x).detach()))), drop=nn.Dropout())
+    assert probe(vanilla(model, "a"), {"x": torch.ones(4, 8)}).no_gradient == {("a", "top")}
+
+
+def test_a_segment_by_hand_that_draws_nothing_and_stops_the_gradient_gets_none_back() -> None:
+    topology = pair(nn.Linear(2, 3), Returns(lambda h: h.detach() * 2))
+    assert probe(topology, {"x": torch.ones(4, 2)}).no_gradient == {("h", "top")}
