@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from splitfed.study.remarks import remarks
 from splitfed.study.report_data import METRICS
 from splitfed.study.runner import Json, perform, result
 from splitfed.study.store import StudyFolder
-from splitfed.study.trust import check_links, code_of, is_results
+from splitfed.study.trust import check_links, code_of, is_results, mark
 
 PATIENCE = 2.0
 """Seconds that workers get to end by themselves."""
@@ -55,7 +56,9 @@ def prepare(path: Path, advice: str | None = None, *, trust: bool = False) -> Re
     trusted as that folder: see `splitfed.study.trust`. `advice`: as `config.read`.
     """
     raw, base = config.read(path, advice), path.resolve().parent
-    code = code_of(base, raw, trust) if is_results(base) else Code(base)
+    # A file of a folder of results may be a link to one elsewhere.
+    results = next(filter(is_results, (path.absolute().parent.resolve(), base)), None)
+    code = Code(base) if results is None else code_of(results, raw, trust)
     grid, data = check(raw, path.name, base, code)
     return Ready(grid, data, path.read_text("utf-8"), code)
 
@@ -81,6 +84,8 @@ def run_study(ready: Ready, folder: Path, *, resume: bool = False, workers: int 
     cells = {cell.id: cell for cell in ready.grid.cells}
     with home.lock() as lock:
         home.claim(ready.grid, ready.text)
+        if not trust:  # what is trusted for one call is not the user's own for ever
+            mark(folder, ready.code.sources(), tomllib.loads(ready.text))
         left = [name for name in cells if result(home.run(name)) is None]
         with trials.readable(folder / "study.db"):
             queue = trials.open_queue(folder / "study.db", best=_best(ready.data))
