@@ -230,6 +230,18 @@ def test_known_files_go_before_their_originals(own: Path, monkeypatch: pytest.Mo
     assert {name: sys.modules[name] for name in originals} == originals
 
 
+def test_a_worker_is_told_where_paths_may_lead(own: Path) -> None:
+    """As the process says that has checked them: what has changed since is refused, and so is what was refused."""
+    files = {name: sha256((own / name).read_bytes()).hexdigest() for name in ("own_models.py", "own_neighbour.py")}
+    known = Code(own, files).to_json()
+    assert Code.from_json(known).find("own_models:full").__defaults__ == (4,)  # type: ignore[attr-defined]
+    (own / "own_neighbour.py").write_text("WIDTH = 5\n")
+    with pytest.raises(InvalidInput, match=r"own_neighbour.py has changed"):
+        Code.from_json(known).find("own_models:full")
+    with pytest.raises(InvalidInput, match=r"^no$"):
+        Code.from_json(Code(refusal="no").to_json()).find("torch.nn:Linear")
+
+
 def test_known_files_do_not_go_before_installed_packages(own: Path) -> None:
     (own / "jinja2.py").write_text("def net(): pass\n")
     (own / "sqlalchemy.py").write_text("def net(): pass\n")

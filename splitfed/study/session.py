@@ -92,7 +92,8 @@ def run_study(ready: Ready, folder: Path, *, resume: bool = False, workers: int 
             trials.fill(queue, left, cells)
         with watcher(len(cells), len(cells) - len(left)) as told:
             if workers > 1 and len(left) > 1:
-                _hire(folder, ready.code.folder, min(workers, len(left)), lock, told)
+                with failures.stoppable():  # what `calm` does is undone, also for a caller that goes on
+                    _hire(folder, ready.code, min(workers, len(left)), lock, told)
             elif left:
                 _work(home, cells, ready.data, queue, told)
         results = home.results(cells)
@@ -100,13 +101,13 @@ def run_study(ready: Ready, folder: Path, *, resume: bool = False, workers: int 
         return results
 
 
-def serve(folder: Path, code: Path) -> None:
+def serve(folder: Path, code: Code) -> None:
     """Work as one of several processes on the study in `folder`; what happens is told on standard output.
 
-    `code`: the folder of the study's own Python files, named by the process that has checked all this.
+    `code`: where import paths may lead, as the process says that has checked all this.
     """
     raw = config.read(folder / "config.toml", digests.STUDY_CONFIG)
-    grid, data = check(raw, "config.toml", folder, Code(code))
+    grid, data = check(raw, "config.toml", folder, code)
     cells = {cell.id: cell for cell in grid.cells}
     with trials.readable(folder / "study.db"):
         queue = trials.open_queue(folder / "study.db", best=_best(data))
@@ -141,10 +142,10 @@ def closing(found: Json) -> str:
     return "; ".join([f"{found['id']}: {', '.join(parts)}", *remarks(found)])
 
 
-def _hire(folder: Path, code: Path | None, count: int, lock: int | None, told: Watcher) -> None:
+def _hire(folder: Path, code: Code, count: int, lock: int | None, told: Watcher) -> None:
     """Start `count` processes on the queue and pass on what they tell, until all have ended."""
     # A folder's name may begin with a dash.
-    command = [sys.executable, "-m", "splitfed.cli", "_worker", str(folder.absolute()), str(code or folder.absolute())]
+    command = [sys.executable, "-m", "splitfed.cli", "_worker", str(folder.absolute()), code.to_json()]
     inherited = () if lock is None else (lock,)
     together = threading.Lock()
     pipe = subprocess.PIPE
