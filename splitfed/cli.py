@@ -195,7 +195,7 @@ def _study(path: Path, folder: Path | None, *, resume: bool, workers: int, as_js
     ready = session.prepare(path, trust=trust)
     home = Path(ready.grid.name) if folder is None else folder
     results = session.run_study(ready, home, resume=resume, workers=workers, trust=trust)
-    _tell(results, home, as_json)
+    _tell(results, home, as_json, trust)
 
 
 def _attack(options: Options) -> None:
@@ -293,18 +293,19 @@ def _list(options: Options) -> None:
 
 
 def _worker(options: Options) -> None:
+    from splitfed.models.import_paths import Code
     from splitfed.study import session
 
-    session.serve(Path(options.folder), Path(options.code))
+    session.serve(Path(options.folder), Code.from_json(options.code))
 
 
-def _tell(results: Sequence[Any], home: Path, as_json: bool) -> None:
+def _tell(results: Sequence[Any], home: Path, as_json: bool, trust: bool) -> None:
     from rich.console import Console
 
     from splitfed.study import table
     from splitfed.study.report import write_report
 
-    report = write_report(home) if any("failed" not in found for found in results) else None
+    report = write_report(home, trust=trust) if any("failed" not in found for found in results) else None
     if as_json:
         where = None if report is None else str(report)
         print(json.dumps({"folder": str(home), "report": where, "settings": table.settings(results)}))

@@ -9,12 +9,14 @@ from __future__ import annotations
 import dis
 import enum
 import hashlib
+import re
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import fields, is_dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ from splitfed import source
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
 _OURS = {"splitfed", "torch", "numpy"}
 _DEPTH = 100
+_ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 # What every module has for its own ends.
 _MACHINERY = {*vars(nn.Module()), "_is_full_backward_hook"}
 
@@ -106,8 +109,10 @@ class _Walk:
         elif isinstance(value, Mapping):
             self._each(part for pair in value.items() for part in pair)
         elif isinstance(value, Set):
-            self._say(*sorted(map(repr, value)))
-        elif isinstance(value, (list, tuple)):
+            self._say(*sorted(map(self._alone, value)))
+        elif isinstance(value, re.Pattern):
+            self._each((value.pattern, value.flags))
+        elif isinstance(value, (list, tuple, deque)):
             self._each(value)
         elif isinstance(value, partial):
             self._each((value.func, value.args, value.keywords))
@@ -132,6 +137,13 @@ class _Walk:
         for value in values:
             self.value(value)
 
+    def _alone(self, value: object) -> str:
+        """Return a digest of one element of a set, which has no order: what was met before counts, no other element."""
+        walk = _Walk(self._code, self._weights)
+        walk._seen, walk._open = dict(self._seen), set(self._open)
+        walk.value(value)
+        return walk.digest()
+
     def _tensor(self, tensor: Tensor) -> None:
         self._say(str(tensor.dtype), str(tuple(tensor.shape)))
         if tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_quantized:
@@ -141,13 +153,17 @@ class _Walk:
         kind = type(value)
         if not _installed(kind.__module__):
             self._class(kind)
-        own = dict(getattr(value, "__dict__", {}))
+        own = dict(_slots(value)) | getattr(value, "__dict__", {})
         if is_dataclass(value):
             own |= {field.name: getattr(value, field.name, None) for field in fields(value)}
-        for name in sorted(own):
-            if not (name.startswith("_") and _installed(kind.__module__)):
-                self._say(name)
-                self.value(own[name])
+        names = [name for name in sorted(own) if not (name.startswith("_") and _installed(kind.__module__))]
+        for name in names:
+            self._say(name)
+            self.value(own[name])
+        if not names and kind.__repr__ is not object.__repr__:
+            told = repr(value)
+            # An address in memory is another one in every process.
+            self._say("" if _ADDRESS.search(told) else told)
 
     def _module(self, module: nn.Module) -> None:
         for name, part in module.named_modules():
@@ -288,6 +304,17 @@ def _globals(function: FunctionType) -> Iterator[tuple[str, object]]:
                 name, value = f"{name}.{after.argval}", inside[after.argval]
             found[name] = value
     yield from sorted(found.items(), key=lambda pair: pair[0])
+
+
+def _slots(value: object) -> Iterator[tuple[str, object]]:
+    """Yield the attributes that the classes of `value` keep in slots, where they are set."""
+    for base in type(value).__mro__:
+        for name, member in vars(base).items() if "__slots__" in vars(base) else ():
+            if isinstance(member, MemberDescriptorType):
+                try:
+                    yield name, member.__get__(value)
+                except AttributeError:
+                    continue
 
 
 def _content(cell: Any) -> object:

@@ -72,12 +72,16 @@ def _within(mean: float, half: float, low: float, high: float) -> tuple[float, f
     if not low < mean < high:  # rounding alone: the mean of values that differ lies inside
         return mean, mean
     if all(bounded):
-        share = (mean - low) / (high - low)
-        moved = half / (high - low) / (share * (1 - share))
-        odds = share / (1 - share)
+        # Both from their own end: 1 - share would be 0 for a mean that is next to `high`.
+        share, rest = (mean - low) / (high - low), (high - mean) / (high - low)
+        if share == 0 or rest == 0:
+            return mean, mean
         # exp(-x) tends to 0 without an overflow, so both ends are written with it.
-        fall = math.exp(-moved)
-        return low + (high - low) * odds * fall / (1 + odds * fall), high - (high - low) * fall / (fall + odds)
+        fall = math.exp(-half / (high - low) / share / rest)
+        return (
+            low + (high - low) * share * fall / (rest + share * fall),
+            high - (high - low) * rest * fall / (share + rest * fall),
+        )
     away = mean - low if bounded[0] else high - mean
     near, far = away * math.exp(-half / away), away * math.exp(min(half / away, 700.0))
     return (low + near, low + far) if bounded[0] else (high - far, high - near)

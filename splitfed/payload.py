@@ -141,12 +141,11 @@ def _extent(tensor: Tensor) -> int:
 
 def _overlap(tensors: list[Tensor]) -> bool:
     """Tell whether two of `tensors`, in one storage, may share a number: then they are one on purpose."""
-    spans = sorted((t.storage_offset() * t.element_size(), _span(t) * t.element_size()) for t in tensors)
+    spans = sorted(
+        (t.storage_offset() * t.element_size(), Layout(t.stride(), 0).reach(t.shape) * t.element_size())
+        for t in tensors
+    )
     return any(start + length > after for (start, length), (after, _) in pairwise(spans))
-
-
-def _span(tensor: Tensor) -> int:
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def extent(shape: Sequence[int], strides: Sequence[int]) -> int:

@@ -138,11 +138,31 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "another layout": (_entry(layout=[[3], 0]), "message: layout=[[3], 0] does not fit 'z' of shape (2, 3)"),
     "overlapping layout": (_entry(layout=[[0, 1], 0]), "message: layout=[[0, 1], 0] does not fit 'z' of shape (2, 3)"),
     "a layout as a bomb": (_entry(layout=[[2**40, 1], 0]), "message: layout=[[1099511627776, 1], 0] does not fit 'z'"),
+    "a layout as a smaller bomb": (_entry(layout=[[2**33, 1], 0]), "message: layout=[[8589934592, 1], 0] does not fit"),
+    "just too wide": (_entry(layout=[[6 * 4096 - 2, 1], 0]), "message: layout=[[24574, 1], 0] does not fit 'z' of sh"),
+    "a layout of nothing": (
+        _entry(shape=[0, 4], strides=[4, 1], bytes=0, crc32=0, layout=[[2**33, 1], 0]),
+        "message: layout=[[8589934592, 1], 0] does not fit 'z' of shape (0, 4)",
+    ),
+    "no checksum": (
+        _rewritten(lambda h: h["tensors"][0].pop("crc32") and None),
+        "message: crc32=None of 'z' is not allowed; expected a number",
+    ),
+    "a text as checksum": (_entry(crc32="1"), "message: crc32='1' of 'z' is not allowed; expected a number"),
     "twice": (
         _rewritten(lambda h: h["tensors"].append(h["tensors"][0])),
         "message: tensor 'z' appears twice; expected ",
     ),
 }
+
+
+def test_numbers_that_lie_far_apart_are_sent_up_to_a_limit() -> None:
+    """One feature of a wide table; its receiver lays it out alike, so what a header may ask for is bounded."""
+    narrow, wide = torch.zeros(4, 4096)[:, :1], torch.zeros(4, 8192)[:, :1]
+    given = message({"z": narrow}).in_own_memory()
+    assert from_bytes(to_bytes(given)).layouts == given.layouts
+    with pytest.raises(sf.InvalidInput, match=r"'z' on 'bottom->top' lies in memory with over 4096 places for each"):
+        to_bytes(message({"z": wide}))
 
 
 @pytest.mark.parametrize("name", BROKEN)

@@ -22,6 +22,7 @@ import pytest
 from splitfed import checkpoint, cli, failures
 from splitfed.cli import main
 from splitfed.errors import InvalidInput
+from splitfed.models.import_paths import Code
 from splitfed.study import session, trials
 from splitfed.study.progress import Lines
 from tests.study_zoo import small, write
@@ -124,6 +125,17 @@ def interruptible() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("interruptible")
+def test_a_caller_of_workers_is_interrupted_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that cannot be started leave the handlers of a Python program as they found them."""
+    ready = session.prepare(write(tmp_path, small()))
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(session.subprocess, "Popen", refuse(errno.EMFILE))
+    with pytest.raises(OSError, match="Too many open files"):
+        session.run_study(ready, tmp_path / "out", workers=2)
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(("kind", "code", "word"), [("SIGTERM", 143, "terminated"), ("SIGINT", 130, "interrupted")])
 def test_a_request_to_stop_is_one_line_and_the_checkpoint_goes_on(
     kind: str, code: int, word: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
@@ -192,7 +204,7 @@ def test_what_a_worker_says_of_the_users_mistake_is_handed_on(tmp_path: Path, mo
     (tmp_path / "python").write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 2\n")
     (tmp_path / "python").chmod(0o755)
     with pytest.raises(InvalidInput, match="the disk is full; free some space, then go on with --resume"):
-        session._hire(tmp_path, None, 2, None, Lines(1))
+        session._hire(tmp_path, Code(), 2, None, Lines(1))
 
 
 FEW = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import py_compile
+import shutil
 import sys
 from collections.abc import Iterator
 from hashlib import sha256
@@ -200,6 +201,69 @@ def test_only_known_files_are_run_and_only_their_source(own: Path) -> None:
     with pytest.raises(InvalidInput, match=r"cannot import 'own_models' \(own_neighbour.py has changed\)"):
         Code(own, files).find("own_models:full")
     assert Code(own).find("own_models:full").__defaults__ == (5,)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("loaded", [False, True], ids=["on the path", "loaded"])
+def test_known_files_go_before_their_originals(own: Path, monkeypatch: pytest.MonkeyPatch, loaded: bool) -> None:
+    """As of a run, whose copies are asked for where the study's folder is on Python's path, or has been imported."""
+    kept = own / "kept"
+    shutil.copytree(own / "own_package", kept / "own_package")
+    for name in ("own_models.py", "own_neighbour.py"):
+        shutil.copy(own / name, kept / name)
+    (own / "own_neighbour.py").write_text("WIDTH = 6\n")
+    files = {f.relative_to(kept).as_posix(): sha256(f.read_bytes()).hexdigest() for f in kept.rglob("*.py")}
+    monkeypatch.syspath_prepend(own)
+    originals = {}
+    if loaded:
+        for name in ("own_models", "own_package.deep"):
+            importlib.import_module(name)
+        originals = {name: module for name, module in sys.modules.items() if name.startswith("own_")}
+        assert len(originals) == 5
+    code = Code(kept, files)
+    assert code.find("own_models:full").__defaults__ == (4,)  # type: ignore[attr-defined]
+    code.find("own_package.deep:net")
+    assert set(code.sources()) == set(files)
+    other = own / "other"
+    other.mkdir()
+    (other / "own_third.py").write_text("def net(): pass\n")
+    Code(other).find("own_third:net")
+    assert {name: sys.modules[name] for name in originals} == originals
+
+
+def test_a_worker_is_told_where_paths_may_lead(own: Path) -> None:
+    """As the process says that has checked them: what has changed since is refused, and so is what was refused."""
+    files = {name: sha256((own / name).read_bytes()).hexdigest() for name in ("own_models.py", "own_neighbour.py")}
+    known = Code(own, files).to_json()
+    assert Code.from_json(known).find("own_models:full").__defaults__ == (4,)  # type: ignore[attr-defined]
+    (own / "own_neighbour.py").write_text("WIDTH = 5\n")
+    with pytest.raises(InvalidInput, match=r"own_neighbour.py has changed"):
+        Code.from_json(known).find("own_models:full")
+    with pytest.raises(InvalidInput, match=r"^no$"):
+        Code.from_json(Code(refusal="no").to_json()).find("torch.nn:Linear")
+
+
+def test_known_files_do_not_go_before_installed_packages(own: Path) -> None:
+    (own / "jinja2.py").write_text("def net(): pass\n")
+    (own / "sqlalchemy.py").write_text("def net(): pass\n")
+    files = {name: sha256((own / name).read_bytes()).hexdigest() for name in ("jinja2.py", "sqlalchemy.py")}
+    importlib.import_module("jinja2")
+    for name in ("jinja2", "sqlalchemy"):
+        with pytest.raises(InvalidInput, match=f"{name!r} in .* has the name of a module of Python, of an installed"):
+            Code(own, files).find(f"{name}:net")
+    assert "site-packages" in str(sys.modules["jinja2"].__file__)
+
+
+@pytest.mark.parametrize("loaded", [False, True], ids=["on the path", "loaded"])
+def test_a_path_through_a_link_leads_to_the_same_file(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loaded: bool
+) -> None:
+    (own / "study").mkdir()
+    (own / "study" / "own_linked.py").write_text("from torch import nn\nclass Net(nn.Linear): pass\n")
+    (tmp_path / "link").symlink_to(own / "study")
+    monkeypatch.syspath_prepend(tmp_path / "link")
+    there = importlib.import_module("own_linked") if loaded else None
+    found = Code(own / "study").find("own_linked:Net")
+    assert there is None or found is there.Net
 
 
 def test_two_folders_have_modules_of_their_own(tmp_path: Path, own: Path) -> None:

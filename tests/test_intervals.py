@@ -27,6 +27,20 @@ def test_equal_values_have_width_zero() -> None:
     assert bootstrap_interval(torch.full((5,), 0.25), generator(0)) == Interval(0.25, 0.25, 0.25, 5)
 
 
+@pytest.mark.parametrize(
+    ("values", "low", "high"),
+    [
+        ([1.0, 1 - 2**-52], -1.0, 1.0),
+        ([-1.0, 2**-52 - 1], -1.0, 1.0),
+        ([1.0, 1 - 2**-52], 0.0, 1.0),
+    ],
+)
+def test_an_interval_next_to_a_bound_lies_within_it(values: list[float], low: float, high: float) -> None:
+    """Where one minus the mean's share of the range is 0 in floats."""
+    found = mean_interval(values, low=low, high=high)
+    assert low <= found.low <= found.mean <= found.high <= high
+
+
 def test_one_value_has_no_interval() -> None:
     for interval in (mean_interval([0.75]), bootstrap_interval(torch.tensor([0.75]), generator(0))):
         assert (interval.mean, interval.n, interval.known) == (0.75, 1, False)

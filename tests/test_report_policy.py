@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 import pytest
 
 from splitfed import digests
+from splitfed.cli import main
 from splitfed.draw import to_svg
 from splitfed.errors import InvalidInput
 from splitfed.study.figures_images import pairs
@@ -214,17 +215,47 @@ def test_pictures_come_from_the_runs_own_folder(tmp_path: Path) -> None:
         ("in.safetensors", True),
     ):
         (home / "result.json").write_bytes(digests.sealed(found | {"attacks": [attack | {"file": file}]}))
-        settings = read_study(tmp_path / "study").settings
+        settings = read_study(tmp_path / "study", trust=True).settings
         assert bool(pairs(settings, attack["label"], 0)) == there, file
 
 
+UNDEFENDED = result("none", 0, 0.0, 0.9, {})["id"]
+LINKS = ("runs/a", "config.toml", "environment.json", "report.html", f"runs/{UNDEFENDED}/prototypes.safetensors")
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_a_folder_with_a_link_that_leads_out_of_it_is_not_reported(
+    tmp_path: Path, link: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = result("none", 0, 0.0, 0.9, {"psnr": 20.0})
+    for name in ("secret", "study"):
+        put(tmp_path / name, found, (1, 8, 8), 0)
+    secret = tmp_path / "secret"
+    (secret / "file").write_text("mine")
+    place = tmp_path / "study" / link
+    place.unlink(missing_ok=True)
+    place.symlink_to(secret / "runs" / found["id"] if link == "runs/a" else secret / "file")
+    assert main(["report", str(tmp_path / "study")]) == 2
+    assert capsys.readouterr().err == (
+        f"{str(tmp_path / 'study')!r} holds a link that leads out of it, {link!r}, which a report does not follow; "
+        "put what it leads to in its place, or remove it\n"
+    )
+    assert (secret / "file").read_text() == "mine"
+    # A folder that is a link itself is followed.
+    place.unlink()
+    if link != "config.toml":
+        (tmp_path / "latest").symlink_to(tmp_path / "study")
+        assert main(["report", str(tmp_path / "latest")]) == 0
+
+
 def test_writing_a_report_follows_no_link(tmp_path: Path) -> None:
+    """Not even one that is trusted."""
     folder, victim = tmp_path / "study", tmp_path / "victim"
     put(folder, result("none", 0, 0.0, 0.9, {"psnr": 20.0}), (1, 8, 8), 0)
     victim.write_text("mine")
     for name in (".report.html.tmp", "report.html"):
         (folder / name).symlink_to(victim)
-    assert write_report(folder).read_text("utf-8").startswith("<!DOCTYPE html>")
+    assert write_report(folder, trust=True).read_text("utf-8").startswith("<!DOCTYPE html>")
     assert victim.read_text() == "mine"
 
 

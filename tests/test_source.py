@@ -200,6 +200,75 @@ def train(folder: Path, loss: Any, resume: bool = False, model: nn.Module | None
     return splitfed.train(topology, data, rounds=1, batch_size=20, folder=folder, resume=resume, **more)
 
 
+SLOTTED = """
+import decimal, fractions, pathlib, re, threading
+from collections import deque
+
+class Plain:
+    pass
+
+class Slotted:
+    __slots__ = ("_hidden", "scale", "unset")
+
+    def __init__(self, scale):
+        self.scale, self._hidden = scale, [scale]
+
+    def __call__(self, output, y):
+        return output.sum() * self.scale
+
+class Loss:
+    def __init__(self, held):
+        self.held = held
+
+    def __call__(self, output, y):
+        return output.sum()
+
+    def other(self):
+        return 2
+
+def one(x): return x + 1
+def two(x): return x + 2
+"""
+HELD = {
+    "decimal": "decimal.Decimal({})",
+    "fraction": "fractions.Fraction({}, 7)",
+    "path": "pathlib.PurePosixPath('{}')",
+    "pattern": "re.compile('{}')",
+    "a long pattern": "re.compile('x' * 300 + '{}')",
+    "flags": "re.compile('x', {} * re.MULTILINE)",
+    "bytearray": "bytearray({})",
+    "slots": "Slotted({})",
+    "a set of slots": "{{Slotted({}), Slotted(9)}}",
+    "a set of functions": "frozenset([one, [one, one, two][{}]])",
+    "a set of tuples": "{{(1, {}), (2, decimal.Decimal(4))}}",
+    "deque": "deque([Plain(), {}])",
+}
+
+
+def held(folder: Path, expression: str) -> dict[str, str]:
+    module = strange(folder, SLOTTED)
+    return fingerprint({"loss": module.Loss(eval(expression, vars(module)))})
+
+
+@pytest.mark.parametrize("kind", HELD)
+def test_values_without_attributes_of_their_own_are_told_apart(tmp_path: Path, kind: str) -> None:
+    found = [held(tmp_path, HELD[kind].format(number)) for number in (1, 1, 2)]
+    assert differences(found[0], found[1]) == []
+    assert "the loss" in differences(found[0], found[2])
+
+
+SAME_EVERYWHERE = ("{one, two, Slotted}", "threading.Lock()", "Plain()", "object()", "{'a', 'b', 'c', 1, None}")
+
+
+@pytest.mark.parametrize("expression", SAME_EVERYWHERE)
+def test_no_address_and_no_order_of_a_set_is_told(tmp_path: Path, expression: str) -> None:
+    """Of objects that are alike, and lie elsewhere."""
+    first = held(tmp_path, expression)
+    kept = strange(tmp_path, SLOTTED)
+    assert differences(first, held(tmp_path, expression)) == []
+    assert kept is not sys.modules["strange"]
+
+
 @pytest.mark.parametrize("kind", list(LOSSES))
 def test_other_class_weights_are_another_run(tmp_path: Path, kind: str) -> None:
     make = LOSSES[kind]

@@ -314,6 +314,67 @@ def test_a_folder_of_results_is_told_from_one_of_studies(made: Path, tmp_path: P
     assert not is_results(tmp_path)
 
 
+SIGNS = ("config.toml", "study.db", f"runs/{RUN}/run.json", f"runs/{RUN}/result.json", f"runs/{RUN}/mark.json")
+
+
+@pytest.mark.parametrize("left", SIGNS)
+def test_results_are_told_by_any_file_that_is_left_of_them(
+    stranger: Path, left: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also from a folder below, where somebody has put a study beside a model of theirs."""
+    for path in sorted(stranger.rglob("*"), reverse=True):
+        if path.is_file() and path != stranger / left:
+            path.unlink()
+    assert is_results(stranger)
+    below = stranger / "one" / "two"
+    below.mkdir(parents=True)
+    (below / "trusted_net.py").write_text(NET)
+    (below / "trusted_width.py").write_text("WIDTH = 12\n")
+    write(below, small(model={"name": "trusted_net:net"}))
+    (stranger / "linked.toml").symlink_to(below / "study.toml")
+    for study in (below / "study.toml", stranger / "linked.toml"):
+        code, error = said(capsys, ["plan", str(study)])
+        assert code == 2
+        assert "is not known to be your own (it has no mark of yours), and would import 'trusted_net:net'" in error
+    assert not Path(os.environ["NOTICED"]).exists()
+
+
+def test_what_lies_around_everybodys_files_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logs of another program, a configuration of its own, and what lies at home or among temporary files."""
+    work = tmp_path / "home" / "work"
+    (work / "runs" / "events").mkdir(parents=True)
+    (work / "config.toml").write_text("[tool]\n")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home" / "result.json").write_text("{}")
+    assert not is_results(work)
+    monkeypatch.setenv("HOME", "/somewhere")
+    assert is_results(work)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "home"))
+    assert not is_results(work)
+
+
+def test_an_own_study_is_planned_and_resumed_from_its_results(
+    out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With the code that it was begun with: the study's own files are gone."""
+    for command in (["plan", str(out / "config.toml")], ["run", str(out / "study.toml"), "--folder", str(out)]):
+        code, error = said(capsys, [*command, *(["--resume"] if command[0] == "run" else [])])
+        assert (code, error) == (0, ""), command
+    assert Path(os.environ["NOTICED"]).exists()
+    replaced(out / "config.toml", "width = 13", "width = 14")
+    (out / "study.toml").write_text((out / "study.toml").read_text().replace("width = 13", "width = 14"))
+    for name in ("config.toml", "study.toml"):
+        code, error = said(capsys, ["plan", str(out / name)])
+        assert code == 2
+        assert "its mark is not yours, or its configuration has changed since" in error
+
+
+def test_a_stranger_who_is_trusted_once_leaves_no_mark(stranger: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    resumed = ["run", str(stranger / "study.toml"), "--folder", str(stranger), "--resume"]
+    assert said(capsys, [*resumed, "--trust"])[0] == 0
+    assert said(capsys, resumed)[0] == 2
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="modes are those of POSIX")
 def test_the_key_is_made_once_and_kept_from_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

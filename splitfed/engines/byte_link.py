@@ -16,7 +16,7 @@ import math
 import struct
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard, cast
 
 import torch
@@ -39,6 +39,8 @@ _DTYPES = {
 _FIELDS = {"sender": str, "receiver": str, "kind": str, "edge": str, "stamp": list, "tensors": list}
 _LARGEST = 2**36
 """Bytes of a tensor, gaps included, beyond which a header is not believed."""
+_SPREAD = 4096
+"""Places of memory per number, beyond which a layout is neither written nor believed: its receiver fills the gaps."""
 
 
 class ByteLink(LocalLink):
@@ -65,6 +67,11 @@ def to_bytes(message: Message) -> bytes:
             raise InvalidInput(f"{name!r} on {message.edge!r} is of type {dtype}; expected one of {', '.join(_DTYPES)}")
         raw = _raw(tensor)
         layout = None if message.layouts is None else message.layouts.get(name)
+        if layout is not None and _too_wide(tensor.shape, layout):
+            raise InvalidInput(
+                f"{name!r} on {message.edge!r} lies in memory with over {_SPREAD} places for each of its numbers, "
+                "which this link does not carry; call .contiguous() before it is sent"
+            )
         entries.append(
             {
                 "name": name,
@@ -166,6 +173,8 @@ def _checked(entry: object) -> tuple[str, torch.dtype, list[int], list[int], int
     wanted = math.prod(shape) * dtype.itemsize
     if not _count(nbytes) or nbytes != wanted or nbytes > _LARGEST:
         raise InvalidInput(f"message: {name!r} has {nbytes!r} bytes; {dtype} of shape {tuple(shape)} takes {wanted}")
+    if not _count(given.get("crc32")):
+        raise InvalidInput(f"message: crc32={given.get('crc32')!r} of {name!r} is not allowed; expected a number")
     layout = given.get("layout")
     if layout is None:
         return name, dtype, shape, strides, nbytes, None
@@ -173,9 +182,14 @@ def _checked(entry: object) -> tuple[str, torch.dtype, list[int], list[int], int
         raise InvalidInput(f"message: layout={layout!r} of {name!r} is not allowed; expected strides and a lead")
     found = Layout(tuple(layout[0]), layout[1])
     fits = len(found.strides) == len(shape) and found.lead < 64 and extent(shape, found.strides) > 0
-    if not fits or found.reach(shape) * dtype.itemsize > _LARGEST:
+    if not fits or _too_wide(shape, found) or found.reach(shape) * dtype.itemsize > _LARGEST:
         raise InvalidInput(f"message: layout={layout!r} does not fit {name!r} of shape {tuple(shape)}")
     return name, dtype, shape, strides, nbytes, found
+
+
+def _too_wide(shape: Sequence[int], layout: Layout) -> bool:
+    """Tell whether the numbers of `shape` lie too far apart; a tensor without numbers has no layout."""
+    return extent(shape, layout.strides) > _SPREAD * math.prod(shape)
 
 
 def _placed(flat: Tensor, shape: list[int], strides: list[int]) -> Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import json
 import keyword
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -40,7 +41,18 @@ class Code:
     ) -> None:
         self._local = None if folder is None else LocalModules(folder.absolute(), files)
         self._refusal = refusal
-        self.folder = folder
+        place = None if folder is None else str(folder.absolute())
+        self._given = {"folder": place, "files": None if files is None else dict(files), "refusal": refusal}
+
+    def to_json(self) -> str:
+        """Return what this was made from, for another process: see `from_json`."""
+        return json.dumps(self._given)
+
+    @classmethod
+    def from_json(cls, text: str) -> Code:
+        """Return the `Code` that `to_json` told of."""
+        given = json.loads(text)
+        return cls(None if given["folder"] is None else Path(given["folder"]), given["files"], given["refusal"])
 
     def find(self, path: str) -> Callable[..., Any]:
         """Return the class or function that `path` leads to; nothing is called. Raises `InvalidInput`."""

@@ -6,10 +6,9 @@ of a study can stand in for a module that something else imports later.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import os
 import sys
+import sysconfig
 from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
@@ -17,19 +16,25 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from splitfed import digests
 from splitfed.errors import InvalidInput
+
+_PACKAGES = {"site-packages", "dist-packages"}
 
 
 class LocalModules:
     """The modules in `folder` (an absolute path); `files`: those that may be run, as for `Code`.
 
-    One folder at a time is searched by Python's import: the one that was entered last.
+    One folder at a time is searched by Python's import: the one that was entered last. Where `files` are given, they go
+    before modules of the same name that are no part of Python or of an installed package: those are the originals of
+    which these are copies, and are loaded again once another folder is entered.
     """
 
     def __init__(self, folder: Path, files: Mapping[str, str] | None) -> None:
         self.folder = folder
         self._files = files
         self._run: dict[str, bytes] = {}
+        self._aside: dict[str, ModuleType] = {}
 
     def has(self, module: str) -> bool:
         """Tell whether the first name of `module` is that of a file or a package in the folder.
@@ -38,8 +43,11 @@ class LocalModules:
         """
         name = module.partition(".")[0]
         own = self._file(self.folder, name)
-        same = getattr(sys.modules.get(name), "__file__", None) == str(own) and not self._taken_before(name)
-        return own is not None and (self._files is not None or not same)
+        if own is None:
+            return False
+        file = getattr(sys.modules.get(name), "__file__", None)
+        same = file is not None and Path(file).resolve() == own.resolve() and not self._taken_before(name)
+        return self._files is not None or not same
 
     def check(self, path: str, module: str) -> None:
         """Refuse a file whose name is that of a module elsewhere: either could be meant."""
@@ -57,9 +65,25 @@ class LocalModules:
             sys.meta_path.remove(finder)
             for name in [n for n, m in list(sys.modules.items()) if finder.modules.loaded(m)]:
                 del sys.modules[name]
+            sys.modules.update(finder.modules.restored())
+        self._set_aside()
         if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
             sys.meta_path.insert(0, _Finder(self))
         importlib.invalidate_caches()
+
+    def restored(self) -> dict[str, ModuleType]:
+        """Return the modules, by name, in whose place those of the folder were, which are theirs no more."""
+        aside, self._aside = self._aside, {}
+        return aside
+
+    def _set_aside(self) -> None:
+        """Take out of `sys.modules` what somebody else has loaded under the name of a known file."""
+        for top in {name.partition("/")[0].removesuffix(".py") for name in self._files or ()}:
+            module = sys.modules.get(top)
+            if module is None or self._taken_before(top) or top == "splitfed" or _installed(module.__spec__):
+                continue
+            for name in [n for n in sys.modules if n == top or n.startswith(f"{top}.")]:
+                self._aside[name] = sys.modules.pop(name)
 
     def holds(self, function: Any) -> bool:
         """Tell whether `function` is written in a file that was run from the folder."""
@@ -96,7 +120,7 @@ class LocalModules:
         if file.suffix == "":
             return b""  # a folder without __init__.py
         name, content = file.relative_to(self.folder).as_posix(), file.read_bytes()
-        if self._files is not None and hashlib.sha256(content).hexdigest() != self._files[name]:
+        if self._files is not None and digests.of(content) != self._files[name]:
             raise InvalidInput(f"{name} has changed")
         self._run[name] = content
         return content
@@ -113,14 +137,14 @@ class LocalModules:
         return home if home.is_dir() and any(home.glob("*.py")) else None
 
     def _elsewhere(self, name: str) -> bool:
-        """Tell whether Python finds another module `name` than the one in the folder."""
+        """Tell whether Python finds another module `name` than the one in the folder, which may not stand in for it."""
         own = self._file(self.folder, name)
         for finder in sys.meta_path:
             find = None if isinstance(finder, _Finder) else getattr(finder, "find_spec", None)
             spec = None if find is None else find(name, None)
             if spec is not None:
-                places = [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
-                return str(own) not in [os.path.abspath(place) for place in places if place]
+                same = own is not None and own.resolve() in _places(spec)
+                return not same and (self._files is None or _installed(spec))
         return False
 
     def _taken_before(self, name: str) -> bool:
@@ -154,6 +178,21 @@ class _Source(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
         """Compile the source."""
         return self.source_to_code(self.modules.read(Path(self.path)), self.path)
+
+
+def _places(spec: ModuleSpec) -> list[Path]:
+    """Return the file of a module, of a package without one its folders; none for what is built in."""
+    places = [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
+    return [Path(place).resolve() for place in places if place]
+
+
+def _installed(spec: ModuleSpec | None) -> bool:
+    """Tell whether a module is a part of Python or of an installed package; one that says not where it is, counts."""
+    places = [] if spec is None else _places(spec)
+    own = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
+    return not places or any(
+        _PACKAGES & set(place.parts) or any(place.is_relative_to(folder) for folder in own) for place in places
+    )
 
 
 def _loader(module: ModuleType) -> Any:

@@ -21,13 +21,13 @@ from splitfed.study.units import size, span
 __all__ = ["summarise", "write_report"]
 
 
-def write_report(folder: Path) -> Path:
+def write_report(folder: Path, *, trust: bool = False) -> Path:
     """Write report.html into the study's `folder` and return its path.
 
     Runs that failed or have not finished are named in it and counted nowhere. Raises `InvalidInput` where `folder`
-    holds no study, or none of its runs has finished.
+    holds no study, none of its runs has finished, or a link leads out of it and `trust` is not given.
     """
-    study = read_study(folder)
+    study = read_study(folder, trust=trust)
     summary = summary_of(study)
     loader = FileSystemLoader(Path(__file__).parent)
     page = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)

@@ -16,7 +16,7 @@ from splitfed.errors import InvalidInput
 from splitfed.folder import RunFolder
 from splitfed.intervals import mean_interval
 from splitfed.study.config import parse, read
-from splitfed.study.contained import inside
+from splitfed.study.contained import link_out
 from splitfed.study.grid import expand
 from splitfed.study.plain_text import plain, visible
 
@@ -170,8 +170,17 @@ class Study:
         return tuple(run for setting in self.settings for run in setting.runs)
 
 
-def read_study(folder: Path) -> Study:
-    """Read the study in `folder`; raises `InvalidInput` where none is, or where no run has finished."""
+def read_study(folder: Path, *, trust: bool = False) -> Study:
+    """Read the study in `folder`; raises `InvalidInput` where none is, or where no run has finished.
+
+    Links that lead out of the folder are refused without `trust`: whoever made it could have other files shown.
+    """
+    link = None if trust else link_out(folder)
+    if link is not None:
+        raise InvalidInput(
+            f"{str(folder)!r} holds a link that leads out of it, {link!r}, which a report does not follow; "
+            "put what it leads to in its place, or remove it"
+        )
     runs = folder / "runs"
     if not runs.is_dir():
         raise InvalidInput(f"folder {str(folder)!r} holds no study: it has no runs/ in it")
@@ -334,9 +343,8 @@ def _json(path: Path, advice: str) -> dict[str, Any]:
 
 
 def _text(path: Path) -> str:
-    """Return what stands in the file at `path`, nothing where there is none, or a link to one elsewhere."""
-    own = inside(path.parent, path.name) is not None
-    return path.read_text("utf-8") if own and path.is_file() else ""
+    """Return what stands in the file at `path`, nothing where there is none."""
+    return path.read_text("utf-8") if path.is_file() else ""
 
 
 def _name(folder: Path) -> str:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from splitfed.study.remarks import remarks
 from splitfed.study.report_data import METRICS
 from splitfed.study.runner import Json, perform, result
 from splitfed.study.store import StudyFolder
-from splitfed.study.trust import check_links, code_of, is_results
+from splitfed.study.trust import check_links, code_of, is_results, mark
 
 PATIENCE = 2.0
 """Seconds that workers get to end by themselves."""
@@ -55,7 +56,9 @@ def prepare(path: Path, advice: str | None = None, *, trust: bool = False) -> Re
     trusted as that folder: see `splitfed.study.trust`. `advice`: as `config.read`.
     """
     raw, base = config.read(path, advice), path.resolve().parent
-    code = code_of(base, raw, trust) if is_results(base) else Code(base)
+    # A file of a folder of results may be a link to one elsewhere.
+    results = next(filter(is_results, (path.absolute().parent.resolve(), base)), None)
+    code = Code(base) if results is None else code_of(results, raw, trust)
     grid, data = check(raw, path.name, base, code)
     return Ready(grid, data, path.read_text("utf-8"), code)
 
@@ -81,13 +84,16 @@ def run_study(ready: Ready, folder: Path, *, resume: bool = False, workers: int 
     cells = {cell.id: cell for cell in ready.grid.cells}
     with home.lock() as lock:
         home.claim(ready.grid, ready.text)
+        if not trust:  # what is trusted for one call is not the user's own for ever
+            mark(folder, ready.code.sources(), tomllib.loads(ready.text))
         left = [name for name in cells if result(home.run(name)) is None]
         with trials.readable(folder / "study.db"):
             queue = trials.open_queue(folder / "study.db", best=_best(ready.data))
             trials.fill(queue, left, cells)
         with watcher(len(cells), len(cells) - len(left)) as told:
             if workers > 1 and len(left) > 1:
-                _hire(folder, ready.code.folder, min(workers, len(left)), lock, told)
+                with failures.stoppable():  # what `calm` does is undone, also for a caller that goes on
+                    _hire(folder, ready.code, min(workers, len(left)), lock, told)
             elif left:
                 _work(home, cells, ready.data, queue, told)
         results = home.results(cells)
@@ -95,13 +101,13 @@ def run_study(ready: Ready, folder: Path, *, resume: bool = False, workers: int 
         return results
 
 
-def serve(folder: Path, code: Path) -> None:
+def serve(folder: Path, code: Code) -> None:
     """Work as one of several processes on the study in `folder`; what happens is told on standard output.
 
-    `code`: the folder of the study's own Python files, named by the process that has checked all this.
+    `code`: where import paths may lead, as the process says that has checked all this.
     """
     raw = config.read(folder / "config.toml", digests.STUDY_CONFIG)
-    grid, data = check(raw, "config.toml", folder, Code(code))
+    grid, data = check(raw, "config.toml", folder, code)
     cells = {cell.id: cell for cell in grid.cells}
     with trials.readable(folder / "study.db"):
         queue = trials.open_queue(folder / "study.db", best=_best(data))
@@ -136,10 +142,10 @@ def closing(found: Json) -> str:
     return "; ".join([f"{found['id']}: {', '.join(parts)}", *remarks(found)])
 
 
-def _hire(folder: Path, code: Path | None, count: int, lock: int | None, told: Watcher) -> None:
+def _hire(folder: Path, code: Code, count: int, lock: int | None, told: Watcher) -> None:
     """Start `count` processes on the queue and pass on what they tell, until all have ended."""
     # A folder's name may begin with a dash.
-    command = [sys.executable, "-m", "splitfed.cli", "_worker", str(folder.absolute()), str(code or folder.absolute())]
+    command = [sys.executable, "-m", "splitfed.cli", "_worker", str(folder.absolute()), code.to_json()]
     inherited = () if lock is None else (lock,)
     together = threading.Lock()
     pipe = subprocess.PIPE

@@ -1,8 +1,9 @@
 """Whose a folder of results is, and what of it may be run: the user's own needs no word, anybody else's `--trust`.
 
-A study that reaches outside of its folder, by import paths of models or by files of data, leaves a mark in the folder
-of every run: a keyed hash, with a key that only this user can read, of the run's configuration and of the Python files
-that its paths named, which are kept beside it. Whoever has no key cannot make such a mark, and none outlives a change.
+A study that reaches outside of its folder, by import paths of models or by files of data, leaves a mark in its results
+and in the folder of every run: a keyed hash, with a key that only this user can read, of the configuration and of the
+Python files that its paths named, which are kept beside it. Whoever has no key cannot make such a mark, and none
+outlives a change.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from splitfed import digests
 from splitfed.checkpoint import write_atomic
 from splitfed.errors import InvalidInput
 from splitfed.models.import_paths import Code
@@ -24,12 +27,45 @@ from splitfed.study.parameters import parameters_of, reads_path
 from splitfed.study.user_key import NoKey, make_key, read_key
 
 MARK, SOURCES = "mark.json", "code"
+_OF_RUN = ("run.json", "result.json")
 
 
 def is_results(folder: Path) -> bool:
-    """Tell whether `folder` is that of a run or of a study that was begun, not one that somebody writes studies in."""
-    study = all((folder / name).is_file() for name in ("config.toml", "study.toml", "environment.json"))
-    return study or (folder / "run.json").is_file() or (folder / "result.json").is_file()
+    """Tell whether `folder`, or one that it lies in, is that of a run or of a study that was begun.
+
+    One file of those that a run or a study leaves is enough. Of the folders around it, the user's home, the folder of
+    temporary files, the root of the file system and what is above them do not count: anything may lie there.
+    """
+    home = folder.resolve()
+    ends = {place for place in (_resolved(Path.home), _resolved(lambda: Path(tempfile.gettempdir()))) if place}
+    for place in (home, *home.parents):
+        if place != home and (place == place.parent or place in ends):
+            return False
+        if _holds_results(place):
+            return True
+    return False
+
+
+def _holds_results(folder: Path) -> bool:
+    """Tell whether a study or a run has left a file in `folder`; what cannot be read is none."""
+    try:
+        if any((folder / name).is_file() for name in ("study.db", *_OF_RUN)):
+            return True
+        config = folder / "config.toml"
+        if config.is_file() and digests.COMMENT.encode() in config.read_bytes():
+            return True
+        runs = folder / "runs"
+        # Other programs have a folder of this name too.
+        return runs.is_dir() and any((run / name).is_file() for run in runs.iterdir() for name in (*_OF_RUN, MARK))
+    except OSError:
+        return False
+
+
+def _resolved(place: Callable[[], Path]) -> Path | None:
+    try:
+        return place().resolve()
+    except (OSError, RuntimeError):  # no home is known, or no folder for temporary files
+        return None
 
 
 def code_of(folder: Path, config: Mapping[str, Any], trust: bool) -> Code:
@@ -58,22 +94,26 @@ def check_links(folder: Path) -> None:
         raise _refusal(folder, "it holds a link that leads out of it", f"follow {link!r}")
 
 
-def mark(folder: Path, sources: Mapping[str, bytes]) -> None:
-    """Mark the run in `folder` as this user's own, where it reaches outside of it, and keep its `sources` there.
+def mark(folder: Path, sources: Mapping[str, bytes], written: Mapping[str, Any] | None = None) -> None:
+    """Mark the run or the study in `folder` as this user's own, where it reaches outside, and keep its `sources` there.
 
-    Where no key can be kept there is no mark, and the folder will need `--trust` like anybody else's.
+    `written`: of a study, what the user wrote, which says the same as the configuration in the folder. Where no key can
+    be kept there is no mark, and the folder will need `--trust` like anybody else's.
     """
     config = tomllib.loads((folder / "config.toml").read_text("utf-8"))
     if not [*import_paths(config), *_data_outside(folder, config)]:
         return
     for name, content in sources.items():
         write_atomic(folder / SOURCES / name, content)
-    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in sources.items()}
+    hashes = {name: digests.of(content) for name, content in sources.items()}
     try:
-        signature = _signature(make_key(), config, hashes)
+        key = make_key()
     except NoKey:
         return
-    write_atomic(folder / MARK, json.dumps({"files": hashes, "mark": signature}, indent=1).encode())
+    marks = {"mark": _signature(key, config, hashes)}
+    if written is not None:
+        marks["study"] = _signature(key, written, hashes)
+    write_atomic(folder / MARK, json.dumps({"files": hashes, **marks}, indent=1).encode())
 
 
 def own_files(folder: Path) -> dict[str, bytes] | None:
@@ -119,7 +159,8 @@ def _marked(folder: Path, config: Mapping[str, Any]) -> tuple[dict[str, str] | N
     try:
         known = json.loads((folder / MARK).read_text("utf-8"))
         files = {str(name): str(digest) for name, digest in known["files"].items()}
-        right = hmac.compare_digest(_signature(read_key(), config, files), known["mark"])
+        own = _signature(read_key(), config, files)
+        right = any(hmac.compare_digest(own, there) for there in (known["mark"], known.get("study", "")))
     except NoKey as error:
         return None, str(error)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -128,7 +169,7 @@ def _marked(folder: Path, config: Mapping[str, Any]) -> tuple[dict[str, str] | N
         return None, "its mark is not yours, or its configuration has changed since"
     for name, digest in files.items():
         path = inside(folder / SOURCES, name)
-        if path is None or not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+        if path is None or not path.is_file() or digests.of(path.read_bytes()) != digest:
             return None, f"its {SOURCES}/{name} has changed since it was marked"
     return files, ""
 
