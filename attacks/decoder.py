@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from splitfed.attacks.least_squares import linear_inverse
-from splitfed.attacks.parts import Box
+from splitfed.attacks.parts import Rectangle
 from splitfed.attacks.sizes import bridge, doublings
 
 Passes = Sequence[Mapping[str, Tensor]]
@@ -43,7 +43,7 @@ class Decoder(nn.Module):
         value_range: tuple[float, float] | None,
         width: int = 32,
         start: Tensor | None = None,
-        parts: Mapping[str, Sequence[Box]] | None = None,
+        parts: Mapping[str, Sequence[Rectangle]] | None = None,
     ) -> None:
         super().__init__()
         self._names, self._target, self._range = tuple(shapes), target, value_range
@@ -54,11 +54,11 @@ class Decoder(nn.Module):
         self.scales = nn.ModuleList(_Standard(shape[0]) for shape in shapes.values())
         self.net: nn.Module
         if len(target) == 3:
-            whole = (Box(0, 0, target[1], target[2]),)
+            whole = (Rectangle(0, 0, target[1], target[2]),)
             self._shown = [(name, box) for name in shapes for box in (parts or {}).get(name, whole)]
             self.net = _Images([(shapes[name], box) for name, box in self._shown], target, width)
         else:
-            self._shown = list[tuple[str, Box]]()
+            self._shown = list[tuple[str, Rectangle]]()
             self.net = _perceptron(sum(map(prod, shapes.values())), target, 16 * width)
         self.linear = nn.ModuleDict()  # by the number of what is shown; "all" where the data are no images
 
@@ -136,7 +136,7 @@ class _Standard(nn.Module):
 class _Images(nn.Module):
     """One trunk for every value and box that it shows; what they say is added up at its place."""
 
-    def __init__(self, shown: Sequence[tuple[tuple[int, ...], Box]], target: tuple[int, ...], width: int) -> None:
+    def __init__(self, shown: Sequence[tuple[tuple[int, ...], Rectangle]], target: tuple[int, ...], width: int) -> None:
         super().__init__()
         self._size = target[1:]
         self._boxes = [box for _, box in shown]
@@ -158,7 +158,7 @@ class _Images(nn.Module):
         return found
 
 
-def _trunk(shape: tuple[int, ...], box: Box, width: int, half: int) -> nn.Sequential:
+def _trunk(shape: tuple[int, ...], box: Rectangle, width: int, half: int) -> nn.Sequential:
     """Return what maps (n, *shape) to (n, half, height, width) of the box, or to a little more."""
     goal, layers = (box.height, box.width), list[nn.Module]()
     if len(shape) == 3 and min(shape[1:]) > 1:
@@ -185,7 +185,7 @@ def _trunk(shape: tuple[int, ...], box: Box, width: int, half: int) -> nn.Sequen
     return nn.Sequential(*layers)
 
 
-def _centre(x: Tensor, box: Box) -> Tensor:
+def _centre(x: Tensor, box: Rectangle) -> Tensor:
     top, left = (x.shape[2] - box.height) // 2, (x.shape[3] - box.width) // 2
     return x[..., top : top + box.height, left : left + box.width]
 

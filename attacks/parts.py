@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-class Box(NamedTuple):
+class Rectangle(NamedTuple):
     """An upright rectangle of an image (channels, height, width), all channels of it; in pixels from the upper left."""
 
     top: int
@@ -27,7 +27,7 @@ class Box(NamedTuple):
         return [self.left, width - self.left - self.width, self.top, height - self.top - self.height]
 
 
-def box(shape: tuple[int, ...], positions: Tensor) -> Box | None:
+def box(shape: tuple[int, ...], positions: Tensor) -> Rectangle | None:
     """Return the rectangle of all channels that `positions` (k,) of the flattened image are; None if they are none."""
     inside = torch.zeros(prod(shape), dtype=torch.bool)
     inside[positions] = True
@@ -36,7 +36,7 @@ def box(shape: tuple[int, ...], positions: Tensor) -> Box | None:
     size = [last - first for first, last in zip(low, high, strict=True)]
     if prod(size) != len(found) or size[0] != shape[0]:
         return None
-    return Box(low[1], low[2], size[1], size[2])
+    return Rectangle(low[1], low[2], size[1], size[2])
 
 
 def boxes(
@@ -44,7 +44,7 @@ def boxes(
     places: Mapping[str, Tensor],
     origins: Mapping[str, Sequence[str]],
     releases: Mapping[str, tuple[int, ...]],
-) -> dict[str, tuple[Box, ...]]:
+) -> dict[str, tuple[Rectangle, ...]]:
     """Return for every value in `releases` (value -> shape of one release) the parts of an image that it shows.
 
     `places`: input -> (k,) positions in a flattened image; `origins`: value -> the inputs that it was computed from.
@@ -52,7 +52,7 @@ def boxes(
     whose grid has those of the image shows the whole. So does a flat value of several inputs, one of an input that is
     no rectangle, and one of which nothing is known.
     """
-    whole = Box(0, 0, shape[1], shape[2])
+    whole = Rectangle(0, 0, shape[1], shape[2])
     found = {}
     for name, released in releases.items():
         mine = [box(shape, places[i]) for i in origins.get(name, ()) if i in places]
@@ -62,6 +62,6 @@ def boxes(
     return found
 
 
-def _nearer(released: tuple[int, ...], part: Box, whole: Box) -> bool:
+def _nearer(released: tuple[int, ...], part: Rectangle, whole: Rectangle) -> bool:
     grid = log(released[1] / released[2])
     return abs(grid - log(part.height / part.width)) < abs(grid - log(whole.height / whole.width))

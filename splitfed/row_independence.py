@@ -46,7 +46,7 @@ class Finding(NamedTuple):
     name: str
 
 
-class Batch(NamedTuple):
+class TrialBatch(NamedTuple):
     """Values by name: of one batch, of the same one with another first row, and of the batch that follows."""
 
     one: dict[str, Tensor]
@@ -93,8 +93,8 @@ def others_same(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and len(one) == ROWS and _same(one[1:], other[1:])
 
 
-def _batch(topology: Topology, facts: Facts, low: float, high: float) -> Batch:
-    batch = Batch({}, {}, {})
+def _batch(topology: Topology, facts: Facts, low: float, high: float) -> TrialBatch:
+    batch = TrialBatch({}, {}, {})
     for name in topology.inputs:
         shape, dtype = (ROWS, *facts.shapes[name]), facts.dtypes[name]
         one = made_up(shape, dtype, "one", name, low=low, high=high)
@@ -106,7 +106,7 @@ def _batch(topology: Topology, facts: Facts, low: float, high: float) -> Batch:
     return batch
 
 
-def _examined(segment: Segment, batch: Batch) -> Iterator[Finding]:
+def _examined(segment: Segment, batch: TrialBatch) -> Iterator[Finding]:
     name = segment.name
     first, second, fresh = (in_training(segment.module) for _ in range(3))
     stored = {key: t.clone() for key, t in first.state_dict().items()}

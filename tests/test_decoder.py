@@ -14,7 +14,7 @@ from splitfed.attacks.base import Attack
 from splitfed.attacks.decoder import Decoder
 from splitfed.attacks.inverse_network import InverseNetwork
 from splitfed.attacks.metrics import psnr
-from splitfed.attacks.parts import Box, boxes
+from splitfed.attacks.parts import Rectangle, boxes
 from splitfed.attacks.sizes import bridge, doublings
 from splitfed.models.lenet import lenet
 from splitfed.optim import Optim
@@ -171,7 +171,7 @@ PLACES = {
     "odd": torch.tensor([0, 9, 18]),
     "all": torch.arange(64),
 }
-LEFT, RIGHT, WHOLE = Box(0, 0, 8, 4), Box(0, 4, 8, 4), Box(0, 0, 8, 8)
+LEFT, RIGHT, WHOLE = Rectangle(0, 0, 8, 4), Rectangle(0, 4, 8, 4), Rectangle(0, 0, 8, 8)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ LEFT, RIGHT, WHOLE = Box(0, 0, 8, 4), Box(0, 4, 8, 4), Box(0, 0, 8, 8)
     ],
 )
 def test_which_part_of_an_image_a_value_shows(
-    origins: tuple[str, ...], shape: tuple[int, ...], expected: tuple[Box, ...]
+    origins: tuple[str, ...], shape: tuple[int, ...], expected: tuple[Rectangle, ...]
 ) -> None:
     assert boxes((1, 8, 8), PLACES, {"z": origins}, {"z": shape}) == {"z": expected}
 
