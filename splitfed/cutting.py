@@ -294,6 +294,8 @@ def _build(model: nn.Module, graph: fx.Graph, part: dict[fx.Node, int], count: i
         pieces[index].output(copied[0] if len(copied) == 1 else copied)
         pieces[index].lint()
         module = PieceModule(model, pieces[index], class_name=f"{type(model).__name__}Part{index}")
+        # Without fx's own call, which prints the code of a module whose `forward` fails, and costs two calls a step.
+        type(module).__call__ = nn.Module.__call__  # type: ignore[method-assign]
         for prefix, inner in module.named_modules():
             # Constants of the code, and buffers that the model does not save, are no state of the model.
             dotted = f"{prefix}." if prefix else ""

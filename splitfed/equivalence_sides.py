@@ -109,9 +109,14 @@ class Uncut:
 
 
 class Parties:
-    """Copies of the segments, each with the party of its role, trained by messages as in a run."""
+    """Copies of the segments, each with the party of its role, trained by messages as in a run.
+
+    `replaced`: gradients by name of weight with which the step of the next batch is taken in place of its own; what
+    `run` returns are its own.
+    """
 
     def __init__(self, unit: Topology, facts: Facts, frozen: Mapping[str, tuple[str, ...]]) -> None:
+        self.replaced: Values = {}
         self._outcome = StepResult()
         heads = tuple(self._with_loss(head) for head in unit.heads)
         self._topology = Topology(unit.name, unit.segments, unit.inputs, heads)
@@ -139,6 +144,7 @@ class Parties:
                 for segment in self._topology.segments
                 for name, gradient in _gradients(self._modules[segment.name]).items()
             }
+            self._replace_gradients()
             for party in self._parties.values():
                 party.update()
         elif stage == NO_GRADIENTS:
@@ -160,6 +166,13 @@ class Parties:
             for name, m in self._modules[segment.name].named_modules()
             if not any(True for _ in m.children()) and name
         }
+
+    def _replace_gradients(self) -> None:
+        for segment in self._topology.segments if self.replaced else ():
+            for name, weight in self._modules[segment.name].named_parameters():
+                gradient = self.replaced.get(segment.full(name))
+                if gradient is not None and weight.grad is not None and gradient.shape == weight.grad.shape:
+                    weight.grad.copy_(gradient)
 
     def _with_loss(self, head: Head) -> Head:
         """Return `head` with a loss that is linear in the output, and that notes the output."""

@@ -64,8 +64,9 @@ class Party(Belongings):
         tape = self._tapes[stamp.lane] = Tape(batch.part, own, batch.counts_as, batch.task, scale=scale)
         if batch.part in self._data:
             inputs, labels = self._data[batch.part]
-            tape.inputs = {name: t[batch.rows] for name, t in inputs.items()}
-            tape.labels = {name: t[batch.rows] for name, t in labels.items()}
+            # Of images this takes a third of the time of t[batch.rows].
+            tape.inputs = {name: t.index_select(0, batch.rows.to(t.device)) for name, t in inputs.items()}
+            tape.labels = {name: t.index_select(0, batch.rows.to(t.device)) for name, t in labels.items()}
             if self._relabelled and self._training and batch.task:
                 self._aim(tape, stamp)
 
@@ -296,13 +297,14 @@ class Party(Belongings):
             values = {name: guard.defense.release(name, z, context) for name, z in values.items()}
             if "activation" in guard.counts:
                 self._count(port.edge, guard, tape, stamp, len(values))
-        first = not tape.sent
+        fresh = not tape.sent
         tape.sent[port.edge] = values
-        leaving = {name: z.detach() for name, z in values.items()}
-        # What an operation has just made, and is no view, is new memory; to ask that costs less than to compare.
-        if first and all(z.grad_fn is not None and z._base is None for z in values.values()):
-            return leaving
-        return self._unshared(port.edge, leaving, tape)
+        leaving = {}
+        for name, z in values.items():
+            leaving[name] = z.detach()
+            # What an operation has just made, and is no view, is new memory; to ask that costs less than to compare.
+            fresh = fresh and z.grad_fn is not None and z._base is None
+        return leaving if fresh else self._unshared(port.edge, leaving, tape)
 
     def _unshared(self, edge: str, leaving: dict[str, Tensor], tape: Tape) -> dict[str, Tensor]:
         """Return `leaving` with copies of what has come in, or has left already: no other party may write into that."""

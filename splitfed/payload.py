@@ -9,7 +9,7 @@ and attributes.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -44,33 +44,33 @@ class Layout(NamedTuple):
 
 
 def is_own(tensor: Tensor) -> bool:
-    """Tell whether `tensor` is plain, detached and dense, and fills its storage.
+    """Tell whether `tensor` is plain, detached and dense, and fills its storage."""
+    return all_own((tensor,))
 
-    A few attributes are read, no number is: this is asked of every message of every step, where a microsecond shows.
+
+def all_own(tensors: Collection[Tensor]) -> bool:
+    """Tell whether every tensor is plain, detached and dense, and fills a storage that no other of them has.
+
+    A few attributes are read, no number is: this is asked of every message of every step, where a call more shows.
     What cannot hang on a detached result of an operation (a gradient, hooks) is not asked for.
     """
     try:
-        return (
-            type(tensor) is Tensor
-            and not tensor.requires_grad
-            and tensor._base is None
-            and tensor.untyped_storage().nbytes() == tensor.nbytes
-            and (tensor.is_contiguous() or _extent(tensor) == tensor.numel())
-            and not (tensor.__dict__ or tensor.is_nested or tensor.is_quantized)
-        )
+        for tensor in tensors:
+            if not (
+                type(tensor) is Tensor
+                and not tensor.requires_grad
+                and tensor._base is None
+                and tensor.untyped_storage().nbytes() == tensor.nbytes
+                and (tensor.is_contiguous() or _extent(tensor) == tensor.numel())
+                and not (tensor.__dict__ or tensor.is_nested or tensor.is_quantized)
+            ):
+                return False
     except NotImplementedError:
         # Sparse tensors, and others that torch keeps elsewhere, have no storage.
         return False
-
-
-def all_own(tensors: Mapping[str, Tensor]) -> bool:
-    """Tell whether every tensor `is_own`, and no two of them share a storage."""
-    for tensor in tensors.values():
-        if not is_own(tensor):
-            return False
     if len(tensors) == 1:
         return True
-    addresses = [tensor.data_ptr() for tensor in tensors.values() if tensor.numel()]
+    addresses = [tensor.data_ptr() for tensor in tensors if tensor.numel()]
     return len(set(addresses)) == len(addresses)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from splitfed import digests
 from splitfed.errors import InvalidInput, check_count, unknown
-from splitfed.payload import Layout, all_own, copied, layout_of, module_copies, own
+from splitfed.payload import Layout, all_own, layout_of, module_copies, own
 
 WEIGHT_GRADIENT = "weight gradient"
 """The kind of message by which a client sends the gradient of its weights, where it takes no step itself."""
@@ -61,7 +61,7 @@ class Message(NamedTuple):
 
         Raises `InvalidInput` for a tensor that is not dense.
         """
-        if all_own(self.tensors):
+        if all_own(self.tensors.values()):
             return self
         tensors: dict[str, Tensor] = {}
         layouts = dict(self.layouts or {})
@@ -81,7 +81,8 @@ class Message(NamedTuple):
 
     def copy(self) -> Message:
         """Return the message with copies of its tensors, for somebody who may write into them."""
-        return self._replace(tensors=copied(self.tensors))
+        tensors = {name: tensor.detach().clone() for name, tensor in self.tensors.items()}
+        return Message(self.sender, self.receiver, self.kind, self.edge, tensors, *self[5:])
 
     @property
     def nbytes(self) -> int:

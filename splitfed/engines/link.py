@@ -28,7 +28,7 @@ class LocalLink:
 
     def deliver(self, message: Message) -> Message:
         """Carry `message`; an adversary's tap may replace what its party sends, its reader what that party uses."""
-        if not all_own(message.tensors):
+        if not all_own(message.tensors.values()):
             message = message.in_own_memory()
         if not (self.taps or self.recorders or self.listeners or self.readers):
             self.traffic.count(message)

@@ -400,7 +400,11 @@ class LocalEngine(Moving):
 
 def _total(lane: Lane, losses: Mapping[str, float]) -> float:
     """The loss of a step: that of every head, times its weight."""
-    return sum(head.weight * losses[head.value] for head in lane.topology.heads if head.value in losses)
+    total = 0.0
+    for head in lane.topology.heads:
+        if head.value in losses:
+            total += head.weight * losses[head.value]
+    return total
 
 
 def _distinct(places: Sequence[Lane]) -> Sequence[Party]:
