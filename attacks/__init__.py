@@ -1,32 +1,32 @@
 """Attacks: what a curious party can infer from its view; one a file."""
 
-from splitfed.attacks.attribute import Attribute
 from splitfed.attacks.base import Attack, Knowledge, Needs, Outcome, Phase, Target
-from splitfed.attacks.batch_label_inference import BatchLabelInference
-from splitfed.attacks.direct_label import DirectLabel
-from splitfed.attacks.direction import Direction
-from splitfed.attacks.dlg import Dlg
-from splitfed.attacks.fsha import Fsha
-from splitfed.attacks.grn import Grn
-from splitfed.attacks.idlg import Idlg
-from splitfed.attacks.insider_labels import InsiderLabels
-from splitfed.attacks.inverse_network import InverseNetwork
-from splitfed.attacks.inverting_gradients import InvertingGradients
-from splitfed.attacks.ladder import Ladder
-from splitfed.attacks.lira import Lira
-from splitfed.attacks.membership_releases import MembershipReleases
-from splitfed.attacks.membership_shadow import MembershipShadow
-from splitfed.attacks.membership_threshold import MembershipThreshold
-from splitfed.attacks.model_completion import ModelCompletion
-from splitfed.attacks.model_inversion import ModelInversion
-from splitfed.attacks.norm import Norm
-from splitfed.attacks.pcat import Pcat
-from splitfed.attacks.rmle import Rmle
-from splitfed.attacks.sdar import Sdar
-from splitfed.attacks.shadow import Shadow
-from splitfed.attacks.spectral import Spectral
-from splitfed.attacks.unsplit import Unsplit
-from splitfed.attacks.unsplit_labels import UnsplitLabels
+from splitfed.attacks.gradients.dlg import Dlg
+from splitfed.attacks.gradients.idlg import Idlg
+from splitfed.attacks.gradients.inverting_gradients import InvertingGradients
+from splitfed.attacks.labels.batch_label_inference import BatchLabelInference
+from splitfed.attacks.labels.direct_label import DirectLabel
+from splitfed.attacks.labels.direction import Direction
+from splitfed.attacks.labels.model_completion import ModelCompletion
+from splitfed.attacks.labels.norm import Norm
+from splitfed.attacks.labels.spectral import Spectral
+from splitfed.attacks.labels.unsplit_labels import UnsplitLabels
+from splitfed.attacks.membership.lira import Lira
+from splitfed.attacks.membership.membership_releases import MembershipReleases
+from splitfed.attacks.membership.membership_shadow import MembershipShadow
+from splitfed.attacks.membership.membership_threshold import MembershipThreshold
+from splitfed.attacks.properties.attribute import Attribute
+from splitfed.attacks.reconstruction.grn import Grn
+from splitfed.attacks.reconstruction.inverse_network import InverseNetwork
+from splitfed.attacks.reconstruction.ladder import Ladder
+from splitfed.attacks.reconstruction.model_inversion import ModelInversion
+from splitfed.attacks.reconstruction.rmle import Rmle
+from splitfed.attacks.reconstruction.shadow import Shadow
+from splitfed.attacks.reconstruction.unsplit import Unsplit
+from splitfed.attacks.training_time.fsha import Fsha
+from splitfed.attacks.training_time.insider_labels import InsiderLabels
+from splitfed.attacks.training_time.pcat import Pcat
+from splitfed.attacks.training_time.sdar import Sdar
 
 __all__ = [
     "Attack",

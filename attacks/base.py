@@ -21,12 +21,12 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from splitfed.attacks.local_training import LocalTraining
-from splitfed.attacks.space import Choice
-from splitfed.errors import InvalidInput, unknown
-from splitfed.payload import copied
-from splitfed.seeding import stream
-from splitfed.view import View
+from splitfed.attacks.gradients.local_training import LocalTraining
+from splitfed.attacks.search_space import Choice
+from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.messages import View
+from splitfed.core.payload import copied
+from splitfed.core.random import stream
 
 Releases = Mapping[str, Tensor]
 STEPS = ("activation", "gradient", "label", "norm")

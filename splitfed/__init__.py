@@ -6,82 +6,75 @@ attack what was seen. Everything here is imported on first use, so that `import 
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from splitfed.old_names import MOVED, OldModules
+
 if TYPE_CHECKING:
-    from splitfed import (
-        accounting,
-        attacks,
-        courses,
-        data,
-        defenses,
-        dependence,
-        manipulations,
-        matching,
-        models,
-        schedules,
-        topologies,
-    )
-    from splitfed.accounting.speeds import Machine, Speeds
+    from splitfed import attacks, costs, data, defenses, matching, models, poisoning, schedules, topologies
     from splitfed.attacks.base import Attack, Knowledge, Needs
-    from splitfed.cutting import cut
+    from splitfed.core import annealing
+    from splitfed.core.cutting import cut
+    from splitfed.core.defense import Context, Defense
+    from splitfed.core.errors import InvalidInput, NonFinite, SplitfedError
+    from splitfed.core.messages import Message, Recording, View
+    from splitfed.core.optimizers import Optim
+    from splitfed.core.tasks import Task, binary, classification, regression
+    from splitfed.core.topology import Edge, Head, Segment, Topology
+    from splitfed.costs.speeds import Machine, Speeds
     from splitfed.data.dataset import Dataset
     from splitfed.data.federation import Federation
-    from splitfed.defense import Context, Defense
-    from splitfed.errors import InvalidInput, NonFinite, SplitfedError
-    from splitfed.graph import Edge, Head, Segment, Topology
-    from splitfed.optim import Optim
-    from splitfed.run import AttackResult, Run
-    from splitfed.task import Task, binary, classification, regression
-    from splitfed.training import train
-    from splitfed.view import Message, Recording, View
+    from splitfed.stats import dependence
+    from splitfed.training.entry_point import train
+    from splitfed.training.run import AttackResult, Run
 
 __version__ = "0.1.0"
 
-_MODULES = (
-    "accounting",
-    "attacks",
-    "courses",
-    "data",
-    "defenses",
-    "dependence",
-    "detectors",
-    "manipulations",
-    "matching",
-    "models",
-    "schedules",
-    "topologies",
-)
+_MODULES = {
+    "annealing": "core.annealing",
+    "attacks": "attacks",
+    "costs": "costs",
+    "data": "data",
+    "defenses": "defenses",
+    "dependence": "stats.dependence",
+    "detectors": "detectors",
+    "matching": "matching",
+    "models": "models",
+    "poisoning": "poisoning",
+    "schedules": "schedules",
+    "topologies": "topologies",
+}
 _NAMES = {
     "Attack": "attacks.base",
-    "AttackResult": "run",
-    "Context": "defense",
+    "AttackResult": "training.run",
+    "Context": "core.defense",
     "Dataset": "data.dataset",
-    "Defense": "defense",
-    "Edge": "graph",
+    "Defense": "core.defense",
+    "Edge": "core.topology",
     "Federation": "data.federation",
-    "Head": "graph",
-    "InvalidInput": "errors",
+    "Head": "core.topology",
+    "InvalidInput": "core.errors",
     "Knowledge": "attacks.base",
-    "Machine": "accounting.speeds",
-    "Message": "view",
+    "Machine": "costs.speeds",
+    "Message": "core.messages",
     "Needs": "attacks.base",
-    "NonFinite": "errors",
-    "Optim": "optim",
-    "Recording": "view",
-    "Run": "run",
-    "Segment": "graph",
-    "Speeds": "accounting.speeds",
-    "SplitfedError": "errors",
-    "Task": "task",
-    "Topology": "graph",
-    "View": "view",
-    "binary": "task",
-    "classification": "task",
-    "cut": "cutting",
-    "regression": "task",
-    "train": "training",
+    "NonFinite": "core.errors",
+    "Optim": "core.optimizers",
+    "Recording": "core.messages",
+    "Run": "training.run",
+    "Segment": "core.topology",
+    "Speeds": "costs.speeds",
+    "SplitfedError": "core.errors",
+    "Task": "core.tasks",
+    "Topology": "core.topology",
+    "View": "core.messages",
+    "binary": "core.tasks",
+    "classification": "core.tasks",
+    "cut": "core.cutting",
+    "regression": "core.tasks",
+    "train": "training.entry_point",
 }
 
 __all__ = [
@@ -108,34 +101,38 @@ __all__ = [
     "Task",
     "Topology",
     "View",
-    "accounting",
+    "annealing",
     "attacks",
     "binary",
     "classification",
-    "courses",
+    "costs",
     "cut",
     "data",
     "defenses",
     "dependence",
     "detectors",
-    "manipulations",
     "matching",
     "models",
+    "poisoning",
     "regression",
     "schedules",
     "topologies",
     "train",
 ]
 
+sys.meta_path.append(OldModules())
+
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return import_module(f"splitfed.{name}")
+        return import_module(f"splitfed.{_MODULES[name]}")
     if name in _NAMES:
         value = getattr(import_module(f"splitfed.{_NAMES[name]}"), name)
         # Found once, it is found without this function from now on.
         globals()[name] = value
         return value
+    if f"splitfed.{name}" in MOVED:
+        return import_module(f"splitfed.{name}")
     raise AttributeError(f"module 'splitfed' has no attribute {name!r}")
 
 

@@ -15,8 +15,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn
 
-from splitfed import failures
-from splitfed.errors import InvalidInput, SplitfedError, unknown
+from splitfed.core.errors import InvalidInput, SplitfedError, unknown
+from splitfed.study.run import failures
 
 Options = argparse.Namespace
 
@@ -177,7 +177,7 @@ def _parsed(given: Sequence[str]) -> Options:
 def _demo(options: Options) -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = min(2, cores) if options.workers is None else options.workers
-    with resources.as_file(resources.files("splitfed.study") / "demo.toml") as path:
+    with resources.as_file(resources.files("splitfed.study.config") / "demo.toml") as path:
         _study(path, Path(options.folder), resume=True, workers=workers, as_json=options.json, trust=False)
 
 
@@ -188,7 +188,7 @@ def _run(options: Options) -> None:
 
 
 def _study(path: Path, folder: Path | None, *, resume: bool, workers: int, as_json: bool, trust: bool) -> None:
-    from splitfed.study import session
+    from splitfed.study.run import session
 
     if workers < 1:
         raise InvalidInput(f"workers={workers} is not allowed; expected a whole number of at least 1")
@@ -199,16 +199,16 @@ def _study(path: Path, folder: Path | None, *, resume: bool, workers: int, as_js
 
 
 def _attack(options: Options) -> None:
-    from splitfed.study import again
-    from splitfed.study.remarks import reversals
+    from splitfed.study.report.remarks import reversals
+    from splitfed.study.run import reattack
 
     if options.list == (options.attack is not None):
         raise InvalidInput("splitfed attack: expected --attack NAMES, or --list to see which apply")
     if options.list:
-        _attack_list(again.applicable(Path(options.run), options.adversary, trust=options.trust), options.json)
+        _attack_list(reattack.applicable(Path(options.run), options.adversary, trust=options.trust), options.json)
         return
     names = [name.strip() for name in options.attack.split(",") if name.strip()]
-    found = again.attack(Path(options.run), names, options.preset, options.adversary, trust=options.trust)
+    found = reattack.attack(Path(options.run), names, options.preset, options.adversary, trust=options.trust)
     if options.json:
         print(json.dumps(found))
         return
@@ -234,12 +234,13 @@ def _plan(options: Options) -> None:
     from rich.console import Console
 
     from splitfed.registry import TABLES
-    from splitfed.study import costs, plan_table, session
+    from splitfed.study.report import plan_table, planned_costs
+    from splitfed.study.run import session
 
     given = [name.strip() for name in options.schedules.split(",") if name.strip()]
-    others = list(TABLES["schedules"]) if given == ["all"] else costs.schedules(given)
+    others = list(TABLES["schedules"]) if given == ["all"] else planned_costs.schedules(given)
     ready = session.prepare(Path(options.study), trust=options.trust)
-    found = costs.plan(ready.grid, ready.data, others)
+    found = planned_costs.plan(ready.grid, ready.data, others)
     if options.json:
         print(json.dumps(found))
         return
@@ -248,18 +249,18 @@ def _plan(options: Options) -> None:
 
 
 def _predict(options: Options) -> None:
-    from splitfed.study import predicting
+    from splitfed.study.run import prediction
 
     if (options.view is None) != (options.view_output is None):
         raise InvalidInput("--view and --view-output belong together: whose view, and the file for it")
     output, view = (None if given is None else Path(given) for given in (options.output, options.view_output))
     given = (Path(options.run), Path(options.input), options.client, options.head, output, options.view, view)
-    found = predicting.predict(*given, trust=options.trust)
-    print(json.dumps(found) if options.json else predicting.told(found))
+    found = prediction.predict(*given, trust=options.trust)
+    print(json.dumps(found) if options.json else prediction.told(found))
 
 
 def _audit(options: Options) -> None:
-    from splitfed.study import audit
+    from splitfed.study.run import audit
 
     found = audit.audit(Path(options.run), options.trials, trust=options.trust)
     print(json.dumps(found) if options.json else audit.told(found))
@@ -268,7 +269,7 @@ def _audit(options: Options) -> None:
 
 
 def _report(options: Options) -> None:
-    from splitfed.study.report import summarise, write_report
+    from splitfed.study.report.document import summarise, write_report
 
     path = write_report(Path(options.folder))
     print(json.dumps(summarise(Path(options.folder))) if options.json else path)
@@ -294,7 +295,7 @@ def _list(options: Options) -> None:
 
 def _worker(options: Options) -> None:
     from splitfed.models.import_paths import Code
-    from splitfed.study import session
+    from splitfed.study.run import session
 
     session.serve(Path(options.folder), Code.from_json(options.code))
 
@@ -302,16 +303,16 @@ def _worker(options: Options) -> None:
 def _tell(results: Sequence[Any], home: Path, as_json: bool, trust: bool) -> None:
     from rich.console import Console
 
-    from splitfed.study import table
-    from splitfed.study.report import write_report
+    from splitfed.study.report.document import write_report
+    from splitfed.study.run import results_table
 
     report = write_report(home, trust=trust) if any("failed" not in found for found in results) else None
     if as_json:
         where = None if report is None else str(report)
-        print(json.dumps({"folder": str(home), "report": where, "settings": table.settings(results)}))
+        print(json.dumps({"folder": str(home), "report": where, "settings": results_table.settings(results)}))
         return
     # A file is as wide as it needs to be.
-    table.show(results, Console(width=None if sys.stdout.isatty() else 120))
+    results_table.show(results, Console(width=None if sys.stdout.isatty() else 120))
     print(f"report: {report.resolve()}" if report is not None else f"every run failed: see {home}")
 
 

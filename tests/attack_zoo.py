@@ -11,20 +11,20 @@ import torch
 from torch import Tensor, nn
 
 import splitfed
+from splitfed.core.defense import Context, Defense
+from splitfed.core.messages import Recording
+from splitfed.core.optimizers import Optim
+from splitfed.core.random import generator, stream
+from splitfed.core.tasks import binary, classification
+from splitfed.core.topology import Head, Segment, Topology
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
-from splitfed.defense import Context, Defense
 from splitfed.engines.base import FED
 from splitfed.federated import FedDistill, FedProto
-from splitfed.graph import Head, Segment, Topology
 from splitfed.models.lenet import lenet
 from splitfed.models.mlp import mlp
-from splitfed.optim import Optim
-from splitfed.run import Run
-from splitfed.seeding import generator, stream
-from splitfed.task import binary, classification
 from splitfed.topologies import local, u_shaped, vanilla, vertical
-from splitfed.view import Recording
+from splitfed.training.run import Run
 
 ADAM = Optim("Adam", {"lr": 3e-3})
 

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, nn
 
 import splitfed
+from splitfed.core.optimizers import Optim
+from splitfed.core.random import stream
+from splitfed.core.tasks import regression
+from splitfed.core.topology import Topology
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import ClientData, Federation
-from splitfed.graph import Topology
-from splitfed.optim import Optim
 from splitfed.planning.plan import cost
-from splitfed.preparation import prepare
-from splitfed.run import Run
+from splitfed.planning.validation import prepare
 from splitfed.schedules.base import Training
-from splitfed.seeding import stream
-from splitfed.task import regression
 from splitfed.topologies import local
+from splitfed.training.run import Run
 from tests.zoo import assert_same, toy_data
 
 START = 2.0

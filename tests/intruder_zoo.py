@@ -12,18 +12,18 @@ from torch import Tensor, nn
 
 import splitfed
 from splitfed.attacks.base import Target
-from splitfed.attacks.fsha import Fsha
-from splitfed.attacks.intruder import Insider, Intruder, Post, Seen
-from splitfed.attacks.pcat import Pcat
-from splitfed.attacks.sdar import Sdar
+from splitfed.attacks.training_time.fsha import Fsha
+from splitfed.attacks.training_time.pcat import Pcat
+from splitfed.attacks.training_time.sdar import Sdar
+from splitfed.attacks.training_time.training_attack import Insider, Intruder, Post, Seen
+from splitfed.core.messages import View
+from splitfed.core.optimizers import Optim
+from splitfed.core.random import generator, stream
+from splitfed.core.tasks import classification
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
-from splitfed.optim import Optim
-from splitfed.run import Run
-from splitfed.seeding import generator, stream
-from splitfed.task import classification
 from splitfed.topologies import u_shaped, vanilla
-from splitfed.view import View
+from splitfed.training.run import Run
 
 ALL: dict[str, Intruder] = {
     "fsha": Fsha(width=8),

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 import splitfed as sf
-from splitfed.graph import Topology
+from splitfed.core.random import stream
+from splitfed.core.topology import Topology
 from splitfed.models.mlp import mlp
 from splitfed.planning.plan import cost
-from splitfed.preparation import prepare
+from splitfed.planning.validation import prepare
 from splitfed.schedules import Apart, SplitFedV1
 from splitfed.schedules.base import Training
-from splitfed.seeding import stream
 from splitfed.topologies import local, u_shaped, vanilla
 from tests.zoo import assert_same
 

@@ -6,9 +6,9 @@ import copy
 from pathlib import Path
 from typing import Any
 
-from splitfed.study import session
-from splitfed.study.grid import Grid
-from splitfed.study.toml import dumps
+from splitfed.study.config.grid import Grid
+from splitfed.study.config.toml import dumps
+from splitfed.study.run import session
 
 SMALL: dict[str, Any] = {
     "study": {"name": "small", "seeds": [0]},

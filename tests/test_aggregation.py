@@ -12,13 +12,13 @@ import torch
 from torch.nn import functional
 
 import splitfed as sf
+from splitfed.core.errors import InvalidInput
+from splitfed.core.random import derive
 from splitfed.defenses import LabelDp
-from splitfed.errors import InvalidInput
 from splitfed.federated.aggregation import PART, Aggregation
-from splitfed.federated.showing import endless
+from splitfed.federated.public_rows import endless
 from splitfed.schedules import Apart
 from splitfed.schedules.base import Training
-from splitfed.seeding import derive
 from splitfed.topologies import local, vertical
 from tests.method_zoo import BUILDERS, assert_plan_is_counted, assert_resumes, go, net, plan_of, weights
 from tests.walk import holdings

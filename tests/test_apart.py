@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 import splitfed as sf
-from splitfed.errors import InvalidInput
+from splitfed.core.errors import InvalidInput
+from splitfed.core.random import stream
 from splitfed.federated import Learner, Method
 from splitfed.models.mlp import mlp
 from splitfed.planning.plan import cost
-from splitfed.preparation import prepare
+from splitfed.planning.validation import prepare
 from splitfed.schedules import Apart, Sequential
 from splitfed.schedules.base import Training
-from splitfed.seeding import stream
 from splitfed.topologies import local, vanilla
 from tests.zoo import assert_same
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from splitfed.federated import Apfl
-from splitfed.run import Run
+from splitfed.training.run import Run
 from tests.federated_zoo import go, hand, weights
 
 

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from splitfed.cli import main
-from splitfed.errors import InvalidInput
+from splitfed.core.errors import InvalidInput
 from splitfed.registry import TABLES
-from splitfed.run import Run
-from splitfed.study import build
-from splitfed.study.mistakes import InvalidStudy
-from splitfed.study.rehearsal import untrained
-from splitfed.study.session import check
+from splitfed.study.config import build
+from splitfed.study.config.mistakes import InvalidStudy
+from splitfed.study.run.preflight import untrained
+from splitfed.study.run.session import check
+from splitfed.training.run import Run
 from tests.study_zoo import checked, placed, small, write
 
 LABELS: dict[str, Any] = {

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from splitfed.attacks.base import Attack, Knowledge, Needs, Progress
-from splitfed.attacks.inverse_network import InverseNetwork
-from splitfed.attacks.priors import total_variation
-from splitfed.attacks.rmle import Rmle
-from splitfed.defense import Defense
+from splitfed.attacks.reconstruction.inverse_network import InverseNetwork
+from splitfed.attacks.reconstruction.priors import total_variation
+from splitfed.attacks.reconstruction.rmle import Rmle
+from splitfed.core.defense import Defense
+from splitfed.core.messages import View
+from splitfed.core.random import generator
 from splitfed.defenses import Noise
-from splitfed.run import Run
-from splitfed.seeding import generator
-from splitfed.view import View
+from splitfed.training.run import Run
 from tests.attack_zoo import digits as federation
 from tests.attack_zoo import lenet_run as trained
 from tests.walk import reachable

@@ -16,18 +16,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from splitfed.attacks.base import Attack
-from splitfed.attacks.intruder import Intruder
-from splitfed.attacks.pcat import Pcat, PseudoClient
-from splitfed.attacks.same_layout import ClientModel, GenericLayout, SameLayout
-from splitfed.attacks.sdar import Sdar
-from splitfed.attacks.shadow import Shadow
-from splitfed.courses import Linear
-from splitfed.defense import Context, Defense
+from splitfed.attacks.networks.substitute_client import ClientModel, GenericLayout, SameLayout
+from splitfed.attacks.reconstruction.shadow import Shadow
+from splitfed.attacks.training_time.pcat import Pcat, PseudoClient
+from splitfed.attacks.training_time.sdar import Sdar
+from splitfed.attacks.training_time.training_attack import Intruder
+from splitfed.core.annealing import Linear
+from splitfed.core.defense import Context, Defense
+from splitfed.core.errors import InvalidInput
+from splitfed.core.random import generator
 from splitfed.defenses import Adversarial, DistanceCorrelation, Mid, Noise
-from splitfed.dependence import distance_correlation, u_distance_correlation_sqr
-from splitfed.errors import InvalidInput
-from splitfed.run import Run
-from splitfed.seeding import generator
+from splitfed.stats.dependence import distance_correlation, u_distance_correlation_sqr
+from splitfed.training.run import Run
 from tests.intruder_zoo import error, go, insider, ramps
 from tests.test_sdar_layout import run_on_images
 from tests.zoo import assert_same

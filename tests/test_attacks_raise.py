@@ -10,11 +10,11 @@ import pytest
 
 import splitfed
 from splitfed.attacks.base import Attack
-from splitfed.attacks.inverse_network import InverseNetwork
-from splitfed.attacks.rmle import Rmle
-from splitfed.errors import InvalidInput
-from splitfed.run import Run
+from splitfed.attacks.reconstruction.inverse_network import InverseNetwork
+from splitfed.attacks.reconstruction.rmle import Rmle
+from splitfed.core.errors import InvalidInput
 from splitfed.topologies import u_shaped, vanilla
+from splitfed.training.run import Run
 from tests.zoo import InPlaceAfterCut, images, toy_data
 
 

@@ -14,16 +14,16 @@ import pytest
 import torch
 
 import splitfed
-from splitfed.attacks.attribute import Attribute
 from splitfed.attacks.base import Attack
+from splitfed.attacks.properties.attribute import Attribute
+from splitfed.core.defense import Defense
+from splitfed.core.errors import InvalidInput
+from splitfed.core.tasks import classification, regression
 from splitfed.data.dataset import Dataset
-from splitfed.defense import Defense
 from splitfed.defenses import Noise
-from splitfed.errors import InvalidInput
 from splitfed.models.mlp import mlp
-from splitfed.run import AttackResult, Run
-from splitfed.task import classification, regression
 from splitfed.topologies import vanilla
+from splitfed.training.run import AttackResult, Run
 from tests.attack_zoo import odd_digits as federation
 from tests.attack_zoo import odd_run as trained
 from tests.zoo import toy_data

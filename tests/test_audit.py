@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import splitfed as sf
-from splitfed.accounting.audit import clopper_pearson, lower_bound
 from splitfed.cli import main
-from splitfed.defense import Defense
+from splitfed.core.defense import Defense
+from splitfed.core.errors import InvalidInput
+from splitfed.core.optimizers import Optim
 from splitfed.defenses import GaussianRelease, LaplaceRelease, Latent, Noise
-from splitfed.errors import InvalidInput
-from splitfed.optim import Optim
-from splitfed.study.audit import audit_run, told
+from splitfed.privacy.audit import clopper_pearson, lower_bound
+from splitfed.study.run.audit import audit_run, told
 from splitfed.topologies import vanilla
 from tests.zoo import InPlaceAfterCut
 

@@ -11,20 +11,20 @@ import torch
 from torch import Tensor, nn
 
 import splitfed as sf
-from splitfed.accounting.privacy import SUM
-from splitfed.defense import Context, Defense, Holder, Shield
+from splitfed.core.defense import Context, Defense, Holder, Shield
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Stamp
+from splitfed.core.optimizers import Optim
+from splitfed.core.random import stream
+from splitfed.core.tasks import Task
 from splitfed.defenses import DpSgd, GaussianRelease, LabelDp
 from splitfed.defenses.private_step import PrivateStep
-from splitfed.errors import InvalidInput
 from splitfed.federated import FedProto
 from splitfed.models.mlp import mlp
-from splitfed.optim import Optim
-from splitfed.run import Run
-from splitfed.seeding import stream
-from splitfed.study.audit import audit_run, told
-from splitfed.task import Task
+from splitfed.privacy.accountants import SUM
+from splitfed.study.run.audit import audit_run, told
 from splitfed.topologies import local, u_shaped, vanilla
-from splitfed.view import Stamp
+from splitfed.training.run import Run
 
 ONE, TEN = "one release", "ten releases in a row"
 
@@ -121,7 +121,7 @@ def test_mu_is_that_of_the_claim() -> None:
 
 
 def test_what_there_is_no_game_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("splitfed.study.audit.release_games", lambda run, client: ())
+    monkeypatch.setattr("splitfed.study.run.audit.release_games", lambda run, client: ())
     run = run_of(GaussianRelease(noise_multiplier=1.0, freeze=True), LabelDp(1.0), seed=1)
     found = audit_run(run, 200)
     assert found["unaudited"] == ["GaussianRelease"]

@@ -12,10 +12,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from splitfed.attacks.dlg import Dlg
+from splitfed.attacks.gradients.dlg import Dlg
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Recording
+from splitfed.core.optimizers import Optim
+from splitfed.core.topology import Topology
 from splitfed.defenses import DpSgd
 from splitfed.engines.base import FED
-from splitfed.errors import InvalidInput
 from splitfed.federated import (
     Apfl,
     Ditto,
@@ -33,13 +36,10 @@ from splitfed.federated import (
     Scaffold,
     Standalone,
 )
-from splitfed.graph import Topology
-from splitfed.manipulations import SignFlip
-from splitfed.optim import Optim
+from splitfed.poisoning import SignFlip
 from splitfed.registry import load
 from splitfed.schedules import Apart, Blind, Sequential, SplitFedV1, SplitFedV3
 from splitfed.topologies import local, u_shaped, vanilla
-from splitfed.view import Recording
 from tests.federated_zoo import check_planned, check_resumed, common, go, hand, model, own, pictures, weights
 from tests.rounding import single
 from tests.walk import holdings

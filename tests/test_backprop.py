@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from splitfed.backprop import send_back
-from splitfed.seeding import generator
+from splitfed.core.backprop import send_back
+from splitfed.core.random import generator
 
 
 def _graph(model: nn.Module) -> tuple[list[torch.Tensor], list[torch.Tensor | float]]:

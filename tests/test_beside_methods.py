@@ -12,28 +12,28 @@ from torch import nn
 from torch.nn import functional
 
 import splitfed
-from splitfed.attacks.dlg import Dlg
-from splitfed.attacks.gradient_matching import newest_step
-from splitfed.attacks.inverting_gradients import InvertingGradients
+from splitfed.attacks.gradients.dlg import Dlg
+from splitfed.attacks.gradients.gradient_matching import newest_step
+from splitfed.attacks.gradients.inverting_gradients import InvertingGradients
+from splitfed.core.defense import Defense
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Recording
+from splitfed.core.optimizers import Optim
+from splitfed.core.random import stream
+from splitfed.core.topology import Topology
 from splitfed.data.federation import Federation
-from splitfed.defense import Defense
 from splitfed.defenses import DpSgd, GaussianRelease, LabelDp, Noise
 from splitfed.engines.base import FED
-from splitfed.errors import InvalidInput
 from splitfed.federated import FedDistill, FedGen, FedKD, FedProto, Learner, PerFedAvg
 from splitfed.federated.fedproto import nearest
 from splitfed.federated.low_rank import moved
-from splitfed.graph import Topology
-from splitfed.optim import Optim
 from splitfed.planning.plan import cost
 from splitfed.planning.private import planned_ledger
-from splitfed.preparation import Prepared, prepare
-from splitfed.run import Run
+from splitfed.planning.validation import Prepared, prepare
 from splitfed.schedules import Apart, Blind, SplitFedV1
 from splitfed.schedules.base import Training
-from splitfed.seeding import stream
 from splitfed.topologies import local, vanilla
-from splitfed.view import Recording
+from splitfed.training.run import Run
 from tests.federated_zoo import pictures
 
 

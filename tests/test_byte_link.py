@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 
 import splitfed as sf
+from splitfed.core.messages import Message, Recorder, Stamp
+from splitfed.core.random import stream
+from splitfed.core.tasks import classification
 from splitfed.data.federation import Federation
 from splitfed.engines import byte_link
 from splitfed.engines.byte_link import ByteLink, from_bytes, to_bytes
 from splitfed.registry import TABLES, load
 from splitfed.schedules import SplitFedV1
-from splitfed.secure.plan import SecureSum
-from splitfed.seeding import stream
-from splitfed.task import classification
-from splitfed.training import LINKS
-from splitfed.view import Message, Recorder, Stamp
+from splitfed.secure_sum.plan import SecureSum
+from splitfed.training.entry_point import LINKS
 from tests.test_every_combination import REFUSED, TOPOLOGIES
 from tests.test_every_defense import BACKWARDS, DEFENSES
 from tests.test_isolation import assert_own

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from splitfed import checkpoint
-from splitfed.errors import InvalidInput
+from splitfed.core.errors import InvalidInput
+from splitfed.training import checkpoint
 from tests.zoo import assert_same
 
 

@@ -12,8 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import splitfed as sf
+from splitfed.core.defense import Defense
+from splitfed.core.errors import InvalidInput
+from splitfed.core.random import stream
+from splitfed.core.topology import Topology
 from splitfed.data.federation import Federation
-from splitfed.defense import Defense
 from splitfed.defenses import (
     Adversarial,
     ChannelPruning,
@@ -27,18 +30,15 @@ from splitfed.defenses import (
     Quantization,
     TopK,
 )
-from splitfed.errors import InvalidInput
-from splitfed.gaussian_mechanism import gaussian_epsilon
-from splitfed.graph import Topology
 from splitfed.models.mlp import mlp
+from splitfed.planning.calibration import settled
 from splitfed.planning.plan import cost
 from splitfed.planning.private import planned_ledger
-from splitfed.planning.settling import settled
-from splitfed.preparation import Prepared, prepare
-from splitfed.run import Run
+from splitfed.planning.validation import Prepared, prepare
+from splitfed.privacy.gaussian_mechanism import gaussian_epsilon
 from splitfed.schedules.base import Training
-from splitfed.seeding import stream
 from splitfed.topologies import u_shaped, vanilla
+from splitfed.training.run import Run
 from tests.zoo import InPlaceAfterCut, toy_data
 
 

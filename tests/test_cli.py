@@ -161,7 +161,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(
 
 
 def test_the_demo_is_a_valid_study() -> None:
-    from splitfed.study import session
+    from splitfed.study.run import session
 
     ready = session.prepare(Path(session.__file__).parent / "demo.toml")
     assert ready.grid.cells[0].defense.label == "none"

@@ -13,16 +13,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from splitfed.accounting.bytes import step_bytes
-from splitfed.accounting.clock import Clock, party_names
-from splitfed.accounting.flops import SegmentCost, segment_flops
-from splitfed.accounting.han import Setting, federated_latency, local_loss_latency, splitfed_latency
-from splitfed.accounting.speeds import Machine, Speeds
-from splitfed.accounting.steps import StepShape, step_shape
-from splitfed.errors import InvalidInput
-from splitfed.graph import Head, Segment, Topology
+from splitfed.core.errors import InvalidInput
+from splitfed.core.probe import probe
+from splitfed.core.topology import Head, Segment, Topology
+from splitfed.costs.bytes import step_bytes
+from splitfed.costs.clock import Clock, party_names
+from splitfed.costs.flops import SegmentCost, segment_flops
+from splitfed.costs.han import Setting, federated_latency, local_loss_latency, splitfed_latency
+from splitfed.costs.speeds import Machine, Speeds
+from splitfed.costs.steps import StepShape, step_shape
 from splitfed.models.lenet import lenet
-from splitfed.probe import probe
 from splitfed.topologies import u_shaped, vanilla
 from tests.zoo import SmallUNet
 

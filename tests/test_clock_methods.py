@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 import splitfed as sf
-from splitfed.accounting.speeds import Machine, Speeds
+from splitfed.core.random import stream
+from splitfed.costs.speeds import Machine, Speeds
 from splitfed.federated import FedProto
 from splitfed.models.mlp import mlp
 from splitfed.planning.plan import cost
-from splitfed.preparation import prepare
+from splitfed.planning.validation import prepare
 from splitfed.registry import TABLES, load
 from splitfed.schedules.base import Training
-from splitfed.seeding import stream
 from splitfed.topologies import local, vanilla
 
 SPEEDS = Speeds(Machine(1e7, 1e5, 2e5, 0.01), {"fed_server": Machine(1e9, 1e6, 1e6, 0.01)}, stragglers={"client1": 2.0})

@@ -11,9 +11,12 @@ import torch
 from torch import Tensor, nn
 
 import splitfed as sf
-from splitfed.accounting.privacy import compose
+from splitfed.core.defense import Context, Defense, Slope, packed_bytes
+from splitfed.core.errors import InvalidInput
+from splitfed.core.random import generator, stream
+from splitfed.core.tasks import binary
+from splitfed.core.topology import Topology
 from splitfed.data.federation import Federation
-from splitfed.defense import Context, Defense, Slope, packed_bytes
 from splitfed.defenses import (
     Adversarial,
     DistanceCorrelation,
@@ -28,17 +31,14 @@ from splitfed.defenses import (
     Quantization,
     TopK,
 )
-from splitfed.errors import InvalidInput
-from splitfed.gaussian_mechanism import gaussian_epsilon
-from splitfed.graph import Topology
 from splitfed.models.mlp import mlp
 from splitfed.planning.plan import cost
-from splitfed.preparation import prepare
-from splitfed.run import Run
+from splitfed.planning.validation import prepare
+from splitfed.privacy.accountants import compose
+from splitfed.privacy.gaussian_mechanism import gaussian_epsilon
 from splitfed.schedules.base import Training
-from splitfed.seeding import generator, stream
-from splitfed.task import binary
 from splitfed.topologies import u_shaped, vanilla, vertical
+from splitfed.training.run import Run
 from tests.zoo import SmallUNet, engine_of, images, toy_data
 
 

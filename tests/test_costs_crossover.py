@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from splitfed.accounting.bytes import epoch_bytes, step_bytes, weight_bytes
-from splitfed.accounting.crossover import Crossover, over_clients, over_parameters, sizes_of
-from splitfed.accounting.singh import Sizes, split_total
-from splitfed.errors import InvalidInput
-from splitfed.graph import Head, Segment, Topology
-from splitfed.probe import Facts, probe
-from splitfed.study.figures_costs import accuracy_over_time, crossover_plot
+from splitfed.core.errors import InvalidInput
+from splitfed.core.probe import Facts, probe
+from splitfed.core.topology import Head, Segment, Topology
+from splitfed.costs.bytes import epoch_bytes, step_bytes, weight_bytes
+from splitfed.costs.crossover import Crossover, over_clients, over_parameters, sizes_of
+from splitfed.costs.singh import Sizes, split_total
+from splitfed.study.report.figures.costs import accuracy_over_time, crossover_plot
 from splitfed.topologies import vanilla
 
 SIZES = Sizes(clients=4, parameters=1000, client_share=0.25, examples=80, cut_width=5)

@@ -10,8 +10,8 @@ from itertools import pairwise
 
 import pytest
 
-from splitfed.accounting import han, sglr, singh, splitfed_paper
-from splitfed.errors import InvalidInput
+from splitfed.core.errors import InvalidInput
+from splitfed.costs import han, sglr, singh, splitfed_paper
 
 SIZES = singh.Sizes(clients=4, parameters=1000, client_share=0.25, examples=80, cut_width=5)
 TIMES = splitfed_paper.Times(train=7, rate=10, average=3)

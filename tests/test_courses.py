@@ -15,22 +15,22 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import splitfed
-from splitfed.chosen import check_clients
-from splitfed.courses import Constant, Cosine, Course, Linear, Steps
-from splitfed.defense import Context
+from splitfed.core.annealing import Constant, Cosine, Course, Linear, Steps
+from splitfed.core.defense import Context
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Stamp
+from splitfed.core.optimizers import Optim
+from splitfed.core.per_client_defenses import check_clients
+from splitfed.core.random import stream
+from splitfed.core.tasks import classification
 from splitfed.defenses import DistanceCorrelation, MaxNorm, Mid
-from splitfed.dependence import distance_correlation
-from splitfed.errors import InvalidInput
 from splitfed.models.mlp import mlp
-from splitfed.optim import Optim
-from splitfed.run import Run
-from splitfed.seeding import stream
-from splitfed.study.report_names import short_names
-from splitfed.study.toml import dumps
-from splitfed.task import classification
+from splitfed.stats.dependence import distance_correlation
+from splitfed.study.config.toml import dumps
+from splitfed.study.report.names import short_names
 from splitfed.topologies import multi_hop, u_shaped, vanilla, vertical
 from splitfed.topologies.fusion import Fusion
-from splitfed.view import Stamp
+from splitfed.training.run import Run
 from tests.study_zoo import checked, small
 from tests.zoo import Whole, assert_same, engine_of, images, placed, toy_data
 
@@ -212,10 +212,10 @@ def test_a_study_writes_courses_as_tables_and_a_list_of_them_is_a_grid() -> None
     ]
     assert [cell.defense.strength and cell.defense.strength.value for cell in grid.cells] == [0.3, 0.5, 0.5]
     assert [cell.config["defense"][0]["alpha"] for cell in grid.cells] == [0.3, LINEAR, STEPS]
-    assert [splitfed.study.build.defenses(cell)[0] for cell in grid.cells] == [
+    assert [splitfed.study.config.build.defenses(cell)[0] for cell in grid.cells] == [
         DistanceCorrelation(alpha=alpha) for alpha in (0.3, Linear(0.0, 0.5, 4), Steps(((0, 0.1), (5, 0.5))))
     ]
-    again = checked(splitfed.study.config.tomllib.loads(dumps(grid.resolved)))
+    again = checked(splitfed.study.config.config.tomllib.loads(dumps(grid.resolved)))
     assert again.resolved == grid.resolved
     assert len({cell.id for cell in grid.cells}) == 3
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from splitfed.cutting import Piece, cut
-from splitfed.graph import Edge, Head, Segment, Topology
+from splitfed.core.cutting import Piece, cut
+from splitfed.core.topology import Edge, Head, Segment, Topology
 from splitfed.models.lenet import lenet
 from splitfed.topologies import u_shaped, vanilla
 from tests.zoo import SmallUNet, images

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from splitfed.cutting import cut
-from splitfed.errors import InvalidInput
-from splitfed.optim import Optim
+from splitfed.core.cutting import cut
+from splitfed.core.errors import InvalidInput
+from splitfed.core.optimizers import Optim
 from splitfed.topologies import multi_hop, u_shaped, vanilla
 from tests import cut_idioms as made
 from tests.cut_idioms import Net, between, ends, hooked, written_under_another_name

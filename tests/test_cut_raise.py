@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.cutting import cut
-from splitfed.errors import InvalidInput
-from splitfed.graph import Topology
+from splitfed.core.cutting import cut
+from splitfed.core.errors import InvalidInput
+from splitfed.core.topology import Topology
 from splitfed.topologies import u_shaped, vanilla
 from tests.zoo import SmallUNet
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from splitfed import digests
 from splitfed.cli import main
-from splitfed.digests import Damaged
-from splitfed.study import report_shared
-from splitfed.study.progress import Lines
+from splitfed.core import digests
+from splitfed.core.digests import Damaged
+from splitfed.study.report import prototypes
+from splitfed.study.run.progress import Lines
 from tests.study_zoo import small, write
 
 # Class means that clients send, recorded at who receives them: every kind of file that a run can have.
@@ -88,7 +88,7 @@ USES: dict[str, Use] = {u.__name__: u for u in (resume, report, read_back, attac
 def quick() -> Iterator[None]:
     """Leave out to arrange the dots of one picture, which takes longer than all else."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(report_shared, "prototypes", lambda found, name: str(len(found.z)))
+        patched.setattr(prototypes, "prototypes", lambda found, name: str(len(found.z)))
         yield
 
 

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from splitfed.core.errors import InvalidInput
 from splitfed.data import Table, align, feed
-from splitfed.data.alignment import Counts
-from splitfed.data.keys import Crossing
-from splitfed.errors import InvalidInput
+from splitfed.data.alignment.keys import Crossing
+from splitfed.data.alignment.report import Counts
 
 # ann, bob and eve are known to both; ida to the bank alone, zoe to the clinic alone, and she stands there twice.
 BANK = Table(["eve", "ann", "ida", "bob"], torch.arange(8.0).reshape(4, 2))

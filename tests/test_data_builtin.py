@@ -12,7 +12,7 @@ import torch
 import splitfed.data
 from splitfed import registry
 from splitfed.data import breast_cancer, digits, mnist5k
-from splitfed.data.breast_cancer import UNITS
+from splitfed.data.sources.breast_cancer import UNITS
 
 
 def test_digits() -> None:
@@ -54,7 +54,7 @@ def test_nothing_is_imported_before_use() -> None:
         "import sys, splitfed.data, splitfed.models\n"
         "heavy = {'torch', 'numpy', 'sklearn', 'pandas', 'mlxtend', 'PIL'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
-        "import splitfed.data.digits, splitfed.data.csv, splitfed.data.image_folder\n"
+        "import splitfed.data.sources.digits, splitfed.data.sources.csv, splitfed.data.sources.image_folder\n"
         "heavy = {'sklearn', 'pandas', 'PIL'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )

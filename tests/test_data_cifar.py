@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from splitfed.core.errors import InvalidInput
 from splitfed.data import cifar
-from splitfed.errors import InvalidInput
 
 
 def record(labels: tuple[int, ...], red: int, green: int, blue: int) -> bytes:

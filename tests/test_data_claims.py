@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from splitfed.core.errors import InvalidInput
 from splitfed.data import arrays
-from splitfed.data.csv import csv
-from splitfed.data.idx import read_idx
-from splitfed.data.npz import npz
-from splitfed.errors import InvalidInput
-from splitfed.study.rows import read_rows
+from splitfed.data.sources.csv import csv
+from splitfed.data.sources.idx import read_idx
+from splitfed.data.sources.npz import npz
+from splitfed.study.run.input_rows import read_rows
 
 TERA = 2**40
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from splitfed.core.errors import InvalidInput
 from splitfed.data import csv
-from splitfed.errors import InvalidInput
 
 TABLE = """id,age,color,member,site,label
 a,10,red,True,north,yes

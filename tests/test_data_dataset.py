@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from splitfed.core.errors import InvalidInput
+from splitfed.core.tasks import classification, regression
 from splitfed.data import Dataset
-from splitfed.errors import InvalidInput
-from splitfed.task import classification, regression
 
 
 def make(**changes: Any) -> Dataset:

@@ -11,9 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
+from splitfed.core.errors import InvalidInput
+from splitfed.core.tasks import classification
 from splitfed.data import Dataset, Federation, domain_folder, from_arrays, leaf, mnist5k, rotated_mnist, synthetic
-from splitfed.errors import InvalidInput
-from splitfed.task import classification
 
 
 def dot() -> Dataset:

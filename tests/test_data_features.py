@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from splitfed.core.errors import InvalidInput
+from splitfed.core.tasks import classification
 from splitfed.data import Dataset, Feature, breast_cancer, feed, mnist5k
-from splitfed.errors import InvalidInput
-from splitfed.task import classification
 
 # Two rows of 2 x 3: [[0, 1, 2], [3, 4, 5]] and [[6, 7, 8], [9, 10, 11]].
 X = torch.arange(12.0).reshape(2, 2, 3)

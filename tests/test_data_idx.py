@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from splitfed.core.errors import InvalidInput
 from splitfed.data import idx
-from splitfed.data.idx import read_idx
-from splitfed.errors import InvalidInput
+from splitfed.data.sources.idx import read_idx
 
 IMAGES = np.array([[[0, 51], [102, 255]], [[255, 0], [0, 0]], [[5, 6], [7, 8]]], dtype=np.uint8)
 LABELS = np.array([0, 2, 1], dtype=np.uint8)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from splitfed.core.errors import InvalidInput
 from splitfed.data import image_folder
-from splitfed.errors import InvalidInput
 
 
 def write(root: Path, name: str, color: tuple[int, int, int], size: tuple[int, int] = (4, 3)) -> Path:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from splitfed.core.errors import InvalidInput
 from splitfed.data import npz
-from splitfed.errors import InvalidInput
 
 
 def test_numbers(tmp_path: Path) -> None:

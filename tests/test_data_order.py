@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from splitfed.core.errors import InvalidInput
+from splitfed.core.random import generator
 from splitfed.data import batches
-from splitfed.errors import InvalidInput
-from splitfed.seeding import generator
 
 
 def test_each_row_once() -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from splitfed.core.errors import InvalidInput
 from splitfed.data import Alignment, Table, align, keyed_hash, new_secret, private_intersection
-from splitfed.data.keyed_hash import hashes, join
-from splitfed.data.keys import Crossing
-from splitfed.errors import InvalidInput
+from splitfed.data.alignment.keyed_hash import hashes, join
+from splitfed.data.alignment.keys import Crossing
 
 SECRET = bytes(range(32))
 

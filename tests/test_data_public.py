@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from splitfed.core.errors import InvalidInput
+from splitfed.core.tasks import classification
 from splitfed.data import ClientData, Dataset, Federation
-from splitfed.description import digest
-from splitfed.errors import InvalidInput
-from splitfed.manipulations import LabelFlip
-from splitfed.task import classification
+from splitfed.poisoning import LabelFlip
+from splitfed.training.description import digest
 
 
 def toy(rows: int = 100, **options: Any) -> Federation:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
+from splitfed.core.errors import InvalidInput
+from splitfed.core.tasks import binary
 from splitfed.data import from_arrays, from_torch
-from splitfed.errors import InvalidInput
-from splitfed.task import binary
 
 X = np.arange(6, dtype=np.float64).reshape(3, 2)
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from splitfed.core.errors import InvalidInput
+from splitfed.core.tasks import classification
 from splitfed.data import ClientData, Dataset, Federation, breast_cancer, digits, from_arrays, mnist5k
-from splitfed.errors import InvalidInput
-from splitfed.task import classification
 
 
 def toy(rows: int = 100, classes: int = 5) -> Dataset:

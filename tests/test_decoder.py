@@ -11,14 +11,14 @@ from torch.nn import functional
 
 import splitfed as sf
 from splitfed.attacks.base import Attack
-from splitfed.attacks.decoder import Decoder
-from splitfed.attacks.inverse_network import InverseNetwork
-from splitfed.attacks.metrics import psnr
-from splitfed.attacks.parts import Rectangle, boxes
-from splitfed.attacks.sizes import bridge, doublings
+from splitfed.attacks.networks.image_parts import Rectangle, boxes
+from splitfed.attacks.networks.image_sizes import bridge, doublings
+from splitfed.attacks.reconstruction.decoder import Decoder
+from splitfed.attacks.reconstruction.inverse_network import InverseNetwork
+from splitfed.attacks.scoring.metrics import psnr
+from splitfed.core.optimizers import Optim
+from splitfed.core.random import generator, stream
 from splitfed.models.lenet import lenet
-from splitfed.optim import Optim
-from splitfed.seeding import generator, stream
 from splitfed.topologies import extended_vanilla, vanilla, vertical
 
 ADAM = Optim("Adam", {"lr": 3e-3})

@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from splitfed import dependence
-from splitfed.dependence import (
+from splitfed.core.errors import InvalidInput
+from splitfed.core.random import generator
+from splitfed.stats import dependence
+from splitfed.stats.dependence import (
     distance_correlation,
     distance_correlation_sqr,
     distance_covariance_sqr,
@@ -17,8 +19,6 @@ from splitfed.dependence import (
     slope,
     u_distance_correlation_sqr,
 )
-from splitfed.errors import InvalidInput
-from splitfed.seeding import generator
 from tests import dcor_oracle
 
 CORRELATIONS = [distance_correlation_sqr, distance_correlation, u_distance_correlation_sqr]

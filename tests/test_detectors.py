@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from splitfed.attacks.fsha import Fsha
+from splitfed.attacks.training_time.fsha import Fsha
+from splitfed.core.errors import InvalidInput
+from splitfed.core.optimizers import Optim
+from splitfed.core.random import generator
 from splitfed.detectors import Detector, SplitGuard, SplitOut
 from splitfed.detectors.splitguard import score, wrong
-from splitfed.errors import InvalidInput
-from splitfed.optim import Optim
-from splitfed.run import Run
-from splitfed.seeding import generator
+from splitfed.training.run import Run
 from tests.intruder_zoo import go, ramps
 from tests.zoo import assert_same
 

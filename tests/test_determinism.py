@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from splitfed.core.optimizers import Optim
+from splitfed.core.topology import Topology
 from splitfed.defenses import DistanceCorrelation, Noise
 from splitfed.engines.local import LocalEngine
-from splitfed.graph import Topology
-from splitfed.optim import Optim
 from splitfed.schedules.base import Training
 from splitfed.schedules.sequential import Sequential
 from splitfed.topologies import u_shaped, vanilla

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from splitfed.core.errors import InvalidInput
+from splitfed.core.optimizers import Optim
+from splitfed.core.topology import Topology
 from splitfed.defenses import DistanceCorrelation
-from splitfed.dependence import distance_correlation, u_distance_correlation_sqr
 from splitfed.engines.local import LocalEngine
-from splitfed.errors import InvalidInput
-from splitfed.graph import Topology
 from splitfed.models.mlp import mlp
-from splitfed.optim import Optim
+from splitfed.stats.dependence import distance_correlation, u_distance_correlation_sqr
 from splitfed.topologies import multi_hop, u_shaped, vanilla
 from tests.zoo import InPlaceAfterCut, SmallUNet, assert_same, engine_of, images, toy_data
 

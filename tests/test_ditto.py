@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from splitfed.errors import InvalidInput
+from splitfed.core.errors import InvalidInput
 from splitfed.federated import Ditto
 from tests.federated_zoo import common, go, hand, own, weights
 from tests.rounding import single

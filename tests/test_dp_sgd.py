@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.defense import Defense
+from splitfed.core.defense import Defense
+from splitfed.core.optimizers import Optim
+from splitfed.core.random import derive, stream, wide_generator
+from splitfed.core.tasks import Task, classification
+from splitfed.core.topology import Topology, member
 from splitfed.defenses import DpSgd
 from splitfed.defenses.private_noise import gaussian
 from splitfed.engines.local import LocalEngine
-from splitfed.graph import Topology, member
-from splitfed.optim import Optim
-from splitfed.seeding import derive, stream, wide_generator
-from splitfed.task import Task, classification
 from splitfed.topologies import multi_hop, u_shaped, vanilla, vertical
 from tests.zoo import InPlaceAfterCut, Whole, columns, engine_of, images, placed
 

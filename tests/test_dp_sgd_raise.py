@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 import splitfed
-from splitfed.defense import Defense
+from splitfed.core.defense import Defense
+from splitfed.core.errors import InvalidInput
+from splitfed.core.optimizers import Optim
+from splitfed.core.probe import probe
+from splitfed.core.tasks import Task, classification
+from splitfed.core.topology import Head, Segment, Topology
 from splitfed.defenses import DistanceCorrelation, DpSgd, Noise
 from splitfed.detectors.splitguard import SplitGuard
-from splitfed.errors import InvalidInput
-from splitfed.graph import Head, Segment, Topology
-from splitfed.optim import Optim
-from splitfed.probe import probe
-from splitfed.task import Task, classification
 from splitfed.topologies import u_shaped, vanilla
 from tests.zoo import InPlaceAfterCut, images, toy_data
 

@@ -11,23 +11,23 @@ import pytest
 import torch
 
 import splitfed
+from splitfed.core.defense import Defense
+from splitfed.core.optimizers import Optim
+from splitfed.core.privacy_events import Event, Gaussian, Neighbours, Protects
+from splitfed.data.batch_order import poisson_batches
 from splitfed.data.federation import Federation
-from splitfed.data.order import poisson_batches
-from splitfed.defense import Defense
 from splitfed.defenses import DpSgd
 from splitfed.engines.local import LocalEngine
-from splitfed.manipulations.base import Manipulation
-from splitfed.optim import Optim
-from splitfed.planning.dry import Dry
+from splitfed.planning.calibration import settled
+from splitfed.planning.counting import Dry
 from splitfed.planning.plan import cost
-from splitfed.planning.playing import played
-from splitfed.planning.settling import settled
-from splitfed.preparation import prepare
-from splitfed.privacy import Event, Gaussian, Neighbours, Protects
-from splitfed.run import Run
-from splitfed.schedules.apart import Apart
+from splitfed.planning.simulation import played
+from splitfed.planning.validation import prepare
+from splitfed.poisoning.base import Manipulation
 from splitfed.schedules.base import Training
+from splitfed.schedules.independent import Apart
 from splitfed.topologies import local, vanilla
+from splitfed.training.run import Run
 from tests.test_resume import Stop, stop_after
 from tests.zoo import InPlaceAfterCut, assert_same, toy_data
 

@@ -9,10 +9,10 @@ from itertools import combinations, pairwise
 import pytest
 from torch import nn
 
-from splitfed.draw import LEFT, _nodes_and_wires, to_mermaid, to_svg
-from splitfed.errors import InvalidInput
-from splitfed.graph import Head, Segment, Topology
-from splitfed.layout import Plan, Point, plan
+from splitfed.core.errors import InvalidInput
+from splitfed.core.topology import Head, Segment, Topology
+from splitfed.drawing.layout import Plan, Point, plan
+from splitfed.drawing.svg import LEFT, _nodes_and_wires, to_mermaid, to_svg
 from splitfed.topologies import extended_vanilla, multi_hop, multi_task, u_shaped, vertical
 
 SVG = "{http://www.w3.org/2000/svg}"

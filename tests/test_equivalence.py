@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 
 import splitfed as sf
-from splitfed.accounting.bytes import backward_bytes
-from splitfed.cutting import cut
-from splitfed.equivalence import check_topology
-from splitfed.errors import InvalidInput
-from splitfed.graph import Head, Segment, Topology
-from splitfed.model_snapshot import ModelSnapshot, generator_states, same_generators
-from splitfed.optim import Optim
-from splitfed.probe import probe
-from splitfed.rerun import fresh
+from splitfed.core.cutting import cut
+from splitfed.core.equivalence import check_topology
+from splitfed.core.errors import InvalidInput
+from splitfed.core.model_snapshot import ModelSnapshot, generator_states, same_generators
+from splitfed.core.optimizers import Optim
+from splitfed.core.probe import probe
+from splitfed.core.topology import Head, Segment, Topology
+from splitfed.costs.bytes import backward_bytes
+from splitfed.threats.retraining import fresh
 from splitfed.topologies import multi_hop, vanilla
 from tests.cut_idioms import Counting, Net, ends, without_gradients
 from tests.zoo import engine_of

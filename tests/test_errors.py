@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from splitfed.errors import InvalidInput, SplitfedError, check_count, check_number, unknown
+from splitfed.core.errors import InvalidInput, SplitfedError, check_count, check_number, unknown
 
 
 def test_unknown_names_the_nearest_first_and_then_all() -> None:

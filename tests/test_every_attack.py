@@ -17,43 +17,43 @@ import pytest
 import torch
 from torch import Tensor
 
-from splitfed import inquiry, uploads
-from splitfed.attacks.attribute import Attribute
 from splitfed.attacks.base import Attack, Phase, Target
-from splitfed.attacks.batch_label_inference import BatchLabelInference
-from splitfed.attacks.class_shares import ClassShares
-from splitfed.attacks.direct_label import DirectLabel
-from splitfed.attacks.direction import Direction
-from splitfed.attacks.dlg import Dlg
-from splitfed.attacks.fsha import Fsha
-from splitfed.attacks.grn import Grn
-from splitfed.attacks.idlg import Idlg
-from splitfed.attacks.insider_labels import InsiderLabels
-from splitfed.attacks.inverse_network import InverseNetwork
-from splitfed.attacks.inverting_gradients import InvertingGradients
-from splitfed.attacks.ladder import Ladder
-from splitfed.attacks.lira import Lira
-from splitfed.attacks.membership_releases import MembershipReleases
-from splitfed.attacks.membership_shadow import MembershipShadow
-from splitfed.attacks.membership_threshold import MembershipThreshold
-from splitfed.attacks.model_completion import ModelCompletion
-from splitfed.attacks.model_inversion import ModelInversion
-from splitfed.attacks.norm import Norm
-from splitfed.attacks.pcat import Pcat
-from splitfed.attacks.prototype_inversion import PrototypeInversion
-from splitfed.attacks.prototype_membership import PrototypeMembership
-from splitfed.attacks.rmle import Rmle
-from splitfed.attacks.sdar import Sdar
-from splitfed.attacks.shadow import Shadow
-from splitfed.attacks.spectral import Spectral
-from splitfed.attacks.unsplit import Unsplit
-from splitfed.attacks.unsplit_labels import UnsplitLabels
+from splitfed.attacks.gradients.dlg import Dlg
+from splitfed.attacks.gradients.idlg import Idlg
+from splitfed.attacks.gradients.inverting_gradients import InvertingGradients
+from splitfed.attacks.labels.batch_label_inference import BatchLabelInference
+from splitfed.attacks.labels.direct_label import DirectLabel
+from splitfed.attacks.labels.direction import Direction
+from splitfed.attacks.labels.model_completion import ModelCompletion
+from splitfed.attacks.labels.norm import Norm
+from splitfed.attacks.labels.spectral import Spectral
+from splitfed.attacks.labels.unsplit_labels import UnsplitLabels
+from splitfed.attacks.membership.lira import Lira
+from splitfed.attacks.membership.membership_releases import MembershipReleases
+from splitfed.attacks.membership.membership_shadow import MembershipShadow
+from splitfed.attacks.membership.membership_threshold import MembershipThreshold
+from splitfed.attacks.properties.attribute import Attribute
+from splitfed.attacks.reconstruction.grn import Grn
+from splitfed.attacks.reconstruction.inverse_network import InverseNetwork
+from splitfed.attacks.reconstruction.ladder import Ladder
+from splitfed.attacks.reconstruction.model_inversion import ModelInversion
+from splitfed.attacks.reconstruction.rmle import Rmle
+from splitfed.attacks.reconstruction.shadow import Shadow
+from splitfed.attacks.reconstruction.unsplit import Unsplit
+from splitfed.attacks.training_time.fsha import Fsha
+from splitfed.attacks.training_time.insider_labels import InsiderLabels
+from splitfed.attacks.training_time.pcat import Pcat
+from splitfed.attacks.training_time.sdar import Sdar
+from splitfed.attacks.uploads.class_shares import ClassShares
+from splitfed.attacks.uploads.prototype_inversion import PrototypeInversion
+from splitfed.attacks.uploads.prototype_membership import PrototypeMembership
 from splitfed.data.dataset import Dataset
 from splitfed.defenses import LabelDp, Noise
 from splitfed.federated import FedProto
-from splitfed.manipulations.byzantine_noise import ByzantineNoise
+from splitfed.poisoning.byzantine_noise import ByzantineNoise
 from splitfed.registry import TABLES
-from splitfed.run import AttackResult, Run
+from splitfed.threats import evaluator, upload_attacks
+from splitfed.training.run import AttackResult, Run
 from tests.attack_zoo import (
     MEMBER_BATCH,
     by_heart,
@@ -276,7 +276,7 @@ def turned(rows: Dataset) -> Dataset:
 @pytest.mark.parametrize("name", TABLE)
 def test_the_scorer_alone_knows_the_truth(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The truth shuffled before the score: the same guess to the last bit, scored against another truth."""
-    row, grade_of = TABLE[name], inquiry.grade_of
+    row, grade_of = TABLE[name], evaluator.grade_of
     before = honest(name, quick=True)
     run = row.planted()
 
@@ -289,7 +289,7 @@ def test_the_scorer_alone_knows_the_truth(name: str, monkeypatch: pytest.MonkeyP
         others = victims.rows(torch.arange(len(victims)).roll(1)) if len(victims) > 1 else run.data.victims.rows([0])
         return grade_of(target, guess, others, auxiliary, drawn, **options)
 
-    for scorer in (inquiry, uploads):
+    for scorer in (evaluator, upload_attacks):
         monkeypatch.setattr(scorer, "grade_of", misled)
     after = attacked(row, run, row.quick or row.attack)
     assert torch.equal(after.guess, before.guess)

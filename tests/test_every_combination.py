@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 import splitfed as sf
+from splitfed.core.random import stream
+from splitfed.core.tasks import classification
 from splitfed.data.federation import Federation
 from splitfed.models.mlp import mlp
 from splitfed.planning.plan import cost
-from splitfed.preparation import prepare
+from splitfed.planning.validation import prepare
 from splitfed.registry import TABLES, load
 from splitfed.schedules.base import Training
-from splitfed.seeding import stream
-from splitfed.task import classification
 from splitfed.topologies import custom, extended_vanilla, local, multi_hop, multi_task, u_shaped, vanilla, vertical
 
 CLIENTS = 3

@@ -9,12 +9,12 @@ import pytest
 from torch import Tensor, nn
 
 import splitfed as sf
+from splitfed.core.defense import Defense
+from splitfed.core.random import stream
+from splitfed.core.tasks import binary
 from splitfed.data.federation import Federation
-from splitfed.defense import Defense
 from splitfed.models.mlp import mlp
 from splitfed.registry import TABLES
-from splitfed.seeding import stream
-from splitfed.task import binary
 from splitfed.topologies import custom, extended_vanilla, local, multi_hop, multi_task, u_shaped, vanilla, vertical
 
 D = sf.defenses

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.graph import Topology
+from splitfed.core.messages import Stamp
+from splitfed.core.optimizers import Optim
+from splitfed.core.party import forward_seed
+from splitfed.core.random import derive, stream
+from splitfed.core.topology import Topology
 from splitfed.models.lenet import lenet
 from splitfed.models.resnet8 import resnet8
-from splitfed.optim import Optim
-from splitfed.party import forward_seed
-from splitfed.seeding import derive, stream
 from splitfed.topologies import u_shaped, vanilla
-from splitfed.view import Stamp
 from tests.zoo import Dropped, InPlaceAfterCut, SmallUNet, engine_of, images
 
 STEPS, BATCH = 56, 8

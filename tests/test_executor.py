@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from splitfed.defense import Context, Defense, Slope
+from splitfed.core.defense import Context, Defense, Slope
+from splitfed.core.errors import NonFinite
+from splitfed.core.optimizers import Optim
 from splitfed.engines.local import LocalEngine
-from splitfed.errors import NonFinite
-from splitfed.optim import Optim
 from splitfed.topologies import u_shaped, vanilla
 from tests.zoo import InPlaceAfterCut, SmallUNet, assert_same, engine_of, images
 

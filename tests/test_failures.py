@@ -19,12 +19,13 @@ from typing import Any
 
 import pytest
 
-from splitfed import checkpoint, cli, failures
+from splitfed import cli
 from splitfed.cli import main
-from splitfed.errors import InvalidInput
+from splitfed.core.errors import InvalidInput
 from splitfed.models.import_paths import Code
-from splitfed.study import session, trials
-from splitfed.study.progress import Lines
+from splitfed.study.run import failures, session, trials
+from splitfed.study.run.progress import Lines
+from splitfed.training import checkpoint
 from tests.study_zoo import small, write
 from tests.test_study_run import outcome
 

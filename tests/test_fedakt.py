@@ -12,11 +12,11 @@ from torch import nn
 from torch.nn import functional
 
 import splitfed as sf
-from splitfed.errors import InvalidInput
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Recording
 from splitfed.federated import FedAKT
 from splitfed.schedules import LocalLoss
 from splitfed.topologies import local
-from splitfed.view import Recording
 from tests.method_zoo import BUILDERS, ByHand, assert_plan_is_counted, assert_resumes, data, go, net, plan_of, weights
 from tests.walk import holdings
 from tests.zoo import assert_same

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn import functional
 
 import splitfed as sf
-from splitfed.errors import InvalidInput
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Recording, Stamp
 from splitfed.federated import FedDistill
 from splitfed.federated.feddistill import Follow, class_means
 from splitfed.topologies import local
-from splitfed.view import Recording, Stamp
 from tests.method_zoo import ByHand, assert_plan_is_counted, assert_resumes, data, go, net, plan_of, weights
 from tests.rounding import single
 from tests.zoo import assert_same

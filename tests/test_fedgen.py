@@ -12,11 +12,11 @@ from torch import nn
 from torch.nn import functional
 
 import splitfed as sf
-from splitfed.errors import InvalidInput
+from splitfed.core.errors import InvalidInput
+from splitfed.core.topology import Segment
 from splitfed.federated import FedAvg, FedGen
 from splitfed.federated.fedgen import Practice
-from splitfed.federated.generating import Generator, Head, diversity, ensemble_loss
-from splitfed.graph import Segment
+from splitfed.federated.generator import Generator, Head, diversity, ensemble_loss
 from splitfed.topologies import local
 from tests.method_zoo import assert_plan_is_counted, assert_resumes, go, net, plan_of, weights
 from tests.rounding import single

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import splitfed as sf
-from splitfed.errors import InvalidInput
+from splitfed.core.errors import InvalidInput
 from splitfed.federated import FedKD
 from splitfed.federated.low_rank import compressed, needed, unpacked
 from splitfed.models.mlp import mlp

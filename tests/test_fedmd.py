@@ -13,13 +13,13 @@ from torch import nn
 from torch.nn import functional
 
 import splitfed as sf
-from splitfed.errors import InvalidInput
+from splitfed.core.errors import InvalidInput
+from splitfed.core.random import derive
 from splitfed.federated.fedmd import PART, FedMD
 from splitfed.federated.mafml import MAFML
-from splitfed.federated.showing import endless, parted
+from splitfed.federated.public_rows import endless, parted
 from splitfed.schedules import Apart, Sequential
 from splitfed.schedules.base import Training
-from splitfed.seeding import derive
 from splitfed.topologies import local
 from tests.federated_zoo import go as beside
 from tests.method_zoo import BUILDERS, assert_plan_is_counted, assert_resumes, counted, go, net, weights

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from splitfed.core.optimizers import Optim
 from splitfed.federated import FedAvg, FedNova
-from splitfed.federated.stepping import reach
-from splitfed.optim import Optim
+from splitfed.federated.sgd_reach import reach
 from tests.federated_zoo import common, go, hand
 from tests.rounding import single
 

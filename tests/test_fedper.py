@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from splitfed.core.errors import InvalidInput
 from splitfed.engines.base import FED
-from splitfed.errors import InvalidInput
 from splitfed.federated import FedPer, LgFedAvg
 from splitfed.topologies import local
 from tests.federated_zoo import go, model, weights

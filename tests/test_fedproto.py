@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 import splitfed
-from splitfed.errors import InvalidInput
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Stamp
+from splitfed.core.party import Party
+from splitfed.core.random import stream
 from splitfed.federated.fedproto import FedProto, Pull, nearest, prototypes
 from splitfed.models.mlp import mlp
-from splitfed.party import Party
 from splitfed.planning.plan import cost
-from splitfed.preparation import prepare
-from splitfed.run import Run
+from splitfed.planning.validation import prepare
 from splitfed.schedules import Sequential, SplitFedV1
 from splitfed.schedules.base import Schedule, Training
-from splitfed.seeding import stream
 from splitfed.topologies import local, multi_hop, u_shaped, vanilla, vertical
-from splitfed.view import Stamp
+from splitfed.training.run import Run
 from tests.method_zoo import assert_resumes
 from tests.walk import holdings
 from tests.zoo import assert_same

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from splitfed.core.optimizers import Optim
 from splitfed.engines.base import FED
 from splitfed.federated import FedSgd
-from splitfed.optim import Optim
 from splitfed.schedules import Apart
 from splitfed.topologies import local
 from tests.federated_zoo import common, go, hand, model, own, pictures, weights

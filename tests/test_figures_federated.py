@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import splitfed as sf
-from splitfed.errors import InvalidInput
+from splitfed.core.errors import InvalidInput
 from splitfed.federated import FedProto
-from splitfed.study.figures_federated import Shared, layout, prototypes, shared
+from splitfed.study.report.figures.federated import Shared, layout, prototypes, shared
 from tests.method_zoo import data, go
 
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from splitfed.study import figures_style
-from splitfed.study.figures import curves, tradeoff
-from splitfed.study.figures_clients import by_round, per_client
-from splitfed.study.figures_leaks import dots
-from splitfed.study.figures_strength import by_strength
-from splitfed.study.figures_style import ROOM, Looks, as_svg, canvas, keep_room, legend, wrapped
-from splitfed.study.report import summarise, write_report
-from splitfed.study.report_data import Study, read_study
+from splitfed.study.report.data import Study, read_study
+from splitfed.study.report.document import summarise, write_report
+from splitfed.study.report.figures import style
+from splitfed.study.report.figures.clients import by_round, per_client
+from splitfed.study.report.figures.leakage import dots
+from splitfed.study.report.figures.plots import curves, tradeoff
+from splitfed.study.report.figures.strength import by_strength
+from splitfed.study.report.figures.style import ROOM, Looks, as_svg, canvas, keep_room, legend, wrapped
 from tests.test_report import parsed, put, result
 
 # 120 characters, as combined defenses and tables of parameters make them.
@@ -50,12 +50,12 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[float, float]]]:
     def watched(figure: Any) -> None:
         keep_room(figure)
         figure.draw_without_rendering()
-        width, height, *_ = figures_style._PANELS[figure]
+        width, height, *_ = style._PANELS[figure]
         inches = figure.get_size_inches()
         got = [axis.get_position().size * inches for axis in figure.axes]
         seen.append([(float(w) / width, float(h) / height) for w, h in got])
 
-    monkeypatch.setattr(figures_style, "keep_room", watched)
+    monkeypatch.setattr(style, "keep_room", watched)
     return seen
 
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from splitfed.accounting.flops import SegmentCost, role_flops, segment_flops
-from splitfed.accounting.memory import RoleMemory, optim_copies, role_memory
-from splitfed.errors import InvalidInput
-from splitfed.graph import Head, Segment, Topology
-from splitfed.optim import Optim
-from splitfed.probe import Facts, probe
+from splitfed.core.errors import InvalidInput
+from splitfed.core.optimizers import Optim
+from splitfed.core.probe import Facts, probe
+from splitfed.core.topology import Head, Segment, Topology
+from splitfed.costs.flops import SegmentCost, role_flops, segment_flops
+from splitfed.costs.memory import RoleMemory, optim_copies, role_memory
 from splitfed.topologies import u_shaped, vanilla
 from tests.zoo import Dropped, InPlaceAfterCut, SmallUNet
 

@@ -14,13 +14,13 @@ from torch import nn
 from torch.nn import functional
 
 import splitfed as sf
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Recording
 from splitfed.defenses import Noise, Quantization
-from splitfed.errors import InvalidInput
 from splitfed.federated import FML
-from splitfed.federated.distilling import divergence
+from splitfed.federated.distillation import divergence
 from splitfed.schedules import LocalLoss, Sequential, SplitFedV3
 from splitfed.topologies import local, vanilla, vertical
-from splitfed.view import Recording
 from tests.method_zoo import BUILDERS, ByHand, assert_plan_is_counted, assert_resumes, data, go, net, plan_of, weights
 from tests.rounding import single
 from tests.walk import holdings

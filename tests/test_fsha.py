@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from splitfed.attacks.fsha import Fsha, Hijacker, gradient_penalty
-from splitfed.attacks.fsha_networks import Decoder, Encoder, ImageCritic
-from splitfed.attacks.intruder import Seen
-from splitfed.attacks.networks import Critic, Translator
-from splitfed.attacks.scaling import Scale
+from splitfed.attacks.networks.networks import Critic, Translator
+from splitfed.attacks.networks.scaling import Scale
+from splitfed.attacks.training_time.fsha import Fsha, Hijacker, gradient_penalty
+from splitfed.attacks.training_time.fsha_networks import Decoder, Encoder, ImageCritic
+from splitfed.attacks.training_time.training_attack import Seen
+from splitfed.core.errors import InvalidInput
+from splitfed.core.random import generator, stream
 from splitfed.defenses import Noise
-from splitfed.errors import InvalidInput
-from splitfed.run import Run
-from splitfed.seeding import generator, stream
+from splitfed.training.run import Run
 from tests.intruder_zoo import error, go, insider
 
 PLAN = Fsha.preset("fast", width=32)

@@ -9,23 +9,23 @@ import pytest
 import torch
 
 import splitfed
+from splitfed.aggregation import GeometricMedian, Krum, Median, TrimmedMean, WeightedMean
+from splitfed.core.errors import InvalidInput
+from splitfed.core.optimizers import Optim
+from splitfed.core.random import stream
+from splitfed.engines.aggregation import Fusion, Gathered
 from splitfed.engines.base import FED
-from splitfed.engines.fusion import Fusion, Gathered
 from splitfed.engines.local import LocalEngine
 from splitfed.engines.mean import Mean
-from splitfed.errors import InvalidInput
-from splitfed.fusions import GeometricMedian, Krum, Median, TrimmedMean, WeightedMean
-from splitfed.manipulations import Backdoor, ByzantineNoise, LabelFlip, Manipulation, Scaling, SignFlip, success_rate
 from splitfed.models.mlp import mlp
-from splitfed.optim import Optim
-from splitfed.run import Run
+from splitfed.poisoning import Backdoor, ByzantineNoise, LabelFlip, Manipulation, Scaling, SignFlip, success_rate
 from splitfed.schedules import Blind, LocalLoss, Sglr, SplitFedV1, SplitFedV2, SplitFedV3
 from splitfed.schedules.base import Schedule, Training
 from splitfed.schedules.sampling import Averaged
-from splitfed.secure import SecureSum
-from splitfed.seeding import stream
-from splitfed.study.build import schedule
+from splitfed.secure_sum import SecureSum
+from splitfed.study.config.build import schedule
 from splitfed.topologies import vanilla
+from splitfed.training.run import Run
 from tests.rounding import single
 from tests.study_zoo import SMALL, checked, small
 from tests.test_sequential import two_clients, weight

@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from splitfed.accounting.audit import lower_bound, outcomes_bound
-from splitfed.accounting.gdp_audit import gdp_audit, gdp_bounds, least_mu, mu_epsilon
-from splitfed.errors import InvalidInput
-from splitfed.gaussian_mechanism import gaussian_multiplier
+from splitfed.core.errors import InvalidInput
+from splitfed.privacy.audit import lower_bound, outcomes_bound
+from splitfed.privacy.gaussian_mechanism import gaussian_multiplier
+from splitfed.privacy.gdp_audit import gdp_audit, gdp_bounds, least_mu, mu_epsilon
 
 AUDITS = 1000
 REFUSED = 0.05 + 3 * math.sqrt(0.05 * 0.95 / AUDITS)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from splitfed.defense import Context, Defense
+from splitfed.core.defense import Context, Defense
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Stamp
 from splitfed.defenses import GradientCompression, GradientRounding, gradient_compression, gradient_rounding
-from splitfed.errors import InvalidInput
-from splitfed.view import Stamp
 from tests.rounding import single
 
 HERE = Context("server", "bottom->top", Stamp("train", 0, 0, 0), 0, 0)

@@ -11,19 +11,19 @@ import torch
 from torch import nn
 
 import splitfed
-from splitfed.attacks.assignment import assignment
 from splitfed.attacks.base import Attack, Phase
-from splitfed.attacks.dlg import Dlg
-from splitfed.attacks.gradient_matching import Client, class_counts, class_logits, newest_step
-from splitfed.attacks.idlg import Idlg
-from splitfed.attacks.inverting_gradients import InvertingGradients, cosine, variation
-from splitfed.errors import InvalidInput
-from splitfed.graph import Topology
-from splitfed.optim import Optim
-from splitfed.run import Run
-from splitfed.seeding import stream
+from splitfed.attacks.gradients.dlg import Dlg
+from splitfed.attacks.gradients.gradient_matching import Client, class_counts, class_logits, newest_step
+from splitfed.attacks.gradients.idlg import Idlg
+from splitfed.attacks.gradients.inverting_gradients import InvertingGradients, cosine, variation
+from splitfed.attacks.scoring.assignment import assignment
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Recording
+from splitfed.core.optimizers import Optim
+from splitfed.core.random import stream
+from splitfed.core.topology import Topology
 from splitfed.topologies import vanilla
-from splitfed.view import Recording
+from splitfed.training.run import Run
 from tests.attack_zoo import fed_run as trained
 from tests.attack_zoo import network, sgd, whole
 from tests.attack_zoo import perceptron as WHOLE
@@ -185,7 +185,12 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], Attack, str]] = {
     "not recorded": ({"record": None}, {}, Dlg(), "'fed_server' was not recorded in training"),
     "no such round": ({}, {"round": 7}, Dlg(), "client 0 sent 'fed_server' no weights in round 7"),
     "no such client": ({}, {"client": 3}, Dlg(), "client=3 is not allowed; expected 0 to 2"),
-    "victims": ({}, {"victims": splitfed.data.digits()}, Dlg(), "Dlg goes against training rows: name no victims"),
+    "victims": (
+        {},
+        {"victims": splitfed.data.digits()},
+        Dlg(),
+        "Dlg goes against training rows: name no victims",
+    ),
     "no updates": (
         {"make": bottom, "record": Recording(("client0",))},
         {"adversary": "client0"},

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from splitfed.attacks.label_metrics import auc
-from splitfed.defense import Context, Defense
+from splitfed.attacks.scoring.label_metrics import auc
+from splitfed.core.defense import Context, Defense
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Stamp
 from splitfed.defenses import Iso, MaxNorm
-from splitfed.errors import InvalidInput
-from splitfed.view import Stamp
 
 DRAWS = 4000
 # Lengths 5, 1, 0 and 5 again.

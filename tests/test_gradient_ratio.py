@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from splitfed.attacks.gradient_ratio import GradientRatio, gradient_ratio, kept_ratio
-from splitfed.dependence import distance_correlation, slope
-from splitfed.errors import InvalidInput
-from splitfed.seeding import generator
+from splitfed.attacks.training_time.gradient_ratio import GradientRatio, gradient_ratio, kept_ratio
+from splitfed.core.errors import InvalidInput
+from splitfed.core.random import generator
+from splitfed.stats.dependence import distance_correlation, slope
 
 
 def linear(*weights: float) -> nn.Module:

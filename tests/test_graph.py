@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from splitfed.errors import InvalidInput
-from splitfed.graph import Edge, Head, Segment, Topology
-from splitfed.task import classification, regression
+from splitfed.core.errors import InvalidInput
+from splitfed.core.tasks import classification, regression
+from splitfed.core.topology import Edge, Head, Segment, Topology
 
 
 def segment(name: str, role: str, reads: tuple[str, ...], returns: tuple[str, ...], **more: Any) -> Segment:

@@ -8,14 +8,14 @@ from torch import Tensor
 
 import splitfed as sf
 from splitfed.attacks.base import Knowledge
-from splitfed.attacks.grn import Grn, Rows, network
-from splitfed.attacks.unowned import Unowned, unowned
+from splitfed.attacks.reconstruction.grn import Grn, Rows, network
+from splitfed.attacks.scoring.unknown_features import Unowned, unowned
+from splitfed.core.errors import InvalidInput
+from splitfed.core.random import generator
 from splitfed.data.features import places
-from splitfed.errors import InvalidInput
-from splitfed.inquiry import AttackResult
-from splitfed.run import Run
-from splitfed.seeding import generator
+from splitfed.threats.evaluator import AttackResult
 from splitfed.topologies import vertical
+from splitfed.training.run import Run
 from tests.vertical_zoo import LINKED, convolution, linked, perceptron, planted, train, with_active
 
 QUICK = Grn(epochs=60, batch_size=32, lr=1e-3)

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from splitfed.defense import Context, Defense, overrides
+from splitfed.core.defense import Context, Defense, overrides
+from splitfed.core.optimizers import Optim
+from splitfed.core.party import Party
 from splitfed.models.mlp import mlp
-from splitfed.optim import Optim
-from splitfed.party import Party
 from splitfed.topologies import vanilla
 from tests.zoo import engine_of, images
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from splitfed.errors import InvalidInput
+from splitfed.core.errors import InvalidInput
+from splitfed.core.optimizers import Optim
 from splitfed.federated import Ifca
 from splitfed.federated.ifca import best
-from splitfed.optim import Optim
 from splitfed.topologies import local
 from tests.federated_zoo import go, hand, own, weights
 from tests.zoo import assert_same

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from splitfed.errors import InvalidInput
+from splitfed.core.errors import InvalidInput
 from splitfed.models.build import make
 from splitfed.models.import_paths import Code
 from tests.study_zoo import checked, placed, small

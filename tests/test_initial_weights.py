@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from splitfed.errors import InvalidInput
+from splitfed.core.errors import InvalidInput
+from splitfed.core.optimizers import Optim
+from splitfed.core.random import stream
+from splitfed.core.topology import Topology
 from splitfed.federated import FedAvg, FedGen, FedKD
-from splitfed.graph import Topology
-from splitfed.optim import Optim
-from splitfed.preparation import prepare
+from splitfed.planning.validation import prepare
 from splitfed.registry import TABLES, load
-from splitfed.run import Run
 from splitfed.schedules import Sequential
 from splitfed.schedules.base import Training
-from splitfed.seeding import stream
 from splitfed.topologies import local, vanilla
+from splitfed.training.run import Run
 from tests.federated_zoo import arguments, check_resumed, go, model, pictures, weights
 from tests.zoo import assert_same, toy_data
 

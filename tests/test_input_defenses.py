@@ -12,8 +12,12 @@ import torch
 from torch import Tensor, nn
 
 import splitfed
+from splitfed.core.defense import Defense
+from splitfed.core.errors import InvalidInput
+from splitfed.core.optimizers import Optim
+from splitfed.core.random import stream
+from splitfed.core.topology import Topology
 from splitfed.data.federation import Federation
-from splitfed.defense import Defense
 from splitfed.defenses import (
     Adversarial,
     ChannelPruning,
@@ -25,16 +29,12 @@ from splitfed.defenses import (
     Shredder,
     TopK,
 )
-from splitfed.errors import InvalidInput
-from splitfed.graph import Topology
-from splitfed.optim import Optim
 from splitfed.planning.plan import cost
-from splitfed.preparation import Prepared, prepare
-from splitfed.run import Run
+from splitfed.planning.validation import Prepared, prepare
 from splitfed.schedules.base import Training
-from splitfed.seeding import stream
+from splitfed.threats.segments_upstream import Upstream
 from splitfed.topologies import multi_task, u_shaped, vanilla
-from splitfed.upstream import Upstream
+from splitfed.training.run import Run
 from tests.zoo import InPlaceAfterCut, SmallUNet, assert_same, toy_data
 
 DEFENSES: dict[str, Defense] = {

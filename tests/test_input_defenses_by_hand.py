@@ -12,8 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from splitfed.attacks import metrics
-from splitfed.defense import Context, Defense, Place
+from splitfed.attacks.scoring import metrics
+from splitfed.core.defense import Context, Defense, Place
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Stamp
+from splitfed.core.random import generator, stream
 from splitfed.defenses import (
     Adversarial,
     ChannelPruning,
@@ -22,19 +25,16 @@ from splitfed.defenses import (
     Quantization,
     Shredder,
     TopK,
-    packing,
+    bit_packing,
     quantization,
     top_k,
 )
 from splitfed.defenses.adversary import Adversary
 from splitfed.defenses.channel_pruning import Pruner
-from splitfed.defenses.fitted import Followed, Layer
+from splitfed.defenses.fitted_layers import Followed, Layer
 from splitfed.defenses.shredder import NoiseSet
-from splitfed.defenses.similarity import ssim
-from splitfed.defenses.variational import Variational, divergence
-from splitfed.errors import InvalidInput
-from splitfed.seeding import generator, stream
-from splitfed.view import Stamp
+from splitfed.defenses.ssim import ssim
+from splitfed.defenses.variational_encoder import Variational, divergence
 from tests.rounding import single
 
 EDGE = "bottom->top"
@@ -149,7 +149,7 @@ def test_bytes_by_hand() -> None:
     assert TopK(k=20).packed("activation", 4, (20,), torch.float32) == 320, "no longer than raw"
     for defense in (Quantization(), TopK()):
         assert defense.packed("gradient", 4, (20,), torch.float32) is None
-    assert packing.pack_bits(torch.tensor([5, 2, 7]), 3).tolist() == [0b11010101, 0b1], "5 first, low bits first"
+    assert bit_packing.pack_bits(torch.tensor([5, 2, 7]), 3).tolist() == [0b11010101, 0b1], "5 first, low bits first"
 
 
 def sigmoid(x: float) -> float:

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 import splitfed
 from splitfed.attacks import MembershipThreshold, Rmle, UnsplitLabels
 from splitfed.attacks.base import Phase
+from splitfed.core.errors import InvalidInput, NonFinite
+from splitfed.core.messages import Recording
+from splitfed.core.topology import Head, Segment, Topology
 from splitfed.data.federation import Federation
-from splitfed.errors import InvalidInput, NonFinite
-from splitfed.graph import Head, Segment, Topology
-from splitfed.intervals import Interval
-from splitfed.run import Run
-from splitfed.view import Recording
+from splitfed.stats.intervals import Interval
+from splitfed.training.run import Run
 from tests.zoo import assert_same, toy_data
 
 

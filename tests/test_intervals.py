@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from splitfed.errors import InvalidInput
-from splitfed.intervals import Interval, bootstrap_interval, mean_interval, metric_interval, share_interval
-from splitfed.seeding import generator
+from splitfed.core.errors import InvalidInput
+from splitfed.core.random import generator
+from splitfed.stats.intervals import Interval, bootstrap_interval, mean_interval, metric_interval, share_interval
 
 
 def test_student_interval_by_hand() -> None:

@@ -11,17 +11,17 @@ import pytest
 import torch
 
 import splitfed
-from splitfed.attacks.fsha import Fsha
-from splitfed.attacks.insider_labels import InsiderLabels
-from splitfed.attacks.replica import Replica
-from splitfed.attacks.rmle import Rmle
-from splitfed.attacks.sdar import Sdar
+from splitfed.attacks.networks.frozen_copy import Replica
+from splitfed.attacks.reconstruction.rmle import Rmle
+from splitfed.attacks.training_time.fsha import Fsha
+from splitfed.attacks.training_time.insider_labels import InsiderLabels
+from splitfed.attacks.training_time.sdar import Sdar
+from splitfed.core.errors import InvalidInput
+from splitfed.core.optimizers import Optim
 from splitfed.data.dataset import Dataset
 from splitfed.defenses import Noise
-from splitfed.errors import InvalidInput
-from splitfed.optim import Optim
-from splitfed.run import Run
 from splitfed.topologies import u_shaped, vanilla
+from splitfed.training.run import Run
 from tests.intruder_zoo import ALL, Quiet, Spy, go, insider, ramps, small
 from tests.zoo import assert_same
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from splitfed.attacks.base import Attack, Knowledge, Releases
-from splitfed.attacks.inverse_network import InverseNetwork
-from splitfed.attacks.rmle import Rmle
-from splitfed.seeding import generator
-from splitfed.view import Message, Stamp, View
+from splitfed.attacks.reconstruction.inverse_network import InverseNetwork
+from splitfed.attacks.reconstruction.rmle import Rmle
+from splitfed.core.messages import Message, Stamp, View
+from splitfed.core.random import generator
 
 Release = Callable[[Tensor], Releases]
 

@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from splitfed.core.messages import Message, Recording
+from splitfed.core.optimizers import Optim
+from splitfed.core.party import Party
+from splitfed.core.probe import probe
+from splitfed.core.tasks import classification
+from splitfed.core.topology import Topology
 from splitfed.engines.local import LocalEngine
-from splitfed.graph import Topology
-from splitfed.optim import Optim
-from splitfed.party import Party
-from splitfed.probe import probe
-from splitfed.task import classification
 from splitfed.topologies import u_shaped, vanilla
-from splitfed.view import Message, Recording
 from tests.walk import holdings, leaves, reachable
 from tests.zoo import SmallUNet, toy_data
 

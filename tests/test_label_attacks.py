@@ -18,23 +18,23 @@ from torch import Tensor, nn
 
 import splitfed
 from splitfed.attacks.base import Attack, Knowledge, Phase
-from splitfed.attacks.batch_label_inference import BatchLabelInference
-from splitfed.attacks.cut_gradients import example_gradients
-from splitfed.attacks.direct_label import DirectLabel
-from splitfed.attacks.direction import Direction
-from splitfed.attacks.norm import Norm
-from splitfed.attacks.spectral import Spectral
-from splitfed.attacks.unsplit_labels import UnsplitLabels
+from splitfed.attacks.labels.batch_label_inference import BatchLabelInference
+from splitfed.attacks.labels.cut_gradients import example_gradients
+from splitfed.attacks.labels.direct_label import DirectLabel
+from splitfed.attacks.labels.direction import Direction
+from splitfed.attacks.labels.norm import Norm
+from splitfed.attacks.labels.spectral import Spectral
+from splitfed.attacks.labels.unsplit_labels import UnsplitLabels
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Message, Stamp, View
+from splitfed.core.random import generator, stream
+from splitfed.core.tasks import regression
 from splitfed.data.dataset import Dataset
-from splitfed.downstream import head_after
-from splitfed.errors import InvalidInput
-from splitfed.intervals import Interval
 from splitfed.models.mlp import mlp
-from splitfed.run import Run
-from splitfed.seeding import generator, stream
-from splitfed.task import regression
+from splitfed.stats.intervals import Interval
+from splitfed.threats.segments_downstream import head_after
 from splitfed.topologies import multi_hop, vanilla, vertical
-from splitfed.view import Message, Stamp, View
+from splitfed.training.run import Run
 from tests.attack_zoo import rare, summed, two_party, u_digits
 from tests.rounding import single
 from tests.walk import reachable

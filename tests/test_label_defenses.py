@@ -13,19 +13,19 @@ import torch
 from torch import nn
 
 import splitfed
+from splitfed.core.defense import Defense
+from splitfed.core.errors import InvalidInput
+from splitfed.core.random import generator, stream
+from splitfed.core.tasks import binary
+from splitfed.core.topology import Topology
 from splitfed.data.federation import Federation
-from splitfed.defense import Defense
 from splitfed.defenses import GradientCompression, GradientRounding, Iso, LabelDp, Marvell, MaxNorm
-from splitfed.errors import InvalidInput
-from splitfed.graph import Topology
 from splitfed.models.mlp import mlp
 from splitfed.planning.plan import cost
-from splitfed.preparation import prepare
-from splitfed.run import Run
+from splitfed.planning.validation import prepare
 from splitfed.schedules.base import Training
-from splitfed.seeding import generator, stream
-from splitfed.task import binary
 from splitfed.topologies import multi_hop, multi_task, u_shaped, vanilla, vertical
+from splitfed.training.run import Run
 from tests.zoo import assert_same, toy_data
 
 DEFENSES: dict[str, Defense] = {

@@ -10,18 +10,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import splitfed
-from splitfed.attacks.norm import Norm
+from splitfed.attacks.labels.norm import Norm
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Recording
+from splitfed.core.privacy_events import Event, Laplace, Protects, Pure, Unit
+from splitfed.core.random import generator, stream
+from splitfed.core.tasks import Task, binary, classification, regression
 from splitfed.data.dataset import Dataset
 from splitfed.defenses import LabelDp
 from splitfed.defenses.label_dp import keep_probability
-from splitfed.errors import InvalidInput
 from splitfed.models.mlp import mlp
-from splitfed.privacy import Event, Laplace, Protects, Pure, Unit
-from splitfed.run import Run
-from splitfed.seeding import generator, stream
-from splitfed.task import Task, binary, classification, regression
 from splitfed.topologies import multi_task, u_shaped, vertical
-from splitfed.view import Recording
+from splitfed.training.run import Run
 from tests.zoo import toy_data
 
 ROWS = 20000

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from splitfed.attacks.hints import draw_hints, others
-from splitfed.attacks.label_metrics import auc, auc_interval, grade_labels
-from splitfed.attacks.two_groups import boundary
-from splitfed.errors import InvalidInput
-from splitfed.seeding import generator
+from splitfed.attacks.labels.known_labels import draw_hints, others
+from splitfed.attacks.labels.two_means import boundary
+from splitfed.attacks.scoring.label_metrics import auc, auc_interval, grade_labels
+from splitfed.core.errors import InvalidInput
+from splitfed.core.random import generator
 
 NONE = torch.empty(0, dtype=torch.int64)
 

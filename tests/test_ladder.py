@@ -13,11 +13,11 @@ from torch import Tensor
 
 import splitfed
 from splitfed.attacks.base import Attack, Knowledge, Needs, Progress
-from splitfed.attacks.inverse_network import InverseNetwork
-from splitfed.attacks.ladder import Ladder
-from splitfed.errors import InvalidInput
+from splitfed.attacks.reconstruction.inverse_network import InverseNetwork
+from splitfed.attacks.reconstruction.ladder import Ladder
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import View
 from splitfed.topologies import vanilla
-from splitfed.view import View
 from tests.attack_zoo import digits as federation
 from tests.test_unsplit import trained
 from tests.zoo import InPlaceAfterCut, toy_data

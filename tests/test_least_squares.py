@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.attacks.least_squares import MOST_FEATURES, Dense, Local, _ridge, linear_inverse
-from splitfed.seeding import generator, stream
+from splitfed.attacks.networks.least_squares import MOST_FEATURES, Dense, Local, _ridge, linear_inverse
+from splitfed.core.random import generator, stream
 
 
 def rows(*shape: int, seed: int = 0) -> Tensor:

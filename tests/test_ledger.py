@@ -10,23 +10,23 @@ import torch
 from torch import nn
 
 import splitfed as sf
-from splitfed.accounting.charging import learning
-from splitfed.accounting.ledger import UNCHARGED, Charge, Ledger, default_delta, make_ledger
+from splitfed.core.defense import Defense
+from splitfed.core.errors import InvalidInput
+from splitfed.core.optimizers import Optim
+from splitfed.core.privacy_events import Event, Gaussian, Neighbours, Protects, Pure, Unit
+from splitfed.core.topology import Topology
+from splitfed.core.usage_counts import Uses
 from splitfed.data.federation import Federation
-from splitfed.defense import Defense
 from splitfed.defenses import DpSgd, GaussianRelease, LabelDp, LaplaceRelease, Noise
-from splitfed.errors import InvalidInput
-from splitfed.gaussian_mechanism import gaussian_epsilon
-from splitfed.graph import Topology
-from splitfed.optim import Optim
+from splitfed.planning.calibration import settled
 from splitfed.planning.private import planned_ledger
-from splitfed.planning.settling import settled
-from splitfed.preparation import prepare
-from splitfed.privacy import Event, Gaussian, Neighbours, Protects, Pure, Unit
-from splitfed.run import Run
+from splitfed.planning.validation import prepare
+from splitfed.privacy.charges import learning
+from splitfed.privacy.gaussian_mechanism import gaussian_epsilon
+from splitfed.privacy.ledger import UNCHARGED, Charge, Ledger, default_delta, make_ledger
 from splitfed.schedules.base import Training
 from splitfed.topologies import u_shaped, vanilla
-from splitfed.uses import Uses
+from splitfed.training.run import Run
 from tests.zoo import InPlaceAfterCut
 
 SLOW = Optim("SGD", {"lr": 1e-4})

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 import splitfed as sf
+from splitfed.core.errors import InvalidInput
+from splitfed.core.topology import Segment, Topology
 from splitfed.defenses import GaussianRelease
-from splitfed.errors import InvalidInput
 from splitfed.federated import FML, FedAKT
-from splitfed.graph import Segment, Topology
+from splitfed.planning.calibration import settled
 from splitfed.planning.private import planned_ledger
-from splitfed.planning.settling import settled
-from splitfed.preparation import prepare
+from splitfed.planning.validation import prepare
 from splitfed.schedules.base import Training
 from splitfed.topologies import vanilla
 from tests.method_zoo import data, go, net

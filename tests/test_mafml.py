@@ -15,15 +15,15 @@ from torch.nn import functional
 
 import splitfed as sf
 import splitfed.federated.mafml
-from splitfed.errors import InvalidInput
+from splitfed.core.errors import InvalidInput
+from splitfed.core.optimizers import Optim
+from splitfed.core.random import derive, stream
+from splitfed.core.topology import Topology
 from splitfed.federated.mafml import MAFML, distribution, project, weighted_divergence
-from splitfed.federated.showing import endless
-from splitfed.graph import Topology
+from splitfed.federated.public_rows import endless
 from splitfed.models.mlp import mlp
-from splitfed.optim import Optim
 from splitfed.schedules import Apart, Sequential
 from splitfed.schedules.base import Training
-from splitfed.seeding import derive, stream
 from splitfed.topologies import local
 from tests.method_zoo import BUILDERS, assert_plan_is_counted, assert_resumes, go, net, weights
 from tests.rounding import single

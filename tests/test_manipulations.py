@@ -12,10 +12,15 @@ import torch
 from torch import Tensor, nn
 
 import splitfed
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Message, Recording, Stamp
+from splitfed.core.optimizers import Optim
+from splitfed.core.random import generator, stream
+from splitfed.core.step_state import Batch
+from splitfed.core.topology import Topology
 from splitfed.data.federation import Federation
-from splitfed.errors import InvalidInput
-from splitfed.graph import Topology
-from splitfed.manipulations import (
+from splitfed.models.mlp import mlp
+from splitfed.poisoning import (
     Backdoor,
     ByzantineNoise,
     GradientReplacement,
@@ -27,13 +32,8 @@ from splitfed.manipulations import (
     effect,
     success_rate,
 )
-from splitfed.models.mlp import mlp
-from splitfed.optim import Optim
-from splitfed.run import Run
-from splitfed.seeding import generator, stream
-from splitfed.tape import Batch
 from splitfed.topologies import vanilla, vertical
-from splitfed.view import Message, Recording, Stamp
+from splitfed.training.run import Run
 from tests.zoo import assert_same
 
 RUNS: dict[str, Run] = {}

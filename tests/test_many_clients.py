@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 from torch import Tensor
 
-from splitfed.accounting.bytes import weight_bytes
+from splitfed.core.optimizers import Optim
+from splitfed.costs.bytes import weight_bytes
 from splitfed.models.lenet import lenet
-from splitfed.optim import Optim
 from splitfed.schedules.base import Schedule
 from splitfed.schedules.blind import Blind
 from splitfed.schedules.sequential import Sequential
 from splitfed.schedules.splitfed_v1 import SplitFedV1
 from splitfed.schedules.splitfed_v2 import SplitFedV2
 from splitfed.topologies import vanilla
-from splitfed.training import train
+from splitfed.training.entry_point import train
 from tests.walk import reachable
 from tests.zoo import toy_data
 

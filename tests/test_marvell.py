@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from splitfed.attacks.label_metrics import auc
-from splitfed.defense import Context
+from splitfed.attacks.scoring.label_metrics import auc
+from splitfed.core.defense import Context
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Stamp
+from splitfed.core.random import generator
 from splitfed.defenses import Iso, Marvell
-from splitfed.defenses.aligned import aligned
+from splitfed.defenses.aligned_noise import aligned
 from splitfed.defenses.marvell import positives
 from splitfed.defenses.sum_kl import Noise, detection_error, least_sum_kl, sum_kl
-from splitfed.errors import InvalidInput
-from splitfed.seeding import generator
-from splitfed.view import Stamp
 
 # u, v, d, squared distance of the means, share of positives, power
 PROBLEMS: dict[str, tuple[float, float, int, float, float, float]] = {

@@ -17,18 +17,18 @@ from torch import Tensor
 from torch.nn import functional
 
 import splitfed
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Recorder
+from splitfed.core.random import generator
+from splitfed.core.tasks import classification
+from splitfed.core.topology import Topology
+from splitfed.core.traffic import Traffic
 from splitfed.data import Dataset, digits, from_arrays, mnist5k
-from splitfed.errors import InvalidInput
-from splitfed.graph import Topology
 from splitfed.matching import MEASURES, Client, Matcher, Repository
 from splitfed.matching.measures import Reference
 from splitfed.matching.rejection import Rejection, fit_rejection
 from splitfed.models import build
-from splitfed.seeding import generator
-from splitfed.task import classification
 from splitfed.topologies import vanilla
-from splitfed.traffic import Traffic
-from splitfed.view import Recorder
 
 ON_CODES = [name for name, measure in MEASURES.items() if not measure.on_errors]
 EXPERT_ROWS, CLIENT_ROWS = 700, 384

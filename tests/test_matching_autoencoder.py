@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from splitfed.errors import InvalidInput, NonFinite
+from splitfed.core.errors import InvalidInput, NonFinite
+from splitfed.core.random import generator
 from splitfed.matching.autoencoder import Autoencoder, encode, fit, from_state, reconstruct
-from splitfed.seeding import generator
 from tests.rounding import single
 
 

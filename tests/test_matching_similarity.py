@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from splitfed.errors import InvalidInput
+from splitfed.core.errors import InvalidInput
+from splitfed.core.random import generator
 from splitfed.matching.kernels import gaussian_kernel, linear_kernel, median_bandwidth
 from splitfed.matching.similarity import cosine, cosine_of_means, hsic, kernel_alignment, mmd_sqr
-from splitfed.seeding import generator
 
 HALF = math.exp(-0.5)
 

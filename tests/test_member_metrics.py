@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from splitfed.attacks.confidence import log_probabilities, losses, margins
-from splitfed.attacks.lira import halves, log_density, moments
-from splitfed.attacks.member_metrics import chance_at, grade_members, roc, tpr_at, tpr_interval
-from splitfed.errors import InvalidInput
-from splitfed.seeding import generator
+from splitfed.attacks.membership.confidence import log_probabilities, losses, margins
+from splitfed.attacks.membership.lira import halves, log_density, moments
+from splitfed.attacks.scoring.member_metrics import chance_at, grade_members, roc, tpr_at, tpr_interval
+from splitfed.core.errors import InvalidInput
+from splitfed.core.random import generator
 from tests.rounding import single
 
 # Members 9, 7, 5, 1; others 8, 6, 4, 2: thresholds 8 (no false positive), 6 (one), 4 (two), 2 (three).

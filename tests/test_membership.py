@@ -18,22 +18,22 @@ from torch import Tensor, nn
 
 import splitfed
 from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target
-from splitfed.attacks.lira import Lira
-from splitfed.attacks.membership_releases import MembershipReleases
-from splitfed.attacks.membership_shadow import MembershipShadow, features
-from splitfed.attacks.membership_threshold import MembershipThreshold
+from splitfed.attacks.membership.lira import Lira
+from splitfed.attacks.membership.membership_releases import MembershipReleases
+from splitfed.attacks.membership.membership_shadow import MembershipShadow, features
+from splitfed.attacks.membership.membership_threshold import MembershipThreshold
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import View
+from splitfed.core.optimizers import Optim
+from splitfed.core.random import generator, stream
+from splitfed.core.tasks import classification, regression
 from splitfed.data.candidates import candidates
 from splitfed.data.dataset import Dataset
 from splitfed.defenses import DistanceCorrelation, Noise
-from splitfed.errors import InvalidInput
 from splitfed.models.mlp import mlp
-from splitfed.optim import Optim
-from splitfed.rerun import Rerun, fresh
-from splitfed.run import Run
-from splitfed.seeding import generator, stream
-from splitfed.task import classification, regression
+from splitfed.threats.retraining import Rerun, fresh
 from splitfed.topologies import multi_task, u_shaped, vanilla, vertical
-from splitfed.view import View
+from splitfed.training.run import Run
 from tests.attack_zoo import MEMBER_BATCH as BATCH
 from tests.attack_zoo import MEMBER_ROUNDS as ROUNDS
 from tests.attack_zoo import by_heart as trained

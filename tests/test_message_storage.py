@@ -12,16 +12,16 @@ from torch import Tensor, nn
 
 import splitfed as sf
 from splitfed.attacks.base import Attack, Knowledge, Needs, Progress
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Message, Recorder, Recording, Stamp, View
+from splitfed.core.optimizers import Optim
+from splitfed.core.probe import probe
+from splitfed.core.tasks import classification
+from splitfed.core.topology import Head, Segment, Topology
 from splitfed.engines.byte_link import ByteLink
 from splitfed.engines.link import LocalLink
 from splitfed.engines.local import LocalEngine
-from splitfed.errors import InvalidInput
-from splitfed.graph import Head, Segment, Topology
 from splitfed.matching.matcher import _Post
-from splitfed.optim import Optim
-from splitfed.probe import probe
-from splitfed.task import classification
-from splitfed.view import Message, Recorder, Recording, Stamp, View
 from tests.test_isolation import Watch, assert_own, shared
 from tests.walk import holdings, reachable
 from tests.zoo import assert_same, toy_data

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from splitfed.attacks.metrics import grade, mean_image, mse, psnr, r2, random_pairing, ssim
-from splitfed.errors import InvalidInput
-from splitfed.seeding import generator
+from splitfed.attacks.scoring.metrics import grade, mean_image, mse, psnr, r2, random_pairing, ssim
+from splitfed.core.errors import InvalidInput
+from splitfed.core.random import generator
 
 
 def _images(n: int, channels: int, size: int, seed: int = 0) -> Tensor:

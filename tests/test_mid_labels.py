@@ -15,23 +15,23 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import splitfed
-from splitfed.attacks.model_completion import ModelCompletion
+from splitfed.attacks.labels.model_completion import ModelCompletion
+from splitfed.core.defense import Defense
+from splitfed.core.errors import InvalidInput
+from splitfed.core.optimizers import Optim
+from splitfed.core.random import generator, stream
+from splitfed.core.tasks import binary, classification
+from splitfed.core.topology import Head, Segment, Topology
 from splitfed.data.federation import Federation
-from splitfed.defense import Defense
 from splitfed.defenses import DpSgd, Mid, MidLabels
-from splitfed.defenses.fitted import Followed, Preceded
+from splitfed.defenses.fitted_layers import Followed, Preceded
 from splitfed.engines.local import LocalEngine
-from splitfed.errors import InvalidInput
-from splitfed.graph import Head, Segment, Topology
 from splitfed.models.mlp import mlp
-from splitfed.optim import Optim
 from splitfed.planning.plan import cost
-from splitfed.preparation import prepare
-from splitfed.run import Run
+from splitfed.planning.validation import prepare
 from splitfed.schedules.base import Training
-from splitfed.seeding import generator, stream
-from splitfed.task import binary, classification
 from splitfed.topologies import custom, multi_hop, u_shaped, vanilla, vertical
+from splitfed.training.run import Run
 from tests.rounding import single
 from tests.vertical_zoo import perceptron, with_active
 from tests.zoo import assert_same, images, placed
@@ -90,7 +90,7 @@ def test_the_terms_by_hand() -> None:
 
 
 def _context(module: nn.Module) -> splitfed.Context:
-    stamp = splitfed.view.Stamp("train", 0, 0, 0)
+    stamp = splitfed.core.messages.Stamp("train", 0, 0, 0)
     return splitfed.Context("client0", "middle->head", stamp, 0, 0, module=module)
 
 
@@ -178,7 +178,7 @@ def stop_first(done: int, rounds: int, metrics: Any) -> None:
 
 @pytest.mark.parametrize("cell", ["u_shaped", "vertical"])
 def test_stopped_and_resumed(cell: str, tmp_path: Path) -> None:
-    defense = MidLabels(weight=splitfed.courses.Linear(0.0, 0.1, 2))
+    defense = MidLabels(weight=splitfed.core.annealing.Linear(0.0, 0.1, 2))
     with pytest.raises(Stop):
         trained(cell, defense, folder=tmp_path / "run", progress=stop_first)
     resumed = trained(cell, defense, folder=tmp_path / "run", resume=True)

@@ -16,20 +16,20 @@ import torch
 from torch import Tensor, nn
 
 import splitfed
-from splitfed.attacks import model_completion
 from splitfed.attacks.base import Attack, Knowledge, Progress
-from splitfed.attacks.mixmatch import MixMatch, mix, mixed_loss, passes, sharpen, strengths
-from splitfed.attacks.model_completion import ModelCompletion
+from splitfed.attacks.labels import model_completion
+from splitfed.attacks.labels.mixmatch import MixMatch, mix, mixed_loss, passes, sharpen, strengths
+from splitfed.attacks.labels.model_completion import ModelCompletion
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import View
+from splitfed.core.optimizers import Optim
+from splitfed.core.random import generator, stream
+from splitfed.core.tasks import binary, regression
 from splitfed.data.dataset import Dataset
-from splitfed.errors import InvalidInput
-from splitfed.manipulations import GradientReplacement, MaliciousOptimizer, Manipulation
 from splitfed.models.mlp import mlp
-from splitfed.optim import Optim
-from splitfed.run import Run
-from splitfed.seeding import generator, stream
-from splitfed.task import binary, regression
+from splitfed.poisoning import GradientReplacement, MaliciousOptimizer, Manipulation
 from splitfed.topologies import u_shaped, vanilla, vertical
-from splitfed.view import View
+from splitfed.training.run import Run
 from tests.attack_zoo import three_classes
 from tests.rounding import single
 from tests.walk import reachable

@@ -13,22 +13,22 @@ from torch import Tensor, nn
 
 import splitfed
 from splitfed.attacks.base import Attack, Knowledge
-from splitfed.attacks.class_metrics import grade_representatives
-from splitfed.attacks.classifier import clean_classifier
-from splitfed.attacks.inverse_network import InverseNetwork
-from splitfed.attacks.model_inversion import ModelInversion
-from splitfed.attacks.priors import roughness
+from splitfed.attacks.reconstruction.inverse_network import InverseNetwork
+from splitfed.attacks.reconstruction.model_inversion import ModelInversion
+from splitfed.attacks.reconstruction.priors import roughness
+from splitfed.attacks.scoring.class_metrics import grade_representatives
+from splitfed.attacks.scoring.classifier import clean_classifier
+from splitfed.core.defense import Defense
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import View
+from splitfed.core.random import generator
+from splitfed.core.tasks import classification, regression
 from splitfed.data.candidates import trained_rows
 from splitfed.data.dataset import Dataset
-from splitfed.defense import Defense
 from splitfed.defenses import Noise
-from splitfed.errors import InvalidInput
 from splitfed.models.mlp import mlp
-from splitfed.run import AttackResult, Run
-from splitfed.seeding import generator
-from splitfed.task import classification, regression
 from splitfed.topologies import vanilla
-from splitfed.view import View
+from splitfed.training.run import AttackResult, Run
 from tests.attack_zoo import classes_run as trained
 from tests.attack_zoo import more_digits as federation
 from tests.rounding import single

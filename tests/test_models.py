@@ -13,11 +13,11 @@ from torch import fx, nn
 
 import splitfed.models
 from splitfed import registry
-from splitfed.errors import InvalidInput
+from splitfed.core.errors import InvalidInput
+from splitfed.core.random import derive, generator, stream
 from splitfed.models import build
 from splitfed.models.build import factory_of, make
 from splitfed.models.import_paths import Code
-from splitfed.seeding import derive, generator, stream
 from tests.zoo import assert_same
 
 NAMES = sorted(registry.TABLES["models"])

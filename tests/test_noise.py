@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from splitfed.core.errors import InvalidInput
+from splitfed.core.optimizers import Optim
 from splitfed.defenses import Noise
 from splitfed.engines.local import LocalEngine
-from splitfed.errors import InvalidInput
-from splitfed.optim import Optim
 from splitfed.topologies import u_shaped, vanilla
 from tests.zoo import InPlaceAfterCut, SmallUNet, assert_same, engine_of, images
 

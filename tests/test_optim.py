@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from splitfed.errors import InvalidInput
-from splitfed.optim import Optim, take_step
+from splitfed.core.errors import InvalidInput
+from splitfed.core.optimizers import Optim, take_step
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "name": ({"name": "Adm"}, "unknown optimizer 'Adm'; did you mean 'Adam'"),

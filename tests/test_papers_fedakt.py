@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from splitfed.core.tasks import classification
 from splitfed.data.dataset import Dataset
 from splitfed.federated import FedAKT
-from splitfed.task import classification
 from tests.papers import fedakt
 from tests.papers.fedakt_models import FEATURES, MAKES, SMALLEST, extractor, topologies
 from tests.papers.fedakt_shown import ALONE, PARTS, WHOLE, chosen, keyed, minus

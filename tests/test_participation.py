@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from splitfed.core.errors import InvalidInput
 from splitfed.engines.base import FED
 from splitfed.engines.local import LocalEngine
-from splitfed.errors import InvalidInput
 from splitfed.schedules.alternate import Alternate
 from splitfed.schedules.base import Round, Schedule, Training
 from splitfed.schedules.blind import Blind

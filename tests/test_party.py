@@ -8,16 +8,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.accounting.bytes import backward_bytes
+from splitfed.core.messages import Message, Stamp
+from splitfed.core.optimizers import Optim
+from splitfed.core.party import forward_seed
+from splitfed.core.probe import probe
+from splitfed.core.random import derive, stream
+from splitfed.core.tasks import classification, regression
+from splitfed.core.topology import Head, Segment, Topology
+from splitfed.costs.bytes import backward_bytes
 from splitfed.engines.local import LocalEngine
-from splitfed.graph import Head, Segment, Topology
-from splitfed.optim import Optim
-from splitfed.party import forward_seed
-from splitfed.probe import probe
-from splitfed.seeding import derive, stream
-from splitfed.task import classification, regression
 from splitfed.topologies import u_shaped, vanilla
-from splitfed.view import Message, Stamp
 from tests.rounding import UNIT, single
 from tests.zoo import Dropped, InPlaceAfterCut, assert_same, engine_of, images
 

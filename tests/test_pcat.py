@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.attacks.base import Target
-from splitfed.attacks.intruder import Seen
-from splitfed.attacks.pcat import Pcat, PseudoClient, same_labels
-from splitfed.defense import Context, Defense
+from splitfed.attacks.training_time.pcat import Pcat, PseudoClient, same_labels
+from splitfed.attacks.training_time.training_attack import Seen
+from splitfed.core.defense import Context, Defense
+from splitfed.core.errors import InvalidInput
+from splitfed.core.random import generator
 from splitfed.defenses import Noise
-from splitfed.errors import InvalidInput
-from splitfed.run import Run
-from splitfed.seeding import generator
+from splitfed.training.run import Run
 from tests.intruder_zoo import error, go, insider
 from tests.test_attacks_adapt import Tied
 from tests.zoo import assert_same

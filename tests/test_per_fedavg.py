@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from splitfed.core.optimizers import Optim
 from splitfed.federated import PerFedAvg
 from splitfed.federated.per_fedavg import Ahead
-from splitfed.optim import Optim
 from tests.federated_zoo import common, go, hand, own, pictures, weights
 from tests.rounding import single
 from tests.zoo import assert_same

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from splitfed.errors import InvalidInput
+from splitfed.core.errors import InvalidInput
+from splitfed.core.optimizers import Optim
 from splitfed.federated import PFedMe
-from splitfed.optim import Optim
 from tests.federated_zoo import common, hand, own
 from tests.rounding import single
 

@@ -6,18 +6,18 @@ from collections.abc import Callable
 
 import pytest
 
-from splitfed.accounting.speeds import Machine, Speeds
+from splitfed.core.errors import InvalidInput
+from splitfed.core.topology import Topology
+from splitfed.costs.speeds import Machine, Speeds
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
-from splitfed.errors import InvalidInput
-from splitfed.graph import Topology
 from splitfed.models.lenet import lenet
 from splitfed.planning.plan import Cost, compare, cost, federated_bytes
-from splitfed.preparation import Prepared, prepare
+from splitfed.planning.validation import Prepared, prepare
 from splitfed.registry import TABLES, load
 from splitfed.schedules.base import Schedule, Training
 from splitfed.topologies import u_shaped, vanilla
-from splitfed.training import train
+from splitfed.training.entry_point import train
 from tests.zoo import SmallUNet, toy_data
 
 TOPOLOGIES: dict[str, Callable[[], Topology]] = {

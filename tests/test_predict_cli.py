@@ -12,16 +12,16 @@ import torch
 from safetensors.torch import load_file
 
 from splitfed.cli import main
+from splitfed.core.errors import InvalidInput
+from splitfed.core.tasks import Task, binary, classification, regression
+from splitfed.core.topology import Head
 from splitfed.data.dataset import Dataset
 from splitfed.defenses import Noise
-from splitfed.errors import InvalidInput
-from splitfed.graph import Head
 from splitfed.models.mlp import mlp
-from splitfed.study.predicting import predictions
-from splitfed.study.rows import read_rows
-from splitfed.task import Task, binary, classification, regression
+from splitfed.study.run.input_rows import read_rows
+from splitfed.study.run.prediction import predictions
 from splitfed.topologies import u_shaped, vanilla
-from splitfed.training import train
+from splitfed.training.entry_point import train
 from tests.rounding import single
 from tests.study_zoo import small, write
 from tests.zoo import toy_data

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from splitfed import insiders
-from splitfed.attacks.intruder import Intruder
-from splitfed.attacks.inverse_network import InverseNetwork
-from splitfed.attacks.norm import Norm
-from splitfed.attacks.rmle import Rmle
-from splitfed.attacks.sdar import Sdar
+from splitfed.attacks.labels.norm import Norm
+from splitfed.attacks.reconstruction.inverse_network import InverseNetwork
+from splitfed.attacks.reconstruction.rmle import Rmle
+from splitfed.attacks.training_time.sdar import Sdar
+from splitfed.attacks.training_time.training_attack import Intruder
 from splitfed.cli import main
-from splitfed.errors import InvalidInput
+from splitfed.core.errors import InvalidInput
 from splitfed.registry import TABLES, load
-from splitfed.study.report import summarise
+from splitfed.study.report.document import summarise
+from splitfed.threats import training_time
 from tests.attack_zoo import lenet_run
 from tests.study_zoo import small, write
 
@@ -48,7 +48,7 @@ def test_what_is_a_quick_look() -> None:
     assert not Rmle.preset("fast", iterations=301).quick
     assert Rmle.preset("fast", smoothness=0.3).quick, "no part of the budget"
     assert not Norm.preset("fast").quick, "the authors' own settings"
-    assert insiders.intruder("sdar") == Sdar.preset("fast")
+    assert training_time.intruder("sdar") == Sdar.preset("fast")
 
 
 @pytest.mark.parametrize(("preset", "quick"), [("fast", True), ("paper", False), (None, False)])

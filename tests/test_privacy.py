@@ -10,11 +10,11 @@ import warnings
 import numpy as np
 import pytest
 
-from splitfed.accounting.privacy import calibrate, compose, optimal_pure
-from splitfed.accounting.privacy_renyi import renyi, sampled_epsilon
-from splitfed.errors import InvalidInput
-from splitfed.gaussian_mechanism import gaussian_delta, gaussian_epsilon, gaussian_multiplier, joined_multiplier
-from splitfed.privacy import Event, Gaussian, Laplace, Neighbours, Protects, Pure, Unit
+from splitfed.core.errors import InvalidInput
+from splitfed.core.privacy_events import Event, Gaussian, Laplace, Neighbours, Protects, Pure, Unit
+from splitfed.privacy.accountant_rdp import renyi, sampled_epsilon
+from splitfed.privacy.accountants import calibrate, compose, optimal_pure
+from splitfed.privacy.gaussian_mechanism import gaussian_delta, gaussian_epsilon, gaussian_multiplier, joined_multiplier
 from tests import privacy_oracle
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from splitfed.accounting import privacy_prv
-from splitfed.accounting.privacy import RENYI, calibrate, compose
-from splitfed.accounting.privacy_prv import POINTS, prv_epsilon
-from splitfed.errors import InvalidInput
-from splitfed.privacy import Event, Gaussian, Laplace, Mechanism, Neighbours, Protects, Pure
+from splitfed.core.errors import InvalidInput
+from splitfed.core.privacy_events import Event, Gaussian, Laplace, Mechanism, Neighbours, Protects, Pure
+from splitfed.privacy import accountant_prv
+from splitfed.privacy.accountant_prv import POINTS, prv_epsilon
+from splitfed.privacy.accountants import RENYI, calibrate, compose
 
 
 def sampled(multiplier: float, rate: float) -> Event:
@@ -69,7 +69,7 @@ def test_the_grid_that_is_foreseen_is_the_one_that_is_taken(monkeypatch: pytest.
     )
     uses = [(sampled(0.8, 0.02), 400)]
     assert isinstance(prv_epsilon(uses, 1e-6), float)
-    monkeypatch.setattr(privacy_prv, "POINTS", 10)
+    monkeypatch.setattr(accountant_prv, "POINTS", 10)
     foreseen = prv_epsilon(uses, 1e-6)
     assert isinstance(foreseen, str)
     (points,) = re.findall(r"grid of (\S+) points", foreseen)
@@ -103,7 +103,7 @@ def test_the_search_for_noise_passes_where_an_accountant_does_not_apply(monkeypa
         epsilon = 0.9 * compose(uses, delta, "rdp").epsilon
         return epsilon if epsilon < 6.2 else "privacy loss variables end at 6"
 
-    monkeypatch.setattr("splitfed.accounting.privacy.prv_epsilon", tighter)
+    monkeypatch.setattr("splitfed.privacy.accountants.prv_epsilon", tighter)
     asked: list[float] = []
 
     def make(multiplier: float) -> list[tuple[Event, int]]:

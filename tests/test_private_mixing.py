@@ -10,20 +10,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from splitfed.accounting.charging import Counted, charges, unprotected
-from splitfed.accounting.ledger import make_ledger
-from splitfed.accounting.mixing import release_mixes, segments_mix
-from splitfed.defense import Context, Defense, Terms
+from splitfed.core.defense import Context, Defense, Terms
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Stamp
+from splitfed.core.probe import Facts, probe
+from splitfed.core.step_plan import duties
+from splitfed.core.tasks import classification
+from splitfed.core.topology import Topology
 from splitfed.defenses import DpSgd, GaussianRelease, LaplaceRelease, Latent, Mid, Noise, Shredder
-from splitfed.defenses.rowwise import check_rowwise
-from splitfed.duty import duties
-from splitfed.errors import InvalidInput
-from splitfed.gaussian_mechanism import gaussian_epsilon
-from splitfed.graph import Topology
-from splitfed.probe import Facts, probe
-from splitfed.task import classification
+from splitfed.defenses.row_gradients import check_rowwise
+from splitfed.privacy.charges import Counted, charges, unprotected
+from splitfed.privacy.gaussian_mechanism import gaussian_epsilon
+from splitfed.privacy.ledger import make_ledger
+from splitfed.privacy.row_mixing import release_mixes, segments_mix
 from splitfed.topologies import vanilla
-from splitfed.view import Stamp
 
 PRIVATE = GaussianRelease(noise_multiplier=4.0)
 

@@ -11,15 +11,15 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from splitfed.defense import Context, Defense
+from splitfed.core.defense import Context, Defense
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Stamp
+from splitfed.core.probe import probe
+from splitfed.core.random import wide_generator
+from splitfed.core.tasks import classification
 from splitfed.defenses import DpSgd, GaussianRelease, LabelDp, LaplaceRelease, private_noise
 from splitfed.defenses.private_noise import add_gaussian, add_laplace, gaussian, laplace
-from splitfed.errors import InvalidInput
-from splitfed.probe import probe
-from splitfed.seeding import wide_generator
-from splitfed.task import classification
 from splitfed.topologies import vanilla
-from splitfed.view import Stamp
 
 CONTEXT = Context("client0", "a->b", Stamp("train", 0, 0, 0), 3, 0)
 RELEASES = [GaussianRelease(epsilon=8.0, delta=1e-5), LaplaceRelease(epsilon=8.0)]

@@ -10,19 +10,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from splitfed.accounting.charging import learning
-from splitfed.defense import Context, Defense
+from splitfed.core.defense import Context, Defense
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Stamp
+from splitfed.core.privacy_events import Pure
+from splitfed.core.probe import Facts, probe
+from splitfed.core.tasks import classification
+from splitfed.core.topology import Topology
 from splitfed.defenses import GaussianRelease, LaplaceRelease, Latent
-from splitfed.defenses.bits import from_bits, to_bits
+from splitfed.defenses.binary_encoding import from_bits, to_bits
 from splitfed.defenses.latent import FORMS
 from splitfed.engines.local import LocalEngine
-from splitfed.errors import InvalidInput
-from splitfed.graph import Topology
-from splitfed.privacy import Pure
-from splitfed.probe import Facts, probe
-from splitfed.task import classification
+from splitfed.privacy.charges import learning
 from splitfed.topologies import u_shaped, vanilla
-from splitfed.view import Stamp
 from tests.zoo import InPlaceAfterCut, SmallUNet, engine_of, images
 
 

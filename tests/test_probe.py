@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from splitfed.duty import duties
-from splitfed.errors import InvalidInput
-from splitfed.graph import Head, Segment, Topology
-from splitfed.model_snapshot import generator_states, same_generators
-from splitfed.probe import probe
+from splitfed.core.errors import InvalidInput
+from splitfed.core.model_snapshot import generator_states, same_generators
+from splitfed.core.probe import probe
+from splitfed.core.step_plan import duties
+from splitfed.core.topology import Head, Segment, Topology
 from splitfed.topologies import u_shaped, vanilla
 from tests.cut_idioms import Net
 from tests.zoo import Dropped, InPlaceAfterCut, SmallUNet, images

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import splitfed as sf
+from splitfed.core.errors import InvalidInput
 from splitfed.defenses import GaussianRelease
-from splitfed.errors import InvalidInput
 from splitfed.federated import MAFML, Aggregation, FedMD, Learner, Method
 from splitfed.federated.base import State
-from splitfed.planning.dry import Dry, DryLearner
+from splitfed.planning.counting import Dry, DryLearner
 from splitfed.planning.private import planned_ledger
-from splitfed.preparation import prepare
+from splitfed.planning.validation import prepare
 from splitfed.schedules import Apart, Sequential
 from splitfed.schedules.base import Training
 from splitfed.topologies import local

@@ -10,7 +10,7 @@ import optuna
 import pytest
 
 from splitfed.cli import main
-from splitfed.study import trials
+from splitfed.study.run import trials
 from tests.study_zoo import small, write
 
 # Signs that mean something in an address, in a template, in a pattern, or to SQLite.

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import splitfed
+from splitfed.core.random import stream
 from splitfed.registry import TABLES
-from splitfed.run import Run
-from splitfed.seeding import stream
-from splitfed.study import session
+from splitfed.study.run import session
+from splitfed.training.run import Run
 from tests.readme import README, current
 from tests.zoo import assert_same
 

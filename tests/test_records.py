@@ -12,13 +12,13 @@ import pytest
 
 import splitfed
 from splitfed.cli import main
-from splitfed.errors import InvalidInput
+from splitfed.core.errors import InvalidInput
 from splitfed.models.mlp import mlp
-from splitfed.records import reached, selected, spread
-from splitfed.study.figures_clients import rounds
-from splitfed.study.report import summarise
-from splitfed.study.report_data import Setting, read_study
+from splitfed.study.report.data import Setting, read_study
+from splitfed.study.report.document import summarise
+from splitfed.study.report.figures.clients import rounds
 from splitfed.topologies import local
+from splitfed.training.client_scores import reached, selected, spread
 from tests.study_zoo import checked, small, write
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from splitfed import registry
-from splitfed.errors import InvalidInput
+from splitfed.core.errors import InvalidInput
 from splitfed.registry import SINGULAR, TABLES, head, load
 
 ROWS = [(kind, name) for kind, table in TABLES.items() for name in table]

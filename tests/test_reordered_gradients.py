@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from splitfed.cutting import cut
-from splitfed.errors import InvalidInput
-from splitfed.reordered_gradients import reordered_weights
+from splitfed.core.cutting import cut
+from splitfed.core.errors import InvalidInput
+from splitfed.core.reordered_gradients import reordered_weights
 from tests.cut_idioms import Net, ends
 
 

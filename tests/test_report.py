@@ -22,21 +22,22 @@ from PIL import Image
 from rich.console import Console
 from safetensors.torch import save_file
 
-from splitfed import cli, digests
-from splitfed.errors import InvalidInput
-from splitfed.intervals import share_interval
-from splitfed.seeding import generator
-from splitfed.study import again, session, table
-from splitfed.study.figures_images import Pair, brightness, feature_scores, strip
-from splitfed.study.figures_leaks import corners, roc_curves
-from splitfed.study.remarks import reversals
-from splitfed.study.report import summarise, write_report
-from splitfed.study.report_costs import over_time
-from splitfed.study.report_data import Setting, estimate
-from splitfed.study.report_names import short_names
-from splitfed.study.report_pareto import pareto_front
-from splitfed.study.topology_data import graph_of
-from splitfed.study.units import size, span
+from splitfed import cli
+from splitfed.core import digests
+from splitfed.core.errors import InvalidInput
+from splitfed.core.random import generator
+from splitfed.stats.intervals import share_interval
+from splitfed.study.report.costs import over_time
+from splitfed.study.report.data import Setting, estimate
+from splitfed.study.report.document import summarise, write_report
+from splitfed.study.report.figures.images import Pair, brightness, feature_scores, strip
+from splitfed.study.report.figures.leakage import corners, roc_curves
+from splitfed.study.report.names import short_names
+from splitfed.study.report.pareto import pareto_front
+from splitfed.study.report.remarks import reversals
+from splitfed.study.report.topology_data import graph_of
+from splitfed.study.report.units import size, span
+from splitfed.study.run import reattack, results_table, session
 from tests.report_page import check
 from tests.test_draw import VANILLA
 
@@ -435,7 +436,7 @@ def test_a_model_that_is_no_better_than_one_answer_is_named(tmp_path: Path) -> N
     assert sentences == [f"noise(scale=9): {said}, so this model is of no use."]
     assert session.closing(found).endswith(f"; {said}")
     console = Console(file=io.StringIO(), width=200)
-    table.show([found], console)
+    results_table.show([found], console)
     assert f"noise(scale=9): {said}" in console.file.getvalue()  # type: ignore[attr-defined]
     page = write_report(folder).read_text("utf-8")
     assert said in page
@@ -448,7 +449,7 @@ def test_attacking_a_run_again_says_what_is_reversed(
     scores = {"auc": {"guess": {"mean": 0.2, "low": 0.1, "high": 0.3}}}
     entry = {"label": "norm", "adversary": "server", "scores": scores}
     monkeypatch.setattr(
-        again, "attack", lambda *_, **__: [entry, {**entry, "scores": {"auc": {"guess": {"mean": 0.8}}}}]
+        reattack, "attack", lambda *_, **__: [entry, {**entry, "scores": {"auc": {"guess": {"mean": 0.8}}}}]
     )
     assert cli.main(["attack", "runs/RUN", "--attack", "norm"]) == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -785,6 +786,6 @@ def test_table_means_leave_out_what_is_no_number() -> None:
     other = copy.deepcopy(found)
     other["attacks"][0]["scores"]["psnr"]["guess"]["mean"] = None
     other["attacks"][0]["scores"]["psnr"]["mean_image"]["mean"] = 13.0
-    (row,) = table.settings([found, other])
+    (row,) = results_table.settings([found, other])
     scores = row["attacks"]["inverse_network"]["psnr"]
     assert (scores["guess"], scores["mean_image"]) == (26.0, 12.0)

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from splitfed import digests
 from splitfed.cli import main
+from splitfed.core import digests
 from splitfed.models.lenet import lenet
-from splitfed.study.depth import depth
-from splitfed.study.figures_depth import by_depth, cut_of, depth_of, lines
-from splitfed.study.report import summarise, write_report
+from splitfed.study.report.depth import depth
+from splitfed.study.report.document import summarise, write_report
+from splitfed.study.report.figures.depth import by_depth, cut_of, depth_of, lines
 from splitfed.topologies import extended_vanilla, multi_hop, u_shaped, vanilla, vertical
 from tests.study_zoo import small, write
 from tests.test_report import parsed, put, result

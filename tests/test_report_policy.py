@@ -14,19 +14,19 @@ from xml.etree import ElementTree
 
 import pytest
 
-from splitfed import digests
 from splitfed.cli import main
-from splitfed.draw import to_svg
-from splitfed.errors import InvalidInput
-from splitfed.study.figures_images import pairs
-from splitfed.study.figures_style import as_svg, canvas
-from splitfed.study.inline_svg import PRESENTATION, inlined
-from splitfed.study.plain_text import plain, visible
-from splitfed.study.report import shade, stacked, write_report
-from splitfed.study.report_data import read_study
-from splitfed.study.report_sees import _picture
-from splitfed.study.toml import dumps
-from splitfed.study.topology_data import drawing, graph_of
+from splitfed.core import digests
+from splitfed.core.errors import InvalidInput
+from splitfed.drawing.svg import to_svg
+from splitfed.study.config.toml import dumps
+from splitfed.study.report.data import read_study
+from splitfed.study.report.document import shade, stacked, write_report
+from splitfed.study.report.figures.images import pairs
+from splitfed.study.report.figures.style import as_svg, canvas
+from splitfed.study.report.inline_svg import PRESENTATION, inlined
+from splitfed.study.report.plain_text import plain, visible
+from splitfed.study.report.topology_data import drawing, graph_of
+from splitfed.study.report.views import _picture
 from tests.report_page import Page
 from tests.test_draw import ONE_WAY, SIX, TASKS, U_SHAPED, VANILLA
 from tests.test_report import parsed, put, result

@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-from splitfed.attacks.gradient_matching import newest_step
+from splitfed.attacks.gradients.gradient_matching import newest_step
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Recording
+from splitfed.core.optimizers import Optim
 from splitfed.engines.base import FED
-from splitfed.errors import InvalidInput
 from splitfed.federated import FedAvg, FedNova, FedProto, FedProx
 from splitfed.federated.scaffold import Steer
-from splitfed.optim import Optim
-from splitfed.preparation import prepare
+from splitfed.planning.validation import prepare
 from splitfed.registry import TABLES, load
-from splitfed.run import Run
 from splitfed.schedules import Apart
 from splitfed.schedules.base import Training
 from splitfed.topologies import vanilla
-from splitfed.view import Recording
+from splitfed.training.run import Run
 from tests.federated_zoo import CLIENTS, RATE, START, arguments, check_resumed, common, go, hand, model, own, pictures
 from tests.rounding import single
 from tests.zoo import assert_same

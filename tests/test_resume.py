@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 import splitfed
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Message, Recording
+from splitfed.core.optimizers import Optim
+from splitfed.core.traffic import Traffic
 from splitfed.defenses import DistanceCorrelation, Noise
-from splitfed.errors import InvalidInput
-from splitfed.optim import Optim
-from splitfed.run import Run
 from splitfed.topologies import u_shaped, vanilla
-from splitfed.traffic import Traffic
-from splitfed.view import Message, Recording
+from splitfed.training.run import Run
 from tests.zoo import assert_same, toy_data
 
 ROUNDS = 4

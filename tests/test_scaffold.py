@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from splitfed.core.optimizers import Optim
 from splitfed.federated import FedAvg, Scaffold
 from splitfed.federated.scaffold import Steer
-from splitfed.optim import Optim
-from splitfed.run import Run
 from splitfed.schedules import Apart
+from splitfed.training.run import Run
 from tests.federated_zoo import CLIENTS, RATE, START, common, go, hand, own
 from tests.rounding import single
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import pytest
 
+from splitfed.core.errors import InvalidInput
+from splitfed.core.topology import Head, Topology
 from splitfed.engines.base import FED
 from splitfed.engines.local import LocalEngine
-from splitfed.errors import InvalidInput
-from splitfed.graph import Head, Topology
 from splitfed.schedules.alternate import Alternate
 from splitfed.schedules.base import Round, Schedule, Training
 from splitfed.schedules.blind import Blind

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.data.order import batches
+from splitfed.core.optimizers import Optim
+from splitfed.core.probe import probe
+from splitfed.core.tasks import classification
+from splitfed.core.topology import Topology
+from splitfed.data.batch_order import batches
 from splitfed.engines.local import LocalEngine
-from splitfed.graph import Topology
 from splitfed.models.lenet import lenet
-from splitfed.optim import Optim
-from splitfed.probe import probe
 from splitfed.schedules.alternate import Alternate
 from splitfed.schedules.base import Schedule, Training
 from splitfed.schedules.blind import Blind
@@ -26,7 +27,6 @@ from splitfed.schedules.sglr import Sglr
 from splitfed.schedules.splitfed_v1 import SplitFedV1
 from splitfed.schedules.splitfed_v2 import SplitFedV2
 from splitfed.schedules.splitfed_v3 import SplitFedV3
-from splitfed.task import classification
 from splitfed.topologies import u_shaped, vanilla
 from tests.zoo import SmallUNet, assert_same, engine_of, images
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from splitfed.attacks.insider_labels import InsiderLabels
-from splitfed.attacks.intruder import Seen
-from splitfed.attacks.sdar import Sdar, Simulator
-from splitfed.attacks.student import likely, loss_of
+from splitfed.attacks.training_time.insider_labels import InsiderLabels
+from splitfed.attacks.training_time.sdar import Sdar, Simulator
+from splitfed.attacks.training_time.task_loss import likely, loss_of
+from splitfed.attacks.training_time.training_attack import Seen
+from splitfed.core.errors import InvalidInput
+from splitfed.core.random import generator
 from splitfed.defenses import Noise
-from splitfed.errors import InvalidInput
-from splitfed.run import Run
-from splitfed.seeding import generator
+from splitfed.training.run import Run
 from tests.intruder_zoo import error, go, insider, mirror, ramps
 from tests.rounding import single
 from tests.zoo import assert_same

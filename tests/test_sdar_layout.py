@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 
 import splitfed
-from splitfed.attacks.intruder import Seen
-from splitfed.attacks.sdar import Sdar, Simulator, evaluated
-from splitfed.attacks.sdar_networks import CutCritic, Decoder, ImageCritic, ReleaseEnd
+from splitfed.attacks.training_time.sdar import Sdar, Simulator, evaluated
+from splitfed.attacks.training_time.sdar_networks import CutCritic, Decoder, ImageCritic, ReleaseEnd
+from splitfed.attacks.training_time.training_attack import Seen
+from splitfed.core.errors import InvalidInput
+from splitfed.core.random import generator, stream
 from splitfed.data.federation import Federation
 from splitfed.defenses import Noise
-from splitfed.errors import InvalidInput
-from splitfed.run import Run
-from splitfed.seeding import generator, stream
 from splitfed.topologies import u_shaped, vanilla
+from splitfed.training.run import Run
 from tests.intruder_zoo import error, go, insider, ramps
 from tests.zoo import assert_same
 

@@ -10,21 +10,21 @@ import pytest
 import torch
 
 import splitfed
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Recording
 from splitfed.engines.base import FED
-from splitfed.errors import InvalidInput
-from splitfed.manipulations import SignFlip
 from splitfed.planning.plan import cost
-from splitfed.preparation import prepare
-from splitfed.run import Run
+from splitfed.planning.validation import prepare
+from splitfed.poisoning import SignFlip
 from splitfed.schedules import Blind, LocalLoss, SplitFedV1, SplitFedV2, SplitFedV3
 from splitfed.schedules.base import Schedule, Training
-from splitfed.secure.keys import Setup
-from splitfed.secure.member import Member
-from splitfed.secure.plan import Residues, SecureSum
-from splitfed.secure.server import unmasked
-from splitfed.secure.shamir import PRIME, reconstruct, share
+from splitfed.secure_sum.keys import Setup
+from splitfed.secure_sum.member import Member
+from splitfed.secure_sum.plan import Residues, SecureSum
+from splitfed.secure_sum.server import unmasked
+from splitfed.secure_sum.shamir import PRIME, reconstruct, share
 from splitfed.topologies import vanilla
-from splitfed.view import Recording
+from splitfed.training.run import Run
 from tests.test_participation import engine_for
 from tests.test_resume import Eventful, Stop, stop_after
 from tests.test_sequential import two_clients

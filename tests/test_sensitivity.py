@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from splitfed.accounting.privacy import compose
-from splitfed.defense import Context
+from splitfed.core.defense import Context
+from splitfed.core.messages import Stamp
+from splitfed.core.privacy_events import Gaussian, Laplace
+from splitfed.core.random import generator
 from splitfed.defenses import GaussianRelease, LaplaceRelease
 from splitfed.defenses.clipping import clip_rows
-from splitfed.gaussian_mechanism import gaussian_epsilon
-from splitfed.privacy import Gaussian, Laplace
-from splitfed.seeding import generator
-from splitfed.view import Stamp
+from splitfed.privacy.accountants import compose
+from splitfed.privacy.gaussian_mechanism import gaussian_epsilon
 
 GAUSSIAN = GaussianRelease(clip=1.5, epsilon=2.0, delta=1e-5)
 LAPLACE = LaplaceRelease(clip=1.5, epsilon=2.0)

@@ -6,18 +6,18 @@ import pytest
 import torch
 from torch import nn
 
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Recording
+from splitfed.core.optimizers import Optim
+from splitfed.core.probe import probe
+from splitfed.core.tasks import regression
+from splitfed.core.topology import Head, Segment, Topology
 from splitfed.engines.base import Placement
 from splitfed.engines.local import LocalEngine
-from splitfed.errors import InvalidInput
-from splitfed.graph import Head, Segment, Topology
 from splitfed.models.lenet import lenet
-from splitfed.optim import Optim
-from splitfed.probe import probe
 from splitfed.schedules.base import Training
 from splitfed.schedules.sequential import Sequential
-from splitfed.task import regression
 from splitfed.topologies import vanilla
-from splitfed.view import Recording
 from tests.rounding import single
 from tests.zoo import InPlaceAfterCut, Scale, SmallUNet, assert_same, engine_of, images
 

@@ -12,11 +12,11 @@ from torch.nn import functional
 
 import splitfed
 from splitfed.attacks.base import Knowledge
-from splitfed.attacks.shadow import Shadow
-from splitfed.errors import InvalidInput
-from splitfed.inquiry import AttackResult
+from splitfed.attacks.reconstruction.shadow import Shadow
+from splitfed.core.errors import InvalidInput
+from splitfed.core.random import generator
 from splitfed.models.mlp import mlp
-from splitfed.seeding import generator
+from splitfed.threats.evaluator import AttackResult
 from splitfed.topologies import multi_hop, vanilla, vertical
 from tests.attack_zoo import digits as federation
 from tests.test_unsplit import toy, trained

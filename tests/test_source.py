@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import splitfed
-from splitfed import source
-from splitfed.errors import InvalidInput
-from splitfed.fingerprint import differences, fingerprint
-from splitfed.graph import Head, Segment, Topology
-from splitfed.task import Task
+from splitfed.core.errors import InvalidInput
+from splitfed.core.tasks import Task
+from splitfed.core.topology import Head, Segment, Topology
 from splitfed.topologies import vanilla
+from splitfed.training import code_digest
+from splitfed.training.fingerprint import differences, fingerprint
 from tests.zoo import toy_data
 
 LOSS = '''
@@ -131,33 +131,33 @@ def digest_of(text: str, name: str = "f") -> str:
     """Return the digest of a function that has no file."""
     space: dict[str, Any] = {}
     exec(compile(text, "<nowhere>", "exec"), space)
-    return source.digest(space[name].__code__)
+    return code_digest.digest(space[name].__code__)
 
 
 def test_code_without_a_file_is_told_by_its_bytecode() -> None:
     plain = digest_of("def f(x):\n    return [y + 1 for y in x if y in {'a', 'b', 'c'}]")
     assert "source:" not in plain
-    assert source.same(
+    assert code_digest.same(
         plain, digest_of('\n\ndef f(x):\n    "Doc."\n    return [\n y + 1 for y in x if y in {"a", "b", "c"}]')
     )
-    assert not source.same(plain, digest_of("def f(x):\n    return [y + 2 for y in x if y in {'a', 'b', 'c'}]"))
-    assert not source.same(plain, digest_of("def f(x):\n    return [y + 1 for y in x if y in {'a', 'b', 'd'}]"))
+    assert not code_digest.same(plain, digest_of("def f(x):\n    return [y + 2 for y in x if y in {'a', 'b', 'c'}]"))
+    assert not code_digest.same(plain, digest_of("def f(x):\n    return [y + 1 for y in x if y in {'a', 'b', 'd'}]"))
 
 
 def test_another_python_is_compared_by_the_source() -> None:
-    assert source.same("source:1 python3.11:2", "source:1 python3.12:3")
-    assert not source.same("source:1 python3.11:2", "source:9 python3.12:2")
+    assert code_digest.same("source:1 python3.11:2", "source:1 python3.12:3")
+    assert not code_digest.same("source:1 python3.11:2", "source:9 python3.12:2")
     # Without a source nothing can be said across versions, and what cannot be compared is not the same.
-    assert not source.same("python3.11:2", "python3.12:2")
-    assert source.same("source:1 python3.11:2", "python3.11:2")
+    assert not code_digest.same("python3.11:2", "python3.12:2")
+    assert code_digest.same("source:1 python3.11:2", "python3.11:2")
 
 
 def test_a_file_that_was_edited_after_its_import_is_not_taken_for_what_runs(tmp_path: Path) -> None:
     module = strange(tmp_path, LOSS)
-    before = source.digest(module.loss.__code__)
+    before = code_digest.digest(module.loss.__code__)
     assert before.startswith("source:")
     (tmp_path / "strange.py").write_text(LOSS.replace("scale > 0", "scale > 1"))
-    assert source.digest(module.loss.__code__) == before.partition(" ")[2]
+    assert code_digest.digest(module.loss.__code__) == before.partition(" ")[2]
 
 
 def weighted(weights: Any) -> Callable[[Tensor, Tensor], Tensor]:
@@ -335,7 +335,7 @@ def test_another_forward_of_a_model_that_is_cut_is_another_run(tmp_path: Path, a
 DEFENSE = """
 from dataclasses import dataclass
 
-from splitfed.defense import Defense
+from splitfed.core.defense import Defense
 
 
 @dataclass(frozen=True)

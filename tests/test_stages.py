@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from splitfed.attacks.fsha import Fsha
-from splitfed.run import Run
+from splitfed.attacks.training_time.fsha import Fsha
+from splitfed.training.run import Run
 from tests.intruder_zoo import go, insider, ramps
 from tests.papers.stages import stages
 from tests.zoo import assert_same

@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 
 from splitfed import registry
-from splitfed.courses import Linear
-from splitfed.defense import Defense, Strength
-from splitfed.study import config, store
-from splitfed.study.cell import Guarded
-from splitfed.study.figures_strength import by_strength, panels, undefended_at, without
-from splitfed.study.figures_style import Looks
-from splitfed.study.grid import expand
-from splitfed.study.report import summarise, write_report
-from splitfed.study.runner import _strength
+from splitfed.core.annealing import Linear
+from splitfed.core.defense import Defense, Strength
+from splitfed.study.config import config
+from splitfed.study.config.cell import Guarded
+from splitfed.study.config.grid import expand
+from splitfed.study.report.document import summarise, write_report
+from splitfed.study.report.figures.strength import by_strength, panels, undefended_at, without
+from splitfed.study.report.figures.style import Looks
+from splitfed.study.run import store
+from splitfed.study.run.runner import _strength
 from tests.test_report import parsed, put, result
 
 DEFENSES = sorted(registry.TABLES["defenses"])

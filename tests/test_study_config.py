@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splitfed.attacks.rmle import Rmle
-from splitfed.errors import InvalidInput
-from splitfed.study import config
-from splitfed.study.mistakes import InvalidStudy
-from splitfed.study.toml import dumps
+from splitfed.attacks.reconstruction.rmle import Rmle
+from splitfed.core.errors import InvalidInput
+from splitfed.study.config import config
+from splitfed.study.config.mistakes import InvalidStudy
+from splitfed.study.config.toml import dumps
 from tests.study_zoo import PLACED, SMALL, checked, placed, small
 
 

@@ -11,18 +11,18 @@ import pytest
 from safetensors.torch import load_file
 
 from splitfed.attacks.base import Attack
-from splitfed.attacks.intruder import Intruder
+from splitfed.attacks.training_time.training_attack import Intruder
 from splitfed.cli import main
-from splitfed.errors import InvalidInput
+from splitfed.core.errors import InvalidInput
 from splitfed.registry import TABLES, load
-from splitfed.study import session
-from splitfed.study.mistakes import InvalidStudy
-from splitfed.study.progress import Lines
-from splitfed.study.report import summarise
-from splitfed.study.runner import perform
-from splitfed.study.session import check
+from splitfed.study.config.mistakes import InvalidStudy
+from splitfed.study.report.document import summarise
+from splitfed.study.run import session
+from splitfed.study.run.progress import Lines
+from splitfed.study.run.runner import perform
+from splitfed.study.run.session import check
 from splitfed.topologies import vanilla
-from splitfed.training import train
+from splitfed.training.entry_point import train
 from tests.intruder_zoo import ALL, Spy, go, ramps, small
 from tests.study_zoo import checked, placed, write
 from tests.study_zoo import small as small_study

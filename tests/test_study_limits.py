@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from splitfed.cli import main
-from splitfed.errors import InvalidInput, unknown
-from splitfed.study import config
-from splitfed.study.mistakes import InvalidStudy, Mistakes
+from splitfed.core.errors import InvalidInput, unknown
+from splitfed.study.config import config
+from splitfed.study.config.mistakes import InvalidStudy, Mistakes
 from tests.study_zoo import placed, small, write
 
 DEEP = 50_000

@@ -13,15 +13,16 @@ import pandas as pd
 import pytest
 from torch import nn
 
-from splitfed import digests
 from splitfed.cli import main
-from splitfed.errors import InvalidInput
+from splitfed.core import digests
+from splitfed.core.errors import InvalidInput
 from splitfed.federated import FML
 from splitfed.registry import TABLES
-from splitfed.study import build, session
-from splitfed.study.progress import Lines
-from splitfed.study.runner import perform
-from splitfed.study.toml import dumps
+from splitfed.study.config import build
+from splitfed.study.config.toml import dumps
+from splitfed.study.run import session
+from splitfed.study.run.progress import Lines
+from splitfed.study.run.runner import perform
 from tests.study_zoo import checked, small, write
 
 DATA: dict[str, Any] = {"name": "digits", "victims": 8, "auxiliary": 32, "clients": 3, "dirichlet": 0.5}

@@ -17,19 +17,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from splitfed import digests
-from splitfed.accounting.speeds import Speeds
 from splitfed.cli import main
-from splitfed.errors import InvalidInput
+from splitfed.core import digests
+from splitfed.core.errors import InvalidInput
+from splitfed.core.probe import probe
+from splitfed.core.tasks import classification
+from splitfed.costs.speeds import Speeds
 from splitfed.models.mlp import mlp
-from splitfed.probe import probe
-from splitfed.study import pace, trials
-from splitfed.study.holdings import holdings
-from splitfed.study.mistakes import InvalidStudy, Mistakes
-from splitfed.study.progress import Lines
-from splitfed.study.store import StudyFolder
-from splitfed.study.toml import dumps
-from splitfed.task import classification
+from splitfed.study.config.mistakes import InvalidStudy, Mistakes
+from splitfed.study.config.toml import dumps
+from splitfed.study.report.exposure import holdings
+from splitfed.study.run import trials
+from splitfed.study.run.progress import Lines
+from splitfed.study.run.store import StudyFolder
 from splitfed.topologies import vanilla
 from tests.study_zoo import checked, small, write
 from tests.test_study_config import JUNK, paths
@@ -476,7 +476,7 @@ def mutated(draw: st.DrawFn) -> Any:
 @settings(max_examples=200, derandomize=True)
 def test_any_speeds_are_valid_or_refused_in_lines(speeds: Any) -> None:
     mistakes = Mistakes("study.toml")
-    written, found = pace.read(mistakes, "training.speeds", speeds)
+    written, found = speeds.read(mistakes, "training.speeds", speeds)
     if mistakes:
         with pytest.raises(InvalidStudy) as caught:
             mistakes.stop()
@@ -485,4 +485,4 @@ def test_any_speeds_are_valid_or_refused_in_lines(speeds: Any) -> None:
         return
     assert isinstance(found, Speeds)
     # What is written back means the same.
-    assert pace.read(mistakes, "training.speeds", tomllib.loads(dumps({"t": written}))["t"]) == (written, found)
+    assert speeds.read(mistakes, "training.speeds", tomllib.loads(dumps({"t": written}))["t"]) == (written, found)

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from splitfed.cli import main
-from splitfed.errors import InvalidInput
-from splitfed.graph import Topology
+from splitfed.core.errors import InvalidInput
+from splitfed.core.topology import Topology
 from splitfed.registry import TABLES
-from splitfed.study import build
-from splitfed.study.toml import dumps
+from splitfed.study.config import build
+from splitfed.study.config.toml import dumps
 from tests.study_zoo import LINEAR, PLACED, checked, placed, small, write
 
 ROWS = 1230

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from splitfed.errors import InvalidInput
-from splitfed.seeding import generator
-from splitfed.task import Task, binary, classification, regression
-from splitfed.utility import ConstantAnswer, below_constant, constant_of, over_rows
+from splitfed.core.errors import InvalidInput
+from splitfed.core.random import generator
+from splitfed.core.tasks import Task, binary, classification, regression
+from splitfed.stats.utility import ConstantAnswer, below_constant, constant_of, over_rows
 from tests.rounding import single
 
 

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from splitfed.core.optimizers import Optim
+from splitfed.core.probe import probe
+from splitfed.core.random import derive, stream
+from splitfed.core.tasks import classification, regression
+from splitfed.core.topology import Topology
 from splitfed.engines.local import LocalEngine
-from splitfed.graph import Topology
 from splitfed.models.resnet8 import resnet8
-from splitfed.optim import Optim
-from splitfed.probe import probe
-from splitfed.seeding import derive, stream
-from splitfed.task import classification, regression
 from splitfed.topologies import (
     Fusion,
     extended_vanilla,

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 import splitfed as sf
-from splitfed.data.align import align
-from splitfed.data.table import Table
-from splitfed.errors import InvalidInput
-from splitfed.graph import Head, Segment, Topology
-from splitfed.optim import Optim
-from splitfed.probe import probe
+from splitfed.core.errors import InvalidInput
+from splitfed.core.optimizers import Optim
+from splitfed.core.probe import probe
+from splitfed.core.topology import Head, Segment, Topology
+from splitfed.data.alignment.align import align
+from splitfed.data.alignment.table import Table
 from splitfed.topologies import Fusion, extended_vanilla, heterogeneous, multi_hop, multi_task, u_shaped, vertical
 from tests.zoo import SmallUNet, block, toy_data
 

@@ -10,18 +10,18 @@ import torch
 from torch import nn
 
 import splitfed as sf
-from splitfed.accounting.bytes import epoch_bytes
+from splitfed.core.messages import Message, Recording
+from splitfed.core.probe import probe
+from splitfed.core.random import stream
+from splitfed.core.tasks import classification
+from splitfed.core.topology import Topology
+from splitfed.costs.bytes import epoch_bytes
 from splitfed.engines.local import LocalEngine
-from splitfed.graph import Topology
 from splitfed.planning.plan import cost
-from splitfed.preparation import prepare
-from splitfed.probe import probe
-from splitfed.run import Run
+from splitfed.planning.validation import prepare
 from splitfed.schedules.base import Training
-from splitfed.seeding import stream
-from splitfed.task import classification
 from splitfed.topologies import extended_vanilla, multi_hop, multi_task, u_shaped, vertical
-from splitfed.view import Message, Recording
+from splitfed.training.run import Run
 from tests.test_isolation import Watch
 from tests.walk import holdings
 from tests.zoo import block, columns, placed, toy_data

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from splitfed.errors import InvalidInput
-from splitfed.graph import Head, Segment
-from splitfed.task import classification, regression
+from splitfed.core.errors import InvalidInput
+from splitfed.core.tasks import classification, regression
+from splitfed.core.topology import Head, Segment
 from splitfed.topologies.custom import custom
 
 WIRE = nn.Identity()

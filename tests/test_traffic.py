@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from splitfed.accounting.bytes import epoch_bytes, forward_bytes, step_bytes, weight_bytes
+from splitfed.core.topology import Topology
+from splitfed.costs.bytes import epoch_bytes, forward_bytes, step_bytes, weight_bytes
 from splitfed.engines.local import LocalEngine
-from splitfed.graph import Topology
 from splitfed.models.lenet import lenet
 from splitfed.models.resnet8 import resnet8
 from splitfed.schedules.base import Training

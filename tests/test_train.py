@@ -13,19 +13,19 @@ import torch
 from torch import nn
 
 import splitfed
+from splitfed.core.errors import InvalidInput, NonFinite
+from splitfed.core.messages import Recording
+from splitfed.core.optimizers import Optim
+from splitfed.core.random import generator, stream
+from splitfed.core.tasks import Task, regression
+from splitfed.core.topology import Head, Segment, Topology
 from splitfed.data.dataset import Dataset
 from splitfed.defenses import DistanceCorrelation, Marvell, Noise
-from splitfed.errors import InvalidInput, NonFinite
-from splitfed.graph import Head, Segment, Topology
-from splitfed.intervals import share_interval
 from splitfed.models.lenet import lenet
-from splitfed.optim import Optim
-from splitfed.run import Run
 from splitfed.schedules.sequential import Sequential
-from splitfed.seeding import generator, stream
-from splitfed.task import Task, regression
+from splitfed.stats.intervals import share_interval
 from splitfed.topologies import u_shaped, vanilla
-from splitfed.view import Recording
+from splitfed.training.run import Run
 from tests.zoo import InPlaceAfterCut, SmallUNet, toy_data
 
 DATA = toy_data(120).clients(2, auxiliary=10, victims=10)

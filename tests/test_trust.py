@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from splitfed import digests
 from splitfed.cli import main
-from splitfed.errors import InvalidInput
-from splitfed.study import user_key
-from splitfed.study.contained import inside, link_out
-from splitfed.study.toml import dumps
-from splitfed.study.trust import code_of, import_paths, is_results
-from splitfed.study.user_key import NoKey, key_file, make_key, read_key
+from splitfed.core import digests
+from splitfed.core.errors import InvalidInput
+from splitfed.study.config.toml import dumps
+from splitfed.study.report.contained import inside, link_out
+from splitfed.study.run import user_key
+from splitfed.study.run.trust import code_of, import_paths, is_results
+from splitfed.study.run.user_key import NoKey, key_file, make_key, read_key
 from tests.study_zoo import placed, small, write
 
 NET = """

@@ -14,23 +14,23 @@ import torch
 from torch import Tensor
 
 import splitfed
-from splitfed.attacks.attribute import Attribute
 from splitfed.attacks.base import Attack, Knowledge, Needs, Progress
-from splitfed.attacks.inverse_network import InverseNetwork
-from splitfed.attacks.rmle import Rmle
-from splitfed.attacks.space import Span
+from splitfed.attacks.properties.attribute import Attribute
+from splitfed.attacks.reconstruction.inverse_network import InverseNetwork
+from splitfed.attacks.reconstruction.rmle import Rmle
+from splitfed.attacks.search_space import Span
 from splitfed.cli import main
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import View
+from splitfed.core.random import stream
+from splitfed.core.tasks import classification
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
-from splitfed.errors import InvalidInput
 from splitfed.models.mlp import mlp
-from splitfed.run import Run
-from splitfed.seeding import stream
-from splitfed.study.mistakes import InvalidStudy
-from splitfed.task import classification
+from splitfed.study.config.mistakes import InvalidStudy
+from splitfed.threats.tuning import Bench
 from splitfed.topologies import vanilla
-from splitfed.tuning import Bench
-from splitfed.view import View
+from splitfed.training.run import Run
 from tests.study_zoo import checked, small, write
 from tests.zoo import toy_data
 

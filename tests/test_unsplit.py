@@ -11,19 +11,19 @@ import torch
 from torch import Tensor, nn
 
 import splitfed
-from splitfed.architecture import Architecture, FreshUpstream
 from splitfed.attacks.base import Knowledge
-from splitfed.attacks.inversion import misfit
-from splitfed.attacks.unsplit import Unsplit, stretched
-from splitfed.defense import Defense
+from splitfed.attacks.reconstruction.inversion import misfit
+from splitfed.attacks.reconstruction.unsplit import Unsplit, stretched
+from splitfed.core.defense import Defense
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Message, Stamp, View
+from splitfed.core.random import generator, stream
 from splitfed.defenses import Noise
-from splitfed.errors import InvalidInput
-from splitfed.inquiry import AttackResult
 from splitfed.models.lenet import lenet
-from splitfed.run import Run
-from splitfed.seeding import generator, stream
+from splitfed.threats.evaluator import AttackResult
+from splitfed.threats.segments_fresh import Architecture, FreshUpstream
 from splitfed.topologies import u_shaped, vanilla
-from splitfed.view import Message, Stamp, View
+from splitfed.training.run import Run
 from tests.attack_zoo import digits as federation
 from tests.attack_zoo import lenet_run
 from tests.walk import holdings, reachable

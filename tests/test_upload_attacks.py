@@ -11,16 +11,16 @@ from torch import Tensor
 
 import splitfed as sf
 from splitfed.attacks.base import Attack, Knowledge
-from splitfed.attacks.class_shares import ClassShares
-from splitfed.attacks.prototype_inversion import PrototypeInversion
-from splitfed.attacks.prototype_membership import PrototypeMembership
-from splitfed.attacks.share_metrics import grade_shares
+from splitfed.attacks.scoring.share_metrics import grade_shares
+from splitfed.attacks.uploads.class_shares import ClassShares
+from splitfed.attacks.uploads.prototype_inversion import PrototypeInversion
+from splitfed.attacks.uploads.prototype_membership import PrototypeMembership
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Message, Stamp, View
 from splitfed.data.candidates import candidates
 from splitfed.engines.base import FED
-from splitfed.errors import InvalidInput
-from splitfed.extractor import Extractor
 from splitfed.federated import FedDistill, FedProto
-from splitfed.view import Message, Stamp, View
+from splitfed.threats.segments_extractor import Extractor
 from tests.attack_zoo import fed_run, perceptron, proto_run
 from tests.rounding import single
 

@@ -14,24 +14,24 @@ import torch
 from torch import Tensor
 
 import splitfed as sf
-from splitfed.accounting.privacy import compose
 from splitfed.cli import main
-from splitfed.defense import UPLOAD, Defense
+from splitfed.core.defense import UPLOAD, Defense
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Recording
+from splitfed.core.privacy_events import Event, Gaussian, Neighbours, Protects
+from splitfed.core.random import stream
+from splitfed.core.upload_defenses import Keeper, Sent, defended, rows_of, size
 from splitfed.defenses import DistanceCorrelation, GaussianRelease, LaplaceRelease, Noise, Quantization
 from splitfed.engines.base import FED
-from splitfed.errors import InvalidInput
 from splitfed.federated import FedProto, Learner, Method
 from splitfed.models.mlp import mlp
 from splitfed.planning.plan import cost
 from splitfed.planning.private import planned_ledger
-from splitfed.preparation import prepare
-from splitfed.privacy import Event, Gaussian, Neighbours, Protects
+from splitfed.planning.validation import prepare
+from splitfed.privacy.accountants import compose
 from splitfed.schedules import Sequential
 from splitfed.schedules.base import Training
-from splitfed.seeding import stream
 from splitfed.topologies import local, vanilla
-from splitfed.uploading import Keeper, Sent, defended, rows_of, size
-from splitfed.view import Recording
 from tests.study_zoo import checked, small, write
 from tests.zoo import assert_same
 

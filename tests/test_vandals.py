@@ -18,18 +18,18 @@ from torch import Tensor, nn
 
 import splitfed as sf
 from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target
-from splitfed.attacks.fsha import Fsha
-from splitfed.attacks.intruder import Insider, Intruder, Post, Seen
+from splitfed.attacks.training_time.fsha import Fsha
+from splitfed.attacks.training_time.training_attack import Insider, Intruder, Post, Seen
+from splitfed.core.messages import Message, Recording, View
+from splitfed.core.optimizers import Optim
+from splitfed.core.random import stream
+from splitfed.core.tasks import classification
 from splitfed.data.federation import Federation
 from splitfed.detectors.base import Desk, Detector, Watchman
 from splitfed.engines.base import FED
 from splitfed.federated import FedProto
 from splitfed.models.mlp import mlp
-from splitfed.optim import Optim
-from splitfed.seeding import stream
-from splitfed.task import classification
 from splitfed.topologies import local, u_shaped, vanilla, vertical
-from splitfed.view import Message, Recording, View
 from tests.walk import reachable
 from tests.zoo import assert_same
 

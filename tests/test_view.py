@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from splitfed.errors import InvalidInput
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Message, Recorder, Recording, Stamp, View
 from splitfed.models.lenet import lenet
 from splitfed.topologies import u_shaped, vanilla
-from splitfed.view import Message, Recorder, Recording, Stamp, View
 from tests.zoo import assert_same, engine_of, images
 
 

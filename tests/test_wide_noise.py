@@ -6,8 +6,8 @@ import math
 
 import torch
 
-import splitfed.seeding as seeding
-from splitfed.seeding import derive, generator, wide_generator
+import splitfed.core.random as seeding
+from splitfed.core.random import derive, generator, wide_generator
 
 
 def test_torch_seeds_with_32_bits_and_the_wide_generator_does_not(monkeypatch) -> None:  # type: ignore[no-untyped-def]

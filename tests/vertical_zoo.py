@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 import splitfed as sf
-from splitfed.defense import Defense
-from splitfed.graph import Segment, Topology
-from splitfed.optim import Optim
-from splitfed.run import Run
-from splitfed.seeding import derive, generator, stream
+from splitfed.core.defense import Defense
+from splitfed.core.optimizers import Optim
+from splitfed.core.random import derive, generator, stream
+from splitfed.core.topology import Segment, Topology
 from splitfed.topologies import custom
 from splitfed.topologies.fusion import Fusion
+from splitfed.training.run import Run
 
 
 def perceptron(widths: Sequence[int], seed: int) -> nn.Sequential:

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from splitfed.core.optimizers import Optim
+from splitfed.core.probe import probe
+from splitfed.core.random import derive, generator, stream
+from splitfed.core.tasks import classification
+from splitfed.core.topology import Topology
 from splitfed.data.dataset import Dataset
 from splitfed.engines.local import LocalEngine
-from splitfed.graph import Topology
-from splitfed.optim import Optim
-from splitfed.probe import probe
-from splitfed.seeding import derive, generator, stream
-from splitfed.task import classification
 
 
 class SmallUNet(nn.Module):

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from splitfed.cutting import cut
-from splitfed.errors import InvalidInput
-from splitfed.graph import Segment
+from splitfed.core.cutting import cut
+from splitfed.core.errors import InvalidInput
+from splitfed.core.topology import Segment
 
 
 def cut_in_roles(

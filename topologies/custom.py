@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import nn
 
-from splitfed.errors import InvalidInput, check_number, unknown
-from splitfed.graph import Head, Segment, Topology
-from splitfed.task import Task
+from splitfed.core.errors import InvalidInput, check_number, unknown
+from splitfed.core.tasks import Task
+from splitfed.core.topology import Head, Segment, Topology
 
 
 def custom(

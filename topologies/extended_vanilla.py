@@ -12,9 +12,9 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from splitfed.errors import InvalidInput
-from splitfed.graph import Head, Segment, Topology
-from splitfed.task import Task
+from splitfed.core.errors import InvalidInput
+from splitfed.core.tasks import Task
+from splitfed.core.topology import Head, Segment, Topology
 from splitfed.topologies.fusion import bottoms_of, check_free, fusion_at
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from splitfed.errors import InvalidInput, unknown
-from splitfed.graph import Segment
+from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.topology import Segment
 
 FUSIONS = ("concat", "sum", "mean")
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from splitfed.errors import InvalidInput
-from splitfed.graph import Head, Topology
+from splitfed.core.errors import InvalidInput
+from splitfed.core.topology import Head, Topology
 from splitfed.topologies.fusion import Fusion
 
 

@@ -15,9 +15,9 @@ from dataclasses import replace
 
 from torch import nn
 
-from splitfed.errors import InvalidInput
-from splitfed.graph import Head, Segment, Topology
-from splitfed.task import Task
+from splitfed.core.errors import InvalidInput
+from splitfed.core.tasks import Task
+from splitfed.core.topology import Head, Segment, Topology
 from splitfed.topologies._chain import cut_in_roles, only_input, only_output
 
 

@@ -17,9 +17,9 @@ from itertools import pairwise
 
 from torch import nn
 
-from splitfed.errors import InvalidInput, unknown
-from splitfed.graph import Head, Topology
-from splitfed.task import Task
+from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.tasks import Task
+from splitfed.core.topology import Head, Topology
 from splitfed.topologies._chain import cut_in_roles, only_input, only_output
 
 LABELS = ("relayed", "client", "server")

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from splitfed.errors import InvalidInput, unknown
-from splitfed.graph import Head, Segment, Topology
+from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.topology import Head, Segment, Topology
 from splitfed.topologies.fusion import bottoms_of, check_free, fusion_at
 
 

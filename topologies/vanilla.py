@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from splitfed.errors import InvalidInput
-from splitfed.graph import Head, Topology
-from splitfed.task import Task
+from splitfed.core.errors import InvalidInput
+from splitfed.core.tasks import Task
+from splitfed.core.topology import Head, Topology
 from splitfed.topologies._chain import cut_in_roles, only_input, only_output
 
 

@@ -3,83 +3,68 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from splitfed.data.align import align as align
-    from splitfed.data.alignment import Alignment as Alignment
-    from splitfed.data.breast_cancer import breast_cancer as breast_cancer
-    from splitfed.data.cifar import cifar as cifar
-    from splitfed.data.csv import csv as csv
+    from splitfed.data.alignment.align import align as align
+    from splitfed.data.alignment.keyed_hash import keyed_hash as keyed_hash
+    from splitfed.data.alignment.keyed_hash import new_secret as new_secret
+    from splitfed.data.alignment.keys import in_clear as in_clear
+    from splitfed.data.alignment.private_intersection import private_intersection as private_intersection
+    from splitfed.data.alignment.report import Alignment as Alignment
+    from splitfed.data.alignment.table import Table as Table
+    from splitfed.data.batch_order import batches as batches
     from splitfed.data.dataset import Dataset as Dataset
-    from splitfed.data.digits import digits as digits
-    from splitfed.data.domain_folder import domain_folder as domain_folder
     from splitfed.data.features import Feature as Feature
     from splitfed.data.features import feed as feed
     from splitfed.data.federation import ClientData as ClientData
     from splitfed.data.federation import Federation as Federation
     from splitfed.data.from_python import from_arrays as from_arrays
     from splitfed.data.from_python import from_torch as from_torch
-    from splitfed.data.idx import idx as idx
-    from splitfed.data.image_folder import image_folder as image_folder
-    from splitfed.data.keyed_hash import keyed_hash as keyed_hash
-    from splitfed.data.keyed_hash import new_secret as new_secret
-    from splitfed.data.keys import in_clear as in_clear
     from splitfed.data.labels import Target as Target
-    from splitfed.data.leaf import leaf as leaf
-    from splitfed.data.mnist5k import mnist5k as mnist5k
-    from splitfed.data.npz import npz as npz
-    from splitfed.data.order import batches as batches
-    from splitfed.data.private_intersection import private_intersection as private_intersection
-    from splitfed.data.rotated_mnist import rotated_mnist as rotated_mnist
-    from splitfed.data.synthetic import synthetic as synthetic
-    from splitfed.data.table import Table as Table
+    from splitfed.data.sources.breast_cancer import breast_cancer as breast_cancer
+    from splitfed.data.sources.cifar import cifar as cifar
+    from splitfed.data.sources.csv import csv as csv
+    from splitfed.data.sources.digits import digits as digits
+    from splitfed.data.sources.domain_folder import domain_folder as domain_folder
+    from splitfed.data.sources.idx import idx as idx
+    from splitfed.data.sources.image_folder import image_folder as image_folder
+    from splitfed.data.sources.leaf import leaf as leaf
+    from splitfed.data.sources.mnist5k import mnist5k as mnist5k
+    from splitfed.data.sources.npz import npz as npz
+    from splitfed.data.sources.rotated_mnist import rotated_mnist as rotated_mnist
+    from splitfed.data.sources.synthetic import synthetic as synthetic
 
 _MODULES = {
-    "align": "align",
-    "Alignment": "alignment",
-    "breast_cancer": "breast_cancer",
-    "cifar": "cifar",
-    "csv": "csv",
+    "align": "alignment.align",
+    "Alignment": "alignment.report",
+    "breast_cancer": "sources.breast_cancer",
+    "cifar": "sources.cifar",
+    "csv": "sources.csv",
     "Dataset": "dataset",
-    "digits": "digits",
-    "domain_folder": "domain_folder",
+    "digits": "sources.digits",
+    "domain_folder": "sources.domain_folder",
     "Feature": "features",
     "feed": "features",
     "ClientData": "federation",
     "Federation": "federation",
     "from_arrays": "from_python",
     "from_torch": "from_python",
-    "idx": "idx",
-    "image_folder": "image_folder",
-    "keyed_hash": "keyed_hash",
-    "new_secret": "keyed_hash",
-    "in_clear": "keys",
+    "idx": "sources.idx",
+    "image_folder": "sources.image_folder",
+    "keyed_hash": "alignment.keyed_hash",
+    "new_secret": "alignment.keyed_hash",
+    "in_clear": "alignment.keys",
     "Target": "labels",
-    "leaf": "leaf",
-    "mnist5k": "mnist5k",
-    "npz": "npz",
-    "batches": "order",
-    "private_intersection": "private_intersection",
-    "rotated_mnist": "rotated_mnist",
-    "synthetic": "synthetic",
-    "Table": "table",
+    "leaf": "sources.leaf",
+    "mnist5k": "sources.mnist5k",
+    "npz": "sources.npz",
+    "batches": "batch_order",
+    "private_intersection": "alignment.private_intersection",
+    "rotated_mnist": "sources.rotated_mnist",
+    "synthetic": "sources.synthetic",
+    "Table": "alignment.table",
 }
-
-
-class _Package(ModuleType):
-    """A package whose functions keep their names although their files bear the same ones."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # Importing splitfed.data.digits makes the import system bind the file to `digits`: bind its function.
-        if isinstance(value, ModuleType) and _MODULES.get(name) == name:
-            value = getattr(value, name)
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:

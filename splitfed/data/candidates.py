@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from splitfed.core.errors import InvalidInput
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
-from splitfed.errors import InvalidInput
 
 
 def candidates(

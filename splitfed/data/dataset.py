@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.tasks import Task
 from splitfed.data.features import Feature, check_features
 from splitfed.data.federation import Federation
 from splitfed.data.labels import Target, check_labels
 from splitfed.data.rotation import ANGLES, rotated
 from splitfed.data.split import split
 from splitfed.data.vertical import columns, strips
-from splitfed.errors import InvalidInput, unknown
-from splitfed.task import Task
 
 
 @dataclass(frozen=True, eq=False, repr=False)

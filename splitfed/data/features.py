@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from splitfed.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput, unknown
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from splitfed.errors import InvalidInput
-from splitfed.task import Task
+from splitfed.core.errors import InvalidInput
+from splitfed.core.tasks import Task
 
 if TYPE_CHECKING:
     from splitfed.data.dataset import Dataset

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.tasks import Task, binary, classification, regression
 from splitfed.data.dataset import Dataset
-from splitfed.errors import InvalidInput, unknown
-from splitfed.task import Task, binary, classification, regression
 
 TaskLike: TypeAlias = Task | Literal["classification", "binary", "regression"] | None
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitfed.errors import InvalidInput
-from splitfed.task import Task
+from splitfed.core.errors import InvalidInput
+from splitfed.core.tasks import Task
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
-from splitfed.errors import InvalidInput, check_number
+from splitfed.core.errors import InvalidInput, check_number
 
 ANGLES = (0.0, 20.0, 40.0, 60.0)
 AT_ONCE = 1024

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.core.random import generator
 from splitfed.data.federation import ClientData, Federation
 from splitfed.data.partitions.by_domain import by_domain as partition_by_domain
 from splitfed.data.partitions.dirichlet import dirichlet as partition_dirichlet
 from splitfed.data.partitions.iid import iid
 from splitfed.data.partitions.pathological import pathological
 from splitfed.data.partitions.uneven_classes import uneven_classes
-from splitfed.data.strata import take
-from splitfed.errors import InvalidInput, check_count, check_number
-from splitfed.seeding import generator
+from splitfed.data.stratified import take
 
 if TYPE_CHECKING:
     from splitfed.data.dataset import Dataset

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from splitfed.core.errors import InvalidInput, check_count
 from splitfed.data.features import Feature
-from splitfed.errors import InvalidInput, check_count
 
 
 def columns(

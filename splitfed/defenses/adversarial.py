@@ -22,14 +22,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from splitfed.defense import Context, Defense, Place, Strength
+from splitfed.core.defense import Context, Defense, Place, Strength
+from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.core.probe import Facts
+from splitfed.core.random import derive, stream
+from splitfed.core.topology import Segment, Topology
 from splitfed.defenses.adversary import Adversary, check_raw, raw
-from splitfed.defenses.fitted import Layer, Preceded, behind, values_of
-from splitfed.defenses.similarity import ssim
-from splitfed.errors import InvalidInput, check_count, check_number
-from splitfed.graph import Segment, Topology
-from splitfed.probe import Facts
-from splitfed.seeding import derive, stream
+from splitfed.defenses.fitted_layers import Layer, Preceded, behind, values_of
+from splitfed.defenses.ssim import ssim
 
 
 @dataclass(frozen=True)

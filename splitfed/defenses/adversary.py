@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from splitfed.defense import Context, Place, joined
-from splitfed.errors import InvalidInput
-from splitfed.graph import Topology
-from splitfed.seeding import derive, stream
+from splitfed.core.defense import Context, Place, joined
+from splitfed.core.errors import InvalidInput
+from splitfed.core.random import derive, stream
+from splitfed.core.topology import Topology
 
 Shape = tuple[int, ...]
 

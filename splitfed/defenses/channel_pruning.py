@@ -28,12 +28,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from splitfed.defense import Context, Defense, Place, Strength, joined
+from splitfed.core.defense import Context, Defense, Place, Strength, joined
+from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.core.probe import Facts
+from splitfed.core.topology import Topology
 from splitfed.defenses.adversary import Adversary, check_raw
-from splitfed.defenses.fitted import Layer, behind, layers_on, values_of
-from splitfed.errors import InvalidInput, check_count, check_number
-from splitfed.graph import Topology
-from splitfed.probe import Facts
+from splitfed.defenses.fitted_layers import Layer, behind, layers_on, values_of
 
 TEMPERATURE = 1 / 30
 

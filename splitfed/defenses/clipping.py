@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from splitfed.core.errors import InvalidInput
+from splitfed.core.payload import without_infinite_rows
+from splitfed.core.probe import Facts
+from splitfed.core.topology import Topology
 from splitfed.defenses.private_noise import check_precision
-from splitfed.errors import InvalidInput
-from splitfed.graph import Topology
-from splitfed.payload import without_infinite_rows
-from splitfed.probe import Facts
 
 
 def clip_rows(z: Tensor, norm: float, order: int) -> Tensor:

@@ -4,7 +4,7 @@ Paper: Vepakomma, Singh, Gupta, Raskar, "NoPeek: information leakage reduction t
 deep learning", ICDM workshops 2020.
 
 The loss is (1 - alpha) CE + alpha DCOR(x, z): the paper's two weights, normalised to add up to one. Alpha is a number
-or a course over the epochs (`splitfed.courses`), which both weights follow; the paper has one number for a run.
+or a course over the epochs (`splitfed.core.annealing`), which both weights follow; the paper has one number for a run.
 
 `statistic="biased"` is the paper's square-root form; "unbiased" trains the bias-corrected square, whose value on a
 batch is about zero for independent data. The report always states the bias-corrected one. Where a defense guards
@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitfed.courses import Course, number_at, number_or_course, numbers_of
-from splitfed.defense import Context, Defense, Slope, Strength
-from splitfed.dependence import Statistic, slope
-from splitfed.errors import unknown
+from splitfed.core.annealing import Course, number_at, number_or_course, numbers_of
+from splitfed.core.defense import Context, Defense, Slope, Strength
+from splitfed.core.errors import unknown
+from splitfed.stats.dependence import Statistic, slope
 
 STATISTICS = ("biased", "unbiased")
 

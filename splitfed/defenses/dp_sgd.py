@@ -30,17 +30,17 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from splitfed.defense import Context, Defense, Holder, Strength, Terms, overrides
+from splitfed.core.defense import Context, Defense, Holder, Strength, Terms, overrides
+from splitfed.core.errors import InvalidInput, check_number, unknown
+from splitfed.core.messages import Stamp
+from splitfed.core.privacy_events import Event, Gaussian, Neighbours, Protects
+from splitfed.core.probe import Facts
+from splitfed.core.random import derive, stream
+from splitfed.core.row_independence import in_training
+from splitfed.core.topology import Segment, Topology
 from splitfed.defenses.private_noise import check_precision
 from splitfed.defenses.private_step import PrivateStep
-from splitfed.defenses.rowwise import check_rowwise
-from splitfed.errors import InvalidInput, check_number, unknown
-from splitfed.graph import Segment, Topology
-from splitfed.privacy import Event, Gaussian, Neighbours, Protects
-from splitfed.probe import Facts
-from splitfed.row_independence import in_training
-from splitfed.seeding import derive, stream
-from splitfed.view import Stamp
+from splitfed.defenses.row_gradients import check_rowwise
 
 CLIPS = ("party", "joint")
 ACCOUNTANTS = ("best", "gaussian", "rdp", "prv")

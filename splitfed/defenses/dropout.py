@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitfed.defense import Context, Defense, Strength
-from splitfed.errors import check_number
+from splitfed.core.defense import Context, Defense, Strength
+from splitfed.core.errors import check_number
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from splitfed.defense import Context, Defense, Strength
+from splitfed.core.defense import Context, Defense, Strength
+from splitfed.core.errors import InvalidInput, check_number
+from splitfed.core.privacy_events import Event, Gaussian, Protects
+from splitfed.core.probe import Facts
+from splitfed.core.topology import Topology
 from splitfed.defenses.clipping import check_values, clip_rows, frozen, noisy_release
 from splitfed.defenses.private_noise import add_gaussian, check_precision
-from splitfed.errors import InvalidInput, check_number
-from splitfed.gaussian_mechanism import gaussian_multiplier
-from splitfed.graph import Topology
-from splitfed.privacy import Event, Gaussian, Protects
-from splitfed.probe import Facts
+from splitfed.privacy.gaussian_mechanism import gaussian_multiplier
 
 
 @dataclass(frozen=True)

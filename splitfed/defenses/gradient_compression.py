@@ -18,10 +18,10 @@ from math import prod
 import torch
 from torch import Tensor
 
-from splitfed.defense import Context, Defense, Strength
+from splitfed.core.defense import Context, Defense, Strength
+from splitfed.core.errors import InvalidInput, check_number
+from splitfed.core.topology import Topology
 from splitfed.defenses.label_edges import guarded_edges
-from splitfed.errors import InvalidInput, check_number
-from splitfed.graph import Topology
 
 _PLACE = torch.int32
 

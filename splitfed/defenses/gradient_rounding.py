@@ -18,10 +18,10 @@ from math import prod
 import torch
 from torch import Tensor
 
-from splitfed.defense import Context, Defense, Strength
+from splitfed.core.defense import Context, Defense, Strength
+from splitfed.core.errors import InvalidInput, check_count
+from splitfed.core.topology import Topology
 from splitfed.defenses.label_edges import guarded_edges
-from splitfed.errors import InvalidInput, check_count
-from splitfed.graph import Topology
 
 _CODE = torch.uint8
 

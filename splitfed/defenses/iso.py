@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitfed.defense import Context, Defense, Strength
+from splitfed.core.defense import Context, Defense, Strength
+from splitfed.core.errors import check_number
+from splitfed.core.topology import Topology
 from splitfed.defenses.label_edges import guarded_edges
-from splitfed.errors import check_number
-from splitfed.graph import Topology
 
 
 @dataclass(frozen=True)

@@ -27,13 +27,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from splitfed.defense import Defense, Strength
+from splitfed.core.defense import Defense, Strength
+from splitfed.core.errors import InvalidInput, check_number, unknown
+from splitfed.core.privacy_events import Event, Laplace, Protects, Pure, Unit
+from splitfed.core.probe import Facts
+from splitfed.core.tasks import Task
+from splitfed.core.topology import Head, Topology
 from splitfed.defenses.private_noise import add_laplace
-from splitfed.errors import InvalidInput, check_number, unknown
-from splitfed.graph import Head, Topology
-from splitfed.privacy import Event, Laplace, Protects, Pure, Unit
-from splitfed.probe import Facts
-from splitfed.task import Task
 
 MODES = ("labels", "gradient")
 

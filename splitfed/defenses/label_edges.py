@@ -6,8 +6,8 @@ made of those that leave here, so what hides labels here hides them there.
 
 from __future__ import annotations
 
-from splitfed.errors import InvalidInput
-from splitfed.graph import Edge, Head, Topology
+from splitfed.core.errors import InvalidInput
+from splitfed.core.topology import Edge, Head, Topology
 
 
 def guarded_edges(name: str, topology: Topology, on: tuple[str, ...]) -> tuple[str, ...]:

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from splitfed.defense import Context, Defense, Strength
+from splitfed.core.defense import Context, Defense, Strength
+from splitfed.core.errors import check_number
+from splitfed.core.privacy_events import Event, Laplace, Protects
+from splitfed.core.probe import Facts
+from splitfed.core.topology import Topology
 from splitfed.defenses.clipping import check_values, clip_rows, frozen, noisy_release
 from splitfed.defenses.private_noise import add_laplace, check_precision
-from splitfed.errors import check_number
-from splitfed.graph import Topology
-from splitfed.privacy import Event, Laplace, Protects
-from splitfed.probe import Facts
 
 
 @dataclass(frozen=True)

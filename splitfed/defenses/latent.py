@@ -33,15 +33,15 @@ from dataclasses import replace as changed
 import torch
 from torch import Tensor
 
-from splitfed.defense import Context, Defense, Strength, Terms
-from splitfed.defenses.bits import Binarised, Reader
+from splitfed.core.defense import Context, Defense, Strength, Terms
+from splitfed.core.errors import InvalidInput, check_count, check_number, unknown
+from splitfed.core.payload import without_infinite_rows
+from splitfed.core.privacy_events import Event, Protects, Pure
+from splitfed.core.probe import Facts
+from splitfed.core.random import derive, stream
+from splitfed.core.topology import Segment, Topology
+from splitfed.defenses.binary_encoding import Binarised, Reader
 from splitfed.defenses.clipping import frozen
-from splitfed.errors import InvalidInput, check_count, check_number, unknown
-from splitfed.graph import Segment, Topology
-from splitfed.payload import without_infinite_rows
-from splitfed.privacy import Event, Protects, Pure
-from splitfed.probe import Facts
-from splitfed.seeding import derive, stream
 
 FORMS = ("symmetric", "unary", "modified", "utility")
 

@@ -23,14 +23,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitfed.defense import Context, Defense, Strength
-from splitfed.defenses.aligned import aligned
+from splitfed.core.defense import Context, Defense, Strength
+from splitfed.core.errors import InvalidInput, check_number
+from splitfed.core.probe import Facts
+from splitfed.core.tasks import Task
+from splitfed.core.topology import Topology
+from splitfed.defenses.aligned_noise import aligned
 from splitfed.defenses.label_edges import guarded_edges, leaking_heads
 from splitfed.defenses.sum_kl import Noise, least_sum_kl
-from splitfed.errors import InvalidInput, check_number
-from splitfed.graph import Topology
-from splitfed.probe import Facts
-from splitfed.task import Task
 
 
 @dataclass(frozen=True)

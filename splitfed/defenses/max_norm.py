@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from splitfed.defense import Context, Defense, Strength
-from splitfed.defenses.aligned import aligned
+from splitfed.core.defense import Context, Defense, Strength
+from splitfed.core.topology import Topology
+from splitfed.defenses.aligned_noise import aligned
 from splitfed.defenses.label_edges import guarded_edges
-from splitfed.graph import Topology
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ weight KL(N(mu, s^2) || N(0, 1)), summed over the numbers of a row, averaged ove
 on the mutual information of input and release, in nats.
 
 With h what its layer gives, s = softplus(h - 5), as in Alemi et al., so that it starts with little noise. `weight` is
-a number or a course over the epochs (`splitfed.courses`).
+a number or a course over the epochs (`splitfed.core.annealing`).
 
 Deviations: mu and h are one linear layer each (a 1x1 convolution for images), of the value's own size, and no other
 layer stands before the cut; the authors widen and narrow again. Theirs may also stand at the party that holds the
@@ -25,12 +25,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitfed.courses import Course, number_at, number_or_course, numbers_of
-from splitfed.defense import Context, Defense, Strength
-from splitfed.defenses.fitted import behind, check_all_guarded, layer_of, layers_on
-from splitfed.defenses.variational import Variational, divergence
-from splitfed.graph import Topology
-from splitfed.probe import Facts
+from splitfed.core.annealing import Course, number_at, number_or_course, numbers_of
+from splitfed.core.defense import Context, Defense, Strength
+from splitfed.core.probe import Facts
+from splitfed.core.topology import Topology
+from splitfed.defenses.fitted_layers import behind, check_all_guarded, layer_of, layers_on
+from splitfed.defenses.variational_encoder import Variational, divergence
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ label is not bounded: it is sent through the layer and may be small and noisy, b
 way, and `direction` and `direct_label` read that, up to a sign that the layer may turn. No formal guarantee.
 
 Deviations: the encoder is one linear layer of the value's own size for mu and one for s (see
-`splitfed.defenses.variational`), and t goes straight to the model; the authors' code has a ReLU behind the encoder, and
-layers of more width behind t. It draws at inference too; here, where no gradient leaves then, the model reads the mean.
-`weight` is a number or a course over the epochs (`splitfed.courses`). Where a defense guards several edges the
-penalties are averaged.
+`splitfed.defenses.variational_encoder`), and t goes straight to the model; the authors' code has a ReLU behind the
+encoder, and layers of more width behind t. It draws at inference too; here, where no gradient leaves then, the model
+reads the mean. `weight` is a number or a course over the epochs (`splitfed.core.annealing`). Where a defense guards
+several edges the penalties are averaged.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from splitfed.courses import Course, number_at, number_or_course, numbers_of
-from splitfed.defense import Context, Defense, Strength
-from splitfed.defenses.fitted import Preceded, layer_of, layers_on
+from splitfed.core.annealing import Course, number_at, number_or_course, numbers_of
+from splitfed.core.defense import Context, Defense, Strength
+from splitfed.core.errors import InvalidInput
+from splitfed.core.probe import Facts
+from splitfed.core.random import derive, stream
+from splitfed.core.topology import Segment, Topology
+from splitfed.defenses.fitted_layers import Preceded, layer_of, layers_on
 from splitfed.defenses.label_edges import guarded_edges
-from splitfed.defenses.variational import Variational, divergence
-from splitfed.errors import InvalidInput
-from splitfed.graph import Segment, Topology
-from splitfed.probe import Facts
-from splitfed.seeding import derive, stream
+from splitfed.defenses.variational_encoder import Variational, divergence
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitfed.defense import Context, Defense, Strength
-from splitfed.errors import check_number, unknown
+from splitfed.core.defense import Context, Defense, Strength
+from splitfed.core.errors import check_number, unknown
 
 KINDS = ("gaussian", "laplace")
 

@@ -22,7 +22,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from splitfed.errors import InvalidInput
+from splitfed.core.errors import InvalidInput
 
 GRID_BITS = 30
 """The grid has at least 2^30 steps to a unit of the noise's scale."""

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from splitfed.defense import Holder
-from splitfed.defenses.per_example import Call, Rows, Samples, Used, measured, noting, weighted
+from splitfed.core.defense import Holder
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Stamp
+from splitfed.core.random import wide_generator
+from splitfed.defenses.per_example_gradients import Call, Rows, Samples, Used, measured, noting, weighted
 from splitfed.defenses.private_noise import add_gaussian
-from splitfed.errors import InvalidInput
-from splitfed.seeding import wide_generator
-from splitfed.view import Stamp
 
 
 @dataclass

@@ -19,9 +19,9 @@ from math import prod
 import torch
 from torch import Tensor
 
-from splitfed.defense import Context, Defense, Strength
-from splitfed.defenses.packing import pack_bits, packed_size, unpack_bits
-from splitfed.errors import InvalidInput, check_count, unknown
+from splitfed.core.defense import Context, Defense, Strength
+from splitfed.core.errors import InvalidInput, check_count, unknown
+from splitfed.defenses.bit_packing import pack_bits, packed_size, unpack_bits
 
 PER = ("tensor", "channel")
 

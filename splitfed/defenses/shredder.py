@@ -22,12 +22,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from splitfed.defense import Context, Defense, Strength
+from splitfed.core.defense import Context, Defense, Strength
+from splitfed.core.errors import check_count, check_number
+from splitfed.core.probe import Facts
+from splitfed.core.topology import Topology
 from splitfed.defenses.clipping import frozen
-from splitfed.defenses.fitted import Layer, behind, check_all_guarded, layer_of, layers_on
-from splitfed.errors import check_count, check_number
-from splitfed.graph import Topology
-from splitfed.probe import Facts
+from splitfed.defenses.fitted_layers import Layer, behind, check_all_guarded, layer_of, layers_on
 
 
 @dataclass(frozen=True)

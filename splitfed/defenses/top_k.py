@@ -17,12 +17,12 @@ from math import prod
 import torch
 from torch import Tensor
 
-from splitfed.defense import Context, Defense, Strength
-from splitfed.defenses.fitted import values_of
-from splitfed.defenses.packing import pack_bits, packed_size, unpack_bits
-from splitfed.errors import InvalidInput, check_count
-from splitfed.graph import Topology
-from splitfed.probe import Facts
+from splitfed.core.defense import Context, Defense, Strength
+from splitfed.core.errors import InvalidInput, check_count
+from splitfed.core.probe import Facts
+from splitfed.core.topology import Topology
+from splitfed.defenses.bit_packing import pack_bits, packed_size, unpack_bits
+from splitfed.defenses.fitted_layers import values_of
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from splitfed.graph import Topology
+from splitfed.core.topology import Topology
 
 Rehearsal = Callable[[Tensor, int, int], Tensor]
 """Trains the whole model on the client's own machine: on these rows of its training data, for so many epochs, from the

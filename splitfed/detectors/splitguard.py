@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.core.random import generator
+from splitfed.core.topology import Topology
 from splitfed.detectors.base import Desk, Detector, Watchman
-from splitfed.errors import InvalidInput, check_count, check_number
-from splitfed.graph import Topology
-from splitfed.seeding import generator
 
 _GROUPS = ("fake", "one", "two")
 

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.core.random import generator
 from splitfed.detectors.base import Desk, Detector, Watchman
-from splitfed.errors import InvalidInput, check_count, check_number
-from splitfed.seeding import generator
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,12 +8,12 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from splitfed.engines.fusion import Fusion
-from splitfed.executor import Combine
-from splitfed.graph import Topology
-from splitfed.secure.plan import SecureSum
-from splitfed.traffic import Traffic
-from splitfed.view import View
+from splitfed.core.executor import Combine
+from splitfed.core.messages import View
+from splitfed.core.topology import Topology
+from splitfed.core.traffic import Traffic
+from splitfed.engines.aggregation import Fusion
+from splitfed.secure_sum.plan import SecureSum
 
 FED = "fed_server"
 """The party that averages the clients' segments, where a schedule has one."""

@@ -22,10 +22,10 @@ from typing import Any, TypeGuard, cast
 import torch
 from torch import Tensor
 
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Message, Stamp
+from splitfed.core.payload import Layout, extent
 from splitfed.engines.link import LocalLink
-from splitfed.errors import InvalidInput
-from splitfed.payload import Layout, extent
-from splitfed.view import Message, Stamp
 
 MAGIC, VERSION = b"SFMS", 1
 _FIXED = struct.Struct("<4sHII")

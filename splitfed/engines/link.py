@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from splitfed.core.messages import Message, Recorder
+from splitfed.core.payload import all_own
+from splitfed.core.traffic import Traffic
 from splitfed.engines.base import FED
-from splitfed.payload import all_own
-from splitfed.traffic import Traffic
-from splitfed.view import Message, Recorder
 
 Tap = Callable[[Message], Message]
 

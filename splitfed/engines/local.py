@@ -10,22 +10,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from splitfed.defense import Defense
+from splitfed.core.defense import Defense
+from splitfed.core.executor import Combine, Lane, exchange, exchange_together, predict_step
+from splitfed.core.messages import Recorder, Recording, Stamp, View
+from splitfed.core.optimizers import Optim
+from splitfed.core.party import Party
+from splitfed.core.probe import Facts
+from splitfed.core.step_state import Batch
+from splitfed.core.topology import Topology
+from splitfed.core.traffic import Traffic
 from splitfed.engines.base import CONSULTED, Placement, Prediction, Source
-from splitfed.engines.lending import untouched, with_tensors, with_weights
+from splitfed.engines.borrowed_weights import untouched, with_tensors, with_weights
 from splitfed.engines.link import LocalLink
-from splitfed.engines.moving import Moving
-from splitfed.engines.placing import Crew
-from splitfed.engines.residents import Inside, Sentry
-from splitfed.engines.taking import Taking
-from splitfed.executor import Combine, Lane, exchange, exchange_together, predict_step
-from splitfed.graph import Topology
-from splitfed.optim import Optim
-from splitfed.party import Party
-from splitfed.probe import Facts
-from splitfed.tape import Batch
-from splitfed.traffic import Traffic
-from splitfed.view import Recorder, Recording, Stamp, View
+from splitfed.engines.observers import Inside, Sentry
+from splitfed.engines.participation import Taking
+from splitfed.engines.parties import Crew
+from splitfed.engines.transfer import Moving
 
 
 class LocalEngine(Moving):

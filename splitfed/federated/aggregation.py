@@ -18,11 +18,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from splitfed.federated import showing
+from splitfed.core.local_objective import Tutor
+from splitfed.core.random import derive
+from splitfed.core.topology import Topology
+from splitfed.federated import public_rows
 from splitfed.federated.base import Learner, Method, Seat, State
-from splitfed.graph import Topology
-from splitfed.seeding import derive
-from splitfed.tutoring import Tutor
 
 PART = "own and shown"
 
@@ -33,30 +33,30 @@ class Aggregation(Method):
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse clients that could not use each other's rows."""
-        showing.check("aggregation", topology, clients, classes=False)
+        public_rows.check("aggregation", topology, clients, classes=False)
 
     def check_public(self, counts: Sequence[int]) -> None:
         """Refuse a client that shows nothing."""
-        showing.check_public("aggregation", counts)
+        public_rows.check_public("aggregation", counts)
 
     def tutor(self, seat: Seat) -> Tutor | None:
         """Return who keeps what others have shown to a client."""
-        return None if seat.lane is None else showing.Holder()
+        return None if seat.lane is None else public_rows.Holder()
 
     def start(self, clients: int) -> State:
         """Nobody has shown anything."""
-        return showing.start()
+        return public_rows.start()
 
     def query(self, learners: Sequence[Learner], number: int, state: State) -> None:
         """Let everybody have everybody's public rows."""
-        for learner in showing.exchange(learners, number, state):
-            shown = showing.others(learner, state).values()
-            showing.hold(learner, PART, [showing.own(learner, "train"), *shown])
+        for learner in public_rows.exchange(learners, number, state):
+            shown = public_rows.others(learner, state).values()
+            public_rows.hold(learner, PART, [public_rows.own(learner, "train"), *shown])
 
     def train(self, learner: Learner, epoch: int, batches: Sequence[Tensor], first: int) -> list[float]:
         """Train on as many rows of the union as there are in `batches`."""
         seed, size = derive(learner.seed, "aggregation", learner.lane, epoch), max(map(len, batches), default=0)
         starts = [(first + i) * size for i in range(len(batches))]
         count = learner.rows(PART)
-        drawn = [showing.endless(seed, count, at, len(rows)) for at, rows in zip(starts, batches, strict=True)]
+        drawn = [public_rows.endless(seed, count, at, len(rows)) for at, rows in zip(starts, batches, strict=True)]
         return learner.train(epoch, drawn, first, part=PART)

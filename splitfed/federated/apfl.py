@@ -21,13 +21,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from splitfed.errors import check_number, unknown
+from splitfed.core.errors import check_number, unknown
+from splitfed.core.local_objective import Tutor
+from splitfed.core.probe import Facts
+from splitfed.core.topology import Topology
 from splitfed.federated.base import Learner, Seat, State
-from splitfed.federated.doubled import PREFIX, Doubled
-from splitfed.federated.tutors import Quiet, tutor_of
-from splitfed.graph import Topology
-from splitfed.probe import Facts
-from splitfed.tutoring import Tutor
+from splitfed.federated.dual_model import PREFIX, Doubled
+from splitfed.federated.objectives import Quiet, tutor_of
 
 LEARNS = ("round", "step", "never")
 

@@ -13,14 +13,14 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from splitfed.core.errors import InvalidInput
+from splitfed.core.probe import Facts
+from splitfed.core.topology import Topology
 from splitfed.engines.mean import Mean
-from splitfed.errors import InvalidInput
 from splitfed.federated.base import Learner, Method, State
-from splitfed.federated.places import only_client, whole
-from splitfed.federated.sharing import check_alike
-from splitfed.federated.tutors import learnt, named
-from splitfed.graph import Topology
-from splitfed.probe import Facts
+from splitfed.federated.objectives import learnt, named
+from splitfed.federated.shared_weights import check_alike
+from splitfed.federated.topology_values import only_client, whole
 
 
 @dataclass(frozen=True, kw_only=True)

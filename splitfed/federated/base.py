@@ -17,10 +17,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from splitfed.graph import Topology
-from splitfed.optim import Optim
-from splitfed.probe import Facts
-from splitfed.tutoring import Tutor
+from splitfed.core.local_objective import Tutor
+from splitfed.core.optimizers import Optim
+from splitfed.core.probe import Facts
+from splitfed.core.topology import Topology
 
 State = dict[str, Any]
 

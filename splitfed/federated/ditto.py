@@ -16,11 +16,11 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from splitfed.errors import check_number
+from splitfed.core.errors import check_number
+from splitfed.core.local_objective import Tutor
 from splitfed.federated.base import Learner, Seat, State
-from splitfed.federated.doubled import PREFIX, Doubled
-from splitfed.federated.tutors import Quiet, moved, tutor_of
-from splitfed.tutoring import Tutor
+from splitfed.federated.dual_model import PREFIX, Doubled
+from splitfed.federated.objectives import Quiet, moved, tutor_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,18 +27,18 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.errors import InvalidInput, check_number
+from splitfed.core.errors import InvalidInput, check_number
+from splitfed.core.local_objective import Tutor
+from splitfed.core.messages import Stamp
+from splitfed.core.probe import Facts
+from splitfed.core.random import derive
+from splitfed.core.topology import Topology
 from splitfed.federated.base import Learner, Method, Seat, State
-from splitfed.federated.distilling import accuracy
-from splitfed.federated.mirrors import Mirror, mirror, renamed, stand_in
-from splitfed.federated.places import embedding, maker, makers, of_own_data, only_client, only_head, whole
-from splitfed.federated.sharing import check_alike, gathered, sent_down
-from splitfed.federated.tutors import Quiet
-from splitfed.graph import Topology
-from splitfed.probe import Facts
-from splitfed.seeding import derive
-from splitfed.tutoring import Tutor
-from splitfed.view import Stamp
+from splitfed.federated.distillation import accuracy
+from splitfed.federated.model_copy import Mirror, mirror, renamed, stand_in
+from splitfed.federated.objectives import Quiet
+from splitfed.federated.shared_weights import check_alike, gathered, sent_down
+from splitfed.federated.topology_values import embedding, maker, makers, of_own_data, only_client, only_head, whole
 
 
 @dataclass(frozen=True, kw_only=True)

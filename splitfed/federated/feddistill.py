@@ -24,14 +24,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from splitfed.errors import check_number
+from splitfed.core.errors import check_number
+from splitfed.core.local_objective import Tutor
+from splitfed.core.messages import Stamp
+from splitfed.core.topology import Topology
 from splitfed.federated.averaging import check_whole
 from splitfed.federated.base import Learner, Method, Seat, State
-from splitfed.federated.places import only_head
-from splitfed.federated.tutors import Quiet, tutor_of
-from splitfed.graph import Topology
-from splitfed.tutoring import Tutor
-from splitfed.view import Stamp
+from splitfed.federated.objectives import Quiet, tutor_of
+from splitfed.federated.topology_values import only_head
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,16 +27,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from splitfed.core.errors import InvalidInput, check_count, check_number, unknown
+from splitfed.core.local_objective import Tutor
+from splitfed.core.random import derive, generator, stream
+from splitfed.core.topology import Segment, Topology
 from splitfed.engines.mean import Mean
-from splitfed.errors import InvalidInput, check_count, check_number, unknown
 from splitfed.federated.averaging import Averaging, check_whole
 from splitfed.federated.base import Learner, Seat, State
-from splitfed.federated.generating import Generator, Head, diversity, ensemble_loss
-from splitfed.federated.places import embedding, makers, only_head
-from splitfed.federated.tutors import Quiet, moved, tutor_of
-from splitfed.graph import Segment, Topology
-from splitfed.seeding import derive, generator, stream
-from splitfed.tutoring import Tutor
+from splitfed.federated.generator import Generator, Head, diversity, ensemble_loss
+from splitfed.federated.objectives import Quiet, moved, tutor_of
+from splitfed.federated.topology_values import embedding, makers, only_head
 
 SHARES = ("model", "head")
 

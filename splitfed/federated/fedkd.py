@@ -34,21 +34,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.core.local_objective import Tutor
+from splitfed.core.messages import Stamp
+from splitfed.core.probe import Facts, probe
+from splitfed.core.random import derive, stream
+from splitfed.core.topology import Segment, Topology
 from splitfed.engines.mean import Mean
-from splitfed.errors import InvalidInput, check_count, check_number
 from splitfed.federated.averaging import check_whole
 from splitfed.federated.base import Learner, Method, Seat, State
-from splitfed.federated.distilling import accuracy, divergence
+from splitfed.federated.distillation import accuracy, divergence
 from splitfed.federated.low_rank import compressed, moved, unpacked
-from splitfed.federated.mirrors import Mirror, mirror, renamed
-from splitfed.federated.places import embedding, maker, makers, only_client, only_head
-from splitfed.federated.sharing import check_alike, initial
-from splitfed.federated.tutors import Quiet, tutor_of
-from splitfed.graph import Segment, Topology
-from splitfed.probe import Facts, probe
-from splitfed.seeding import derive, stream
-from splitfed.tutoring import Tutor
-from splitfed.view import Stamp
+from splitfed.federated.model_copy import Mirror, mirror, renamed
+from splitfed.federated.objectives import Quiet, tutor_of
+from splitfed.federated.shared_weights import check_alike, initial
+from splitfed.federated.topology_values import embedding, maker, makers, only_client, only_head
 
 PROJECTION = "projection"
 

@@ -26,16 +26,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitfed.errors import check_count, unknown
-from splitfed.federated import showing
+from splitfed.core.errors import check_count, unknown
+from splitfed.core.local_objective import Tutor
+from splitfed.core.messages import Stamp
+from splitfed.core.probe import Facts
+from splitfed.core.random import derive
+from splitfed.core.topology import Topology
+from splitfed.federated import public_rows
 from splitfed.federated.base import Learner, Method, Seat, State
-from splitfed.federated.distilling import divergence
-from splitfed.federated.places import maker
-from splitfed.graph import Topology
-from splitfed.probe import Facts
-from splitfed.seeding import derive
-from splitfed.tutoring import Tutor
-from splitfed.view import Stamp
+from splitfed.federated.distillation import divergence
+from splitfed.federated.topology_values import maker
 
 PART = "shown by all"
 DISTANCES = ("l1", "kl")
@@ -71,15 +71,15 @@ class FedMD(Method):
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse clients that could not learn from each other's rows and class scores."""
-        showing.check("fedmd", topology, clients)
+        public_rows.check("fedmd", topology, clients)
 
     def check_together(self, topologies: Sequence[Topology], facts: Sequence[Facts], bound: str | None) -> None:
         """Refuse batches of one row where there is batch norm."""
-        showing.check_batch("fedmd", self.batch if self.rows is None else min(self.batch, self.rows), facts)
+        public_rows.check_batch("fedmd", self.batch if self.rows is None else min(self.batch, self.rows), facts)
 
     def check_public(self, counts: Sequence[int]) -> None:
         """Refuse a client that shows nothing."""
-        showing.check_public("fedmd", counts)
+        public_rows.check_public("fedmd", counts)
 
     def tutor(self, seat: Seat) -> Tutor | None:
         """Return who draws a party's class scores towards everybody's."""
@@ -88,13 +88,13 @@ class FedMD(Method):
 
     def start(self, clients: int) -> State:
         """Nobody has shown anything, and nobody has been through the public rows."""
-        return {**showing.start(), "met": []}
+        return {**public_rows.start(), "met": []}
 
     def query(self, learners: Sequence[Learner], number: int, state: State) -> None:
         """Share public rows; new clients go through them, the others follow the mean of their scores."""
-        for learner in showing.exchange(learners, number, state):
-            rows = {**showing.others(learner, state), learner.lane: showing.own(learner, "public")}
-            showing.hold(learner, PART, [rows[lane] for lane in sorted(rows)])
+        for learner in public_rows.exchange(learners, number, state):
+            rows = {**public_rows.others(learner, state), learner.lane: public_rows.own(learner, "public")}
+            public_rows.hold(learner, PART, [rows[lane] for lane in sorted(rows)])
         known = [learner for learner in learners if learner.lane in state["met"]]
         for learner in learners:
             if learner.lane not in state["met"] and learner.rows(PART) > 1:
@@ -107,8 +107,10 @@ class FedMD(Method):
         """Train a client on all public rows and their labels."""
         count, steps = learner.rows(PART), 0
         for turn in range(self.transfer):
-            order = showing.endless(derive(learner.seed, "fedmd transfer", learner.lane), count, turn * count, count)
-            batches = showing.parted(order, self.batch)
+            order = public_rows.endless(
+                derive(learner.seed, "fedmd transfer", learner.lane), count, turn * count, count
+            )
+            batches = public_rows.parted(order, self.batch)
             learner.train(number, batches, steps, part=PART)
             steps += len(batches)
 
@@ -116,7 +118,7 @@ class FedMD(Method):
         """Let clients score the same public rows, and follow the mean of the scores."""
         count = learners[0].rows(PART)
         size = count if self.rows is None else self.rows
-        rows = showing.endless(derive(learners[0].seed, "fedmd"), count, number * size, size)
+        rows = public_rows.endless(derive(learners[0].seed, "fedmd"), count, number * size, size)
         total: Tensor | None = None
         for learner in learners:
             head = learner.topology.heads[0]
@@ -134,15 +136,15 @@ class FedMD(Method):
         tutor, steps = learner.tutor(learner.topology.heads[0].role), 0
         for turn in range(self.passes):
             seed = derive(learner.seed, "fedmd digest", learner.lane, number)
-            order = showing.endless(seed, len(rows), turn * len(rows), len(rows))
-            for some in showing.parted(order, self.batch):
+            order = public_rows.endless(seed, len(rows), turn * len(rows), len(rows))
+            for some in public_rows.parted(order, self.batch):
                 if isinstance(tutor, Follower):
                     tutor.goal = goal[some]
                 learner.train(number, [rows[some]], steps, part=PART, task=0.0)
                 steps += 1
 
 
-class Follower(showing.Holder):
+class Follower(public_rows.Holder):
     """Stands by a party: keeps others' rows, and draws its class scores towards a goal where it makes them."""
 
     def __init__(self, value: str, segment: str, distance: str) -> None:

@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from splitfed.federated.bordered import Bordered
-from splitfed.graph import Topology
+from splitfed.core.topology import Topology
+from splitfed.federated.base_head import Bordered
 
 
 @dataclass(frozen=True, kw_only=True)

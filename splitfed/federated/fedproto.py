@@ -33,15 +33,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from splitfed.errors import InvalidInput, check_count, check_number, unknown
+from splitfed.core.errors import InvalidInput, check_count, check_number, unknown
+from splitfed.core.local_objective import Tutor
+from splitfed.core.messages import Stamp
+from splitfed.core.probe import Facts
+from splitfed.core.random import generator
+from splitfed.core.topology import Topology
 from splitfed.federated.base import Learner, Method, Seat, State
-from splitfed.federated.places import embedding, labelled, maker
-from splitfed.federated.tutors import Quiet, tutor_of
-from splitfed.graph import Topology
-from splitfed.probe import Facts
-from splitfed.seeding import generator
-from splitfed.tutoring import Tutor
-from splitfed.view import Stamp
+from splitfed.federated.objectives import Quiet, tutor_of
+from splitfed.federated.topology_values import embedding, labelled, maker
 
 DISTANCES = ("mse", "l2")
 

@@ -18,14 +18,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from splitfed.core.errors import check_number
+from splitfed.core.local_objective import Tutor
+from splitfed.core.messages import WEIGHT_GRADIENT, Stamp
+from splitfed.core.topology import Topology
 from splitfed.engines.mean import Mean
-from splitfed.errors import check_number
 from splitfed.federated.averaging import Averaging, check_whole
 from splitfed.federated.base import Learner, Seat, State
-from splitfed.federated.tutors import Quiet, learnt, moved, named, tutor_of
-from splitfed.graph import Topology
-from splitfed.tutoring import Tutor
-from splitfed.view import WEIGHT_GRADIENT, Stamp
+from splitfed.federated.objectives import Quiet, learnt, moved, named, tutor_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,16 +27,16 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from splitfed.errors import InvalidInput, check_number
+from splitfed.core.errors import InvalidInput, check_number
+from splitfed.core.local_objective import Tutor
+from splitfed.core.probe import Facts
+from splitfed.core.random import derive
+from splitfed.core.topology import Segment, Topology
 from splitfed.federated.base import Learner, Method, Seat, State
-from splitfed.federated.distilling import Lesson, Mutual, accuracy
-from splitfed.federated.mirrors import Mirror, mirror, stand_in
-from splitfed.federated.places import maker, makers, only_client, only_head, whole
-from splitfed.federated.sharing import check_alike, gathered, sent_down
-from splitfed.graph import Segment, Topology
-from splitfed.probe import Facts
-from splitfed.seeding import derive
-from splitfed.tutoring import Tutor
+from splitfed.federated.distillation import Lesson, Mutual, accuracy
+from splitfed.federated.model_copy import Mirror, mirror, stand_in
+from splitfed.federated.shared_weights import check_alike, gathered, sent_down
+from splitfed.federated.topology_values import maker, makers, only_client, only_head, whole
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,15 +20,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from splitfed.core.errors import check_count
+from splitfed.core.initial_weights import redrawn
+from splitfed.core.local_objective import Tutor
+from splitfed.core.random import derive
+from splitfed.core.topology import Topology
 from splitfed.engines.mean import Mean
-from splitfed.errors import check_count
 from splitfed.federated.averaging import Averaging, check_whole
 from splitfed.federated.base import Learner, Seat, State
-from splitfed.federated.tutors import Quiet, tutor_of
-from splitfed.graph import Topology
-from splitfed.initial_weights import redrawn
-from splitfed.seeding import derive
-from splitfed.tutoring import Tutor
+from splitfed.federated.objectives import Quiet, tutor_of
 
 
 @dataclass(frozen=True, kw_only=True)

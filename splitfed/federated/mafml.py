@@ -40,16 +40,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
-from splitfed.errors import check_count
-from splitfed.federated import showing
+from splitfed.core.errors import check_count
+from splitfed.core.local_objective import Tutor
+from splitfed.core.messages import Stamp
+from splitfed.core.probe import Facts
+from splitfed.core.random import derive
+from splitfed.core.topology import Topology
+from splitfed.federated import public_rows
 from splitfed.federated.base import Learner, Method, Seat, State
-from splitfed.federated.places import maker
-from splitfed.federated.tutors import moved
-from splitfed.graph import Topology
-from splitfed.probe import Facts
-from splitfed.seeding import derive
-from splitfed.tutoring import Tutor
-from splitfed.view import Stamp
+from splitfed.federated.objectives import moved
+from splitfed.federated.topology_values import maker
 
 PART = "shown by others"
 
@@ -76,15 +76,15 @@ class MAFML(Method):
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse clients that could not learn from each other's rows and class probabilities."""
-        showing.check("mafml", topology, clients)
+        public_rows.check("mafml", topology, clients)
 
     def check_together(self, topologies: Sequence[Topology], facts: Sequence[Facts], bound: str | None) -> None:
         """Refuse batches of one row where there is batch norm: there may be one other client that finished."""
-        showing.check_batch("mafml", self.batch, facts)
+        public_rows.check_batch("mafml", self.batch, facts)
 
     def check_public(self, counts: Sequence[int]) -> None:
         """Refuse a client that shows nothing."""
-        showing.check_public("mafml", counts)
+        public_rows.check_public("mafml", counts)
 
     def tutor(self, seat: Seat) -> Tutor | None:
         """Return who adds the divergence to a party's loss, and projects its gradient."""
@@ -93,13 +93,13 @@ class MAFML(Method):
 
     def start(self, clients: int) -> State:
         """Nobody has shown anything."""
-        return showing.start()
+        return public_rows.start()
 
     def query(self, learners: Sequence[Learner], number: int, state: State) -> None:
         """Let everybody have everybody's public rows."""
-        for learner in showing.exchange(learners, number, state):
-            if rows := showing.others(learner, state):
-                showing.hold(learner, PART, list(rows.values()))
+        for learner in public_rows.exchange(learners, number, state):
+            if rows := public_rows.others(learner, state):
+                public_rows.hold(learner, PART, list(rows.values()))
 
     def train(self, learner: Learner, epoch: int, batches: Sequence[Tensor], first: int) -> list[float]:
         """Train as the schedule asks; the gradient of the last step alone is remembered."""
@@ -123,7 +123,7 @@ class MAFML(Method):
 
     def _rows(self, learner: Learner, lane: int, count: int, number: int) -> Tensor:
         seed = derive(learner.seed, "mafml", lane)
-        return showing.endless(seed, count, number * self.batch, self.batch)
+        return public_rows.endless(seed, count, number * self.batch, self.batch)
 
     def _tell(self, learner: Learner, number: int, state: State) -> dict[str, Tensor]:
         """Have the client tell its class probabilities on a public batch; return them with their accuracy."""
@@ -146,7 +146,7 @@ class MAFML(Method):
             probabilities = torch.cat([arrived[f"{lane}/probabilities"] for lane in taught])
             accuracies = torch.stack([arrived[f"{lane}/accuracy"] for lane in taught])
             tutor.lesson = probabilities, accuracies.repeat_interleave(self.batch)
-        sizes = {lane: len(rows["y"]) for lane, rows in showing.others(learner, state).items()}
+        sizes = {lane: len(rows["y"]) for lane, rows in public_rows.others(learner, state).items()}
         chosen, before = [], 0
         for lane, count in sizes.items():
             if lane in taught:
@@ -155,7 +155,7 @@ class MAFML(Method):
         learner.train(number, [torch.cat(chosen)], part=PART)
 
 
-class Mutual(showing.Holder):
+class Mutual(public_rows.Holder):
     """Stands by a party: keeps others' rows, adds the divergence from them where the loss is, projects the gradient."""
 
     def __init__(self, value: str, segment: str, projected: bool) -> None:

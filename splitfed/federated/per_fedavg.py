@@ -20,12 +20,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from splitfed.errors import check_number
+from splitfed.core.errors import check_number
+from splitfed.core.local_objective import Tutor
+from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging, check_whole, scored
 from splitfed.federated.base import Learner, Seat, State
-from splitfed.federated.tutors import Quiet, learnt, moved, tutor_of
-from splitfed.graph import Topology
-from splitfed.tutoring import Tutor
+from splitfed.federated.objectives import Quiet, learnt, moved, tutor_of
 
 ROWS = 256
 

@@ -22,15 +22,15 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.core.local_objective import Tutor
+from splitfed.core.optimizers import Optim
+from splitfed.core.topology import Topology
 from splitfed.engines.mean import Mean
-from splitfed.errors import InvalidInput, check_count, check_number
 from splitfed.federated.averaging import Averaging, check_whole, scored
 from splitfed.federated.base import Learner, Seat, State
-from splitfed.federated.stepping import first_rate
-from splitfed.federated.tutors import Quiet, learnt, moved, tutor_of
-from splitfed.graph import Topology
-from splitfed.optim import Optim
-from splitfed.tutoring import Tutor
+from splitfed.federated.objectives import Quiet, learnt, moved, tutor_of
+from splitfed.federated.sgd_reach import first_rate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,14 +22,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from splitfed.core.errors import check_number, unknown
+from splitfed.core.local_objective import Tutor
+from splitfed.core.optimizers import Optim
 from splitfed.engines.mean import Mean
-from splitfed.errors import check_number, unknown
 from splitfed.federated.averaging import Averaging
 from splitfed.federated.base import Learner, Seat, State
-from splitfed.federated.stepping import check_sgd, reach
-from splitfed.federated.tutors import Quiet, learnt, moved, tutor_of
-from splitfed.optim import Optim
-from splitfed.tutoring import Tutor
+from splitfed.federated.objectives import Quiet, learnt, moved, tutor_of
+from splitfed.federated.sgd_reach import check_sgd, reach
 
 VARIATES = ("change", "gradient")
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from splitfed.errors import InvalidInput
+from splitfed.core.errors import InvalidInput
+from splitfed.core.probe import Facts
+from splitfed.core.topology import Topology
 from splitfed.federated.averaging import check_whole
 from splitfed.federated.base import Method
-from splitfed.graph import Topology
-from splitfed.probe import Facts
 
 
 @dataclass(frozen=True, kw_only=True)

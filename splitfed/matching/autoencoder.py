@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.errors import InvalidInput, NonFinite, check_count, check_number
-from splitfed.seeding import derive, generator, stream
+from splitfed.core.errors import InvalidInput, NonFinite, check_count, check_number
+from splitfed.core.random import derive, generator, stream
 
 Progress = Callable[[int, int, Mapping[str, Any]], None]
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from splitfed.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.messages import Message, Stamp
 from splitfed.matching.autoencoder import encode, from_state, reconstruct
-from splitfed.view import Message, Stamp
 
 
 class Client:

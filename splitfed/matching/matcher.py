@@ -22,15 +22,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitfed.errors import InvalidInput, check_count, unknown
+from splitfed.core.errors import InvalidInput, check_count, unknown
+from splitfed.core.messages import Message, Recorder, Stamp
+from splitfed.core.random import generator
+from splitfed.core.traffic import Traffic
 from splitfed.matching.client import Client
 from splitfed.matching.measures import MEASURES
 from splitfed.matching.rejection import Rejection, fit_rejection
 from splitfed.matching.repository import Expert, Repository
 from splitfed.matching.similarity import cosine
-from splitfed.seeding import generator
-from splitfed.traffic import Traffic
-from splitfed.view import Message, Recorder, Stamp
 
 
 @dataclass(frozen=True, eq=False)

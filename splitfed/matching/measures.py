@@ -27,8 +27,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from splitfed.dependence import distance_correlation
 from splitfed.matching import similarity
+from splitfed.stats.dependence import distance_correlation
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from splitfed.errors import InvalidInput
+from splitfed.core.errors import InvalidInput
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ from typing import Concatenate, ParamSpec
 import torch
 from torch import Tensor, nn
 
+from splitfed.core.errors import InvalidInput, check_count, unknown
+from splitfed.core.random import derive, generator
+from splitfed.core.topology import Topology
 from splitfed.data.dataset import Dataset
-from splitfed.errors import InvalidInput, check_count, unknown
-from splitfed.graph import Topology
 from splitfed.matching.autoencoder import Autoencoder, Progress, encode, fit, reconstruct
 from splitfed.matching.kernels import median_bandwidth
 from splitfed.matching.measures import Reference
-from splitfed.seeding import derive, generator
 
 P = ParamSpec("P")
 

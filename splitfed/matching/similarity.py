@@ -6,7 +6,7 @@ Paper: Gretton, Bousquet, Smola and Schoelkopf, "Measuring statistical dependenc
 JMLR 2012, and Kornblith, Norouzi, Lee and Hinton, "Similarity of neural network representations revisited", ICML
 2019 (centred kernel alignment); Gretton et al., "A kernel two-sample test", JMLR 2012 (MMD).
 
-Two kinds, not to be confused. HSIC and alignment, like the distance correlation of `splitfed.dependence`, are of
+Two kinds, not to be confused. HSIC and alignment, like the distance correlation of `splitfed.stats.dependence`, are of
 *pairs*: row i of `x` belongs to row i of `z`, and shuffling one of them changes the value. MMD and the cosine of
 the means compare two *distributions*: row orders mean nothing and the numbers of rows may differ.
 
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from splitfed.errors import InvalidInput, check_number, unknown
+from splitfed.core.errors import InvalidInput, check_number, unknown
 from splitfed.matching.kernels import check_rows, gaussian_kernel, linear_kernel, median_bandwidth
 
 Kernel = Literal["linear", "gaussian"]

@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from splitfed import registry
-from splitfed.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.random import initialization
 from splitfed.models.import_paths import Code
-from splitfed.seeding import initialization
 
 
 def build(name: str, shape: tuple[int, ...], outputs: int, seed: int, **params: Any) -> nn.Module:

@@ -12,8 +12,8 @@ from typing import ClassVar
 
 from torch import nn
 
+from splitfed.core.random import initialization
 from splitfed.models.shapes import image_shape
-from splitfed.seeding import initialization
 
 
 class FedAvgCnn(nn.Sequential):

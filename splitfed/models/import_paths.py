@@ -22,7 +22,7 @@ from typing import Any
 
 from torch import nn
 
-from splitfed.errors import InvalidInput
+from splitfed.core.errors import InvalidInput
 from splitfed.models.local_modules import LocalModules
 
 MODULE = "a subclass of torch.nn.Module"

@@ -16,9 +16,9 @@ from typing import ClassVar
 
 from torch import nn
 
-from splitfed.errors import unknown
+from splitfed.core.errors import unknown
+from splitfed.core.random import initialization
 from splitfed.models.shapes import image_shape
-from splitfed.seeding import initialization
 
 POOLING: dict[str, type[nn.AvgPool2d] | type[nn.MaxPool2d]] = {"average": nn.AvgPool2d, "max": nn.MaxPool2d}
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from splitfed import digests
-from splitfed.errors import InvalidInput
+from splitfed.core import digests
+from splitfed.core.errors import InvalidInput
 
 _PACKAGES = {"site-packages", "dist-packages"}
 

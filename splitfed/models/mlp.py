@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from splitfed.errors import InvalidInput, check_count
-from splitfed.seeding import initialization
+from splitfed.core.errors import InvalidInput, check_count
+from splitfed.core.random import initialization
 
 
 class Mlp(nn.Sequential):

@@ -13,9 +13,9 @@ from typing import ClassVar
 
 from torch import nn
 
+from splitfed.core.random import initialization
 from splitfed.models.residual import Block
 from splitfed.models.shapes import image_shape
-from splitfed.seeding import initialization
 
 
 class ResNet18(nn.Sequential):

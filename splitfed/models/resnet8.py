@@ -14,9 +14,9 @@ from typing import ClassVar
 
 from torch import nn
 
+from splitfed.core.random import initialization
 from splitfed.models.residual import Block
 from splitfed.models.shapes import image_shape
-from splitfed.seeding import initialization
 
 
 class ResNet8(nn.Sequential):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from splitfed.errors import InvalidInput, check_count
+from splitfed.core.errors import InvalidInput, check_count
 
 
 def image_shape(model: str, shape: Sequence[int], outputs: int, smallest: int = 1) -> tuple[int, int, int]:

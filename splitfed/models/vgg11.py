@@ -16,8 +16,8 @@ from typing import ClassVar
 
 from torch import nn
 
+from splitfed.core.random import initialization
 from splitfed.models.shapes import image_shape
-from splitfed.seeding import initialization
 
 # Channels of the convolutions between one pooling step and the next.
 STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))

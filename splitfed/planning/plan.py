@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from splitfed.accounting.bytes import weight_bytes
-from splitfed.accounting.flops import role_flops
-from splitfed.accounting.memory import RoleMemory, optim_copies, role_memory
-from splitfed.accounting.speeds import Speeds
+from splitfed.core.errors import InvalidInput
+from splitfed.core.topology import member
+from splitfed.core.traffic import Flow
+from splitfed.costs.bytes import weight_bytes
+from splitfed.costs.flops import role_flops
+from splitfed.costs.memory import RoleMemory, optim_copies, role_memory
+from splitfed.costs.speeds import Speeds
 from splitfed.engines.base import FED
-from splitfed.errors import InvalidInput
-from splitfed.graph import member
-from splitfed.planning.dry import Dry
-from splitfed.planning.playing import played
+from splitfed.planning.counting import Dry
+from splitfed.planning.simulation import played
 from splitfed.planning.timed import clock_of
-from splitfed.preparation import Prepared
+from splitfed.planning.validation import Prepared
 from splitfed.registry import TABLES
-from splitfed.traffic import Flow
 
 
 @dataclass(frozen=True)

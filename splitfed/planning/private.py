@@ -9,21 +9,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from splitfed.accounting.charging import Counted, Taken, charges, unprotected
-from splitfed.accounting.ledger import Ledger, default_delta, make_ledger
-from splitfed.chosen import missing
-from splitfed.defense import Defense
+from splitfed.core.defense import Defense
+from splitfed.core.per_client_defenses import missing
+from splitfed.core.topology import Topology, member
+from splitfed.core.traffic import Traffic
+from splitfed.core.upload_defenses import Sent, count, keepers, private_kinds
+from splitfed.core.usage_counts import SCORED, Uses, counted, counted_labels, labels_of_head
 from splitfed.engines.base import CONSULTED, FED
 from splitfed.engines.local import LocalEngine
 from splitfed.federated.base import Method
-from splitfed.graph import Topology, member
-from splitfed.planning.dry import Dry
-from splitfed.planning.playing import played
-from splitfed.preparation import Prepared, labels_of
+from splitfed.planning.counting import Dry
+from splitfed.planning.simulation import played
+from splitfed.planning.validation import Prepared, labels_of
+from splitfed.privacy.charges import Counted, Taken, charges, unprotected
+from splitfed.privacy.ledger import Ledger, default_delta, make_ledger
 from splitfed.schedules.base import Schedule, shared_roles
-from splitfed.traffic import Traffic
-from splitfed.uploading import Sent, count, keepers, private_kinds
-from splitfed.uses import SCORED, Uses, counted, counted_labels, labels_of_head
 
 
 class Site(NamedTuple):
@@ -222,7 +222,7 @@ def _uploads(method: Method | None, defenses: Sequence[Defense], kinds: frozense
     if not guarded:
         return [told]
     left = [f"{told} but {', '.join(guarded)}"] if kinds - set(guarded) else []
-    # What stands beside the rows in a message crosses as it is: see `splitfed.uploading`.
+    # What stands beside the rows in a message crosses as it is: see `splitfed.core.upload_defenses`.
     return [*left, *(f"names, whole numbers and single numbers in messages of {kind}" for kind in guarded)]
 
 

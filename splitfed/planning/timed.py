@@ -7,17 +7,17 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from splitfed.accounting.bytes import weight_bytes
-from splitfed.accounting.clock import Clock, party_names
-from splitfed.accounting.flops import segment_flops
-from splitfed.accounting.speeds import Speeds
-from splitfed.accounting.steps import StepShape, step_shape
+from splitfed.core.executor import Combine
+from splitfed.core.topology import Topology, member
+from splitfed.costs.bytes import weight_bytes
+from splitfed.costs.clock import Clock, party_names
+from splitfed.costs.flops import segment_flops
+from splitfed.costs.speeds import Speeds
+from splitfed.costs.steps import StepShape, step_shape
 from splitfed.engines.base import FED, Placement, Trainer
-from splitfed.executor import Combine
-from splitfed.graph import Topology, member
-from splitfed.planning.meeting import Meeting
-from splitfed.planning.summing import PlannedSums
-from splitfed.preparation import Prepared, labels_of
+from splitfed.planning.method_clock import Meeting
+from splitfed.planning.secure_summation import PlannedSums
+from splitfed.planning.validation import Prepared, labels_of
 
 
 class Timed:

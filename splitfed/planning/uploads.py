@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from splitfed.defense import UPLOAD
+from splitfed.core.defense import UPLOAD
+from splitfed.core.errors import InvalidInput, unknown
 from splitfed.engines.base import FED
-from splitfed.errors import InvalidInput, unknown
-from splitfed.planning.dry import Dry
-from splitfed.planning.playing import played
-from splitfed.preparation import Prepared
+from splitfed.planning.counting import Dry
+from splitfed.planning.simulation import played
+from splitfed.planning.validation import Prepared
 
 ROUNDS = 2
 """What is sent for the first time later than in these is not known before training."""

@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-from splitfed.data.order import SAMPLINGS, batches, poisson_batches
+from splitfed.core.errors import InvalidInput, check_count, unknown
+from splitfed.core.initial_weights import GIVEN, STARTS
+from splitfed.core.probe import Facts
+from splitfed.core.topology import Topology
+from splitfed.data.batch_order import SAMPLINGS, batches, poisson_batches
 from splitfed.engines.base import Placement, Source, Trainer
-from splitfed.errors import InvalidInput, check_count, unknown
-from splitfed.graph import Topology
-from splitfed.initial_weights import GIVEN, STARTS
-from splitfed.probe import Facts
 
 State = dict[str, Any]
 

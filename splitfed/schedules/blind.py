@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from splitfed.core.topology import Topology
 from splitfed.engines.base import FED, Placement, Source, Trainer
-from splitfed.graph import Topology
 from splitfed.schedules.base import Round, State, Training, client_roles
+from splitfed.schedules.joint_step import Together, by_rows
 from splitfed.schedules.sampling import dropped, examples, taking_part
-from splitfed.schedules.together import Together, by_rows
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from splitfed.core.errors import InvalidInput
+from splitfed.core.topology import Topology
 from splitfed.engines.base import Trainer
-from splitfed.errors import InvalidInput
-from splitfed.graph import Topology
 from splitfed.schedules.base import Round, Schedule, State, Training
 
 

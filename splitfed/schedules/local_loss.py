@@ -19,13 +19,13 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
+from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.probe import Facts
+from splitfed.core.random import derive, stream
+from splitfed.core.topology import Edge, Head, Segment, Topology
 from splitfed.engines.base import FED, Placement, Source, Trainer
-from splitfed.errors import InvalidInput, unknown
-from splitfed.graph import Edge, Head, Segment, Topology
-from splitfed.probe import Facts
 from splitfed.schedules.base import Round, State, Training, client_roles, shared_roles
 from splitfed.schedules.sampling import Averaged, Turn, dropped, examples, taking_part
-from splitfed.seeding import derive, stream
 
 
 class AuxiliaryHead(nn.Module):

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.core.random import generator
+from splitfed.core.topology import Topology
+from splitfed.engines.aggregation import Fusion
 from splitfed.engines.base import Placement, Trainer
-from splitfed.engines.fusion import Fusion
-from splitfed.errors import InvalidInput, check_count, check_number
-from splitfed.graph import Topology
+from splitfed.schedules.aggregation import fusion_of, secure_of
 from splitfed.schedules.base import Schedule, Training
-from splitfed.schedules.fusing import fusion_of, secure_of
-from splitfed.secure.plan import SecureSum
-from splitfed.seeding import generator
+from splitfed.secure_sum.plan import SecureSum
 
 Epochs = list[tuple[int, list[Tensor]]]
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from splitfed.engines.base import Trainer
 from splitfed.schedules.base import Round, State, Training
-from splitfed.schedules.handing import Handing
 from splitfed.schedules.sampling import dropped, taking_part
+from splitfed.schedules.segment_handover import Handing
 
 
 @dataclass(frozen=True, kw_only=True)

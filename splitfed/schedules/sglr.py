@@ -19,15 +19,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from splitfed.core.errors import check_number, unknown
+from splitfed.core.executor import Combine
+from splitfed.core.messages import Message
+from splitfed.core.random import generator
+from splitfed.core.topology import Topology
 from splitfed.engines.base import Trainer
-from splitfed.errors import check_number, unknown
-from splitfed.executor import Combine
-from splitfed.graph import Topology
 from splitfed.schedules.base import Round, State, Training, shared_roles
+from splitfed.schedules.joint_step import Together, by_rows
 from splitfed.schedules.sampling import dropped, taking_part
-from splitfed.schedules.together import Together, by_rows
-from splitfed.seeding import generator
-from splitfed.view import Message
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from splitfed.core.topology import Topology
 from splitfed.engines.base import FED, Placement, Source, Trainer
-from splitfed.graph import Topology
 from splitfed.schedules.base import Round, State, Training, client_roles, shared_roles
 from splitfed.schedules.sampling import Averaged, dropped, examples, taking_part
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import torch
 
+from splitfed.core.random import generator
+from splitfed.core.topology import Topology
 from splitfed.engines.base import FED, Placement, Source, Trainer
-from splitfed.graph import Topology
 from splitfed.schedules.base import Round, State, Training, client_roles
 from splitfed.schedules.sampling import Averaged, dropped, examples, taking_part
-from splitfed.seeding import generator
 
 
 @dataclass(frozen=True, kw_only=True)

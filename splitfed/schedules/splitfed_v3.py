@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from splitfed.core.errors import InvalidInput
+from splitfed.core.topology import Topology
 from splitfed.engines.base import Placement, Trainer
-from splitfed.errors import InvalidInput
-from splitfed.graph import Topology
 from splitfed.schedules.base import Round, State, Training, shared_roles
 from splitfed.schedules.sampling import Averaged, Turn, dropped, examples, taking_part
 

@@ -21,12 +21,12 @@ from torch import nn
 
 import splitfed as sf
 from splitfed import schedules, topologies
+from splitfed.core.random import stream
 from splitfed.data.federation import ClientData, Federation
-from splitfed.intervals import mean_interval
 from splitfed.models.lenet import lenet
 from splitfed.models.mlp import mlp
 from splitfed.schedules.base import Schedule
-from splitfed.seeding import stream
+from splitfed.stats.intervals import mean_interval
 
 RATES = (0.01, 0.05, 0.1)
 SEEDS = (1, 2, 3, 4, 5)

@@ -11,12 +11,12 @@ import time
 import torch
 
 import splitfed as sf
+from splitfed.core.tasks import classification
 from splitfed.engines.local import LocalEngine
 from splitfed.models.lenet import lenet
-from splitfed.preparation import prepare
+from splitfed.planning.validation import prepare
 from splitfed.schedules.base import Training
-from splitfed.task import classification
-from splitfed.training import engine_of
+from splitfed.training.entry_point import engine_of
 
 ROWS, BATCH, TURNS, REPEATS = 60, 30, 40, 15
 

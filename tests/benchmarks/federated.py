@@ -23,15 +23,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import splitfed as sf
+from splitfed.core.optimizers import Optim
+from splitfed.core.random import stream
 from splitfed.data.federation import Federation
 from splitfed.federated import FML, FedAvg, FedProto, FedProx, Standalone
 from splitfed.federated.base import Method
 from splitfed.models.fedavg_cnn import fedavg_cnn
-from splitfed.optim import Optim
-from splitfed.run import Run
 from splitfed.schedules.base import Training
-from splitfed.seeding import stream
 from splitfed.topologies import local
+from splitfed.training.run import Run
 from tests.benchmarks.mnist_as_pfllib import federation as as_pfllib
 
 ROUNDS, BATCH, RATE, MU = 16, 10, 0.05, 0.01

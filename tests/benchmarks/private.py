@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from splitfed.core.random import generator
 from splitfed.defenses import DpSgd
-from splitfed.seeding import generator
 from splitfed.topologies import u_shaped, vanilla
 from tests.benchmarks.steps import BATCH, OPTIM, ROWS, Net, alternate, split
 

@@ -23,18 +23,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.cutting import cut
-from splitfed.defense import Defense
+from splitfed.core.cutting import cut
+from splitfed.core.defense import Defense
+from splitfed.core.messages import Recording
+from splitfed.core.optimizers import Optim
+from splitfed.core.probe import probe
+from splitfed.core.random import generator
+from splitfed.core.tasks import classification
+from splitfed.core.topology import Topology
 from splitfed.defenses import DistanceCorrelation
 from splitfed.engines.local import LocalEngine
-from splitfed.graph import Topology
 from splitfed.models.resnet8 import resnet8
-from splitfed.optim import Optim
-from splitfed.probe import probe
-from splitfed.seeding import generator
-from splitfed.task import classification
 from splitfed.topologies import u_shaped, vanilla
-from splitfed.view import Recording
 
 ROWS, BATCH = 640, 64
 RATE = 0.01

@@ -22,16 +22,16 @@ from torch import nn
 
 import splitfed as sf
 from splitfed.attacks.base import Attack, Knowledge
-from splitfed.attacks.rmle import Rmle
-from splitfed.attacks.unsplit import Unsplit
-from splitfed.graph import Segment
+from splitfed.attacks.reconstruction.rmle import Rmle
+from splitfed.attacks.reconstruction.unsplit import Unsplit
+from splitfed.core.messages import Recording, View
+from splitfed.core.optimizers import Optim
+from splitfed.core.random import generator, stream
+from splitfed.core.tasks import classification
+from splitfed.core.topology import Segment
 from splitfed.models.lenet import lenet
-from splitfed.optim import Optim
 from splitfed.registry import TABLES, load
-from splitfed.run import Run
-from splitfed.seeding import generator, stream
-from splitfed.task import classification
-from splitfed.view import Recording, View
+from splitfed.training.run import Run
 from tests.papers.table import Cell, Measured, Table, markdown
 from tests.vertical_zoo import convolution, perceptron, with_active
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import splitfed as sf
 from splitfed.attacks import Attack, InverseNetwork, Rmle
-from splitfed.optim import Optim
+from splitfed.core.optimizers import Optim
 from tests.papers.depth_figures import draw
 from tests.papers.depth_models import BUILDERS, DEPTHS, TRAINED, data
 from tests.papers.table import Cell, Measured, Table, markdown, mean

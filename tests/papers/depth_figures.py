@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from splitfed.intervals import mean_interval
-from splitfed.study.figures_style import DASHES, MARKERS, MUTED, PALETTE, canvas, legend
+from splitfed.stats.intervals import mean_interval
+from splitfed.study.report.figures.style import DASHES, MARKERS, MUTED, PALETTE, canvas, legend
 from tests.papers.table import RESULTS
 
 Found = Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 import splitfed as sf
-from splitfed.graph import Topology
+from splitfed.core.random import derive, stream
+from splitfed.core.topology import Topology
 from splitfed.models.lenet import LeNet, lenet
-from splitfed.seeding import derive, stream
 from splitfed.topologies import extended_vanilla, multi_hop, multi_task, u_shaped, vanilla, vertical
 
 IMAGE, HALF, SIDES = (1, 28, 28), (1, 28, 14), ("left", "right")

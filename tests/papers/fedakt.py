@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 import splitfed as sf
+from splitfed.core.optimizers import Optim
+from splitfed.core.random import generator
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
-from splitfed.optim import Optim
 from splitfed.schedules import Apart
-from splitfed.seeding import generator
 from tests.papers.fedakt_models import FEATURES, method_of, topologies
 from tests.papers.fedakt_shown import ALONE, OTHERS, PARTS, WHOLE, keyed, show_setting
 from tests.papers.installed import FASHION, WhereInstalled

@@ -6,9 +6,9 @@ from collections import OrderedDict
 
 from torch import nn
 
+from splitfed.core.random import derive, stream
+from splitfed.core.topology import Topology
 from splitfed.federated import FML, FedAKT, FedDistill, FedKD, FedProto, LgFedAvg, Method
-from splitfed.graph import Topology
-from splitfed.seeding import derive, stream
 from splitfed.topologies import local
 
 FEATURES, CLASSES, SMALLEST = 64, 10, "thin"

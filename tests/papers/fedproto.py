@@ -14,13 +14,13 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import splitfed as sf
-from splitfed.data.idx import idx
+from splitfed.core.optimizers import Optim
+from splitfed.core.random import derive, stream
+from splitfed.data.sources.idx import idx
 from splitfed.federated import FedProto, Method
-from splitfed.optim import Optim
-from splitfed.records import spread
 from splitfed.registry import load
 from splitfed.schedules import Apart
-from splitfed.seeding import derive, stream
+from splitfed.training.client_scores import spread
 from tests.papers.fedproto_models import cnn, narrow_lenet
 from tests.papers.installed import FASHION, WhereInstalled
 from tests.papers.table import Cell, Measured, markdown, mean, signed, verdict

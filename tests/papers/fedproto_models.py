@@ -11,7 +11,7 @@ from collections import OrderedDict
 
 from torch import nn
 
-from splitfed.graph import Topology
+from splitfed.core.topology import Topology
 from splitfed.models.lenet import lenet
 from splitfed.topologies import local
 

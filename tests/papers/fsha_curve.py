@@ -17,16 +17,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import splitfed as sf
-from splitfed.attacks.fsha import Fsha, gradient_penalty
-from splitfed.attacks.fsha_networks import Encoder, ImageCritic, glorot
-from splitfed.attacks.gradient_ratio import GradientRatio, gradient_ratio, kept_ratio
-from splitfed.attacks.intruder import Insider
+from splitfed.attacks.training_time.fsha import Fsha, gradient_penalty
+from splitfed.attacks.training_time.fsha_networks import Encoder, ImageCritic, glorot
+from splitfed.attacks.training_time.gradient_ratio import GradientRatio, gradient_ratio, kept_ratio
+from splitfed.attacks.training_time.training_attack import Insider
+from splitfed.core.optimizers import Optim
+from splitfed.core.random import generator, stream
 from splitfed.data.federation import Federation
-from splitfed.optim import Optim
-from splitfed.run import Run
-from splitfed.seeding import generator, stream
-from splitfed.study.figures_style import INK, PALETTE, as_svg, canvas, legend
+from splitfed.study.report.figures.style import INK, PALETTE, as_svg, canvas, legend
 from splitfed.topologies import vanilla
+from splitfed.training.run import Run
 from tests.papers.stages import stages
 from tests.papers.table import RESULTS, Cell, Measured, Table, markdown
 
@@ -240,14 +240,15 @@ long: they pass the mean image after about 3000 iterations.
 Decorrelation: distance correlation at the client in one step of Adam, where the authors take two; batch normalisation
 learns its statistics in training. Adam minds the ratio of both gradients alone, rho: the length of the defense's at the
 cut over that of the critic's. It changes with the width, so the weight is scaled to the authors' rho
-(`splitfed.attacks.gradient_ratio`): measured on 20 batches before the client's first step, client and encoder as drawn,
-the critic after 100 steps (of 16 rows) on them, in the first of which its penalty takes hold. Rho in the table is that
-at the weights of the iteration, also the mean of 20 batches; what the authors' was later in training is not known. At
-their ratio decorrelation does not stop the attack, as in the paper: it passes the mean image by iteration 500 and from
-1250 on has 1.02 to 1.54 times the undefended error, 1.12 times in the end. One seed does not tell how much of
-that is delay, as published, and how much is chance. What stood here before, that the attack comes down to the mean
-image and no further, was measured with the authors' weight of 1e4 at an eighth of their width, where rho is 22 times
-theirs: it compared widths, not defenses, and is withdrawn. The curve with decorrelation was measured on 2026-11-22
+(`splitfed.attacks.training_time.gradient_ratio`): measured on 20 batches before the client's first step, client and
+encoder as drawn, the critic after 100 steps (of 16 rows) on them, in the first of which its penalty takes hold. Rho in
+the table is that at the weights of the iteration, also the mean of 20 batches; what the authors' was later in training
+is not known. At their ratio decorrelation does not stop the attack, as in the paper: it passes the mean image by
+iteration 500 and from 1250 on has 1.02 to 1.54 times the undefended error, 1.12 times in the end. One seed does not
+tell how much of that is delay, as published, and how much is chance. What stood here before, that the attack comes down
+to the mean image and no further, was measured with the authors' weight of 1e4 at an eighth of their width, where rho is
+22 times theirs: it compared widths, not defenses, and is withdrawn. The curve with decorrelation was measured on
+2026-11-22
 (AMD EPYC, 2 shared cores, other work beside it), the others on 2026-11-21."""
 
 TABLE = Table(

@@ -10,7 +10,7 @@ from collections import OrderedDict
 
 from torch import nn
 
-from splitfed.optim import Optim
+from splitfed.core.optimizers import Optim
 
 
 def he_lenet() -> nn.Sequential:

@@ -19,14 +19,14 @@ from torch.optim.lr_scheduler import LRScheduler, StepLR
 
 import splitfed as sf
 from splitfed.attacks.base import Attack, Knowledge, Progress, Releases
-from splitfed.attacks.inverse_network import InverseNetwork
-from splitfed.attacks.metrics import grade
-from splitfed.attacks.rmle import Rmle
-from splitfed.attacks.shadow import Shadow
+from splitfed.attacks.reconstruction.inverse_network import InverseNetwork
+from splitfed.attacks.reconstruction.rmle import Rmle
+from splitfed.attacks.reconstruction.shadow import Shadow
+from splitfed.attacks.scoring.metrics import grade
+from splitfed.core.messages import View
+from splitfed.core.random import generator, stream
 from splitfed.data.federation import Federation
-from splitfed.run import Run
-from splitfed.seeding import generator, stream
-from splitfed.view import View
+from splitfed.training.run import Run
 from tests.papers.he_lenet import adam, he_lenet
 from tests.papers.table import Cell, Measured, Table, markdown, mean
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import splitfed as sf
 from splitfed.attacks import InverseNetwork
-from splitfed.attacks.share_metrics import grade_shares
+from splitfed.attacks.scoring.share_metrics import grade_shares
 from splitfed.engines.base import FED
 from splitfed.federated import FML, MAFML, FedProto
 from tests.papers.hybrid_runs import Arm, Setting, plain_of, train

@@ -12,20 +12,20 @@ from typing import NamedTuple
 import torch
 
 import splitfed as sf
+from splitfed.core.messages import Recording
+from splitfed.core.optimizers import Optim
+from splitfed.core.random import derive, generator, stream
+from splitfed.core.topology import Topology
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
 from splitfed.data.partitions.dirichlet import dirichlet
 from splitfed.data.rotation import ANGLES
 from splitfed.engines.base import FED
 from splitfed.federated import FML, MAFML, Aggregation, FedAKT, FedProto, Method
-from splitfed.graph import Topology
 from splitfed.models.lenet import lenet
-from splitfed.optim import Optim
 from splitfed.schedules import Apart, Sequential, SplitFedV1, SplitFedV3
 from splitfed.schedules.base import Schedule
-from splitfed.seeding import derive, generator, stream
 from splitfed.topologies import local, u_shaped, vanilla
-from splitfed.view import Recording
 
 CUT, CUTS = "pool2", ("pool2", "relu4")
 

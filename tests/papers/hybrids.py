@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from splitfed.federated import FML
-from splitfed.intervals import mean_interval
+from splitfed.stats.intervals import mean_interval
 from tests.papers.hybrid_leaks import leaks, private_scores
 from tests.papers.hybrid_runs import ALONE, HYBRIDS, PLAIN, SETTINGS, SHARING, Arm, Setting, plain_of, train
 from tests.papers.table import Cell, Measured, Table, markdown, mean, signed

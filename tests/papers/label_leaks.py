@@ -16,19 +16,19 @@ from torch import Tensor, nn
 
 import splitfed as sf
 from splitfed.attacks.base import Attack, Knowledge
-from splitfed.attacks.direction import Direction
-from splitfed.attacks.hints import draw_hints, others
-from splitfed.attacks.label_metrics import auc
-from splitfed.attacks.norm import Norm
-from splitfed.attacks.spectral import Spectral
+from splitfed.attacks.labels.direction import Direction
+from splitfed.attacks.labels.known_labels import draw_hints, others
+from splitfed.attacks.labels.norm import Norm
+from splitfed.attacks.labels.spectral import Spectral
+from splitfed.attacks.scoring.label_metrics import auc
+from splitfed.core.defense import Defense
+from splitfed.core.messages import Recording, View
+from splitfed.core.optimizers import Optim
+from splitfed.core.random import generator, stream
+from splitfed.core.tasks import binary
+from splitfed.data.batch_order import batches
 from splitfed.data.dataset import Dataset
-from splitfed.data.order import batches
-from splitfed.defense import Defense
-from splitfed.optim import Optim
-from splitfed.run import Run
-from splitfed.seeding import generator, stream
-from splitfed.task import binary
-from splitfed.view import Recording, View
+from splitfed.training.run import Run
 from tests.papers.table import Cell, Measured, Table, markdown, mean
 
 SEEDS = (1, 2, 3, 4, 5)

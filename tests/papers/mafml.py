@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import splitfed as sf
+from splitfed.core.optimizers import Optim
+from splitfed.core.random import derive, stream
 from splitfed.federated import MAFML, Aggregation, FedMD, Method
 from splitfed.models.lenet import lenet
-from splitfed.optim import Optim
 from splitfed.registry import load
 from splitfed.schedules import Apart
-from splitfed.seeding import derive, stream
 from splitfed.topologies import local
 from tests.papers.table import Cell, Measured, Table, markdown, mean, signed, verdict
 

@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from splitfed.attacks.label_metrics import auc
-from splitfed.defense import Defense
+from splitfed.attacks.scoring.label_metrics import auc
+from splitfed.core.defense import Defense
 from splitfed.defenses import Iso, Marvell, MaxNorm
-from splitfed.run import Run
+from splitfed.training.run import Run
 from tests.papers.label_leaks import CHANCE, SEEDS, SETTINGS, figures_of, leaks, trained
 from tests.papers.table import Cell, Measured, Table, markdown, mean
 

@@ -13,8 +13,8 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import splitfed as sf
+from splitfed.core.optimizers import Optim
 from splitfed.models.lenet import lenet
-from splitfed.optim import Optim
 from splitfed.registry import TABLES, load
 from splitfed.schedules import Apart
 from splitfed.topologies import local

@@ -11,10 +11,10 @@ from typing import Any
 from torch import nn
 
 import splitfed as sf
-from splitfed.attacks.model_completion import ModelCompletion
-from splitfed.manipulations import MaliciousOptimizer, Manipulation
-from splitfed.optim import Optim
-from splitfed.seeding import stream
+from splitfed.attacks.labels.model_completion import ModelCompletion
+from splitfed.core.optimizers import Optim
+from splitfed.core.random import stream
+from splitfed.poisoning import MaliciousOptimizer, Manipulation
 from tests.papers.table import Cell, Measured, Table, markdown, mean
 
 SEEDS = (1, 2, 3)

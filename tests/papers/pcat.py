@@ -21,15 +21,15 @@ from torch import nn
 from torch.nn import functional
 
 import splitfed as sf
-from splitfed.attacks.insider_labels import InsiderLabels
-from splitfed.attacks.pcat import Pcat, PseudoClient
+from splitfed.attacks.training_time.insider_labels import InsiderLabels
+from splitfed.attacks.training_time.pcat import Pcat, PseudoClient
+from splitfed.core.optimizers import Optim
+from splitfed.core.random import generator, stream
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
 from splitfed.models.lenet import lenet
-from splitfed.optim import Optim
-from splitfed.run import Run
-from splitfed.seeding import generator, stream
 from splitfed.topologies import u_shaped, vanilla
+from splitfed.training.run import Run
 from tests.papers.table import Cell, Measured, Table, markdown, mean, signed
 
 SEEDS = (0, 1, 2)

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import splitfed
-from splitfed.manipulations import Backdoor, ByzantineNoise, LabelFlip, Manipulation, Scaling, SignFlip, success_rate
+from splitfed.core.optimizers import Optim
+from splitfed.core.random import stream
 from splitfed.models.mlp import mlp
-from splitfed.optim import Optim
+from splitfed.poisoning import Backdoor, ByzantineNoise, LabelFlip, Manipulation, Scaling, SignFlip, success_rate
 from splitfed.schedules import SplitFedV1
-from splitfed.seeding import stream
 from splitfed.topologies import vanilla
 from tests.papers.table import Cell, Measured, Table, markdown, mean
 

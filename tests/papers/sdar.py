@@ -14,13 +14,13 @@ from typing import Any
 from torch import nn
 
 import splitfed as sf
-from splitfed.attacks.insider_labels import InsiderLabels
-from splitfed.attacks.sdar import Sdar
+from splitfed.attacks.training_time.insider_labels import InsiderLabels
+from splitfed.attacks.training_time.sdar import Sdar
+from splitfed.core.optimizers import Optim
+from splitfed.core.random import stream
 from splitfed.models.residual import Block
-from splitfed.optim import Optim
-from splitfed.run import Run
-from splitfed.seeding import stream
 from splitfed.topologies import u_shaped, vanilla
+from splitfed.training.run import Run
 from tests.papers.stages import stages
 from tests.papers.table import Cell, Measured, Table, markdown
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from splitfed import checkpoint
-from splitfed.run import Run
+from splitfed.training import checkpoint
+from splitfed.training.run import Run
 
 Look = Callable[[Run], dict[str, float]]
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from splitfed.intervals import mean_interval
-from splitfed.study.units import span
+from splitfed.stats.intervals import mean_interval
+from splitfed.study.report.units import span
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "RESULTS.md"
 Measured = Mapping[str, Mapping[str, Any]]

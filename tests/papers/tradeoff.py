@@ -19,10 +19,10 @@ from torch import nn
 
 import splitfed as sf
 from splitfed.attacks import Ladder
-from splitfed.defense import Defense
+from splitfed.core.defense import Defense
+from splitfed.core.optimizers import Optim
+from splitfed.core.random import generator, stream
 from splitfed.defenses import ChannelPruning, DistanceCorrelation, Noise
-from splitfed.optim import Optim
-from splitfed.seeding import generator, stream
 from tests.papers.table import RESULTS, Cell, Measured, Table, markdown, mean
 from tests.papers.tradeoff_figure import draw
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from splitfed.intervals import Interval, mean_interval
-from splitfed.study.figures_style import DASHES, INK, MARKERS, MUTED, PALETTE, canvas, legend
+from splitfed.stats.intervals import Interval, mean_interval
+from splitfed.study.report.figures.style import DASHES, INK, MARKERS, MUTED, PALETTE, canvas, legend
 
 Found = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]
 

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 import splitfed as sf
-from splitfed.attacks.metrics import grade
-from splitfed.attacks.unsplit import Unsplit, stretched
+from splitfed.attacks.reconstruction.unsplit import Unsplit, stretched
+from splitfed.attacks.scoring.metrics import grade
+from splitfed.core.random import generator, stream
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
-from splitfed.seeding import generator, stream
 from tests.papers.he_lenet import adam, he_lenet
 from tests.papers.table import Cell, Measured, Table, markdown
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import splitfed as sf
-from splitfed.attacks.unsplit_labels import UnsplitLabels
-from splitfed.optim import Optim
-from splitfed.seeding import stream
+from splitfed.attacks.labels.unsplit_labels import UnsplitLabels
+from splitfed.core.optimizers import Optim
+from splitfed.core.random import stream
 from tests.papers.he_lenet import he_lenet
 from tests.papers.table import Cell, Measured, Table, markdown, mean
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import splitfed as sf
 from splitfed.attacks import Attack, Grn, InverseNetwork, Rmle
-from splitfed.graph import Topology
-from splitfed.optim import Optim
+from splitfed.core.optimizers import Optim
+from splitfed.core.topology import Topology
 from tests.papers.table import Cell, Measured, Table, markdown, mean
 from tests.vertical_zoo import convolution, perceptron, with_active
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from splitfed.errors import InvalidInput
+from splitfed.core.errors import InvalidInput
 
 
 def by_domain(domains: Tensor, clients: int) -> list[Tensor]:

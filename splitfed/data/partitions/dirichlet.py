@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from splitfed.errors import InvalidInput, check_count, check_number
+from splitfed.core.errors import InvalidInput, check_count, check_number
 
 DRAWS = 200
 

@@ -16,7 +16,7 @@ import math
 import torch
 from torch import Tensor
 
-from splitfed.errors import InvalidInput, check_count
+from splitfed.core.errors import InvalidInput, check_count
 
 
 def pathological(labels: Tensor, clients: int, classes_per_client: int, generator: torch.Generator) -> list[Tensor]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from splitfed.errors import InvalidInput, check_count
+from splitfed.core.errors import InvalidInput, check_count
 
 
 def uneven_classes(

@@ -1,0 +1,52 @@
+"""Deep leakage from gradients: search rows and labels whose gradient equals the one a client's update gives away.
+
+Paper: Zhu, Liu, Han, "Deep leakage from gradients", NeurIPS 2019.
+
+Minimises |g(x, y) - g*|² with L-BFGS over rows and labels together, from normal noise. The adversary is the fed server
+of a run that was recorded, against one client and one round with one step of SGD, or with method "fedsgd", whose
+clients send the gradient itself. Deviates: with a line search, in
+double precision, in units of |g*|², and from several starts, of which the best fit is kept. Where clients hold only
+the bottom of a split model the gradient at the cut is searched in place of the labels (see `gradient_matching`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress
+from splitfed.attacks.gradients.gradient_matching import Client, newest_step
+from splitfed.attacks.gradients.lbfgs_search import best_fit
+from splitfed.core.errors import check_count
+from splitfed.core.messages import View
+
+
+@dataclass(frozen=True)
+class Dlg(Attack):
+    """`iterations` of L-BFGS from each of `restarts` starts."""
+
+    phase: ClassVar[Phase] = Phase.TRAINING
+    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.UPDATES})
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fast": {"iterations": 200, "restarts": 3},
+        "paper": {"iterations": 1200, "restarts": 1},
+    }
+
+    iterations: int = 200
+    restarts: int = 3
+
+    def __post_init__(self) -> None:
+        """Refuse counts below one."""
+        check_count("dlg iterations", self.iterations, low=1)
+        check_count("dlg restarts", self.restarts, low=1)
+
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
+        """Return (rows, *shape), in no particular order."""
+        assert knowledge.local is not None
+        step = newest_step(view, knowledge.local)
+        client = Client(view.segments, knowledge.local, step, knowledge.device)
+        return best_fit(client, knowledge.shape, None, self.iterations, self.restarts, generator, progress)

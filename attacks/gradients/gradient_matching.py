@@ -1,0 +1,229 @@
+"""Shared by the attacks that invert gradients: what a client's update says of its gradient, and guesses' gradients.
+
+Paper: Zhu, Liu, Han, "Deep leakage from gradients", NeurIPS 2019 (matching the gradient of a guess to a client's).
+
+Whoever averages the clients' weights knows those it sent, w, and those that came back, w'. After one step of SGD at
+rate r the step was d = (w - w') / r, and the gradient is d - decay w - momentum d', with d' the client's step before.
+
+Where the clients hold the whole model, or train on a loss of their own, that gradient is a function of rows and labels.
+Where they hold the bottom of a split model, the gradient that came back at the cut takes the place of the labels: it
+is unknown to the fed server and is searched along with the rows (an extension; the papers cut nothing).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from splitfed.attacks.gradients.local_training import LocalTraining, check_one_step
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import WEIGHT_GRADIENT, Message, View
+from splitfed.core.topology import Head, weights
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a client: its weights before, and the gradient of its loss, both as `segment/name` -> tensor."""
+
+    before: Mapping[str, Tensor]
+    gradient: Mapping[str, Tensor]
+    rows: int
+
+
+def newest_step(view: View, local: LocalTraining) -> Step:
+    """Return the step behind the newest upload of a view that holds the messages of one client.
+
+    Raises `InvalidInput` where the update is no gradient, or where a message that is needed was not recorded.
+    """
+    check_one_step(local)
+    if local.sends_gradients:
+        return _sent_gradient(view, local)
+    rate, momentum = float(local.options["lr"]), float(local.options.get("momentum", 0.0))
+    rounds = _rounds(view)
+    if not rounds:
+        raise InvalidInput(f"the view of {view.party!r} holds no weights that went to a client and came back")
+    if rate == 0:
+        raise InvalidInput("the client's learning rate is 0; its update says nothing")
+    first, *_ = rounds
+    if momentum and first[0].stamp.epoch > 0:
+        raise InvalidInput(f"momentum={momentum:g} needs the view from round 0 on; it begins at {first[0].stamp.epoch}")
+    if not momentum:
+        rounds = rounds[-1:]
+    held: dict[str, Tensor] = {}
+    gradient: dict[str, Tensor] = {}
+    for sent, came in rounds:
+        step = {n: (w.double() - came.tensors[n].double()) / rate for n, w in sent.tensors.items()}
+        gradient = {n: d - momentum * held[n] if held else d for n, d in step.items()}
+        held = step
+    decay = float(local.options.get("weight_decay", 0.0))
+    before = rounds[-1][0].tensors
+    gradient = {n: g - decay * before[n].double() for n, g in gradient.items()}
+    return Step(before, gradient, local.batches[0])
+
+
+def _sent_gradient(view: View, local: LocalTraining) -> Step:
+    """Return the step that the client leaves to the fed server: it sends the gradient itself."""
+    came = [m for m in view.select(kind=WEIGHT_GRADIENT).messages if m.receiver == view.party]
+    sent = {m.stamp.epoch: m for m in view.select(kind="weights").messages if m.sender == view.party}
+    if not came or came[-1].stamp.epoch not in sent:
+        raise InvalidInput(f"the view of {view.party!r} holds no weights with a gradient of them that came back")
+    before = sent[came[-1].stamp.epoch].tensors
+    return Step(before, {n: g.double() for n, g in came[-1].tensors.items()}, sum(local.batches))
+
+
+def _rounds(view: View) -> list[tuple[Message, Message]]:
+    """Return what was sent and what came back, round by round."""
+    sent: dict[int, Message] = {}
+    pairs = []
+    for message in view.select(kind="weights").messages:
+        if message.sender == view.party:
+            sent[message.stamp.epoch] = message
+        elif message.stamp.epoch in sent:
+            pairs.append((sent[message.stamp.epoch], message))
+    return pairs
+
+
+def _check_known(local: LocalTraining, step: Step) -> None:
+    """Refuse a client that keeps segments to itself next to those that it sends: what they compute is not known."""
+    own = [s for s in local.segments if any(f"{s.name}/{name}" not in step.before for name in weights(s.module))]
+    sent = [s for s in local.segments if s not in own and weights(s.module)]
+    for one in own:
+        for other in sent:
+            if {*one.outputs} & {*other.inputs} or {*other.outputs} & {*one.inputs}:
+                raise InvalidInput(
+                    f"the client keeps the weights of {one.name!r} to itself: the gradient of {other.name!r} cannot be "
+                    "worked out for a guess"
+                )
+
+
+class Client:
+    """The client's segments with the weights it started from: rows and unknowns -> gradient of its weights."""
+
+    def __init__(
+        self, segments: Mapping[str, nn.Module], local: LocalTraining, step: Step, device: torch.device | str
+    ) -> None:
+        self.local, self.rows, self.device = local, step.rows, device
+        _check_known(local, step)
+        # Who only fuses weights holds no segment; the layout is known all the same.
+        self._modules = {s.name: copy.deepcopy(segments.get(s.name, s.module)) for s in local.segments}
+        for module in self._modules.values():
+            module.to(device).double()
+        for segment in local.segments:
+            _train_as(self._modules[segment.name], segment.module)
+        for name, module in self._modules.items():
+            state = {n: step.before.get(f"{name}/{n}", t) for n, t in module.state_dict().items()}
+            module.load_state_dict(state)
+        known = {f"{s}/{n}": p for s, m in self._modules.items() for n, p in m.named_parameters() if p.requires_grad}
+        known = {name: weight for name, weight in known.items() if name in step.gradient}
+        if not known:
+            raise InvalidInput("the client's segments have no weights; there is no gradient to invert")
+        self._weights = list(known.values())
+        self.target = [step.gradient[name].to(device) for name in known]
+        self._named = dict(zip(known, self.target, strict=True))
+
+    def unknowns(self, shape: Sequence[int], generator: torch.Generator) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Draw a start for the labels of every head, as logits, and for the gradient of every released value."""
+        with torch.no_grad():
+            made = self._walk(torch.zeros(self.rows, *shape, dtype=torch.float64, device=self.device))
+        labels = {h.value: self.draw(made[h.value].shape, generator) for h in self.local.heads}
+        return labels, {v: self.draw(made[v].shape, generator, 1 / self.rows) for v in self.local.released}
+
+    def draw(self, shape: Sequence[int], generator: torch.Generator, scale: float = 1.0) -> Tensor:
+        """Return normal numbers of `shape` times `scale`, ready to be searched from."""
+        drawn = torch.randn(*shape, generator=generator, dtype=torch.float64, device=generator.device)
+        return (drawn * scale).to(self.device).requires_grad_()
+
+    def gradient(self, x: Tensor, labels: Mapping[str, Tensor], back: Mapping[str, Tensor]) -> list[Tensor]:
+        """Return the gradient of every weight, differentiable, for rows x, labels (as logits) and gradients `back`."""
+        made = self._walk(x)
+        loss = x.new_zeros(())
+        for head in self.local.heads:
+            assert head.task is not None
+            loss = loss + head.weight * head.task.loss(made[head.value], soft(head, labels[head.value]))
+        for value, g in back.items():
+            loss = loss + (made[value] * g).sum()
+        found = torch.autograd.grad(loss, self._weights, create_graph=True, allow_unused=True)
+        return [torch.zeros_like(w) if g is None else g for w, g in zip(self._weights, found, strict=True)]
+
+    def outputs(self, x: Tensor, head: Head) -> Tensor:
+        """Return what the client's own model says of rows x at `head`."""
+        with torch.no_grad():
+            return self._walk(x)[head.value]
+
+    def last_layer(self, head: Head) -> Tensor:
+        """Return the gradient of the bias of the linear layer that makes the output at `head`, (outputs,)."""
+        segment = next(s for s in self.local.segments if head.value in s.outputs)
+        linear = [(n, m) for n, m in self._modules[segment.name].named_modules() if isinstance(m, nn.Linear)]
+        if not linear or linear[-1][1].bias is None:
+            raise InvalidInput(
+                f"the output {head.value!r} is not made by a linear layer with a bias: labels stay hidden"
+            )
+        return self._named[f"{segment.name}/{linear[-1][0]}.bias".replace("/.", "/")] / head.weight
+
+    def _walk(self, x: Tensor) -> dict[str, Tensor]:
+        made = {self.local.value: x}
+        for segment in self.local.segments:
+            # A segment may begin with an operation in place.
+            result = self._modules[segment.name](*(made[n].clone() for n in segment.inputs))
+            outputs = result if isinstance(result, (tuple, list)) else (result,)
+            made.update(zip(segment.outputs, outputs, strict=True))
+        return made
+
+
+def _train_as(module: nn.Module, given: nn.Module) -> None:
+    """Put `module` into training mode, but for what was frozen in evaluation mode inside the module `given`."""
+    for own, original in zip(module.modules(), given.modules(), strict=True):
+        own.training = original.training or not given.training
+
+
+def soft(head: Head, free: Tensor) -> Tensor:
+    """Return the labels that the unbounded numbers `free` stand for: probabilities, or targets themselves."""
+    name = "" if head.task is None else head.task.name
+    if name == "classification":
+        return free.softmax(1)
+    if name == "binary":
+        return free.reshape(len(free)).sigmoid()
+    if name == "regression":
+        return free
+    raise InvalidInput(f"task {name!r} of {head.value!r} is not allowed; expected classification, binary or regression")
+
+
+def classes_of(head: Head) -> int:
+    """Return how many classes there are at `head`; refuse a task whose labels no gradient tells."""
+    if head.task is None or head.task.name != "classification" or head.task.outputs is None:
+        name = None if head.task is None else head.task.name
+        raise InvalidInput(f"classes are read off a classification's gradient; {head.value!r} has task {name!r}")
+    return head.task.outputs
+
+
+def class_logits(labels: Tensor, outputs: int) -> Tensor:
+    """Return logits (rows, outputs) that `soft` turns into the classes `labels`, (rows,) int64, to six digits."""
+    return functional.one_hot(labels, outputs).double() * 20.0
+
+
+def single_class(head: Head, client: Client) -> Tensor:
+    """Return the class of a batch of one, (1,): the only one whose output had to rise.
+
+    The gradient of the last bias is p - y, negative at the true class alone.
+    """
+    return client.last_layer(head).argmin().view(1)
+
+
+def class_counts(bias: Tensor, said: Tensor, rows: int) -> Tensor:
+    """Return the most plausible classes of a batch, (rows,) int64 in ascending order.
+
+    bias: (classes,) gradient of the last bias, the batch mean of p - y; said: (classes,) what the model is thought
+    to say on average, p. Class by class the count is about rows (p - bias); the rows go, one at a time, where most is
+    missing.
+    """
+    missing = rows * (said - bias)
+    found = []
+    for _ in range(rows):
+        found.append(int(missing.argmax()))
+        missing[found[-1]] -= 1
+    return torch.tensor(sorted(found), device=bias.device)

@@ -1,0 +1,56 @@
+"""Improved deep leakage: the class is read off the last layer's gradient first, then only the row is searched.
+
+Paper: Zhao, Mopuri, Bilen, "iDLG: improved deep leakage from gradients", 2020.
+
+With cross-entropy the gradient of the last bias is p - y, negative at the true class alone. That tells one class, so
+the batch must be one row. The row is searched as in `dlg`, with the same deviations: |g(x) - g*|² by L-BFGS. The label
+must be the client's own loss's: of a split model's bottom there is none, and `dlg` is the attack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress
+from splitfed.attacks.gradients.gradient_matching import Client, class_logits, classes_of, newest_step, single_class
+from splitfed.attacks.gradients.lbfgs_search import best_fit
+from splitfed.core.errors import InvalidInput, check_count
+from splitfed.core.messages import View
+
+
+@dataclass(frozen=True)
+class Idlg(Attack):
+    """`iterations` of L-BFGS from each of `restarts` starts."""
+
+    phase: ClassVar[Phase] = Phase.TRAINING
+    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.UPDATES})
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fast": {"iterations": 200, "restarts": 3},
+        "paper": {"iterations": 300, "restarts": 1},
+    }
+
+    iterations: int = 200
+    restarts: int = 3
+
+    def __post_init__(self) -> None:
+        """Refuse counts below one."""
+        check_count("idlg iterations", self.iterations, low=1)
+        check_count("idlg restarts", self.restarts, low=1)
+
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
+        """Return (1, *shape)."""
+        local = knowledge.local
+        assert local is not None
+        step = newest_step(view, local)
+        if step.rows != 1:
+            raise InvalidInput(f"Idlg reads one class off a gradient; the client's batch has {step.rows} rows")
+        if not local.heads:
+            raise InvalidInput("Idlg reads the class off the client's own loss; this client has none: take Dlg")
+        client = Client(view.segments, local, step, knowledge.device)
+        labels = {h.value: class_logits(single_class(h, client), classes_of(h)) for h in local.heads}
+        return best_fit(client, knowledge.shape, labels, self.iterations, self.restarts, generator, progress)

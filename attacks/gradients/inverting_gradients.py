@@ -1,0 +1,129 @@
+"""Inverting gradients: rows whose gradient points where the client's does, with total variation for a prior.
+
+Paper: Geiping, Bauermeister, Dröge, Moeller, "Inverting gradients - how easy is it to break privacy in federated
+learning?", NeurIPS 2020; labels of a batch counted as by Wainakh et al., "User-level label leakage from gradients in
+federated learning", PETS 2022.
+
+Minimises 1 - cos(g(x, y), g*) + tv TV(x) over x from normal noise, TV the mean absolute difference of neighbours, with
+Adam on the sign of the gradient, its rate divided by ten after 3/8, 5/8 and 7/8 of the iterations, x held in the
+values' range. Labels are inferred first: one row's exactly, of a batch how many of each class. The direction of the
+gradient at the cut of a split model, which is unknown, is searched along (see `gradient_matching`). Deviates: in double
+precision, and rows are not standardised, so the rate is in units of the values' range.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress
+from splitfed.attacks.gradients.gradient_matching import (
+    Client,
+    class_counts,
+    class_logits,
+    classes_of,
+    newest_step,
+    single_class,
+)
+from splitfed.core.errors import check_count, check_number
+from splitfed.core.messages import View
+from splitfed.core.topology import Head
+
+
+@dataclass(frozen=True)
+class InvertingGradients(Attack):
+    """`iterations` of signed Adam at rate `lr` from each of `restarts` starts; `tv` weighs total variation."""
+
+    phase: ClassVar[Phase] = Phase.TRAINING
+    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.UPDATES})
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fast": {"iterations": 600, "restarts": 1, "lr": 0.05, "tv": 1e-4},
+        "paper": {"iterations": 24_000, "restarts": 1, "lr": 0.1, "tv": 0.2},
+    }
+
+    iterations: int = 600
+    restarts: int = 1
+    lr: float = 0.05
+    tv: float = 1e-4
+
+    def __post_init__(self) -> None:
+        """Refuse counts below one, a rate that is not positive and a negative weight."""
+        check_count("inverting_gradients iterations", self.iterations, low=1)
+        check_count("inverting_gradients restarts", self.restarts, low=1)
+        check_number("inverting_gradients lr", self.lr, low=0.0, open_low=True)
+        check_number("inverting_gradients tv", self.tv, low=0.0)
+
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
+        """Return (rows, *shape), in no particular order."""
+        local = knowledge.local
+        assert local is not None
+        client = Client(view.segments, local, newest_step(view, local), knowledge.device)
+        labels = {head.value: self._labels(client, head, knowledge) for head in local.heads}
+        found = []
+        for start in range(self.restarts):
+            x, fit = self._search(client, knowledge, labels, generator, start, progress)
+            found.append((fit, x))
+        return min(found, key=lambda one: one[0])[1].float()
+
+    def _labels(self, client: Client, head: Head, knowledge: Knowledge) -> Tensor:
+        outputs = classes_of(head)
+        if client.rows == 1:
+            return class_logits(single_class(head, client), outputs)
+        low, high = knowledge.value_range or (-1.0, 1.0)
+        middle = torch.full((2, *knowledge.shape), (low + high) / 2, dtype=torch.float64, device=client.device)
+        said = client.outputs(middle, head).softmax(1).mean(0)
+        return class_logits(class_counts(client.last_layer(head), said, client.rows), outputs)
+
+    def _search(
+        self,
+        client: Client,
+        knowledge: Knowledge,
+        labels: Mapping[str, Tensor],
+        generator: torch.Generator,
+        start: int,
+        progress: Progress,
+    ) -> tuple[Tensor, float]:
+        x = client.draw((client.rows, *knowledge.shape), generator)
+        _, back = client.unknowns(knowledge.shape, generator)
+        free = [x, *back.values()]
+        optimizer = torch.optim.Adam(free, lr=self.lr)
+        turns = [self.iterations * eighths // 8 for eighths in (3, 5, 7)]
+        rates = torch.optim.lr_scheduler.MultiStepLR(optimizer, turns, gamma=0.1)
+        misfit = math.inf
+        for iteration in range(self.iterations):
+            misfit_now = 1 - cosine(client.gradient(x, labels, back), client.target)
+            grown = torch.autograd.grad(misfit_now + self.tv * variation(x), free)
+            for tensor, g in zip(free, grown, strict=True):
+                tensor.grad = g.sign()
+            optimizer.step()
+            rates.step()
+            if knowledge.value_range is not None:
+                with torch.no_grad():
+                    x.clamp_(*knowledge.value_range)
+            misfit = float(misfit_now.detach())
+            if iteration % 50 == 49:
+                progress(start * self.iterations + iteration + 1, self.restarts * self.iterations)
+        return x.detach(), misfit
+
+
+def cosine(found: list[Tensor], seen: list[Tensor]) -> Tensor:
+    """Return the cosine of the angle between two gradients, each a list of tensors, over all their numbers."""
+    inner = sum(((a * b).sum() for a, b in zip(found, seen, strict=True)), seen[0].new_zeros(()))
+    norms = [sum((t.square().sum() for t in given), seen[0].new_zeros(())) for given in (found, seen)]
+    return inner / (norms[0] * norms[1]).sqrt().clamp_min(1e-300)
+
+
+def variation(x: Tensor) -> Tensor:
+    """Return the mean absolute difference of neighbouring pixels, both directions added; 0 for no image.
+
+    x: (n, channels, height, width).
+    """
+    if x.dim() != 4:
+        return x.new_zeros(())
+    steps = (x[:, :, 1:] - x[:, :, :-1], x[..., 1:] - x[..., :-1])
+    return sum((s.abs().mean() for s in steps if s.numel()), x.new_zeros(()))

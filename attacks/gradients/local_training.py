@@ -1,0 +1,101 @@
+"""What a fed server knows of how a client trains between download and upload: the protocol, and no data."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from splitfed.core.errors import InvalidInput
+from splitfed.core.payload import module_copies
+from splitfed.core.topology import Head, Segment, Topology
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """The protocol as everybody agreed on it.
+
+    `segments`: those a client computes from raw data alone, in order; `value`: the name of that data. `heads`: the
+    losses that stand on them (the labels are not known). `released`: what leaves them and gets a gradient back, which
+    a fed server never sees. `optimizer`: the name in `torch.optim`; `options`: its arguments, with "initial_lr" where
+    the rate changes from round to round. `batches`: how many rows each step of a round has. `sends_gradients`: whether
+    the client takes no step and sends the gradient of all its rows instead.
+    """
+
+    segments: tuple[Segment, ...]
+    value: str
+    heads: tuple[Head, ...]
+    released: tuple[str, ...]
+    optimizer: str
+    options: Mapping[str, Any]
+    batches: tuple[int, ...]
+    sends_gradients: bool = False
+
+    def copy(self) -> LocalTraining:
+        """Return the protocol with modules of its own, for somebody who may train them."""
+        modules = module_copies({s.name: s.module for s in self.segments})
+        return replace(self, segments=tuple(replace(s, module=modules[s.name]) for s in self.segments))
+
+
+def local_training(
+    topology: Topology,
+    role: str,
+    optimizer: str,
+    options: Mapping[str, Any],
+    batches: Sequence[int],
+    sends_gradients: bool = False,
+    private: Collection[str] = (),
+) -> LocalTraining | None:
+    """Return what is known of the clients of `topology` in `role`; None where they do not hold the whole raw row.
+
+    `private`: the segments that never leave a client; a model of those alone does not show in an update.
+    """
+    if set(topology.inputs.values()) != {role} or len(topology.inputs) != 1:
+        return None
+    made = set(topology.inputs)
+    segments = []
+    for segment in topology.segments_of(role):
+        if made.issuperset(segment.inputs):
+            segments.append(segment)
+            made.update(segment.outputs)
+    heads = tuple(head for head in topology.heads if head.value in made and head.role == role)
+    heads = tuple(head for head in heads if not set(topology.makers((head.value,))).issubset(private))
+    back = [e for e in topology.crossings if e.name not in topology.forward_only]
+    released = tuple(dict.fromkeys(v for e in back for v in e.values if v in made))
+    seen = topology.makers((*(head.value for head in heads), *released)) if private else {s.name for s in segments}
+    return LocalTraining(
+        tuple(segment for segment in segments if segment.name in seen),
+        next(iter(topology.inputs)),
+        heads,
+        released,
+        optimizer,
+        dict(options),
+        tuple(batches),
+        sends_gradients,
+    )
+
+
+def check_one_step(local: LocalTraining) -> None:
+    """Refuse a client whose update is no gradient: several steps, or an optimizer that bends it."""
+    if local.sends_gradients:
+        normed = [s.name for s in local.segments if any(isinstance(m, _BatchNorm) for m in s.module.modules())]
+        if normed and len(local.batches) > 1:
+            raise InvalidInput(
+                f"segment {normed[0]!r} has batch norm, and the client sends the mean gradient of {len(local.batches)} "
+                "batches: that of no batch; batch_size at least its rows"
+            )
+        return
+    if len(local.batches) != 1:
+        raise InvalidInput(
+            f"the client takes {len(local.batches)} steps a round; its update is a gradient only after one: "
+            "batch_size at least its rows, and local_epochs=1"
+        )
+    if local.optimizer != "SGD":
+        raise InvalidInput(f"optimizer {local.optimizer!r} is not allowed here; the update is a gradient only with SGD")
+    for option in ("nesterov", "dampening", "maximize"):
+        if local.options.get(option):
+            raise InvalidInput(f"{option}={local.options[option]!r} of SGD is not allowed here; expected it to be off")
+    if "initial_lr" in local.options:
+        raise InvalidInput("the learning rate changes between rounds (a scheduler), so the step's is not known")

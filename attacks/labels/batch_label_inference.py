@@ -1,0 +1,130 @@
+"""Batch label inference: labels and the others' logits whose weight gradient equals the one a party computes.
+
+Paper: Zou, Liu, Kang, Liu, He, Yi, Yang, Zhang, "Defending batch-level label inference and replacement attacks in
+vertical federated learning", IEEE Transactions on Big Data 2022 (Liu et al., "Batch label inference and replacement
+attacks in black-boxed vertical federated learning", 2021).
+
+The party is assumed not to see the gradient of single examples, as where messages are encrypted: of the view it uses
+only the gradient of its own weights, summed over a batch. With J the derivative of its logits by its weights,
+softmax(H + h) - softmax(l) is sought whose product with J is that gradient; h, the others' logits, and l, the labels,
+start at random and follow Adam (the authors: rate .05, 10 000 iterations). The product
+is linear, so J J' is worked out once for a batch and no second derivative is taken.
+
+What can be recovered: with J of full rank, as when a batch has no more rows than the last layer has independent
+inputs, the difference is unique, and its only negative entry is at the label. So the score of a class is
+softmax(l) - softmax(H + h); the authors read softmax(l), which the difference does not determine. Where a trained layer
+follows the cut, classes can be renamed without changing any gradient, and nobody can tell them apart: refused, as far
+as the width shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target
+from splitfed.attacks.labels.cut_gradients import check_classes
+from splitfed.attacks.labels.own_steps import OwnStep, own_steps
+from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.core.messages import View
+
+
+@dataclass(frozen=True)
+class BatchLabelInference(Attack):
+    """`iterations` of Adam at rate `lr`; the weight gradient is that of `batch_size` rows at a time."""
+
+    target: ClassVar[Target] = Target.LABELS
+    phase: ClassVar[Phase] = Phase.STEP
+    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS, Needs.OWN_INPUTS})
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fast": {"iterations": 1000, "lr": 0.05, "batch_size": 16},
+        "paper": {"iterations": 10_000, "lr": 0.05, "batch_size": 16},
+    }
+
+    iterations: int = 1000
+    lr: float = 0.05
+    batch_size: int = 16
+
+    def __post_init__(self) -> None:
+        """Refuse counts below one and a rate that is not positive."""
+        check_count("batch_label_inference iterations", self.iterations, low=1)
+        check_count("batch_label_inference batch_size", self.batch_size, low=1)
+        check_number("batch_label_inference lr", self.lr, low=0.0, open_low=True)
+
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
+        """Return softmax(l) - softmax(H + h): (victims, classes)."""
+        classes = check_classes("batch_label_inference", knowledge.classes)
+        module, steps = own_steps("batch_label_inference", view, knowledge)
+        width = tuple(steps[0].gradient.shape[1:])
+        if width != (classes,):
+            raise InvalidInput(
+                f"batch_label_inference needs logits of {classes} classes at the cut, summed without weights; "
+                f"the released value has shape {width}"
+            )
+        if not any(p.requires_grad for p in module.parameters()):
+            raise InvalidInput(f"batch_label_inference needs the weight gradient; {view.party} trains no weight")
+        batches = [b for step in steps for b in _equations(module, step, self.batch_size)]
+        found = self._solve(batches, classes, generator, progress)
+        return torch.cat([one[: len(b.logits)] for one, b in zip(found, batches, strict=True)])
+
+    def _solve(self, batches: list[_Equations], classes: int, generator: torch.Generator, progress: Progress) -> Tensor:
+        """Return the scores of all batches at once, short ones padded: (batches, rows, classes)."""
+        rows = max(len(b.logits) for b in batches)
+        like = batches[0].gram
+        gram = like.new_zeros(len(batches), rows * classes, rows * classes)
+        wanted, logits = like.new_zeros(len(batches), rows * classes), like.new_zeros(len(batches), rows, classes)
+        for i, b in enumerate(batches):
+            gram[i, : len(b.gram), : len(b.gram)] = b.gram
+            wanted[i, : len(b.wanted)] = b.wanted
+            logits[i, : len(b.logits)] = b.logits
+        draw = torch.randn(2, *logits.shape, generator=generator, device=generator.device).to(like)
+        others, labels = (one.clone().requires_grad_() for one in draw)
+        optimizer = torch.optim.Adam([others, labels], lr=self.lr)
+        for iteration in range(self.iterations):
+            difference = (logits + others).softmax(-1) - labels.softmax(-1)
+            d = difference.flatten(1)
+            # |J'd - v|^2 without its constant, for the gram J J' and J v.
+            loss = ((gram @ d[..., None])[..., 0] * d - 2 * wanted * d).sum()
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+            if iteration % 100 == 99:
+                progress(iteration + 1, self.iterations)
+        scores: Tensor = labels.softmax(-1) - (logits + others).softmax(-1)
+        return scores
+
+
+@dataclass(frozen=True)
+class _Equations:
+    """One batch: own `logits` (rows, classes), and J J' and J v, v the weight gradient, both over the mean of J J'."""
+
+    logits: Tensor
+    gram: Tensor
+    wanted: Tensor
+
+
+def _equations(module: nn.Module, step: OwnStep, batch_size: int) -> list[_Equations]:
+    """Return what the weight gradients of `batch_size` rows at a time say; J is (rows * classes, weights)."""
+    weights = [p for p in module.parameters() if p.requires_grad]
+    logits = module(step.inputs.clone())
+    found = []
+    for rows in torch.arange(len(logits)).split(batch_size):
+        single = logits[rows].flatten()
+        jacobian = torch.stack([_derivative(one, weights) for one in single])
+        gradient = _derivative((logits[rows] * step.gradient[rows]).sum(), weights)
+        size = jacobian.square().sum(1).mean().clamp_min(torch.finfo(jacobian.dtype).tiny)
+        found.append(
+            _Equations(logits[rows].detach().double(), jacobian @ jacobian.T / size, jacobian @ gradient / size)
+        )
+    return found
+
+
+def _derivative(of: Tensor, weights: list[nn.Parameter]) -> Tensor:
+    parts = torch.autograd.grad(of, weights, retain_graph=True, allow_unused=True)
+    return torch.cat(
+        [(torch.zeros_like(w) if g is None else g).flatten() for g, w in zip(parts, weights, strict=True)]
+    ).double()

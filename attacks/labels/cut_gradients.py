@@ -1,0 +1,49 @@
+"""What label attacks read from the gradients at a cut: one row a victim, on the scale of a single example's loss."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import View
+
+
+def example_gradients(view: View, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    """Return the gradient of each victim's own loss by released value: value -> (victims, ...).
+
+    The loss is the mean over a batch, so a row that arrived is that gradient divided by the rows of its batch;
+    multiplying by their number makes rows of batches of different size comparable.
+    """
+    joined: dict[str, list[Tensor]] = {}
+    for message in view.select(kind="gradient").messages:
+        for name, g in message.tensors.items():
+            joined.setdefault(name, []).append(g.to(device) * len(g))
+    return {name: torch.cat(parts) for name, parts in joined.items()}
+
+
+def gradient_rows(view: View, device: torch.device | str = "cpu") -> Tensor:
+    """Return all gradients of a victim side by side: (victims, numbers)."""
+    return torch.cat([g.flatten(1) for g in example_gradients(view, device).values()], 1)
+
+
+def only_gradient(attack: str, view: View, device: torch.device | str = "cpu") -> Tensor:
+    """Return the gradients of the one value that has any: (victims, ...); refuse where there are several."""
+    found = example_gradients(view, device)
+    if len(found) != 1:
+        raise InvalidInput(f"{attack} reads the gradient of one value; {view.party} receives those of {sorted(found)}")
+    return next(iter(found.values()))
+
+
+def check_two_classes(attack: str, classes: int | None) -> None:
+    """Refuse labels that are not one of two classes."""
+    if classes != 2:
+        kind = "no classes" if classes is None else f"{classes} classes"
+        raise InvalidInput(f"{attack} guesses labels of two classes; this run has {kind}")
+
+
+def check_classes(attack: str, classes: int | None) -> int:
+    """Return the number of classes; refuse labels that are none."""
+    if classes is None:
+        raise InvalidInput(f"{attack} guesses classes; the labels of this run are none")
+    return classes

@@ -1,0 +1,44 @@
+"""Direct label: where the parties' logits are only added up, the gradient itself says which class is right.
+
+Paper: Fu, Zhang, Ji, Chen, Wu, Guo, Zhou, Liu, Wang, "Label inference attacks against vertical federated learning",
+USENIX Security 2022.
+
+With cross-entropy on a sum (or mean) of logits, the gradient at the cut is a positive multiple of p - onehot(y): only
+the entry of the true class is negative. The score of a class is its negated gradient, so the most negative entry wins;
+under noise on the gradient that is still the best reading of a row. With one logit for two classes (logistic loss) the
+gradient is negative for positives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target
+from splitfed.attacks.labels.cut_gradients import check_classes, only_gradient
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import View
+
+
+@dataclass(frozen=True)
+class DirectLabel(Attack):
+    """Needs a released value as wide as the classes (or one logit for two); has no parameters."""
+
+    target: ClassVar[Target] = Target.LABELS
+    phase: ClassVar[Phase] = Phase.STEP
+    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS})
+
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
+        """Return the negated gradient: (victims, classes), or (victims,) for one logit."""
+        classes = check_classes("direct_label", knowledge.classes)
+        g = only_gradient("direct_label", view, knowledge.device)
+        width = tuple(g.shape[1:])
+        if width not in [(classes,), (1,)] or (width == (1,) and classes != 2):
+            raise InvalidInput(
+                f"direct_label needs logits of {classes} classes at the cut, summed without weights; "
+                f"the released value has shape {width}"
+            )
+        return -g[:, 0] if width == (1,) else -g

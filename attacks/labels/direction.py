@@ -1,0 +1,53 @@
+"""Direction: gradients that point where a known positive's points belong to positives.
+
+Paper: Li, Sun, Yang, Gao, Zhang, Xie, Smith, Wang, "Label leakage and protection in two-party split learning", ICLR
+2022 (the "hint" attack).
+
+A victim's score is the greatest cosine between its gradient and those of the hints, victims known to be positive;
+with one hint that is the paper's score, and we take the greatest over several. A zero gradient has cosine 0 to
+everything. Hints are not scored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target
+from splitfed.attacks.labels.cut_gradients import check_two_classes, gradient_rows
+from splitfed.core.errors import InvalidInput, check_count
+from splitfed.core.messages import View
+
+
+@dataclass(frozen=True)
+class Direction(Attack):
+    """`hints`: how many positives among the victims are known (the paper has 1; 3 and 5 are usual too)."""
+
+    target: ClassVar[Target] = Target.LABELS
+    phase: ClassVar[Phase] = Phase.STEP
+    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS})
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fast": {"hints": 1}, "paper": {"hints": 1}}
+
+    hints: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse to point nowhere."""
+        check_count("direction hints", self.hints, low=1)
+
+    def asks(self, classes: int | None) -> dict[int, int]:
+        """Positives, as many as `hints`; refuses other than two classes."""
+        check_two_classes("direction", classes)
+        return {1: self.hints}
+
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
+        """Return the greatest cosine to a hint: (victims,) in [-1, 1]."""
+        check_two_classes("direction", knowledge.classes)
+        if 1 not in knowledge.hints or len(knowledge.hints[1]) == 0:
+            raise InvalidInput("direction needs known positives among the victims; it was given none")
+        units = functional.normalize(gradient_rows(view, knowledge.device), dim=1, eps=1e-30)
+        return (units @ units[knowledge.hints[1].to(units.device)].T).max(1).values

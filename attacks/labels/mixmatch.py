@@ -1,0 +1,136 @@
+"""MixMatch: learns classes from a few labelled rows and many without labels, for attacks that have both.
+
+Paper: Berthelot, Carlini, Goodfellow, Papernot, Oliver, Raffel, "MixMatch: a holistic approach to semi-supervised
+learning", NeurIPS 2019.
+
+In every step the model guesses the unlabelled rows' classes, the guess is sharpened, all rows are shuffled and mixed
+with their neighbours in that order, and the model learns both kinds: cross-entropy on labels, squared error on guesses,
+whose weight grows linearly from zero. What is returned is the running average of the model.
+Deviations, those of Fu et al. (USENIX Security 2022), who use it on halves of images and on tables alike: rows are not
+augmented, so there is one guess a row; one mixing strength a step. Labelled and unlabelled rows go through the model
+together, which gives batch normalisation what the authors' interleaving gives it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from splitfed.attacks.base import Progress
+from splitfed.core.random import stream
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class MixMatch:
+    """How to learn: `iterations` of Adam at rate `lr` on `batch_size` rows of either kind.
+
+    `temperature` sharpens the guesses, `alpha` is that of the Beta distribution of the mixing strength, `weight` the
+    final one of the unlabelled rows, `decay` that of the running average. Weights shrink by .02 `lr` of themselves in a
+    step, as the authors' do.
+    """
+
+    iterations: int
+    batch_size: int = 32
+    lr: float = 2e-3
+    temperature: float = 0.8
+    alpha: float = 0.75
+    weight: float = 50.0
+    decay: float = 0.999
+
+    def fit(
+        self,
+        model: Model,
+        labelled: Tensor,
+        labels: Tensor,
+        unlabelled: Tensor,
+        generator: torch.Generator,
+        progress: Progress,
+    ) -> Model:
+        """Train `model`, rows to logits (rows, classes), in place; return its running average, in evaluation mode.
+
+        labelled (n, *shape) with labels (n,) int64; unlabelled (m, *shape), m >= 1. A batch has no more rows of either
+        kind than the smaller of the two has.
+        """
+        weights: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+        optimizer = torch.optim.Adam(weights, lr=self.lr)
+        average = copy.deepcopy(model).eval()
+        size = min(self.batch_size, len(labelled), len(unlabelled))
+        known, unknown = passes(len(labelled), size, generator), passes(len(unlabelled), size, generator)
+        mixing = strengths(self.alpha, self.iterations, generator).tolist()
+        model.train()
+        progress(0, self.iterations)
+        for iteration, strength in enumerate(mixing):
+            rows, others = next(known), next(unknown)
+            x = torch.cat([labelled[rows], unlabelled[others]])
+            with torch.no_grad():
+                guessed = model(unlabelled[others]).softmax(1)
+            classes = guessed.shape[1]
+            told = functional.one_hot(labels[rows].long(), classes).to(guessed)
+            targets = torch.cat([told, sharpen(guessed, self.temperature)])
+            order = torch.randperm(len(x), generator=generator)
+            logits = model(mix(x, order, strength))
+            ramp = self.weight * iteration / self.iterations
+            loss = mixed_loss(logits, mix(targets, order, strength), size, ramp)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+            _follow(average, model, self.decay)
+            with torch.no_grad():
+                torch._foreach_mul_(weights, 1 - 0.02 * self.lr)
+            if iteration % 50 == 49:
+                progress(iteration + 1, self.iterations)
+        return average
+
+
+def sharpen(p: Tensor, temperature: float) -> Tensor:
+    """Return probabilities p (rows, classes) raised to 1 / `temperature` and normalised again."""
+    raised = p ** (1 / temperature)
+    return raised / raised.sum(1, keepdim=True)
+
+
+def mix(rows: Tensor, order: Tensor, strength: float) -> Tensor:
+    """Return strength * rows + (1 - strength) * rows[order], rows (n, ...)."""
+    return strength * rows + (1 - strength) * rows[order.to(rows.device)]
+
+
+def strengths(alpha: float, count: int, generator: torch.Generator) -> Tensor:
+    """Draw l of Beta(alpha, alpha) and return max(l, 1 - l): (count,) in [.5, 1]."""
+    # The distribution takes no generator.
+    with stream(int(torch.randint(2**62, (), generator=generator))):
+        drawn = torch.distributions.Beta(alpha, alpha).sample((count,))
+    return torch.maximum(drawn, 1 - drawn)
+
+
+def mixed_loss(logits: Tensor, targets: Tensor, labelled: int, weight: float) -> Tensor:
+    """Return cross-entropy on the first `labelled` rows plus `weight` times the mean squared error on the others.
+
+    logits and targets (soft classes): (rows, classes).
+    """
+    sure = -(logits[:labelled].log_softmax(1) * targets[:labelled]).sum(1).mean()
+    return sure + weight * (logits[labelled:].softmax(1) - targets[labelled:]).square().mean()
+
+
+def passes(count: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Yield batches of `size` of `count` rows for ever, a new order every pass, a short last batch left out."""
+    while True:
+        for rows in torch.randperm(count, generator=generator).split(size):
+            if len(rows) == size:
+                yield rows
+
+
+def _follow(average: nn.Module, model: nn.Module, decay: float) -> None:
+    """Move all real numbers of `average`, buffers too, towards those of `model`; take over whole numbers."""
+    with torch.no_grad():
+        for kept, new in zip(average.state_dict().values(), model.state_dict().values(), strict=True):
+            if kept.is_floating_point():
+                kept.lerp_(new, 1 - decay)
+            else:
+                kept.copy_(new)

@@ -1,0 +1,145 @@
+"""Model completion: a party's own trained bottom, an inference head on it, and a few labels give away all the others.
+
+Paper: Fu, Zhang, Ji, Chen, Wu, Guo, Zhou, Liu, Wang, "Label inference attacks against vertical federated learning",
+USENIX Security 2022 (passive attack; the active one is this attack after training with the manipulation
+`malicious_optimizer`).
+
+The party owns a part of every row and the bottom that reads it, whose training had to separate the classes. It adds a
+head (batch normalisation, ReLU, one layer that starts with ones, as the authors' does) and trains both by MixMatch:
+`labelled` auxiliary rows a class have labels, the other auxiliary rows and the victims themselves have none. Of all
+rows it sees its own part only. The paper trains the bottom on; the authors' published code makes the optimizer before
+it puts the trained bottom in, so that only the head learns: `tune=False` is that. It is one segment that reads one
+input of the party's own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target
+from splitfed.attacks.labels.cut_gradients import check_classes
+from splitfed.attacks.labels.mixmatch import MixMatch
+from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.core.messages import View
+
+
+@dataclass(frozen=True)
+class ModelCompletion(Attack):
+    """`labelled` auxiliary rows of each class are known with their labels.
+
+    `iterations`, `batch_size`, `lr`, `temperature`, `alpha`, `weight` and `decay`: see `MixMatch`. `tune`: whether the
+    bottom is trained on with the head.
+    """
+
+    target: ClassVar[Target] = Target.LABELS
+    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.OWN_INPUTS, Needs.AUXILIARY_LABELS})
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fast": {"iterations": 400, "decay": 0.98},
+        "paper": {"iterations": 5 * 1024, "decay": 0.999},
+    }
+
+    labelled: int = 4
+    iterations: int = 400
+    batch_size: int = 32
+    lr: float = 2e-3
+    temperature: float = 0.8
+    alpha: float = 0.75
+    weight: float = 50.0
+    decay: float = 0.98
+    tune: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse counts below their least, rates and temperatures that are not positive, and an average at rest."""
+        for name in ("labelled", "iterations"):
+            check_count(f"model_completion {name}", getattr(self, name), low=1)
+        # The classes of rows without labels are guessed by themselves, and batch normalisation needs two of them.
+        check_count("model_completion batch_size", self.batch_size, low=2)
+        for name in ("lr", "temperature", "alpha"):
+            check_number(f"model_completion {name}", getattr(self, name), low=0.0, open_low=True)
+        check_number("model_completion weight", self.weight, low=0.0)
+        check_number("model_completion decay", self.decay, low=0.0, high=1.0, open_high=True)
+
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
+        """Return logits of the victims' labels: (victims, classes)."""
+        assert knowledge.auxiliary_labels is not None
+        classes = check_classes("model_completion", knowledge.classes)
+        bottom = _bottom(view, knowledge)
+        victims, auxiliary = _only(view, knowledge.own), _only(view, knowledge.own_auxiliary)
+        labels = knowledge.auxiliary_labels.cpu()
+        told = self._told(labels, classes, generator)
+        others = torch.ones(len(labels), dtype=torch.bool)
+        others[told] = False
+        settings = MixMatch(
+            self.iterations, self.batch_size, self.lr, self.temperature, self.alpha, self.weight, self.decay
+        )
+        with torch.no_grad():
+            width = bottom(victims[:1].clone()).flatten(1).shape[1]
+        model = _Completed(bottom, width, classes, self.tune).to(knowledge.device)
+        known, unlabelled = auxiliary[told], torch.cat([auxiliary[others], victims])
+        if len(unlabelled) < 2:
+            raise InvalidInput("model_completion has one row without a label; expected two or more")
+        learnt = settings.fit(model, known, knowledge.auxiliary_labels[told], unlabelled, generator, progress)
+        with torch.no_grad():
+            scores: Tensor = torch.cat([learnt(x) for x in victims.split(256)])
+        return scores
+
+    def _told(self, labels: Tensor, classes: int, generator: torch.Generator) -> Tensor:
+        """Return which auxiliary rows are known with their labels, `labelled` of each class: (rows,)."""
+        drawn = []
+        for number in range(classes):
+            members = (labels == number).nonzero()[:, 0]
+            if len(members) < self.labelled:
+                raise InvalidInput(
+                    f"model_completion labelled={self.labelled} is not allowed; there are {len(members)} auxiliary "
+                    f"rows of class {number}"
+                )
+            drawn.append(members[torch.randperm(len(members), generator=generator)[: self.labelled]])
+        return torch.cat(drawn)
+
+
+def _bottom(view: View, knowledge: Knowledge) -> nn.Module:
+    """Return a copy of the party's one segment, in evaluation mode."""
+    if not knowledge.own:
+        raise InvalidInput(f"model_completion is for a party with inputs of its own; {view.party} has none")
+    if len(view.segments) != 1 or view.select(kind="activation").messages:
+        raise InvalidInput(
+            f"model_completion is for a party with one segment that reads its own input alone; {view.party} holds "
+            f"{sorted(view.segments)}" + (" and receives releases" if view.select(kind="activation").messages else "")
+        )
+    return copy.deepcopy(next(iter(view.segments.values()))).to(knowledge.device).eval()
+
+
+def _only(view: View, tensors: Mapping[str, Tensor] | None) -> Tensor:
+    if tensors is None or len(tensors) != 1:
+        raise InvalidInput(f"model_completion reads one input; {view.party} has {sorted(tensors or {})}")
+    return next(iter(tensors.values()))
+
+
+class _Completed(nn.Module):
+    """The bottom and a head, from the party's part of a row to logits (rows, classes); frozen unless `tune`."""
+
+    def __init__(self, bottom: nn.Module, width: int, classes: int, tune: bool) -> None:
+        super().__init__()
+        self.bottom, self.tune = bottom, tune
+        bottom.requires_grad_(tune)
+        last = nn.Linear(width, classes)
+        nn.init.ones_(last.weight)
+        self.head = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(width), nn.ReLU(), last)
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch the mode of what learns."""
+        super().train(mode)
+        if not self.tune:
+            self.bottom.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        # A segment may begin with an operation in place.
+        scores: Tensor = self.head(self.bottom(x.clone()))
+        return scores

@@ -1,0 +1,37 @@
+"""Norm: the longer the gradient that comes back for an example, the more likely the example is a positive.
+
+Paper: Li, Sun, Yang, Gao, Zhang, Xie, Smith, Wang, "Label leakage and protection in two-party split learning", ICLR
+2022.
+
+With few positives a model says "negative" with confidence, so a positive is the surprise and its gradient is long.
+The score is that length; which end means positive is fixed beforehand and never turned round. The paper scores only;
+for a guess of labels the scores are shifted so that the boundary between their two groups is at zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target
+from splitfed.attacks.labels.cut_gradients import check_two_classes, gradient_rows
+from splitfed.attacks.labels.two_means import boundary
+from splitfed.core.messages import View
+
+
+@dataclass(frozen=True)
+class Norm(Attack):
+    """Needs the gradients of single examples at the cut and labels of two classes; has no parameters."""
+
+    target: ClassVar[Target] = Target.LABELS
+    phase: ClassVar[Phase] = Phase.STEP
+    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS})
+
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
+        """Return the length of each victim's gradient, less the boundary: (victims,), unit of the gradient."""
+        check_two_classes("norm", knowledge.classes)
+        lengths: Tensor = gradient_rows(view, knowledge.device).norm(dim=1)
+        return lengths - boundary(lengths)

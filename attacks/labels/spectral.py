@@ -1,0 +1,61 @@
+"""Spectral: the direction in which cut values vary most tells two classes apart.
+
+Paper: Sun, Yang, Yao, Wang, "Label leakage and protection from forward embedding in vertical federated learning",
+2022.
+
+Rows are centered and projected on the first right singular vector. Its sign is arbitrary: the smaller of the two
+groups along it is called positive, by the adversary's prior that positives are the rarer class. With equally many of
+both, or with rare negatives, that is a coin's toss or wrong, and the truth does not repair it. The paper's rows are
+the party's own embeddings; ours are the gradients at the cut, or what was released to a party that stands between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target
+from splitfed.attacks.labels.cut_gradients import check_two_classes, gradient_rows
+from splitfed.attacks.labels.two_means import boundary
+from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.messages import View
+
+ROWS = ("gradients", "releases")
+
+
+@dataclass(frozen=True)
+class Spectral(Attack):
+    """`rows`: what is analyzed, "gradients" or the "releases" that arrived in the same step."""
+
+    target: ClassVar[Target] = Target.LABELS
+    phase: ClassVar[Phase] = Phase.STEP
+    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS})
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fast": {}, "paper": {}}
+
+    rows: str = "gradients"
+
+    def __post_init__(self) -> None:
+        """Refuse rows that are neither."""
+        if self.rows not in ROWS:
+            raise unknown("spectral rows", self.rows, ROWS)
+
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
+        """Return the projections, less the boundary, positive for the smaller group: (victims,)."""
+        check_two_classes("spectral", knowledge.classes)
+        rows = gradient_rows(view, knowledge.device) if self.rows == "gradients" else _released(view, knowledge)
+        centered = (rows - rows.mean(0)).double()
+        first = torch.linalg.svd(centered, full_matrices=False).Vh[0]
+        along: Tensor = centered @ first
+        along = along - boundary(along)
+        return -along if int((along > 0).sum()) * 2 > len(along) else along
+
+
+def _released(view: View, knowledge: Knowledge) -> Tensor:
+    seen = view.select(kind="activation").tensors(knowledge.device)
+    if not seen:
+        raise InvalidInput(f"spectral rows='releases' needs releases; {view.party} receives none")
+    return torch.cat([z.flatten(1) for z in seen.values()], 1)

@@ -1,0 +1,119 @@
+"""LiRA: the likelihood ratio of a row's confidence under copies trained with it and without it.
+
+Paper: Carlini, Chien, Nasr, Song, Terzis, Tramèr, "Membership inference attacks from first principles", IEEE S&P 2022
+(algorithm 1 online, section V-B offline).
+
+The confidence is log(p / (1 - p)) for p the probability of the true label, which is close to Gaussian. Online: every
+copy trains on half of the auxiliary rows and candidates, drawn so that each row is in exactly half of the copies;
+the score is log N(seen; in) - log N(seen; out). Offline: copies train on auxiliary rows alone, and the score is how
+many standard deviations the confidence lies above those of the copies, which orders rows as the authors' one-sided
+test does and does not round to 1. The authors also ask for augmented versions of a row; we ask for the row itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target
+from splitfed.attacks.membership.confidence import check_classes, margins
+from splitfed.core.errors import InvalidInput, check_count
+from splitfed.core.messages import View
+
+_LEAST = 1e-3  # of a standard deviation, in log odds: copies that agree to the bit prove nothing
+
+
+@dataclass(frozen=True)
+class Lira(Attack):
+    """`copies` of the model, trained for `epochs` in batches of `batch_size` (None: as the run was).
+
+    `online`: the candidates are among the rows of the copies. `pooled`: one variance for all candidates, which is
+    better with fewer than 64 copies; else each has its own.
+    """
+
+    target: ClassVar[Target] = Target.MEMBERS
+    requires: ClassVar[frozenset[Needs]] = frozenset(
+        {Needs.CANDIDATES, Needs.PREDICTIONS, Needs.IMITATION, Needs.AUXILIARY, Needs.AUXILIARY_LABELS}
+    )
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fast": {"copies": 8, "pooled": True},
+        "paper": {"copies": 256, "pooled": False},
+    }
+
+    copies: int = 8
+    online: bool = True
+    pooled: bool = True
+    epochs: int | None = None
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse an odd number of copies, or so few that one side has no variance."""
+        check_count("lira copies", self.copies, low=4)
+        if self.copies % 2:
+            raise InvalidInput(f"lira copies={self.copies} is not allowed; expected an even number: half hold each row")
+        for name in ("epochs", "batch_size"):
+            if getattr(self, name) is not None:
+                check_count(f"lira {name}", getattr(self, name), low=1)
+
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
+        """Return the score of every candidate: (candidates,)."""
+        x, y = knowledge.candidates, knowledge.candidate_labels
+        assert x is not None
+        assert y is not None
+        assert knowledge.predict is not None
+        check_classes("lira", knowledge.classes)
+        confidence, held = self._copies(x, y, knowledge, generator, progress)
+        seen = margins(knowledge.predict(x), y)
+        mean, deviation = moments(confidence, ~held, self.pooled)
+        if not self.online:
+            return (seen - mean) / deviation
+        inner, spread = moments(confidence, held, self.pooled)
+        return log_density(seen, inner, spread) - log_density(seen, mean, deviation)
+
+    def _copies(
+        self, x: Tensor, y: Tensor, knowledge: Knowledge, generator: torch.Generator, progress: Progress
+    ) -> tuple[Tensor, Tensor]:
+        """Return the candidates' confidence in every copy, and which copy holds which: (copies, candidates) each."""
+        assert knowledge.auxiliary is not None
+        assert knowledge.auxiliary_labels is not None
+        assert knowledge.imitate is not None
+        rows, labels = knowledge.auxiliary, knowledge.auxiliary_labels
+        if self.online:
+            rows, labels = torch.cat([x, rows]), torch.cat([y, labels])
+        held = halves(self.copies, len(rows), generator)
+        found = []
+        for number, mine in enumerate(held.to(rows.device)):
+            seed = int(torch.randint(2**62, (), generator=generator))
+            copy = knowledge.imitate(rows[mine], labels[mine], self.epochs, self.batch_size, seed)
+            found.append(margins(copy.predict(x), y))
+            progress(number + 1, self.copies)
+        among = held[:, : len(x)] if self.online else torch.zeros(self.copies, len(x), dtype=torch.bool)
+        return torch.stack(found), among.to(x.device)
+
+
+def halves(copies: int, rows: int, generator: torch.Generator) -> Tensor:
+    """Return (copies, rows) bool, at random, with every row in exactly half of the copies."""
+    ranks = torch.rand(copies, rows, generator=generator).argsort(0).argsort(0)
+    return ranks < copies // 2
+
+
+def moments(values: Tensor, chosen: Tensor, pooled: bool) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of the `chosen` entries of each column of `values` (copies, n): (n,) each.
+
+    `pooled`: all columns get the root of the mean variance. Every column needs two chosen entries.
+    """
+    count = chosen.sum(0)
+    mean = (values * chosen).sum(0) / count
+    variance = ((values - mean).square() * chosen).sum(0) / (count - 1)
+    if pooled:
+        variance = variance.mean().expand_as(mean)
+    return mean, variance.sqrt().clamp_min(_LEAST)
+
+
+def log_density(value: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
+    """Return the log density of Gaussians at `value`, without the constant all of them share."""
+    return -((value - mean) / deviation).square() / 2 - deviation.log()

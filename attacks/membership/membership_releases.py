@@ -1,0 +1,85 @@
+"""Membership from cut activations: releases of rows that were trained on tell their labels better than others do.
+
+Paper: after Watson, Guo, Cormode, Sablayrolles, "On the importance of difficulty calibration in membership inference
+attacks", ICLR 2022 (a score minus what a model without the row would give); applied to releases by us.
+
+A bottom segment that was trained on a row has learnt to move its release to where its label is read. The adversary
+fits a classifier of labels to auxiliary releases, which pass the victims' parties and defenses, and another to the
+clean auxiliary rows; the score is the true label's log odds by the first, minus those by the second, which knows how
+hard the row is and nothing of the model. No output of the model is needed, so a server in the middle of a U can do it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Releases, Target
+from splitfed.attacks.membership.confidence import check_classes, margins
+from splitfed.attacks.scoring.classifier import Classifier, fit
+from splitfed.core.errors import check_count, check_number
+from splitfed.core.messages import View
+
+
+@dataclass(frozen=True)
+class MembershipReleases(Attack):
+    """`epochs` over the auxiliary rows in batches of `batch_size` with Adam at rate `lr`, classifiers of `width`.
+
+    `queries`: how often the auxiliary rows are sent through the victims' parties; the passes are used in turn.
+    """
+
+    target: ClassVar[Target] = Target.MEMBERS
+    requires: ClassVar[frozenset[Needs]] = frozenset(
+        {Needs.CANDIDATES, Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY, Needs.AUXILIARY_LABELS}
+    )
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fast": {"epochs": 20}, "paper": {"epochs": 100}}
+
+    epochs: int = 20
+    batch_size: int = 32
+    lr: float = 3e-3
+    width: int = 32
+    queries: int = 3
+
+    def __post_init__(self) -> None:
+        """Refuse counts below one and a learning rate that is not positive."""
+        for name in ("epochs", "batch_size", "width", "queries"):
+            check_count(f"membership_releases {name}", getattr(self, name), low=1)
+        check_number("membership_releases lr", self.lr, low=0.0, open_low=True)
+
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
+        """Return the calibrated log odds of every candidate's label: (candidates,)."""
+        assert knowledge.query is not None
+        assert knowledge.auxiliary is not None
+        assert knowledge.candidates is not None
+        check_classes("membership_releases", knowledge.classes)
+        released = view.select(kind="activation").tensors(knowledge.device)
+        passes = [knowledge.query(knowledge.auxiliary) for _ in range(self.queries)]
+        by_release = self._odds(passes, released, knowledge, generator)
+        progress(1, 2)
+        by_row = self._odds([{"x": knowledge.auxiliary}], {"x": knowledge.candidates}, knowledge, generator)
+        return by_release - by_row
+
+    def _odds(
+        self, passes: list[Releases], asked: Releases, knowledge: Knowledge, generator: torch.Generator
+    ) -> Tensor:
+        """Return log odds of the candidates' labels, `asked` being read by a classifier that learnt from `passes`."""
+        assert knowledge.auxiliary_labels is not None
+        assert knowledge.candidate_labels is not None
+        assert knowledge.classes is not None
+        shapes = {name: tuple(value.shape[1:]) for name, value in asked.items()}
+        network = Classifier(shapes, knowledge.classes, self.width).to(knowledge.device)
+        fit(
+            network,
+            lambda epoch: passes[epoch % len(passes)],
+            knowledge.auxiliary_labels,
+            generator,
+            epochs=self.epochs,
+            lr=self.lr,
+            batch_size=self.batch_size,
+        )
+        with torch.no_grad():
+            return margins(network(asked), knowledge.candidate_labels)

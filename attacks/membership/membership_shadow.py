@@ -1,0 +1,101 @@
+"""Membership by shadow models: a classifier learns from copies of the model what outputs on members look like.
+
+Paper: Shokri, Stronati, Song, Shmatikov, "Membership inference attacks against machine learning models", IEEE S&P
+2017.
+
+Every copy trains on a random half of the auxiliary rows; its outputs on that half and on the other are examples of
+members and non-members. Two deviations: one classifier for all classes, given the class, in place of one a class,
+since auxiliary rows are few; it reads log probabilities, the true label's first and the others in order, as the order
+of classes says nothing about membership.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target
+from splitfed.attacks.membership.confidence import check_classes, log_probabilities, margins
+from splitfed.attacks.scoring.classifier import Classifier, fit
+from splitfed.core.errors import InvalidInput, check_count
+from splitfed.core.messages import View
+
+_FLOOR = -30.0  # log probability
+
+
+@dataclass(frozen=True)
+class MembershipShadow(Attack):
+    """`copies` of the model, trained for `epochs` in batches of `batch_size` (None: as the run was).
+
+    The classifier has twice `width` hidden units and learns for `classifier_epochs`.
+    """
+
+    target: ClassVar[Target] = Target.MEMBERS
+    requires: ClassVar[frozenset[Needs]] = frozenset(
+        {Needs.CANDIDATES, Needs.PREDICTIONS, Needs.IMITATION, Needs.AUXILIARY, Needs.AUXILIARY_LABELS}
+    )
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fast": {"copies": 4}, "paper": {"copies": 100}}
+
+    copies: int = 4
+    epochs: int | None = None
+    batch_size: int | None = None
+    width: int = 32
+    classifier_epochs: int = 30
+
+    def __post_init__(self) -> None:
+        """Refuse counts below one."""
+        for name in ("copies", "epochs", "batch_size", "width", "classifier_epochs"):
+            if name in ("epochs", "batch_size") and getattr(self, name) is None:
+                continue
+            check_count(f"membership_shadow {name}", getattr(self, name), low=1)
+
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
+        """Return the classifier's log odds of membership: (candidates,)."""
+        x, y = knowledge.candidates, knowledge.candidate_labels
+        assert x is not None
+        assert y is not None
+        assert knowledge.predict is not None
+        check_classes("membership_shadow", knowledge.classes)
+        found, members = self._examples(knowledge, generator, progress)
+        network = Classifier({"features": tuple(found.shape[1:])}, 2, self.width).to(knowledge.device)
+        values = {"features": found}
+        fit(network, lambda epoch: values, members, generator, epochs=self.classifier_epochs, lr=3e-3, batch_size=64)
+        with torch.no_grad():
+            scores: Tensor = network({"features": features(knowledge.predict(x), y)})
+        return scores[:, 1] - scores[:, 0]
+
+    def _examples(self, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> tuple[Tensor, Tensor]:
+        """Return features of the auxiliary rows by every copy, and (rows,) int64 with 1 for those it trained on."""
+        x, y = knowledge.auxiliary, knowledge.auxiliary_labels
+        assert x is not None
+        assert y is not None
+        assert knowledge.imitate is not None
+        if len(x) < 4:
+            raise InvalidInput(f"membership_shadow needs at least 4 auxiliary rows, to train on half; found {len(x)}")
+        found, members = [], []
+        for number in range(self.copies):
+            order = torch.randperm(len(x), generator=generator).to(x.device)
+            mine = order[: len(x) // 2]
+            seed = int(torch.randint(2**62, (), generator=generator))
+            copy = knowledge.imitate(x[mine], y[mine], self.epochs, self.batch_size, seed)
+            found.append(features(copy.predict(x[order]), y[order]))
+            members.append((torch.arange(len(x), device=x.device) < len(mine)).long())
+            progress(number + 1, self.copies)
+        return torch.cat(found), torch.cat(members)
+
+
+def features(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return what the classifier reads of outputs (n, classes) on rows of `labels` (n,): (n, 2 classes + 1) float32.
+
+    Log odds of the true label, its log probability, those of the others from the greatest down, and the label one-hot.
+    """
+    known = log_probabilities(outputs).clamp_min(_FLOOR)
+    true = functional.one_hot(labels.long(), known.shape[1]).bool()
+    others = known[~true].view(len(known), -1).sort(1, descending=True).values
+    odds = margins(outputs, labels).clamp(_FLOOR, -_FLOOR)
+    return torch.cat([odds[:, None], known[true][:, None], others, true.double()], 1).float()

@@ -1,0 +1,150 @@
+"""Residual networks that attackers train: an encoder to a cut, a decoder back from it, and critics of either.
+
+All are made from shapes alone: images (channels, height, width) or vectors (features,). They have no normalisation,
+so they do the same in training and out of it and have no state but their weights.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from splitfed.attacks.networks.image_sizes import bridge
+
+Shape = tuple[int, ...]
+
+_WORD = 50  # size of the embedding that a label becomes
+
+
+class Residual(nn.Module):
+    """Two convolutions (or two linear layers) and what went in, added up."""
+
+    def __init__(self, width: int, flat: bool = False) -> None:
+        super().__init__()
+        self.one = nn.Linear(width, width) if flat else nn.Conv2d(width, width, 3, padding=1)
+        self.two = nn.Linear(width, width) if flat else nn.Conv2d(width, width, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of the shape of x."""
+        found: Tensor = x + self.two(functional.relu(self.one(functional.relu(x))))
+        return found
+
+
+class Translator(nn.Module):
+    """Maps (n, *source) to (n, *target) through `blocks` residual blocks of `width`, with a label where `classes`.
+
+    Between images the size is halved before the blocks, or doubled behind them, step by step, and a convolution as wide
+    as the rest reaches what that does not; a vector on either side is reached through a small image of at most 4x4.
+    `bounded`: the result lies in (-1, 1).
+    """
+
+    def __init__(
+        self,
+        source: Shape,
+        target: Shape,
+        width: int,
+        blocks: int = 2,
+        classes: int | None = None,
+        bounded: bool = False,
+    ) -> None:
+        super().__init__()
+        self._bounded = bounded
+        self.label = Labelled(source, classes) if classes is not None else None
+        shape = source if self.label is None else self.label.shape
+        if len(source) == len(target) == 1 or {len(source), len(target)} - {1, 3}:
+            self.net = _vectors(shape, target, width, blocks)
+        else:
+            self.net = _images(shape, target, width, blocks)
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        """Return (n, *target); `y`: (n,) labels, where the network was made for them."""
+        if self.label is not None:
+            x = self.label(x, y)
+        found: Tensor = self.net(x)
+        return torch.tanh(found) if self._bounded else found
+
+
+class Critic(nn.Module):
+    """Gives every row of (n, *shape) one number, the greater the more it looks like the one kind; with its label
+    where `classes`."""  # fmt: skip
+
+    def __init__(self, shape: Shape, width: int, blocks: int = 2, classes: int | None = None) -> None:
+        super().__init__()
+        self.net = Translator(shape, (1,), width, blocks, classes)
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        """Return (n,)."""
+        found: Tensor = self.net(x, y)
+        return found.squeeze(1)
+
+
+class Labelled(nn.Module):
+    """Puts a label beside a tensor: its embedding becomes one more channel of an image, or more features."""
+
+    def __init__(self, shape: Shape, classes: int) -> None:
+        super().__init__()
+        self._flat = len(shape) != 3
+        self.shape: Shape = (prod(shape) + _WORD,) if self._flat else (shape[0] + 1, *shape[1:])
+        self.embedding = nn.Embedding(classes, _WORD)
+        self.spread = nn.Identity() if self._flat else nn.Linear(_WORD, shape[1] * shape[2])
+
+    def forward(self, x: Tensor, y: Tensor | None) -> Tensor:
+        """Return (n, *self.shape) for x (n, *shape) and y (n,)."""
+        assert y is not None
+        word = self.spread(self.embedding(y))
+        if self._flat:
+            return torch.cat([x.flatten(1), word], 1)
+        return torch.cat([x, word.view(len(x), 1, *x.shape[2:])], 1)
+
+
+def _vectors(source: Shape, target: Shape, width: int, blocks: int) -> nn.Sequential:
+    layers: list[nn.Module] = [nn.Flatten(), nn.Linear(prod(source), width)]
+    layers += [Residual(width, flat=True) for _ in range(blocks)]
+    layers += [nn.ReLU(), nn.Linear(width, prod(target)), nn.Unflatten(1, target)]
+    return nn.Sequential(*layers)
+
+
+def _images(source: Shape, target: Shape, width: int, blocks: int) -> nn.Sequential:
+    """From image to image, from image to vector or back; one of them is an image."""
+    layers: list[nn.Module] = []
+    if len(source) == 3:
+        side, goal = list(source[1:]), _goal(list(source[1:]), target)
+        channels = source[0]
+        while side[0] >= 2 * goal[0] and side[1] >= 2 * goal[1]:
+            layers += [nn.Conv2d(channels, width, 4, stride=2, padding=1), nn.ReLU()]
+            channels, side = width, [size // 2 for size in side]
+        layers.append(nn.Conv2d(channels, width, 3, padding=1))
+    else:
+        goal = list(target[1:])
+        side = [_small(size) for size in goal]
+        layers += [nn.Linear(source[0], width * prod(side)), nn.Unflatten(1, (width, *side))]
+    # At the smaller of both sizes, where a block costs least; where the image is large, it has half the channels.
+    layers += [Residual(width) for _ in range(blocks)]
+    while 2 * side[0] <= goal[0] and 2 * side[1] <= goal[1]:
+        side = [2 * size for size in side]
+        last = 2 * side[0] > goal[0] or 2 * side[1] > goal[1]
+        narrow = max(width // 2, 1) if last else width
+        layers += [nn.ReLU(), nn.ConvTranspose2d(width, narrow, 4, stride=2, padding=1)]
+        width = narrow
+    if side != goal:
+        layers += [nn.ReLU(), bridge(width, width, (side[0], side[1]), (goal[0], goal[1]))]
+    layers.append(nn.ReLU())
+    if len(target) == 3:
+        layers.append(nn.Conv2d(width, target[0], 3, padding=1))
+    else:
+        layers += [nn.Flatten(), nn.Linear(width * prod(goal), prod(target)), nn.Unflatten(1, target)]
+    return nn.Sequential(*layers)
+
+
+def _goal(side: list[int], target: Shape) -> list[int]:
+    return list(target[1:]) if len(target) == 3 else [_small(size) for size in side]
+
+
+def _small(size: int) -> int:
+    """Halve a size as long as more than four are left."""
+    while size > 4:
+        size //= 2
+    return size

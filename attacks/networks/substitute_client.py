@@ -1,0 +1,139 @@
+"""A network in the client's place that an attacker trains: in the client's own layout, or a generic one.
+
+Both take raw rows, release through the run's defenses, drawn by the attacker, and tell what these add to the client's
+loss. While it learns, a network in the client's layout is in training mode, so that batch normalisation sees the batch
+as it does in the party's own training.
+
+A generic network has no layers that a defense puts into the client's segment: the terms of `mid`, `shredder` and
+`channel_pruning` are then left out, and a warning says so.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from splitfed.attacks.base import Clone, DefenseStates, Needs
+from splitfed.attacks.networks.networks import Translator
+from splitfed.attacks.networks.scaling import Scale
+from splitfed.attacks.training_time.training_attack import Post
+from splitfed.core.errors import InvalidInput, unknown
+
+_LAYOUTS = ("client", "generic")
+
+
+class Imitated(NamedTuple):
+    """What a client would send in a training step: `release` (n, *shape of the value), and how its loss is made.
+
+    `penalty`: the term of its defenses, a scalar whose gradient is right; `weight`: what its task's loss is times.
+    """
+
+    release: Tensor
+    penalty: Tensor
+    weight: float
+
+    def loss(self, task: Tensor) -> Tensor:
+        """Return the loss that the client's defenses would make of the loss of the `task`."""
+        return self.weight * task + self.penalty
+
+
+class SameLayout(nn.Module):
+    """Wraps `clone`, whose weights were drawn anew; `value` is what it makes."""
+
+    def __init__(self, clone: Clone, value: str) -> None:
+        super().__init__()
+        self._clone, self._value = clone, value
+        self.parts = nn.ModuleList(clone.modules.values())
+        self.train()
+
+    def forward(self, x: Tensor, number: int) -> Tensor:
+        """Return what would arrive at draw `number` for raw rows x (n, *shape): (n, *shape of the value)."""
+        return self._clone.sample(x, number)[self._value]
+
+    def expected(self, x: Tensor) -> Tensor:
+        """Return the same with every defense at its mean, differentiable in x."""
+        return self._clone(x)[self._value]
+
+    def in_training(self, x: Tensor, number: int, epoch: int) -> Imitated:
+        """Return what would arrive in a training step of `epoch`, and what the defenses make of the loss."""
+        releases, penalty, weight = self._clone.in_training(x, number, epoch)
+        return Imitated(releases[self._value], penalty, weight)
+
+    @property
+    def defenses(self) -> DefenseStates:
+        """What the imitated defenses keep and learn."""
+        return self._clone.defenses
+
+
+class GenericLayout(nn.Module):
+    """Wraps `net`, from rows in the unit of `scale` to the shape of what arrives at `post`; methods as `SameLayout`."""
+
+    def __init__(self, net: nn.Module, post: Post, scale: Scale) -> None:
+        super().__init__()
+        self.net, self._sender, self._scale = net, post.sender, scale
+
+    def forward(self, x: Tensor, number: int) -> Tensor:
+        """Return what would arrive at draw `number` for raw rows x (n, *shape): (n, *shape of the value)."""
+        return self._sender.release(self.net(self._scale.down(x)), number)
+
+    def expected(self, x: Tensor) -> Tensor:
+        """Return the same with every defense at its mean, differentiable in x."""
+        return self._sender.expected(self.net(self._scale.down(x)))
+
+    def in_training(self, x: Tensor, number: int, epoch: int) -> Imitated:
+        """Return what would arrive in a training step of `epoch`, and what the defenses make of the loss."""
+        return Imitated(*self._sender.in_training(x, self.net(self._scale.down(x)), number, epoch))
+
+    @property
+    def defenses(self) -> DefenseStates:
+        """What the imitated defenses keep and learn."""
+        return self._sender.defenses
+
+
+ClientModel = SameLayout | GenericLayout
+
+
+def check_layout(who: str, layout: str) -> None:
+    """Refuse a layout that there is not."""
+    if layout not in _LAYOUTS:
+        raise unknown(f"{who} layout", layout, _LAYOUTS)
+
+
+def layout_needs(layout: str, told: bool) -> frozenset[Needs]:
+    """Return what must be known of the client: its layouts where `layout` is "client", the head's if no labels arrive
+    (not `told`)."""  # fmt: skip
+    if layout != "client":
+        return frozenset()
+    return frozenset({Needs.ARCHITECTURE}) if told else frozenset({Needs.ARCHITECTURE, Needs.HEAD})
+
+
+def client_like(who: str, post: Post, width: int, blocks: int, end: nn.Module | None = None) -> ClientModel:
+    """Return a network for the client's place: in its own layout where `post` knows that, or a generic one.
+
+    `end`: what a generic one ends with. Weights come from torch's default generator; refuses a client without weights.
+    """
+    known = post.knowledge
+    if known.architecture is None:
+        if post.sender.omitted:
+            warnings.warn(
+                f"{who} with layout='generic' learns without what {', '.join(post.sender.omitted)} adds to the "
+                "client's loss: that is told by the client's own segments alone; layout='client' has them",
+                UserWarning,
+                stacklevel=2,
+            )
+        net: nn.Module = Translator(known.shape, post.shape, width, blocks)
+        return GenericLayout(net if end is None else nn.Sequential(net, end), post, Scale(known.value_range))
+    found = SameLayout(known.architecture(int(torch.randint(2**62, ()))), post.value)
+    if not list(found.parameters()):
+        raise InvalidInput(f"{who} layout='client' needs segments with weights upstream; these have none")
+    return found
+
+
+def head_like(post: Post, width: int, blocks: int) -> nn.Module:
+    """Return a network for the place of the head that keeps the labels: in its own layout, or a generic one."""
+    known = post.knowledge
+    assert known.classes is not None
+    return Translator(post.out_shape, (known.classes,), width, blocks) if known.head is None else known.head()

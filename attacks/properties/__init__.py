@@ -1,0 +1,1 @@
+"""Attribute and property inference."""

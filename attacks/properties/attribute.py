@@ -1,0 +1,88 @@
+"""Attribute inference: a classifier learns a private attribute from auxiliary releases, and reads it off the victims'.
+
+Paper: Melis, Song, De Cristofaro, Shmatikov, "Exploiting unintended feature leakage in collaborative learning", IEEE
+S&P 2019 (property inference, here at the cut); Song, Shmatikov, "Overlearning reveals sensitive attributes", ICLR
+2020, who train a classifier on a model's representation.
+
+The attribute is a label set of the data beside the main one (`Dataset.with_target`), which the adversary knows of its
+auxiliary rows. Those pass the victims' own parties, so every defense stands between the classifier and the rows, drawn
+afresh at every query; the passes are used in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target
+from splitfed.attacks.scoring.classifier import Classifier, fit
+from splitfed.attacks.search_space import Choice, Span
+from splitfed.core.errors import InvalidInput, check_count, check_number, unknown
+from splitfed.core.messages import View
+
+
+@dataclass(frozen=True)
+class Attribute(Attack):
+    """Guesses the label set called `attribute`, which must be named.
+
+    `epochs` over the auxiliary rows in batches of `batch_size` with Adam at rate `lr`, classifier of `width`;
+    `queries`: how often the auxiliary rows are sent through the victims' parties.
+    """
+
+    target: ClassVar[Target] = Target.LABELS
+    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY, Needs.ATTRIBUTES})
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fast": {"epochs": 20, "width": 32},
+        "paper": {"epochs": 100, "width": 64},
+    }
+
+    space: ClassVar[Mapping[str, Choice]] = {"lr": Span(3e-4, 1e-2, log=True), "width": (16, 32, 64)}
+
+    attribute: str = ""
+    epochs: int = 20
+    batch_size: int = 32
+    lr: float = 3e-3
+    width: int = 32
+    queries: int = 3
+
+    def __post_init__(self) -> None:
+        """Refuse counts below one and a learning rate that is not positive."""
+        for name in ("epochs", "batch_size", "width", "queries"):
+            check_count(f"attribute {name}", getattr(self, name), low=1)
+        check_number("attribute lr", self.lr, low=0.0, open_low=True)
+
+    @property
+    def label_set(self) -> str:
+        """The attribute."""
+        return self.attribute
+
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
+        """Return scores for the attribute's classes: (victims, classes)."""
+        assert knowledge.query is not None
+        assert knowledge.auxiliary is not None
+        if self.attribute not in knowledge.attributes:
+            raise unknown("attribute of the data", self.attribute, knowledge.attributes)
+        labels, classes = knowledge.attributes[self.attribute]
+        if classes is None:
+            raise InvalidInput(f"attribute {self.attribute!r} is no class label; expected classes to tell apart")
+        released = view.select(kind="activation").tensors(knowledge.device)
+        passes = [knowledge.query(knowledge.auxiliary) for _ in range(self.queries)]
+        shapes = {name: tuple(z.shape[1:]) for name, z in released.items()}
+        network = Classifier(shapes, classes, self.width).to(knowledge.device)
+        fit(
+            network,
+            lambda epoch: passes[epoch % len(passes)],
+            labels,
+            generator,
+            epochs=self.epochs,
+            lr=self.lr,
+            batch_size=self.batch_size,
+            progress=progress,
+        )
+        with torch.no_grad():
+            scores: Tensor = network(released)
+        return scores

@@ -1,0 +1,159 @@
+"""Generative regression network: a generator learns, across rows, what a peer holds from what the adversary holds.
+
+Paper: Luo, Wu, Xiao, Ooi, "Feature inference attack on model predictions in vertical federated learning", ICDE 2021
+(the attack on neural networks, there GRNA).
+
+The active party of a vertical run knows the models before it and what arrived for the victims' rows. One generator,
+a perceptron 600-200-100 with layer norms, maps [own features, noise], as much noise as there are unknown features, to
+the unknown ones, so that the models make of them what arrived: it minimises, over batches of victims,
+sum((f(own, guess) - z)^2) + variance * (variances of the guessed features within the batch, added up). The second
+term keeps unknown features from straying where many fit. Where the data have a range a sigmoid keeps to it.
+Unlike a search row by row it is one set of weights for all rows, so what own features say of the peer's in one row
+helps in another; but it learns only over as many rows as the adversary sees, and knows nothing else of the peer's data.
+
+The generator never reads what arrived, so rows that look alike in the adversary's own features get alike guesses: from
+a blank margin of images it learns little, from a strip through their middle nearly all.
+
+Deviates: the paper observes the joint model's prediction, this attack whatever arrives at the party (a prediction where
+that is what arrives); f includes the run's defenses at their mean. Where the data have no range, features are taken as
+they are and the adversary standardises its own by the victims' rows; nothing then keeps guesses in bounds, and they may
+stray further than the mean row does, so scale the data as the authors do, to (0, 1). Network, loss, weight .25, batches
+of 64 and 60 epochs are those of the authors' code; its rate is 1e-4, at which 60 epochs need many thousands of rows,
+and that of the presets the 5e-3 of later benchmarks; "fast" has fewer rows and goes over them more often. Its optional
+term for known means is left out: it takes background knowledge. `own_features=False` is the authors' ablation, noise
+alone: then nothing tells rows apart, and the best guess is a typical row. A bottom of plain linear layers narrower than
+its input resists: whatever they map to zero can be added to a guess unseen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from splitfed.attacks.base import Attack, Knowledge, Needs, Progress
+from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.core.messages import View
+
+
+@dataclass(frozen=True)
+class Grn(Attack):
+    """`epochs` over the victims in batches of `batch_size` (2 or more) with Adam at rate `lr`.
+
+    `variance`: the weight of the guessed features' variance. `own_features`: whether the generator reads the
+    adversary's own features; noise alone is the paper's ablation.
+    """
+
+    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.UPSTREAM, Needs.OWN_INPUTS})
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fast": {"epochs": 200, "batch_size": 32, "lr": 5e-3},
+        "paper": {"epochs": 60, "batch_size": 64, "lr": 5e-3},
+    }
+
+    epochs: int = 200
+    batch_size: int = 32
+    lr: float = 5e-3
+    variance: float = 0.25
+    own_features: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse no epoch, batches that have no variance, a rate that is not positive and a negative weight."""
+        check_count("grn epochs", self.epochs, low=1)
+        check_count("grn batch_size", self.batch_size, low=2)
+        check_number("grn lr", self.lr, low=0.0, open_low=True)
+        check_number("grn variance", self.variance, low=0.0)
+
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
+        """Return (victims, *shape): the adversary's own features as they are, the peers' as generated."""
+        assert knowledge.upstream is not None
+        if self.own_features and not knowledge.own:
+            raise InvalidInput(
+                "grn needs inputs of its own to tell rows apart; this party has none (own_features=False: noise alone)"
+            )
+        seen = view.select(kind="activation").tensors(knowledge.device)
+        rows = Rows(knowledge, len(next(iter(seen.values()))))
+        if len(rows.base) < 2:
+            raise InvalidInput("grn learns across rows, and there is one victim; expected two or more")
+        inputs = rows.scaled if self.own_features else rows.scaled[:, :0]
+        noise = rows.unknown.numel() + (0 if self.own_features else rows.scaled.shape[1])
+        net = network(inputs.shape[1] + noise, rows.unknown.numel(), knowledge.value_range).to(knowledge.device)
+        optimizer = torch.optim.Adam(net.parameters(), lr=self.lr)
+
+        def generated(chosen: Tensor) -> Tensor:
+            drawn = torch.randn(len(chosen), noise, generator=generator).to(knowledge.device)
+            made: Tensor = net(torch.cat([inputs[chosen], drawn], 1))
+            return made
+
+        for epoch in range(self.epochs):
+            for chosen in torch.randperm(len(rows.base), generator=generator).split(self.batch_size):
+                if len(chosen) < 2:
+                    continue
+                guess = generated(chosen)
+                made = knowledge.upstream(rows.whole(chosen, guess))
+                misfit = torch.stack([(made[name] - z[chosen]).square().sum() for name, z in seen.items()]).sum()
+                loss = misfit + self.variance * guess.var(0).sum()
+                optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                optimizer.step()
+            progress(epoch + 1, self.epochs)
+        with torch.no_grad():
+            everybody = torch.arange(len(rows.base))
+            return rows.whole(everybody, generated(everybody))
+
+
+class Rows:
+    """What is known of the victims' rows: `base` (victims, numbers), own features in place; `unknown` (k,) positions.
+
+    `scaled`: own features for the generator, (victims, own): in (0, 1), or standardised where there is no range.
+    """
+
+    def __init__(self, knowledge: Knowledge, victims: int) -> None:
+        own, device = knowledge.own or {}, knowledge.device
+        middle = sum(knowledge.value_range) / 2 if knowledge.value_range is not None else 0.0
+        self.shape = knowledge.shape
+        self.base = torch.full((victims, prod(self.shape)), middle, device=device)
+        for name, values in own.items():
+            self.base[:, knowledge.places[name].to(device)] = values.flatten(1)
+        held, read = (torch.zeros(prod(self.shape), dtype=torch.bool) for _ in range(2))
+        for name, positions in knowledge.places.items():
+            (held if name in own else read)[positions] = True
+        self.unknown = (read & ~held).nonzero().flatten().to(device)
+        mine = self.base[:, held.to(device)]
+        if knowledge.value_range is not None:
+            low, high = knowledge.value_range
+            self.scaled = (mine - low) / (high - low)
+        else:
+            self.scaled = (mine - mine.mean(0)) / mine.std(0).clamp_min(1e-6) if len(mine) > 1 else mine
+
+    def whole(self, chosen: Tensor, guess: Tensor) -> Tensor:
+        """Return the rows `chosen`, with `guess` (chosen, k) for what is unknown: (chosen, *shape), differentiable."""
+        return self.base[chosen.to(self.base.device)].index_copy(1, self.unknown, guess).view(-1, *self.shape)
+
+
+def network(inputs: int, outputs: int, value_range: tuple[float, float] | None) -> nn.Sequential:
+    """Return an untrained generator from (n, inputs) to (n, outputs), inside `value_range` where there is one."""
+    layers: list[nn.Module] = []
+    width = inputs
+    for hidden in (600, 200, 100):
+        layers += [nn.Linear(width, hidden), nn.LayerNorm(hidden), nn.ReLU()]
+        width = hidden
+    layers.append(nn.Linear(width, outputs))
+    if value_range is not None:
+        layers += [nn.Sigmoid(), Stretch(*value_range)]
+    return nn.Sequential(*layers)
+
+
+class Stretch(nn.Module):
+    """Maps (0, 1) to (low, high)."""
+
+    def __init__(self, low: float, high: float) -> None:
+        super().__init__()
+        self.low, self.high = low, high
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of the shape of x."""
+        return self.low + (self.high - self.low) * x

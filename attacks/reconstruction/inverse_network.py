@@ -1,0 +1,99 @@
+"""Inverse network: a decoder trained on queries with auxiliary data, then applied to what was released.
+
+Paper: He, Zhang, Lee, "Model inversion attacks against collaborative inference", ACSAC 2019 (black box).
+
+The decoder is trained on releases that went through the run's own defenses, drawn afresh every epoch where they are
+random, so the attack adapts to them. Loss, batches, rate and number of epochs of the preset "paper" are the
+authors'. In vertical runs the same is known as training-based back mapping (VFLAIR, after ResSFL). The decoder's
+layout is ours (`splitfed.attacks.reconstruction.decoder`), and so is the way the rate falls: along half a cosine, where
+theirs halves every ten epochs, under the amsgrad variant of Adam.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim.lr_scheduler import LRScheduler
+
+from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Releases
+from splitfed.attacks.networks.image_parts import boxes
+from splitfed.attacks.reconstruction.decoder import Decoder
+from splitfed.attacks.search_space import Choice, Span
+from splitfed.core.errors import check_count, check_number
+from splitfed.core.messages import View
+
+
+@dataclass(frozen=True)
+class InverseNetwork(Attack):
+    """`epochs` over the auxiliary rows in batches of `batch_size` with Adam at rate `lr`; decoder of `width`.
+
+    `queries`: how often the auxiliary rows are sent through the victims' parties; the passes are used in turn.
+    """
+
+    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fast": {"epochs": 5, "batch_size": 32, "lr": 3e-3, "width": 16},
+        "default": {"epochs": 20, "batch_size": 32, "lr": 3e-3, "width": 16},
+        "paper": {"epochs": 50, "batch_size": 32, "lr": 1e-3, "width": 32},
+    }
+
+    space: ClassVar[Mapping[str, Choice]] = {"lr": Span(3e-4, 1e-2, log=True), "width": (16, 32, 64)}
+
+    epochs: int = 20
+    batch_size: int = 32
+    lr: float = 3e-3
+    width: int = 16
+    queries: int = 5
+
+    def __post_init__(self) -> None:
+        """Refuse counts below one and a learning rate that is not positive."""
+        for name in ("epochs", "batch_size", "width", "queries"):
+            check_count(f"inverse_network {name}", getattr(self, name), low=1)
+        check_number("inverse_network lr", self.lr, low=0.0, open_low=True)
+
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
+        """Return the decoder's rows for the releases in the view: (victims, *shape)."""
+        assert knowledge.auxiliary is not None
+        assert knowledge.query is not None
+        released = view.select(kind="activation").tensors(knowledge.device)
+        x = knowledge.auxiliary
+        passes = [knowledge.query(x) for _ in range(self.queries)]
+        decoder = self.network(released, knowledge).to(knowledge.device)
+        unit = 1.0
+        if isinstance(decoder, Decoder):
+            decoder.fit(passes, x)
+            # Adam has a smallest gradient that it takes in earnest, and what is left may be tiny.
+            unit = float(decoder.unit) ** 2
+        optimizer, schedule = self.descent(decoder)
+        for epoch in range(self.epochs):
+            z = passes[epoch % len(passes)]
+            for rows in torch.randperm(len(x), generator=generator).split(self.batch_size):
+                if len(rows) < 2:
+                    continue
+                loss = functional.mse_loss(decoder({n: t[rows] for n, t in z.items()}), x[rows]) / unit
+                optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                optimizer.step()
+            schedule.step()
+            progress(epoch + 1, self.epochs)
+        with torch.no_grad():
+            guess: Tensor = decoder.eval()(released)
+        return guess
+
+    def network(self, released: Releases, knowledge: Knowledge) -> nn.Module:
+        """Return an untrained decoder: from releases like those in `released` to rows (n, *shape)."""
+        shapes = {name: tuple(z.shape[1:]) for name, z in released.items()}
+        assert knowledge.auxiliary is not None
+        image, mean = knowledge.shape, knowledge.auxiliary.mean(0).cpu()
+        parts = boxes(image, knowledge.places, knowledge.origins, shapes) if len(image) == 3 else None
+        return Decoder(shapes, image, knowledge.value_range, self.width, mean, parts)
+
+    def descent(self, decoder: nn.Module) -> tuple[torch.optim.Optimizer, LRScheduler]:
+        """Return what trains the weights of `decoder`, the schedule stepped once an epoch."""
+        optimizer = torch.optim.Adam(decoder.parameters(), lr=self.lr)
+        return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.epochs)

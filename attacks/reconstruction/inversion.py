@@ -1,0 +1,76 @@
+"""The search that every white-box inversion makes: the inputs whose releases, under a known function, were seen.
+
+Where a defense is random the search adapts: it measures the variance v of the release under noise of its own drawing,
+and adds 2 v n_x / (n_z s) to the weight of the total variation, for n_x inputs, n_z released numbers and neighbours
+that differ by a variance of s: with it the minimum is the most probable image under Gaussian noise. Without noise that
+adds nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from splitfed.attacks.base import Knowledge, Progress, Releases
+from splitfed.attacks.reconstruction.priors import total_variation
+
+REMEASURE = 50  # iterations: noise relative to the release changes with the image
+
+Function = Callable[[Tensor], Releases]
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched: rows whose release under `mean` is `seen`; `sample` is `mean` with noise drawn afresh.
+
+    `tv` and `l2` weigh the total variation and the mean square of a row; `smoothness` is s above.
+    """
+
+    seen: Releases
+    mean: Function
+    sample: Function
+    tv: float
+    l2: float
+    smoothness: float = 0.2
+
+    def advance(
+        self, x: Tensor, optimizer: torch.optim.Optimizer, steps: int, progress: Progress | None = None
+    ) -> None:
+        """Take `steps` of `optimizer`, which holds x (n, *shape); losses of rows are added, so each goes alone."""
+        tv = self.tv
+        for step in range(steps):
+            if step % REMEASURE == 0:
+                tv = self.tv + 2 * self._variance(x) * x[0].numel() / (width(self.seen) * self.smoothness)
+            loss = misfit(self.mean(x), self.seen)
+            loss = loss + tv * total_variation(x) + self.l2 * x.square().flatten(1).mean(1).sum()
+            (x.grad,) = torch.autograd.grad(loss, x)
+            optimizer.step()
+            if progress is not None and step % 50 == 49:
+                progress(step + 1, steps)
+
+    @torch.no_grad()
+    def _variance(self, x: Tensor) -> float:
+        """Return the mean variance that the defenses add to a released number; 0 where they draw nothing."""
+        mean, drawn = self.mean(x), self.sample(x)
+        return float(sum((drawn[n] - z).square().sum() for n, z in mean.items())) / (len(x) * width(mean))
+
+
+def start(seen: Releases, knowledge: Knowledge) -> Tensor:
+    """Return a row a victim, (victims, *shape), at the middle of the value range (or at zero), to be searched from."""
+    middle = sum(knowledge.value_range) / 2 if knowledge.value_range is not None else 0.0
+    victims = len(next(iter(seen.values())))
+    return torch.full((victims, *knowledge.shape), middle, device=knowledge.device, requires_grad=True)
+
+
+def misfit(released: Releases, seen: Releases) -> Tensor:
+    """Return the mean squared difference of each row's release, added over values and rows: a scalar."""
+    losses = [((released[name] - z) ** 2).flatten(1).mean(1).sum() for name, z in seen.items()]
+    return torch.stack(losses).sum()
+
+
+def width(releases: Releases) -> int:
+    """Return how many numbers are released of one row."""
+    return sum(z[0].numel() for z in releases.values())

@@ -1,0 +1,99 @@
+"""Ladder: inverse networks of several sizes and budgets, the strongest of which speaks; a defense is judged by that.
+
+Paper: the networks are those of He, Zhang, Lee, "Model inversion attacks against collaborative inference", ACSAC 2019
+(black box); the choice among them is ours.
+
+Some auxiliary rows are kept from the networks. What arrives of them is put behind what arrived of the victims, and
+every network decodes both without knowing which is which. The network with the smallest squared error on the rows that
+were kept, which are the adversary's own, makes the guess: the truth has no part in the choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Releases
+from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.core.messages import View
+from splitfed.core.random import derive
+from splitfed.registry import load
+
+
+@dataclass(frozen=True)
+class Ladder(Attack):
+    """One network for each of `widths` and each of `epochs`; the share `validation` of the auxiliary rows chooses.
+
+    `batch_size`, `lr` and `queries` are those of `inverse_network`.
+    """
+
+    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fast": {"widths": (8, 32), "epochs": (5, 15), "lr": 3e-3},
+        "paper": {"widths": (16, 64, 128), "epochs": (50, 200), "lr": 1e-3},
+    }
+
+    widths: tuple[int, ...] = (8, 32)
+    epochs: tuple[int, ...] = (5, 15)
+    batch_size: int = 32
+    lr: float = 3e-3
+    queries: int = 5
+    validation: float = 0.2
+
+    def __post_init__(self) -> None:
+        """Refuse a ladder without rungs, and what `inverse_network` refuses."""
+        for name in ("widths", "epochs"):
+            values = getattr(self, name)
+            if not isinstance(values, (tuple, list)) or not values:
+                raise InvalidInput(f"ladder {name}={values!r} is not allowed; expected one whole number or more")
+            for value in values:
+                check_count(f"ladder {name}", value, low=1)
+        for name in ("batch_size", "queries"):
+            check_count(f"ladder {name}", getattr(self, name), low=1)
+        check_number("ladder lr", self.lr, low=0.0, open_low=True)
+        check_number("ladder validation", self.validation, low=0.0, high=1.0, open_low=True, open_high=True)
+
+    def rungs(self) -> Iterator[Attack]:
+        """Return the networks, the smallest first."""
+        network = load("attacks", "inverse_network")
+        for width, epochs in product(self.widths, self.epochs):
+            yield network(epochs=epochs, batch_size=self.batch_size, lr=self.lr, width=width, queries=self.queries)
+
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
+        """Return the chosen network's rows for the releases in the view: (victims, *shape)."""
+        assert knowledge.auxiliary is not None
+        assert knowledge.query is not None
+        order = torch.randperm(len(knowledge.auxiliary), generator=generator).to(knowledge.device)
+        count = round(self.validation * len(order))
+        if not 0 < count <= len(order) - 2:
+            raise InvalidInput(
+                f"ladder validation={self.validation!r} keeps {count} of {len(order)} auxiliary rows; "
+                "expected at least one, and two left to train on"
+            )
+        kept, left = (knowledge.auxiliary[rows] for rows in (order[:count], order[count:]))
+        both = _behind(view, knowledge.query(kept))
+        best: tuple[float, Tensor] | None = None
+        rungs = list(self.rungs())
+        for done, attack in enumerate(rungs, 1):
+            # Every rung draws its own random numbers, so that one more of them changes none of those before it.
+            draws = torch.Generator().manual_seed(derive(generator.initial_seed(), "rung", done))
+            found = attack(both, replace(knowledge, auxiliary=left), draws).guess
+            error = float((found[-count:] - kept.cpu()).square().mean())
+            if best is None or error < best[0]:
+                best = error, found[:-count]
+            progress(done, len(rungs))
+        assert best is not None
+        return best[1]
+
+
+def _behind(view: View, released: Releases) -> View:
+    """Return the activations of `view` with `released`, value -> (n, ...), behind them."""
+    seen = view.select(kind="activation")
+    places = {name: message for message in seen.messages for name in message.tensors}
+    further = [m._replace(tensors={name: released[name]}) for name, m in places.items()]
+    return View(view.party, (*seen.messages, *further), view.segments)

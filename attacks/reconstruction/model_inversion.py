@@ -1,0 +1,95 @@
+"""Model inversion: a row that stands for each class, searched so that the model is most confident in that class.
+
+Paper: Fredrikson, Jha, Ristenpart, "Model inversion attacks that exploit confidence information and basic
+countermeasures", CCS 2015 (algorithm 1, MI-Face).
+
+Per class c: minimise 1 - p_c(x) + tv TV(x) from the middle of the value range, inside that range; a class stops at a
+confidence of `enough`, or after `patience` iterations without progress, and returns its best row. All classes run as
+one batch. The adversary holds the weights of the whole model, with every defense at its mean.
+Deviations: the prior stands in for the authors' denoising step, and the optimizer may be Adam; the preset "paper" has
+plain descent without a prior, with their rate and limits. A row of which the model is sure need not look like the
+class: it is read by the figure that another model gives it more than by its distance from the class's mean.
+The constants of `fast` are ours. They were checked on Fashion-MNIST (14x14 pixels, one seed), on which this attack is
+not reported: with rate .02 another model recognised 9 of ten classes at a prior of .1, and 7 without a prior and at 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target
+from splitfed.attacks.membership.confidence import check_classes, log_probabilities
+from splitfed.attacks.reconstruction.priors import roughness
+from splitfed.core.errors import check_count, check_number, unknown
+from splitfed.core.messages import View
+
+OPTIMIZERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+
+
+@dataclass(frozen=True)
+class ModelInversion(Attack):
+    """`iterations` of `optimizer` ("adam" or "sgd") at rate `lr`; `tv` weighs the prior of smooth images.
+
+    `enough`: the confidence at which a class is done; `patience`: how many iterations may pass without progress.
+    """
+
+    target: ClassVar[Target] = Target.REPRESENTATIVES
+    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.MODEL})
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fast": {"iterations": 300},
+        "paper": {
+            "iterations": 5000, "optimizer": "sgd", "lr": 0.1, "tv": 0.0, "enough": 0.99, "patience": 100,
+        },
+    }  # fmt: skip
+
+    iterations: int = 300
+    optimizer: str = "adam"
+    lr: float = 0.02
+    tv: float = 0.1
+    enough: float = 1.0
+    patience: int = 100
+
+    def __post_init__(self) -> None:
+        """Refuse counts below one, rates that are not positive, negative weights and unknown optimizers."""
+        check_count("model_inversion iterations", self.iterations, low=1)
+        check_count("model_inversion patience", self.patience, low=1)
+        check_number("model_inversion lr", self.lr, low=0.0, open_low=True)
+        check_number("model_inversion tv", self.tv, low=0.0)
+        check_number("model_inversion enough", self.enough, low=0.0, high=1.0, open_low=True)
+        if self.optimizer not in OPTIMIZERS:
+            raise unknown("optimizer of model_inversion", self.optimizer, OPTIMIZERS)
+
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
+        """Return (classes, *shape)."""
+        check_classes("model_inversion", knowledge.classes)
+        assert knowledge.model is not None
+        assert knowledge.classes is not None
+        low, high = knowledge.value_range or (-torch.inf, torch.inf)
+        middle = (low + high) / 2 if knowledge.value_range is not None else 0.0
+        classes = torch.arange(knowledge.classes, device=knowledge.device)
+        x = torch.full((len(classes), *knowledge.shape), middle, device=knowledge.device, requires_grad=True)
+        optimizer = OPTIMIZERS[self.optimizer]([x], lr=self.lr)
+        best, least = x.detach().clone(), torch.full((len(classes),), torch.inf, device=x.device, dtype=torch.float64)
+        waited = torch.zeros_like(classes)
+        going = torch.ones_like(classes, dtype=torch.bool)
+        for iteration in range(self.iterations):
+            confidence = log_probabilities(knowledge.model(x)).exp()[classes, classes]
+            cost = 1 - confidence + self.tv * roughness(x)
+            better = going & (cost.detach() < least)
+            best[better], least[better] = x.detach()[better], cost.detach()[better]
+            waited = torch.where(better, 0, waited + 1)
+            going &= (confidence.detach() < self.enough) & (waited < self.patience)
+            if not bool(going.any()):
+                break
+            optimizer.zero_grad(set_to_none=True)
+            cost[going].sum().backward()
+            optimizer.step()
+            with torch.no_grad():
+                x.clamp_(low, high)
+            progress(iteration + 1, self.iterations)
+        return best

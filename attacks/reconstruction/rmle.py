@@ -1,0 +1,69 @@
+"""White-box inversion: search the input whose release, under the known upstream weights, equals what was seen.
+
+Paper: He, Zhang, Lee, "Model inversion attacks against collaborative inference", ACSAC 2019 (white box,
+regularised maximum likelihood estimation).
+
+Per victim: minimise mean((f(x) - z)^2) + tv TV(x) + l2 mean(x^2) with Adam (amsgrad, eps 1e-3), TV the mean squared
+difference of neighbours in each direction. All victims run as one batch; their losses are added, so each is
+optimised as if alone. f includes the run's defenses at their mean.
+
+Where a defense is random the attack adapts: the noise that it measures adds to tv
+(`splitfed.attacks.reconstruction.inversion`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from splitfed.attacks.base import Attack, Knowledge, Needs, Progress
+from splitfed.attacks.reconstruction.inversion import Search, start
+from splitfed.attacks.search_space import Choice, Span
+from splitfed.core.errors import check_count, check_number
+from splitfed.core.messages import View
+
+
+@dataclass(frozen=True)
+class Rmle(Attack):
+    """`iterations` of Adam at rate `lr`; `tv` and `l2` weigh the two regularisers.
+
+    `smoothness`: the variance by which neighbours differ, which decides how much noise adds to tv.
+    """
+
+    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.UPSTREAM})
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fast": {"iterations": 300, "lr": 0.05, "tv": 0.01, "l2": 0.0},
+        "default": {"iterations": 2400, "lr": 0.3, "tv": 0.01, "l2": 0.0},
+        "paper": {"iterations": 5000, "lr": 0.01, "tv": 1.0, "l2": 0.0},
+    }
+
+    space: ClassVar[Mapping[str, Choice]] = {"lr": Span(5e-3, 0.2, log=True), "tv": Span(1e-4, 1.0, log=True)}
+
+    iterations: int = 2400
+    lr: float = 0.3
+    tv: float = 0.01
+    l2: float = 0.0
+    smoothness: float = 0.2
+
+    def __post_init__(self) -> None:
+        """Refuse a count below one, a rate that is not positive and negative weights."""
+        check_count("rmle iterations", self.iterations, low=1)
+        check_number("rmle lr", self.lr, low=0.0, open_low=True)
+        check_number("rmle tv", self.tv, low=0.0)
+        check_number("rmle l2", self.l2, low=0.0)
+        check_number("rmle smoothness", self.smoothness, low=0.0, open_low=True)
+
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
+        """Return (victims, *shape), started at the middle of the value range (or at zero)."""
+        assert knowledge.upstream is not None
+        assert knowledge.sample is not None
+        seen = view.select(kind="activation").tensors(knowledge.device)
+        x = start(seen, knowledge)
+        optimizer = torch.optim.Adam([x], lr=self.lr, eps=1e-3, amsgrad=True)
+        search = Search(seen, knowledge.upstream, knowledge.sample, self.tv, self.l2, self.smoothness)
+        search.advance(x, optimizer, self.iterations, progress)
+        return x.detach()

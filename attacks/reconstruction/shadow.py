@@ -1,0 +1,100 @@
+"""Shadow: an upstream trained to suit the adversary's own downstream segments, then inverted; asks no queries.
+
+Paper: He, Zhang, Lee, "Model inversion attacks against collaborative inference", ACSAC 2019 (query-free).
+
+The adversary knows z, its own segments g up to the loss, and labelled rows. It trains a shadow f' by the loss of
+g(f'(x)) on the labels, g frozen, and then searches the input whose release under f' equals z, like `rmle`. Releases of
+the shadow in training go through the run's defenses, drawn afresh, and its loss is weighed, and has terms added, as the
+client's by them in the run's last epoch: with distance correlation it is (1 - alpha) CE + alpha DCOR. The search takes
+defenses at their mean. The shadow has the architecture of the upstream it stands for, where the authors take another
+one; optimizer, batches, halving of the rate every ten epochs and both budgets of the preset "paper" are theirs. A
+U-shaped server holds no loss: refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from splitfed.attacks.base import Attack, Clone, Found, Knowledge, Needs, Progress
+from splitfed.attacks.reconstruction.inversion import Search, start
+from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.core.messages import View
+
+_HALVED = 10  # epochs
+
+
+@dataclass(frozen=True)
+class Shadow(Attack):
+    """`epochs` at rate `shadow_lr` in batches of `batch_size` for the shadow; `iterations` at rate `lr` to invert it.
+
+    `tv` and `l2` weigh the two regularisers of the input.
+    """
+
+    requires: ClassVar[frozenset[Needs]] = frozenset(
+        {Needs.RELEASES, Needs.ARCHITECTURE, Needs.DOWNSTREAM, Needs.AUXILIARY, Needs.AUXILIARY_LABELS}
+    )
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fast": {"epochs": 15, "shadow_lr": 3e-3, "iterations": 300, "lr": 0.05, "tv": 0.1},
+        "paper": {"epochs": 50, "shadow_lr": 1e-3, "iterations": 500, "lr": 0.1, "tv": 2.0},
+    }
+
+    epochs: int = 15
+    batch_size: int = 32
+    shadow_lr: float = 3e-3
+    iterations: int = 300
+    lr: float = 0.05
+    tv: float = 0.1
+    l2: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse counts below one, rates that are not positive and negative weights."""
+        for name in ("epochs", "batch_size", "iterations"):
+            check_count(f"shadow {name}", getattr(self, name), low=1)
+        for name in ("shadow_lr", "lr"):
+            check_number(f"shadow {name}", getattr(self, name), low=0.0, open_low=True)
+        for name in ("tv", "l2"):
+            check_number(f"shadow {name}", getattr(self, name), low=0.0)
+
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Found:
+        """Return (victims, *shape), started at the middle of the value range (or at zero), and the shadow."""
+        assert knowledge.architecture is not None
+        shadow = knowledge.architecture(int(torch.randint(2**62, (), generator=generator)))
+        self._train(shadow, knowledge, generator, progress)
+        seen = view.select(kind="activation").tensors(knowledge.device)
+        x = start(seen, knowledge)
+        optimizer = torch.optim.Adam([x], lr=self.lr, eps=1e-3, amsgrad=True)
+        Search(seen, shadow, shadow.sample, self.tv, self.l2).advance(x, optimizer, self.iterations)
+        progress(self.epochs + 1, self.epochs + 1)
+        return Found(x.detach(), shadow)
+
+    def _train(self, shadow: Clone, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> None:
+        assert knowledge.auxiliary is not None
+        assert knowledge.auxiliary_labels is not None
+        assert knowledge.loss is not None
+        weights = list(shadow.parameters())
+        if not weights:
+            raise InvalidInput("shadow needs an upstream with weights to train; this one has none: use rmle")
+        x, y = knowledge.auxiliary, knowledge.auxiliary_labels
+        if min(len(x), self.batch_size) < shadow.least_rows:
+            raise InvalidInput(
+                f"shadow batch_size={self.batch_size} with {len(x)} auxiliary rows is not allowed; the run's defenses "
+                f"need batches of at least {shadow.least_rows}"
+            )
+        optimizer = torch.optim.Adam(weights, lr=self.shadow_lr, eps=1e-3, amsgrad=True)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, _HALVED, 0.5)
+        for epoch in range(self.epochs):
+            for rows in torch.randperm(len(x), generator=generator).split(self.batch_size):
+                if len(rows) < shadow.least_rows:
+                    continue
+                releases, penalty, weight = shadow.in_training(x[rows])
+                loss = weight * knowledge.loss(x[rows], releases, y[rows]) + penalty
+                optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                optimizer.step()
+                shadow.defenses.learn()
+            schedule.step()
+            progress(epoch + 1, self.epochs + 1)

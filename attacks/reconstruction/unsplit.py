@@ -1,0 +1,128 @@
+"""UnSplit: input and upstream weights searched in turn until the release fits; needs the architecture, no data.
+
+Paper: Erdogan, Kupcu, Cicek, "UnSplit: data-oblivious model inversion, model stealing, and label inference attacks
+against split learning", WPES 2022.
+
+In turn, for a clone f' with random weights: steps on x, by mean((f'(x) - z)^2) + tv TV(x) + l2 mean(x^2), and steps on
+f', by mean((f'(x) - z)^2) alone; both with Adam (amsgrad). The authors take one image after another and carry the clone
+along; here all victims share one clone from the start, which is faster and binds its weights by all releases. f' is in
+evaluation mode and includes the run's defenses at their mean; noise that it measures adds to tv, as in `rmle`.
+
+Nothing ties the scale of x to the data's: half the input with twice the weights releases the same, and l2 asks for a
+small one. With `stretch` each guess is spread over the whole value range, as the authors do with CIFAR and not with
+MNIST: without it a faithful but dark picture of a digit is further from it than the mean image.
+
+Nor does anything tie its sign: a photographic negative, with weights of the other sign and biases to match, releases
+the same. Some random clones lead there, and others nowhere. So among `restarts` (the authors have one) the choice is by
+fit and prior together, the loss of the search itself: misfit + tv TV(u) + l2 mean(u^2), u being the guess spread from 0
+at the low end of the value range to 1 at its high end, so that scale has no say. That prefers dark pictures to their
+negatives. Data that are bright for the most part it gets wrong, and half-and-half ones it cannot decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from splitfed.attacks.base import Attack, Clone, Found, Knowledge, Needs, Progress, Releases
+from splitfed.attacks.reconstruction.inversion import Search, misfit, start
+from splitfed.attacks.reconstruction.priors import total_variation
+from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.core.messages import View
+
+
+@dataclass(frozen=True)
+class Unsplit(Attack):
+    """`rounds` of `input_steps` on the inputs at rate `lr` and `model_steps` on the clone at rate `model_lr`.
+
+    `tv` and `l2` weigh the regularisers of the input; `stretch` spreads each guess over the value range. Of `restarts`
+    from clones drawn anew the one is kept whose release fits best, the regularisers added.
+    """
+
+    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.ARCHITECTURE})
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fast": {"rounds": 30, "input_steps": 20, "model_steps": 20, "lr": 0.03, "model_lr": 0.02},
+        "paper": {
+            "rounds": 1000, "input_steps": 100, "model_steps": 100, "lr": 1e-3, "model_lr": 1e-3,
+            "tv": 0.1, "l2": 1.0, "restarts": 1,
+        },
+    }  # fmt: skip
+
+    rounds: int = 30
+    input_steps: int = 20
+    model_steps: int = 20
+    lr: float = 0.03
+    model_lr: float = 0.02
+    tv: float = 0.01
+    l2: float = 0.1
+    stretch: bool = True
+    restarts: int = 3
+
+    def __post_init__(self) -> None:
+        """Refuse counts below one, rates that are not positive and negative weights."""
+        for name in ("rounds", "input_steps", "model_steps", "restarts"):
+            check_count(f"unsplit {name}", getattr(self, name), low=1)
+        for name in ("lr", "model_lr"):
+            check_number(f"unsplit {name}", getattr(self, name), low=0.0, open_low=True)
+        for name in ("tv", "l2"):
+            check_number(f"unsplit {name}", getattr(self, name), low=0.0)
+        if not isinstance(self.stretch, bool):
+            raise InvalidInput(f"unsplit stretch={self.stretch!r} is not allowed; expected true or false")
+
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Found:
+        """Return (victims, *shape), started at the middle of the value range (or at zero), and the clone."""
+        assert knowledge.architecture is not None
+        seen = view.select(kind="activation").tensors(knowledge.device)
+        best: tuple[float, Tensor, Clone] | None = None
+        for restart in range(self.restarts):
+            clone = knowledge.architecture(int(torch.randint(2**62, (), generator=generator)))
+            x = start(seen, knowledge)
+            for done in self._alternate(x, clone, seen):
+                progress(restart * self.rounds + done, self.restarts * self.rounds)
+            with torch.no_grad():
+                loss = float(misfit(clone(x), seen)) + self.prior(x, knowledge.value_range)
+            if best is None or loss < best[0]:
+                best = loss, x.detach(), clone
+        assert best is not None
+        _, guess, clone = best
+        return Found(stretched(guess, knowledge.value_range) if self.stretch else guess, clone)
+
+    def prior(self, x: Tensor, value_range: tuple[float, float] | None) -> float:
+        """Return how unlikely rows x (n, ...) are by themselves, whatever their scale: the regularisers, summed up.
+
+        Of each row spread from 0 at the low end of the value range to 1 at its high end; as it is without a range.
+        """
+        shown = stretched(x, None if value_range is None else (0.0, 1.0))
+        return float(self.tv * total_variation(shown) + self.l2 * shown.square().flatten(1).mean(1).sum())
+
+    def _alternate(self, x: Tensor, clone: Clone, seen: Releases) -> Iterator[int]:
+        """Search x and the weights of `clone` in turn, and yield the number of rounds done."""
+        weights = list(clone.parameters())
+        if not weights:
+            raise InvalidInput("unsplit needs an upstream with weights to search; this one has none: use rmle")
+        inputs = torch.optim.Adam([x], lr=self.lr, amsgrad=True)
+        model = torch.optim.Adam(weights, lr=self.model_lr, amsgrad=True)
+        search = Search(seen, clone, clone.sample, self.tv, self.l2)
+        for done in range(self.rounds):
+            search.advance(x, inputs, self.input_steps)
+            for _ in range(self.model_steps):
+                loss = misfit(clone(x.detach()), seen) / len(x)
+                model.zero_grad(set_to_none=True)
+                loss.backward()
+                model.step()
+            yield done + 1
+
+
+def stretched(x: Tensor, value_range: tuple[float, float] | None) -> Tensor:
+    """Spread every row of x (n, ...) over the value range; a constant row stays as it is, as does x without a range."""
+    if value_range is None:
+        return x
+    flat = x.flatten(1)
+    least, most = flat.amin(1, keepdim=True), flat.amax(1, keepdim=True)
+    low, high = value_range
+    spread = low + (high - low) * (flat - least) / (most - least)
+    return torch.where(most > least, spread, flat).view_as(x)

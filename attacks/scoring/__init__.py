@@ -1,0 +1,1 @@
+"""Scores of attacks: metrics, baselines, and what only the scorer knows."""

@@ -1,0 +1,94 @@
+"""Scores that ask a classifier of clean rows: of which class is a reconstruction, or a row that stands for a class?
+
+The classifier learns from auxiliary rows that nobody defended (`splitfed.attacks.scoring.classifier`); its accuracy on
+the true rows is the ceiling of every accuracy beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from splitfed.attacks.scoring.classifier import clean_classifier
+from splitfed.attacks.scoring.metrics import Grade, grade, mean_image, random_pairing
+from splitfed.core.errors import InvalidInput
+from splitfed.stats.intervals import Interval, bootstrap_interval
+
+
+class Labelled(Protocol):
+    """Rows with class labels and the range of their values."""
+
+    @property
+    def x(self) -> Tensor:
+        """The rows."""
+        ...
+
+    @property
+    def y(self) -> Tensor:
+        """Their labels."""
+        ...
+
+    @property
+    def value_range(self) -> tuple[float, float] | None:
+        """The least and the greatest value of x."""
+        ...
+
+
+def accuracies(
+    truth: Tensor, guess: Tensor, labels: Tensor, auxiliary: Labelled, generator: torch.Generator
+) -> dict[str, dict[str, Interval]]:
+    """Return guesser -> "accuracy": how often the clean classifier says that a row is of its label.
+
+    truth, guess (n, ...); labels (n,) int64. Guessers: "guess", "truth" (the ceiling), and the baselines "mean_image"
+    and, for two rows or more, "random_pairing".
+    """
+    scores = _classifier(auxiliary, labels)
+    rows = {"guess": guess, "truth": truth, "mean_image": mean_image(auxiliary.x).to(truth).expand(truth.shape)}
+    if len(truth) > 1:
+        rows["random_pairing"] = random_pairing(truth, generator)
+    said = {name: scores(x).argmax(1).cpu() for name, x in rows.items()}
+    return {n: {"accuracy": bootstrap_interval((s == labels).double(), generator)} for n, s in said.items()}
+
+
+def check_gradable(auxiliary: Labelled) -> None:
+    """Refuse auxiliary rows that no classifier can learn from: fewer than two, or labels that are no classes."""
+    _whole(auxiliary.y)
+    if len(auxiliary.y) < 2:
+        raise InvalidInput(f"grading by a classifier needs two auxiliary rows or more; found {len(auxiliary.y)}")
+
+
+def grade_representatives(
+    guess: Tensor, trained: Labelled, auxiliary: Labelled, generator: torch.Generator
+) -> tuple[Tensor, Grade]:
+    """Grade rows that stand for classes (classes, ...) by the mean of each class that was `trained` on.
+
+    Returns these means (present, ...), classes without rows left out, and for every guesser the metrics of `grade` and
+    "accuracy". Guessers: "guess", the baselines "mean_image" (of the auxiliary rows) and "random_pairing" (the mean of
+    another class), and "truth", the means themselves, for accuracy alone.
+    """
+    present = _whole(trained.y).unique()
+    if len(guess) <= int(present.max()):
+        raise InvalidInput(f"guess has {len(guess)} rows; expected one a class, {int(present.max()) + 1} at least")
+    truth = torch.stack([trained.x[trained.y == label].mean(0) for label in present.tolist()])
+    said = guess.detach().cpu()[present]
+    scores = grade(truth, said, trained.value_range, auxiliary.x, generator)
+    for name, metrics in accuracies(truth, said, present, auxiliary, generator).items():
+        scores.setdefault(name, {}).update(metrics)
+    return truth, scores
+
+
+def _classifier(auxiliary: Labelled, labels: Tensor) -> Callable[[Tensor], Tensor]:
+    check_gradable(auxiliary)
+    most = max(int(auxiliary.y.max()), int(_whole(labels).max()))
+    return clean_classifier(auxiliary, auxiliary.x, auxiliary.y, most + 1)
+
+
+def _whole(labels: Tensor) -> Tensor:
+    if labels.dim() != 1 or labels.is_floating_point():
+        raise InvalidInput(
+            f"labels have shape {tuple(labels.shape)} and type {labels.dtype}; grading by a classifier needs classes"
+        )
+    return labels

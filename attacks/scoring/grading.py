@@ -1,0 +1,100 @@
+"""Scores a guess by what it is a guess of; the only place where an attack's result meets the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from splitfed.attacks.base import Target
+from splitfed.attacks.labels.known_labels import others
+from splitfed.attacks.scoring.class_metrics import accuracies, grade_representatives
+from splitfed.attacks.scoring.label_metrics import grade_labels
+from splitfed.attacks.scoring.member_metrics import grade_members
+from splitfed.attacks.scoring.metrics import Grade, grade
+from splitfed.attacks.scoring.share_metrics import grade_shares
+from splitfed.stats.intervals import bootstrap_interval
+
+
+class Rows(Protocol):
+    """What a grader needs of a data set."""
+
+    @property
+    def x(self) -> Tensor:
+        """The rows."""
+        ...
+
+    @property
+    def y(self) -> Tensor:
+        """Their labels."""
+        ...
+
+    @property
+    def value_range(self) -> tuple[float, float] | None:
+        """The least and the greatest value of x."""
+        ...
+
+    def label(self, name: str | None = None) -> Tensor:
+        """The labels of a label set; None is the main one."""
+        ...
+
+
+def grade_of(
+    target: Target,
+    guess: Tensor,
+    victims: Rows,
+    auxiliary: Rows,
+    generator: torch.Generator,
+    hints: Mapping[int, Tensor] | None = None,
+    *,
+    label_set: str | None = None,
+    members: Tensor | None = None,
+    trained: Rows | None = None,
+    classifier: bool = False,
+    part: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[Tensor, Grade]:
+    """Return the truth that `guess` is about, and the guess's grade beside its baselines.
+
+    `hints`: class -> positions of victims whose label the attack was told; they are not scored. `label_set`:
+    which labels a guess of labels is about. `members`: (victims,) bool, who was trained on, for a guess of that;
+    `trained`: all rows that were, for representatives and shares. `classifier`: whether reconstructions are also graded
+    by a classifier of clean auxiliary rows. `part(x)`: what of rows x is scored where the adversary holds the rest
+    itself; such a classifier sees whole rows all the same.
+    """
+    if target is Target.MEMBERS:
+        assert members is not None
+        return members, grade_members(members, guess, generator)
+    if target is Target.REPRESENTATIVES:
+        assert trained is not None
+        return grade_representatives(guess, trained, auxiliary, generator)
+    if target is Target.SHARES:
+        assert trained is not None
+        return grade_shares(trained.y, guess, auxiliary.y)
+    if target is Target.LABELS:
+        truth, left = victims.label(label_set), others(len(victims.y), hints or {})
+        return truth, grade_labels(truth, guess, auxiliary.label(label_set), generator, left)
+    seen, shown, blind = (t if part is None else part(t) for t in (victims.x, guess, auxiliary.x))
+    scores = grade(seen, shown, victims.value_range, blind, generator)
+    if classifier:
+        for name, found in accuracies(victims.x, guess, victims.y, auxiliary, generator).items():
+            scores.setdefault(name, {}).update(found)
+    return victims.x, scores
+
+
+def grade_clone(outputs: Mapping[str, Tensor], truth: Tensor, generator: torch.Generator) -> Grade:
+    """Grade stolen segments by what the whole model says with them: guesser -> metric -> mean and interval over rows.
+
+    `outputs`: "clone", "trained" (the segments it imitates) and "fresh" (same architecture, weights drawn at random)
+    -> (n, classes), or (n, 1) logits of the second of two classes; truth: (n,) classes. Metrics: "accuracy", and
+    "agreement", the share of rows on which the model says the same as with the trained segments.
+    """
+    said = {name: (z.reshape(-1) > 0).long() if z[0].numel() == 1 else z.argmax(1) for name, z in outputs.items()}
+    return {
+        name: {
+            "accuracy": bootstrap_interval((found == truth).double(), generator),
+            "agreement": bootstrap_interval((found == said["trained"]).double(), generator),
+        }
+        for name, found in said.items()
+    }

@@ -1,0 +1,113 @@
+"""Scores for guessed labels: accuracy and, for two classes, the area under the ROC curve ("leak AUC").
+
+Paper: Li, Sun, Yang, Gao, Zhang, Xie, Smith, Wang, "Label leakage and protection in two-party split learning", ICLR
+2022 (leak AUC).
+
+The AUC is that of the scores as they are: nobody but the truth could say which way to flip them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from splitfed.attacks.scoring.metrics import Grade
+from splitfed.core.errors import InvalidInput, check_count
+from splitfed.stats.intervals import Interval, bootstrap_interval
+
+
+def grade_labels(
+    truth: Tensor, guess: Tensor, prior: Tensor, generator: torch.Generator, scored: Tensor | None = None
+) -> Grade:
+    """Grade `guess`, scores (n, classes) or (n,) for two classes, of the labels `truth`, (n,) int64.
+
+    A row of scores says the class of the greatest, the first of equal ones; a single score says class 1 where it is
+    above zero. `scored`: positions of the victims that count (default: all). Guessers: "guess", and the baselines
+    "majority", which says the most frequent class of `prior` (m,), the labels an attacker may know of, and
+    "random_pairing", which says the label of another victim drawn at random (in expectation). Metrics: "accuracy" with
+    a bootstrap interval over victims; for two classes, both among the victims, "auc" in [0, 1] as well, which is .5
+    for the baselines.
+    """
+    _check(truth, guess)
+    scores, known = guess.detach().double().cpu(), truth.cpu()
+    if scored is not None:
+        scores, known = scores[scored.cpu()], known[scored.cpu()]
+    said = (scores > 0).long() if scores.dim() == 1 else scores.argmax(1)
+    grades: Grade = {"guess": {"accuracy": _share(said == known, generator)}}
+    if len(prior):
+        most = int(prior.long().mode().values)
+        grades["majority"] = {"accuracy": _share(known == most, generator)}
+    if len(known) > 1:
+        # The chance, exact, that another victim drawn at random bears the same label.
+        same = torch.bincount(known)[known] - 1
+        grades["random_pairing"] = {"accuracy": _share(same / (len(known) - 1), generator)}
+    single = scores if scores.dim() == 1 else scores[:, 1] - scores[:, 0]
+    if (scores.dim() == 1 or scores.shape[1] == 2) and 0 < int(known.sum()) < len(known):
+        for name in ("majority", "random_pairing"):
+            if name in grades:
+                grades[name]["auc"] = Interval(0.5, 0.5, 0.5, len(known))
+        grades["guess"]["auc"] = auc_interval(single, known == 1, generator)
+    return grades
+
+
+def auc(scores: Tensor, positive: Tensor) -> float:
+    """Return the chance that a positive scores higher than a negative, ties counting half, in [0, 1].
+
+    scores: (n,) without NaN; positive: (n,) bool with at least one of each.
+    """
+    if scores.dim() != 1 or positive.shape != scores.shape or positive.dtype != torch.bool:
+        raise InvalidInput(
+            f"an AUC needs scores (n,) and marks (n,) of true and false; got {tuple(scores.shape)} and "
+            f"{tuple(positive.shape)} of {positive.dtype}"
+        )
+    if bool(scores.isnan().any()):
+        raise InvalidInput("scores hold nan; expected numbers")
+    if not 0 < int(positive.sum()) < len(positive):
+        raise InvalidInput("an AUC needs at least one positive and one negative")
+    order = torch.unique(scores.double(), return_inverse=True)[1]
+    equal = torch.bincount(order[~positive], minlength=int(order.max()) + 1).double()
+    below = equal.cumsum(0) - equal
+    wins = below[order[positive]] + equal[order[positive]] / 2
+    return float(wins.mean() / (~positive).sum())
+
+
+def auc_interval(scores: Tensor, positive: Tensor, generator: torch.Generator, resamples: int = 500) -> Interval:
+    """Return `auc` with its 95 % percentile bootstrap interval over victims, each class resampled by itself.
+
+    With a single victim of a class nothing is known of its spread: the bounds are NaN.
+    """
+    check_count("resamples", resamples, low=1)
+    value = auc(scores, positive)
+    positives, negatives = scores[positive], scores[~positive]
+    if min(len(positives), len(negatives)) == 1:
+        return Interval(value, float("nan"), float("nan"), len(scores))
+    marks = torch.arange(len(scores)) < len(positives)
+    found = [
+        auc(torch.cat([_resampled(positives, generator), _resampled(negatives, generator)]), marks)
+        for _ in range(resamples)
+    ]
+    tails = torch.tensor([0.025, 0.975], dtype=torch.float64)
+    low, high = torch.tensor(found, dtype=torch.float64).quantile(tails).tolist()
+    return Interval(value, low, high, len(scores))
+
+
+def _check(truth: Tensor, guess: Tensor) -> None:
+    """Refuse labels that are no classes, and a guess that does not fit them."""
+    if truth.dim() != 1 or truth.is_floating_point():
+        raise InvalidInput(f"labels have shape {tuple(truth.shape)} and type {truth.dtype}; expected one class a row")
+    if len(guess) != len(truth) or guess.dim() not in (1, 2):
+        raise InvalidInput(f"guess has shape {tuple(guess.shape)}; expected scores for {len(truth)} victims")
+    classes = 2 if guess.dim() == 1 else guess.shape[1]
+    if classes < 2 or (len(truth) and int(truth.max()) >= classes):
+        raise InvalidInput(f"guess has scores for {classes} classes; the victims have labels up to {int(truth.max())}")
+    if not bool(torch.isfinite(guess).all()):
+        raise InvalidInput("guess holds a score that is not finite")
+
+
+def _resampled(values: Tensor, generator: torch.Generator) -> Tensor:
+    drawn = torch.randint(len(values), (len(values),), generator=generator, device=generator.device)
+    return values[drawn.to(values.device)]
+
+
+def _share(right: Tensor, generator: torch.Generator) -> Interval:
+    return bootstrap_interval(right.double(), generator)

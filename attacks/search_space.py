@@ -1,0 +1,37 @@
+"""Among which values a parameter of an attack may be tuned: an interval, or a list."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from splitfed.core.errors import InvalidInput, check_number
+
+
+@dataclass(frozen=True)
+class Span:
+    """Numbers from `low` to `high`, both included: whole ones if both bounds are; `log`: evenly by factors."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse bounds in the wrong order, and bounds that are not positive where factors count."""
+        check_number("span low", self.low, low=0.0 if self.log else -float("inf"), open_low=self.log)
+        check_number("span high", self.high, low=self.low, open_low=True)
+
+    @property
+    def whole(self) -> bool:
+        """Whether only whole numbers are meant."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+
+Choice = Span | tuple[Any, ...]
+"""An interval, or the values themselves."""
+
+
+def check_choice(name: str, choice: Any) -> None:
+    """Refuse what is neither a `Span` nor a list of values."""
+    if not isinstance(choice, Span) and not (isinstance(choice, (tuple, list)) and len(choice) > 0):
+        raise InvalidInput(f"{name}={choice!r} is not allowed; expected Span(low, high) or a list of values")

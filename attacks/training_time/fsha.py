@@ -1,0 +1,176 @@
+"""Feature-space hijacking: an active server trains the client into an encoder it can decode, with its own gradients.
+
+Paper: Pasquini, Ateniese, Bernaschi, "Unleashing the tiger: inference attacks on split learning", CCS 2021.
+
+At every step the party learns an encoder and a decoder of the auxiliary images (mean squared error), and a critic that
+tells encodings from what the client sends (Wasserstein, gradient penalty 500); the client gets the gradient of the
+critic's mean in place of the task's, so that what it sends becomes decodable. All of the step's gradients are taken
+before any of its updates. The client's own optimizer decides its rate; the authors' is Adam at 1e-5. Encodings pass
+the run's defenses, drawn by the attacker, before critic and decoder see them.
+
+`disguise` makes it adaptive to detectors: a step whose honest gradient is more than that many times as long as usual
+(as when a client sends wrong labels to see what comes back) gets the honest gradient, and so do the first `start`
+steps, after which wrong labels stand out.
+
+On images the networks are the authors' (`splitfed.attacks.training_time.fsha_networks`), narrower by default; elsewhere
+generic residual ones. `per_channel` is how the authors' code takes the critic's slope: its length in every channel of
+the cut by itself, each held at one, where the gradient penalty that they cite holds the length over the whole row
+there.
+
+How much a client's distance correlation can do against it is a matter of the ratio of both gradients, which changes
+with the width of the cut: `splitfed.attacks.training_time.gradient_ratio` measures it and scales the weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from splitfed.attacks.base import Target
+from splitfed.attacks.networks.networks import Critic, Translator
+from splitfed.attacks.networks.scaling import Scale
+from splitfed.attacks.training_time.fsha_networks import Decoder, Encoder, ImageCritic
+from splitfed.attacks.training_time.training_attack import Insider, Intruder, Post, Seen
+from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.core.messages import View
+
+_MEMORY = 0.9  # of the running mean of the honest gradient's length
+
+
+@dataclass(frozen=True)
+class Fsha(Intruder):
+    """Rates of encoder and decoder `lr` and of the critic `critic_lr`; `penalty` of the critic's slope, its `momentum`.
+
+    `width` and `blocks` of the networks (on images: of the critic; the decoder has `width` too); `per_channel`: whether
+    the slope is measured in every channel by itself; `strength` multiplies the gradient sent, for clients whose
+    optimizer minds its length; `disguise`: None, or a number above one; `start`: how many steps the party stays honest.
+    """
+
+    active: ClassVar[bool] = True
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fast": {"lr": 1e-3, "critic_lr": 3e-3, "width": 24, "blocks": 1, "penalty": 10.0, "momentum": 0.5},
+        "paper": {
+            "lr": 1e-5,
+            "critic_lr": 1e-4,
+            "width": 256,
+            "blocks": 6,
+            "penalty": 500.0,
+            "momentum": 0.9,
+            "per_channel": True,
+        },
+    }
+
+    lr: float = 1e-3
+    critic_lr: float = 1e-3
+    penalty: float = 500.0
+    width: int = 24
+    blocks: int = 1
+    momentum: float = 0.9
+    strength: float = 1.0
+    disguise: float | None = None
+    start: int = 0
+    per_channel: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse rates and strengths that are not positive, counts below one and a disguise that is always on."""
+        for name in ("lr", "critic_lr", "strength"):
+            check_number(f"fsha {name}", getattr(self, name), low=0.0, open_low=True)
+        check_number("fsha penalty", self.penalty, low=0.0)
+        check_number("fsha momentum", self.momentum, low=0.0, high=1.0, open_high=True)
+        for name in ("width", "blocks"):
+            check_count(f"fsha {name}", getattr(self, name), low=1)
+        check_count("fsha start", self.start, low=0)
+        if self.disguise is not None:
+            check_number("fsha disguise", self.disguise, low=1.0, open_low=True)
+
+    def enter(self, post: Post) -> Insider:
+        """Return the insider; refuse a party that sends no gradient back."""
+        if not post.returns:
+            raise InvalidInput(f"fsha replaces the gradient that {post.party!r} returns, and none goes back here")
+        return Hijacker(self, post)
+
+
+class Hijacker(Insider):
+    """FSHA at work: `encoder`, `decoder`, `critic`."""
+
+    plan: Fsha
+    active: ClassVar[bool] = True
+
+    def build(self) -> None:
+        """Make the three networks."""
+        plan, known = self.plan, self.post.knowledge
+        self.scale = Scale(known.value_range)
+        self.usual: float | None = None
+        image, cut, size = known.shape, self.post.shape, (plan.width, plan.blocks)
+        encoder: nn.Module
+        decoder: nn.Module
+        critic: nn.Module
+        if len(image) == len(cut) == 3:
+            encoder, critic = Encoder(image, cut), ImageCritic(cut, *size)
+            decoder = Decoder(cut, image, plan.width, self.scale.bounded)
+        else:
+            encoder, critic = Translator(image, cut, *size), Critic(cut, *size)
+            decoder = Translator(cut, image, *size, bounded=self.scale.bounded)
+        self.add("encoder", encoder, plan.lr)
+        self.add("decoder", decoder, plan.lr)
+        self.add("critic", critic, plan.critic_lr, plan.momentum)
+
+    def learn(self, seen: Seen, modules: Mapping[str, nn.Module], random: torch.Generator) -> Tensor:
+        """Take one step of all three; return the gradient for the client, (rows, *shape)."""
+        assert self.post.knowledge.auxiliary is not None
+        encoder, decoder, critic = (self.nets[n] for n in ("encoder", "decoder", "critic"))
+        x = self.scale.down(self.post.knowledge.auxiliary[self.rows(len(seen.z), random).to(self.device)])
+        made = self.post.sender.release(encoder(x), self.steps)
+        rebuilt = functional.mse_loss(decoder(made), x)
+        z = seen.z.detach().clone().requires_grad_()
+        real, own = critic(z).mean(), critic(made.detach()).mean()
+        (gradient,) = torch.autograd.grad(real, z, retain_graph=True)
+        slope = gradient_penalty(critic, seen.z, made.detach(), random, self.plan.per_channel)
+        self.descend({"encoder": rebuilt, "decoder": rebuilt, "critic": own - real + self.plan.penalty * slope})
+        self.note(auxiliary_mse=rebuilt * self.scale.unit**2, critic_gap=real - own)
+        return gradient * self.plan.strength
+
+    def choose(self, gradient: Tensor, honest: Tensor) -> Tensor:
+        """Return the hijacking gradient, or the honest one where a client seems to be testing the server."""
+        early = self.steps <= self.plan.start
+        if self.plan.disguise is None:
+            return honest if early else gradient
+        length = float(honest.norm())
+        tested = early or (self.usual is not None and length > self.plan.disguise * self.usual)
+        self.usual = length if self.usual is None else _MEMORY * self.usual + (1 - _MEMORY) * length
+        self.note(disguised=torch.tensor(float(tested)))
+        return honest if tested else gradient
+
+    @torch.no_grad()
+    def guess(self, view: View, target: Target) -> Tensor:
+        """Return what the decoder makes of what was released: (victims, *shape)."""
+        return self.scale.up(self.nets["decoder"](self.released(view)))
+
+    def memory(self) -> dict[str, float]:
+        """Return the usual length of an honest gradient."""
+        return {} if self.usual is None else {"usual": self.usual}
+
+    def remember(self, memory: Mapping[str, float]) -> None:
+        """Take it back."""
+        self.usual = memory.get("usual")
+
+
+def gradient_penalty(
+    critic: nn.Module, one: Tensor, two: Tensor, random: torch.Generator, per_channel: bool = False
+) -> Tensor:
+    """Return the mean of (|slope| - 1)^2 at random points between the rows of `one` and `two`, (rows, ...) each.
+
+    `per_channel`: the length of the slope is that within each channel of (rows, channels, ...), not of the whole row.
+    """
+    share = torch.rand((len(one),), generator=random).to(one).view(-1, *[1] * (one.dim() - 1))
+    between = (share * one + (1 - share) * two).detach().requires_grad_()
+    (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
+    if per_channel and slope.dim() > 2:
+        slope = slope.flatten(0, 1)
+    # A slope of zero has a length without a derivative.
+    return ((slope.flatten(1).square().sum(1) + 1e-12).sqrt() - 1).square().mean()

@@ -1,0 +1,38 @@
+"""Labels from inside: what an intruder that lived in the training (sdar, pcat) says of the victims' classes.
+
+Paper: Zhu, Luo, Wu, Xiao, "Passive inference attacks on split learning via adversarial regularization", NDSS 2025;
+Gao, Zhang, "PCAT: functionality and data stealing from split learning by pseudo-client attack", USENIX Security 2023.
+
+In a U-shaped run labels never reach the server; the intruder's own head, trained on the server's segments, reads them
+off what arrives. Where labels do reach the server its own model says as much.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import View
+
+
+@dataclass(frozen=True)
+class InsiderLabels(Attack):
+    """Asks whichever intruder was at the adversary's party."""
+
+    target: ClassVar[Target] = Target.LABELS
+    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.INSIDER, Needs.AUXILIARY_LABELS})
+
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
+        """Return scores of labels, (victims, classes); refuse an intruder that has learnt none."""
+        insider = knowledge.insider
+        assert insider is not None
+        if Needs.AUXILIARY_LABELS not in getattr(insider.plan, "learns_from", frozenset()):
+            raise InvalidInput(
+                f"{type(insider.plan).__name__} learns no labels; train with sdar or pcat as the intruder"
+            )
+        return insider.guess(view, self.target)

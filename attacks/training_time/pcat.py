@@ -1,0 +1,276 @@
+"""PCAT: an honest server trains a pseudo-client against its own segments as they learn, and inverts that.
+
+Paper: Gao, Zhang, "PCAT: functionality and data stealing from split learning by pseudo-client attack", USENIX Security
+2023.
+
+As in the paper. When (z, y) has arrived, auxiliary rows with the same labels are drawn (section 4.1); where labels do
+not arrive, any rows (4.4). CE(g(f'(x_a)), y_a) moves the pseudo-client f' alone, g being the party's own segments just
+as z passes them, before their step: they learn from the honest gradient and nothing else (algorithm 2). The attack
+begins `start` steps late, for a young g misleads (4.4). With `after` g never moves: that many steps are taken on the
+trained g when the guess is asked for (algorithm 1, Vanilla-PCAT). Where labels do not arrive a pseudo-head learns
+beside f' from the same loss, and reads the labels off g(z) (4.3). For inputs an inverse, of transposed convolutions
+and bilinear upsampling, learns (f'(x_a), x_a), is applied to z, and its result x refined so that f'(x) = z (4.2).
+Layouts: the client's own, weights drawn anew, with `layout="client"` ("same" in tables 2 and 3), or a generic residual
+network, for f' may have any layout; those of the paper's other experiments are given in pictures only.
+
+Ours, where the paper does not say: Adam and its rates (3.1 gives the attacker the client's optimizer); g in evaluation
+mode; blocks, losses and lengths of inverse and refinement; batches of 64 where none arrives. The inverse has no tanh
+(the one of the paper that its table 14 gives in words has): on MNIST that stuck at black. What the pseudo-client sends
+passes the run's defenses, drawn by the attacker, and its loss is weighed, and has terms added, as the client's by them:
+with distance correlation it is (1 - alpha) CE + alpha DCOR. The refinement stays in the range of values, compares
+releases with defenses at their mean, and adapts where they are random (`splitfed.attacks.reconstruction.inversion`). It
+can make a guess worse where the pseudo-client is poor.
+
+Where no labels arrive nothing ties pseudo-client and pseudo-head to the client's: both can fit g in a way of their own,
+classify well together and read no label, or fewer than chance, off what the client sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from splitfed.attacks.base import Needs, Target
+from splitfed.attacks.networks.frozen_copy import Replica
+from splitfed.attacks.networks.networks import Translator
+from splitfed.attacks.networks.scaling import Scale
+from splitfed.attacks.networks.substitute_client import check_layout, client_like, head_like, layout_needs
+from splitfed.attacks.reconstruction.inversion import Search
+from splitfed.attacks.training_time.task_loss import check_classes, likely, loss_of
+from splitfed.attacks.training_time.training_attack import Insider, Intruder, Post, Seen
+from splitfed.core.errors import check_count, check_number
+from splitfed.core.messages import Message, View
+from splitfed.core.random import derive, generator, stream
+
+_SMOOTHNESS = 0.2  # variance by which neighbouring pixels differ, for images in [0, 1]
+
+
+@dataclass(frozen=True)
+class Pcat(Intruder):
+    """Rates of pseudo-client and pseudo-head `lr`, late `start` in steps; the inverse: `inverse_steps` at `inverse_lr`.
+
+    `refine`: steps from the inverse's guess to one that releases what was seen. `after`: None, or how many steps to
+    take once training is over, in place of those during it, in batches of 64.
+    """
+
+    learns_from: ClassVar[frozenset[Needs]] = frozenset({Needs.AUXILIARY, Needs.AUXILIARY_LABELS})
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fast": {"lr": 3e-3, "start": 50, "inverse_lr": 3e-3, "inverse_steps": 300, "refine": 50, "width": 24},
+        "paper": {
+            "lr": 1e-3,
+            "start": 100,
+            "inverse_lr": 1e-3,
+            "inverse_steps": 5000,
+            "refine": 500,
+            "width": 64,
+            "layout": "client",
+        },
+    }
+
+    lr: float = 1e-3
+    start: int = 100
+    inverse_lr: float = 1e-3
+    inverse_steps: int = 1000
+    refine: int = 100
+    refine_lr: float = 0.01
+    after: int | None = None
+    width: int = 24
+    blocks: int = 1
+    layout: str = "generic"
+
+    def __post_init__(self) -> None:
+        """Refuse rates that are not positive, counts below their least and layouts that there are not."""
+        for name in ("lr", "inverse_lr", "refine_lr"):
+            check_number(f"pcat {name}", getattr(self, name), low=0.0, open_low=True)
+        for name, low in (("start", 0), ("refine", 0), ("inverse_steps", 1), ("width", 1), ("blocks", 1)):
+            check_count(f"pcat {name}", getattr(self, name), low=low)
+        if self.after is not None:
+            check_count("pcat after", self.after, low=1)
+        check_layout("pcat", self.layout)
+
+    def needs(self, told: bool) -> frozenset[Needs]:
+        """Labelled auxiliary rows, and the client's layouts where pseudo-client and pseudo-head have them."""
+        return self.learns_from | layout_needs(self.layout, told)
+
+    def enter(self, post: Post) -> Insider:
+        """Return the insider; refuse a task without classes, and a client whose layout cannot be drawn or trained."""
+        check_classes("pcat", post)
+        return PseudoClient(self, post)
+
+
+class PseudoClient(Insider):
+    """PCAT at work: `client`, and `head` where no labels arrive."""
+
+    plan: Pcat
+
+    def build(self) -> None:
+        """Make the pseudo-client, and the head."""
+        plan, post, known = self.plan, self.post, self.post.knowledge
+        self.scale = Scale(known.value_range)
+        self.own = Replica(post.segments, post.value, post.out).to(self.device)
+        self.epoch = 0
+        self.client = client_like("pcat", post, plan.width, plan.blocks)
+        self.add("client", self.client, plan.lr)
+        self.defenses["client"] = self.client.defenses
+        if post.labels is None:
+            self.add("head", head_like(post, plan.width, plan.blocks), plan.lr)
+
+    def send(self, message: Message) -> Message:
+        """Learn when the honest gradient leaves, for then the party's segments have not yet taken their step."""
+        lane = message.stamp.lane
+        due = message.stamp.phase == "train" and message.kind == "gradient" and message.edge == self.post.edge
+        if due and lane in self._arrived:
+            self._learn(lane, self._arrived.pop(lane))
+        return message
+
+    def learn(self, seen: Seen, modules: Mapping[str, nn.Module], random: torch.Generator) -> None:
+        """Take a step against the party's segments as they are, with the labels that arrived.
+
+        Where no gradient is sent back it is taken when the party's own step has been.
+        """
+        self.epoch = seen.epoch
+        if self.steps <= self.plan.start or self.plan.after is not None:
+            return
+        self.own.follow(modules)
+        rows = self.rows(len(seen.z), random) if seen.y is None else self._alike(seen.y, random)
+        self.note(auxiliary_task=self._follow(rows.to(self.device), self.steps))
+
+    def _follow(self, rows: Tensor, number: int) -> Tensor:
+        x, y = self._known()
+        imitated = self.client.in_training(self.scale.up(x[rows]), number, self.epoch)
+        made = self.own(imitated.release)
+        head = self.nets.get("head")
+        task = loss_of(made if head is None else head(made), y[rows])
+        self.descend(dict.fromkeys(self.nets, imitated.loss(task)))
+        self.client.defenses.learn()
+        return task
+
+    def _made(self, x: Tensor, number: int) -> Tensor:
+        """Return what the pseudo-client releases of scaled rows x (n, *shape) at draw `number`."""
+        found: Tensor = self.client(self.scale.up(x), number)
+        return found
+
+    def _expected(self, x: Tensor) -> Tensor:
+        """Return the same with every defense at its mean, differentiable in x."""
+        return self.client.expected(self.scale.up(x))
+
+    def memory(self) -> dict[str, float]:
+        """Return the epoch that the run is in."""
+        return {"epoch": float(self.epoch)}
+
+    def remember(self, memory: Mapping[str, float]) -> None:
+        """Take it back."""
+        self.epoch = int(memory["epoch"])
+
+    def _known(self) -> tuple[Tensor, Tensor]:
+        known = self.post.knowledge
+        assert known.auxiliary is not None
+        assert known.auxiliary_labels is not None
+        return self.scale.down(known.auxiliary), known.auxiliary_labels.long().view(-1)
+
+    def _alike(self, wanted: Tensor, random: torch.Generator) -> Tensor:
+        """Draw auxiliary rows with the labels `wanted` (rows,); any row for a label that is not there."""
+        return same_labels(self._known()[1].cpu(), wanted.long().view(-1).cpu(), random)
+
+    def guess(self, view: View, target: Target) -> Tensor:
+        """Return (victims, *shape) from an inverse of the pseudo-client, or scores of labels (victims, classes).
+
+        The networks of the insider stay as they are: asked twice, it answers the same.
+        """
+        z = self.released(view)
+        labels = target is Target.LABELS
+        return self._asked(view, lambda random: self._labels(z) if labels else self._invert(z, random))
+
+    def classify(self, view: View, x: Tensor) -> Tensor:
+        """Return what the stolen model says of x (n, *shape), scores (n, classes).
+
+        That is the pseudo-client, defenses at their mean, then the party's segments as they are in the view, then the
+        pseudo-head if any.
+        """
+        return self._asked(view, lambda _: self._labels(self._expected(self.scale.down(x.to(self.device)))))
+
+    def _asked(self, view: View, answer: Callable[[torch.Generator], Tensor]) -> Tensor:
+        kept = self.state()
+        with torch.enable_grad(), stream(derive(self.post.seed, "guess"), self.device):
+            self.own.follow(view.segments)
+            random = generator(self.post.seed, "guess draws")
+            for number in range(self.plan.after or 0):
+                self._follow(self.rows(64, random).to(self.device), -1 - number)
+            found = self._evaluated(answer, random)
+        self.load_state(kept)
+        return found.detach()
+
+    def _evaluated(self, answer: Callable[[torch.Generator], Tensor], random: torch.Generator) -> Tensor:
+        """Return the answer of networks in evaluation mode, as what arrives after training is made."""
+        try:
+            for net in self.nets.values():
+                net.eval()
+            return answer(random)
+        finally:
+            for net in self.nets.values():
+                net.train()
+
+    def _labels(self, z: Tensor) -> Tensor:
+        scores = self.own(z)
+        return self.nets["head"](scores) if "head" in self.nets else likely(scores)
+
+    def _invert(self, z: Tensor, random: torch.Generator) -> Tensor:
+        plan, shape = self.plan, self.post.knowledge.shape
+        inverse = Translator(self.post.shape, shape, plan.width, plan.blocks)
+        optimizer = torch.optim.Adam(inverse.to(self.device).parameters(), lr=plan.inverse_lr)
+        x = self._known()[0]
+        for number in range(plan.inverse_steps):
+            rows = self.rows(64, random).to(self.device)
+            with torch.no_grad():
+                made = self._made(x[rows], -1 - (plan.after or 0) - number)
+            _step(optimizer, functional.mse_loss(inverse(made), x[rows]))
+        coarse = inverse(z).clamp(-1, 1) if self.scale.bounded else inverse(z)
+        return self.scale.up(self._refined(coarse, z, random))
+
+    def _refined(self, x: Tensor, z: Tensor, random: torch.Generator) -> Tensor:
+        """Return rows near x (n, *shape) that the pseudo-client releases as z (n, ...), defenses at their mean.
+
+        They stay in the value range, where there is one.
+        """
+        plan, value = self.plan, self.post.value
+        x = x.detach().requires_grad_()
+
+        def mean(x: Tensor) -> dict[str, Tensor]:
+            return {value: self._expected(x)}
+
+        def sample(x: Tensor) -> dict[str, Tensor]:
+            number = int(torch.randint(1 << 30, (1,), generator=random))
+            return {value: self._made(x, -1 - number)}
+
+        search = Search({value: z}, mean, sample, tv=0.0, l2=0.0, smoothness=_SMOOTHNESS / self.scale.unit**2)
+        optimizer = torch.optim.Adam([x], lr=plan.refine_lr)
+        if self.scale.bounded:
+            optimizer.register_step_post_hook(lambda *_: _box(x))
+        search.advance(x, optimizer, plan.refine)
+        return x
+
+
+def same_labels(labels: Tensor, wanted: Tensor, random: torch.Generator) -> Tensor:
+    """Return for each of `wanted` (rows,) the number of a random row of `labels` that has it, or of any: (rows,)."""
+    places = {label: (labels == label).nonzero().flatten() for label in wanted.unique().tolist()}
+    chance = torch.rand(wanted.shape, generator=random)
+    found = torch.empty_like(wanted)
+    for row, label in enumerate(wanted.tolist()):
+        among = places[label] if len(places[label]) else torch.arange(len(labels))
+        found[row] = among[int(chance[row] * len(among))]
+    return found
+
+
+def _box(x: Tensor) -> None:
+    x.data.clamp_(-1, 1)
+
+
+def _step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    optimizer.step()

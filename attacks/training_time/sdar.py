@@ -1,0 +1,215 @@
+"""SDAR: an honest server trains a simulator of the client and a decoder beside the task, both kept real by critics.
+
+Paper: Zhu, Luo, Wu, Xiao, "Passive inference attacks on split learning via adversarial regularization", NDSS 2025;
+order of updates, modes and settings checked against the authors' published code (zhxchd/SDAR_SplitNN).
+
+After every honest step, with labelled auxiliary rows x_a and what arrived as z: the simulator e goes down
+CE(g(e(x_a)), y_a) + l1 BCE(D_e(e(x_a)), 1), g being the party's own segments, frozen and in evaluation mode; D_e learns
+z as real and e(x_a) as fake; then the decoder d goes down MSE(d(e(x_a)), x_a) + l2 BCE(D_d(d(z)), 1), and D_d learns
+x_a as real and d(z) as fake. The critics' rates are those of what they judge times l1 and l2, as the authors'. All four
+are in training mode while they learn; guesses come from the decoder in evaluation mode.
+
+Where labels arrive, d and both critics know them; a victim's label, which does not arrive at inference, is what the
+server's own model says. Where they do not (U-shaped), a head h of the attacker's own stands behind g, a share `flip` of
+the auxiliary labels is drawn anew, and h(g(z)) guesses the victims' labels. The simulator's releases pass the run's
+defenses, drawn by the attacker, and its task is weighed, and has terms added, as the client's by them: with distance
+correlation it goes down (1 - alpha) CE + alpha DCOR(x_a, e(x_a)) + l1 BCE.
+
+With layout "client", the authors', e has the layout of the segments upstream and h that of the client's head, weights
+drawn anew; the attacker must know both. With "generic" they are residual networks made from shapes alone; as long as
+nothing negative arrives e then ends with batch normalisation and ReLU, as the authors' clients and simulators do: a
+critic tells the releases of a linear end from theirs by the first negative number. (Noise that a defense adds hides how
+the client ends.) The authors also try a simulator without residual connections: .031 in place of .023 on CIFAR-10 at
+their level 7. `normalise` takes their decoder and critics, which have batch normalisation
+(`splitfed.attacks.training_time.sdar_networks`). In U-shaped runs the authors take l1 = .02 or .04 and flip 10 to 40 %
+of the labels; .02 and 20 % for ResNet-20 on CIFAR-10. Runs of some hundred steps needed .2 (table `sdar`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from splitfed.attacks.base import Needs, Target
+from splitfed.attacks.networks.frozen_copy import Replica
+from splitfed.attacks.networks.networks import Critic, Translator
+from splitfed.attacks.networks.scaling import Scale
+from splitfed.attacks.networks.substitute_client import check_layout, client_like, head_like, layout_needs
+from splitfed.attacks.training_time.sdar_networks import CutCritic, Decoder, ImageCritic, ReleaseEnd
+from splitfed.attacks.training_time.task_loss import check_classes, likely, loss_of
+from splitfed.attacks.training_time.training_attack import Insider, Intruder, Post, Seen
+from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.core.messages import View
+
+
+@dataclass(frozen=True)
+class Sdar(Intruder):
+    """Rates of simulator `lr`, decoder `decoder_lr` and label head `head_lr`; weights `l1` and `l2` of the critics.
+
+    A weight of zero leaves its critic out. `flip`: the share of auxiliary labels drawn anew where no labels arrive.
+    `layout` of simulator and head: "client" or "generic". `normalise`: whether decoder and critics are the authors',
+    with batch normalisation, where rows and cut are images. `width` and `blocks` of all networks that have no layout
+    of the client's.
+    """
+
+    learns_from: ClassVar[frozenset[Needs]] = frozenset({Needs.AUXILIARY, Needs.AUXILIARY_LABELS})
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fast": {"lr": 3e-3, "decoder_lr": 3e-3, "l1": 0.02, "l2": 1e-3, "width": 24, "blocks": 1},
+        "paper": {
+            "lr": 1e-3, "decoder_lr": 5e-4, "l1": 0.02, "l2": 1e-5, "flip": 0.2,
+            "width": 64, "blocks": 3, "layout": "client", "normalise": True,
+        },
+    }  # fmt: skip
+
+    lr: float = 1e-3
+    decoder_lr: float = 5e-4
+    head_lr: float = 1e-3
+    l1: float = 0.02
+    l2: float = 1e-5
+    flip: float = 0.1
+    width: int = 24
+    blocks: int = 1
+    layout: str = "generic"
+    normalise: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse rates that are not positive, negative weights, shares outside [0, 1], counts below one and layouts
+        that there are not."""  # fmt: skip
+        for name in ("lr", "decoder_lr", "head_lr"):
+            check_number(f"sdar {name}", getattr(self, name), low=0.0, open_low=True)
+        for name in ("l1", "l2"):
+            check_number(f"sdar {name}", getattr(self, name), low=0.0)
+        check_number("sdar flip", self.flip, low=0.0, high=1.0)
+        for name in ("width", "blocks"):
+            check_count(f"sdar {name}", getattr(self, name), low=1)
+        check_layout("sdar", self.layout)
+        if not isinstance(self.normalise, bool):
+            raise InvalidInput(f"sdar normalise={self.normalise!r} is not allowed; expected true or false")
+
+    def needs(self, told: bool) -> frozenset[Needs]:
+        """Labelled auxiliary rows, and the client's layouts where simulator and head have them."""
+        return self.learns_from | layout_needs(self.layout, told)
+
+    def enter(self, post: Post) -> Insider:
+        """Return the insider; refuse a task without classes, and a client whose layout cannot be drawn or trained."""
+        check_classes("sdar", post)
+        return Simulator(self, post)
+
+
+class Simulator(Insider):
+    """SDAR at work: `simulator`, `decoder`, `simulator_critic`, `decoder_critic`, and `head` where no labels arrive."""
+
+    plan: Sdar
+
+    def build(self) -> None:
+        """Make the networks that the plan and the topology ask for."""
+        plan, post, known = self.plan, self.post, self.post.knowledge
+        self.scale = Scale(known.value_range)
+        self.own = Replica(post.segments, post.value, post.out).to(self.device)
+        told = known.classes if post.labels is not None else None
+        size = (plan.width, plan.blocks)
+        self.end = None if known.architecture is not None else ReleaseEnd(post.shape)
+        self.client = client_like("sdar", post, *size, end=self.end)
+        self.add("simulator", self.client, plan.lr)
+        self.defenses["simulator"] = self.client.defenses
+        self.authors = plan.normalise and len(known.shape) == len(post.shape) == 3
+        decoder: nn.Module
+        if self.authors:
+            decoder = Decoder(post.shape, known.shape, *size, told, self.scale.bounded)
+        else:
+            decoder = Translator(post.shape, known.shape, *size, classes=told, bounded=self.scale.bounded)
+        self.add("decoder", decoder, plan.decoder_lr)
+        if plan.l1:
+            critic = CutCritic(post.shape, *size, told) if self.authors else Critic(post.shape, *size, classes=told)
+            self.add("simulator_critic", critic, plan.lr * plan.l1)
+        if plan.l2:
+            judge = ImageCritic(known.shape, plan.width, told) if self.authors else Critic(known.shape, *size, told)
+            self.add("decoder_critic", judge, plan.decoder_lr * plan.l2)
+        if post.labels is None:
+            self.add("head", head_like(post, *size), plan.head_lr)
+
+    def learn(self, seen: Seen, modules: Mapping[str, nn.Module], random: torch.Generator) -> None:
+        """Train the simulator against the party's newest weights, then the decoder on the newest simulator."""
+        known = self.post.knowledge
+        assert known.auxiliary is not None
+        assert known.auxiliary_labels is not None
+        if (self.authors or self.end is not None) and len(seen.z) == 1:
+            return  # a batch of one has no variance
+        if self.end is not None:
+            self.end.observe(seen.z)
+        self.own.follow(modules)
+        rows = self.rows(len(seen.z), random).to(self.device)
+        x, y = known.auxiliary[rows], known.auxiliary_labels[rows].long().view(-1)
+        if seen.y is None:
+            y = self._flipped(y, random)
+        real = None if seen.y is None else seen.y.long().view(-1)
+        self._simulate(x, y, seen._replace(y=real))
+        self._decode(x, y, seen.z, real)
+
+    def _simulate(self, x: Tensor, y: Tensor, seen: Seen) -> None:
+        """Take a step of simulator, critic and head on rows x with labels y; the labels in `seen` are classes."""
+        real, told = seen.y, None if seen.y is None else y
+        imitated = self.client.in_training(x, 2 * self.steps, seen.epoch)
+        scores = self.own(imitated.release)
+        task = loss_of(self.nets["head"](scores) if real is None else scores, y)
+        loss = imitated.loss(task)
+        losses = {"simulator": loss} if real is not None else {"simulator": loss, "head": loss}
+        if critic := self.nets.get("simulator_critic"):
+            fake = critic(imitated.release, told)
+            losses["simulator"] = loss + self.plan.l1 * _verdict(fake, 1.0)
+            losses["simulator_critic"] = _verdict(critic(seen.z, real), 1.0) + _verdict(fake, 0.0)
+        self.descend(losses)
+        self.client.defenses.learn()
+        self.note(auxiliary_task=task)
+
+    def _decode(self, x: Tensor, y: Tensor, z: Tensor, real: Tensor | None) -> None:
+        told = None if real is None else y
+        decoder, goal = self.nets["decoder"], self.scale.down(x)
+        with torch.no_grad():
+            made = self.client(x, 2 * self.steps + 1)
+        rebuilt = functional.mse_loss(decoder(made, told), goal)
+        losses = {"decoder": rebuilt}
+        if critic := self.nets.get("decoder_critic"):
+            fake = critic(decoder(z, real), real)
+            # The authors' images lie in [0, 1]: their weight belongs to an error a quarter of ours.
+            losses["decoder"] = rebuilt + self.plan.l2 / self.scale.unit**2 * _verdict(fake, 1.0)
+            losses["decoder_critic"] = _verdict(critic(goal, told), 1.0) + _verdict(fake, 0.0)
+        self.descend(losses)
+        self.note(auxiliary_mse=rebuilt * self.scale.unit**2)
+
+    def _flipped(self, y: Tensor, random: torch.Generator) -> Tensor:
+        """Return the labels with a share of them drawn anew, from all classes alike."""
+        assert self.post.knowledge.classes is not None
+        drawn = torch.randint(self.post.knowledge.classes, y.shape, generator=random).to(y.device)
+        return torch.where((torch.rand(y.shape, generator=random) < self.plan.flip).to(y.device), drawn, y)
+
+    @torch.no_grad()
+    def guess(self, view: View, target: Target) -> Tensor:
+        """Return the decoded releases, (victims, *shape), or the scores of the victims' labels, (victims, classes)."""
+        z = self.released(view)
+        self.own.follow(view.segments)
+        scores = self.own(z)
+        head, decoder = self.nets.get("head"), self.nets["decoder"]
+        if target is Target.LABELS:
+            return likely(scores if head is None else evaluated(head, scores))
+        told = None if head is not None else likely(scores).argmax(1)
+        return self.scale.up(evaluated(decoder, z, told))
+
+
+def evaluated(net: nn.Module, *given: Tensor | None) -> Tensor:
+    """Return what `net` makes of `given` in evaluation mode, and leave it in the mode it was in."""
+    mode = net.training
+    try:
+        found: Tensor = net.eval()(*given)
+    finally:
+        net.train(mode)
+    return found
+
+
+def _verdict(scores: Tensor, wanted: float) -> Tensor:
+    return functional.binary_cross_entropy_with_logits(scores, torch.full_like(scores, wanted))

@@ -1,0 +1,155 @@
+"""The decoder and the two critics of SDAR on images, with batch normalisation, and the end of a generic simulator.
+
+Paper: Zhu, Luo, Wu, Xiao, "Passive inference attacks on split learning via adversarial regularization", NDSS 2025;
+layouts after the authors' published code (zhxchd/SDAR_SplitNN).
+
+With `width` 64 and `blocks` 3 they are the authors' behind a cut of 8x8 (ResNet-20 at level 7) or 32x32 (level 3), and
+critics behind one of 16x16 too. The decoder doubles the cut by repetition; each doubling is followed by one convolution
+and `blocks` - 1 narrower ones, the last by `blocks`. The critic of cuts halves them to 8x8, has `blocks` convolutions
+there and halves once more; that of images halves them three times. Critics have leaky ReLU of slope 0.2 and dropout 0.4
+before their last layer. A label becomes one more channel of what comes in. Weights start as in Keras: Glorot's uniform,
+no bias, words of labels in [-0.05, 0.05].
+
+Deviates: the authors' decoder also mirrors the blocks that the client has behind its last halving; ours does not count
+them. Sizes that doubling does not reach are interpolated to.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from splitfed.attacks.networks.networks import Labelled, Shape
+from splitfed.attacks.training_time.fsha_networks import glorot, sides
+
+_SMALL, _WORD, _SLOPE, _DROPOUT = 8, 0.05, 0.2, 0.4
+
+
+class ReleaseEnd(nn.Module):
+    """Ends a generic simulator of (n, *shape) as a client's block ends: batch normalisation, then ReLU.
+
+    From the first negative number on that `observe` is shown it passes on what it is given: the client ends otherwise.
+    """
+
+    signed: Tensor
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(shape[0])
+        self.register_buffer("signed", torch.tensor(False))
+
+    def observe(self, z: Tensor) -> None:
+        """Look at what has arrived, (n, *shape)."""
+        self.signed |= (z < 0).any()
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Return (n, *shape); each channel is normalised over rows and places."""
+        if self.signed:
+            return z
+        return functional.relu(self.norm(z.flatten(2) if z.dim() > 2 else z)).view_as(z)
+
+
+class Decoder(nn.Module):
+    """Maps (n, *source) of a cut to images (n, *target), in (-1, 1) where bounded; with a label where `classes`."""
+
+    def __init__(
+        self, source: Shape, target: Shape, width: int, blocks: int, classes: int | None, bounded: bool
+    ) -> None:
+        super().__init__()
+        steps = sides(target, source)[::-1]
+        self.label, channels = _labelled(source, classes)
+        layers: list[nn.Module] = []
+        if steps[0] != (source[1], source[2]):
+            layers.append(nn.Upsample(steps[0]))
+        for number, size in enumerate(steps[1:]):
+            left = len(steps) - 2 - number
+            wide, narrow = (max(width >> max(less - left, 0), 1) for less in (1, 2))
+            layers.append(nn.Upsample(size))
+            for outputs in (wide, *[narrow] * (blocks - bool(left))):
+                layers += _convolution(channels, outputs)
+                channels = outputs
+        if len(steps) == 1:
+            for _ in range(blocks):
+                layers += _convolution(channels, max(width >> 2, 1))
+                channels = max(width >> 2, 1)
+        layers.append(nn.Conv2d(channels, target[0], 3, padding=1))
+        if bounded:
+            layers.append(nn.Tanh())
+        self.net = glorot(nn.Sequential(*layers))
+
+    def forward(self, z: Tensor, y: Tensor | None = None) -> Tensor:
+        """Return (n, *target); `y`: (n,) labels, where the network was made for them."""
+        found: Tensor = self.net(z if self.label is None else self.label(z, y))
+        return found
+
+
+class _Critic(nn.Module):
+    """Layers, and one number for all that they leave of a row."""
+
+    label: Labelled | None
+    net: nn.Sequential
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        """Return (n,); `y`: (n,) labels, where the network was made for them."""
+        found: Tensor = self.net(x if self.label is None else self.label(x, y))
+        return found.squeeze(1)
+
+
+class CutCritic(_Critic):
+    """Gives every row of (n, *shape), the shape of a cut, one number."""
+
+    def __init__(self, shape: Shape, width: int, blocks: int, classes: int | None) -> None:
+        super().__init__()
+        self.label, channels = _labelled(shape, classes)
+        size, halvings = [shape[1], shape[2]], 0
+        while max(_half(size, halvings)) > _SMALL:
+            halvings += 1
+        wide = max(2 * width >> halvings, 1)
+        layers: list[nn.Module] = [nn.Conv2d(channels, wide, 3, padding=1), nn.LeakyReLU(_SLOPE)]
+        for stride, outputs in (
+            *((2, max(2 * width >> left, 1)) for left in reversed(range(halvings))),
+            *[(1, 4 * width)] * blocks,
+        ):
+            layers += _convolution(wide, outputs, stride, _SLOPE)
+            wide = outputs
+        layers.append(nn.Conv2d(wide, 4 * width, 3, stride=2, padding=1))
+        self.net = _judged(layers, 4 * width * prod(_half(size, halvings + 1)))
+
+
+class ImageCritic(_Critic):
+    """Gives every image of (n, *shape) one number."""
+
+    def __init__(self, shape: Shape, width: int, classes: int | None) -> None:
+        super().__init__()
+        self.label, channels = _labelled(shape, classes)
+        layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), nn.LeakyReLU(_SLOPE)]
+        layers += _convolution(width, 2 * width, 2, _SLOPE) + _convolution(2 * width, 2 * width, 2, _SLOPE)
+        layers += [nn.Conv2d(2 * width, 4 * width, 3, stride=2, padding=1), nn.LeakyReLU(_SLOPE)]
+        self.net = _judged(layers, 4 * width * prod(_half([shape[1], shape[2]], 3)))
+
+
+def _labelled(shape: Shape, classes: int | None) -> tuple[Labelled | None, int]:
+    """Return what puts a label beside (n, *shape), if there are any, and how many channels there are then."""
+    if classes is None:
+        return None, shape[0]
+    label = Labelled(shape, classes)
+    nn.init.uniform_(label.embedding.weight, -_WORD, _WORD)
+    glorot(nn.Sequential(label.spread))
+    return label, label.shape[0]
+
+
+def _convolution(inputs: int, outputs: int, stride: int = 1, slope: float = 0.0) -> list[nn.Module]:
+    bend = nn.LeakyReLU(slope) if slope else nn.ReLU()
+    return [nn.Conv2d(inputs, outputs, 3, stride, padding=1), nn.BatchNorm2d(outputs), bend]
+
+
+def _judged(layers: list[nn.Module], left: int) -> nn.Sequential:
+    return glorot(nn.Sequential(*layers, nn.Flatten(), nn.Dropout(_DROPOUT), nn.Linear(left, 1)))
+
+
+def _half(size: list[int], times: int) -> list[int]:
+    """Return `size` halved so many times, rounded up."""
+    return [-(-length // 2**times) for length in size]

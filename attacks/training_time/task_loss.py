@@ -1,0 +1,30 @@
+"""What attackers share who learn from the task itself: losses and likely classes, whatever the model's last layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from splitfed.attacks.training_time.training_attack import Post
+from splitfed.core.errors import InvalidInput
+
+
+def check_classes(who: str, post: Post) -> None:
+    """Refuse a task that has no classes."""
+    if post.knowledge.classes is None:
+        raise InvalidInput(f"{who} learns from classes; the task here has none")
+
+
+def loss_of(scores: Tensor, y: Tensor) -> Tensor:
+    """Return the mean cross-entropy of `scores` (rows, classes), or of one logit a row, for labels y (rows,)."""
+    if scores.dim() == 1 or scores.shape[1] == 1:
+        return functional.binary_cross_entropy_with_logits(scores.flatten(), y.to(scores))
+    return functional.cross_entropy(scores, y.long())
+
+
+def likely(scores: Tensor) -> Tensor:
+    """Return scores a class, (rows, classes), also of one logit a row."""
+    if scores.dim() == 1 or scores.shape[1] == 1:
+        return torch.stack([torch.zeros_like(scores.flatten()), scores.flatten()], 1)
+    return scores

@@ -1,0 +1,83 @@
+"""Class shares: reads off what a client of a federated method sends how much of each class it holds.
+
+Paper: after Wainakh et al., "User-level label leakage from gradients in federated learning", PETS 2022, who count a
+client's labels from its gradient; here what is sent between steps is read.
+
+The adversary is the fed server of a run that was recorded. It looks for the plainest of these: numbers of rows by class
+(`3/rows` of FedProto, "label counts" of FedGen), which are the answer; the names of classes that means were sent for,
+which say what a client holds at all, and are given equal shares; scores on public rows, whose mean leans towards the
+classes that the client was trained on. Nothing is learnt, and there are no parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target
+from splitfed.attacks.membership.confidence import check_classes
+from splitfed.attacks.uploads.upload_attack import by_class, newest
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Message, View
+
+
+@dataclass(frozen=True)
+class ClassShares(Attack):
+    """Has no parameters."""
+
+    target: ClassVar[Target] = Target.SHARES
+    phase: ClassVar[Phase] = Phase.TRAINING
+    reads: ClassVar[tuple[str, ...]] = ("prototype", "label counts", "soft labels")
+    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.UPLOADS})
+
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
+        """Return shares that add up to one: (classes,)."""
+        check_classes("class_shares", knowledge.classes)
+        assert knowledge.classes is not None
+        found = newest(view, self.reads)
+        for read in (_counted, _named, _scored):
+            for message in found.values():
+                shares = read(message, knowledge.classes)
+                if shares is not None:
+                    return shares / shares.sum()
+        raise InvalidInput(f"class_shares finds nothing of classes in what the client sent to {view.party!r}")
+
+
+def _counted(message: Message, classes: int) -> Tensor | None:
+    """Return numbers of rows by class, (classes,), where they were sent."""
+    whole = message.tensors.get("rows")
+    if whole is not None and tuple(whole.shape) == (classes,):
+        return _positive(whole)
+    shares = torch.zeros(classes, dtype=torch.float64)
+    for label in by_class(message):
+        rows = message.tensors.get(f"{label}/rows")
+        if rows is None or label >= classes:
+            return None
+        shares[label] = float(rows)
+    return _positive(shares)
+
+
+def _named(message: Message, classes: int) -> Tensor | None:
+    """Return equal shares, (classes,), of the classes that are named."""
+    labels = [label for label in by_class(message) if label < classes]
+    shares = torch.zeros(classes, dtype=torch.float64)
+    shares[labels] = 1.0
+    return _positive(shares)
+
+
+def _scored(message: Message, classes: int) -> Tensor | None:
+    """Return the mean probability of each class, (classes,), over rows that were scored."""
+    for scores in message.tensors.values():
+        if scores.dim() == 2 and scores.shape[1] == classes and len(scores):
+            known = scores.double().cpu()
+            told = bool((known >= 0).all()) and torch.allclose(known.sum(1), torch.ones(len(known)).double(), atol=1e-3)
+            return _positive((known if told else known.softmax(1)).mean(0))
+    return None
+
+
+def _positive(shares: Tensor) -> Tensor | None:
+    known = shares.double().cpu().clamp_min(0)
+    return known if float(known.sum()) > 0 else None

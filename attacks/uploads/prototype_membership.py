@@ -1,0 +1,51 @@
+"""Prototype membership: rows that a class mean was made of lie nearer to it than others of their class.
+
+Paper: after Yeom, Giacomelli, Fredrikson, Jha, "Privacy risk in machine learning: analyzing the connection to
+overfitting", CSF 2018 (adversary 2: a member is what the model fits better), with the distance to the class mean that a
+client sent in place of the loss.
+
+The adversary is the fed server of a run that was recorded, with candidate rows, their labels, and the weights of the
+client's extractor (as `prototype_inversion`). The score of a row is minus the squared distance of its embedding from
+the mean sent for its class. It tells members apart because the extractor was trained on them, the more so where the
+method pulls their embeddings to the mean (FedProto), and because each is a part of the mean. The candidates are of
+classes that the client holds: which these are is another attack's news (`class_shares`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target
+from splitfed.attacks.membership.confidence import check_classes
+from splitfed.attacks.uploads.upload_attack import goals
+from splitfed.core.messages import View
+
+
+@dataclass(frozen=True)
+class PrototypeMembership(Attack):
+    """Has no parameters."""
+
+    target: ClassVar[Target] = Target.MEMBERS
+    phase: ClassVar[Phase] = Phase.TRAINING
+    reads: ClassVar[tuple[str, ...]] = ("prototype", "soft labels")
+    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.UPLOADS, Needs.EXTRACTOR, Needs.CANDIDATES})
+
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
+        """Return minus the squared distance of every candidate from its class's mean: (candidates,)."""
+        check_classes("prototype_membership", knowledge.classes)
+        assert knowledge.extractor is not None
+        assert knowledge.candidates is not None
+        assert knowledge.candidate_labels is not None
+        with torch.no_grad():
+            embedded = knowledge.extractor(knowledge.candidates)
+        kind, labels, means = goals("prototype_membership", view, embedded)
+        z = embedded[kind].flatten(1).double()
+        own = knowledge.candidate_labels.view(-1, 1).to(z.device) == torch.tensor(labels, device=z.device)
+        distances = torch.cdist(z, means.to(z)).square()
+        # A class that no mean was sent for: further than anything.
+        far = distances.max() + 1
+        return -torch.where(own, distances, far).amin(1)

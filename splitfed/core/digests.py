@@ -1,0 +1,136 @@
+"""Digests of the files that a folder keeps: a changed character is noticed when the file is read.
+
+A JSON document carries the SHA-256 of its own content, a log one a line that covers all lines before it, a TOML file
+one in a comment at its end; files of tensors are listed with theirs in a document that carries one. This guards
+against accidents and edits, not against somebody who computes the digest anew: it proves nothing about the author.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from splitfed.core.errors import InvalidInput
+
+FIELD = "digest"
+COMMENT = "# sha256 of all lines above: "
+RETRAIN = "put back a copy of it, or delete the run's folder and train the run again"
+AGAIN = "and run the study again with --resume: what was trained is kept"
+REMEASURE = f"delete it {AGAIN}"
+RUN_CONFIG = f"delete it and result.json beside it, {AGAIN}"
+STUDY_CONFIG = "put back a copy of it, or run the study in another folder"
+
+
+class Damaged(InvalidInput):
+    """A file does not hold what was written into it; the text names the file and what to do."""
+
+    def __init__(self, path: Path, advice: str, why: str = "its content does not match its digest") -> None:
+        super().__init__(f"{path} is damaged: {why}; {advice}")
+        self.path = path
+
+
+def of(raw: bytes) -> str:
+    """Return the SHA-256 of `raw`, in hexadecimal."""
+    return hashlib.sha256(raw).hexdigest()
+
+
+def of_file(path: Path) -> str | None:
+    """Return the SHA-256 of the file at `path`, read piece by piece; None where there is no file."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_file(path: Path, digest: object, advice: str) -> None:
+    """Refuse the file at `path` unless `digest` is its own."""
+    found = of_file(path)
+    if found is None:
+        raise Damaged(path, advice, "it is missing")
+    if found != digest:
+        raise Damaged(path, advice)
+
+
+def content(document: Mapping[str, Any]) -> str:
+    """Return the digest of what a JSON document says, however it is written."""
+    return of(_canonical(json.loads(json.dumps(document))))
+
+
+def sealed(document: Mapping[str, Any]) -> bytes:
+    """Return `document` as JSON, with the digest of its content in its last field."""
+    return json.dumps({**document, FIELD: content(document)}, indent=1).encode()
+
+
+def read(path: Path, advice: str) -> dict[str, Any]:
+    """Return the JSON document at `path` without its digest; raises `Damaged`, with `advice`, unless it is whole."""
+    try:
+        document = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        raise Damaged(path, advice, "it is no JSON") from None
+    if not isinstance(document, dict) or FIELD not in document:
+        raise Damaged(path, advice, "it holds no digest of its content")
+    if document.pop(FIELD) != content(document):
+        raise Damaged(path, advice)
+    return document
+
+
+def chain(previous: str, entry: Mapping[str, Any]) -> str:
+    """Return the digest of one entry of a log after what `previous` stands for."""
+    return of(f"{previous} {content(entry)}".encode())
+
+
+def link(previous: str, entry: Mapping[str, Any]) -> bytes:
+    """Return the line of a log that holds `entry`, with the digest of everything up to it."""
+    return json.dumps({**entry, FIELD: chain(previous, entry)}).encode() + b"\n"
+
+
+def links(log: bytes, start: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the entries of a log with their digests, up to the first that does not follow from those before.
+
+    `start`: what stands for the beginning. A line without its end, as a crash leaves it behind, is none.
+    """
+    for line in log.split(b"\n")[:-1]:
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            return
+        if not isinstance(entry, dict) or entry.pop(FIELD, None) != chain(start, entry):
+            return
+        start = chain(start, entry)
+        yield entry, start
+
+
+def signed(text: str) -> bytes:
+    """Return the TOML `text` with its digest in a comment at the end."""
+    body = text if text.endswith("\n") else f"{text}\n"
+    return f"{body}{COMMENT}{of(body.encode())}\n".encode()
+
+
+def toml(path: Path, written: bytes, advice: str | None) -> dict[str, Any]:
+    """Return the TOML in `written`, the file at `path`, refusing one whose digest is not its own.
+
+    `advice`: what to do about a file that must carry a digest; None where it need not, as somebody wrote it by hand.
+    Raises what `tomllib` does, and `Damaged`.
+    """
+    body, found, digest = written.rpartition(b"\n" + COMMENT.encode())
+    if found:
+        if digest != of(body + b"\n").encode() + b"\n":
+            raise Damaged(path, advice or "take out its last line if it was changed on purpose")
+    elif advice is not None:
+        raise Damaged(path, advice, "it holds no digest of its content")
+    return tomllib.loads(written.decode("utf-8"))
+
+
+def names(entries: Iterable[object]) -> str:
+    """Return a few of `entries` for a message."""
+    first, *more = [str(entry) for entry in entries]
+    return f"{first} and {len(more)} more" if more else first
+
+
+def _canonical(document: Any) -> bytes:
+    """Return a plain value as JSON that does not depend on spaces or on the order of keys."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()

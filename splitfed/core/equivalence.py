@@ -1,0 +1,358 @@
+"""Equivalence of a cut model and the uncut one, tested before training by running both on the same rows.
+
+The user's own model is trained for a few small batches as anybody would train it, beside parties that hold copies of
+its segments, and everything is compared bit for bit: what comes out, which weights get a gradient and which one,
+weights and buffers after the optimizer's step, names of the state, modes, random numbers drawn, and plain Python
+attributes that `forward` changes. Outputs that are not finite (-inf for a masked class) are compared as they are; the
+comparison ends, with a warning, at the batch where the gradients of both are no longer finite. Afterwards the model is
+as it was. A difference is a refusal that names it: what cannot be cut exactly is not cut.
+
+Batches of 8 and of 5 rows in training, then evaluation with and without gradients, then training again, because each
+of these is the first to show some difference. A finite test does not exclude a branch that is taken later, which is
+why a `forward` that changes a Python attribute is refused whatever it computes.
+
+One thing is compared loosely: where a value is read twice or more behind a cut and again elsewhere, its gradients are
+added in another order than in the uncut model. The gradients of the weights behind that value, and of no others, may
+then differ by 1024 units in the last place of the largest number of their tensor; a smaller difference of another cause
+is not found there. The parties' step is taken with the uncut model's gradients of these weights, so that all else stays
+comparable bit for bit.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from splitfed.core.equivalence_sides import (
+    EVALUATION,
+    NO_GRADIENTS,
+    TRAINING,
+    Parties,
+    Side,
+    StepResult,
+    Uncut,
+    Values,
+    as_tuple,
+    unit_of,
+)
+from splitfed.core.errors import InvalidInput, NonFinite
+from splitfed.core.model_snapshot import ModelSnapshot, same_generators
+from splitfed.core.probe import probe
+from splitfed.core.random import generator
+from splitfed.core.reordered_gradients import reordered_weights
+from splitfed.core.topology import Original, Segment, Topology, frozen_modules
+
+STAGES = ((TRAINING, 8), (TRAINING, 5), (EVALUATION, 8), (NO_GRADIENTS, 5), (TRAINING, 8))
+"""The batches that are compared: the mode, and how many rows."""
+EXAMPLES = max(rows for _, rows in STAGES)
+"""How many rows are used, at the most."""
+# Of some summands in another order: units in the last place of the largest number of the tensor, cancellation included.
+_REORDERED = 2.0**10
+_FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AssertionError, AttributeError, KeyError)
+_MODES = {True: "training", False: "evaluation"}
+_MODE = "a party switches modes itself: call .eval() on that submodule before the cut, not in train()"
+_RANDOM = "draw by a module such as nn.Dropout, or by a function of torch from its default generator"
+_GRADIENT = (
+    "hooks on weights, no_grad and functions with a backward of their own do not survive the cut: use detach(), or put "
+    "that part into a submodule"
+)
+_NO_GRADIENT = "freeze it by requires_grad_(False) instead of torch.no_grad() or set_grad_enabled() in forward"
+_BUFFER = "change buffers in place by operations on tensors, in a submodule that stands on one side of the cut"
+_STATE = (
+    "each party has only a part of the model, so that Python values cannot steer it: keep what must change in a buffer "
+    "that is changed in place, and nothing else"
+)
+_TRACE = (
+    "the trace does not show what forward does there (autocast, a branch, a number taken out of a tensor): write it as "
+    "operations on tensors, or as a submodule"
+)
+
+
+class Difference(Exception):
+    """What differs, what to write instead, and whether it shows in what comes out."""
+
+    def __init__(self, what: str, advice: str, in_outputs: bool = False) -> None:
+        super().__init__(what)
+        self.advice = advice
+        self.in_outputs = in_outputs
+
+
+def check_topology(topology: Topology, batch: Values) -> None:
+    """Compare every model that segments of `topology` were cut from, and every segment made by hand, with plain calls.
+
+    `batch`: rows of every input (value -> (rows, ...)), two or more. Raises `InvalidInput` for the first difference.
+    """
+    values: Values = batch
+    given = any(segment.module.training for segment in topology.segments)
+    for segments, original in _units(topology):
+        reads = {v for s in segments for v in s.inputs} - {v for s in segments for v in s.outputs}
+        if not reads <= set(values):
+            values = _plain_values(topology, batch)
+        _compare(segments, original, {v: values[v] for v in reads}, given)
+
+
+def check_original(original: Original, batch: Values) -> None:
+    """Compare the pieces of `original` with it on `batch` (value -> (rows, ...)), two rows or more.
+
+    Raises `InvalidInput` for the first difference.
+    """
+    for name in original.arguments:
+        if name not in batch:
+            raise InvalidInput(f"example has no rows for the input {name!r} of {type(original.model).__name__}")
+        rows, kind = len(batch[name]) if batch[name].dim() else 0, type(original.model).__name__
+        if rows < 2:
+            raise InvalidInput(f"example has {rows} rows for the input {name!r} of {kind}; expected at least 2")
+    segments = [
+        Segment(f"piece{number}", "model", module, inputs, outputs)
+        for number, (module, inputs, outputs) in enumerate(original.pieces)
+    ]
+    _compare(segments, original, batch, original.model.training)
+
+
+def _units(topology: Topology) -> list[tuple[list[Segment], Original]]:
+    """Return what is compared by itself: all pieces of one model, or one segment made by hand."""
+    found: dict[int, tuple[list[Segment], Original]] = {}
+    available = {*topology.inputs, *(v for s in topology.segments for v in s.outputs)}
+    held = {(id(s.module), s.inputs, s.outputs) for s in topology.segments}
+    for segment in topology.segments:
+        original = segment.original
+        whole = original is not None and all((id(m), i, o) in held for m, i, o in original.pieces)
+        if original is not None and whole and set(original.arguments) <= available:
+            found.setdefault(id(original), ([], original))[0].append(segment)
+        else:
+            pieces = ((segment.module, segment.inputs, segment.outputs),)
+            alone = Original(segment.module, {}, segment.outputs, pieces, ())
+            found[id(segment)] = ([replace(segment, prefix="")], alone)
+    return list(found.values())
+
+
+def _plain_values(topology: Topology, batch: Values) -> dict[str, Tensor]:
+    """Return every value of `topology` on `batch`, from copies of its segments in evaluation mode."""
+    values = dict(batch)
+    copies = copy.deepcopy({s.name: s.module for s in topology.segments})
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for segment in topology.segments:
+            found = as_tuple(copies[segment.name].eval()(*(values[name].clone() for name in segment.inputs)))
+            values.update(zip(segment.outputs, found, strict=True))
+    return values
+
+
+def _compare(segments: list[Segment], original: Original, inputs: Values, given: bool) -> None:
+    """Run the segments beside the model they make up, and refuse the first difference.
+
+    `given`: whether the user gave the model in training mode; see `graph.frozen_modules`.
+    """
+    unit = unit_of(segments, original, inputs)
+    # One stream of random numbers runs through all segments, as it does through the uncut model.
+    facts = replace(probe(unit, {n: _first_rows(x, 2) for n, x in inputs.items()}), stochastic=frozenset())
+    shapes = {head.value: facts.shapes[head.value] for head in unit.heads}
+    snapshot = ModelSnapshot(original.model)
+
+    def sides() -> tuple[Uncut, Parties]:
+        snapshot.restore()
+        snapshot.drop_gradients()
+        return Uncut(original, given), Parties(unit, facts, frozen_modules(unit, given))
+
+    try:
+        _run_stages(type(original.model).__name__, sides(), shapes, inputs, reordered_weights(original))
+        if original.cuts and (changed := snapshot.changes()):
+            raise Difference(f"forward changes the {changed[0]}", _STATE)
+    except Difference as error:
+        what, advice = str(error), error.advice
+        if original.cuts and (changed := snapshot.changes()):
+            what, advice = f"forward changes the {changed[0]}", _STATE
+        elif not _repeats(lambda: sides()[0], shapes, inputs):
+            what, advice = "the uncut model itself does not repeat its results from the same seeds", _RANDOM
+        elif error.in_outputs:
+            what += _place(sides(), shapes, inputs)
+        by_hand = ", or pass segments by hand (splitfed.Segment)" if original.cuts else ""
+        raise InvalidInput(f"{_name(segments, original)}: {what}; {advice}{by_hand}") from None
+    finally:
+        snapshot.restore()
+
+
+def _name(segments: Sequence[Segment], original: Original) -> str:
+    if not original.cuts:
+        return f"segment {segments[0].name!r} does in its party what it does not do by itself"
+    cuts = ", ".join(map(repr, original.cuts))
+    return f"{type(original.model).__name__} cut after {cuts} is another model than the uncut one"
+
+
+def _run_stages(
+    name: str,
+    sides: tuple[Uncut, Parties],
+    shapes: Mapping[str, tuple[int, ...]],
+    inputs: Values,
+    reordered: Collection[str],
+) -> None:
+    for step, (stage, rows) in enumerate(STAGES):
+        try:
+            uncut = _run(sides[0], step, shapes, inputs)
+        except _FAILURES as error:
+            raise InvalidInput(f"{name} fails by itself in {stage} with {rows} rows: {_line(error)}") from error
+        if uncut is not None:
+            sides[1].replaced = {n: g for n in reordered if (g := uncut.gradients.get(n)) is not None}
+        try:
+            cut = _run(sides[1], step, shapes, inputs)
+        except _FAILURES as error:
+            raise Difference(f"in {stage} with {rows} rows its segments fail ({_line(error)})", _TRACE) from error
+        if uncut is None and cut is None:
+            warnings.warn(
+                f"{name} was compared with its cut model for {step} of {len(STAGES)} batches only: its gradients are "
+                f"not finite in {stage} with {rows} rows",
+                UserWarning,
+                stacklevel=2,
+            )
+            return
+        if uncut is None or cut is None:
+            raise Difference(f"in {stage} one of them alone is finite", _TRACE, in_outputs=True)
+        try:
+            _check_same(uncut, cut, reordered)
+        except Difference as error:
+            raise Difference(f"in {stage} {error}", error.advice, error.in_outputs) from None
+
+
+def _run(side: Side, step: int, shapes: Mapping[str, tuple[int, ...]], inputs: Values) -> StepResult | None:
+    """Run the batch of number `step`, towards random numbers of `shapes` a row; None where gradients are not finite."""
+    stage, rows = STAGES[step]
+    draws = generator(step, "targets")
+    targets = {name: torch.randn((rows, *shape), generator=draws) for name, shape in shapes.items()}
+    random.seed(step)
+    np.random.seed(step)  # noqa: NPY002
+    torch.default_generator.manual_seed(step)
+    try:
+        done = side.run(stage, {n: _first_rows(x, rows) for n, x in inputs.items()}, targets, step)
+    except NonFinite:
+        return None
+    finite = all(bool(t.isfinite().all()) for t in done.gradients.values() if t is not None)
+    return done if finite else None
+
+
+def _repeats(make: Callable[[], Side], shapes: Mapping[str, tuple[int, ...]], inputs: Values) -> bool:
+    """Tell whether a side comes to the same bits when it is run again."""
+    first, second = (_all_stages(make(), shapes, inputs) for _ in range(2))
+    try:
+        for one, other in zip(first, second, strict=False):
+            if one is not None and other is not None:
+                _check_same(one, other, ())
+    except Difference:
+        return False
+    return len(first) == len(second)
+
+
+def _all_stages(side: Side, shapes: Mapping[str, tuple[int, ...]], inputs: Values) -> list[StepResult | None]:
+    """Run all batches, or those before the first at which the model fails by itself."""
+    found = []
+    for step in range(len(STAGES)):
+        try:
+            found.append(_run(side, step, shapes, inputs))
+        except _FAILURES:
+            break
+    return found
+
+
+def _check_same(uncut: StepResult, cut: StepResult, reordered: Collection[str]) -> None:
+    """Raise the `Difference` between two outcomes that explains most, if there is one.
+
+    `reordered`: the weights whose gradients may be rounded differently.
+    """
+    for name, mode in uncut.modes.items():
+        if cut.modes.get(name, mode) != mode:
+            raise Difference(f"submodule {name!r} is not in {_MODES[mode]} mode, as it is in the uncut model", _MODE)
+    if package := same_generators(uncut.generators, cut.generators):
+        raise Difference(f"other random numbers are drawn from {package}", _RANDOM)
+    for name, value in uncut.outputs.items():
+        _check_output(name, value, cut.outputs[name])
+    for name, attached in uncut.attached.items():
+        if cut.attached.get(name, attached) != attached:
+            raise Difference(f"output {name!r} has {'no' if attached else 'a'} gradient", _GRADIENT)
+    for name, gradient in uncut.gradients.items():
+        _check_gradient(name, gradient, cut.gradients.get(name), name in reordered)
+    for name in uncut.state:
+        if name not in cut.state:
+            raise Difference(f"the state has no {name!r}", _TRACE)
+    for name, value in cut.state.items():
+        if name not in uncut.state:
+            raise Difference(f"the state has {name!r} besides", _TRACE)
+        if not _same(uncut.state[name], value):
+            raise Difference(f"{name!r} is another after the step", _BUFFER)
+
+
+def _check_output(name: str, uncut: Tensor, cut: Tensor) -> None:
+    for what, mine, wanted in (("type", cut.dtype, uncut.dtype), ("shape", tuple(cut.shape), tuple(uncut.shape))):
+        if mine != wanted:
+            raise Difference(f"output {name!r} has {what} {mine} in place of {wanted}", _TRACE, in_outputs=True)
+    if not _same(uncut, cut):
+        most = float((uncut.double() - cut.double())[uncut != cut].abs().max())
+        raise Difference(f"output {name!r} differs by up to {most:.3g}", _TRACE, in_outputs=True)
+
+
+def _check_gradient(name: str, uncut: Tensor | None, cut: Tensor | None, reordered: bool) -> None:
+    if uncut is None and cut is not None:
+        raise Difference(f"weight {name!r} gets a gradient, and none in the uncut model", _NO_GRADIENT)
+    if uncut is not None and cut is None:
+        raise Difference(f"weight {name!r} gets no gradient, and one in the uncut model", _GRADIENT)
+    if uncut is not None and cut is not None and not (_same(uncut, cut) or (reordered and _close(uncut, cut))):
+        raise Difference(f"the gradient of weight {name!r} differs", _GRADIENT)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if torch.equal(one, other):
+        return True
+    return one.is_floating_point() and bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    """Tell whether two gradients, both finite, are sums of the same summands in another order."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return bool((one - other).abs().max() <= _REORDERED * torch.finfo(one.dtype).eps * one.abs().max())
+
+
+def _place(sides: tuple[Side, Side], shapes: Mapping[str, tuple[int, ...]], inputs: Values) -> str:
+    """Say at which submodule the two first differ, by running both again and looking at what each returns."""
+    for step in range(len(STAGES)):
+        seen: list[dict[tuple[str, int], Tensor]] = []
+        for side in sides:
+            calls: dict[tuple[str, int], Tensor] = {}
+            hooks = [m.register_forward_hook(partial(_note, calls, name)) for name, m in side.modules().items() if name]
+            try:
+                _run(side, step, shapes, inputs)
+            except _FAILURES:
+                return ""
+            finally:
+                for hook in hooks:
+                    hook.remove()
+            seen.append(calls)
+        last = ""
+        for (name, count), value in seen[0].items():
+            if (name, count) not in seen[1] or not _same(value, seen[1][name, count]):
+                return f", first at submodule {name!r}" + (f", after {last!r}" if last else "")
+            last = name
+    return f", after submodule {last!r}" if last else ""
+
+
+def _note(calls: dict[tuple[str, int], Tensor], name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
+    value = output[0] if isinstance(output, (tuple, list)) and output else output
+    if isinstance(value, Tensor):
+        calls[name, sum(n == name for n, _ in calls)] = value.detach().clone()
+
+
+def _first_rows(value: Tensor, rows: int) -> Tensor:
+    """Return the first `rows` rows, from the start again where there are fewer."""
+    return value[torch.arange(rows) % len(value)]
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,245 @@
+"""The two sides of an equivalence test: the uncut model as anybody trains it, and parties that hold its segments.
+
+Both run one batch in one mode and say what it has left behind; see `splitfed.core.equivalence` for the comparison.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from splitfed.core.errors import InvalidInput
+from splitfed.core.executor import Lane, exchange, forward
+from splitfed.core.finite_check import Watch
+from splitfed.core.messages import Message
+from splitfed.core.model_snapshot import generator_states
+from splitfed.core.optimizers import Optim
+from splitfed.core.party import Party
+from splitfed.core.probe import Facts
+from splitfed.core.step_plan import duties
+from splitfed.core.step_state import Batch
+from splitfed.core.tasks import Task
+from splitfed.core.topology import Head, Original, Segment, Topology
+
+OPTIM = Optim("SGD", {"lr": 2.0**-7, "momentum": 0.9, "weight_decay": 0.01})
+"""The optimizer of both sides: with momentum and decay, so that a gradient of zeros differs from none."""
+TRAINING, EVALUATION, NO_GRADIENTS = "training", "evaluation", "evaluation without gradients"
+
+Values = Mapping[str, Tensor]
+
+
+@dataclass
+class StepResult:
+    """What one batch leaves behind: outputs by value, gradients and state by name, modes and random generators.
+
+    `attached`: whether autograd knows where each output comes from.
+    """
+
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+    attached: dict[str, bool] = field(default_factory=dict)
+    gradients: dict[str, Tensor | None] = field(default_factory=dict)
+    state: dict[str, Tensor] = field(default_factory=dict)
+    modes: dict[str, bool] = field(default_factory=dict)
+    generators: tuple[Any, ...] = ()
+
+
+class Side(Protocol):
+    """One of the two."""
+
+    def run(self, stage: str, inputs: Values, targets: Values, step: int) -> StepResult:
+        """Run one batch of `inputs`, in training towards `targets` with a step of the optimizer at the end."""
+        ...
+
+    def modules(self) -> dict[str, nn.Module]:
+        """Return the submodules without submodules of their own, by their names in the uncut model."""
+        ...
+
+
+class Uncut:
+    """The user's own model, trained in place."""
+
+    def __init__(self, original: Original, given: bool) -> None:
+        self._original = original
+        self._model = original.model
+        # What `forward` never reads has no rows, and may have to be given all the same.
+        self._unread = dict.fromkeys(_required(original.model) - set(original.arguments.values()))
+        # A model given in evaluation mode as a whole is trained; what is frozen inside stays so.
+        self._frozen = [n for n, m in self._model.named_modules() if given and not m.training]
+        weights = [p for p in self._model.parameters() if p.requires_grad]
+        self._optimizer = OPTIM.build(weights)[0] if weights else None
+
+    def run(self, stage: str, inputs: Values, targets: Values, step: int) -> StepResult:
+        """Run one batch as a plain call of the model; see `Side.run`."""
+        self._model.train(stage == TRAINING)
+        for name in self._frozen if stage == TRAINING else ():
+            self._model.get_submodule(name).training = False
+        names = self._original.arguments
+        given = {name: value.clone() for name, value in inputs.items()}
+        with torch.set_grad_enabled(stage != NO_GRADIENTS):
+            if names:
+                result = self._model(**{names[value]: given[value] for value in names}, **self._unread)
+            else:
+                result = self._model(*(given[value] for value in self._original.pieces[0][1]))
+        found = dict(zip(self._original.outputs, as_tuple(result), strict=True))
+        done = StepResult(
+            {v: t.detach().clone() for v, t in found.items()}, {v: t.requires_grad for v, t in found.items()}
+        )
+        if stage == TRAINING:
+            losses = [_linear(found[value], target) for value, target in targets.items()]
+            if any(loss.requires_grad for loss in losses):
+                torch.autograd.backward([loss for loss in losses if loss.requires_grad])
+            done.gradients = _gradients(self._model)
+            if self._optimizer is not None:
+                self._optimizer.step()
+                self._optimizer.zero_grad(set_to_none=True)
+        saved = self._model.state_dict()
+        done.state = {n: t.clone() if isinstance(t, Tensor) else torch.zeros(0) for n, t in saved.items()}
+        done.modes = {name: module.training for name, module in self.modules().items()}
+        done.generators = generator_states()
+        return done
+
+    def modules(self) -> dict[str, nn.Module]:
+        """Return the innermost submodules by name."""
+        return {name: m for name, m in self._model.named_modules() if not any(True for _ in m.children())}
+
+
+class Parties:
+    """Copies of the segments, each with the party of its role, trained by messages as in a run.
+
+    `replaced`: gradients by name of weight with which the step of the next batch is taken in place of its own; what
+    `run` returns are its own.
+    """
+
+    def __init__(self, unit: Topology, facts: Facts, frozen: Mapping[str, tuple[str, ...]]) -> None:
+        self.replaced: Values = {}
+        self._outcome = StepResult()
+        heads = tuple(self._with_loss(head) for head in unit.heads)
+        self._topology = Topology(unit.name, unit.segments, unit.inputs, heads)
+        self._facts = facts
+        work = duties(self._topology, facts, (), frozen)
+        held = {s.name: s.module for s in unit.segments}
+        self._parties = {
+            role: Party(role, role, work[role], held, OPTIM, 0, facts.shapes) for role in self._topology.roles
+        }
+        self._lane = Lane(0, self._topology, self._parties, 0)
+        self._modules = {name: m for party in self._parties.values() for name, m in party.modules.items()}
+
+    def run(self, stage: str, inputs: Values, targets: Values, step: int) -> StepResult:
+        """Run one batch as an exchange of messages; see `Side.run`."""
+        done = self._outcome = StepResult()
+        rows = len(next(iter(inputs.values())))
+        for role, party in self._parties.items():
+            mine = {v: t.clone() for v, t in inputs.items() if self._topology.inputs[v] == role}
+            party.own("train", mine, {h.value: targets[h.value] for h in self._topology.heads if h.labels == role})
+        batch = Batch("train", torch.arange(rows))
+        if stage == TRAINING:
+            exchange(self._lane, _HandOver(), batch, self._lane.stamp("train", 0, step))
+            done.gradients = {
+                segment.full(name): gradient
+                for segment in self._topology.segments
+                for name, gradient in _gradients(self._modules[segment.name]).items()
+            }
+            self._replace_gradients()
+            for party in self._parties.values():
+                party.update()
+        elif stage == NO_GRADIENTS:
+            # As `executor.predict_step`, which refuses outputs that are not finite; here they are compared.
+            forward(self._lane, _HandOver(), batch, self._lane.stamp("evaluate", 0, step), Watch())
+            done.outputs = {h.value: self._parties[h.role].output(h.value, 0) for h in self._topology.heads}
+        else:
+            self._chain(inputs, done)
+        done.state = {n: t.clone() for n, t in self._topology.state_dict(self._modules).items()}
+        done.modes = {name: module.training for name, module in self.modules().items()}
+        done.generators = generator_states()
+        return done
+
+    def modules(self) -> dict[str, nn.Module]:
+        """Return the innermost submodules by name."""
+        return {
+            segment.full(name): m
+            for segment in self._topology.segments
+            for name, m in self._modules[segment.name].named_modules()
+            if not any(True for _ in m.children()) and name
+        }
+
+    def _replace_gradients(self) -> None:
+        for segment in self._topology.segments if self.replaced else ():
+            for name, weight in self._modules[segment.name].named_parameters():
+                gradient = self.replaced.get(segment.full(name))
+                if gradient is not None and weight.grad is not None and gradient.shape == weight.grad.shape:
+                    weight.grad.copy_(gradient)
+
+    def _with_loss(self, head: Head) -> Head:
+        """Return `head` with a loss that is linear in the output, and that notes the output."""
+
+        def loss(output: Tensor, target: Tensor) -> Tensor:
+            self._outcome.outputs[head.value] = output.detach().clone()
+            self._outcome.attached[head.value] = output.requires_grad
+            return _linear(output, target)
+
+        return Head(head.value, head.role, head.labels, Task("equivalence", loss, lambda _, __: 0.0, "none", None))
+
+    def _chain(self, inputs: Values, done: StepResult) -> None:
+        """Run the segments one after the other, as attacks and exported models do, without a cut in the graph."""
+        values = {name: value.clone() for name, value in inputs.items()}
+        for module in self._modules.values():
+            module.eval()
+        with torch.enable_grad():
+            for s in self._topology.segments:
+                written = self._facts.overwritten[s.name]
+                arguments = (values[n].clone() if n in written else values[n] for n in s.inputs)
+                values.update(zip(s.outputs, as_tuple(self._modules[s.name](*arguments)), strict=True))
+        for head in self._topology.heads:
+            done.outputs[head.value] = values[head.value].detach()
+            done.attached[head.value] = values[head.value].requires_grad
+
+
+class _HandOver:
+    """A link that neither counts nor records."""
+
+    def deliver(self, message: Message) -> Message:
+        """Return `message`."""
+        return message
+
+
+def _required(model: nn.Module) -> set[str]:
+    """Return the arguments of `forward` that have a name and no default."""
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    found = inspect.signature(model.forward).parameters.values()
+    return {p.name for p in found if p.kind in named and p.default is inspect.Parameter.empty}
+
+
+def _linear(output: Tensor, target: Tensor) -> Tensor:
+    """Return a loss that is linear in the finite numbers of `output`: masked classes, say, are -inf."""
+    return (output.masked_fill(~output.isfinite(), 0.0) * target).sum()
+
+
+def as_tuple(result: Any) -> tuple[Tensor, ...]:
+    """Return what a model or a segment returned as a tuple of tensors."""
+    found = tuple(result) if isinstance(result, (tuple, list)) else (result,)
+    for value in found:
+        if not isinstance(value, Tensor):
+            raise InvalidInput(f"a model that returns a {type(value).__name__} cannot be cut; return tensors")
+    return found
+
+
+def unit_of(segments: list[Segment], original: Original, inputs: Values) -> Topology:
+    """Return a topology of `segments` alone, with a head on every output of `original`."""
+    readers = {v: {s.role for s in segments if v in s.inputs} for v in inputs}
+    if any(len(roles) != 1 for roles in readers.values()):
+        # Raw data never crosses; here the rows of one owner go into several segments.
+        segments = [Segment(s.name, "model", s.module, s.inputs, s.outputs, s.prefix) for s in segments]
+        readers = {v: {"model"} for v in readers}
+    role_of = {v: s.role for s in segments for v in s.outputs}
+    heads = tuple(Head(v, role_of[v], role_of[v]) for v in original.outputs if v in role_of)
+    return Topology("model", tuple(segments), {v: min(roles) for v, roles in readers.items()}, heads)
+
+
+def _gradients(module: nn.Module) -> dict[str, Tensor | None]:
+    named = module.named_parameters(remove_duplicate=False)
+    return {name: None if p.grad is None else p.grad.clone() for name, p in named}

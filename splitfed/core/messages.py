@@ -1,0 +1,258 @@
+"""What crosses and what is seen: messages, the view one party has of them, and the recorder that keeps it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from splitfed.core import digests
+from splitfed.core.errors import InvalidInput, check_count, unknown
+from splitfed.core.payload import Layout, all_own, layout_of, module_copies, own
+
+WEIGHT_GRADIENT = "weight gradient"
+"""The kind of message by which a client sends the gradient of its weights, where it takes no step itself."""
+
+
+class Stamp(NamedTuple):
+    """When: the phase, lane, epoch and step, and the part of the data.
+
+    `phase`: "train", "consult" (rows that pass forward alone, within training), "evaluate", "predict", "query",
+    "rehearse" (training steps that move nothing) or "match".
+    `lane` tells one client's messages from another's; it is not the client's number where some party never hears from
+    a client directly.
+    """
+
+    phase: str
+    lane: int
+    epoch: int
+    step: int
+    part: str = "train"
+
+
+class Message(NamedTuple):
+    """Tensors on their way from one party to another; the only thing that ever crosses.
+
+    `kind`: "activation", "gradient", "label", "weights", what a method sends, or a step of a secure sum. `edge` names
+    the place (`source->target`, whichever way the message goes); `tensors` are detached. `packed`: the bytes they take
+    where a defense sends them in a shorter form than the tensors themselves. `layouts`: how those tensors lay at the
+    sender that had to be copied, for a receiver that must compute to the same bits.
+    """
+
+    sender: str
+    receiver: str
+    kind: str
+    edge: str
+    tensors: Mapping[str, Tensor]
+    stamp: Stamp
+    packed: int | None = None
+    layouts: Mapping[str, Layout] | None = None
+
+    def in_own_memory(self) -> Message:
+        """Return the message with plain tensors that fill a storage each; itself where they do so already.
+
+        Raises `InvalidInput` for a tensor that is not dense.
+        """
+        if all_own(self.tensors.values()):
+            return self
+        tensors: dict[str, Tensor] = {}
+        layouts = dict(self.layouts or {})
+        seen: set[int] = set()
+        for name, given in self.tensors.items():
+            tensor = own(name, given, f"{self.edge!r} from {self.sender!r}")
+            address = tensor.untyped_storage().data_ptr()
+            if address in seen and tensor.numel():
+                tensor = tensor.clone()
+            elif tensor.numel() and address != given.untyped_storage().data_ptr() and self.kind == "activation":
+                layout = layout_of(given)
+                if layout is not None:
+                    layouts[name] = layout
+            tensors[name] = tensor
+            seen.add(tensor.untyped_storage().data_ptr())
+        return self._replace(tensors=tensors, layouts=layouts or None)
+
+    def copy(self) -> Message:
+        """Return the message with copies of its tensors, for somebody who may write into them."""
+        tensors = {name: tensor.detach().clone() for name, tensor in self.tensors.items()}
+        return Message(self.sender, self.receiver, self.kind, self.edge, tensors, *self[5:])
+
+    @property
+    def nbytes(self) -> int:
+        """Payload in bytes: elements times element size, summed, or as packed; no header is counted."""
+        if self.packed is not None:
+            return self.packed
+        return sum([t.nbytes for t in self.tensors.values()])
+
+
+@dataclass(frozen=True)
+class View:
+    """All that `party` received and was recorded, in order, with the segments it holds itself.
+
+    A fed server's view holds the weights it sent out, too.
+    """
+
+    party: str
+    messages: tuple[Message, ...]
+    segments: Mapping[str, nn.Module] = field(default_factory=dict)
+
+    def select(self, kind: str | None = None, phase: str | None = None, edge: str | None = None) -> View:
+        """Return the part of the view with this `kind`, `phase` and `edge` (None: any)."""
+        kept = [
+            m
+            for m in self.messages
+            if (kind is None or m.kind == kind)
+            and (phase is None or m.stamp.phase == phase)
+            and (edge is None or m.edge == edge)
+        ]
+        return View(self.party, tuple(kept), self.segments)
+
+    def copy(self) -> View:
+        """Return the view with copies of its tensors and segments, for somebody who may write into them."""
+        return View(self.party, tuple(m.copy() for m in self.messages), module_copies(self.segments))
+
+    def tensors(self, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+        """Join what was received over all messages, on `device`: value -> (rows, ...), in the order of arrival."""
+        joined: dict[str, list[Tensor]] = {}
+        for message in self.messages:
+            for name, tensor in message.tensors.items():
+                joined.setdefault(name, []).append(tensor.to(device))
+        return {name: torch.cat(parts) for name, parts in joined.items()}
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What to record: the `parties` by name, every `every`-th step, at most `budget` bytes in memory each.
+
+    Past the budget messages go to the recorder's folder; a recorder without a folder refuses to go on.
+    """
+
+    parties: tuple[str, ...] = ()
+    every: int = 1
+    budget: int = 256 * 2**20
+
+    def __post_init__(self) -> None:
+        """Refuse a stride or a budget that is no positive whole number."""
+        check_count("recording every", self.every, low=1)
+        check_count("recording budget", self.budget, low=1)
+
+    def recorders(self, parties: tuple[str, ...], folder: Path | None) -> dict[str, Recorder]:
+        """Make one recorder a named party, refusing a name that is none of `parties`."""
+        for name in self.parties:
+            if name not in parties:
+                raise unknown("party to record", name, parties)
+        homes = {name: None if folder is None else folder / name for name in self.parties}
+        return {name: Recorder(name, self.every, self.budget, homes[name]) for name in self.parties}
+
+
+class Recorder:
+    """Keeps the messages one party receives: in memory up to a byte budget, then in files of its folder."""
+
+    def __init__(self, party: str, every: int = 1, budget: int = 256 * 2**20, folder: Path | None = None) -> None:
+        self.party = party
+        self._every = every
+        self._budget = budget
+        self._folder = folder
+        self._held: list[Message] = []
+        self._held_bytes = 0
+        self._digests: list[str | None] = []
+        self._checked: set[int] = set()
+
+    def receive(self, message: Message) -> None:
+        """Keep `message` if its step is due; what crosses outside training is always kept."""
+        if message.stamp.phase == "train" and message.stamp.step % self._every:
+            return
+        size = message.nbytes
+        if self._held and self._held_bytes + size > self._budget:
+            self.flush()
+        # A copy: neither the parties, whose memory it may be, nor other recorders can change what was seen.
+        self._held.append(message.copy())
+        self._held_bytes += size
+
+    def flush(self) -> None:
+        """Write what is held in memory to the next file of the folder."""
+        if not self._held:
+            return
+        if self._folder is None:
+            raise InvalidInput(
+                f"recording {self.party!r} needs more than its budget of {self._budget} bytes: "
+                "give the run a folder to spill to, a larger budget, or record every n-th step"
+            )
+        self._folder.mkdir(parents=True, exist_ok=True)
+        tensors = {f"{i}/{n}": t.contiguous() for i, m in enumerate(self._held) for n, t in m.tensors.items()}
+        index = [[m.sender, m.receiver, m.kind, m.edge, list(m.tensors), list(m.stamp)] for m in self._held]
+        path = self._file(len(self._digests))
+        save_file(_unshared(tensors), path, metadata={"messages": json.dumps(index)})
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        self._digests.append(digests.of_file(path))
+        self._held, self._held_bytes = [], 0
+
+    def messages(self) -> Iterator[Message]:
+        """Yield every message kept, oldest first, reading back one file at a time; raises `Damaged` for one that is."""
+        for part, digest in enumerate(self._digests):
+            if part not in self._checked:
+                digests.check_file(self._file(part), digest, digests.RETRAIN)
+                self._checked.add(part)
+            with safe_open(self._file(part), framework="pt") as stored:
+                index = json.loads(stored.metadata()["messages"])
+                for i, (sender, receiver, kind, edge, names, stamp) in enumerate(index):
+                    tensors = {name: stored.get_tensor(f"{i}/{name}") for name in names}
+                    yield Message(sender, receiver, kind, edge, tensors, Stamp(*stamp))
+        yield from self._held
+
+    def view(self, segments: Mapping[str, nn.Module] | None = None) -> View:
+        """Return all that was kept as the party's view."""
+        return View(self.party, tuple(self.messages()), dict(segments or {}))
+
+    def state(self) -> dict[str, Any]:
+        """Flush to the folder and return what a resumed run needs to go on from here."""
+        if self._folder is not None:
+            self.flush()
+            return {"digests": list(self._digests)}
+        kept = [
+            {
+                "sender": m.sender,
+                "kind": m.kind,
+                "edge": m.edge,
+                "tensors": dict(m.tensors),
+                "stamp": list(m.stamp),
+            }
+            for m in self._held
+        ]
+        return {"digests": [], "messages": kept}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go back to `state`, removing files written after it."""
+        self._held = [
+            Message(m["sender"], self.party, m["kind"], m["edge"], m["tensors"], Stamp(*m["stamp"]))
+            for m in state.get("messages", ())
+        ]
+        self._held_bytes = sum(m.nbytes for m in self._held)
+        self._digests, self._checked = list(state["digests"]), set()
+        if self._folder is not None and self._folder.is_dir():
+            for file in self._folder.glob("part-*.safetensors"):
+                if int(file.stem.partition("-")[2]) >= len(self._digests):
+                    file.unlink()
+
+    def _file(self, part: int) -> Path:
+        assert self._folder is not None
+        return self._folder / f"part-{part:05d}.safetensors"
+
+
+def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copy tensors that share memory, which the file format refuses to hold twice."""
+    seen: set[int] = set()
+    result = {}
+    for name, tensor in tensors.items():
+        address = tensor.untyped_storage().data_ptr()
+        result[name] = tensor.clone() if address in seen else tensor
+        seen.add(address)
+    return result

@@ -1,0 +1,270 @@
+"""What a party holds: segments, data, labels, an optimizer, and what defenses and tutors keep there."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from splitfed.core.defense import Place, Shield, overrides
+from splitfed.core.local_objective import Tutor
+from splitfed.core.messages import Message, Stamp
+from splitfed.core.optimizers import Optim
+from splitfed.core.payload import is_own, module_copies
+from splitfed.core.random import derive, wide_generator
+from splitfed.core.step_plan import Duty, Guard
+from splitfed.core.topology import Head, weights
+from splitfed.core.usage_counts import SCORED, Uses, labels_of_head
+
+
+class Belongings:
+    """Keeps the segments in `modules` (a copy of its own) for the `duties` of `role`, with an optimizer of its own."""
+
+    def __init__(
+        self,
+        name: str,
+        role: str,
+        duties: Sequence[Duty],
+        modules: Mapping[str, nn.Module],
+        optim: Optim,
+        seed: int,
+        shapes: Mapping[str, tuple[int, ...]],
+        device: torch.device | str = "cpu",
+        task_weight: Callable[[int], float] | None = None,
+        relabelled: Mapping[str, tuple[Head, tuple[Guard, ...]]] | None = None,
+    ) -> None:
+        self.name = name
+        self.role = role
+        self.device = torch.device(device)
+        self._duties = {d.segment: d for d in duties}
+        self._one_way = {port.edge for d in duties for port in d.arrivals if not port.returns}
+        # Copied together, so that weights a party shares between its own segments stay shared.
+        self.modules = module_copies({d.segment: modules[d.segment] for d in duties})
+        # What the user froze (batch norm in evaluation mode, say) stays frozen.
+        self._frozen = {d.segment: d.frozen for d in duties}
+        for module in self.modules.values():
+            module.to(self.device)
+        self._training = True
+        self.uses = Uses()
+        self.tutor: Tutor | None = None
+        self.shield: Shield | None = None
+        self._seed = seed
+        self._task_weight = task_weight
+        self._data: dict[str, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
+        # Of parts with rows of "train" in them: which row each is.
+        self._among: dict[str, Tensor] = {}
+        unique = {id(p): p for m in self.modules.values() for p in m.parameters() if p.requires_grad}
+        self._parameters = list(unique.values())
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._scheduler: LRScheduler | None = None
+        if unique:
+            self._optimizer, self._scheduler = optim.build(self._parameters)
+        # Head -> the head and the defenses that change its labels, which are this party's.
+        self._relabelled = dict(relabelled or {})
+        inputs = {v: shapes[v] for duty in duties for v in duty.own}
+        self._guards = {
+            (port.edge, guard.position): guard
+            for duty in duties
+            for port in (*duty.arrivals, *duty.departures)
+            for guard in port.guards
+        }
+        self._learning = [place for place, guard in self._guards.items() if overrides(guard.defense, "learn")]
+        relabelling = [guard for _, found in self._relabelled.values() for guard in found]
+        self._counting = any(guard.counts for guard in (*self._guards.values(), *relabelling))
+        self._defenses = {
+            (port.edge, guard.position): guard.defense.start(
+                Place(
+                    name,
+                    port.edge,
+                    {v: shapes[v] for v in port.values},
+                    inputs,
+                    derive(seed, "start", name, port.edge, guard.position),
+                    self.device,
+                )
+            )
+            for duty in duties
+            for port in (*duty.arrivals, *duty.departures)
+            for guard in port.guards
+        }
+
+    def own(
+        self,
+        part: str,
+        inputs: Mapping[str, Tensor],
+        labels: Mapping[str, Tensor],
+        relabel: bool = True,
+        among: Tensor | None = None,
+    ) -> None:
+        """Take `inputs` (value -> rows) and `labels` (head -> rows) as this party's data under the name `part`.
+
+        `relabel`: whether its defenses change labels to train on; not where they have already been changed. `among`:
+        (rows,) which row of "train" each is, -1 for none, so that its uses count as those of that row.
+        """
+        self._among.pop(part, None)
+        if among is not None:
+            self._among[part] = among.cpu()
+        # Rows that are a part of a larger tensor would bring the rows of others along.
+        held, known = (
+            {name: t.to(self.device) if is_own(t) else t.detach().clone().to(self.device) for name, t in given.items()}
+            for given in (inputs, labels)
+        )
+        if relabel and part not in SCORED:
+            known = trained_on(known, self._relabelled, self._seed, self.name, part)
+            for name, (_, guards) in self._relabelled.items():
+                for guard in guards if name in known else ():
+                    if "once" in guard.counts:
+                        self.uses.take(labels_of_head(name), guard.position, part, len(known[name]))
+        self._data[part] = (held, known)
+
+    def drop(self, part: str) -> None:
+        """Forget the rows called `part`."""
+        self._data.pop(part, None)
+        self._among.pop(part, None)
+
+    def show(self, part: str, rows: Tensor) -> None:
+        """Let `part` be these `rows` of "train", with the labels that the party trains on there."""
+        inputs, labels = ({name: t[rows.to(self.device)] for name, t in held.items()} for held in self._data["train"])
+        self.own(part, inputs, labels, relabel=False, among=rows)
+
+    def among(self, part: str) -> Tensor:
+        """Return which row of "train" each row of `part` is, -1 for none, where that is known."""
+        return self._among[part]
+
+    def raw(self, part: str) -> dict[str, Tensor]:
+        """Return this party's raw inputs in `part`; for a method that shows them to others."""
+        return dict(self._data[part][0])
+
+    @property
+    def rate(self) -> float | None:
+        """The learning rate that its optimizer stands at; None where no weight learns."""
+        return None if self._optimizer is None else float(self._optimizer.param_groups[0]["lr"])
+
+    def rows(self, part: str) -> int:
+        """Return how many rows this party has in `part`."""
+        inputs, labels = self._data[part]
+        return len(next(iter((*inputs.values(), *labels.values()))))
+
+    def labels(self, part: str) -> dict[str, Tensor]:
+        """Return this party's labels in `part` by head; for the experimenter who scores the run."""
+        return dict(self._data[part][1]) if part in self._data else {}
+
+    def restart(self) -> None:
+        """Let the optimizer forget its state, such as momentum."""
+        if self._optimizer is not None:
+            self._optimizer.state.clear()
+
+    def momentum(self) -> dict[str, Tensor]:
+        """Return the momentum that the optimizer holds, as `segment/name` -> tensor: its own; none where it has none.
+
+        Of weights that are tied, the first name.
+        """
+        if self._optimizer is None:
+            return {}
+        found = {}
+        for segment, module in self.modules.items():
+            for name, weight in module.named_parameters():
+                held = self._optimizer.state.get(weight, {}).get("momentum_buffer")
+                if held is not None:
+                    found[f"{segment}/{name}"] = held
+        return found
+
+    def end_round(self) -> None:
+        """Advance the learning-rate scheduler, where there is one."""
+        if self._scheduler is None:
+            return
+        with warnings.catch_warnings():
+            # A client that took no part in a round has taken no step; its rate falls with everybody's.
+            warnings.filterwarnings("ignore", message=r".*lr_scheduler\.step\(\)` before")
+            self._scheduler.step()
+
+    def contents(self, buffers: bool = True, kept: Sequence[str] = (), copies: bool = True) -> dict[str, Tensor]:
+        """Return copies of all weights, and of the buffers unless told not to, as `segment/name` -> tensor.
+
+        The segments in `kept` are left out. Without `copies` the tensors are the party's own, to be read at once.
+        """
+        return {
+            f"{segment}/{name}": tensor.clone() if copies else tensor
+            for segment, module in self.modules.items()
+            if segment not in kept
+            for name, tensor in (module.state_dict() if buffers else weights(module)).items()
+        }
+
+    def upload(self, receiver: str, stamp: Stamp, buffers: bool = True, kept: Sequence[str] = ()) -> Message:
+        """Return `contents` as a message to `receiver`."""
+        return Message(self.name, receiver, "weights", f"weights->{self.role}", self.contents(buffers, kept), stamp)
+
+    def adopt(self, tensors: Mapping[str, Tensor], kept: Sequence[str] = ()) -> None:
+        """Take over weights and buffers as `contents` names them; the optimizer state stays the party's own.
+
+        Buffers that are not among them, and the segments in `kept`, stay as they are.
+        """
+        for segment, module in self.modules.items():
+            if segment in kept:
+                continue
+            own = module.state_dict()
+            missing = {n for n in weights(module) if f"{segment}/{n}" not in tensors}
+            if missing:
+                raise KeyError(f"{segment}/{missing.pop()}")
+            module.load_state_dict({n: tensors.get(f"{segment}/{n}", t) for n, t in own.items()})
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """What steps its weights, None where it has none; for the experimenter who says what is public."""
+        return self._optimizer
+
+    @property
+    def defense_states(self) -> dict[tuple[str, int], Any]:
+        """What the defenses keep here, by edge and position; for the experimenter."""
+        return dict(self._defenses)
+
+    def state(self) -> dict[str, Any]:
+        """Return the whole state: tensors and plain values only, safe to load without unpickling code."""
+        return {
+            "segments": {name: copy.deepcopy(module.state_dict()) for name, module in self.modules.items()},
+            "optimizer": None if self._optimizer is None else copy.deepcopy(self._optimizer.state_dict()),
+            "scheduler": None if self._scheduler is None else copy.deepcopy(self._scheduler.state_dict()),
+            "tutor": None if self.tutor is None else self.tutor.state(),
+            "defenses": {f"{edge}#{i}": d.state_dict() for (edge, i), d in self._defenses.items() if d is not None},
+            "uses": self.uses.state(),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go back to `state`."""
+        for name, module in self.modules.items():
+            module.load_state_dict(state["segments"][name])
+        if self._optimizer is not None:
+            self._optimizer.load_state_dict(state["optimizer"])
+        if self._scheduler is not None:
+            self._scheduler.load_state_dict(state["scheduler"])
+        if self.tutor is not None:
+            self.tutor.load_state(state["tutor"])
+        for (edge, i), defense in self._defenses.items():
+            if defense is not None:
+                defense.load_state_dict(state["defenses"][f"{edge}#{i}"])
+        self.uses.load_state(state.get("uses", {}))
+
+
+def trained_on(
+    labels: Mapping[str, Tensor],
+    changed: Mapping[str, tuple[Head, tuple[Guard, ...]]],
+    seed: int,
+    party: str,
+    part: str,
+) -> dict[str, Tensor]:
+    """Return `labels` (head -> rows) of `part` as `party` trains on them: as those defenses leave them that act once.
+
+    `changed`: head -> the head and the defenses that change its labels.
+    """
+    known = dict(labels)
+    for name, (head, guards) in changed.items():
+        for guard in guards if name in known else ():
+            assert head.task is not None
+            words = ("relabel", party, name, guard.position, part)
+            random = wide_generator(seed, *words, device=known[name].device)
+            known[name] = guard.defense.relabel(known[name], head.task, random)
+    return known

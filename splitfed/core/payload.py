@@ -1,0 +1,187 @@
+"""What a message may carry: plain dense tensors, each in memory that holds its numbers and nothing else.
+
+A tensor is a window on a storage, and whoever is handed the window can read the whole storage: the raw rows behind
+`x[:, :3]`, every token behind `h[:, 0]`. What is handed over is therefore copied where its storage holds anything
+else. The same goes for what hangs on a tensor beside its numbers: the graph that made it, its base, gradient, hooks
+and attributes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from splitfed.core.errors import InvalidInput
+
+_LINE = 64
+"""Bytes to which an allocation is aligned, at least; kernels round differently at another place within them."""
+
+
+class Layout(NamedTuple):
+    """How a tensor lay in its storage: the strides, and how many numbers after an aligned address it began.
+
+    Matrix products round differently for rows that lie apart. A receiver that lays a copy out alike computes what the
+    sender would have, to the last bit.
+    """
+
+    strides: tuple[int, ...]
+    lead: int
+
+    def reach(self, shape: Sequence[int]) -> int:
+        """Return how many numbers the memory of a tensor of `shape` has in this layout."""
+        return self.lead + 1 + sum((size - 1) * stride for size, stride in zip(shape, self.strides, strict=True))
+
+    def lay_out(self, tensor: Tensor) -> Tensor:
+        """Return the numbers of `tensor` in this layout, in new memory with zeros in the gaps."""
+        flat = tensor.new_zeros(self.reach(tensor.shape))
+        placed = flat.as_strided(tensor.shape, self.strides, self.lead)
+        return placed.copy_(tensor).detach()
+
+
+def is_own(tensor: Tensor) -> bool:
+    """Tell whether `tensor` is plain, detached and dense, and fills its storage."""
+    return all_own((tensor,))
+
+
+def all_own(tensors: Collection[Tensor]) -> bool:
+    """Tell whether every tensor is plain, detached and dense, and fills a storage that no other of them has.
+
+    A few attributes are read, no number is: this is asked of every message of every step, where a call more shows.
+    What cannot hang on a detached result of an operation (a gradient, hooks) is not asked for.
+    """
+    try:
+        for tensor in tensors:
+            if not (
+                type(tensor) is Tensor
+                and not tensor.requires_grad
+                and tensor._base is None
+                and tensor.untyped_storage().nbytes() == tensor.nbytes
+                and (tensor.is_contiguous() or _extent(tensor) == tensor.numel())
+                and not (tensor.__dict__ or tensor.is_nested or tensor.is_quantized)
+            ):
+                return False
+    except NotImplementedError:
+        # Sparse tensors, and others that torch keeps elsewhere, have no storage.
+        return False
+    if len(tensors) == 1:
+        return True
+    addresses = [tensor.data_ptr() for tensor in tensors if tensor.numel()]
+    return len(set(addresses)) == len(addresses)
+
+
+def own(name: str, tensor: Tensor, place: str) -> Tensor:
+    """Return `tensor` detached and plain: as it is where it fills its storage, else copied.
+
+    Raises `InvalidInput`, naming `name` and `place`, for what is not dense.
+    """
+    kind = _not_dense(tensor)
+    if kind is not None:
+        raise InvalidInput(f"{name!r} on {place} is a {kind} tensor; a message carries dense ones: call .to_dense()")
+    plain = tensor.as_subclass(Tensor).detach()
+    # A subclass may keep its numbers elsewhere, and show an empty storage.
+    if type(tensor) is not Tensor and plain.numel() and plain.data_ptr() == 0 and plain.device.type != "meta":
+        raise InvalidInput(f"{name!r} on {place} is a {type(tensor).__name__} without a storage of its own numbers")
+    return plain if is_own(plain) else plain.clone()
+
+
+def layout_of(tensor: Tensor) -> Layout | None:
+    """Return how a dense `tensor` lies in its storage; None where a copy lies alike, or where numbers overlap."""
+    if not tensor.numel() or _extent(tensor) == 0:
+        return None
+    lead = tensor.data_ptr() % _LINE // tensor.element_size()
+    found = Layout(tuple(tensor.stride()), lead)
+    return None if lead == 0 and _extent(tensor) == tensor.numel() else found
+
+
+def copied(value: Any) -> Any:
+    """Return `value` with copies of the tensors and modules in it, in mappings, lists and tuples as well."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, nn.Module):
+        return module_copies({"": value})[""]
+    if isinstance(value, Mapping):
+        return {name: copied(inner) for name, inner in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(copied(inner) for inner in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(copied(inner) for inner in value)
+    return value
+
+
+def module_copies(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Return deep copies; what shares weights goes on sharing them, and no tensor brings a larger storage along."""
+    made = copy.deepcopy(dict(modules))
+    # A parameter's copy is as small as it is; a buffer's, or another tensor's, is a copy of its whole storage.
+    holders = {id(m): m for module in made.values() for m in module.modules()}.values()
+    found: dict[int, list[Tensor]] = {}
+    for tensor in {id(t): t for m in holders for t in _tensors(m)}.values():
+        if _not_dense(tensor) is None and tensor.numel() and tensor.data_ptr():
+            found.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
+    for sharing in found.values():
+        nbytes = sum(t.nbytes for t in sharing)
+        if nbytes != sharing[0].untyped_storage().nbytes() and not _overlap(sharing):
+            for tensor in sharing:
+                tensor.data = tensor.detach().clone()
+    return made
+
+
+def _tensors(module: nn.Module) -> Iterable[Tensor]:
+    for group in (module._parameters, module._buffers, vars(module)):
+        yield from (t for t in group.values() if isinstance(t, Tensor))
+
+
+def _extent(tensor: Tensor) -> int:
+    return extent(tensor.shape, tensor.stride())
+
+
+def _overlap(tensors: list[Tensor]) -> bool:
+    """Tell whether two of `tensors`, in one storage, may share a number: then they are one on purpose."""
+    spans = sorted(
+        (t.storage_offset() * t.element_size(), Layout(t.stride(), 0).reach(t.shape) * t.element_size())
+        for t in tensors
+    )
+    return any(start + length > after for (start, length), (after, _) in pairwise(spans))
+
+
+def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Return over how many places of memory the numbers of `shape` reach; 0 where two may share a place."""
+    reach = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if size > 1):
+        if stride < reach:
+            return 0
+        reach += (size - 1) * stride
+    return reach
+
+
+def _not_dense(tensor: Tensor) -> str | None:
+    if tensor.is_quantized:
+        return "quantized"
+    if tensor.is_nested:
+        return "nested"
+    return None if tensor.layout is torch.strided else "sparse" if "sparse" in str(tensor.layout) else "packed"
+
+
+def finite_rows(z: Tensor) -> Tensor:
+    """Return which rows of `z` (rows, ...) hold nothing but finite numbers: (rows,) of bool."""
+    return torch.isfinite(z).reshape(len(z), -1).all(1)
+
+
+def infinite_rows(z: Tensor) -> int:
+    """Return how many rows of `z` (rows, ...) hold a number that is not finite; none where there are no numbers."""
+    return 0 if z.is_meta else len(z) - int(finite_rows(z).sum())
+
+
+def without_infinite_rows(z: Tensor) -> Tensor:
+    """Return `z` (rows, ...) with zeros in place of every row that holds a number that is not finite.
+
+    Such a row would pass any clipping and tell itself apart from all others.
+    """
+    fine = finite_rows(z)
+    if bool(fine.all()):
+        return z
+    return torch.where(fine.view(-1, *[1] * (z.dim() - 1)), z, torch.zeros_like(z))

@@ -1,0 +1,79 @@
+"""Defenses of some clients alone: which client has which, and what no client can have by itself.
+
+Only what stands at a client's own parties can differ between clients; what acts at a party that all of them share,
+or puts layers into segments that they average or hand over, cannot.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from splitfed.core.defense import Defense, overrides
+from splitfed.core.errors import InvalidInput, check_count
+from splitfed.core.topology import Topology
+
+
+@dataclass(frozen=True, kw_only=True)
+class Absent(Defense):
+    """Stands in place of a defense that a client does not have, so that positions stay those of the run."""
+
+    def edges(self, topology: Topology) -> tuple[str, ...]:
+        """Nothing is guarded."""
+        return ()
+
+
+def of_client(defenses: Sequence[Defense], client: int) -> tuple[Defense, ...]:
+    """Return `defenses` as `client` has them, for whatever is made of this client alone: same length, same order."""
+    return tuple(_unlimited(d) if not d.clients or client in d.clients else Absent() for d in defenses)
+
+
+def missing(defenses: Sequence[Defense], client: int) -> tuple[int, ...]:
+    """Return the positions of the defenses that `client` does not have."""
+    return tuple(i for i, d in enumerate(defenses) if d.clients and client not in d.clients)
+
+
+def check_clients(defenses: Sequence[Defense], topology: Topology, clients: int) -> None:
+    """Refuse a defense for clients that are not among the `clients` there are, and one that some cannot have alone."""
+    for defense in defenses:
+        if defense.clients:
+            _check_numbers(defense, clients)
+            _check_parties(defense, topology)
+
+
+def _check_numbers(defense: Defense, clients: int) -> None:
+    name = type(defense).__name__
+    for client in defense.clients:
+        check_count(f"{name} client", client)
+        if client >= clients:
+            raise InvalidInput(f"{name} client={client} is not allowed: there are {clients} clients, numbered from 0")
+    if len(set(defense.clients)) < len(defense.clients):
+        raise InvalidInput(f"{name} clients={tuple(defense.clients)} is not allowed; expected each client once")
+
+
+def _check_parties(defense: Defense, topology: Topology) -> None:
+    own = topology.data_roles
+    told = f"{type(defense).__name__} for some clients alone is not allowed"
+    if overrides(defense, "guards"):
+        raise InvalidInput(f"{told}: it guards weights that the rows of all clients reach")
+    for head in topology.heads:
+        if defense.weighs_task and head.role not in own:
+            raise InvalidInput(f"{told}: it weighs the loss of {head.value!r}, which {head.role!r} computes for all")
+        if head.value in defense.heads(topology) and head.labels not in own:
+            raise InvalidInput(f"{told}: the labels of {head.value!r} are at {head.labels!r}, whom all clients share")
+    forth, back = overrides(defense, "release", "penalty"), overrides(defense, "gradient", "penalty_at_receiver")
+    for name in defense.edges(topology):
+        edge = topology.edge(name)
+        for acts, what, end in ((forth, "release", edge.source), (back, "gradient", edge.target)):
+            if acts and topology.role_of(end) not in own:
+                role = topology.role_of(end)
+                raise InvalidInput(f"{told}: the {what} on {name!r} leaves {role!r}, whom all clients share")
+
+
+def _unlimited(defense: Defense) -> Defense:
+    if not defense.clients:
+        return defense
+    made = copy.copy(defense)
+    object.__setattr__(made, "clients", ())
+    return made

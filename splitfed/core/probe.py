@@ -1,0 +1,214 @@
+"""Send one example batch through a topology before anything is trained, and note what each segment does.
+
+The shapes tell a misfit by cut; whether a segment overwrites its input decides who needs a copy; whether it draws
+random numbers decides who is reseeded at every step. Modules, buffers and random state are left as they were, and
+what is found depends on none of the process's random generators.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+
+from splitfed.core.errors import InvalidInput
+from splitfed.core.model_snapshot import generator_states, same_generators, set_generators
+from splitfed.core.random import derive
+from splitfed.core.topology import Edge, Segment, Topology
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the probe saw. `shapes` and `dtypes` are per value, without the batch dimension.
+
+    `overwritten`: segment -> the inputs it overwrites in place; `stochastic`: segments that draw random numbers in
+    training; `batch_norm`: segments that need at least two rows in training; `no_gradient`: value and segment that
+    reads it, where no gradient comes back: whatever the segment makes of it, no head learns from it. One that a user
+    wrote by hand and that draws random numbers is never among these: another draw may take another way.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    dtypes: Mapping[str, torch.dtype]
+    overwritten: Mapping[str, frozenset[str]]
+    stochastic: frozenset[str]
+    batch_norm: frozenset[str]
+    no_gradient: frozenset[tuple[str, str]] = frozenset()
+
+    def returned(self, topology: Topology, edge: Edge) -> tuple[str, ...]:
+        """Return the values of `edge` whose gradient comes back on it in training, in their order."""
+        if edge.name in topology.forward_only:
+            return ()
+        if not self.no_gradient:
+            return edge.values
+        # A value that several segments of another role read crosses once, and so does the sum of its gradients.
+        crosses = topology.role_of(edge.source) != topology.role_of(edge.target)
+        readers = topology.readers(edge) if crosses else (edge.target,)
+        reads = {name: topology.segment(name).inputs for name in readers}
+        return tuple(v for v in edge.values if any(v in reads[r] and (v, r) not in self.no_gradient for r in readers))
+
+
+def probe(topology: Topology, batch: Mapping[str, Tensor]) -> Facts:
+    """Run `batch` (input value -> tensor of at least two rows) through copies of the segments, in training mode.
+
+    Raises `InvalidInput` that names the segment, the edge and the shapes where something does not fit, and for a
+    value that is no floating tensor with the batch first.
+    """
+    for name in topology.inputs:
+        if name not in batch:
+            raise InvalidInput(f"input {name!r} of topology {topology.name!r} is fed by no data")
+    values = dict(batch)
+    rows = len(next(iter(batch.values())))
+    overwritten: dict[str, frozenset[str]] = {}
+    stochastic: set[str] = set()
+    behind: dict[tuple[str, str], set[int]] = {}
+    leaves: dict[tuple[str, str], Tensor] = {}
+    for segment in topology.segments:
+        arrived = {name: _arrived(topology, name, values[name]) for name in segment.inputs}
+        leaves |= {(segment.name, name): leaf for name, leaf in arrived.items()}
+        states = generator_states()
+        try:
+            _seed(derive(0, "probe", segment.name))
+            with torch.enable_grad():
+                outputs, overwritten[segment.name], draws = _try(topology, segment, arrived)
+        finally:
+            set_generators(states)
+        if draws == "torch":
+            stochastic.add(segment.name)
+        # A trace has no branch; of other segments the graph of one random draw tells nothing for certain.
+        certain = draws is None or isinstance(segment.module, fx.GraphModule)
+        for name, value in zip(segment.outputs, outputs, strict=True):
+            _check_value(segment, name, value, rows)
+            behind[segment.name, name] = _leaves_behind(value) if certain else {id(t) for t in arrived.values()}
+            values[name] = value.detach()
+    norm = {s.name for s in topology.segments if _has_batch_norm(s.module)}
+    return Facts(
+        {name: tuple(v.shape[1:]) for name, v in values.items()},
+        {name: v.dtype for name, v in values.items()},
+        overwritten,
+        frozenset(stochastic),
+        frozenset(norm),
+        _without_gradient(topology, leaves, behind),
+    )
+
+
+def _arrived(topology: Topology, name: str, value: Tensor) -> Tensor:
+    """Return `value` as a segment gets it: raw data asks for no gradient, what another segment returns does."""
+    leaf = value.detach()
+    return leaf if name in topology.inputs else leaf.requires_grad_()
+
+
+def _leaves_behind(value: Tensor) -> set[int]:
+    """Return the ids of all leaves that autograd would send a gradient of `value` to."""
+    found, waiting, seen = set(), [value.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if (leaf := getattr(node, "variable", None)) is not None:
+            found.add(id(leaf))
+        waiting += [before for before, _ in node.next_functions]
+    return found
+
+
+def _without_gradient(
+    topology: Topology, leaves: Mapping[tuple[str, str], Tensor], behind: Mapping[tuple[str, str], set[int]]
+) -> frozenset[tuple[str, str]]:
+    """Return value and reading segment wherever no gradient of a head comes back."""
+    learning, found = {head.value for head in topology.heads}, set()
+    for segment in reversed(topology.segments):
+        reached = set().union(*(behind[segment.name, v] for v in segment.outputs if v in learning))
+        for name in set(segment.inputs) - set(topology.inputs):
+            if id(leaves[segment.name, name]) in reached:
+                learning.add(name)
+            else:
+                found.add((name, segment.name))
+    return frozenset(found)
+
+
+def check_alike(topologies: Sequence[Topology], facts: Sequence[Facts]) -> None:
+    """Refuse clients whose values enter a segment that serves them all in different shapes or types.
+
+    One topology and one probe a client. Raises `InvalidInput` that names client, value and shapes.
+    """
+    first = topologies[0]
+    entering = [value for s in first.segments if s.role not in first.data_roles for value in s.inputs]
+    for client, known in enumerate(facts):
+        for value in entering:
+            mine, wanted = ((f.shapes[value], f.dtypes[value]) for f in (known, facts[0]))
+            if mine != wanted:
+                raise InvalidInput(
+                    f"client {client} sends {value!r} as {mine[0]} of {mine[1]} a row, client 0 as {wanted[0]} of "
+                    f"{wanted[1]}: the segment that reads it serves them all"
+                )
+
+
+def _try(
+    topology: Topology, segment: Segment, values: Mapping[str, Tensor]
+) -> tuple[tuple[Tensor, ...], frozenset[str], str | None]:
+    """Return what `segment` makes of `values`, which of them it overwrites, and the package that it draws from."""
+    written: set[str] = set()
+    # In evaluation mode first: what it overwrites there counts too, and what it returns in training is handed on.
+    for training in (False, True):
+        try:
+            module = copy.deepcopy(segment.module).train(training)
+        except (RuntimeError, TypeError, AttributeError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise InvalidInput(f"segment {segment.name!r} cannot be copied for its party: {reason}") from error
+        given = [values[name].clone() for name in segment.inputs]
+        versions = [tensor._version for tensor in given]
+        before = generator_states()
+        try:
+            result = module(*given)
+        except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
+            raise InvalidInput(_misfit(topology, segment, values, error)) from error
+        draws = same_generators(before, generator_states())
+        # `tensor.data` and storages are written without a new version.
+        for name, tensor, version in zip(segment.inputs, given, versions, strict=True):
+            if tensor._version != version or not torch.equal(tensor, values[name]):
+                written.add(name)
+    outputs = tuple(result) if isinstance(result, (tuple, list)) else (result,)
+    if len(outputs) != len(segment.outputs):
+        raise InvalidInput(
+            f"segment {segment.name!r} returned {len(outputs)} values; it names {len(segment.outputs)}: "
+            f"{', '.join(segment.outputs)}"
+        )
+    return outputs, frozenset(written), draws
+
+
+def _seed(seed: int) -> None:
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+
+
+def _misfit(topology: Topology, segment: Segment, values: Mapping[str, Tensor], error: BaseException) -> str:
+    shapes = ", ".join(f"{name} {tuple(values[name].shape)}" for name in segment.inputs)
+    edges = [e.name for e in topology.edges if e.target == segment.name]
+    place = f"edge{'s' * (len(edges) > 1)} {', '.join(edges)}" if edges else f"input of {segment.name!r}"
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return f"segment {segment.name!r} cannot take what arrives on {place} ({shapes}): {reason}"
+
+
+def _check_value(segment: Segment, name: str, value: object, rows: int) -> None:
+    if not isinstance(value, Tensor):
+        raise InvalidInput(
+            f"value {name!r} of segment {segment.name!r} is a {type(value).__name__}, no tensor: it cannot cross a "
+            "cut; cut elsewhere"
+        )
+    if value.dim() == 0 or len(value) != rows:
+        raise InvalidInput(
+            f"value {name!r} of segment {segment.name!r} has shape {tuple(value.shape)}; the first dimension must "
+            f"be the batch ({rows} rows here)"
+        )
+    if not value.is_floating_point():
+        raise InvalidInput(f"value {name!r} of segment {segment.name!r} is {value.dtype}: no gradient can return")
+
+
+def _has_batch_norm(module: nn.Module) -> bool:
+    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())

@@ -1,0 +1,78 @@
+"""Random numbers are passed in: one root seed, and a generator for every purpose derived from it.
+
+A derived seed depends only on the root and on the words of its purpose (say `"order", epoch, client`), never
+on what was drawn before, so a run can be resumed and its clients can run in any order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from splitfed.core.errors import check_count
+
+_WORDS = 624
+_AT = 24
+
+
+def derive(root: int, *purpose: str | int) -> int:
+    """Return a 63-bit seed for `purpose` under `root`; equal arguments give equal seeds on every machine."""
+    text = "\x1f".join(f"{type(word).__name__}:{word}" for word in (root, *purpose))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def generator(root: int, *purpose: str | int, device: torch.device | str = "cpu") -> torch.Generator:
+    """Return a fresh torch generator on `device`, seeded with `derive(root, *purpose)`."""
+    return torch.Generator(device=device).manual_seed(derive(root, *purpose))
+
+
+def wide_generator(root: int, *purpose: str | int, device: torch.device | str = "cpu") -> torch.Generator:
+    """Return a generator for private noise: as `generator`, with its whole state drawn from `root` and `purpose`.
+
+    torch seeds its generator of the CPU with 32 bits. Of a few ten thousand releases two would likely get the same
+    noise, and whoever knows one might try out all seeds. (That of CUDA takes all 64 bits.) It is still no secret to
+    somebody who knows `root`.
+    """
+    made = generator(root, *purpose, device=device)
+    if made.device.type != "cpu":
+        return made
+    text = "\x1f".join(f"{type(word).__name__}:{word}" for word in (root, "wide", *purpose))
+    drawn = torch.frombuffer(bytearray(hashlib.shake_256(text.encode()).digest(4 * _WORDS)), dtype=torch.int32)
+    state = made.get_state()
+    # The state's 624 words of 32 bits stand behind three numbers, in 64 bits each.
+    state[_AT : _AT + 8 * _WORDS] = (drawn.long() & 0xFFFFFFFF).view(torch.uint8)
+    return made.set_state(state)
+
+
+@contextmanager
+def stream(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
+    """Let whatever draws from torch's default generators of the CPU and `device` draw from `seed` inside the block.
+
+    Modules (dropout, initialisation) take no generator; the default ones are put back as they were afterwards.
+    """
+    place = torch.device(device)
+    cuda = [place] if place.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda):
+        torch.default_generator.manual_seed(seed)
+        if cuda:
+            index = torch.cuda.current_device() if place.index is None else place.index
+            torch.cuda.default_generators[index].manual_seed(seed)
+        yield
+
+
+@contextmanager
+def initialization(seed: int | None) -> Iterator[None]:
+    """Let modules made inside the block draw their first weights from `seed`; torch's generators stay as they were.
+
+    None: they draw from torch's own generators, as modules do anywhere. Raises `InvalidInput` for a seed that is no
+    whole number of at least 0.
+    """
+    if seed is None:
+        yield
+        return
+    check_count("seed", seed)
+    with stream(derive(int(seed), "initialization"), torch.get_default_device()):
+        yield

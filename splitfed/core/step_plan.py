@@ -1,0 +1,191 @@
+"""What a role must do for each segment it holds: worked out once from the topology, the probe and the defenses.
+
+Duties name edges and roles only; they hold no module and no tensor, so parties can share them freely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from splitfed.core.defense import Defense, overrides
+from splitfed.core.errors import InvalidInput
+from splitfed.core.probe import Facts
+from splitfed.core.topology import Edge, Head, Topology, frozen_modules
+from splitfed.core.usage_counts import counted, counted_labels
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A defense on one edge: its `position` among the run's defenses, and its share of their penalties.
+
+    `counts`: what of its work is counted for the privacy ledger; see `splitfed.core.usage_counts`.
+    """
+
+    defense: Defense
+    position: int
+    share: float
+    counts: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Port:
+    """One edge as a segment sees it: the segment and the role at its other end (None: the same party).
+
+    `returned`: the values whose gradient comes back on it.
+    """
+
+    edge: str
+    segment: str
+    role: str | None
+    values: tuple[str, ...]
+    guards: tuple[Guard, ...]
+    returned: tuple[str, ...]
+
+    @property
+    def returns(self) -> bool:
+        """Whether a gradient comes back on it."""
+        return bool(self.returned)
+
+    @cached_property
+    def sending(self) -> tuple[Guard, ...]:
+        """Those that act on what leaves, or want something of it."""
+        return self._that("release", "penalty")
+
+    @cached_property
+    def judging(self) -> tuple[Guard, ...]:
+        """Those that want something where it is read."""
+        return self._that("penalty_at_receiver")
+
+    @cached_property
+    def returning(self) -> tuple[Guard, ...]:
+        """Those that act on the gradient that goes back."""
+        return self._that("gradient")
+
+    @cached_property
+    def packs(self) -> bool:
+        """Whether what crosses may take fewer bytes than its tensors."""
+        return bool(self._that("packed"))
+
+    def _that(self, *methods: str) -> tuple[Guard, ...]:
+        # A call that does nothing takes its time all the same, several times a step.
+        return tuple(guard for guard in self.guards if overrides(guard.defense, *methods))
+
+
+@dataclass(frozen=True)
+class Duty:
+    """One segment's work: what it reads and from where, what it returns and to whom, the heads on it.
+
+    `frozen`: the modules inside it that stay in evaluation mode in training; see `graph.frozen_modules`.
+    """
+
+    segment: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    own: frozenset[str]
+    overwritten: frozenset[str]
+    stochastic: bool
+    arrivals: tuple[Port, ...]
+    departures: tuple[Port, ...]
+    heads: tuple[Head, ...]
+    frozen: tuple[str, ...]
+
+    @cached_property
+    def leaving(self) -> tuple[Port, ...]:
+        """The departures to other parties."""
+        return tuple(port for port in self.departures if port.role is not None)
+
+    @cached_property
+    def judged(self) -> tuple[Port, ...]:
+        """The arrivals whose defenses may want something at this end."""
+        return tuple(port for port in self.arrivals if port.judging)
+
+
+def duties(
+    topology: Topology,
+    facts: Facts,
+    defenses: Sequence[Defense],
+    frozen: Mapping[str, tuple[str, ...]] | None = None,
+) -> dict[str, tuple[Duty, ...]]:
+    """Return the duties of every role, after each defense has said that it applies (or refused).
+
+    `frozen`: what `graph.frozen_modules` returns, for a part of a larger topology.
+    """
+    for defense in defenses:
+        defense.check(topology, facts)
+    guarded = [defense.edges(topology) for defense in defenses]
+    counts = [counted(defense) for defense in defenses]
+    guards = {
+        edge.name: tuple(
+            Guard(defense, position, 1.0 / len(guarded[position]), counts[position])
+            for position, defense in enumerate(defenses)
+            if edge.name in guarded[position]
+        )
+        for edge in topology.edges
+    }
+
+    for edge_name, found in guards.items():
+        _check_order(edge_name, found)
+
+    def port(edge: Edge, near: str, far: str) -> Port:
+        crosses = topology.role_of(near) != topology.role_of(far)
+        role = topology.role_of(far) if crosses else None
+        return Port(edge.name, far, role, edge.values, guards[edge.name], facts.returned(topology, edge))
+
+    frozen = frozen_modules(topology) if frozen is None else frozen
+    work: dict[str, list[Duty]] = {role: [] for role in topology.roles}
+    for segment in topology.segments:
+        work[segment.role].append(
+            Duty(
+                segment.name,
+                segment.inputs,
+                segment.outputs,
+                frozenset(v for v in segment.inputs if v in topology.inputs),
+                facts.overwritten[segment.name],
+                segment.name in facts.stochastic,
+                tuple(port(e, segment.name, e.source) for e in topology.edges if e.target == segment.name),
+                tuple(port(e, segment.name, e.target) for e in topology.edges if e.source == segment.name),
+                tuple(h for h in topology.heads if h.value in segment.outputs),
+                frozen[segment.name],
+            )
+        )
+    return {role: tuple(found) for role, found in work.items()}
+
+
+def _check_order(edge: str, guards: Sequence[Guard]) -> None:
+    """Refuse what looks at the row again after a private mechanism: no promise would be left."""
+    private = None
+    for guard in guards:
+        kind = type(guard.defense).__name__
+        if private is not None and guard.defense.peeks:
+            raise InvalidInput(
+                f"{kind} cannot stand behind {private} on edge {edge!r}: what it adds depends on the rows, and no "
+                f"noise covers that; name it before {private}"
+            )
+        if "activation" in guard.counts:
+            private = kind
+
+
+def relabelled(topology: Topology, defenses: Sequence[Defense]) -> dict[str, dict[str, tuple[Head, tuple[Guard, ...]]]]:
+    """Return, by the role that holds the labels, the heads whose labels some defense changes, and which do."""
+    chosen = [defense.heads(topology) for defense in defenses]
+    found: dict[str, dict[str, tuple[Head, tuple[Guard, ...]]]] = {}
+    for head in topology.heads:
+        guards = tuple(
+            Guard(d, i, 1.0, counted_labels(d, head.task)) for i, d in enumerate(defenses) if head.value in chosen[i]
+        )
+        if guards:
+            found.setdefault(head.labels, {})[head.value] = (head, guards)
+    return found
+
+
+def shielded(topology: Topology, defenses: Sequence[Defense]) -> dict[str, tuple[int, Defense]]:
+    """Return the defense that guards the weights of each role, with its position, or refuse two for one role."""
+    found: dict[str, tuple[int, Defense]] = {}
+    for position, defense in enumerate(defenses):
+        for role in defense.guards(topology):
+            if role in found:
+                raise InvalidInput(f"the weights of role {role!r} have two guards; give one, or other roles to each")
+            found[role] = (position, defense)
+    return found

@@ -1,0 +1,141 @@
+"""A task is a loss and a metric; classification, binary and regression are built in, others are passed in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from splitfed.core.errors import InvalidInput, check_count
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Metric = Callable[[Tensor, Tensor], float]
+_MOST_FREQUENT = "always answering the most frequent class"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learnt: `loss(output, y)` is the batch mean, a scalar; `metric(outputs, y)` is over all rows.
+
+    `outputs` is the width of the model's last layer (None: any); `metric_name` and `higher_is_better` say how to
+    read the metric; `check(y)` raises `InvalidInput` for labels that the loss cannot take. `bounds`: the least and the
+    greatest value that the metric can have, which intervals then respect. `constant(y, rows)`: the outputs, for `rows`
+    rows, of whoever has seen the labels `y` of training and no input, and `constant_name` what that is called; None
+    where there is no such answer to be set beside a model.
+    """
+
+    name: str
+    loss: Loss
+    metric: Metric
+    metric_name: str
+    outputs: int | None
+    higher_is_better: bool = True
+    check: Callable[[Tensor], None] = lambda y: None
+    bounds: tuple[float, float] = (-math.inf, math.inf)
+    constant: Callable[[Tensor, int], Tensor] | None = None
+    constant_name: str = ""
+
+
+def classification(classes: int) -> Task:
+    """Cross-entropy and accuracy over `classes` classes; labels are int64 in [0, classes)."""
+    check_count("classes", classes, low=2)
+    return Task(
+        "classification",
+        functional.cross_entropy,
+        _accuracy,
+        "accuracy",
+        classes,
+        check=partial(_check_classes, classes=classes),
+        bounds=(0.0, 1.0),
+        constant=partial(_most_frequent, classes=classes),
+        constant_name=_MOST_FREQUENT,
+    )
+
+
+def binary() -> Task:
+    """Logistic loss on one logit a row, and accuracy; labels are 0 or 1."""
+    return Task(
+        "binary",
+        _logistic,
+        _binary_accuracy,
+        "accuracy",
+        1,
+        check=partial(_check_classes, classes=2),
+        bounds=(0.0, 1.0),
+        constant=_more_frequent,
+        constant_name=_MOST_FREQUENT,
+    )
+
+
+def regression(outputs: int = 1) -> Task:
+    """Mean squared error and R squared, averaged over the `outputs` targets."""
+    check_count("outputs", outputs, low=1)
+    return Task(
+        "regression",
+        _squared,
+        _r_squared,
+        "r_squared",
+        outputs,
+        check=_check_real,
+        bounds=(-math.inf, 1.0),
+        constant=_mean,
+        constant_name="always answering the mean of the training rows",
+    )
+
+
+def _most_frequent(y: Tensor, rows: int, classes: int) -> Tensor:
+    said = torch.zeros(rows, classes)
+    said[:, int(torch.bincount(y.long(), minlength=classes).argmax())] = 1.0
+    return said
+
+
+def _more_frequent(y: Tensor, rows: int) -> Tensor:
+    return torch.full((rows,), 1.0 if float(y.double().mean()) > 0.5 else -1.0)
+
+
+def _mean(y: Tensor, rows: int) -> Tensor:
+    mean: Tensor = y.double().mean(0, keepdim=True)
+    return mean.expand(rows, *y.shape[1:])
+
+
+def _accuracy(output: Tensor, y: Tensor) -> float:
+    return float((output.argmax(1) == y).double().mean())
+
+
+def _logistic(output: Tensor, y: Tensor) -> Tensor:
+    return functional.binary_cross_entropy_with_logits(output.reshape(-1), y.to(output.dtype))
+
+
+def _binary_accuracy(output: Tensor, y: Tensor) -> float:
+    return float(((output.reshape(-1) > 0) == (y > 0.5)).double().mean())
+
+
+def _squared(output: Tensor, y: Tensor) -> Tensor:
+    return functional.mse_loss(output.reshape(y.shape), y.to(output.dtype))
+
+
+def _r_squared(output: Tensor, y: Tensor) -> float:
+    target = y.double().reshape(len(y), -1)
+    residual = (output.double().reshape(len(y), -1) - target).square().sum(0)
+    total = (target - target.mean(0)).square().sum(0).clamp_min(torch.finfo(torch.float64).tiny)
+    return float((1 - residual / total).mean())
+
+
+def _check_classes(y: Tensor, classes: int) -> None:
+    if y.dim() != 1:
+        raise InvalidInput(f"labels have shape {tuple(y.shape)}; expected one label a row")
+    if y.is_floating_point() and not bool((y == y.round()).all()):
+        raise InvalidInput(f"labels must be whole numbers in [0, {classes - 1}]; found {float(y[y != y.round()][0])}")
+    outside = (y < 0) | (y >= classes)
+    if bool(outside.any()):
+        raise InvalidInput(f"label {y[outside][0].item():g} is outside [0, {classes - 1}]")
+
+
+def _check_real(y: Tensor) -> None:
+    if not bool(torch.isfinite(y.double()).all()):
+        raise InvalidInput("targets hold a value that is not finite")

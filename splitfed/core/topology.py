@@ -1,0 +1,414 @@
+"""What a topology is: frozen data about segments, the roles that hold them, and the values between them.
+
+Values are named tensors. A segment reads some and returns some; a role feeds the model's inputs; a head reads the
+model's output, at the role that computes the loss. Edges follow from who reads what, so they cannot contradict
+the segments: `Topology.edges` derives them. Wherever an edge joins two roles it becomes messages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from torch import Tensor, fx, nn
+
+from splitfed.core.errors import InvalidInput, check_number, unknown
+from splitfed.core.tasks import Task
+
+
+@dataclass(frozen=True, eq=False)
+class Original:
+    """The uncut model that segments were cut from, with which they are compared before training.
+
+    `model` takes each value of `arguments` as the argument of that name and returns the values `outputs`, in that
+    order. `pieces`: module, inputs and outputs of each, in the order they run. `cuts`: the submodules cut after.
+    """
+
+    model: nn.Module
+    arguments: Mapping[str, str]
+    outputs: tuple[str, ...]
+    pieces: tuple[tuple[nn.Module, tuple[str, ...], tuple[str, ...]], ...]
+    cuts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A piece of a model, held by `role`.
+
+    `module` takes the values named in `inputs`, in that order, and returns those named in `outputs`: a tensor for
+    one, a tuple for several. `prefix` goes before its parameter names in the state dict of the whole model: the
+    segment's name and a dot, unless given; a piece made by `cut` keeps the model's own names and needs none.
+    `original`: the model that it was cut from, None for a segment made by hand.
+    """
+
+    name: str
+    role: str
+    module: nn.Module
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    prefix: str | None = None
+    original: Original | None = field(default=None, compare=False, repr=False)
+
+    def full(self, name: str) -> str:
+        """Return the name that `name` of the segment's state has in the whole model's."""
+        own = "" if isinstance(self.module, fx.GraphModule) else f"{self.name}."
+        return (own if self.prefix is None else self.prefix) + name
+
+
+@dataclass(frozen=True)
+class Edge:
+    """The `values` that segment `source` hands to segment `target`."""
+
+    source: str
+    target: str
+    values: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The edge as users write it: `source->target`."""
+        return f"{self.source}->{self.target}"
+
+
+@dataclass(frozen=True)
+class Head:
+    """A model output and its loss: `role` computes the loss, the role `labels` holds the labels.
+
+    Where the two differ the labels cross as a message, through the roles `via` in turn if any are named. `target`
+    names the label set of the data (None: its main one), `task` defaults to that label set's own; `weight`
+    multiplies the loss when there are several heads.
+    """
+
+    value: str
+    role: str
+    labels: str
+    task: Task | None = None
+    weight: float = 1.0
+    target: str | None = None
+    via: tuple[str, ...] = ()
+
+    @cached_property
+    def path(self) -> tuple[str, ...]:
+        """The roles the labels pass, from their holder to the loss; one role alone when they stay where they are."""
+        return tuple(dict.fromkeys((self.labels, *self.via, self.role)))
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Segments in the order they run, `inputs` (value -> role that owns it) and heads. Checked when made.
+
+    `forward_only`: names of crossings on which no gradient comes back; what stands before them learns from losses
+    of its own alone. `lessons`: names of segments that are there to train on, for who teaches their party (see
+    `splitfed.core.local_objective`): no prediction waits for them, unless one asks for a head on them by name, and
+    nobody else needs to read what they return.
+    """
+
+    name: str
+    segments: tuple[Segment, ...]
+    inputs: Mapping[str, str]
+    heads: tuple[Head, ...]
+    forward_only: frozenset[str] = frozenset()
+    lessons: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        """Refuse a graph that could not run, with one line that names the segment, value or role."""
+        if not self.segments:
+            raise InvalidInput(f"topology {self.name!r} has no segment")
+        if not self.heads:
+            raise InvalidInput(f"topology {self.name!r} has no head: nothing would be learnt")
+        _check_names(self)
+        _check_heads(self)
+        _check_values(self)
+        _check_state(self)
+        for name in self.forward_only:
+            if name not in [edge.name for edge in self.crossings]:
+                raise unknown("crossing in forward_only", name, [edge.name for edge in self.crossings])
+        for name in self.lessons:
+            self.segment(name)
+        if not self.answering:
+            raise InvalidInput(f"topology {self.name!r} has no head that answers: all stand on lessons")
+
+    @cached_property
+    def edges(self) -> tuple[Edge, ...]:
+        """Every edge, ordered by the segment that reads it, then by the one that returns it.
+
+        A value that several segments of another role read crosses once, to the first of them: its party keeps it.
+        """
+        maker = {value: s.name for s in self.segments for value in s.outputs}
+        found: dict[tuple[str, str], list[str]] = {}
+        delivered: set[tuple[str, str]] = set()
+        for target in self.segments:
+            for value in target.inputs:
+                if value not in maker or (value, target.role) in delivered:
+                    continue
+                values = found.setdefault((maker[value], target.name), [])
+                if value not in values:  # a segment may read a value twice
+                    values.append(value)
+                if self.role_of(maker[value]) != target.role:
+                    delivered.add((value, target.role))
+        order = {s.name: i for i, s in enumerate(self.segments)}
+        keys = sorted(found, key=lambda key: (order[key[1]], order[key[0]]))
+        return tuple(Edge(source, target, tuple(found[source, target])) for source, target in keys)
+
+    @cached_property
+    def crossings(self) -> tuple[Edge, ...]:
+        """The edges that join two roles: each is a message forward and one back at every training step."""
+        return tuple(e for e in self.edges if self.role_of(e.source) != self.role_of(e.target))
+
+    @cached_property
+    def scored(self) -> tuple[Head, ...]:
+        """The first head of every label set among those that answer."""
+        first: dict[str | None, Head] = {}
+        for head in self.answering:
+            first.setdefault(head.target, head)
+        return tuple(first.values())
+
+    @cached_property
+    def answering(self) -> tuple[Head, ...]:
+        """The heads that are predicted unless one is asked for by name: all that stand on no lesson."""
+        taught = {value for name in self.lessons for value in self.segment(name).outputs}
+        return tuple(head for head in self.heads if head.value not in taught)
+
+    @cached_property
+    def serving(self) -> frozenset[str]:
+        """The names of the segments that the outputs of the answering heads come from."""
+        return frozenset(self.makers([head.value for head in self.answering]))
+
+    @cached_property
+    def roles(self) -> tuple[str, ...]:
+        """Every role: those that own data first, then the others as they appear."""
+        named = [*self.data_roles, *(s.role for s in self.segments), *(h.role for h in self.heads)]
+        return tuple(dict.fromkeys(named))
+
+    @cached_property
+    def data_roles(self) -> tuple[str, ...]:
+        """The roles that own inputs or labels; each client is a party of its own in these."""
+        return tuple(dict.fromkeys([*self.inputs.values(), *(h.labels for h in self.heads)]))
+
+    def segment(self, name: str) -> Segment:
+        """Return the segment called `name`."""
+        for segment in self.segments:
+            if segment.name == name:
+                return segment
+        raise unknown("segment", name, [s.name for s in self.segments])
+
+    def role_of(self, segment: str) -> str:
+        """Return the role that holds `segment`."""
+        return self.segment(segment).role
+
+    def segments_of(self, role: str) -> tuple[Segment, ...]:
+        """Return the segments that `role` holds, in the order they run."""
+        return tuple(s for s in self.segments if s.role == role)
+
+    def edge(self, name: str) -> Edge:
+        """Return the edge called `name` (`source->target`)."""
+        for edge in self.edges:
+            if edge.name == name:
+                return edge
+        raise unknown("edge", name, [e.name for e in self.edges])
+
+    def makers(self, values: Iterable[str]) -> tuple[str, ...]:
+        """Return the names of the segments whose work is in one of `values`, in the order they run."""
+        wanted, found = set(values), []
+        for segment in reversed(self.segments):
+            if wanted.intersection(segment.outputs):
+                wanted.update(segment.inputs)
+                found.append(segment.name)
+        return tuple(reversed(found))
+
+    def origins(self, value: str) -> tuple[str, ...]:
+        """Return the inputs that `value` is computed from, in the order of `inputs`."""
+        read = {v for name in self.makers([value]) for v in self.segment(name).inputs} | {value}
+        return tuple(name for name in self.inputs if name in read)
+
+    def readers(self, edge: Edge) -> tuple[str, ...]:
+        """Return the names of the segments at the far end of `edge` that read one of its values."""
+        there = self.segments_of(self.role_of(edge.target))
+        return tuple(s.name for s in there if set(edge.values).intersection(s.inputs))
+
+    def with_task(self, task: Task) -> Topology:
+        """Return this topology with `task` at every head that has none of its own."""
+        return self.with_tasks({None: task})
+
+    def with_tasks(self, tasks: Mapping[str | None, Task]) -> Topology:
+        """Return this topology with the task of its label set (None: the main one) at every head without a task."""
+        for head in self.heads:
+            if head.target not in tasks:
+                known = [name or "None, the main one" for name in tasks]
+                raise unknown(f"label set of the head on {head.value!r}:", head.target, known)
+        return replace(self, heads=tuple(replace(h, task=h.task or tasks[h.target]) for h in self.heads))
+
+    def upstream(self, role: str) -> tuple[Segment, ...]:
+        """Return the segments whose work reaches `role` from outside in a prediction, in the order they run."""
+        there = [edge for edge in self.crossings if self.role_of(edge.target) == role]
+        names = self.makers(v for e in there if self.serving.intersection(self.readers(e)) for v in e.values)
+        return tuple(self.segment(name) for name in names)
+
+    def state_dict(self, modules: Mapping[str, nn.Module] | None = None) -> dict[str, Tensor]:
+        """Return the whole model's state under its original names, from `modules` (segment name -> module)."""
+        state: dict[str, Tensor] = {}
+        for segment in self.segments:
+            module = segment.module if modules is None else modules[segment.name]
+            state.update({segment.full(name): value for name, value in module.state_dict().items()})
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Tensor], modules: Mapping[str, nn.Module] | None = None) -> None:
+        """Load `state`, under the whole model's names, into `modules` (default: the topology's own)."""
+        expected = self.state_dict(modules)
+        for name in state:
+            if name not in expected:
+                raise unknown("parameter", name, expected)
+        for name, value in expected.items():
+            if name not in state:
+                raise InvalidInput(f"the state has no {name!r} (shape {tuple(value.shape)})")
+            if state[name].shape != value.shape:
+                given, want = tuple(state[name].shape), tuple(value.shape)
+                raise InvalidInput(f"parameter {name!r} has shape {given}; this topology needs {want}")
+        for segment in self.segments:
+            module = segment.module if modules is None else modules[segment.name]
+            module.load_state_dict({name: state[segment.full(name)] for name in module.state_dict()})
+
+
+def member(role: str, lane: int) -> str:
+    """Return the name of the party that plays `role` for one client: `client3`, or `party1_3` for role `party1`."""
+    return f"{role}{'_' if role[-1:].isdigit() else ''}{lane}"
+
+
+def frozen_modules(topology: Topology, given: bool | None = None) -> dict[str, tuple[str, ...]]:
+    """Return by segment the modules inside it that stay in evaluation mode in training, by their names.
+
+    They are those that the user left in evaluation mode, "" being the segment as a whole. A model that is given in
+    evaluation mode as a whole, all segments of it, is trained; `given` says whether it was given in training mode.
+    """
+    if given is None:
+        given = any(segment.module.training for segment in topology.segments)
+    return {
+        s.name: tuple(name for name, m in s.module.named_modules() if given and not m.training)
+        for s in topology.segments
+    }
+
+
+def weights(module: nn.Module) -> dict[str, Tensor]:
+    """Return the state of `module` without its buffers."""
+    kept = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    return {name: tensor for name, tensor in module.state_dict().items() if name in kept}
+
+
+def _check_names(topology: Topology) -> None:
+    _check_unique("segment", (s.name for s in topology.segments))
+    for kind, name in [("segment", s.name) for s in topology.segments] + [("role", r) for r in topology.roles]:
+        # They become names of files, edges and messages.
+        plain = isinstance(name, str) and re.fullmatch(r"(?!\.)(?:(?!->)[^/\\\x00-\x1f])+", name)
+        if not plain or name in ("labels", "weights"):
+            raise InvalidInput(f"{kind} {name!r} is not allowed: no slash, no '->', not 'labels' and not 'weights'")
+    _check_unique("value", [*topology.inputs, *(v for s in topology.segments for v in s.outputs)])
+    for segment in topology.segments:
+        if not segment.inputs or not segment.outputs:
+            raise InvalidInput(f"segment {segment.name!r} must read and return at least one value")
+        _check_module(segment.name, segment.module)
+
+
+def _check_module(name: str, module: object) -> None:
+    if not isinstance(module, nn.Module):
+        raise InvalidInput(f"segment {name!r} has a {type(module).__name__} as its module; expected an nn.Module")
+
+
+def _check_unique(kind: str, names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise InvalidInput(f"{kind} {name!r} appears twice; every {kind} needs a name of its own")
+        seen.add(name)
+
+
+def _check_values(topology: Topology) -> None:
+    made = dict.fromkeys(topology.inputs, "")
+    later = {v: s.name for s in topology.segments for v in s.outputs}
+    read: set[str] = set()
+    taught: set[str] = set()
+    for segment in topology.segments:
+        for value in segment.inputs:
+            owner = topology.inputs.get(value)
+            if value not in made and value in later:
+                raise InvalidInput(
+                    f"segment {segment.name!r} reads {value!r}, which {later[value]!r} returns only later: "
+                    "segments must stand in the order they run, without a cycle"
+                )
+            if value not in made:
+                raise unknown(f"value read by segment {segment.name!r}:", value, made)
+            if owner is not None and owner != segment.role:
+                raise InvalidInput(
+                    f"segment {segment.name!r} at role {segment.role!r} reads {value!r}, raw data of role "
+                    f"{owner!r}: raw data never crosses"
+                )
+            read.add(value)
+        made.update(dict.fromkeys(segment.outputs, segment.name))
+        if segment.name in topology.lessons:
+            taught.update(segment.outputs)
+        elif taught.intersection(segment.inputs):
+            raise InvalidInput(
+                f"segment {segment.name!r} reads {min(taught.intersection(segment.inputs))!r}, which is there to train "
+                "on: let it be a lesson as well"
+            )
+    finals = {h.value for h in topology.heads}
+    unread = [v for v in made if v not in read | finals | taught]
+    if unread:
+        raise InvalidInput(f"value {unread[0]!r} is read by no segment and no head")
+
+
+def _check_heads(topology: Topology) -> None:
+    maker = {value: s for s in topology.segments for value in s.outputs}
+    holders: dict[str, str] = {}
+    for head in topology.heads:
+        if head.value in holders:
+            raise InvalidInput(
+                f"head on value {head.value!r} appears twice, with labels of {holders[head.value]!r} and of "
+                f"{head.labels!r}; expected one head a value"
+            )
+        holders[head.value] = head.labels
+        if head.value not in maker:
+            raise unknown("value at a head:", head.value, maker)
+        if maker[head.value].role != head.role:
+            raise InvalidInput(
+                f"the head on {head.value!r} computes its loss at role {head.role!r}, but role "
+                f"{maker[head.value].role!r} makes that value"
+            )
+        _check_via(topology, head)
+        if head.task is not None and not isinstance(head.task, Task):
+            raise InvalidInput(
+                f"task={head.task!r} at {head.value!r} is not allowed; expected splitfed.classification(10)"
+            )
+        check_number(f"weight of the head on {head.value!r}", head.weight, low=0.0, open_low=True)
+
+
+def _check_via(topology: Topology, head: Head) -> None:
+    holders = {s.role for s in topology.segments}
+    for role in head.via:
+        if role not in holders:
+            raise unknown(f"role that passes the labels of {head.value!r} on:", role, holders)
+    if head.via and len(head.path) != len(head.via) + 2:
+        way = " -> ".join((head.labels, *head.via, head.role))
+        raise InvalidInput(f"the labels of {head.value!r} go {way}; expected every role once")
+
+
+def _check_state(topology: Topology) -> None:
+    """Refuse tensors that two roles would share, and two tensors under one name."""
+    holder: dict[int, tuple[str, str]] = {}
+    named: dict[str, tuple[int, str]] = {}
+    for segment in topology.segments:
+        module = segment.module
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            full = segment.full(name)
+            kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
+            role, first = holder.setdefault(id(tensor), (segment.role, full))
+            if role != segment.role:
+                raise InvalidInput(
+                    f"{kind} {first!r} would be shared by roles {role!r} and {segment.role!r}: weights tied across a "
+                    "cut cannot stay equal without crossing it"
+                )
+            same, other = named.setdefault(full, (id(tensor), segment.name))
+            if same != id(tensor):
+                raise InvalidInput(
+                    f"segments {other!r} and {segment.name!r} both have a {full!r}; give one of them a prefix"
+                )

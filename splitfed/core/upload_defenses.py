@@ -1,0 +1,101 @@
+"""Defenses on what the clients of a federated method send to the fed server, by kind of message.
+
+Every tensor of a message with numbers that are not whole is defended: the rows of one with several dimensions, one with
+a single dimension as one row. Names, whole numbers and single numbers cross as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from splitfed.core.defense import UPLOAD, Context, Defense, packed_bytes
+from splitfed.core.messages import Message, Stamp
+from splitfed.core.payload import infinite_rows
+from splitfed.core.usage_counts import Uses
+
+
+class Keeper(NamedTuple):
+    """A defense of one client on one kind of message, with its position among the run's."""
+
+    position: int
+    defense: Defense
+
+
+class Sent(NamedTuple):
+    """What is sent, by whom (a party and the client it serves), and when: `turn` tells several a round apart."""
+
+    kind: str
+    tensors: Mapping[str, Tensor]
+    party: str
+    lane: int
+    number: int
+    turn: int = 0
+
+    @property
+    def place(self) -> str:
+        """Its place, as a defense and the privacy ledger name it."""
+        return f"{self.kind}{UPLOAD}"
+
+
+def keepers(defenses: Sequence[Defense], kind: str, client: int) -> list[Keeper]:
+    """Return who guards messages of `kind` for `client`, in the order they act."""
+    there = ((i, d) for i, d in enumerate(defenses) if not d.clients or client in d.clients)
+    return [Keeper(i, d) for i, d in there if kind in d.uploads]
+
+
+def rows_of(tensor: Tensor) -> Tensor | None:
+    """Return a view of `tensor` as rows (n, ...); None where nothing in it is defended."""
+    if not tensor.is_floating_point() or tensor.dim() == 0:
+        return None
+    return tensor if tensor.dim() > 1 else tensor[None]
+
+
+def defended(sent: Sent, guards: Sequence[Keeper], seed: int) -> Message:
+    """Return the message with what `guards` leave of it, and its size where they send it in a shorter form."""
+    place, stamp = sent.place, Stamp("train", sent.lane, sent.number, 0)
+    found = {}
+    for name, tensor in sent.tensors.items():
+        rows = rows_of(tensor)
+        if rows is None:
+            found[name] = tensor
+            continue
+        for position, defense in guards:
+            # Noise must never be drawn twice alike, also where a kind is sent several times a round.
+            drawn = Context(sent.party, place, stamp._replace(step=sent.turn), seed, position)
+            rows = defense.release(name, rows, drawn)
+        found[name] = rows.reshape(tensor.shape)
+    return Message(sent.party, place.removeprefix(f"{sent.kind}->"), sent.kind, place, found, stamp, size(sent, guards))
+
+
+def size(sent: Sent, guards: Sequence[Keeper]) -> int | None:
+    """Return the bytes of the message where some tensor is packed; None where it crosses as it is."""
+    sizes = [_packed(tensor, guards) for tensor in sent.tensors.values()]
+    if all(one is None for one in sizes):
+        return None
+    return sum(t.nbytes if n is None else n for t, n in zip(sent.tensors.values(), sizes, strict=True))
+
+
+def count(uses: Uses, sent: Sent, guards: Sequence[Keeper], lane: int) -> None:
+    """Note in `uses` what was released: each row of each tensor is one use of every guard that promises something."""
+    for position, defense in guards:
+        for tensor in sent.tensors.values() if defense.event() is not None else ():
+            rows = rows_of(tensor)
+            if rows is not None:
+                uses.replace(sent.place, infinite_rows(rows))
+                uses.add((sent.place, position, lane, "train"), torch.arange(len(rows)))
+
+
+def private_kinds(defenses: Iterable[Defense]) -> frozenset[str]:
+    """Return the kinds of which every client's tensors cross under a promise."""
+    return frozenset(kind for d in defenses if not d.clients and d.event() is not None for kind in d.uploads)
+
+
+def _packed(tensor: Tensor, guards: Sequence[Keeper]) -> int | None:
+    rows = rows_of(tensor)
+    if rows is None:
+        return None
+    return packed_bytes([d for _, d in guards], "activation", len(rows), tuple(rows.shape[1:]), tensor.dtype)

@@ -1,0 +1,58 @@
+"""Predicted bytes: what a step of a topology must send, from shapes and element sizes alone.
+
+Paper: Singh, Vepakomma, Gupta, Raskar, "Detailed comparison of communication efficiency of split learning and
+federated learning", 2019, counts (2p/K)q floats a client and epoch for p examples and a cut q wide; here also what
+else truly crosses: labels, the element size, the last short batch, weights handed over. Counted bytes equal these
+exactly; what a defense packs is counted by `planning.dry`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from math import prod
+
+from splitfed.core.probe import Facts
+from splitfed.core.topology import Topology, weights
+
+
+def value_bytes(facts: Facts, value: str) -> int:
+    """Return the bytes of one row of `value`."""
+    return prod(facts.shapes[value]) * facts.dtypes[value].itemsize
+
+
+def forward_bytes(topology: Topology, facts: Facts, rows: int) -> int:
+    """Return the bytes of all activations that cross for `rows` rows."""
+    return sum(value_bytes(facts, value) for edge in topology.crossings for value in edge.values) * rows
+
+
+def backward_bytes(topology: Topology, facts: Facts, rows: int) -> int:
+    """Return the bytes of all gradients that come back for `rows` rows."""
+    back = [value for edge in topology.crossings for value in facts.returned(topology, edge)]
+    return sum(value_bytes(facts, value) for value in back) * rows
+
+
+def step_bytes(topology: Topology, facts: Facts, rows: int, label_bytes: int = 8) -> int:
+    """Return the bytes one training step of `rows` rows sends: activations, gradients that return, labels that cross.
+
+    `label_bytes`: the size of one row's label (8 for class numbers); it counts once a hop.
+    """
+    labels = sum(label_bytes * (len(head.path) - 1) for head in topology.heads)
+    return forward_bytes(topology, facts, rows) + backward_bytes(topology, facts, rows) + labels * rows
+
+
+def weight_bytes(topology: Topology, role: str, buffers: bool = True, kept: Collection[str] = ()) -> int:
+    """Return the bytes of all weights of `role`, and of its buffers unless told not to: one hand-over.
+
+    The segments in `kept` are left out.
+    """
+    return sum(
+        t.numel() * t.element_size()
+        for segment in topology.segments_of(role)
+        if segment.name not in kept
+        for t in (segment.module.state_dict() if buffers else weights(segment.module)).values()
+    )
+
+
+def epoch_bytes(topology: Topology, facts: Facts, batches: Iterable[int], label_bytes: int = 8) -> int:
+    """Return the bytes of one epoch over `batches` (rows of each)."""
+    return sum(step_bytes(topology, facts, rows, label_bytes) for rows in batches)

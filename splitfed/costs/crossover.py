@@ -1,0 +1,86 @@
+"""When split learning sends fewer bytes than federated learning: both, over clients or over model sizes.
+
+Paper: Singh, Vepakomma, Gupta, Raskar, "Detailed comparison of communication efficiency of split learning and
+federated learning", 2019.
+
+By their formulas: an epoch, activations and gradients of the cut and one hand-over a client against the model down
+and up for every client. The threshold is where the lines cross, as a number of clients or of parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from splitfed.core.errors import InvalidInput, check_count
+from splitfed.core.probe import Facts
+from splitfed.core.topology import Topology
+from splitfed.costs.bytes import forward_bytes
+from splitfed.costs.singh import Sizes, crossover, federated_total, split_total
+
+_FLOAT = 4  # bytes of a float32, the paper's unit
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """Bytes of an epoch for all clients, at each of `values` of what is varied (`over`: clients or parameters).
+
+    `threshold`: the value from which on split learning sends fewer bytes; any number, not only a whole one.
+    """
+
+    over: str
+    values: tuple[float, ...]
+    split: tuple[float, ...]
+    federated: tuple[float, ...]
+    threshold: float
+
+
+def over_clients(sizes: Sizes, clients: Sequence[int], hand_over: bool = True, itemsize: int = 4) -> Crossover:
+    """Return both costs over numbers of `clients`, with the same examples in all; `itemsize`: bytes of a float."""
+    threshold = crossover(sizes, hand_over) / sizes.parameters
+    return _swept("clients", clients, sizes, hand_over, itemsize, threshold)
+
+
+def over_parameters(sizes: Sizes, parameters: Sequence[float], hand_over: bool = True, itemsize: int = 4) -> Crossover:
+    """Return both costs over model sizes, with the same cut width and the same share at the client."""
+    threshold = crossover(sizes, hand_over) / sizes.clients
+    return _swept("parameters", parameters, sizes, hand_over, itemsize, threshold)
+
+
+def sizes_of(topology: Topology, facts: Facts, clients: int, examples: float) -> Sizes:
+    """Return the sizes of `topology`, its data owners' weights as the client's; buffers are left out.
+
+    All that crosses forward counts as the cut's width, in floats of 4 bytes. `InvalidInput` where no gradient comes
+    back over a cut (`topology.forward_only`), which the formulas cannot say.
+    """
+    if topology.forward_only:
+        edges = ", ".join(sorted(topology.forward_only))
+        raise InvalidInput(f"no gradient comes back on {edges} of topology {topology.name!r}; the formulas need one")
+    at = {role: _weights(topology, role) for role in topology.roles}
+    total = sum(at.values())
+    if not total:
+        raise InvalidInput(f"topology {topology.name!r} has no weights to compare with what crosses")
+    share = sum(at[role] for role in topology.data_roles) / total
+    return Sizes(clients, total, share, examples, forward_bytes(topology, facts, 1) / _FLOAT)
+
+
+def _swept(
+    over: str, values: Sequence[Any], sizes: Sizes, hand_over: bool, itemsize: int, threshold: float
+) -> Crossover:
+    check_count("itemsize", itemsize, low=1)
+    if not values:
+        raise InvalidInput(f"{over}={values!r} is not allowed; expected at least one value")
+    each = [replace(sizes, **{over: value}) for value in values]
+    return Crossover(
+        over,
+        tuple(float(v) for v in values),
+        tuple(split_total(s, hand_over) * itemsize for s in each),
+        tuple(federated_total(s) * itemsize for s in each),
+        threshold,
+    )
+
+
+def _weights(topology: Topology, role: str) -> int:
+    found = {id(p): p for s in topology.segments_of(role) for p in s.module.parameters()}
+    return sum(p.numel() for p in found.values())

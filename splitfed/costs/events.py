@@ -1,0 +1,109 @@
+"""Steps of many lanes on shared machines, event by event in the order of time.
+
+Whoever is ready first asks first; of those ready together, the lower lane, then the earlier step and task. Since a
+machine serves in the order it is asked, the end of a task is known as soon as it asks.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from splitfed.costs.queues import Plant
+from splitfed.costs.steps import StepShape
+
+Event = tuple[float, int, int, int, bool]  # when, lane, step, task, whether a message has reached the downlink
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one lane does: the shape of its steps, role -> party, and the rows of each of its batches."""
+
+    shape: StepShape
+    parties: Mapping[str, str]
+    rows: Sequence[int]
+
+
+def simulate(runs: Mapping[int, Run], plant: Plant, start: float, together: bool = False) -> float:
+    """Run all lanes of `runs` on `plant` from `start` on; return when the last task is over.
+
+    `together`: no task of the way back begins before the way forward of every lane is over.
+    """
+    return _Simulation(runs, plant, start, together).end
+
+
+@dataclass
+class _Open:
+    """A step that has begun: for each task how many it still waits for, and until when at least."""
+
+    waits: list[int]
+    ready: list[float]
+    left: int
+
+
+class _Simulation:
+    def __init__(self, runs: Mapping[int, Run], plant: Plant, start: float, together: bool) -> None:
+        self._runs, self._plant, self._start, self._together = runs, plant, start, together
+        self._heap: list[Event] = []
+        self._open: dict[tuple[int, int], _Open] = {}
+        self._forwards = sum(not t.backward for run in runs.values() for t in run.shape.tasks) if together else 0
+        self._gate = self.end = start
+        for lane, run in runs.items():
+            if run.rows:
+                self._begin(lane, 0)
+        while self._heap:
+            self._next()
+
+    def _begin(self, lane: int, step: int) -> _Open:
+        tasks = self._runs[lane].shape.tasks
+        waits = [len(t.after) + (len(t.previous) if step else 0) + (self._together and t.backward) for t in tasks]
+        found = self._open[lane, step] = _Open(waits, [self._start] * len(tasks), len(tasks))
+        for task, count in enumerate(waits):
+            if not count:
+                heapq.heappush(self._heap, (self._start, lane, step, task, False))
+        return found
+
+    def _next(self) -> None:
+        time, lane, step, index, reached = heapq.heappop(self._heap)
+        run = self._runs[lane]
+        task, rows = run.shape.tasks[index], run.rows[step]
+        party, size = run.parties[task.role], task.size * rows
+        if task.receiver is None:
+            self._finish(lane, step, index, self._plant.compute(party, size, time))
+        elif reached:
+            self._finish(lane, step, index, self._plant.arrive(run.parties[task.receiver], size, time))
+        else:
+            at = self._plant.leave(party, run.parties[task.receiver], size, time)
+            heapq.heappush(self._heap, (at, lane, step, index, True))
+
+    def _finish(self, lane: int, step: int, index: int, time: float) -> None:
+        run = self._runs[lane]
+        self.end = max(self.end, time)
+        same, later = run.shape.followers
+        self._settle(lane, step, same[index], time)
+        if step + 1 < len(run.rows) and later[index]:
+            self._settle(lane, step + 1, later[index], time)
+        here = self._open[lane, step]
+        here.left -= 1
+        if not here.left:
+            del self._open[lane, step]
+        if self._together and not run.shape.tasks[index].backward:
+            self._forward_over(time)
+
+    def _settle(self, lane: int, step: int, tasks: Iterable[int], time: float) -> None:
+        """Tell `tasks` that one of those they wait for is over at `time`."""
+        found = self._open.get((lane, step)) or self._begin(lane, step)
+        for task in tasks:
+            found.ready[task] = max(found.ready[task], time)
+            found.waits[task] -= 1
+            if not found.waits[task]:
+                heapq.heappush(self._heap, (found.ready[task], lane, step, task, False))
+
+    def _forward_over(self, time: float) -> None:
+        self._gate = max(self._gate, time)
+        self._forwards -= 1
+        if not self._forwards:
+            for lane, run in self._runs.items():
+                back = [index for index, task in enumerate(run.shape.tasks) if task.backward]
+                self._settle(lane, 0, back, self._gate)

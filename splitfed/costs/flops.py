@@ -1,0 +1,51 @@
+"""Arithmetic of a training step: floating-point operations of each segment, forward and backward, per row.
+
+Counted on a real forward and backward by torch's own counter, which knows matrix products, convolutions and
+attention alone: activations, normalisation, pooling, losses and optimizer steps count as nothing. A product of
+(m, k) with (k, n) is 2mkn operations.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch.utils.flop_counter import FlopCounterMode
+
+from splitfed.core.errors import check_count
+from splitfed.core.probe import Facts
+from splitfed.core.topology import Segment, Topology
+from splitfed.costs.measure import rehearsal
+
+_ROWS = 2  # batch norm refuses a single row in training
+
+
+class SegmentCost(NamedTuple):
+    """Floating-point operations of one segment: `forward`, and `backward` for weights and inputs together."""
+
+    forward: float
+    backward: float
+
+
+def segment_flops(topology: Topology, facts: Facts, rows: int = 1) -> dict[str, SegmentCost]:
+    """Return the operations that a training step of `rows` rows takes in each segment, by its name.
+
+    Measured on two rows and scaled. The backward of a segment that reads raw data alone is cheaper than that of a
+    later one, because no gradient of its input is needed.
+    """
+    check_count("rows", rows, low=1)
+    return {s.name: _measured(topology, s, facts, rows / _ROWS) for s in topology.segments}
+
+
+def role_flops(topology: Topology, facts: Facts, rows: int = 1) -> dict[str, float]:
+    """Return the operations that a training step of `rows` rows takes at each role, forward and backward."""
+    costs = segment_flops(topology, facts, rows)
+    return {role: sum((sum(costs[s.name]) for s in topology.segments_of(role)), 0.0) for role in topology.roles}
+
+
+def _measured(topology: Topology, segment: Segment, facts: Facts, scale: float) -> SegmentCost:
+    with rehearsal(topology, segment, facts, _ROWS) as run:
+        with FlopCounterMode(display=False) as forward:
+            outputs = run.forward()
+        with FlopCounterMode(display=False) as backward:
+            run.backward(outputs)
+    return SegmentCost(forward.get_total_flops() * scale, backward.get_total_flops() * scale)

@@ -1,0 +1,125 @@
+"""Latency, communication and computing of one global round, for federated, split, SplitFed and local-loss training.
+
+Paper: Han, Bhatti, Lee, Moon, "Accelerating federated learning with split learning on locally generated losses",
+ICML workshop on federated learning 2021, table 1 and its optimal cut.
+
+One operation a parameter and example, forward and backward together; K clients that send at once share the rate R
+of one. The stages are added up, as if nothing of one client's sending overlapped with another's computing: the
+simulated clock, which lets them overlap, is never slower for SplitFed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from splitfed.core.errors import InvalidInput, check_count, check_number
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the formulas are about.
+
+    `parameters` |w|; `client_share` a in [0, 1], the fraction of them at the client; `cut_width` q, floats an example
+    sends; `examples` |D| of each client; `clients` K; `client_power` P_C and `server_power` P_S, operations a second;
+    `rate` R, floats a second; `forward_share` beta in [0, 1], the forward's part of the computing.
+    """
+
+    parameters: float
+    client_share: float
+    cut_width: float
+    examples: float
+    clients: int
+    client_power: float = 1.0
+    server_power: float = 100.0
+    rate: float = 1.0
+    forward_share: float = 0.2
+
+    def __post_init__(self) -> None:
+        """Refuse what is not positive, and fractions outside [0, 1]."""
+        check_count("clients", self.clients, low=1)
+        for name in ("parameters", "cut_width", "examples", "client_power", "server_power", "rate"):
+            check_number(name, getattr(self, name), low=0, open_low=True)
+        check_number("client_share", self.client_share, low=0, high=1)
+        check_number("forward_share", self.forward_share, low=0, high=1)
+
+
+def client_compute(s: Setting, whole: bool = False) -> float:
+    """Return the operations of one client: a |D| |w|, or |D| |w| where it trains the `whole` model."""
+    return (1.0 if whole else s.client_share) * s.examples * s.parameters
+
+
+def federated_communication(s: Setting) -> float:
+    """Return the floats of all clients of federated learning: 2 |w| K."""
+    return 2 * s.parameters * s.clients
+
+
+def splitfed_communication(s: Setting) -> float:
+    """Return the floats of all clients of SplitFed: (2q|D| + 2a|w|) K."""
+    return (2 * s.cut_width * s.examples + 2 * s.client_share * s.parameters) * s.clients
+
+
+def local_loss_communication(s: Setting) -> float:
+    """Return the floats of all clients with local losses: (q|D| + 2a|w|) K, for no gradient comes back."""
+    return (s.cut_width * s.examples + 2 * s.client_share * s.parameters) * s.clients
+
+
+def federated_latency(s: Setting) -> float:
+    """Return the seconds of a round of federated learning: 2|w|K/R + |D||w|/P_C."""
+    return federated_communication(s) / s.rate + client_compute(s, whole=True) / s.client_power
+
+
+def splitfed_latency(s: Setting) -> float:
+    """Return the seconds of a round of SplitFed: (2q|D| + 2a|w|)K/R + a|D||w|/P_C + (1-a)|D||w|K/P_S."""
+    return splitfed_communication(s) / s.rate + client_compute(s) / s.client_power + _server_time(s)
+
+
+def local_loss_latency(s: Setting) -> float:
+    """Return the seconds of a round with local losses; the client's way back and upload run beside the server.
+
+    (q|D| + a|w|)K/R + a beta |D||w|/P_C + max{a|w|K/R + a(1-beta)|D||w|/P_C, (1-a)|D||w|K/P_S}.
+    """
+    before = (s.cut_width * s.examples + s.client_share * s.parameters) * s.clients / s.rate
+    forward = s.forward_share * client_compute(s) / s.client_power
+    upload = s.client_share * s.parameters * s.clients / s.rate
+    back = (1 - s.forward_share) * client_compute(s) / s.client_power
+    return before + forward + max(upload + back, _server_time(s))
+
+
+def split_latency(s: Setting) -> float:
+    """Return the seconds in which all clients have had one turn in vanilla split learning, with hand-over.
+
+    K (2q|D|/R + a|D||w|/P_C + (1-a)|D||w|/P_S + a|w|/R): each client alone on the link and at the server. Not in
+    the paper's table; put together from its terms.
+    """
+    alone = replace(s, clients=1)
+    sent = (2 * s.cut_width * s.examples + s.client_share * s.parameters) / s.rate
+    return s.clients * (sent + client_compute(s) / s.client_power + _server_time(alone))
+
+
+def inner_cut_pays(s: Setting) -> bool:
+    """Tell whether a cut inside the model beats a smallest client: P_S <= 1 / (1/(R|D|) + beta/(P_C K)).
+
+    Up to the optimal cut the local-loss latency then falls with a. `s.client_share` does not enter.
+    """
+    per_row = 1 / (s.rate * s.examples)
+    return s.server_power <= 1 / (per_row + s.forward_share / (s.client_power * s.clients))
+
+
+def optimal_client_share(s: Setting) -> float:
+    """Return the a that minimises the local-loss latency: 1 / (P_S (1/(R|D|) + (1-beta)/(P_C K)) + 1).
+
+    There both sides of the maximum in `local_loss_latency` are equal, which follows from the table; the width of the
+    cut is taken to be the same wherever it is made. `InvalidInput` where `inner_cut_pays` does not hold: there the
+    latency rises with a, and the smallest client is the fastest. `s.client_share` does not enter.
+    """
+    if not inner_cut_pays(s):
+        raise InvalidInput(
+            f"server_power={s.server_power!r} is too large for an optimal cut inside the model; the latency rises "
+            "with client_share, so choose the smallest"
+        )
+    back = 1 / (s.rate * s.examples) + (1 - s.forward_share) / (s.client_power * s.clients)
+    return 1 / (s.server_power * back + 1)
+
+
+def _server_time(s: Setting) -> float:
+    return (1 - s.client_share) * s.examples * s.parameters * s.clients / s.server_power

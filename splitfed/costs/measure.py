@@ -1,0 +1,74 @@
+"""One segment run as training runs it, on made-up rows, so that its work and its memory can be measured.
+
+Copies are run: modules, buffers and random state of the topology stay as they were. Gradients start from ones, not
+from a loss, so neither labels nor a task are needed; a loss costs next to nothing beside the segment.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from splitfed.core.probe import Facts
+from splitfed.core.topology import Segment, Topology
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """A copy of one segment in training mode, what it reads, and which of its outputs a gradient comes back to."""
+
+    module: nn.Module
+    inputs: tuple[Tensor, ...]
+    arguments: tuple[Tensor, ...]
+    rooted: tuple[bool, ...]
+
+    def forward(self) -> tuple[Tensor, ...]:
+        """Run the segment; returns its outputs."""
+        result = self.module(*self.arguments)
+        return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+    def backward(self, outputs: tuple[Tensor, ...]) -> None:
+        """Send gradients of ones back from those `outputs` that get one in training."""
+        roots = [z for z, rooted in zip(outputs, self.rooted, strict=True) if rooted and z.requires_grad]
+        if roots:
+            torch.autograd.backward(roots, [torch.ones_like(z) for z in roots])
+
+
+@contextmanager
+def rehearsal(topology: Topology, segment: Segment, facts: Facts, rows: int) -> Iterator[Rehearsal]:
+    """Yield `segment` ready to run on `rows` rows of ones (zeros where values are whole numbers, such as words).
+
+    As in training, raw data asks for no gradient, nor does what came over an edge of `topology.forward_only`; an
+    input that the segment overwrites is a copy.
+    """
+    module = copy.deepcopy(segment.module)
+    if not module.training:
+        # A model given as a whole in evaluation mode is trained; parts frozen inside it stay frozen.
+        module.train()
+    needy = set(segment.inputs) - set(topology.inputs) - _arrived_one_way(topology, segment.role)
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        inputs = tuple(_made_up(facts, v, rows).requires_grad_(v in needy) for v in segment.inputs)
+        overwritten = facts.overwritten[segment.name]
+        arguments = tuple(x.clone() if v in overwritten else x for v, x in zip(segment.inputs, inputs, strict=True))
+        wanted = _values_with_gradient(topology, facts)
+        yield Rehearsal(module, inputs, arguments, tuple(v in wanted for v in segment.outputs))
+
+
+def _made_up(facts: Facts, value: str, rows: int) -> Tensor:
+    shape, dtype = (rows, *facts.shapes[value]), facts.dtypes[value]
+    return torch.ones(shape, dtype=dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
+
+
+def _arrived_one_way(topology: Topology, role: str) -> set[str]:
+    edges = [e for e in topology.crossings if e.name in topology.forward_only]
+    return {v for e in edges if topology.role_of(e.target) == role for v in e.values}
+
+
+def _values_with_gradient(topology: Topology, facts: Facts) -> set[str]:
+    back = {v for e in topology.edges for v in facts.returned(topology, e)}
+    return back | {h.value for h in topology.heads}

@@ -1,0 +1,98 @@
+"""Memory that training needs at each role: an estimate, from one real forward of each segment.
+
+Counted are weights and buffers, a gradient of every weight that is trained, the optimizer's own copies, and what one
+batch leaves behind for the way back: inputs, outputs and what autograd saves, each piece of memory once. Left out
+are what a kernel needs while it runs, gradients of activations, data kept on the machine, and Python itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from splitfed.core.errors import check_count, check_number, unknown
+from splitfed.core.optimizers import Optim
+from splitfed.core.probe import Facts
+from splitfed.core.topology import Topology
+from splitfed.costs.measure import rehearsal
+
+
+class RoleMemory(NamedTuple):
+    """Bytes of one party while it trains on one batch of one lane."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(self)
+
+
+def role_memory(
+    topology: Topology, facts: Facts, batch_size: int, optim_copies: float | Mapping[str, float]
+) -> dict[str, RoleMemory]:
+    """Return the memory of one party of each role, in bytes.
+
+    `batch_size`: rows; `optim_copies`: copies of each trained weight that the optimizer keeps (see `optim_copies`),
+    for all roles or by role. A party that serves several lanes in one joint step keeps their activations at once,
+    and one replica a lane where the schedule replicates it: the caller multiplies.
+    """
+    check_count("batch_size", batch_size, low=1)
+    copies = optim_copies if isinstance(optim_copies, Mapping) else dict.fromkeys(topology.roles, optim_copies)
+    for role in topology.roles:
+        if role not in copies:
+            raise unknown("role in optim_copies: nothing is said of", role, copies)
+        check_number(f"optim_copies of role {role!r}", copies[role], low=0)
+    return {role: _of_role(topology, facts, role, batch_size, copies[role]) for role in topology.roles}
+
+
+def optim_copies(optim: Optim) -> int:
+    """Return how many numbers `optim` keeps for each weight: 0 for plain SGD, 1 with momentum, 2 for Adam.
+
+    Found by taking one step with it. An optimizer that keeps less for matrices than for vectors (Adafactor) is
+    counted as for vectors, which is too much.
+    """
+    weight = nn.Parameter(torch.ones(16))
+    optimizer, _ = optim.build([weight])
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    kept = optimizer.state.get(weight, {}).values()
+    return sum(isinstance(t, Tensor) and t.shape == weight.shape for t in kept)
+
+
+def _of_role(topology: Topology, facts: Facts, role: str, batch_size: int, copies: float) -> RoleMemory:
+    segments = topology.segments_of(role)
+    state = {id(t): t for s in segments for t in (*s.module.parameters(), *s.module.buffers())}
+    trained = [t for t in state.values() if t.requires_grad]
+    gradients = sum(_size(t) for t in trained)
+    # A straight line through two points: what a batch leaves behind grows by the row, over what does not (means and
+    # variances of batch norm).
+    two, four = (sum(_kept(topology, s.name, facts, rows) for s in segments) for rows in (2, 4))
+    activations = two + (four - two) * (batch_size - 2) // 2
+    return RoleMemory(sum(_size(t) for t in state.values()), gradients, round(gradients * copies), activations)
+
+
+def _kept(topology: Topology, name: str, facts: Facts, rows: int) -> int:
+    """Return the bytes that a forward of `rows` rows through a segment leaves behind, weights and buffers left out."""
+    saved: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        saved.append(tensor)
+        return tensor
+
+    with rehearsal(topology, topology.segment(name), facts, rows) as run:
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            outputs = run.forward()
+        own = {t.untyped_storage().data_ptr() for t in (*run.module.parameters(), *run.module.buffers())}
+        held = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in (*run.inputs, *saved, *outputs)}
+    return sum(storage.nbytes() for place, storage in held.items() if place not in own)
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,69 @@
+"""Machines and links that each serve one thing at a time, in the order in which they are asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from splitfed.costs.speeds import Machine, Speeds
+
+_KINDS = ("compute", "up", "down")
+
+
+class Plant:
+    """The parties' processors, uplinks and downlinks: when each is free, and how long each has computed.
+
+    `roles`: party -> role; a party that is not named there is alone in a role of its own name.
+    """
+
+    def __init__(self, speeds: Speeds, roles: Mapping[str, str]) -> None:
+        self._speeds = speeds
+        self._roles = dict(roles)
+        self._machines: dict[str, Machine] = {}
+        self._free: dict[str, dict[str, float]] = {kind: {} for kind in _KINDS}
+        self.busy: dict[str, float] = {}
+
+    def compute(self, party: str, flops: float, asked: float) -> float:
+        """Let `party` compute from `asked` on, or from when it is free; return when it is done."""
+        duration = flops / self._machine(party).compute
+        self.busy[party] = self.busy.get(party, 0.0) + duration
+        return self._serve("compute", party, asked, duration)
+
+    def leave(self, sender: str, receiver: str, nbytes: float, asked: float) -> float:
+        """Put a message on the sender's uplink; return from when on the receiver's downlink can take it.
+
+        That is when its first byte gets there, or so much later that a fast downlink need not wait for a slow uplink.
+        """
+        near, far = self._machine(sender), self._machine(receiver)
+        duration = nbytes / near.up
+        start = self._serve("up", sender, asked, duration) - duration
+        return start + max(near.latency, far.latency) + max(0.0, duration - nbytes / far.down)
+
+    def arrive(self, receiver: str, nbytes: float, asked: float) -> float:
+        """Take a message off the receiver's downlink from `asked` on, or from when it is free; return its end."""
+        return self._serve("down", receiver, asked, nbytes / self._machine(receiver).down)
+
+    def release(self) -> None:
+        """Forget when things are free: nothing is under way."""
+        for free in self._free.values():
+            free.clear()
+
+    def state(self) -> dict[str, Any]:
+        """Return the state as plain values."""
+        return {"free": {kind: dict(free) for kind, free in self._free.items()}, "busy": dict(self.busy)}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go back to `state`."""
+        self._free = {kind: dict(state["free"][kind]) for kind in _KINDS}
+        self.busy = dict(state["busy"])
+
+    def _serve(self, kind: str, party: str, asked: float, duration: float) -> float:
+        free = self._free[kind]
+        end = free[party] = max(asked, free.get(party, 0.0)) + duration
+        return end
+
+    def _machine(self, party: str) -> Machine:
+        machine = self._machines.get(party)
+        if machine is None:
+            machine = self._machines[party] = self._speeds.of(party, self._roles.get(party, party))
+        return machine

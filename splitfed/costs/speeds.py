@@ -1,0 +1,77 @@
+"""How fast machines and links are: by party, by role, or by default; with stragglers and a random spread."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from splitfed.core.errors import InvalidInput, check_number, unknown
+from splitfed.core.random import generator
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One party's machine: `compute` in operations a second, `up` and `down` in bytes a second (math.inf: at once).
+
+    `latency`: the seconds a message takes beyond its bytes, one way.
+    """
+
+    compute: float = math.inf
+    up: float = math.inf
+    down: float = math.inf
+    latency: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse speeds that are not positive and a latency that is negative or endless."""
+        for name in ("compute", "up", "down"):
+            value = getattr(self, name)
+            if value != math.inf:
+                check_number(name, value, low=0, open_low=True)
+        check_number("latency", self.latency, low=0)
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """The machines of all parties: `named` holds those of single parties or of roles, `default` is everybody else's.
+
+    A party's own entry goes before its role's. `stragglers`: party -> how many times as long it computes. `spread`:
+    the deviation of the logarithm of every client's computing time (0: none), drawn once a party from `seed`;
+    parties that are alone in their role are not spread.
+    """
+
+    default: Machine = Machine()
+    named: Mapping[str, Machine] = field(default_factory=dict)
+    stragglers: Mapping[str, float] = field(default_factory=dict)
+    spread: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse factors that are not positive, and a spread below 0 or above 10."""
+        for party, factor in self.stragglers.items():
+            check_number(f"stragglers[{party!r}]", factor, low=0, open_low=True)
+        check_number("spread", self.spread, low=0, high=10)
+        for name, machine in self.named.items():
+            if not isinstance(machine, Machine):
+                raise InvalidInput(f"named[{name!r}]={machine!r} is not allowed; expected a Machine")
+
+    def check(self, parties: Iterable[str], roles: Iterable[str]) -> None:
+        """Refuse a name that is neither one of `parties` nor of `roles`, and a straggler that is no party."""
+        known = set(parties)
+        for name in self.named:
+            if name not in known.union(roles):
+                raise unknown("party or role with a speed", name, known.union(roles))
+        for name in self.stragglers:
+            if name not in known:
+                raise unknown("straggler", name, known)
+
+    def of(self, party: str, role: str | None = None) -> Machine:
+        """Return the machine of `party`, which plays `role` (None: one of its own name)."""
+        machine = self.named.get(party) or self.named.get(role or party) or self.default
+        slowness = self.stragglers.get(party, 1.0)
+        if self.spread and role not in (None, party):
+            drawn = torch.randn((), dtype=torch.float64, generator=generator(self.seed, "speed", party))
+            slowness *= math.exp(self.spread * float(drawn))
+        return replace(machine, compute=machine.compute / slowness)

@@ -1,0 +1,178 @@
+"""The shape of one training step of a lane: who computes what, who sends what to whom, and what waits for what.
+
+Worked out once from topology, shapes and operations; sizes are per row of a batch. Segments that do not read each
+other (the branches of a vertical topology) do not wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+
+from splitfed.core.errors import check_number
+from splitfed.core.probe import Facts
+from splitfed.core.topology import Topology
+from splitfed.costs.bytes import value_bytes
+from splitfed.costs.flops import SegmentCost
+
+
+@dataclass(frozen=True)
+class Task:
+    """A piece of work: `role` computes (`receiver` None, `size` operations a row) or sends `size` bytes a row.
+
+    It waits for the tasks `after` of the same step and for the tasks `previous` of the step before. `backward`:
+    whether it belongs to the way back.
+    """
+
+    name: str
+    role: str
+    receiver: str | None
+    size: float
+    after: tuple[int, ...]
+    backward: bool = False
+    previous: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """The tasks of a step, in an order in which none waits for a later one."""
+
+    tasks: tuple[Task, ...]
+
+    @property
+    def bytes(self) -> float:
+        """Bytes that cross in a step, per row."""
+        return sum(t.size for t in self.tasks if t.receiver is not None)
+
+    @property
+    def flops(self) -> float:
+        """Operations of a step at all roles, per row."""
+        return sum(t.size for t in self.tasks if t.receiver is None)
+
+    @cached_property
+    def followers(self) -> tuple[list[list[int]], list[list[int]]]:
+        """For each task, those that wait for it in the same step, and those in the next."""
+        same: list[list[int]] = [[] for _ in self.tasks]
+        later: list[list[int]] = [[] for _ in self.tasks]
+        for index, task in enumerate(self.tasks):
+            for before in task.after:
+                same[before].append(index)
+            for before in task.previous:
+                later[before].append(index)
+        return same, later
+
+
+def step_shape(topology: Topology, facts: Facts, flops: Mapping[str, SegmentCost], label_bytes: float = 8) -> StepShape:
+    """Return the shape of a training step of `topology`.
+
+    `flops`: what `segment_flops` returned, per row; `label_bytes`: the size of one row's label at each head. Labels
+    leave their holder when the step begins. A party begins its next step when its own part of the last one is over,
+    so where no gradient comes back (`Facts.returned`) a client runs ahead of its server. Optimizer steps and
+    losses take no time. `InvalidInput` for a size that is negative or not finite.
+    """
+    check_number("label_bytes", label_bytes, low=0)
+    for segment in topology.segments:
+        for direction, size in flops[segment.name]._asdict().items():
+            check_number(f"{direction} flops of segment {segment.name!r}", size, low=0)
+    tasks: list[Task] = []
+    ran = _forward(tasks, topology, facts, flops)
+    labelled = _labels(tasks, topology, label_bytes)
+    _backward(tasks, topology, facts, flops, ran, labelled)
+    return StepShape(_with_previous(tasks))
+
+
+def _forward(
+    tasks: list[Task], topology: Topology, facts: Facts, flops: Mapping[str, SegmentCost]
+) -> dict[str, set[int]]:
+    """Add the way forward; return segment -> its forward task."""
+    ran: dict[str, set[int]] = {}
+    known: dict[tuple[str, str], int] = {}  # (value, role) -> the task that made it there or brought it
+    for segment in topology.segments:
+        role, name = segment.role, segment.name
+        before = {known[v, role] for v in segment.inputs if v not in topology.inputs}
+        index = _add(tasks, f"forward {name}", role, None, flops[name].forward, before)
+        ran[name] = {index}
+        known.update({(v, role): index for v in segment.outputs})
+        for edge in topology.crossings:
+            if edge.source == name:
+                to, size = topology.role_of(edge.target), _bytes(facts, edge.values)
+                sent = _add(tasks, f"activation {edge.name}", role, to, size, {index})
+                known.update({(v, to): sent for v in edge.values})
+    return ran
+
+
+def _labels(tasks: list[Task], topology: Topology, size: float) -> dict[str, set[int]]:
+    """Add the labels that cross, hop by hop; return head -> the task that brings them to the loss."""
+    labelled: dict[str, set[int]] = {}
+    for head in topology.heads:
+        for sender, receiver in pairwise(head.path):
+            before = labelled.get(head.value, set())
+            labelled[head.value] = {_add(tasks, f"label {head.value}", sender, receiver, size, before)}
+    return labelled
+
+
+def _backward(
+    tasks: list[Task],
+    topology: Topology,
+    facts: Facts,
+    flops: Mapping[str, SegmentCost],
+    ran: Mapping[str, set[int]],
+    labelled: Mapping[str, set[int]],
+) -> None:
+    """Add the way back: a segment waits for its forward, its labels and the gradients of all that left it."""
+    waits = {name: set(found) for name, found in ran.items()}
+    for head in topology.heads:
+        maker = next(s.name for s in topology.segments if head.value in s.outputs)
+        waits[maker] |= labelled.get(head.value, set())
+    readers: dict[tuple[str, str], set[int]] = {}  # (value, role) -> the backwards of those that read it there
+    for segment in reversed(topology.segments):
+        name, role = segment.name, segment.role
+        index = _add(tasks, f"backward {name}", role, None, flops[name].backward, waits[name], True)
+        for value in segment.inputs:
+            readers.setdefault((value, role), set()).add(index)
+        for edge in topology.edges:
+            returned = facts.returned(topology, edge)
+            if edge.target != name or not returned:
+                continue
+            back = index
+            if edge in topology.crossings:
+                # What a party keeps for several of its segments goes back once, when the last of them is done.
+                done = set().union(*(readers[v, role] for v in edge.values))
+                to, size = topology.role_of(edge.source), _bytes(facts, returned)
+                back = _add(tasks, f"gradient {edge.name}", role, to, size, done, True)
+            waits[edge.source].add(back)
+
+
+def _with_previous(tasks: Iterable[Task]) -> tuple[Task, ...]:
+    """Make what a role begins a step with wait for what it ended the last one with."""
+    found = tuple(tasks)
+    ends: dict[str, list[int]] = {}
+    for index, task in enumerate(found):
+        within = any(index in t.after for t in found if t.receiver is None and t.role == task.role)
+        if task.receiver is None and task.backward and not within:
+            ends.setdefault(task.role, []).append(index)
+    ready = []
+    for index, task in enumerate(found):
+        begins = not task.backward if task.receiver is None else not task.after
+        # Somebody who only holds labels sends those of one step after those of the last.
+        ready.append(replace(task, previous=tuple(ends.get(task.role, [index]))) if begins else task)
+    return tuple(ready)
+
+
+def _add(
+    tasks: list[Task],
+    name: str,
+    role: str,
+    receiver: str | None,
+    size: float,
+    after: Iterable[int],
+    backward: bool = False,
+) -> int:
+    tasks.append(Task(name, role, receiver, size, tuple(sorted(after)), backward))
+    return len(tasks) - 1
+
+
+def _bytes(facts: Facts, values: Iterable[str]) -> int:
+    return sum(value_bytes(facts, v) for v in values)

@@ -1,0 +1,101 @@
+"""Aligns the tables that several parties hold about the same people: an inner join on their keys."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from splitfed.core.errors import InvalidInput, check_count, unknown
+from splitfed.data.alignment.keys import Intersect, Key, in_clear, in_order
+from splitfed.data.alignment.report import Alignment, Counts, Report
+from splitfed.data.alignment.table import Table, contents, keys_of
+from splitfed.data.features import Feature
+from splitfed.data.from_python import TaskLike, as_task, from_arrays
+
+Duplicates: TypeAlias = Literal["refuse", "first", "drop"]
+
+
+def align(
+    tables: Mapping[str, Table],
+    labels: str,
+    task: TaskLike = None,
+    *,
+    duplicates: Duplicates = "refuse",
+    minimum: int = 1,
+    intersect: Intersect = in_clear,
+    name: str = "aligned",
+) -> Alignment:
+    """Return the records that all parties hold, in an order that does not depend on the order of any table.
+
+    `labels`: the party that holds y; it may hold no x. `duplicates`: a key that stands twice in a table is an
+    error ("refuse"), or its first row is taken ("first": this alone depends on the order of a table), or none of
+    its rows ("drop"). `minimum`: the fewest common records to go on with. `intersect` finds the common keys:
+    `in_clear` (rows sorted by key), `keyed_hash(secret)` (by hash) or `private_intersection` (by key); each says
+    what it reveals, and to whom. A key equals only itself: case and accents are not folded. Where no table has
+    keys, rows are matched by position and keep their order.
+
+    A row of the data set's x is the flattened rows of all parties, joined in the order of `tables`: (n, total),
+    with a feature a party. Raises `InvalidInput`, which names the party, for tables that cannot be aligned.
+    """
+    check_count("minimum", minimum, low=1)
+    if duplicates not in ("refuse", "first", "drop"):
+        raise unknown("duplicates", duplicates, ("refuse", "first", "drop"))
+    xs, y, lengths = contents(tables, labels)
+    # From all labels: how many classes there are must not depend on who else holds a record.
+    learnt = as_task(task, y)
+    keys = keys_of(tables, lengths)
+    by_position = all(table.keys is None for table in tables.values())
+    usable = {party: _usable(party, mine, duplicates) for party, mine in keys.items()}
+    offered = {party: [keys[party][i] for i in rows] for party, rows in usable.items()}
+    _check_enough(offered, min(map(len, offered.values())), minimum)
+    found = (in_order if by_position else intersect)(offered, labels)
+    rows = {party: torch.tensor([mine[i] for i in found.positions[party]]) for party, mine in usable.items()}
+    _check_enough(offered, len(rows[labels]), minimum)
+    report = Report({party: _counts(keys[party], usable[party], len(rows[party])) for party in keys}, found.crossings)
+    x = torch.cat([part[rows[party]].flatten(1) for party, part in xs.items()], dim=1)
+    dataset = from_arrays(x, y[rows[labels]], task=learnt, name=name).with_features(_features(xs))
+    kept = () if by_position else tuple(keys[labels][i] for i in rows[labels].tolist())
+    return Alignment(dataset, kept, rows, report)
+
+
+def _usable(party: str, keys: list[Key], duplicates: Duplicates) -> list[int]:
+    """Return the rows of `party` that take part, each with a key of its own."""
+    counts = Counter(keys)
+    if duplicates == "refuse" and len(counts) < len(keys):
+        key = next(key for key in keys if counts[key] > 1)
+        raise InvalidInput(
+            f"party {party!r} has key {key!r} {counts[key]} times; expected once, or duplicates='first' or 'drop'"
+        )
+    if duplicates == "drop":
+        return [i for i, key in enumerate(keys) if counts[key] == 1]
+    first: dict[Key, int] = {}
+    for i, key in enumerate(keys):
+        first.setdefault(key, i)
+    return list(first.values())
+
+
+def _counts(keys: list[Key], usable: list[int], kept: int) -> Counts:
+    repeated = sum(count > 1 for count in Counter(keys).values())
+    return Counts(len(keys), repeated, len(keys) - len(usable), len(usable) - kept, kept)
+
+
+def _check_enough(offered: Mapping[str, list[Key]], most: int, minimum: int) -> None:
+    if most < minimum:
+        sizes = ", ".join(f"{party!r} (with {len(mine)})" for party, mine in offered.items())
+        raise InvalidInput(f"at most {most} keys are common to {sizes}; expected at least minimum={minimum}")
+
+
+def _features(xs: Mapping[str, Tensor]) -> dict[str, Feature]:
+    """Return where each party's part stands in the joined row."""
+    features: dict[str, Feature] = {}
+    start = 0
+    for party, part in xs.items():
+        shape = tuple(part.shape[1:])
+        features[party] = Feature(torch.arange(start, start + math.prod(shape)), shape)
+        start += math.prod(shape)
+    return features

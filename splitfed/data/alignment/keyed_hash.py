@@ -1,0 +1,64 @@
+"""Keyed hashes: parties meet at a joiner that sees HMACs of their keys instead of the keys.
+
+Paper: Krawczyk, Bellare and Canetti, "HMAC: Keyed-Hashing for Message Authentication", RFC 2104, 1997.
+
+What it reveals. The joiner, who must not know the secret, learns how many keys each party has and which of them
+are equal, hence the size of every intersection, and by comparing two alignments under one secret, what changed: take
+a new secret for each. Whoever knows the secret, as every data party does, and gets hold of the hashes can test
+guesses, and names, birthdays and telephone numbers are guessed in seconds: the joiner must not hand the hashes to
+a party, nor a party the secret to the joiner. Each party learns which of its records are common to all. How the
+parties agree on the secret is not simulated, and its bytes are not counted.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Mapping, Sequence
+
+from splitfed.core.errors import InvalidInput
+from splitfed.data.alignment.keys import Crossing, Intersect, Intersection, Key, common, replies, written
+
+HASH_BYTES = 32
+LEAST_SECRET = 16
+
+
+def new_secret() -> bytes:
+    """Return 32 bytes from the operating system's source, for `keyed_hash`; no seed repeats them."""
+    return secrets.token_bytes(32)
+
+
+def hashes(secret: bytes, keys: Sequence[Key]) -> bytes:
+    """Return what a party sends: for each key the HMAC-SHA-256 of it, as `written` in UTF-8, 32 bytes each."""
+    return b"".join(hmac.digest(secret, written(key).encode(), "sha256") for key in keys)
+
+
+def join(sent: Mapping[str, bytes]) -> dict[str, list[int]]:
+    """Return what the joiner makes of the hashes, all it ever sees: where the common ones stand at each party."""
+    return common(
+        {
+            party: [hashed[i : i + HASH_BYTES] for i in range(0, len(hashed), HASH_BYTES)]
+            for party, hashed in sent.items()
+        }
+    )
+
+
+def keyed_hash(secret: bytes, joiner: str = "joiner") -> Intersect:
+    """Return the way to align in which every party sends its hashed keys to `joiner`, a party without data.
+
+    `secret`: at least 16 bytes that all data parties know and the joiner does not, such as `new_secret()`. Rows
+    are ordered by hash: equal secrets give equal orders, and the order says nothing of the keys.
+    """
+    if not isinstance(secret, bytes) or len(secret) < LEAST_SECRET:
+        given = f"{len(secret)} bytes" if isinstance(secret, bytes) else f"a {type(secret).__name__}"
+        raise InvalidInput(f"secret is {given}; expected at least {LEAST_SECRET} bytes, as of new_secret()")
+
+    def intersect(keys: Mapping[str, Sequence[Key]], leader: str) -> Intersection:
+        if joiner in keys:
+            raise InvalidInput(f"joiner {joiner!r} is a party with data; expected one that does not know the secret")
+        sent = {party: hashes(secret, mine) for party, mine in keys.items()}
+        positions = join(sent)
+        crossings = [Crossing(party, joiner, "hashes", len(hashed)) for party, hashed in sent.items()]
+        return Intersection(positions, (*crossings, *replies(joiner, list(keys), len(positions[leader]))))
+
+    return intersect

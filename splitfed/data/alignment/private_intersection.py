@@ -1,0 +1,63 @@
+"""Private set intersection: the leader learns which of its keys each other party holds, and no other key crosses.
+
+Paper: Meadows, "A More Efficient Cryptographic Matchmaking Protocol for Use in the Absence of a Continuously
+Available Third Party", IEEE Symposium on Security and Privacy, 1986: keys raised to two secret powers, here on an
+elliptic curve, by the library openmined.psi.
+
+What it reveals, as long as everybody follows the protocol: to the leader the number of keys of every other party
+and its intersection with each one of them (also of keys that a third party lacks); to every other party the
+number of the leader's keys and the keys that all parties hold, which it must know to bring its rows into order.
+A leader that lies can put guesses among its keys and test them, one for each that it sends. The setup carries
+every key of a party in full (`RAW`): the smaller Bloom filter and Golomb set would now and then join two people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from splitfed.core.errors import InvalidInput
+from splitfed.data.alignment.keys import Crossing, Intersection, Key, packed, written
+
+
+def private_intersection(keys: Mapping[str, Sequence[Key]], leader: str) -> Intersection:
+    """Intersect the keys of `leader` with those of each other party in turn; rows are in order of the keys.
+
+    Needs the extra `psi`; raises `InvalidInput` without it. The bytes are those that the library serializes.
+    """
+    library = _library()
+    own = [written(key) for key in keys[leader]]
+    shared = set(range(len(own)))
+    crossings: list[Crossing] = []
+    others = [party for party in keys if party != leader]
+    for party in others:
+        found, sizes = _intersect(library, own, [written(key) for key in keys[party]])
+        shared &= found
+        crossings += [
+            Crossing(leader, party, "request", sizes[0]),
+            Crossing(party, leader, "setup", sizes[1]),
+            Crossing(party, leader, "response", sizes[2]),
+        ]
+    told = sorted(keys[leader][i] for i in shared)
+    crossings += [Crossing(leader, party, "common keys", len(packed(told))) for party in others]
+    places = {party: {key: i for i, key in enumerate(mine)} for party, mine in keys.items()}
+    return Intersection({party: [place[key] for key in told] for party, place in places.items()}, tuple(crossings))
+
+
+def _intersect(library: Any, client: list[str], server: list[str]) -> tuple[set[int], tuple[int, int, int]]:
+    """Return the positions in `client` of what `server` holds too; bytes of request, setup and response."""
+    asking, answering = library.client.CreateWithNewKey(True), library.server.CreateWithNewKey(True)
+    request = asking.CreateRequest(client)
+    # The rate of false positives is a matter of the two compressed forms; RAW has none.
+    setup = answering.CreateSetupMessage(1e-9, len(client), server, library.DataStructure.RAW)
+    response = answering.ProcessRequest(request)
+    sizes = (request.ByteSize(), setup.ByteSize(), response.ByteSize())
+    return set(asking.GetIntersection(setup, response)), sizes
+
+
+def _library() -> Any:
+    try:
+        import private_set_intersection.python as library
+    except ImportError:
+        raise InvalidInput("private_intersection needs the package openmined.psi: install splitfed[psi]") from None
+    return library

@@ -1,0 +1,42 @@
+"""Which rows a step uses: a permutation cut into batches, or every row by chance; by seed, epoch and party only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from splitfed.core.errors import check_count
+from splitfed.core.random import generator
+
+SAMPLINGS = ("shuffle", "poisson")
+
+
+def batches(
+    count: int, size: int, seed: int, epoch: int, *words: str | int, drop_last: bool = False
+) -> Iterator[Tensor]:
+    """Yield (size,) int64 positions that visit 0 to `count` - 1 once, ordered by seed, epoch and words.
+
+    The last batch may be smaller; `drop_last` leaves it out then.
+    """
+    check_count("count", count)
+    check_count("batch size", size, low=1)
+    order = torch.randperm(count, generator=generator(seed, "order", epoch, *words))
+    end = count - count % size if drop_last else count
+    return (order[start : min(start + size, end)] for start in range(0, end, size))
+
+
+def poisson_batches(count: int, size: int, seed: int, epoch: int, *words: str | int) -> Iterator[Tensor]:
+    """Yield ceil(count / size) batches of positions; each holds every one of `count` rows with chance size / count.
+
+    All draws are independent, so a batch may be of any size, and empty; where `size` exceeds `count` it holds all rows.
+    """
+    check_count("count", count)
+    check_count("batch size", size, low=1)
+    drawn = generator(seed, "poisson", epoch, *words)
+    chance = min(1.0, size / count) if count else 0.0
+    steps = -(-count // size)
+    return (
+        torch.nonzero(torch.rand(count, generator=drawn, dtype=torch.float64) < chance).flatten() for _ in range(steps)
+    )

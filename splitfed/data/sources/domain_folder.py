@@ -1,0 +1,47 @@
+"""Domain folder: a sub-folder a domain (photo, sketch), in each one a class, with pictures in them, as PACS comes.
+
+Paper: Li, Yang, Song, Hospedales, "Deeper, broader and artier domain generalization", ICCV 2017, for PACS: photo, art
+painting, cartoon and sketch, seven classes each.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from splitfed.core.errors import InvalidInput
+from splitfed.core.tasks import classification
+from splitfed.data.dataset import Dataset
+from splitfed.data.from_python import from_arrays
+from splitfed.data.sources.files import existing_folder
+from splitfed.data.sources.images import Pictures, folders
+
+
+def domain_folder(path: str | Path, size: int | tuple[int, int] | None = None, grayscale: bool = False) -> Dataset:
+    """Return the pictures in `path`/DOMAIN/CLASS, x (n, 3 or 1, height, width) in [0, 1], with their domains.
+
+    Domains and classes are numbered in the order of their names, and every domain has the same classes. `size` and
+    `grayscale` as in `image_folder`. `.clients(n, by_domain=True)` makes a client of each. Raises `InvalidInput` that
+    names the first folder or file that does not fit.
+    """
+    root = existing_folder(path)
+    pictures = Pictures(size, grayscale)
+    found: list[int] = []
+    domains = folders(root, "domain")
+    classes = folders(root / domains[0], "class")
+    for number, domain in enumerate(domains):
+        others = folders(root / domain, "class")
+        if others != classes:
+            odd = sorted(set(others) ^ set(classes))[0]
+            where = domain if odd in others else domains[0]
+            raise InvalidInput(f"{root} has class {odd!r} in domain {where!r}, not in all; expected the same in each")
+        found += [number] * sum(pictures.add(root / domain / name, label) for label, name in enumerate(classes))
+    return from_arrays(
+        pictures.x(),
+        np.asarray(pictures.labels),
+        task=classification(len(classes)),
+        name=root.resolve().name,
+        value_range=(0.0, 1.0),
+        domains=np.asarray(found),
+    )

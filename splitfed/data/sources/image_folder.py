@@ -1,0 +1,34 @@
+"""Image folder: one sub-folder of pictures a class, classes in the order of their names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from splitfed.core.tasks import classification
+from splitfed.data.dataset import Dataset
+from splitfed.data.from_python import from_arrays
+from splitfed.data.sources.files import existing_folder
+from splitfed.data.sources.images import Pictures, folders
+
+
+def image_folder(path: str | Path, size: int | tuple[int, int] | None = None, grayscale: bool = False) -> Dataset:
+    """Return the pictures of all sub-folders of `path`, x (n, 3 or 1, height, width) in [0, 1].
+
+    `size` (one side, or height and width) resizes each, bilinearly and without keeping its proportions;
+    without it all pictures must agree. Files with other suffixes are passed over. Raises `InvalidInput` that
+    names the first file that cannot be read.
+    """
+    root = existing_folder(path)
+    pictures = Pictures(size, grayscale)
+    names = folders(root, "class")
+    for label, name in enumerate(names):
+        pictures.add(root / name, label)
+    return from_arrays(
+        pictures.x(),
+        np.asarray(pictures.labels),
+        task=classification(len(names)),
+        name=root.resolve().name,
+        value_range=(0.0, 1.0),
+    )

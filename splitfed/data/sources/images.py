@@ -1,0 +1,80 @@
+"""Pictures read from folders: one sub-folder a class, files in the order of their names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from splitfed.core.errors import InvalidInput, check_count
+
+SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+
+
+def folders(root: Path, what: str) -> list[str]:
+    """Return the names of the sub-folders of `root`, one `what` each, in order; refuse fewer than two."""
+    names = sorted(folder.name for folder in root.iterdir() if folder.is_dir() and not folder.name.startswith("."))
+    if len(names) < 2:
+        raise InvalidInput(f"{root} has {len(names)} sub-folders; expected one a {what}, at least two")
+    return names
+
+
+class Pictures:
+    """Gathers pictures of one shape: `images` are bytes (channels, height, width), `labels` their classes."""
+
+    def __init__(self, size: int | tuple[int, int] | None, grayscale: bool) -> None:
+        """Take what `image_folder` takes; refuse a `size` that is none."""
+        self.images: list[np.ndarray] = []
+        self.labels: list[int] = []
+        self._size = _size(size)
+        self._mode = "L" if grayscale else "RGB"
+
+    def add(self, folder: Path, label: int) -> int:
+        """Read the pictures in `folder` as of class `label`; return how many there are, at least one."""
+        files = sorted(file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES)
+        if not files:
+            raise InvalidInput(f"{folder} has no pictures; expected files such as .png or .jpg")
+        for file in files:
+            image = _read(file, self._size, self._mode)
+            if self.images and image.shape != self.images[0].shape:
+                raise InvalidInput(
+                    f"{file} is {image.shape[1]}x{image.shape[2]}, the first picture "
+                    f"{self.images[0].shape[1]}x{self.images[0].shape[2]}; give a size to resize all"
+                )
+            self.images.append(image)
+        self.labels += [label] * len(files)
+        return len(files)
+
+    def x(self) -> np.ndarray:
+        """Return all pictures as (n, channels, height, width) float32 in [0, 1]."""
+        return np.stack(self.images).astype(np.float32) / 255
+
+
+def _size(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
+    if size is None:
+        return None
+    sides = (size, size) if isinstance(size, int) else tuple(size)
+    if len(sides) != 2:
+        raise InvalidInput(f"size={size!r} is not allowed; expected one side, or height and width")
+    height, width = sides
+    check_count("size", height, low=1)
+    check_count("size", width, low=1)
+    return height, width
+
+
+def _read(file: Path, size: tuple[int, int] | None, mode: str) -> np.ndarray:
+    """Return one picture as bytes (channels, height, width)."""
+    # Pillow is slow to import and needed by this loader alone.
+    from PIL import Image
+
+    try:
+        with Image.open(file) as picture:
+            if picture.mode in ("F", "I") or picture.mode.startswith("I;"):
+                raise InvalidInput(f"{file} has pixels of type {picture.mode}; expected 8 bits a channel")
+            converted = picture.convert(mode)
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise InvalidInput(f"{file} cannot be read as a picture: {str(error).splitlines()[0]}") from None
+    if size is not None:
+        converted = converted.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    pixels = np.asarray(converted)
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)

@@ -1,0 +1,109 @@
+"""LEAF: rows by user (FEMNIST: by writer) in JSON files, as the LEAF benchmark writes them.
+
+Paper: Caldas, Duddu, Wu, Li, Konečný, McMahan, Smith, Talwalkar, "LEAF: a benchmark for federated settings", 2018.
+
+Format: files such as all_data_0.json, each {"users": [name, ...], "num_samples": [rows, ...], "user_data": {name: {"x":
+[row, ...], "y": [label, ...]}}}, where a row is a list of numbers. Data sets of LEAF whose rows are text are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from splitfed.core.errors import InvalidInput, check_count
+from splitfed.core.tasks import classification
+from splitfed.data.dataset import Dataset
+from splitfed.data.from_python import from_arrays
+
+
+def leaf(
+    path: str | Path,
+    shape: list[int] | tuple[int, ...] | None = None,
+    classes: int | None = None,
+    users: int | None = None,
+    least: int = 1,
+) -> Dataset:
+    """Return the rows of all users in `path`, a file or a folder of .json files, with the user's number as domain.
+
+    `shape` of a row, such as (1, 28, 28) for FEMNIST (default: columns); numbers in [0, 1] are then an image's.
+    `classes`: how many there are (default: the greatest label + 1). `users`: only so many, the first ones of those who
+    have at least `least` rows. `.clients(n, by_domain=True)` makes a client of each. Raises `InvalidInput` that names
+    the file and the user.
+    """
+    check_count("least", least, low=1)
+    for name, value in (("users", users), ("classes", classes)):
+        if value is not None:
+            check_count(name, value, low=1)
+    source = Path(path).expanduser()
+    files = sorted(source.glob("*.json")) if source.is_dir() else [source]
+    if not files or not source.exists():
+        raise InvalidInput(f"{source} is missing or has no .json file; expected files such as all_data_0.json")
+    xs: list[np.ndarray] = []
+    ys: list[np.ndarray] = []
+    names: dict[str, None] = {}
+    for file in files:
+        for user, x, y in _users(file):
+            if user in names:
+                raise InvalidInput(f"{file} has user {user!r}, who is in an earlier file already")
+            if len(y) >= least and (users is None or len(names) < users):
+                if xs and x.shape[1] != xs[0].shape[1]:
+                    raise InvalidInput(f"{file}: user {user!r} has rows of {x.shape[1]} numbers, not {xs[0].shape[1]}")
+                xs.append(x)
+                ys.append(y)
+                names[user] = None
+    if len(names) < (users or 1):
+        raise InvalidInput(f"{source} has {len(names)} users with at least {least} rows; expected {users or 1} or more")
+    x, y = np.concatenate(xs), np.concatenate(ys)
+    image = shape is not None and x.min() >= 0 and x.max() <= 1
+    if shape is not None and (not shape or math.prod(shape) != x.shape[1]):
+        raise InvalidInput(f"shape={tuple(shape)} is not allowed; {source} has rows of {x.shape[1]} numbers")
+    return from_arrays(
+        x if shape is None else x.reshape(-1, *shape),
+        y,
+        task=classification(max(2, int(y.max()) + 1) if classes is None else classes),
+        name=source.resolve().stem,
+        value_range=(0.0, 1.0) if image else None,
+        domains=np.repeat(np.arange(len(names)), [len(own) for own in ys]),
+    )
+
+
+def _users(file: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Yield name, x (rows, numbers) float32 and y (rows,) int64 of every user in `file`."""
+    try:
+        known = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidInput(f"{file} is no JSON: {str(error).splitlines()[0]}") from None
+    if not isinstance(known, Mapping) or not isinstance(known.get("users"), list):
+        raise InvalidInput(f"{file} has no list of users; expected users, num_samples and user_data")
+    rows, counts = known.get("user_data"), known.get("num_samples")
+    if not isinstance(rows, Mapping) or not isinstance(counts, list) or len(counts) != len(known["users"]):
+        raise InvalidInput(f"{file} has no user_data, or not a number in num_samples for each of its users")
+    for user, count in zip(known["users"], counts, strict=True):
+        own = rows.get(user) if isinstance(user, str) else None
+        if not isinstance(own, Mapping) or not {"x", "y"} <= set(own):
+            raise InvalidInput(f"{file}: user {user!r} has no x and y in user_data")
+        x, y = (_numbers(file, user, part, own[part]) for part in ("x", "y"))
+        if x.ndim != 2 or y.ndim != 1 or len(x) != len(y) or len(y) != count or not x.size:
+            raise InvalidInput(
+                f"{file}: user {user!r} has x of shape {x.shape}, y of shape {y.shape} and num_samples {count}; "
+                "expected (rows, numbers), (rows,) and rows"
+            )
+        if y.min() < 0 or bool((y != np.rint(y)).any()):
+            raise InvalidInput(f"{file}: user {user!r} has a label that is no class; expected 0, 1, ...")
+        yield user, x.astype(np.float32), y.astype(np.int64)
+
+
+def _numbers(file: Path, user: str, part: str, value: Any) -> np.ndarray:
+    try:
+        found = np.asarray(value)
+    except ValueError:
+        raise InvalidInput(f"{file}: user {user!r} has rows of different lengths in {part}") from None
+    if found.dtype.kind not in "iuf" or not np.isfinite(found).all():
+        raise InvalidInput(f"{file}: user {user!r} has other things than finite numbers in {part}")
+    return found

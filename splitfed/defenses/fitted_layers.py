@@ -1,0 +1,126 @@
+"""Layers that defenses put behind a value before it leaves: part of the sender's segment from then on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from splitfed.core.errors import InvalidInput
+from splitfed.core.probe import Facts
+from splitfed.core.random import derive, stream
+from splitfed.core.topology import Segment, Topology
+
+
+class Layer(nn.Module):
+    """Stands behind one `value` of a segment, which crosses on `edges`.
+
+    `kept`: what its defense reads of the step that the segment is in.
+    """
+
+    def __init__(self, value: str) -> None:
+        super().__init__()
+        self.value = value
+        self.edges: tuple[str, ...] = ()
+        self.kept: tuple[Tensor, ...] = ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is kept: a copy is in no step, and tensors with a graph cannot be copied."""
+        return {**self.__dict__, "kept": ()}
+
+
+L = TypeVar("L", bound=Layer)
+
+
+class Followed(nn.Module):
+    """Runs `module` and sends its outputs at the positions in `layers` through these."""
+
+    def __init__(self, module: nn.Module, layers: Mapping[int, nn.Module]) -> None:
+        super().__init__()
+        self.module = module
+        self.layers = nn.ModuleDict({str(i): layer for i, layer in layers.items()})
+        # Or a model that is given as a whole in evaluation mode would count as one whose parts its owner has frozen.
+        self.training = module.training
+
+    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Return what the module returns, the layers applied."""
+        result = self.module(*inputs)
+        outputs = list(result) if isinstance(result, (tuple, list)) else [result]
+        for i, layer in self.layers.items():
+            outputs[int(i)] = layer(outputs[int(i)])
+        return tuple(outputs) if len(outputs) > 1 else outputs[0]
+
+
+class Preceded(nn.Module):
+    """Runs `module` on its inputs, those at the positions in `layers` sent through these first."""
+
+    def __init__(self, module: nn.Module, layers: Mapping[int, nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({str(i): layer for i, layer in layers.items()})
+        self.module = module
+        self.training = module.training
+
+    def forward(self, *inputs: Tensor) -> object:
+        """Return what the module makes of the inputs."""
+        given = list(inputs)
+        for i, layer in self.layers.items():
+            # A copy, for the module may overwrite what it reads, and the layer needs its own result on the way back.
+            given[int(i)] = layer(given[int(i)]).clone()
+        return self.module(*given)
+
+
+def values_of(topology: Topology, edges: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the values that cross on `edges`, each once."""
+    return tuple(dict.fromkeys(value for name in edges for value in topology.edge(name).values))
+
+
+def behind(
+    name: str,
+    topology: Topology,
+    edges: tuple[str, ...],
+    facts: Facts,
+    seed: int,
+    make: Callable[[str, tuple[int, ...]], Layer],
+) -> Topology:
+    """Return `topology` with `make(value, shape)` behind every value that crosses on `edges`, started from `seed`.
+
+    `name`: of the defense, which is refused where a value has a layer of its make already.
+    """
+    wanted = values_of(topology, edges)
+
+    def fitted(segment: Segment) -> Segment:
+        layers = {}
+        with stream(derive(seed, name, segment.name)):
+            for i, value in enumerate(segment.outputs):
+                if value in wanted:
+                    layer = make(value, facts.shapes[value]).to(facts.dtypes[value])
+                    if layer_of(segment.module, type(layer), value) is not None:
+                        raise InvalidInput(f"{name} guards value {value!r} twice; expected once")
+                    layer.edges = tuple(e for e in edges if value in topology.edge(e).values)
+                    layers[i] = layer
+        return replace(segment, module=Followed(segment.module, layers)) if layers else segment
+
+    return replace(topology, segments=tuple(fitted(segment) for segment in topology.segments))
+
+
+def layer_of(module: nn.Module | None, kind: type[L], value: str) -> L | None:
+    """Return the layer of this `kind` behind `value` in a segment's `module`, None where there is none."""
+    for inner in () if module is None else module.modules():
+        if isinstance(inner, kind) and inner.value == value:
+            return inner
+    return None
+
+
+def layers_on(module: nn.Module | None, kind: type[L], edge: str) -> list[L]:
+    """Return the layers of this `kind` behind what leaves a segment's `module` on `edge`."""
+    return [m for m in ([] if module is None else module.modules()) if isinstance(m, kind) and edge in m.edges]
+
+
+def check_all_guarded(name: str, topology: Topology, edges: tuple[str, ...]) -> None:
+    """Refuse a value of a guarded edge that crosses on another one too, where nothing would be done to it."""
+    wanted = set(values_of(topology, edges))
+    for edge in topology.crossings:
+        for value in wanted.intersection(edge.values) if edge.name not in edges else ():
+            raise InvalidInput(f"{name} guards {value!r}, which also leaves on edge {edge.name!r}; guard that one too")

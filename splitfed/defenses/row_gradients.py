@@ -1,0 +1,161 @@
+"""Whether a model gives every row a gradient of its own: tried out on a few made-up rows before training.
+
+Clipping row by row bounds nothing where one row's gradient depends on another row, of this batch or of an earlier one
+(`splitfed.core.row_independence`). So one row is changed, and nothing that belongs to the other rows may change with
+it: no output of a segment, now or in the next batch, nothing that a segment keeps, no input of a layer with weights, no
+loss. The rows' gradients must add up to what autograd says, and training may write to no buffer. Which layers a library
+claims to support plays no part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from splitfed.core.errors import InvalidInput
+from splitfed.core.probe import Facts
+from splitfed.core.random import derive, stream
+from splitfed.core.row_independence import ROWS, findings, in_training, made_up, others_same
+from splitfed.core.topology import Head, Segment, Topology
+from splitfed.defenses.per_example_gradients import Call, Used, noting, own_weights, samples, weighted
+
+NAME = "dp_sgd"
+
+_TOLD = {
+    "state": "segment {segment!r}: its state {name!r} takes in the rows without noise",
+    "output": "beside segment {segment!r}: it mixes the rows of a batch in {name!r}",
+    "memory": "beside segment {segment!r}: it keeps rows in {name!r}",
+    "next batch": "beside segment {segment!r}: rows of a batch show in {name!r} of the next one",
+}
+
+
+class _Ran(NamedTuple):
+    """What came of one pass of a segment: its outputs, and the uses of its layers."""
+
+    module: nn.Module
+    outputs: tuple[Tensor, ...]
+    calls: list[Call]
+
+
+def check_rowwise(topology: Topology, facts: Facts, guarded: Sequence[str]) -> None:
+    """Refuse `topology` if a row's gradient, at the roles `guarded`, would not be a function of that row alone."""
+    for segment in topology.segments:
+        _check_batch_norm(segment)
+    for found in findings(topology, facts, [segment.name for segment in topology.segments]):
+        raise InvalidInput(f"{NAME} cannot train {_TOLD[found.kind].format(**found._asdict())}")
+    one, other = _inputs(topology, facts), _inputs(topology, facts)
+    for name, value in other.items():
+        other[name] = torch.cat([_made_up(value[:1], "other", name), value[1:]])
+    for segment in topology.segments:
+        watched = weighted(segment.module) if segment.role in guarded else {}
+        first, second = (_run(segment, values, watched) for values in (one, other))
+        if watched:
+            _check_layers(segment, watched, first, second)
+            _check_sums(segment, watched, first)
+        for values, ran in ((one, first), (other, second)):
+            values.update(zip(segment.outputs, (t.detach() for t in ran.outputs), strict=True))
+    for head in topology.heads:
+        _check_loss(head, one[head.value], other[head.value])
+
+
+def _check_batch_norm(segment: Segment) -> None:
+    for name, layer in in_training(segment.module).named_modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training:
+            raise InvalidInput(
+                f"{NAME} cannot train beside batch norm {name or segment.name!r} of segment {segment.name!r}: it mixes "
+                f"the rows of a batch, at whichever party (replace=True puts group norm there)"
+            )
+
+
+def _inputs(topology: Topology, facts: Facts) -> dict[str, Tensor]:
+    return {
+        name: _made_up(torch.empty(ROWS, *facts.shapes[name], dtype=facts.dtypes[name]), "one", name)
+        for name in topology.inputs
+    }
+
+
+def _made_up(like: Tensor, *words: str) -> Tensor:
+    return made_up(like.shape, like.dtype, *words)
+
+
+def _run(segment: Segment, values: Mapping[str, Tensor], watched: Mapping[str, nn.Module]) -> _Ran:
+    module = in_training(segment.module)
+    calls: list[Call] = []
+    given = [values[name].clone() for name in segment.inputs]
+    layers = [module.get_submodule(name) for name in watched]
+    with torch.enable_grad(), stream(derive(0, NAME, segment.name)), noting(layers, calls):
+        result = module(*given)
+    return _Ran(module, tuple(result) if isinstance(result, (tuple, list)) else (result,), calls)
+
+
+def _check_layers(segment: Segment, watched: Mapping[str, nn.Module], one: _Ran, other: _Ran) -> None:
+    names = {id(one.module.get_submodule(name)): name for name in watched}
+    for first, second in zip(one.calls, other.calls, strict=True):
+        whole = len(first.x) == ROWS and others_same(first.x, second.x)
+        if not whole:
+            raise _unfit(segment, names[id(first.layer)], first.layer, "its input has no row for each row of the batch")
+
+
+def _check_sums(segment: Segment, watched: Mapping[str, nn.Module], ran: _Ran) -> None:
+    """Compare the sum of the rows' gradients with that of autograd, for a made-up gradient of the outputs."""
+    roots = [t for t in ran.outputs if t.requires_grad]
+    cotangents = [_made_up(t.detach(), segment.name, str(i)) for i, t in enumerate(roots)]
+    weights = {n: p for n, p in ran.module.named_parameters() if p.requires_grad}
+    places: list[Any] = [*weights.values(), *(call.edge for call in ran.calls)]
+    found: Sequence[Tensor | None] = torch.autograd.grad(roots, places, cotangents, allow_unused=True) if roots else ()
+    sums: dict[nn.Parameter, Tensor] = {}
+    for call, g in zip(ran.calls, found[len(weights) :], strict=True):
+        if g is None:
+            continue
+        name = next(n for n in watched if ran.module.get_submodule(n) is call.layer)
+        try:
+            own = samples(Used(call.layer, call.x, g))
+        except (RuntimeError, ValueError, TypeError, NotImplementedError, AttributeError) as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise _unfit(segment, name, call.layer, f"no gradient row by row ({reason})") from error
+        for weight, rows in own.items():
+            sums[weight] = sums.get(weight, torch.zeros_like(weight)) + rows.sum(0)
+    owners = {id(p): n for n in watched for p in own_weights(ran.module.get_submodule(n))}
+    for (name, weight), g in zip(weights.items(), found, strict=False):
+        mine, true = sums.get(weight, torch.zeros_like(weight)), torch.zeros_like(weight) if g is None else g
+        if not torch.allclose(mine, true, rtol=1e-3, atol=1e-5 + 1e-4 * float(true.abs().max())):
+            owner = owners[id(weight)]
+            layer = ran.module.get_submodule(owner)
+            raise _unfit(segment, owner, layer, f"the gradient of weight {name!r} row by row is unknown")
+
+
+def _unfit(segment: Segment, name: str, layer: nn.Module, why: str) -> InvalidInput:
+    place = f"layer {name!r} ({type(layer).__name__})" if name else f"the {type(layer).__name__} itself"
+    return InvalidInput(f"{NAME} cannot train {place} of segment {segment.name!r}: {why}")
+
+
+def _check_loss(head: Head, one: Tensor, other: Tensor) -> None:
+    """Refuse a loss that is not the mean of a term for each row."""
+    assert head.task is not None
+    slopes = []
+    for first, output in enumerate((one, other)):
+        leaf = output.detach().clone().requires_grad_()
+        slopes.append(torch.autograd.grad(head.task.loss(leaf, _labels(head, leaf, first)), leaf)[0])
+    alone = one[1:2].detach().clone().requires_grad_()
+    (single,) = torch.autograd.grad(head.task.loss(alone, _labels(head, one.detach())[1:2]), alone)
+    mean = torch.allclose(slopes[0][1] * ROWS, single[0], rtol=1e-3, atol=1e-6)
+    if not (mean and others_same(*slopes)):
+        raise InvalidInput(f"{NAME} needs a loss that is the mean over the rows; that of {head.task.name!r} is not")
+
+
+def _labels(head: Head, output: Tensor, first: int = 0) -> Tensor:
+    """Return labels that the built-in losses take; others get the same. That of the first row is `first`, of 0 and 1.
+
+    Both classes occur, for a loss that weighs classes divides by the weights of the whole batch.
+    """
+    assert head.task is not None
+    if head.task.name == "regression":
+        return torch.zeros_like(output)
+    labels = torch.zeros(len(output), dtype=torch.int64)
+    if head.task.name == "binary" or (output.dim() == 2 and output.shape[1] > 1):
+        labels[1::2] = 1
+        labels[0] = first
+    return labels

@@ -1,0 +1,53 @@
+"""Modules that are lent for the length of a block: with others' weights in them, or left as they were."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from splitfed.core.topology import weights
+
+
+@contextmanager
+def untouched(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Put buffers back, also those that a module replaces, and leave no gradient, however the block ends."""
+    inner = {id(m): m for module in modules for m in module.modules()}.values()
+    kept = [(m, {name: None if b is None else b.clone() for name, b in m._buffers.items()}) for m in inner]
+    try:
+        yield
+    finally:
+        for module, buffers in kept:
+            module._buffers.update(buffers)
+        for module in modules:
+            module.zero_grad(set_to_none=True)
+
+
+def with_tensors(own: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> dict[str, nn.Module]:
+    """Return modules like `own` with `tensors`, named `segment/name`, in them as far as they go.
+
+    Weights are not copied, buffers are: nobody trains what is lent, but a forward pass may change statistics.
+    """
+    held: dict[int, Any] = {}
+    for segment, module in own.items():
+        for name, weight in module.named_parameters(remove_duplicate=False):
+            given = tensors.get(f"{segment}/{name}", weight).detach().to(weight.device)
+            held[id(weight)] = nn.Parameter(given, weight.requires_grad)
+    # Copied together, so that weights which a party shares between its segments stay shared.
+    made = copy.deepcopy(dict(own), held)
+    for segment, module in made.items():
+        for name, buffer in module.named_buffers():
+            if f"{segment}/{name}" in tensors:
+                buffer.copy_(tensors[f"{segment}/{name}"])
+    return made
+
+
+def with_weights(own: Mapping[str, nn.Module], lent: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Return copies of `own` with the weights of `lent` and buffers of their own."""
+    made = copy.deepcopy(dict(own))
+    for name, module in made.items():
+        module.load_state_dict({**module.state_dict(), **weights(lent[name])})
+    return made

@@ -1,0 +1,128 @@
+"""Who is there: the parties of every lane, made from the topology, the defenses and what the schedule asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+
+import torch
+
+from splitfed.core.defense import Defense, Holder
+from splitfed.core.errors import InvalidInput
+from splitfed.core.executor import Lane
+from splitfed.core.optimizers import Optim
+from splitfed.core.party import Party
+from splitfed.core.per_client_defenses import missing, of_client
+from splitfed.core.probe import Facts
+from splitfed.core.random import generator
+from splitfed.core.step_plan import duties, relabelled, shielded
+from splitfed.core.topology import Topology, member
+from splitfed.engines.base import FED, Placement
+
+
+class Crew:
+    """All parties of a run: `lanes` as they train, `owners` by party name, `fed` and `copies` by role."""
+
+    def __init__(
+        self,
+        topologies: Sequence[Topology],
+        facts: Sequence[Facts],
+        placement: Placement,
+        defenses: Sequence[Defense],
+        optims: Mapping[str, Optim],
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self.placement = placement
+        first = topologies[0]
+        common = _maker(first, facts[0], defenses, optims, seed, device)
+        made: dict[tuple[int, tuple[int, ...]], Callable[[str, str], Party]] = {(id(first), ()): common}
+        make = []
+        for lane, (topology, fact) in enumerate(zip(topologies, facts, strict=True)):
+            key = id(topology), missing(defenses, lane)
+            if key not in made:
+                made[key] = _maker(topology, fact, of_client(defenses, lane), optims, seed, device)
+            make.append(made[key])
+        shared = [role for role in first.roles if role not in first.data_roles]
+        self.shared = {role: common(role, role) for role in shared}
+        own = [
+            {role: make[lane](role, member(role, lane)) for role in topology.data_roles}
+            for lane, topology in enumerate(topologies)
+        ]
+        self.copies = {role: [common(role, role) for _ in topologies] for role in placement.copied}
+        self.fed = {role: common(role, FED) for role in placement.fused}
+        circuits = _circuits(first, len(topologies), seed)
+        self.lanes = [
+            Lane(
+                i,
+                topology,
+                {r: self.copies[r][i] if r in self.copies else {**own[i], **self.shared}[r] for r in topology.roles},
+                circuits[i],
+            )
+            for i, topology in enumerate(topologies)
+        ]
+        self.parties = _named([*(p for mine in own for p in mine.values()), *self.shared.values()], first)
+        if self.fed:
+            self.parties = {**self.parties, FED: next(iter(self.fed.values()))}
+        elif placement.meeting:
+            self.parties = {**self.parties, FED: Party(FED, FED, (), {}, Optim(), seed, {}, device)}
+
+    def members(self) -> dict[str, Party]:
+        """Return every party by a name of its own: copies and the fed server's roles have a suffix."""
+        found = {name: party for name, party in self.parties.items() if name != FED}
+        found |= {f"{role}~{lane}": party for role, copies in self.copies.items() for lane, party in enumerate(copies)}
+        return found | {f"{FED}~{role}": party for role, party in self.fed.items()}
+
+
+def _maker(
+    topology: Topology,
+    facts: Facts,
+    defenses: Sequence[Defense],
+    optims: Mapping[str, Optim],
+    seed: int,
+    device: torch.device,
+) -> Callable[[str, str], Party]:
+    work = duties(topology, facts, defenses)
+    weighing = [d for d in defenses if d.weighs_task]
+    modules = {s.name: s.module for s in topology.segments}
+    changed = relabelled(topology, defenses)
+    guarded = shielded(topology, defenses)
+
+    def weight(epoch: int) -> float:
+        return prod(d.task_weight(epoch) for d in weighing)
+
+    def make(role: str, name: str) -> Party:
+        optim = optims.get(role, Optim())
+        weigh, labels = weight if weighing else None, changed.get(role)
+        party = Party(name, role, work[role], modules, optim, seed, facts.shapes, device, weigh, labels)
+        if role in guarded:
+            position, defense = guarded[role]
+            tells = tuple(receiver for sender, receiver in defense.norms(topology) if sender == role)
+            party.shield = defense.shield(Holder(name, role, party.modules, seed, position, party.device, tells))
+        return party
+
+    return make
+
+
+def _named(parties: Sequence[Party], topology: Topology) -> dict[str, Party]:
+    found: dict[str, Party] = {}
+    for party in parties:
+        if party.name == FED or found.setdefault(party.name, party) is not party:
+            raise InvalidInput(f"two parties would be called {party.name!r}; rename a role of {topology.name!r}")
+    return found
+
+
+def _circuits(topology: Topology, lanes: int, seed: int) -> list[int]:
+    """Return the number that the messages of each lane carry.
+
+    Where some party never hears from a client directly, the numbers are shuffled: it can tell one client's messages
+    from another's, as it must, but not whose they are.
+    """
+    heard = {
+        topology.role_of(e.target) for e in topology.crossings if topology.role_of(e.source) in topology.data_roles
+    }
+    heard |= {role for head in topology.heads for role in head.path[1:2]}
+    if all(role in heard for role in topology.roles if role not in topology.data_roles):
+        return list(range(lanes))
+    order: list[int] = torch.randperm(lanes, generator=generator(seed, "circuits")).tolist()
+    return order

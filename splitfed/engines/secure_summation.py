@@ -1,0 +1,85 @@
+"""A secure sum over an engine's link: every exchange between a role's clients and the fed server is a message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from splitfed.core.messages import Message, Stamp
+from splitfed.engines.base import FED
+from splitfed.secure_sum.keys import Setup
+from splitfed.secure_sum.member import Member
+from splitfed.secure_sum.plan import SecureSum
+from splitfed.secure_sum.server import unmasked
+
+Deliver = Callable[[Message], Message]
+Rows = dict[int, dict[int, bytes]]
+
+
+class Summing:
+    """One sum: `names` are the parties of the lanes that may take part in round `epoch`.
+
+    `deliver` carries a message; the two halves of the protocol are `open`, before they train, and `close`.
+    """
+
+    def __init__(
+        self, plan: SecureSum, role: str, names: Mapping[int, str], epoch: int, seed: int, deliver: Deliver
+    ) -> None:
+        self._plan, self._role, self._names, self._epoch = plan, role, dict(names), epoch
+        self._deliver = deliver
+        self._threshold = plan.needed(len(names))
+        setup = Setup(seed, role, epoch)
+        self._members = {lane: Member(lane, tuple(names), self._threshold, setup) for lane in names}
+        self._rows: Rows = {lane: setup.row(lane, member.others) for lane, member in self._members.items()}
+
+    def open(self) -> Summing:
+        """Hand out the keys, and pass the shares round."""
+        for lane, member in self._members.items():
+            arrived = self._from_server("keys", lane, _stacked(self._rows[lane]))
+            member.accept(_apart(arrived, member.others))
+        sent: Rows = {}
+        for lane, member in self._members.items():
+            arrived = self._to_server("shares", lane, _stacked(member.shares()))
+            sent[lane] = _apart(arrived, member.others)
+        for lane, member in self._members.items():
+            arrived = self._from_server("shares", lane, _stacked({other: sent[other][lane] for other in member.others}))
+            member.take(_apart(arrived, member.others))
+        return self
+
+    def close(self, uploads: Mapping[int, Mapping[str, Tensor]], weights: Mapping[int, float]) -> dict[str, Tensor]:
+        """Return the mean of `uploads`, of the lanes that finished, weighted; the server sees nothing else."""
+        self._plan.check_weights(weights.values())
+        masked = {}
+        for lane, tensors in uploads.items():
+            sealed = self._members[lane].masked(self._plan.encode(tensors, weights[lane], self._names[lane]))
+            arrived = self._to_server("masked", lane, torch.from_numpy(sealed.view(np.int64)))
+            masked[lane] = arrived.numpy().view(np.uint64)
+        revealed = {}
+        for lane in uploads:
+            told = self._from_server("survivors", lane, torch.tensor(list(uploads)))
+            answer = self._members[lane].reveal(told.tolist())
+            revealed[lane] = _apart(self._to_server("unmasking", lane, _stacked(answer)), list(answer))
+        total = unmasked(masked, revealed, self._rows, self._threshold)
+        return self._plan.decode(total, next(iter(uploads.values())))
+
+    def _from_server(self, kind: str, lane: int, tensor: Tensor) -> Tensor:
+        return self._carry(kind, FED, self._names[lane], lane, tensor)
+
+    def _to_server(self, kind: str, lane: int, tensor: Tensor) -> Tensor:
+        return self._carry(kind, self._names[lane], FED, lane, tensor)
+
+    def _carry(self, kind: str, sender: str, receiver: str, lane: int, tensor: Tensor) -> Tensor:
+        stamp = Stamp("train", lane, self._epoch, 0)
+        return self._deliver(Message(sender, receiver, kind, f"sum->{self._role}", {kind: tensor}, stamp)).tensors[kind]
+
+
+def _stacked(texts: Mapping[int, bytes]) -> Tensor:
+    """Return texts of one length as (texts, bytes), uint8."""
+    return torch.stack([torch.frombuffer(bytearray(text), dtype=torch.uint8) for text in texts.values()])
+
+
+def _apart(tensor: Tensor, members: Sequence[int]) -> dict[int, bytes]:
+    return {member: row.numpy().tobytes() for member, row in zip(members, tensor, strict=True)}

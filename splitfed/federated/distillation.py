@@ -1,0 +1,49 @@
+"""What distillation methods share: the divergence of two models' class scores, and a tutor that adds it to a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn import functional
+
+from splitfed.core.messages import Stamp
+from splitfed.federated.base import Learner
+from splitfed.federated.objectives import Quiet
+
+
+def divergence(student: Tensor, teacher: Tensor) -> Tensor:
+    """Return KL(teacher || student), of class scores before the softmax (batch, classes), the teacher's detached.
+
+    Summed over the classes, averaged over the batch: a scalar.
+    """
+    told = functional.log_softmax(teacher.detach(), 1)
+    return functional.kl_div(functional.log_softmax(student, 1), told, reduction="batchmean", log_target=True)
+
+
+def accuracy(learner: Learner, value: str, part: str) -> float:
+    """Return how often the largest of the class scores `value`, (rows, classes), is the label, in `part`."""
+    labels = learner.labels(value, part).view(-1)
+    return float((learner.compute(value, part).argmax(1) == labels).double().mean())
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """`segment` makes the class scores `student`, which follow those of `teacher`; both are at the same party."""
+
+    segment: str
+    student: str
+    teacher: str
+    weight: float
+
+
+@dataclass(frozen=True)
+class Mutual(Quiet):
+    """Adds the divergence of every lesson to the loss of its student; remembers nothing."""
+
+    lessons: tuple[Lesson, ...]
+
+    def terms(self, made: Mapping[str, Tensor], labels: Mapping[str, Tensor], stamp: Stamp) -> Mapping[str, Tensor]:
+        """Return the weighted divergences, by the student's segment."""
+        return {one.segment: one.weight * divergence(made[one.student], made[one.teacher]) for one in self.lessons}

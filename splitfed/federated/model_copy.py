@@ -1,0 +1,75 @@
+"""A second model beside the one that a topology trains: its layout drawn anew, or a module that somebody gives."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from splitfed.core.errors import InvalidInput
+from splitfed.core.initial_weights import redrawn
+from splitfed.core.topology import Segment, Topology
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """The segments of a second model at one role, and what it calls the values of the first: old name -> new."""
+
+    segments: tuple[Segment, ...]
+    names: Mapping[str, str]
+
+
+def mirror(who: str, topology: Topology, part: Collection[str], prefix: str, role: str, seed: int) -> Mirror:
+    """Return the segments `part` of `topology` once more, at `role`, with weights drawn anew from `seed`.
+
+    Names of segments and values get `prefix` and an underscore before them. What they read from outside of `part`,
+    they read as the first ones do.
+    """
+    own = [s for s in topology.segments if s.name in part]
+    modules = redrawn(who, {s.name: s.module for s in own}, seed)
+    return renamed(topology, part, prefix, role, modules)
+
+
+def renamed(
+    topology: Topology,
+    part: Collection[str],
+    prefix: str,
+    role: str | None,
+    modules: Mapping[str, nn.Module],
+    known: Mapping[str, str] | None = None,
+) -> Mirror:
+    """Return the segments `part` once more with these `modules`, at `role` (None: each where it stands).
+
+    `known`: the new names of values that they read from outside of `part`.
+    """
+    own = [s for s in topology.segments if s.name in part]
+    names = {**(known or {}), **{value: f"{prefix}_{value}" for s in own for value in s.outputs}}
+    again = tuple(
+        Segment(
+            f"{prefix}_{s.name}",
+            role or s.role,
+            modules[s.name],
+            tuple(names.get(v, v) for v in s.inputs),
+            tuple(names[v] for v in s.outputs),
+            # The same module keeps its place in the state of the whole.
+            s.prefix if modules[s.name] is s.module else f"{prefix}.{s.full('')}",
+        )
+        for s in own
+    )
+    return Mirror(again, names)
+
+
+def stand_in(
+    who: str, topology: Topology, part: Collection[str], prefix: str, role: str, module: nn.Module, value: str
+) -> Mirror:
+    """Return `module` as one segment at `role` that makes of the raw inputs what the segments `part` make: `value`.
+
+    Refuses where what stands behind `part` reads more than that one value.
+    """
+    made = {v for s in topology.segments if s.name in part for v in s.outputs}
+    read = {v for s in topology.segments if s.name not in part for v in s.inputs} | {h.value for h in topology.heads}
+    if left := sorted((made & read) - {value}):
+        raise InvalidInput(f"{who}: a module of one output cannot stand for segments that also make {left[0]!r}")
+    name = f"{prefix}_{value}"
+    return Mirror((Segment(prefix, role, module, tuple(topology.inputs), (name,)),), {value: name})

@@ -1,0 +1,147 @@
+"""Rows that clients show to each other: each sends its public rows once, by way of the fed server, and keeps the rest.
+
+They are messages of kind "data": counted, recorded, and read by the fed server and by everybody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from splitfed.core.errors import InvalidInput
+from splitfed.core.probe import Facts
+from splitfed.core.random import generator
+from splitfed.core.topology import Head, Topology
+from splitfed.federated.base import Learner, State
+from splitfed.federated.objectives import Quiet, tutor_of
+from splitfed.federated.topology_values import only_client, only_head
+
+Rows = dict[str, Tensor]
+"""What one client shows: "x" (rows, ...) and "y" (rows,)."""
+
+
+class Holder(Quiet):
+    """Stands by a client and keeps, for it, what others have shown: client -> rows."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, Rows] = {}
+        # Whether the party has forgotten what it held, as after a resume.
+        self.stale = False
+
+    def state(self) -> dict[str, Any]:
+        """Return the rows."""
+        return {"rows": {lane: dict(rows) for lane, rows in self.rows.items()}}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go back to `state`."""
+        self.rows = {lane: dict(rows) for lane, rows in state["rows"].items()}
+        self.stale = True
+
+
+def check(who: str, topology: Topology, clients: int, classes: bool = True) -> Head:
+    """Refuse clients that could not use each other's rows; return the head. `classes`: whether it must tell classes."""
+    only_client(who, topology)
+    if len(topology.inputs) > 1:
+        raise InvalidInput(
+            f"{who} shows rows of one input; topology {topology.name!r} has {', '.join(topology.inputs)}"
+        )
+    if clients < 2:
+        raise InvalidInput(f"{who} learns from others' public rows; one client has no others")
+    return only_head(who, topology, classes)
+
+
+def check_public(who: str, counts: Sequence[int]) -> None:
+    """Refuse a client that shows nothing."""
+    for client, count in enumerate(counts):
+        if count == 0:
+            raise InvalidInput(
+                f"{who} needs public rows of every client, and client{client} has none: clients(public=0.1)"
+            )
+
+
+def check_batch(who: str, rows: int, facts: Sequence[Facts]) -> None:
+    """Refuse steps on so few `rows` where a client's batch norm could not take them."""
+    for known in facts if rows < 2 else ():
+        for name in sorted(known.batch_norm):
+            raise InvalidInput(
+                f"{who} would take steps on a single public row, and batch norm in segment {name!r} needs 2 or more"
+            )
+
+
+def start() -> State:
+    """Nobody has shown anything: `shown`, client -> rows; `told`, client -> the clients whose rows it was sent."""
+    return {"shown": {}, "told": {}}
+
+
+def exchange(learners: Sequence[Learner], number: int, state: State) -> list[Learner]:
+    """Have clients that are there for the first time show their rows, and send everybody what is new to it.
+
+    Returns the clients whose parties must be given rows (see `others`): new ones, those that were sent some, and those
+    that forgot them.
+    """
+    shown, told = state["shown"], state["told"]
+    first = [learner.lane for learner in learners if learner.lane not in shown]
+    for learner in learners:
+        if learner.lane in first:
+            head, (x,) = learner.topology.heads[0].value, learner.inputs("public").values()
+            shown[learner.lane] = dict(learner.send("data", {"x": x, "y": learner.labels(head, "public")}, number))
+    changed = []
+    for learner in learners:
+        known, holder = told.setdefault(learner.lane, []), tutor_of(learner, Holder)
+        new = [lane for lane in sorted(shown) if lane != learner.lane and lane not in known]
+        for lane in new:
+            rows = dict(learner.receive("data", shown[lane], number))
+            known.append(lane)
+            if holder is not None:
+                holder.rows[lane] = rows
+        if new or learner.lane in first or (holder is not None and holder.stale):
+            changed.append(learner)
+        if holder is not None:
+            holder.stale = False
+    return changed
+
+
+def others(learner: Learner, state: State) -> dict[int, Rows]:
+    """Return what others have shown to the client: client -> rows, in the order of the clients."""
+    holder = tutor_of(learner, Holder)
+    # A plan has no tutors; what was sent is what the fed server has.
+    known = {k: state["shown"][k] for k in state["told"].get(learner.lane, ())} if holder is None else holder.rows
+    return dict(sorted(known.items()))
+
+
+def own(learner: Learner, part: str) -> Rows:
+    """Return the client's own rows of `part`, "train" or "public", as others would show them, and which they are."""
+    (x,) = learner.inputs(part).values()
+    which = learner.shown if part == "public" else torch.arange(len(x))
+    return {"x": x, "y": learner.labels(learner.topology.heads[0].value, part), "own": which}
+
+
+def hold(learner: Learner, part: str, rows: Sequence[Rows]) -> None:
+    """Give the client's party all of `rows`, one after another, as its `part`.
+
+    Rows of the client's own say in "own" which of "train" they are.
+    """
+    (name,), head = learner.topology.inputs, learner.topology.heads[0].value
+    x, y = (torch.cat([one[which] for one in rows]) for which in ("x", "y"))
+    own = torch.cat([one.get("own", torch.full((len(one["y"]),), -1)) for one in rows])
+    learner.hold(part, {name: x}, {head: y}, own)
+
+
+def parted(order: Tensor, size: int) -> list[Tensor]:
+    """Return `order` (rows,) in batches of `size`; a single row that is left joins the batch before, for batch norm."""
+    found = list(order.split(size))
+    if len(found) > 1 and len(found[-1]) == 1 < size:
+        found[-2:] = [torch.cat(found[-2:])]
+    return found
+
+
+def endless(seed: int, rows: int, first: int, count: int) -> Tensor:
+    """Return `count` row numbers below `rows`, from `first` on, out of permutations without end, drawn by `seed`."""
+    found = []
+    for turn in range(first // rows, (first + count - 1) // rows + 1):
+        order = torch.randperm(rows, generator=generator(seed, "turn", turn))
+        found.append(order[max(first - turn * rows, 0) : first + count - turn * rows])
+    return torch.cat(found) if found else torch.zeros(0, dtype=torch.int64)

@@ -1,0 +1,58 @@
+"""Weights that a fed server spreads among the clients and averages: what several methods share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from splitfed.core.errors import InvalidInput
+from splitfed.core.topology import Topology
+from splitfed.engines.mean import Mean
+from splitfed.federated.base import Learner
+
+
+def initial(topology: Topology, segments: Sequence[str]) -> dict[str, Tensor]:
+    """Return the weights and buffers that `segments` start from, as `Learner.contents` names them: known to all."""
+    return {
+        f"{name}/{key}": tensor.clone()
+        for name in segments
+        for key, tensor in topology.segment(name).module.state_dict().items()
+    }
+
+
+def sent_down(
+    learners: Sequence[Learner], segments: Sequence[str], number: int, known: Mapping[str, Tensor]
+) -> Mapping[str, Tensor]:
+    """Send every learner what the fed server has of `segments`, at first what they start from; return it."""
+    tensors = known or initial(learners[0].topology, segments)
+    spread(learners, tensors, number)
+    return tensors
+
+
+def spread(learners: Sequence[Learner], tensors: Mapping[str, Tensor], number: int) -> None:
+    """Send `tensors` to every learner, which puts them in place of its own."""
+    for learner in learners:
+        learner.adopt(learner.receive("weights", tensors, number))
+
+
+def gathered(
+    learners: Sequence[Learner], shares: Mapping[int, float], segments: Sequence[str], number: int
+) -> dict[str, Tensor]:
+    """Have every learner send the contents of `segments`; return their mean, weighted by `shares`."""
+    mean = Mean()
+    for learner in learners:
+        mean.add(learner.send("weights", learner.contents(segments), number), shares[learner.lane])
+    return mean.value()
+
+
+def check_alike(who: str, what: str, topologies: Sequence[Topology], segments: Sequence[Sequence[str]]) -> None:
+    """Refuse clients whose `segments`, which are to be averaged, differ in the names or shapes of their weights."""
+    first = _layout(topologies[0], segments[0])
+    for client, (topology, own) in enumerate(zip(topologies, segments, strict=True)):
+        if topology is not topologies[0] and _layout(topology, own) != first:
+            raise InvalidInput(f"{who} averages every client's {what}; that of client {client} is of another make")
+
+
+def _layout(topology: Topology, segments: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in initial(topology, segments).items()}

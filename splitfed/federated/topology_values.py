@@ -1,0 +1,82 @@
+"""Where a method finds what it needs in a topology: embeddings, logits, and the labels beside them."""
+
+from __future__ import annotations
+
+from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.topology import Head, Segment, Topology
+
+
+def maker(topology: Topology, value: str) -> Segment:
+    """Return the segment that makes `value`."""
+    for segment in topology.segments:
+        if value in segment.outputs:
+            return segment
+    raise unknown("value", value, [v for s in topology.segments for v in s.outputs])
+
+
+def of_own_data(topology: Topology, value: str) -> bool:
+    """Tell whether `value` is made at a data owner from its own inputs alone: nothing has to cross for it."""
+    if value in topology.inputs:
+        return True
+    segment = next((s for s in topology.segments if value in s.outputs), None)
+    if segment is None or segment.role not in topology.data_roles:
+        return False
+    same = all(topology.inputs.get(v, segment.role) == segment.role for v in segment.inputs)
+    makers = [s.role for s in topology.segments if set(s.outputs) & set(segment.inputs)]
+    return same and all(r == segment.role for r in makers) and all(of_own_data(topology, v) for v in segment.inputs)
+
+
+def embedding(who: str, topology: Topology, wanted: str | None) -> str:
+    """Return the value that serves as the embedding: `wanted`, or the last that a client makes of its own data alone.
+
+    In a split lane that is what crosses at the first cut; a whole model names it, by a cut at a client of its own.
+    """
+    own = [v for s in topology.segments for v in s.outputs if of_own_data(topology, v)]
+    heads = {head.value for head in topology.heads}
+    if wanted is not None:
+        maker(topology, wanted)
+        if wanted not in own:
+            raise InvalidInput(f"{who} embedding={wanted!r} is not made of a client's own data alone; one of {own} is")
+        return wanted
+    left = [v for v in own if v not in heads]
+    if not left:
+        raise InvalidInput(
+            f"{who} finds no embedding in topology {topology.name!r}: its clients make nothing but the model's output; "
+            "cut the model where the embedding is (splitfed.topologies.local(model, cuts=...))"
+        )
+    return left[-1]
+
+
+def labelled(who: str, topology: Topology, role: str) -> Head:
+    """Return the head whose labels the party in `role` holds, or refuse."""
+    for head in topology.heads:
+        if head.labels == role:
+            return head
+    raise InvalidInput(f"{who} needs labels where the embedding is made; role {role!r} holds none")
+
+
+def makers(topology: Topology, value: str) -> tuple[str, ...]:
+    """Return the segments whose work is in `value`, in the order they run."""
+    return topology.makers((value,))
+
+
+def whole(topology: Topology) -> bool:
+    """Tell whether every client holds a whole model: all segments are at the owners of the data."""
+    return all(s.role in topology.data_roles for s in topology.segments)
+
+
+def only_client(who: str, topology: Topology) -> str:
+    """Return the one role that owns inputs and labels, or refuse."""
+    if len(topology.data_roles) == 1:
+        return topology.data_roles[0]
+    raise InvalidInput(f"{who} works for clients that hold rows and labels; here {', '.join(topology.data_roles)} do")
+
+
+def only_head(who: str, topology: Topology, classes: bool = True) -> Head:
+    """Return the one head, where `classes` says so one of a classification, or refuse."""
+    head = topology.heads[0]
+    if len(topology.heads) > 1:
+        raise InvalidInput(f"{who} knows one output; topology {topology.name!r} has {len(topology.heads)}")
+    if classes and (head.task is None or head.task.name != "classification"):
+        raise InvalidInput(f"{who} compares class probabilities; the task here is {head.task and head.task.name!r}")
+    return head

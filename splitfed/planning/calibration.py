@@ -1,0 +1,51 @@
+"""Tells method and defenses the length of the run before it begins: what depends on it is worked out, or refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from splitfed.core.defense import Terms, overrides
+from splitfed.planning.counting import Dry
+from splitfed.planning.simulation import played
+from splitfed.planning.validation import Prepared
+from splitfed.privacy.accountants import calibrate
+
+
+def settled(prepared: Prepared, rounds: int, obstacle: str | None = None, doubt: str | None = None) -> Prepared:
+    """Return `prepared` with its method and its defenses settled for `rounds` rounds; see their `settle`.
+
+    `obstacle` and `doubt`: what the caller knows of that speaks against a promise; see `Terms`.
+    """
+    if prepared.method is not None:
+        prepared = replace(prepared, method=prepared.method.settle(rounds))
+    if not any(overrides(defense, "settle") for defense in prepared.defenses):
+        return prepared
+    dry = Dry(prepared)
+    for _ in played(dry, prepared, rounds):
+        pass
+    taken = [dry.taken(lane) for lane in range(dry.lanes)]
+    training = prepared.training
+    terms = Terms(
+        prepared.topologies,
+        prepared.facts,
+        (),
+        tuple(dry.rows(lane, "train") for lane in range(dry.lanes)),
+        training.batch_size,
+        training.sampling == "poisson",
+        tuple(steps for steps, _ in taken),
+        tuple(epochs for _, epochs in taken),
+        calibrate,
+        obstacle or _obstacle(prepared),
+        doubt,
+    )
+    defenses = prepared.defenses
+    made = (d.settle(replace(terms, others=(*defenses[:i], *defenses[i + 1 :]))) for i, d in enumerate(defenses))
+    return replace(prepared, defenses=tuple(made))
+
+
+def _obstacle(prepared: Prepared) -> str | None:
+    if not prepared.schedule.apart:
+        return f"schedule {type(prepared.schedule).__name__}: its steps take the rows of several clients at once"
+    if prepared.method is not None and not prepared.method.of_steps_alone:
+        return f"method {type(prepared.method).__name__}, which learns beside the parties"
+    return None

@@ -1,0 +1,358 @@
+"""A trainer that computes nothing: it counts the messages that a real one would carry, from shapes alone."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from splitfed.core.defense import Defense, packed_bytes
+from splitfed.core.executor import Combine
+from splitfed.core.local_objective import Tutor
+from splitfed.core.optimizers import Optim
+from splitfed.core.party_state import trained_on
+from splitfed.core.per_client_defenses import missing, of_client
+from splitfed.core.probe import Facts
+from splitfed.core.step_plan import relabelled
+from splitfed.core.topology import Topology, member
+from splitfed.core.traffic import Traffic
+from splitfed.core.upload_defenses import Sent, keepers, rows_of, size
+from splitfed.core.usage_counts import SCORED
+from splitfed.costs.bytes import value_bytes, weight_bytes
+from splitfed.engines.base import CONSULTED, FED
+from splitfed.engines.participation import Taking
+from splitfed.planning.secure_summation import PlannedSums
+from splitfed.planning.validation import Prepared, inputs_of, labels_of
+
+
+class Flowing(NamedTuple):
+    """What one step sends in one message: from role to role, and how many bytes for so many rows.
+
+    `ahead`: whether rows that pass forward alone, outside of a training step, send it too.
+    """
+
+    kind: str
+    sender: str
+    receiver: str
+    size: Callable[[int], int]
+    ahead: bool = False
+
+
+class Dry:
+    """Plays a schedule of `prepared`; `traffic` holds what a run would count, exactly, and `steps` the rows of each."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self.prepared = prepared
+        self.topology = prepared.topology
+        self.traffic = Traffic()
+        self.steps: dict[int, list[int]] = {lane: [] for lane in range(self.lanes)}
+        self._own = set(self.topology.data_roles)
+        self._flows: dict[tuple[int, tuple[int, ...]], list[Flowing]] = {}
+        self._labels: dict[tuple[int, str], dict[str, Tensor]] = {}
+        self._taken = [Taking() for _ in range(self.lanes)]
+        self._sums = PlannedSums(prepared.topologies, prepared.placement)
+        # The kinds of messages to the fed server with something in them that a defense could act on.
+        self.defended: set[str] = set()
+        # Of the parts of a lane that are not its own "train": which row of it each is.
+        self.among: dict[tuple[int, str], Tensor | None] = {
+            (lane, "public"): client.shown for lane, client in enumerate(prepared.data.clients)
+        }
+
+    @property
+    def lanes(self) -> int:
+        """How many clients there are."""
+        return len(self.prepared.topologies)
+
+    def taken(self, lane: int) -> tuple[int, int]:
+        """Return in how many steps `lane` takes part, and in how many its row that is in most."""
+        return self._taken[lane].steps, self._taken[lane].most
+
+    def rows(self, lane: int, part: str) -> int:
+        """Return how many rows `lane` has in `part`."""
+        return len(getattr(self.prepared.data.clients[lane], part))
+
+    def labels(self, lane: int, part: str) -> dict[str, Tensor]:
+        """Return the labels of `lane` in `part` by head, as a run on the CPU trains on them: (rows,)."""
+        if part == "public":
+            return {head: y[self.prepared.data.clients[lane].shown] for head, y in self.labels(lane, "train").items()}
+        if (lane, part) not in self._labels:
+            topology = self.prepared.topologies[lane]
+            known = labels_of(topology, getattr(self.prepared.data.clients[lane], part))
+            changed = relabelled(topology, of_client(self.prepared.defenses, lane)) if part not in SCORED else {}
+            for role, mine in changed.items():
+                party = member(role, lane) if role in self._own else role
+                known = trained_on(known, mine, self.prepared.training.seed, party, part)
+            self._labels[lane, part] = known
+        return self._labels[lane, part]
+
+    def train(
+        self,
+        lane: int,
+        epoch: int,
+        batches: Sequence[Tensor],
+        first: int = 0,
+        part: str = "train",
+        task: float = 1.0,
+    ) -> list[float]:
+        """Count the messages of these steps."""
+        self._taken[lane].add(epoch, batches, part)
+        for rows in batches:
+            self.steps[lane].append(len(rows))
+            self._pass(lane, [f for f in self._flowing(lane) if task or f.kind != "label"], len(rows))
+        return [0.0] * sum(len(rows) > 0 for rows in batches)
+
+    def consult(self, lane: int, rows: Tensor, part: str) -> None:
+        """Count the messages of `rows` that pass forward alone."""
+        for few in rows.split(CONSULTED):
+            self._pass(lane, [flow for flow in self._flowing(lane) if flow.ahead], len(few))
+
+    def train_at_once(self, turns: Mapping[int, Sequence[tuple[int, Sequence[Tensor]]]]) -> dict[int, list[float]]:
+        """Count the messages of all turns."""
+        return {k: [x for epoch, steps in turn for x in self.train(k, epoch, steps)] for k, turn in turns.items()}
+
+    def train_together(
+        self,
+        epoch: int,
+        step: int,
+        batches: Mapping[int, Tensor],
+        scales: Mapping[int, float],
+        combine: Combine | None = None,
+    ) -> dict[int, float]:
+        """Count the messages of one step of every lane."""
+        return {lane: sum(self.train(lane, epoch, [rows])) for lane, rows in batches.items()}
+
+    def hand_over(self, source: int, target: int, role: str, epoch: int, via: str | None = None) -> None:
+        """Count the weights handed over."""
+        stops = [member(role, source), *([] if via is None else [via]), member(role, target)]
+        for sender, receiver in pairwise(stops):
+            size = weight_bytes(self.prepared.topologies[source], role, kept=self.prepared.placement.kept)
+            self._count("weights", sender, receiver, size)
+
+    def download(self, lanes: Sequence[int], epoch: int) -> None:
+        """Count what the fed server sends."""
+        for role in self.prepared.placement.fused:
+            for lane in lanes:
+                self._count("weights", FED, member(role, lane), self._size(lane, role))
+        if self.prepared.placement.secure is not None:
+            for flow in self._sums.open(lanes):
+                self._count(*flow)
+
+    def upload(self, weights: Mapping[int, float], epoch: int) -> None:
+        """Count what the fed server receives."""
+        secure = self.prepared.placement.secure
+        if secure is not None:
+            secure.check_weights(weights.values())
+            for flow in self._sums.close(weights):
+                self._count(*flow)
+            return
+        for role in self.prepared.placement.fused:
+            for lane in weights:
+                self._count("weights", member(role, lane), FED, self._size(lane, role))
+
+    def branch(self, lanes: Sequence[int]) -> None:
+        """Nothing crosses."""
+
+    def merge(self, weights: Mapping[int, float]) -> None:
+        """Nothing crosses."""
+
+    def _size(self, lane: int, role: str) -> int:
+        place = self.prepared.placement
+        return weight_bytes(self.prepared.topologies[lane], role, place.buffers, place.kept)
+
+    def _flowing(self, lane: int) -> list[Flowing]:
+        topology = self.prepared.topologies[lane]
+        key = id(topology), missing(self.prepared.defenses, lane)
+        if key not in self._flows:
+            labels = labels_of(topology, self.prepared.data.clients[lane].train)
+            mine = of_client(self.prepared.defenses, lane)
+            self._flows[key] = flows_of(topology, self.prepared.facts[lane], labels, mine)
+        return self._flows[key]
+
+    def _pass(self, lane: int, flows: Sequence[Flowing], rows: int) -> None:
+        for flow in flows if rows else ():
+            ends = [member(role, lane) if role in self._own else role for role in (flow.sender, flow.receiver)]
+            self._count(flow.kind, ends[0], ends[1], flow.size(rows))
+
+    def sent(self, sent: Sent, role: str) -> None:
+        """Count what a client of a federated method, or who plays `role` for it, sends to the fed server."""
+        if any(rows_of(tensor) is not None for tensor in sent.tensors.values()):
+            self.defended.add(sent.kind)
+        packed = size(sent, keepers(self.prepared.defenses, sent.kind, sent.lane))
+        nbytes = sum(t.nbytes for t in sent.tensors.values()) if packed is None else packed
+        self._count(sent.kind, sent.party, FED, nbytes)
+
+    def _count(self, kind: str, sender: str, receiver: str, nbytes: int) -> None:
+        self.traffic.add("train", kind, sender, receiver, nbytes)
+
+
+def flows_of(
+    topology: Topology, facts: Facts, labels: Mapping[str, Tensor], defenses: Sequence[Defense] = ()
+) -> list[Flowing]:
+    """Return every message of one training step of `topology`; `labels`: head -> labels, for their size."""
+    found = []
+    guarded = [defense.edges(topology) for defense in defenses]
+    for edge in topology.crossings:
+        source, target = topology.role_of(edge.source), topology.role_of(edge.target)
+        guards = [defense for defense, edges in zip(defenses, guarded, strict=True) if edge.name in edges]
+        ahead = not topology.serving.isdisjoint(topology.readers(edge))
+        size = partial(_size, facts, edge.values, "activation", guards)
+        found.append(Flowing("activation", source, target, size, ahead))
+        if returned := facts.returned(topology, edge):
+            found.append(Flowing("gradient", target, source, partial(_size, facts, returned, "gradient", guards)))
+    for defense in defenses:
+        for sender, receiver in defense.norms(topology):
+            found.append(Flowing("norm", sender, receiver, partial(operator.mul, _norm_size(topology, sender))))
+    for head in topology.heads:
+        y = labels[head.value]
+        size = partial(operator.mul, y.element_size() * y[0].numel())
+        found += [Flowing("label", sender, receiver, size) for sender, receiver in pairwise(head.path)]
+    return found
+
+
+def _norm_size(topology: Topology, role: str) -> int:
+    """Return the bytes of one norm: it is of the type of the party's weights."""
+    weights = (p for s in topology.segments_of(role) for p in s.module.parameters() if p.requires_grad)
+    return max(p.element_size() for p in weights)
+
+
+def _size(facts: Facts, values: Sequence[str], kind: str, guards: Sequence[Defense], rows: int) -> int:
+    total = 0
+    for value in values:
+        packed = packed_bytes(guards, kind, rows, facts.shapes[value], facts.dtypes[value])
+        total += value_bytes(facts, value) * rows if packed is None else packed
+    return total
+
+
+@dataclass(frozen=True)
+class DryLearner:
+    """A client of which only shapes and labels are known: it counts what a federated method sends, and sends zeros."""
+
+    dry: Dry
+    lane: int
+    tutors: Mapping[str, Tutor] = field(default_factory=dict)
+    held: dict[str, tuple[int, Mapping[str, Tensor]]] = field(default_factory=dict)
+
+    @property
+    def topology(self) -> Topology:
+        """The lane's topology."""
+        return self.dry.prepared.topologies[self.lane]
+
+    def tutor(self, role: str) -> Tutor | None:
+        """Return None: nothing is computed."""
+        return None
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return self.dry.prepared.training.seed
+
+    @property
+    def shown(self) -> Tensor:
+        """Which rows of "train" are the public ones."""
+        return self.dry.prepared.data.clients[self.lane].shown
+
+    def inputs(self, part: str = "train") -> dict[str, Tensor]:
+        """Return the client's raw inputs in `part`: name -> (rows, ...)."""
+        return inputs_of(self.topology, getattr(self.dry.prepared.data.clients[self.lane], part))
+
+    def rows(self, part: str = "train") -> int:
+        """Return how many rows the client has in `part`."""
+        return self.held[part][0] if part in self.held else self.dry.rows(self.lane, part)
+
+    @property
+    def rate(self) -> float:
+        """One: nothing learns."""
+        return 1.0
+
+    @property
+    def optim(self) -> Optim:
+        """The optimizer of the client's first party, as it was asked for."""
+        return self.dry.prepared.optims[self.topology.data_roles[0]]
+
+    def momentum(self) -> dict[str, Tensor]:
+        """Nothing learns."""
+        return {}
+
+    def hold(
+        self, part: str, inputs: Mapping[str, Tensor], labels: Mapping[str, Tensor], own: Tensor | None = None
+    ) -> None:
+        """Note how many rows there are, and their labels."""
+        self.dry.among[self.lane, part] = None if own is None else own.cpu()
+        known = [*inputs.values(), *labels.values()]
+        self.held[part] = len(known[0]) if known else 0, dict(labels)
+
+    def train(
+        self, epoch: int, batches: Sequence[Tensor], first: int = 0, part: str = "train", task: float = 1.0
+    ) -> list[float]:
+        """Count the messages of these steps."""
+        return self.dry.train(self.lane, epoch, batches, first, part, task)
+
+    def consult(self, value: str, rows: Tensor, part: str, number: int) -> Tensor:
+        """Count what crosses; return zeros of the shape that `value` has: (rows, ...)."""
+        self.dry.consult(self.lane, rows, part)
+        facts = self.dry.prepared.facts[self.lane]
+        return torch.zeros(1, dtype=facts.dtypes[value]).expand(len(rows), *facts.shapes[value])
+
+    def compute(self, value: str, part: str = "train") -> Tensor:
+        """Return zeros of the shape that `value` has: (rows, ...)."""
+        facts = self.dry.prepared.facts[self.lane]
+        return torch.zeros(1, dtype=facts.dtypes[value]).expand(self.rows(part), *facts.shapes[value])
+
+    def labels(self, head: str, part: str = "train") -> Tensor:
+        """Return the client's labels, as it trains on them: (rows,)."""
+        if part in self.held:
+            return self.held[part][1][head]
+        return self.dry.labels(self.lane, part)[head]
+
+    def contents(self, segments: Sequence[str], copies: bool = True) -> dict[str, Tensor]:
+        """Return the weights and buffers of `segments`: shapes and types alone, on the device "meta"."""
+        return {
+            f"{name}/{key}": tensor.to("meta")
+            for name in segments
+            for key, tensor in self.topology.segment(name).module.state_dict().items()
+        }
+
+    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
+        """Nothing is kept."""
+
+    def lend(self, tensors: Mapping[str, Tensor]) -> AbstractContextManager[None]:
+        """Nothing is held."""
+        return nullcontext()
+
+    def gradient(self, batches: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Return the shapes of the gradients."""
+        return {
+            f"{segment.name}/{name}": weight.detach().to("meta")
+            for segment in self.topology.segments
+            for name, weight in segment.module.named_parameters()
+            if weight.requires_grad
+        }
+
+    def send(
+        self, kind: str, tensors: Mapping[str, Tensor], number: int, role: str | None = None
+    ) -> Mapping[str, Tensor]:
+        """Count a message to the fed server, in the form in which it crosses."""
+        sent = Sent(kind, tensors, self._name(role), self.lane, number)
+        self.dry.sent(sent, role or self.topology.data_roles[0])
+        return tensors
+
+    def receive(
+        self, kind: str, tensors: Mapping[str, Tensor], number: int, role: str | None = None
+    ) -> Mapping[str, Tensor]:
+        """Count a message from the fed server."""
+        return self._carry(kind, FED, self._name(role), tensors)
+
+    def _name(self, role: str | None) -> str:
+        own = self.topology.data_roles
+        return member(role or own[0], self.lane) if role is None or role in own else role
+
+    def _carry(self, kind: str, sender: str, receiver: str, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        self.dry.traffic.add("train", kind, sender, receiver, sum(t.nbytes for t in tensors.values()))
+        return tensors

@@ -1,0 +1,78 @@
+"""The simulated clock beside a federated method: the steps that it takes, and what crosses between the rounds.
+
+Steps are as many as the method really takes, those that only compute a gradient (`Learner.gradient`) among them; what
+is computed forward alone (embeddings, scores of public rows) and what the fed server computes take no time. What
+crosses in a query or a fusion goes side by side, all of one kind between two parties as one transfer, in the order in
+which it began; steps taken there come after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from splitfed.core.traffic import Flow, Traffic
+from splitfed.costs.clock import Clock
+from splitfed.engines.base import FED
+from splitfed.federated.base import Learner
+
+
+class Noted:
+    """A learner whose steps are noted in `steps`, the rows of each; everything else is the learner's own."""
+
+    def __init__(self, inner: Learner, steps: list[int]) -> None:
+        self._inner = inner
+        self._steps = steps
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the learner has."""
+        return getattr(self._inner, name)
+
+    def train(
+        self, epoch: int, batches: Sequence[Tensor], first: int = 0, part: str = "train", task: float = 1.0
+    ) -> list[float]:
+        """Note the steps and let the learner take them."""
+        self._steps.extend(len(rows) for rows in batches if len(rows))
+        return self._inner.train(epoch, batches, first, part, task)
+
+    def gradient(self, batches: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Note the batches and let the learner compute."""
+        self._steps.extend(len(rows) for rows in batches if len(rows))
+        return self._inner.gradient(batches)
+
+
+class Meeting:
+    """Moves `clock` by what the clients of a method do and send; `learners` are the given ones, their steps noted."""
+
+    def __init__(self, clock: Clock, traffic: Traffic, learners: Sequence[Learner]) -> None:
+        self.clock = clock
+        self.traffic = traffic
+        self._steps: dict[int, list[int]] = {one.lane: [] for one in learners}
+        noted: list[Any] = [Noted(one, self._steps[one.lane]) for one in learners]
+        self.learners: tuple[Learner, ...] = tuple(noted)
+
+    def taken(self, lane: int) -> list[int]:
+        """Return the rows of each step that `lane` has taken since this was last asked."""
+        found = list(self._steps[lane])
+        self._steps[lane].clear()
+        return found
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Move the clock by what crosses to and from the fed server inside the block, then by the steps taken there."""
+        before = self._flows()
+        yield
+        for flow, nbytes in self._flows().items():
+            if (more := nbytes - before.get(flow, 0)) > 0:
+                self.clock.transfer(flow.sender, flow.receiver, more)
+        self.clock.barrier()
+        steps = {lane: sizes for lane in self._steps if (sizes := self.taken(lane))}
+        if steps:
+            self.clock.train(steps)
+
+    def _flows(self) -> dict[Flow, int]:
+        flows = self.traffic.flows.items()
+        return {flow: n for flow, (_, n) in flows if flow.phase == "train" and FED in (flow.sender, flow.receiver)}

@@ -1,0 +1,37 @@
+"""Plays the rounds of a run without computing anything: the schedule, and the federated method on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+
+from splitfed.costs.clock import Clock
+from splitfed.engines.base import Trainer
+from splitfed.federated.base import Learner
+from splitfed.planning.counting import Dry, DryLearner
+from splitfed.planning.method_clock import Meeting
+from splitfed.planning.rounds import Guided, fuse, query
+from splitfed.planning.timed import Timed
+from splitfed.planning.validation import Prepared
+
+
+def played(dry: Dry, prepared: Prepared, rounds: int, clock: Clock | None = None) -> Iterator[int]:
+    """Play `rounds` rounds of `prepared` over `dry`, moving `clock`; yield the number of each when it is over."""
+    method = prepared.method
+    learners: Sequence[Learner] = [DryLearner(dry, lane) for lane in range(dry.lanes)]
+    meeting = None if clock is None or method is None else Meeting(clock, dry.traffic, learners)
+    learners = learners if meeting is None else meeting.learners
+    trainer: Trainer = dry if method is None else Guided(dry, method, learners)
+    if clock is not None:
+        trainer = Timed(trainer, clock, prepared.topologies, prepared.placement, meeting)
+    state = prepared.schedule.start(dry.lanes)
+    kept = {} if method is None else method.start(dry.lanes)
+    for number in range(rounds):
+        if method is not None:
+            with nullcontext() if meeting is None else meeting.timed():
+                query(method, learners, prepared.schedule, dry, prepared.training, number, kept)
+        done = prepared.schedule.round(trainer, prepared.training, number, state)
+        if method is not None:
+            with nullcontext() if meeting is None else meeting.timed():
+                fuse(method, learners, done, number, kept)
+        yield number

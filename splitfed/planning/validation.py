@@ -1,0 +1,349 @@
+"""Everything that must fit before training: topology, data, schedule, defenses and optimizers, checked as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+from torch import Tensor
+
+from splitfed.core.defense import Defense, overrides
+from splitfed.core.equivalence import EXAMPLES, check_topology
+from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.initial_weights import first_weights, local_segments, resolved
+from splitfed.core.optimizers import Optim
+from splitfed.core.per_client_defenses import check_clients, of_client
+from splitfed.core.probe import Facts, check_alike, probe
+from splitfed.core.random import derive
+from splitfed.core.step_plan import duties
+from splitfed.core.topology import Topology
+from splitfed.core.usage_counts import counted_labels
+from splitfed.data.dataset import Dataset
+from splitfed.data.features import feed
+from splitfed.data.federation import Federation
+from splitfed.engines.base import Placement
+from splitfed.federated.base import Method
+from splitfed.registry import load
+from splitfed.schedules.base import Schedule, Training, shared_roles
+from splitfed.topologies.heterogeneous import heterogeneous
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a run is made of: a topology and its facts for every lane, and all that acts on them.
+
+    `training` says what holds for this run: `restart_optimizers` as the method has it where that has a say, `starts` as
+    "shared", "own" or "given" (topologies of their own, with the weights they had), whatever was asked for.
+    """
+
+    topologies: tuple[Topology, ...]
+    facts: tuple[Facts, ...]
+    data: Federation
+    schedule: Schedule
+    placement: Placement
+    defenses: tuple[Defense, ...]
+    optims: Mapping[str, Optim]
+    training: Training
+    method: Method | None = None
+
+    @property
+    def topology(self) -> Topology:
+        """The first lane's topology, which is everybody's unless clients differ."""
+        return self.topologies[0]
+
+    @property
+    def local(self) -> list[tuple[str, ...]]:
+        """For every lane, the client segments whose first weights nothing replaces before it trains."""
+        moved = self.schedule.binds(len(self.topologies)) is not None
+        kept = self.placement.kept
+        return [
+            local_segments(t, kept, () if self.method is None else self.method.broadcast(t), moved)
+            for t in self.topologies
+        ]
+
+    def first_weights(self) -> list[dict[str, Tensor]]:
+        """Return what each client starts from in place of its topology's weights; see `initial_weights`."""
+        starts = self.training.starts
+        return first_weights(starts or "shared", self.topologies, self.local, self.training.seed)
+
+
+def prepare(
+    topology: Topology | Sequence[Topology],
+    data: Federation,
+    *,
+    schedule: str | Schedule,
+    defenses: Defense | Sequence[Defense],
+    optimizer: str | Optim | Mapping[str, Optim] | None,
+    training: Training,
+    method: str | Method | None = None,
+) -> Prepared:
+    """Check that everything fits together and return it; nothing is computed but one example batch a topology.
+
+    `topology`: one for all clients, or one a client. Raises `InvalidInput`.
+    """
+    plan: Schedule = load("schedules", schedule)() if isinstance(schedule, str) else schedule
+    extra: Method | None = load("methods", method)() if isinstance(method, str) else method
+    guards = (defenses,) if isinstance(defenses, (Defense, str)) else tuple(defenses)
+    _check_kind("schedule", plan, Schedule, "a name or a schedule, such as splitfed.schedules.SplitFedV1()")
+    if extra is not None:
+        _check_kind("method", extra, Method, "a name or a method, such as splitfed.federated.FedProto()")
+    _check_kind("data", data, Federation, "what Dataset.clients(count) returns")
+    for guard in guards:
+        _check_kind("defenses", guard, Defense, "defenses, such as splitfed.defenses.Noise(scale=0.5)")
+    clients = len(data.clients)
+    given = _one_a_client(topology, clients)
+    differ = len({id(t) for t in given}) > 1
+    if differ and (why := plan.binds(clients)):
+        raise InvalidInput(
+            f"schedule {type(plan).__name__} {why}, which differ here: take one that leaves them alone, such as "
+            "'splitfed_v3' or 'blind'"
+        )
+    if differ and any(shared_roles(t) for t in given):
+        heterogeneous(given)
+    elif differ:
+        _check_whole(given)
+    made: dict[int, tuple[Topology, Facts]] = {}
+    for lane, wanted in enumerate(given):
+        if id(wanted) not in made:
+            try:
+                made[id(wanted)] = _ready(wanted, data, lane, plan, guards, extra, training.seed)
+            except InvalidInput as error:
+                if not differ:
+                    raise
+                raise InvalidInput(f"client {lane}: {error}") from error
+    topologies, facts = zip(*(made[id(t)] for t in given), strict=True)
+    if differ:
+        check_alike(topologies, facts)
+    first: Topology = topologies[0]
+    check_batches(facts, guards, data, training)
+    check_sampling(plan, training)
+    for known, fact in made.values():
+        check_clients(guards, known, clients)
+        duties(known, fact, guards)
+    rates = plan.rates(first, clients)
+    optims = {role: o.scaled(rates.get(role, 1.0)) for role, o in optims_of(first, optimizer).items()}
+    place = plan.placement(first) if extra is None else layered(extra, plan, topologies, facts)
+    if extra is not None:
+        check_led(extra, plan, training)
+        check_read(extra, topologies, guards)
+        extra.check_public([len(client.shown) for client in data.clients])
+        extra.check_optimizers({role: optims[role] for role in first.data_roles})
+        if extra.restart is not None:
+            _check_kind(f"{type(extra).__name__} restart", extra.restart, bool, "True, False, or None for the run's")
+            training = replace(training, restart_optimizers=extra.restart)
+    ready = Prepared(topologies, facts, data, plan, place, guards, optims, training, extra)
+    ready = replace(ready, training=replace(training, starts=resolved(training.starts, topologies, ready.local[0])))
+    ready.first_weights()
+    return ready
+
+
+def layered(method: Method, plan: Schedule, topologies: Sequence[Topology], facts: Sequence[Facts]) -> Placement:
+    """Return what the schedule `plan` with `method` on it asks for, or refuse the two together."""
+    place, name = plan.placement(topologies[0]), type(method).__name__
+    if place.secure is not None:
+        raise InvalidInput(
+            f"secure hides the weights that clients upload, not what method {name} sends besides: leave one of them out"
+        )
+    if method.fuses and place.fused:
+        raise InvalidInput(
+            f"schedule {type(plan).__name__} averages weights, and so does method {name}: take a schedule that leaves "
+            "them alone, such as 'apart'"
+        )
+    bound = plan.binds(len(topologies))
+    if method.besides and (place.fused or place.copied or bound):
+        raise InvalidInput(
+            f"method {name} trains clients besides the schedule, and {type(plan).__name__} puts other segments in the "
+            "place of theirs: take 'apart' for whole models, 'sequential' with hand_over='none' for split ones"
+        )
+    method.check_together(topologies, facts, bound)
+    return replace(place, kept=method.kept(topologies[0]), meeting=True)
+
+
+def check_led(method: Method, plan: Schedule, training: Training) -> None:
+    """Refuse a method that trains clients in steps of its own, or weighs them, where others draw or share them."""
+    name = type(method).__name__
+    if training.sampling == "poisson" and method.weighs_steps:
+        raise InvalidInput(
+            f"sampling='poisson' leaves to chance how many rows a step has, and method {name} weighs steps by that: "
+            "take 'shuffle'"
+        )
+    if not method.leads:
+        return
+    if not plan.apart:
+        raise InvalidInput(
+            f"method {name} leads each client's training, and schedule {type(plan).__name__} takes steps of several "
+            "clients together: take 'apart'"
+        )
+    if training.sampling == "poisson":
+        raise InvalidInput(
+            f"sampling='poisson' draws every step's rows, and method {name} trains in steps of its own: take 'shuffle'"
+        )
+
+
+def check_read(method: Method, topologies: Sequence[Topology], defenses: Sequence[Defense]) -> None:
+    """Refuse a method that reads the labels of a step, where a defense puts something else in their place."""
+    for topology in topologies if method.reads_labels else ():
+        for head in topology.heads:
+            for defense in defenses:
+                if head.value in defense.heads(topology) and "step" in counted_labels(defense, head.task):
+                    raise InvalidInput(
+                        f"method {type(method).__name__} reads the labels of every step, in place of which "
+                        f"{type(defense).__name__} puts noisy numbers: take a defense that changes labels once"
+                    )
+
+
+def inputs_of(topology: Topology, rows: Dataset) -> dict[str, Tensor]:
+    """Return what every input of `topology` gets of `rows`."""
+    return feed(rows.x, topology.inputs, rows.features)
+
+
+def labels_of(topology: Topology, rows: Dataset) -> dict[str, Tensor]:
+    """Return the labels of every head of `topology`; parties that hold the same ones get memory of their own."""
+    first: dict[str | None, str] = {}
+    found = {}
+    for head in topology.heads:
+        y = rows.label(head.target)
+        found[head.value] = y if first.setdefault(head.target, head.labels) == head.labels else y.clone()
+    return found
+
+
+def probe_with(topology: Topology, rows: Dataset) -> Facts:
+    """Probe `topology` with a few of `rows` (repeated where there is only one)."""
+    few = {name: x[:4] for name, x in inputs_of(topology, rows.rows(range(min(4, len(rows))))).items()}
+    return probe(topology, {n: x if len(x) > 1 else x.repeat(2, *[1] * (x.dim() - 1)) for n, x in few.items()})
+
+
+def check_exact(topology: Topology, rows: Dataset) -> None:
+    """Refuse a topology whose segments do not train as the models they were cut from, tried with a few of `rows`."""
+    check_topology(topology, inputs_of(topology, rows.rows(range(min(EXAMPLES, len(rows))))))
+
+
+def optims_of(topology: Topology, optimizer: str | Optim | Mapping[str, Optim] | None) -> dict[str, Optim]:
+    """Return each role's optimizer, from one for all (an `Optim`, or a name with torch's defaults) or by role."""
+    if isinstance(optimizer, str):
+        optimizer = Optim(optimizer, {})
+    if optimizer is None or isinstance(optimizer, Optim):
+        return dict.fromkeys(topology.roles, optimizer or Optim())
+    if not isinstance(optimizer, Mapping) or not all(isinstance(o, Optim) for o in optimizer.values()):
+        raise InvalidInput(f"optimizer={optimizer!r} is not allowed; expected an Optim, a name, or role -> Optim")
+    for role in optimizer:
+        if role not in topology.roles:
+            raise unknown("role in optimizer", role, topology.roles)
+    return {role: optimizer.get(role, Optim()) for role in topology.roles}
+
+
+def check_outputs(topology: Topology, facts: Facts) -> None:
+    """Refuse a model whose output is not as wide as the task needs."""
+    for head in topology.heads:
+        assert head.task is not None
+        shape = facts.shapes[head.value]
+        wanted = head.task.outputs
+        if wanted is not None and shape != (wanted,) and not (wanted == 1 and shape == ()):
+            raise InvalidInput(
+                f"the model returns {shape} a row at {head.value!r}; {head.task.name} here needs ({wanted},)"
+            )
+
+
+def check_batches(facts: Sequence[Facts], defenses: Sequence[Defense], data: Federation, training: Training) -> None:
+    """Refuse a batch size that leaves some client a batch too small for batch norm or for a defense."""
+    for number, (client, known) in enumerate(zip(data.clients, facts, strict=True)):
+        needs = [(2, f"batch norm in segment {name!r}") for name in sorted(known.batch_norm)]
+        needs += [(d.least_rows, type(d).__name__) for d in of_client(defenses, number)]
+        least, who = max(needs, key=lambda need: need[0], default=(1, ""))
+        rows = len(client.train)
+        if training.sampling == "poisson" and least > 1:
+            raise InvalidInput(
+                f"sampling='poisson' may draw a batch of any size, and {who} needs {least} rows or more: take 'shuffle'"
+            )
+        smallest = min(rows, training.batch_size, rows % training.batch_size or training.batch_size)
+        if smallest < least:
+            size = "one" if smallest == 1 else str(smallest)
+            raise InvalidInput(
+                f"{client.name} has {rows} training rows, so batch_size={training.batch_size} leaves a batch of "
+                f"{size}, and {who} needs {least} rows or more: choose another size"
+            )
+
+
+def check_sampling(schedule: Schedule, training: Training) -> None:
+    """Refuse batches of random size in a schedule whose steps join those of several clients."""
+    if training.sampling == "poisson" and not schedule.apart:
+        raise InvalidInput(
+            f"sampling='poisson' is not allowed with {type(schedule).__name__}: its steps take the rows of several "
+            "clients at once; take 'shuffle'"
+        )
+
+
+def fitted(
+    topology: Topology, facts: Facts, rows: Dataset, defenses: Sequence[Defense], seed: int
+) -> tuple[Topology, Facts]:
+    """Return `topology` with the layers that `defenses` put in, and its facts."""
+    for position, defense in enumerate(defenses):
+        made = defense.fit(topology, facts, derive(seed, "fit", position))
+        if made is not topology:
+            if defense.clients:
+                raise InvalidInput(
+                    f"{type(defense).__name__} for some clients alone is not allowed: it changes segments, and all "
+                    "clients have the same"
+                )
+            topology, facts = made, probe_with(made, rows)
+    return topology, facts
+
+
+def _check_kind(name: str, value: object, kind: type, expected: str) -> None:
+    if not isinstance(value, kind):
+        told = value if isinstance(value, str) else getattr(value, "__name__", type(value).__name__)
+        raise InvalidInput(f"{name}={told!r} is not allowed; expected {expected}")
+
+
+def _one_a_client(topology: Topology | Sequence[Topology], clients: int) -> list[Topology]:
+    if isinstance(topology, Topology):
+        return [topology] * clients
+    given: list[Topology] = list(topology) if isinstance(topology, (list, tuple)) else [cast(Topology, topology)]
+    for one in given:
+        _check_kind("topology", one, Topology, "what a builder of splitfed.topologies returns, or one a client")
+    if len(given) != clients:
+        raise InvalidInput(f"{len(given)} topologies were given for {clients} clients; expected one a client, or one")
+    return given
+
+
+def _check_whole(given: Sequence[Topology]) -> None:
+    """Refuse clients without a party in common that do not agree in what goes in and what comes out."""
+    for client, one in enumerate(given):
+        for what, mine, first in (
+            ("inputs", dict(one.inputs), dict(given[0].inputs)),
+            ("outputs", [h.value for h in one.heads], [h.value for h in given[0].heads]),
+        ):
+            if mine != first:
+                raise InvalidInput(f"client {client} has {what} {mine}; the first client has {first}")
+
+
+def _ready(
+    topology: Topology,
+    data: Federation,
+    lane: int,
+    schedule: Schedule,
+    defenses: Sequence[Defense],
+    method: Method | None,
+    seed: int,
+) -> tuple[Topology, Facts]:
+    rows = data.clients[lane].train
+    known = topology.with_tasks(rows.tasks)
+    schedule.check(known, len(data.clients))
+    facts = probe_with(known, rows)
+    check_exact(known, rows)
+    # Who is handed a topology must not find the user's model behind it.
+    known = replace(known, segments=tuple(replace(s, original=None) for s in known.segments))
+    prepared = schedule.prepare(known, facts, seed)
+    if prepared is not known:
+        facts = probe_with(prepared, rows)
+    if method is not None:
+        method.check(prepared, len(data.clients))
+        prepared = method.fit(prepared, facts, derive(seed, "method"))
+        facts = probe_with(prepared, rows)
+    prepared, facts = fitted(prepared, facts, rows, defenses, seed)
+    if method is not None or any(overrides(d, "penalty", "penalty_at_receiver") for d in defenses):
+        # Their terms may send a gradient where the losses of the heads send none.
+        facts = replace(facts, no_gradient=frozenset())
+    check_outputs(prepared, facts)
+    return prepared, facts

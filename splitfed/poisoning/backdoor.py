@@ -1,0 +1,71 @@
+"""Backdoor: clients train on rows that bear a trigger and a wrong label, so that the trigger decides the class.
+
+Paper: Gu, Dolan-Gavitt, Garg, "BadNets: identifying vulnerabilities in the machine learning model supply chain", 2017;
+Bagdasaryan et al., "How to backdoor federated learning", AISTATS 2020, for clients (join it with `Scaling`).
+
+The trigger is a square in the lower right corner of an image, or the last numbers of any other row, set to one value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.core.random import generator
+from splitfed.data.dataset import Dataset
+from splitfed.data.federation import Federation
+from splitfed.poisoning.base import Manipulation, check_class, rows_changed, with_training
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backdoor(Manipulation):
+    """A `share` of the rows get the trigger, `size` pixels a side (or numbers) at `value`, and the class `target`."""
+
+    target: int = 0
+    share: float = 0.5
+    size: int = 2
+    value: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse a share outside (0, 1], a size below one and a value that is not finite."""
+        super().__post_init__()
+        check_number("backdoor share", self.share, low=0.0, high=1.0, open_low=True)
+        check_count("backdoor size", self.size, low=1)
+        check_number("backdoor value", self.value)
+
+    def check(self, data: Federation) -> None:
+        """Refuse a class that is not there, a trigger larger than a row, or outside the range of the values."""
+        super().check(data)
+        check_class("backdoor target", self.target, data)
+        room = min(data.shape[1:]) if len(data.shape) == 3 else data.shape[-1]
+        if self.size > room:
+            raise InvalidInput(
+                f"backdoor size={self.size} is not allowed; rows of shape {data.shape} have room for {room}"
+            )
+        bounds = data.victims.value_range
+        if bounds is not None:
+            check_number("backdoor value", self.value, low=bounds[0], high=bounds[1])
+
+    def trigger(self, x: Tensor, data: Federation) -> Tensor:
+        """Return a copy of the rows x (n, ...) that bear the trigger."""
+        marked = x.clone()
+        if x.dim() == 4:
+            marked[..., -self.size :, -self.size :] = self.value
+        else:
+            marked[..., -self.size :] = self.value
+        return marked
+
+    def poison(self, data: Federation, seed: int) -> Federation:
+        """Mark rows of the clients' training data, and call them `target`."""
+
+        def mark(client: int, rows: Dataset) -> Dataset:
+            count = max(1, round(self.share * len(rows)))
+            chosen = torch.randperm(len(rows), generator=generator(seed, "backdoor", client))[:count]
+            x, y = rows.x.clone(), rows.y.clone()
+            x[chosen], y[chosen] = self.trigger(rows.x[chosen], data), self.target
+            return rows_changed(rows, x, y)
+
+        return with_training(data, self.clients, mark)

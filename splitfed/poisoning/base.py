@@ -1,0 +1,89 @@
+"""The contract of a manipulation: a frozen value that bends what some clients train on, or what they send.
+
+For studies of robustness: how far misbehaving clients can move a model, with the same run without them beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from splitfed.core.errors import InvalidInput, check_count
+from splitfed.data.dataset import Dataset
+from splitfed.data.federation import Federation
+from splitfed.engines.local import LocalEngine
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manipulation:
+    """Base of all manipulations: `clients` misbehave, the others are honest. Every method is optional."""
+
+    clients: tuple[int, ...] = (0,)
+
+    def __post_init__(self) -> None:
+        """Refuse a list of clients that is empty or names one twice."""
+        if not isinstance(self.clients, tuple) or not self.clients or len(set(self.clients)) < len(self.clients):
+            raise InvalidInput(f"clients={self.clients!r} is not allowed; expected a tuple of different clients")
+        for client in self.clients:
+            check_count("client", client)
+
+    @property
+    def needs_upload(self) -> bool:
+        """Whether it bends an upload: then there must be one."""
+        return type(self).upload is not Manipulation.upload
+
+    def check(self, data: Federation) -> None:
+        """Refuse clients that are not there."""
+        for client in self.clients:
+            if client >= len(data.clients):
+                raise InvalidInput(
+                    f"{type(self).__name__} is for client {client}; expected 0 to {len(data.clients) - 1}"
+                )
+
+    def poison(self, data: Federation, seed: int) -> Federation:
+        """Return `data` with the training rows of the clients bent; test rows stay as they are."""
+        return data
+
+    def enter(self, engine: LocalEngine, data: Federation) -> None:
+        """Take a place in the training, where more is bent than data and uploads."""
+
+    def upload(self, before: Tensors, after: Tensors, random: torch.Generator) -> Tensors:
+        """Return what a client sends in place of `after`, its weights and buffers, having been sent `before`."""
+        return after
+
+
+def with_training(data: Federation, clients: tuple[int, ...], change: Callable[[int, Dataset], Dataset]) -> Federation:
+    """Return `data` with `change(client, rows)` in place of the training rows of `clients`."""
+    changed = [
+        replace(client, train=change(number, client.train)) if number in clients else client
+        for number, client in enumerate(data.clients)
+    ]
+    return replace(data, clients=tuple(changed))
+
+
+def moved(before: Tensors, after: Tensors, bend: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    """Return before + bend(after - before) of every real tensor; whole numbers (counts of batches) stay `after`'s."""
+    return {
+        name: before[name] + bend(tensor - before[name]) if tensor.is_floating_point() and name in before else tensor
+        for name, tensor in after.items()
+    }
+
+
+def rows_changed(rows: Dataset, x: Tensor, y: Tensor) -> Dataset:
+    """Return `rows` with other x and y of the same shape, checked as any data set is."""
+    return Dataset(rows.name, x, y, rows.task, rows.value_range, rows.domains, dict(rows.features), dict(rows.targets))
+
+
+def check_class(name: str, value: int, data: Federation) -> None:
+    """Refuse a class that the task of `data` does not have, and a task without classes."""
+    task = data.task
+    classes = {"classification": task.outputs, "binary": 2}.get(task.name)
+    if classes is None:
+        raise InvalidInput(f"{name}={value} names a class; the task {task.name!r} has none")
+    if not 0 <= value < classes:
+        raise InvalidInput(f"{name}={value} is not allowed; expected a class in [0, {classes - 1}]")

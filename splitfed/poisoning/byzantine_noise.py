@@ -1,0 +1,38 @@
+"""Byzantine noise: clients upload normal noise in place of their update.
+
+Paper: Blanchard, El Mhamdi, Guerraoui, Stainer, "Machine learning with adversaries: Byzantine tolerant gradient
+descent", NIPS 2017 (the Gaussian attack).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from splitfed.core.errors import check_number
+from splitfed.poisoning.base import Manipulation, Tensors, moved
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByzantineNoise(Manipulation):
+    """Noise of standard deviation `scale`, in units of the weights; `add`: on top of the update, not in its place."""
+
+    scale: float = 1.0
+    add: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a scale that is no positive number."""
+        super().__post_init__()
+        check_number("byzantine_noise scale", self.scale, low=0.0, open_low=True)
+
+    def upload(self, before: Tensors, after: Tensors, random: torch.Generator) -> Tensors:
+        """Return before + noise, or after + noise."""
+
+        def bend(step: Tensor) -> Tensor:
+            drawn = torch.randn(step.shape, generator=random, device=random.device)
+            noise = self.scale * drawn.to(step.device, step.dtype)
+            return step + noise if self.add else noise
+
+        return moved(before, after, bend)

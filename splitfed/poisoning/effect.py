@@ -1,0 +1,78 @@
+"""What a manipulation achieved: accuracy and success rate, beside those of the same run without it.
+
+Paper: Gu, Dolan-Gavitt, Garg, "BadNets: identifying vulnerabilities in the machine learning model supply chain", 2017
+(attack success rate).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from splitfed.core.errors import InvalidInput
+from splitfed.data.federation import Federation
+
+
+class Judged(Protocol):
+    """What is needed of a run."""
+
+    @property
+    def data(self) -> Federation:
+        """The rows of everybody."""
+        ...
+
+    @property
+    def accuracy(self) -> float:
+        """The task's metric on clean test rows."""
+        ...
+
+    def predict(self, x: Tensor, client: int = 0) -> Tensor:
+        """Return the model's output for x."""
+        ...
+
+
+class Trigger(Protocol):
+    """A manipulation with something to show at inference."""
+
+    @property
+    def target(self) -> int:
+        """The class that the trigger is to bring about."""
+        ...
+
+    def trigger(self, x: Tensor, data: Federation) -> Tensor:
+        """Return the rows x with the trigger."""
+        ...
+
+
+@dataclass(frozen=True)
+class Effect:
+    """Accuracy on clean test rows and success rate of the trigger (None without one), with and without."""
+
+    accuracy: float
+    baseline_accuracy: float
+    success: float | None = None
+    baseline_success: float | None = None
+
+
+def success_rate(run: Judged, trigger: Trigger, client: int = 0) -> float:
+    """Return the share, in [0, 1], of test rows of other classes that `run` calls the target once they are triggered.
+
+    They go through the segments of `client`. Raises `InvalidInput` where no test row is of another class.
+    """
+    rows = run.data.test_union()
+    others = rows.rows((rows.y != trigger.target).nonzero().flatten())
+    if len(others) == 0:
+        raise InvalidInput(f"there are no test rows of a class other than {trigger.target}: keep some (test=0.2)")
+    output = run.predict(trigger.trigger(others.x, run.data), client)
+    said = output.argmax(1) if output.dim() == 2 and output.shape[1] > 1 else (output.flatten() > 0).long()
+    return float((said == trigger.target).double().mean())
+
+
+def effect(run: Judged, baseline: Judged, trigger: Trigger | None = None, client: int = 0) -> Effect:
+    """Compare `run` with `baseline`, the same one without the manipulation; `trigger` asks for success rates too."""
+    if trigger is None:
+        return Effect(run.accuracy, baseline.accuracy)
+    rates = [success_rate(one, trigger, client) for one in (run, baseline)]
+    return Effect(run.accuracy, baseline.accuracy, *rates)

@@ -1,0 +1,95 @@
+"""Lets manipulations into a run: poisons the clients' data before training, and bends uploads during it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Message
+from splitfed.core.random import derive, generator
+from splitfed.data.federation import Federation
+from splitfed.engines.local import LocalEngine
+from splitfed.poisoning.base import Manipulation, Tensors
+
+
+def listed(given: Manipulation | Sequence[Manipulation]) -> tuple[Manipulation, ...]:
+    """Return what was given as a tuple; refuse what is no manipulation."""
+    found = (given,) if isinstance(given, Manipulation) else tuple(given)
+    for one in found:
+        if not isinstance(one, Manipulation):
+            raise InvalidInput(f"manipulation {one!r} is not allowed; expected one of splitfed.poisoning")
+    return found
+
+
+def poisoned(data: Federation, manipulations: Sequence[Manipulation], seed: int) -> Federation:
+    """Return `data` as the manipulations leave it, one after another; they are checked first, all of them."""
+    for one in manipulations:
+        one.check(data)
+    for position, one in enumerate(manipulations):
+        data = one.poison(data, derive(seed, "poison", position))
+    return data
+
+
+def enter(
+    engine: LocalEngine, data: Federation, manipulations: Sequence[Manipulation], seed: int, method: bool = False
+) -> None:
+    """Let those manipulations that bend uploads stand where their clients send, and others where they ask to.
+
+    `method`: whether a federated method has the clients' weights sent, where the schedule does not.
+    """
+    for one in manipulations:
+        one.enter(engine, data)
+    bending = [(i, one) for i, one in enumerate(manipulations) if one.needs_upload]
+    fused = engine.crew.placement.fused or (engine.topology.data_roles if method else ())
+    if bending and not fused:
+        who = type(bending[0][1]).__name__
+        raise InvalidInput(f"{who} bends what a client uploads; no client uploads weights under this schedule")
+    for client in sorted({client for _, one in bending for client in one.clients}):
+        mine = [(i, one) for i, one in bending if client in one.clients]
+        for role in fused:
+            party = engine.party(client, role).name
+            if party in engine.insiders:
+                raise InvalidInput(f"{party!r} has an intruder already; a manipulation of its uploads cannot join it")
+            engine.join(party, Bender(mine, derive(seed, "bend", client, role)))
+
+
+class Bender:
+    """Stands at one client: remembers the weights that it was sent in a round, and bends those it sends back."""
+
+    def __init__(self, manipulations: Sequence[tuple[int, Manipulation]], seed: int) -> None:
+        self._manipulations, self._seed = list(manipulations), seed
+        self._before: Tensors | None = None
+        self._bent = 0
+
+    def receive(self, message: Message) -> None:
+        """Keep the weights of a download."""
+        if message.kind == "weights":
+            self._before = message.tensors
+
+    def send(self, message: Message) -> Message:
+        """Return an upload bent by every manipulation in turn, anything else as it is."""
+        if message.kind != "weights" or self._before is None:
+            return message
+        tensors = message.tensors
+        for position, one in self._manipulations:
+            tensors = one.upload(self._before, tensors, generator(self._seed, position, message.stamp.epoch))
+        self._bent += 1
+        self._before = None
+        return message._replace(tensors=tensors)
+
+    def step_ended(self) -> None:
+        """Do nothing: clients misbehave between rounds only."""
+
+    def metrics(self) -> dict[str, Any]:
+        """Return how many uploads of the round were bent."""
+        bent, self._bent = self._bent, 0
+        return {"bent": bent}
+
+    def state(self) -> dict[str, Any]:
+        """Return nothing: what is kept lasts from a download to the upload of the same round."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Forget the round that was broken off."""
+        self._before, self._bent = None, 0

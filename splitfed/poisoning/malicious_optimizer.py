@@ -1,0 +1,116 @@
+"""Malicious optimizer: a party of a vertical run learns faster where its gradient keeps its direction.
+
+Paper: Fu, Zhang, Ji, Chen, Wu, Guo, Zhou, Liu, Wang, "Label inference attacks against vertical federated learning",
+USENIX Security 2022 (active attack: the malicious local optimizer).
+
+Before every optimizer step each number g of the party's weight gradient is multiplied by
+clamp(1 + gain g / (g' + 1e-7), low, high), g' being the same number of the step before, as it was used (scaled). So the
+top relies more on this party's bottom, and the bottom says more of the labels, which `model_completion` then reads. All
+messages stay honest but for what a bottom so trained makes of the rows.
+Deviation: the authors scale the gradient after momentum, and in the moving average itself. Read as it is written that
+average is multiplied by 1.9 times .9 in every step without end; so here the gradient is scaled, and the party's own
+optimizer does the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from splitfed.core.errors import InvalidInput, check_number, unknown
+from splitfed.core.messages import Message
+from splitfed.core.party import Party
+from splitfed.data.federation import Federation
+from splitfed.engines.local import LocalEngine
+from splitfed.poisoning.base import Manipulation
+
+_LEAST = 1e-7  # added to what is divided by
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaliciousOptimizer(Manipulation):
+    """The role `party` scales its gradients, between `low` and `high` times; `gain` weighs their ratio."""
+
+    party: str
+    gain: float = 1.0
+    low: float = 1.0
+    high: float = 5.0
+
+    def __post_init__(self) -> None:
+        """Refuse a gain or bounds that are not positive, and bounds in the wrong order."""
+        super().__post_init__()
+        check_number("malicious_optimizer gain", self.gain, low=0.0, open_low=True)
+        check_number("malicious_optimizer low", self.low, low=0.0, open_low=True)
+        check_number("malicious_optimizer high", self.high, low=self.low)
+
+    def enter(self, engine: LocalEngine, data: Federation) -> None:
+        """Stand at the party's optimizer; refuse a party that trains nothing or holds labels."""
+        topology = engine.topology
+        if self.party not in topology.inputs.values():
+            raise unknown("party of a malicious optimizer:", self.party, dict.fromkeys(topology.inputs.values()))
+        if self.party in {head.labels for head in topology.heads}:
+            raise InvalidInput(f"MaliciousOptimizer is for a party without labels; {self.party!r} holds them")
+        for client in self.clients:
+            party = engine.party(client, self.party)
+            if party.optimizer is None:
+                raise InvalidInput(f"MaliciousOptimizer bends a party's training; {party.name!r} trains no weight")
+            if party.name in engine.insiders:
+                raise InvalidInput(f"{party.name!r} has somebody inside already; a malicious optimizer cannot join")
+            engine.join(party.name, _Scaler(self, party))
+
+    def scale(self, gradient: Tensor, before: Tensor) -> Tensor:
+        """Return what the gradient is multiplied by, of its shape, for the scaled one of the step `before`."""
+        return (1 + self.gain * gradient / (before + _LEAST)).clamp(self.low, self.high)
+
+
+class _Scaler:
+    """Scales one party's gradients just before it uses them."""
+
+    def __init__(self, plan: MaliciousOptimizer, party: Party) -> None:
+        assert party.optimizer is not None
+        self._plan, self._device = plan, party.device
+        self._before: dict[str, Tensor] = {}
+        self._sum, self._count = 0.0, 0
+        party.optimizer.register_step_pre_hook(self._step)
+
+    def _step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        weights = [p for group in optimizer.param_groups for p in group["params"]]
+        for number, weight in enumerate(weights):
+            if weight.grad is None:
+                continue
+            before = self._before.get(str(number))
+            if before is not None:
+                factor = self._plan.scale(weight.grad, before)
+                weight.grad = weight.grad * factor
+                self._sum += float(factor.mean())
+                self._count += 1
+            self._before[str(number)] = weight.grad.detach().clone()
+
+    def receive(self, message: Message) -> None:
+        """Do nothing: what arrives is honest."""
+
+    def send(self, message: Message) -> Message:
+        """Return the message: what the party sends is what its bottom makes."""
+        return message
+
+    def step_ended(self) -> None:
+        """Do nothing."""
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the mean factor of the round, over weights and steps; None where nothing was scaled."""
+        found = self._sum / self._count if self._count else None
+        self._sum, self._count = 0.0, 0
+        return {"factor": found}
+
+    def state(self) -> dict[str, Any]:
+        """Return the gradients of the step before."""
+        return {"before": {name: g.clone() for name, g in self._before.items()}}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go back to `state`."""
+        self._before = {name: g.to(self._device) for name, g in state["before"].items()}
+        self._sum, self._count = 0.0, 0

@@ -1,0 +1,56 @@
+"""Replay: at inference one party of a vertical run sends what it once sent for another row, and the class follows.
+
+Paper: Qiu, Zhang, Ji, Li, Pu, Yang, Wang, "Hijack vertical federated learning models as one party", 2022 (replay
+attack).
+
+A party's release is a function of its own part of a row, so sending an old release again is the same as feeding that
+part of the old row again; that is how it is done here. Only where defenses draw noise do the two differ: the noise of
+the old release is drawn afresh.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from splitfed.core.errors import InvalidInput, check_count, unknown
+from splitfed.data.federation import Federation
+from splitfed.poisoning.base import Manipulation, check_class
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay(Manipulation):
+    """The party in the role `party` replays its part of training row `row` of the (one) client, of class `target`.
+
+    A party knows the class of some rows; which one it replays is its choice. Training stays honest.
+    """
+
+    party: str
+    row: int
+    target: int
+
+    def __post_init__(self) -> None:
+        """Refuse a row below zero."""
+        super().__post_init__()
+        check_count("replay row", self.row)
+
+    def check(self, data: Federation) -> None:
+        """Refuse a party without a part of the rows, a row that is not there or is of another class."""
+        super().check(data)
+        check_class("replay target", self.target, data)
+        if self.party not in data.features:
+            raise unknown("party of a replay:", self.party, data.features)
+        rows = data.clients[self.clients[0]].train
+        if self.row >= len(rows):
+            raise InvalidInput(f"replay row={self.row} is not allowed; expected 0 to {len(rows) - 1}")
+        found = int(rows.y[self.row])
+        if found != self.target:
+            raise InvalidInput(f"replay row {self.row} is of class {found}; expected one of class {self.target}")
+
+    def trigger(self, x: Tensor, data: Federation) -> Tensor:
+        """Return the rows x (n, ...) with the party's part replaced by that of its row."""
+        positions = data.features[self.party].positions
+        flat = x.flatten(1).clone()
+        flat[:, positions] = data.clients[self.clients[0]].train.x[self.row].flatten()[positions]
+        return flat.view_as(x)

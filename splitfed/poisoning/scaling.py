@@ -1,0 +1,30 @@
+"""Scaling: clients multiply the update that they upload, so that theirs outweighs the others' in the average.
+
+Paper: Bagdasaryan, Veit, Hua, Estrin, Shmatikov, "How to backdoor federated learning", AISTATS 2020 (model replacement:
+a factor of one over the client's share makes the average its own model).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from splitfed.core.errors import check_number
+from splitfed.poisoning.base import Manipulation, Tensors, moved
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling(Manipulation):
+    """The update is multiplied by `factor`."""
+
+    factor: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Refuse a factor that is no positive number."""
+        super().__post_init__()
+        check_number("scaling factor", self.factor, low=0.0, open_low=True)
+
+    def upload(self, before: Tensors, after: Tensors, random: torch.Generator) -> Tensors:
+        """Return before + factor (after - before)."""
+        return moved(before, after, lambda step: self.factor * step)

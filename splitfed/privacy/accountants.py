@@ -1,0 +1,246 @@
+"""What many uses of private mechanisms cost together, by every accountant that applies; the best valid bound counts.
+
+Paper: Balle, Wang, ICML 2018 (Gaussians, exactly); Mironov, CSF 2017 (any mixture, by Rényi divergences); Gopi, Lee,
+Wutschitz, "Numerical composition of differential privacy", NeurIPS 2021 (sampled Gaussians, by Opacus); Koskela, Jälkö,
+Honkela, AISTATS 2020 (mixtures without sampling, by the loss itself); Kairouz, Oh,
+Viswanath, "The composition theorem for differential privacy", ICML 2015 (equal pure mechanisms, exactly for the worst
+of them); the sum of epsilons for pure mechanisms.
+
+Every figure holds for uses that are chosen adaptively. Whether an accountant applies is decided from the parameters,
+never by a clock; where the tighter one does not, the method of the bound says so, and the Rényi divergences answer.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from splitfed.core.errors import InvalidInput, check_count, check_number, unknown
+from splitfed.core.privacy_events import Event, Gaussian, Neighbours
+from splitfed.privacy.accountant_pld import LEAST_DELTA, MOST_REACH, loss_epsilon
+from splitfed.privacy.accountant_prv import NAME as VARIABLES
+from splitfed.privacy.accountant_prv import prv_epsilon
+from splitfed.privacy.accountant_rdp import (
+    ORDERS,
+    SAMPLED_ORDERS,
+    pure_epsilon,
+    renyi,
+    renyi_epsilon,
+    sampled_epsilon,
+)
+from splitfed.privacy.gaussian_mechanism import gaussian_epsilon, joined_multiplier
+
+ACCOUNTANTS = ("best", "gaussian", "rdp", "pld", "prv", "pure")
+
+SUM = "sum of pure epsilons"
+RENYI = "Rényi divergences (Mironov 2017)"
+DISTRIBUTION = "privacy loss distribution (Koskela et al. 2020)"
+
+_LEAST_MULTIPLIER = 1e-6  # below it the exact formula is a difference of two equal numbers
+_MOST_EQUAL = 10**6  # equal pure mechanisms whose answers are counted one by one
+
+Uses = tuple[tuple[Event, int], ...]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """All uses together are (`epsilon`, `delta`)-private.
+
+    `method`: the accountant that says so, and why a tighter one did not apply, where that is so.
+    """
+
+    epsilon: float
+    delta: float
+    method: str
+
+
+def compose(uses: Iterable[tuple[Event, int]], delta: float, accountant: str = "best") -> Bound:
+    """Return what `uses`, events with how often each is used, cost together at `delta` in (0, 1).
+
+    `accountant`: "best" of all that apply, or one of "gaussian" (exact, Gaussian mechanisms without sampling), "rdp"
+    (everything), "pld" (mechanisms without sampling), "prv" (Gaussian mechanisms with sampling) and "pure"
+    (mechanisms with an epsilon of their own). Raises `InvalidInput` for events that cannot be added, and where an
+    accountant that was asked for by name does not apply.
+    """
+    return _checked(uses, delta, accountant, stand_in=False)
+
+
+def _checked(uses: Iterable[tuple[Event, int]], delta: float, accountant: str, stand_in: bool) -> Bound:
+    check_number("delta", delta, low=0.0, high=1.0, open_low=True, open_high=True)
+    if accountant not in ACCOUNTANTS:
+        raise unknown("accountant", accountant, ACCOUNTANTS)
+    counted: Counter[Event] = Counter()
+    for event, times in uses:
+        check_count("uses", times)
+        counted[event] += times
+    kept = tuple((event, times) for event, times in counted.items() if times)
+    _check_alike([event for event, _ in kept])
+    return _compose(kept, float(delta), accountant, stand_in) if kept else Bound(0.0, delta, "nothing was released")
+
+
+def calibrate(
+    make: Callable[[float], Iterable[tuple[Event, int]]], epsilon: float, delta: float, accountant: str = "best"
+) -> float:
+    """Return the least noise multiplier (to one in a million) with which the uses `make` returns cost `epsilon`.
+
+    `make(multiplier)` returns events with counts; more noise must cost less.
+    """
+    from scipy.optimize import brentq
+
+    check_number("epsilon", epsilon, low=0.0, open_low=True)
+
+    def excess(exponent: float) -> float:
+        # On the way an accountant may not apply, for want of noise; where the search ends it must.
+        found = _checked(make(math.exp(exponent)), delta, accountant, stand_in=True).epsilon
+        return min(found, sys.float_info.max) - epsilon
+
+    low, high = 0.0, 0.0
+    while excess(low) < 0:
+        low -= 1
+        if low < -20:
+            raise InvalidInput(f"epsilon={epsilon:g} is not allowed here: it is met without noise")
+    while excess(high) > 0:
+        high += 1
+        if high > 20:
+            raise InvalidInput(f"epsilon={epsilon:g} is not allowed here: no amount of noise gives it at {delta:g}")
+    # A millionth above the root, so that the target is kept.
+    multiplier = math.exp(float(brentq(excess, low, high, xtol=5e-7)) + 1e-6)
+    compose(make(multiplier), delta, accountant)
+    return multiplier
+
+
+@lru_cache(maxsize=4096)
+def _compose(uses: Uses, delta: float, accountant: str, stand_in: bool) -> Bound:
+    """`stand_in`: whether the Rényi divergences answer for an accountant that was asked for and has an obstacle."""
+    sampled = any(event.sampling_rate < 1 for event, _ in uses)
+    gaussian = all(isinstance(event.mechanism, Gaussian) for event, _ in uses)
+    pure = all(not isinstance(event.mechanism, Gaussian) for event, _ in uses)
+    several = sum(times for _, times in uses) > 1
+    found: list[Bound | str] = []
+    if gaussian and not sampled and accountant in ("best", "gaussian"):
+        found.append(_exact(uses, delta))
+    if pure and accountant in ("best", "pure"):
+        found += _pure(uses, delta)
+    # Nothing is better than what is exact.
+    if accountant == "rdp" or (accountant == "best" and not (gaussian and not sampled)):
+        found.append(_renyi(uses, delta))
+    if not sampled and (accountant == "pld" or (accountant == "best" and several and not gaussian)):
+        found.append(_losses(uses, delta))
+    if gaussian and sampled and accountant in ("best", "prv"):
+        found.append(_variables(uses, delta))
+    bounds = [one for one in found if isinstance(one, Bound)]
+    obstacles = [one for one in found if isinstance(one, str)]
+    if not bounds and obstacles and stand_in:
+        bounds = [_renyi(uses, delta)]
+    if not bounds:
+        why = f": the {obstacles[0]}" if obstacles else " to these mechanisms"
+        raise InvalidInput(f"accountant={accountant!r} does not apply{why}; take 'best' or 'rdp'")
+    # What holds without a delta is told where something else is better by a hair only.
+    best = min(bounds, key=lambda bound: bound.epsilon * (0.999 if bound.method == SUM else 1))
+    if best.method == RENYI and obstacles:
+        return replace(best, method=f"{RENYI}; the tighter {obstacles[0]}")
+    return best
+
+
+def _exact(uses: Uses, delta: float) -> Bound:
+    gaussians = [(e.mechanism.noise_multiplier, n) for e, n in uses if isinstance(e.mechanism, Gaussian)]
+    mean = math.hypot(*(math.sqrt(n) / sigma for sigma, n in gaussians))
+    if mean > 1 / _LEAST_MULTIPLIER:
+        # The loss is normal with mean m²/2 and deviation m.
+        epsilon = mean * mean / 2 + mean * math.sqrt(2 * math.log(1 / delta))
+        return Bound(epsilon, delta, "Gaussian tail of the privacy loss")
+    return Bound(
+        gaussian_epsilon(joined_multiplier(gaussians), delta), delta, "exact for Gaussians (Balle and Wang 2018)"
+    )
+
+
+def _renyi(uses: Uses, delta: float) -> Bound:
+    orders = SAMPLED_ORDERS if any(event.sampling_rate < 1 for event, _ in uses) else ORDERS
+    with np.errstate(over="ignore"):
+        total = np.sum([times * renyi(event, orders) for event, times in uses], axis=0)
+    epsilon, _ = renyi_epsilon(orders, total, delta)
+    return Bound(epsilon, delta, RENYI)
+
+
+def _losses(uses: Uses, delta: float) -> Bound | str:
+    """By the loss itself, where delta is not so small that rounding would show, and epsilon not beyond all meaning."""
+    if delta < LEAST_DELTA:
+        return f"privacy loss distribution does not resolve delta {delta:g}"
+    reach = min(bound.epsilon for bound in (_renyi(uses, delta * 1e-6), *_pure_sum(uses)))
+    if not reach <= MOST_REACH:
+        return f"privacy loss distribution would reach epsilon {reach:.3g}, and ends at {MOST_REACH:g}"
+    epsilon = loss_epsilon([(event.mechanism, times) for event, times in uses], delta, reach)
+    return Bound(epsilon, delta, DISTRIBUTION)
+
+
+def _variables(uses: Uses, delta: float) -> Bound | str:
+    if any(event.sampling_rate == 1 for event, _ in uses):
+        return "privacy loss variables do not apply where some uses are sampled and some are not"
+    epsilon = prv_epsilon(uses, delta)
+    return epsilon if isinstance(epsilon, str) else Bound(epsilon, delta, VARIABLES)
+
+
+def _pure_sum(uses: Uses) -> list[Bound]:
+    """What they cost without a delta, where each has an epsilon of its own."""
+    if any(isinstance(event.mechanism, Gaussian) for event, _ in uses):
+        return []
+    return [Bound(_added((pure_epsilon(e.mechanism), n) for e, n in uses), 0.0, SUM)]
+
+
+def _pure(uses: Uses, delta: float) -> list[Bound]:
+    each = [(sampled_epsilon(pure_epsilon(event.mechanism), event.sampling_rate), times) for event, times in uses]
+    found = [Bound(_added(each), delta, SUM)]
+    times = sum(times for _, times in each)
+    if len({epsilon for epsilon, _ in each}) == 1 and 1 < times <= _MOST_EQUAL and found[0].epsilon < math.inf:
+        epsilon = optimal_pure(each[0][0], times, delta)
+        found.append(Bound(epsilon, delta, "equal pure mechanisms (Kairouz, Oh, Viswanath 2015)"))
+    return found
+
+
+def _added(each: Iterable[tuple[float, int]]) -> float:
+    """Return the sum of epsilons, infinite where it leaves the numbers."""
+    try:
+        return math.fsum(epsilon * times for epsilon, times in each)
+    except OverflowError:
+        return math.inf
+
+
+def optimal_pure(epsilon: float, times: int, delta: float) -> float:
+    """Return the exact epsilon at `delta` of `times` randomised responses of `epsilon`, the worst pure mechanism."""
+    from scipy.optimize import brentq
+    from scipy.stats import binom
+
+    heads = np.arange(times + 1)
+    # The privacy loss is (2 h - times) epsilon for h truthful answers out of `times`.
+    chances = binom.pmf(heads, times, 1 / (1 + math.exp(-epsilon)))
+    losses = (2 * heads - times) * epsilon
+
+    def excess(at: float) -> float:
+        above = losses > at
+        return float(np.sum(chances[above] * -np.expm1(at - losses[above]))) - delta
+
+    top = times * epsilon
+    if excess(0.0) <= 0:
+        return 0.0
+    return min(top, float(brentq(excess, 0.0, top, xtol=1e-12, rtol=1e-12)) * (1 + 1e-10)) if excess(top) < 0 else top
+
+
+def _check_alike(events: list[Event]) -> None:
+    """Refuse events whose epsilons mean different things."""
+    for event in events[1:]:
+        for name in ("protects", "unit", "neighbours"):
+            mine, first = getattr(event, name), getattr(events[0], name)
+            if mine != first:
+                raise InvalidInput(f"{name} {str(mine)!r} cannot be added to {name} {str(first)!r}: list them apart")
+    for event in events:
+        if event.sampling_rate < 1 and event.neighbours is Neighbours.REPLACE:
+            raise InvalidInput(
+                f"sampling_rate={event.sampling_rate:g} is not allowed with neighbours {str(event.neighbours)!r}: "
+                "sampling is accounted for where one is added or taken away"
+            )

@@ -1,0 +1,140 @@
+"""White-box canaries for private steps: rows whose gradients are chosen, through the clipping and noise of a defense.
+
+Paper: Nasr, Hayes, Steinke, Balle, Tramèr, Jagielski, Carlini, Terzis, "Tight auditing of differentially private
+machine learning", USENIX Security 2023 (gradients of a single coordinate each, distinct ones).
+
+Every guarded party gets a probe of one linear layer without bias, whose gradient for a row is the row itself; what its
+shield leaves in the probe's gradient is what an optimizer would see. Distinct coordinates carry noise of their own, so
+that one step of many canaries is as many samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from splitfed.core.defense import Defense, Holder, Shield
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Stamp
+from splitfed.core.random import derive, generator
+
+SIZE = 1e3
+"""The norm of a canary's gradient before it is clipped."""
+
+_EMPTY_STEPS = 32
+_PAIRS = 50
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A guarded party: its name, its role, and the roles that it tells the norms of its rows."""
+
+    party: str
+    role: str
+    tells: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Canaries:
+    """The guarded parties of one client under `defense`, which stands at `position`; its messages carry `lane`."""
+
+    defense: Defense
+    position: int
+    seats: tuple[Seat, ...]
+    lane: int
+    seed: int
+
+    def sums(
+        self, rows: Sequence[Tensor], turns: Sequence[tuple[int, int]], words: Sequence[str | int], divisor: float
+    ) -> list[dict[str, Tensor]]:
+        """Return what steps leave of `rows`, (rows, width) gradients a step, times `divisor`: role -> (width,) a step.
+
+        `turns`: (epoch, step) of each. `words`: the seed of the noise is derived from the run's and these.
+        """
+        seed, width = derive(self.seed, "audit", *words), rows[0].shape[1]
+        probes = {seat.role: nn.Linear(width, 1, bias=False) for seat in self.seats}
+        shields = {seat.role: self._shield(seat, probes[seat.role], seed) for seat in self.seats}
+        found = []
+        for given, (epoch, step) in zip(rows, turns, strict=True):
+            stamp = Stamp("train", self.lane, epoch, step)
+            for role, shield in shields.items():
+                _pass(shield, probes[role], given, divisor, stamp)
+            told = {seat.role: shields[seat.role].norms() for seat in self.seats if seat.tells and len(given)}
+            for seat in self.seats:
+                for receiver in seat.tells if len(given) else ():
+                    shields[receiver].hear(told[seat.role])
+            left = {}
+            for role, shield in shields.items():
+                shield.finish()
+                gradient = probes[role].weight.grad
+                assert gradient is not None
+                left[role] = gradient.detach().flatten().double() * divisor
+                probes[role].weight.grad = None
+                shield.drop()
+            found.append(left)
+        return found
+
+    def deviations(self, width: int = 4096) -> dict[str, float]:
+        """Return the noise's standard deviation at each role, from steps that no row takes part in."""
+        empty = [torch.zeros(0, width)] * _EMPTY_STEPS
+        turns = [(0, step) for step in range(_EMPTY_STEPS)]
+        found = self.sums(empty, turns, ("deviations",), 1.0)
+        return {
+            role: max(float(torch.cat([one[role] for one in found]).square().mean().sqrt()), 1e-300)
+            for role in found[0]
+        }
+
+    def distance(self, replaced: bool) -> tuple[float, int]:
+        """Return the largest distance of two steps that differ in one row, in standard deviations of their noise.
+
+        Of batches that are built to be hard, with equal noise on both sides, so that it cancels; and how many.
+        `replaced`: whether the row is replaced by another, or added. Raises `InvalidInput` where noise does not cancel.
+        """
+        random, width, largest = generator(self.seed, "audit", "distance"), 16, 0.0
+        scales = self.deviations()
+        (once,), (again,) = (self.sums([torch.zeros(0, width)], [(0, 0)], ("again",), 1.0) for _ in range(2))
+        if any(not torch.equal(once[role], again[role]) for role in once):
+            raise InvalidInput(f"the noise of {type(self.defense).__name__} is not the same again for one step")
+        for number in range(_PAIRS):
+            size = 10 ** float(torch.empty(1).uniform_(-3, 4, generator=random))
+            loud = size * torch.randn(1, width, generator=random)
+            # Others that pull to the other side, with less than the row has, and some of no account.
+            others = torch.cat([-loud / 2, 1e-3 * torch.randn(3, width, generator=random)])[: int(number % 5)]
+            one = torch.cat([others, loud])
+            two = torch.cat([others, -loud]) if replaced else others
+            turns, words = [(0, number)], ("distance",)
+            (first,), (second,) = (self.sums([rows], turns, words, 1.0) for rows in (one, two))
+            squares = (float(((first[role] - second[role]) / scales[role]).square().sum()) for role in first)
+            largest = max(largest, math.sqrt(sum(squares)))
+        return largest, _PAIRS
+
+    def scores(self, sums: Mapping[str, Tensor], scales: Mapping[str, float]) -> Tensor:
+        """Return the score of every coordinate, (width,): what all roles have of it, in deviations of their noise."""
+        return torch.stack([left / scales[role] for role, left in sums.items()]).sum(0)
+
+    def _shield(self, seat: Seat, probe: nn.Module, seed: int) -> Shield:
+        device = torch.device("cpu")
+        holder = Holder(seat.party, seat.role, {"canary": probe}, seed, self.position, device, seat.tells)
+        return self.defense.shield(holder)
+
+
+def diagonal(count: int, width: int, first: int = 0, size: float = SIZE) -> Tensor:
+    """Return `count` gradients of one coordinate each, from `first` on: (count, width)."""
+    rows = torch.zeros(count, width)
+    rows[torch.arange(count), first + torch.arange(count)] = size
+    return rows
+
+
+def _pass(shield: Shield, probe: nn.Module, rows: Tensor, divisor: float, stamp: Stamp) -> None:
+    """Let the sum of the rows' losses over `divisor` go back through the probe."""
+    shield.begin(len(rows), divisor, stamp, True)
+    if len(rows) == 0:
+        return
+    with torch.enable_grad():
+        with shield.watching(probe):
+            y = probe(rows)
+        shield.backward([y], [torch.full_like(y, 1 / divisor)], [])

@@ -1,0 +1,338 @@
+"""The privacy ledger of a run: what each private mechanism was used for, and what all uses cost a row together.
+
+A use is one release of one row by one mechanism. Different clients hold different rows, so a run costs the most that
+it costs any one of them; what several parties of one client release of a row adds up.
+
+A release protects a row only as long as what makes it does not learn from other rows' releases: a segment that is
+trained on a row shows it in whatever it releases afterwards. So there are two ways to count.
+
+- "per row": everything before the mechanism is frozen (no weight is trained, no batch norm looks at its batch), or
+  its weights are guarded by dp_sgd, whose own cost is then added. A row costs what its own releases cost.
+- "all releases": something before the mechanism learns, or mixes the rows of a batch. Then every release of the party
+  may depend on each row, and only the composition of them all is provable; where the schedule hands weights on or
+  averages them, of all clients. The figure is valid and mostly useless. The way out: freeze the segments before the
+  mechanism, best after pretraining on public data, or guard their weights with dp_sgd too.
+
+Training and scoring are counted. Rows that are lent for a query afterwards (predictions, victims of an attack) are not:
+they are no part of the run, and where the segments are frozen or guarded their releases tell nothing more of its rows.
+Where they learn unguarded, each such release tells of training rows too and costs what any other one does, on top.
+
+Noise on labels themselves is counted per row in any case: what happens afterwards only processes the noisy labels.
+Costs are added only where they are about the same thing, unit and neighbours; others stand side by side.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from splitfed.core.errors import InvalidInput
+from splitfed.core.privacy_events import Event, Gaussian, Laplace, Neighbours, Protects, Unit
+from splitfed.privacy.accountants import Bound, compose
+
+PER_ROW = "per row"
+ALL_RELEASES = "all releases"
+STEPS = "steps"
+
+WARNING = (
+    "the segments before the mechanism learn from private rows, or mix those of a batch, so each release may depend on "
+    "every row and only the composition of all releases is provable: freeze them (pretrained on public data), or guard "
+    "their weights too"
+)
+
+UNCHARGED = (
+    "statistics of all rows, where the data were standardised with them",
+    "the choice of a setting by the results of a study",
+)
+"""What may tell of rows beside what is counted; the ledger cannot see whether it happened."""
+
+Group = tuple[Protects, Any, Neighbours]
+
+
+@dataclass(frozen=True)
+class Charge:
+    """The uses of one mechanism at one place for the rows of one client.
+
+    `counts`: part of the data -> uses of each row (rows,), in whole numbers; or `every`: uses that concern all
+    training rows alike. `learns`: whether something before the mechanism is trained without a guard; `travels`:
+    whether what was learnt goes on to other clients. `guarded`: whether it is trained under a guard of its weights.
+    `some`: whether only some clients have the mechanism.
+    """
+
+    client: int
+    party: str
+    place: str
+    defense: str
+    event: Event
+    counts: Mapping[str, Tensor] = field(default_factory=dict)
+    every: int = 0
+    learns: bool = False
+    travels: bool = False
+    guarded: bool = False
+    some: bool = False
+
+    @property
+    def group(self) -> Group:
+        """What it can be added to."""
+        return self.event.protects, self.event.unit, self.event.neighbours
+
+    @property
+    def most(self) -> int:
+        """The uses of the row that was used most."""
+        return self.every + max((int(c.max()) for c in self.counts.values() if len(c)), default=0)
+
+    @property
+    def sum(self) -> int:
+        """All uses of all rows."""
+        return self.every + sum(int(c.sum()) for c in self.counts.values())
+
+
+@dataclass(frozen=True)
+class Line:
+    """One mechanism at one place, by itself: `uses` of the row (or of all rows) it is counted for, and their cost.
+
+    `clients`: how many clients have this mechanism at this place; the figures are those of the one it costs most.
+    """
+
+    party: str
+    place: str
+    defense: str
+    mechanism: str
+    protects: str
+    unit: str
+    neighbours: str
+    clients: int
+    uses: int
+    epsilon: float
+    delta: float
+    counted: str
+    method: str
+
+
+@dataclass(frozen=True)
+class Total:
+    """What all lines that can be added cost the client they cost most.
+
+    `only`: the clients it is about, where others lack a mechanism and are promised nothing; empty for all.
+    """
+
+    protects: str
+    unit: str
+    neighbours: str
+    client: int
+    epsilon: float
+    delta: float
+    counted: str
+    method: str
+    note: str = ""
+    only: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """`lines` and `totals`; `open`: what leaves a data owner without any promise.
+
+    `replaced`: where rows that were not finite were taken for zeros, and how many. `uncharged`: what may tell of rows
+    as well, and is in no figure.
+    """
+
+    delta: float
+    lines: tuple[Line, ...] = ()
+    totals: tuple[Total, ...] = ()
+    open: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
+    uncharged: tuple[str, ...] = ()
+
+    @property
+    def epsilon(self) -> float | None:
+        """What all that crosses costs together; None where some of it, or some client, has no promise.
+
+        None also where promises cannot be added. What is promised of a part stands in `totals`, and `str(ledger)` says
+        it together with what is not covered.
+        """
+        if len(self.totals) != 1 or self.totals[0].only or beside(asdict(self.totals[0]), self.open):
+            return None
+        return self.totals[0].epsilon
+
+    def told(self) -> dict[str, Any]:
+        """Return the ledger as plain values."""
+        return {"epsilon": self.epsilon, **asdict(self)}
+
+    def __str__(self) -> str:
+        """Return the totals in words, a line each, every one with what crosses beside it without a promise."""
+        return "\n".join(sentences(asdict(self)))
+
+
+def sentences(ledger: Mapping[str, Any]) -> list[str]:
+    """Say what a ledger, as plain values, promises, what crosses without a promise, and what no figure counts."""
+    if not ledger["totals"]:
+        return ["no formal guarantee"]
+    said = [words(total, ledger["open"]) for total in ledger["totals"]]
+    said += ledger["replaced"]
+    return [*said, f"not charged: {'; '.join(ledger['uncharged'])}"]
+
+
+def beside(total: Mapping[str, Any], unprotected: Sequence[str]) -> list[str]:
+    """Return what of `unprotected` tells of what `total`, as plain values, protects.
+
+    Of a label alone only labels do, since features count as known; of an example or a client everything does.
+    """
+    if total["unit"] != str(Unit.LABEL):
+        return list(unprotected)
+    return [place for place in unprotected if place.startswith("labels of ")]
+
+
+def words(total: Mapping[str, Any], unprotected: Sequence[str]) -> str:
+    """Say what a total, as plain values, promises, and what of `unprotected` crosses beside it without a promise."""
+    # JSON knows no infinity.
+    epsilon = "without bound" if total["epsilon"] is None else f"{total['epsilon']:.4g}"
+    left = beside(total, unprotected)
+    return (
+        f"epsilon {epsilon} at delta {total['delta']:.1g} for {total['protects']}, unit: {total['unit']} "
+        f"({total['neighbours']}), counted {_over(total['counted'])}, {total['method']}{_alone(total.get('only'))}"
+        f"{': ' if total['note'] else ''}{total['note']}; "
+        + (f"without a promise: {', '.join(left)}" if left else "nothing else crosses that tells of it")
+    )
+
+
+def _over(counted: str) -> str:
+    return counted if counted == PER_ROW else f"over {counted}"
+
+
+def _alone(clients: Sequence[int] | None) -> str:
+    return f", for client {', '.join(map(str, clients))} alone" if clients else ""
+
+
+def default_delta(rows: int) -> float:
+    """Return 1 / (10 `rows`), rounded down to one digit: less than the share of a single row by a factor of ten."""
+    if rows < 1:
+        raise InvalidInput("there is no training row, so there is no default for delta; give one")
+    exact = 1 / (10 * rows)
+    power = 10.0 ** math.floor(math.log10(exact))
+    digit = math.floor(exact / power * (1 + 1e-12))
+    return float(f"{digit}e{math.floor(math.log10(exact))}")
+
+
+def make_ledger(
+    charges: Iterable[Charge],
+    delta: float,
+    unprotected: Sequence[str] = (),
+    replaced: Mapping[str, int] | None = None,
+) -> Ledger:
+    """Return the ledger of `charges` at `delta`.
+
+    `unprotected`: what else leaves a data owner. `replaced`: place -> rows that were not finite there.
+    """
+    used = [charge for charge in charges if charge.sum]
+    groups: dict[Group, list[Charge]] = {}
+    for charge in used:
+        groups.setdefault(charge.group, []).append(charge)
+    lines = [line for found in groups.values() for line in _lines(found, delta)]
+    totals = [_total(found, groups, delta) for found in groups.values()]
+    zeros = [
+        f"{rows} row{'' if rows == 1 else 's'} of {place} {'was' if rows == 1 else 'were'} not finite, taken for zeros"
+        for place, rows in sorted((replaced or {}).items())
+    ]
+    return Ledger(delta, tuple(lines), tuple(totals), tuple(unprotected), tuple(zeros), UNCHARGED if totals else ())
+
+
+def _lines(charges: Sequence[Charge], delta: float) -> list[Line]:
+    """Return a line for each place: that of the client it costs most."""
+    places: dict[tuple[str, str], list[Charge]] = {}
+    for charge in charges:
+        places.setdefault((charge.place, charge.defense), []).append(charge)
+    found = []
+    for mine in places.values():
+        costs = [_cost([charge], charges, delta) for charge in mine]
+        worst = max(range(len(mine)), key=lambda i: costs[i][0].epsilon)
+        charge, (bound, counted) = mine[worst], costs[worst]
+        uses = charge.most if not charge.learns else sum(c.sum for c in _reach(charge, charges))
+        event = charge.event
+        names = (str(event.protects), str(event.unit), str(event.neighbours))
+        about = (charge.party, charge.place, charge.defense, mechanism(event), *names)
+        found.append(
+            Line(*about, len({c.client for c in mine}), uses, bound.epsilon, bound.delta, counted, bound.method)
+        )
+    return found
+
+
+def _total(charges: Sequence[Charge], groups: Mapping[Group, Sequence[Charge]], delta: float) -> Total:
+    """Return the cost of the client it is highest for; the cost of guarded weights is part of what they release."""
+    protects, unit, neighbours = charges[0].group
+    note = WARNING if any(charge.learns for charge in charges) else ""
+    behind: Sequence[Charge] = ()
+    if any(charge.guarded for charge in charges):
+        behind = [replace(c, event=replace(c.event, protects=protects)) for c in _weights(groups, unit, neighbours)]
+        note = note or (
+            "the cost of the guarded weights is in this figure"
+            if behind
+            else "this figure is for given weights; what the weights cost is another line, on top of it"
+        )
+    found = []
+    for client in dict.fromkeys(charge.client for charge in charges):
+        mine = [charge for charge in (*charges, *behind) if charge.client == client]
+        found.append((client, *_cost(mine, [*charges, *behind], delta)))
+    client, bound, counted = max(found, key=lambda one: one[1].epsilon)
+    names = (str(protects), str(unit), str(neighbours))
+    only = tuple(sorted({c.client for c in charges})) if any(c.some for c in charges) else ()
+    return Total(*names, client, bound.epsilon, bound.delta, counted, bound.method, note, only)
+
+
+def _weights(groups: Mapping[Group, Sequence[Charge]], unit: Any, neighbours: Neighbours) -> Sequence[Charge]:
+    return groups.get((Protects.WEIGHTS, unit, neighbours), ())
+
+
+def _cost(mine: Sequence[Charge], everybody: Sequence[Charge], delta: float) -> tuple[Bound, str]:
+    """Return what the charges of one client cost its worst row together, and how they were counted."""
+    if any(charge.some and charge.travels for charge in mine):
+        # What the weights learnt of a row shows in the releases of clients that have no such mechanism.
+        return Bound(math.inf, delta, "shown by clients without the mechanism"), ALL_RELEASES
+    fixed: list[tuple[Event, int]] = []
+    for charge in mine:
+        if charge.learns:
+            fixed += [(other.event, other.sum) for other in _reach(charge, everybody)]
+        elif charge.every:
+            fixed.append((charge.event, charge.every))
+    own = [charge for charge in mine if not charge.learns and charge.counts]
+    bounds = [compose([*fixed, *row], delta) for row in _rows(own)]
+    counted = ALL_RELEASES if any(c.learns for c in mine) else PER_ROW if own else STEPS
+    return max(bounds, key=lambda bound: bound.epsilon), counted
+
+
+def _reach(charge: Charge, everybody: Sequence[Charge]) -> list[Charge]:
+    """Return the charges of this place that a row of this client may show in: its own, or all clients'."""
+    same = [c for c in everybody if (c.place, c.defense) == (charge.place, charge.defense)]
+    return same if charge.travels else [c for c in same if c.client == charge.client]
+
+
+def _rows(charges: Sequence[Charge]) -> list[list[tuple[Event, int]]]:
+    """Return the different lists of uses that rows have, without those that another one exceeds throughout."""
+    if not charges:
+        return [[]]
+    tables = []
+    for part in dict.fromkeys(part for charge in charges for part in charge.counts):
+        columns = [charge.counts.get(part, torch.zeros(0, dtype=torch.int32)) for charge in charges]
+        table = torch.zeros(max(map(len, columns)), len(charges), dtype=torch.int64)
+        for i, column in enumerate(columns):
+            table[: len(column), i] = column
+        tables.append(table)
+    kinds = torch.unique(torch.cat(tables), dim=0)
+    if len(kinds) <= 4096:
+        beaten = ((kinds[None] >= kinds[:, None]).all(2) & (kinds[None] > kinds[:, None]).any(2)).any(1)
+        kinds = kinds[~beaten]
+    return [[(charge.event, n) for charge, n in zip(charges, row, strict=True)] for row in kinds.tolist()]
+
+
+def mechanism(event: Event) -> str:
+    """Return what the mechanism of `event` is, in a few words."""
+    found = event.mechanism
+    if isinstance(found, (Gaussian, Laplace)):
+        text = f"{type(found).__name__}, noise multiplier {found.noise_multiplier:.4g}"
+    else:
+        text = f"epsilon {found.epsilon:.4g} a use"
+    return text if event.sampling_rate == 1 else f"{text}, sampling rate {event.sampling_rate:.4g}"

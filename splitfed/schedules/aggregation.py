@@ -1,0 +1,42 @@
+"""What a schedule's `fusion` and `secure` mean: names and tables, as TOML gives them, become values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, Literal
+
+from splitfed.core.errors import InvalidInput, unknown
+from splitfed.engines.aggregation import Fusion
+from splitfed.registry import load
+from splitfed.secure_sum.plan import SecureSum
+
+
+def fusion_of(given: object) -> Fusion:
+    """Return the fusion called so, or the one that a table with a name and parameters describes."""
+    if isinstance(given, Fusion):
+        return given
+    table = {"name": given} if isinstance(given, str) else given
+    if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
+        raise InvalidInput(
+            f"fusion={given!r} is not allowed; expected a name, a table with a name and parameters, or a Fusion"
+        )
+    kind: type[Fusion] = load("fusions", table["name"])
+    return kind(**_parameters(f"parameter of fusion {table['name']!r}", kind, table, "name"))
+
+
+def secure_of(given: object) -> SecureSum | Literal[False]:
+    """Return the secure sum that is meant; False for none."""
+    if isinstance(given, (SecureSum, bool)):
+        return SecureSum() if given is True else given
+    if not isinstance(given, Mapping):
+        raise InvalidInput(f"secure={given!r} is not allowed; expected true, false, a table, or a SecureSum")
+    return SecureSum(**_parameters("parameter of secure", SecureSum, given))
+
+
+def _parameters(what: str, kind: type[Any], table: Mapping[str, Any], *besides: str) -> dict[str, Any]:
+    allowed = [field.name for field in fields(kind)]
+    for name in table:
+        if name not in (*allowed, *besides):
+            raise unknown(what, name, allowed)
+    return {name: value for name, value in table.items() if name in allowed}

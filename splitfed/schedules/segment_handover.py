@@ -1,0 +1,58 @@
+"""Clients that hand their segments on: what `sequential` and `alternate` share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.topology import Topology
+from splitfed.engines.base import Trainer
+from splitfed.schedules.base import State, client_roles, shared_roles
+from splitfed.schedules.sampling import Sampled
+
+HAND_OVERS = ("peer", "server", "none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handing(Sampled):
+    """Segments go from "peer" to peer, through the "server" (which sees them), or are handed on by "none".
+
+    Weights and buffers (batch-norm statistics included) are handed on; optimizer state stays with its party. The
+    next client starts from the last one that finished its turn.
+    """
+
+    hand_over: str = "peer"
+
+    def __post_init__(self) -> None:
+        """Refuse a hand-over that is none of the three."""
+        super().__post_init__()
+        if self.hand_over not in HAND_OVERS:
+            raise unknown("hand_over", self.hand_over, HAND_OVERS)
+
+    def check(self, topology: Topology, clients: int) -> None:
+        """Refuse a hand-over through a server that is not there."""
+        super().check(topology, clients)
+        if self.hand_over == "server" and not shared_roles(topology):
+            raise InvalidInput(f"hand_over='server' needs a party without data; topology {topology.name!r} has none")
+
+    def start(self, clients: int) -> State:
+        """Nobody has trained yet."""
+        return {"newest": None}
+
+    def newest(self, client: int, state: State) -> int:
+        """Return the client who trained last, unless every client keeps its own."""
+        last = state["newest"]
+        return client if self.hand_over == "none" or last is None else int(last)
+
+    def binds(self, clients: int) -> str | None:
+        """Every client continues with another's segments, unless none are handed on."""
+        return "hands client segments on" if self.hand_over != "none" and clients > 1 else None
+
+    def take_over(self, engine: Trainer, client: int, epoch: int, state: State) -> None:
+        """Let `client` have the segments of whoever trained last."""
+        last = state["newest"]
+        if self.hand_over == "none" or last is None or last == client:
+            return
+        via = shared_roles(engine.topology)[0] if self.hand_over == "server" else None
+        for role in client_roles(engine.topology):
+            engine.hand_over(last, client, role, epoch, via)

@@ -1,5 +1,0 @@
-"""Secure sums: a server learns what its clients' uploads add up to, and no upload."""
-
-from splitfed.secure.plan import SecureSum
-
-__all__ = ["SecureSum"]

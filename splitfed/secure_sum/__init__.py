@@ -1,0 +1,5 @@
+"""Secure sums: a server learns what its clients' uploads add up to, and no upload."""
+
+from splitfed.secure_sum.plan import SecureSum
+
+__all__ = ["SecureSum"]

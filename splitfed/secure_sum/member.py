@@ -1,0 +1,87 @@
+"""A client of a secure sum: it masks its upload, and holds shares that unmask the sum when others drop out.
+
+Paper: Bonawitz, Ivanov, Kreuter, Marcedone, McMahan, Patel, Ramage, Segal, Seth, "Practical secure aggregation for
+privacy-preserving machine learning", CCS 2017.
+
+As in the paper's protocol for an honest but curious server: a mask a pair, that cancels in the sum, and a mask of each
+client's own; Shamir shares of the secret behind the pair masks and of the seed of the own mask lie with all clients,
+and of one client either is revealed, never both. Keys are dealt; see `keys`. Signatures and the consistency round
+against a server that lies are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from splitfed.core.errors import InvalidInput
+from splitfed.secure_sum.keys import Setup, as_bytes, as_number, covered, mask, number, pad, prf
+from splitfed.secure_sum.plan import Residues
+from splitfed.secure_sum.shamir import SIZE, share
+
+
+class Member:
+    """Client `number` of those in `members`; any `threshold` of them can lift its masks."""
+
+    def __init__(self, number: int, members: Sequence[int], threshold: int, setup: Setup) -> None:
+        self.number = number
+        self.members = tuple(sorted(members))
+        self.others = tuple(other for other in self.members if other != number)
+        self._threshold = threshold
+        self._secret = setup.secret(number)
+        self._wrap = {other: (setup.wrapping(number, other), setup.wrapping(other, number)) for other in self.others}
+        self._own = setup.own(number)
+        self._seeds: dict[int, bytes] = {}
+        self._held: dict[int, tuple[int, int]] = {}
+        self._revealed = False
+
+    def accept(self, row: Mapping[int, bytes]) -> None:
+        """Uncover the seeds of its pairs, by the other member."""
+        secret = as_bytes(self._secret)
+        self._seeds = {other: covered(text, pad(secret, other)) for other, text in row.items()}
+
+    def shares(self) -> dict[int, bytes]:
+        """Return, for each of the others, its shares of the secret and of the own seed, wrapped: 64 bytes."""
+        both = [self._split("secret", self._secret), self._split("seed", self._seed)]
+        self._held[self.number] = (both[0][self.number], both[1][self.number])
+        return {
+            other: covered(as_bytes(both[0][other]) + as_bytes(both[1][other]), self._pad(self._wrap[other][0]))
+            for other in self.others
+        }
+
+    def take(self, wrapped: Mapping[int, bytes]) -> None:
+        """Keep the shares that the others sent."""
+        for other, text in wrapped.items():
+            plain = covered(text, self._pad(self._wrap[other][1]))
+            self._held[other] = (as_number(plain[:SIZE]), as_number(plain[SIZE:]))
+
+    def masked(self, values: Residues) -> Residues:
+        """Return `values` with its own mask and those of its pairs: the lower number adds, the higher takes away."""
+        total = values + mask(as_bytes(self._seed), len(values))
+        for other, seed in self._seeds.items():
+            common = mask(seed, len(values))
+            total = total + common if self.number < other else total - common
+        return total
+
+    def reveal(self, survivors: Collection[int]) -> dict[int, bytes]:
+        """Return a share for each member: of the own seed of who survived, of the secret of who did not.
+
+        Once only, and for no fewer survivors than the threshold: else a server could ask for both.
+        """
+        if self._revealed or len(survivors) < self._threshold:
+            raise InvalidInput(
+                f"member {self.number} reveals shares once, for {self._threshold} survivors or more; asked again or "
+                f"for {len(survivors)}"
+            )
+        self._revealed = True
+        return {other: as_bytes(self._held[other][other in survivors]) for other in self.members}
+
+    @property
+    def _seed(self) -> int:
+        return number(self._own, "seed")
+
+    def _split(self, name: str, secret: int) -> dict[int, int]:
+        drawn = [number(self._own, "coefficient", name, power) for power in range(1, self._threshold)]
+        return share(secret, self.members, drawn)
+
+    def _pad(self, key: bytes) -> bytes:
+        return prf(key, "shares", size=2 * SIZE)

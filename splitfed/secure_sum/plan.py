@@ -1,0 +1,102 @@
+"""What a secure sum is asked to do: precision, range and threshold, and the way between weights and whole numbers.
+
+A client sends its tensors times its weight in the mean (its examples), as whole numbers modulo 2^64 with `bits` bits
+behind the point, and behind them the weight itself; so the server learns the weighted sum and the sum of the weights,
+and divides. Rounding moves a number of a client by half a unit at most, hence the mean of n clients by no more than
+n / (2 W 2^bits) for weights that add up to W: 2^-(bits + 1) or less. Whole numbers (counts of batches) are summed as
+they are and their mean is rounded, where the plain mean keeps the largest: a maximum is no sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from splitfed.core.errors import InvalidInput, check_count, check_number
+
+Residues = NDArray[np.uint64]
+"""Whole numbers modulo 2^64; numpy's arithmetic on them wraps round."""
+
+COUNT = 2**31
+"""The largest whole number that an upload may hold."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecureSum:
+    """`bits` behind the point, in [1, 40]; no weight may exceed `limit` in size; `threshold`: see `needed`."""
+
+    bits: int = 24
+    limit: float = 64.0
+    threshold: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that leave no room to add, and a threshold at which a client's own upload is the sum."""
+        check_count("secure bits", self.bits, low=1)
+        check_number("secure bits", self.bits, high=40)
+        check_number("secure limit", self.limit, low=0.0, open_low=True)
+        if self.threshold is not None:
+            check_count("secure threshold", self.threshold, low=2)
+
+    def needed(self, asked: int) -> int:
+        """Return how many of the clients `asked` must finish: the threshold, by default more than half of them."""
+        return asked // 2 + 1 if self.threshold is None else self.threshold
+
+    def check(self, asked: int) -> None:
+        """Refuse too few clients."""
+        if asked < 2:
+            raise InvalidInput(f"a secure sum of {asked} upload is that upload: let 2 clients or more take part")
+        if self.needed(asked) > asked:
+            raise InvalidInput(
+                f"secure threshold={self.threshold} is not allowed; {asked} clients take part in a round"
+            )
+
+    def check_weights(self, weights: Iterable[float]) -> None:
+        """Refuse weights in the mean that are not whole, and such that a sum could leave the range of 64 bits."""
+        given = list(weights)
+        for weight in given:
+            if weight != int(weight) or weight < 1:
+                raise InvalidInput(f"a weight of {weight} in a secure sum is not allowed; expected a whole number >= 1")
+        unit = self.limit * 2.0**self.bits
+        if max(given) * unit > 2**53 or sum(given) * max(unit, COUNT) >= 2**63:
+            raise InvalidInput(
+                f"secure bits={self.bits} and limit={self.limit:g} do not fit weights of {int(max(given))} at most and "
+                f"{int(sum(given))} in all; expected max * limit * 2^bits <= 2^53 and sum * limit * 2^bits < 2^63"
+            )
+
+    def encode(self, tensors: Mapping[str, Tensor], weight: float, sender: str) -> Residues:
+        """Return `tensors`, one after another, times `weight`, and `weight`: (numbers + 1,)."""
+        self.check_weights([weight])
+        parts = []
+        for name, tensor in tensors.items():
+            flat = tensor.detach().cpu().flatten()
+            bound = self.limit if flat.is_floating_point() else COUNT
+            size = float(flat.double().abs().max()) if len(flat) else 0.0
+            if not size <= bound:
+                raise InvalidInput(
+                    f"{sender}'s {name!r} reaches {size:g}, which a secure sum would wrap round; secure "
+                    f"limit={bound:g} must be larger"
+                )
+            if flat.is_floating_point():
+                parts.append(torch.round(flat.double() * (weight * 2.0**self.bits)).long())
+            else:
+                parts.append(flat.long() * int(weight))
+        parts.append(torch.tensor([int(weight)]))
+        return torch.cat(parts).numpy().view(np.uint64)
+
+    def decode(self, total: Residues, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the mean that `total`, a sum of encoded parts, stands for, with the shapes and types of `like`."""
+        sums = torch.from_numpy(total.view(np.int64).copy())
+        weight = float(sums[-1])
+        pieces = sums[:-1].split([tensor.numel() for tensor in like.values()])
+        found = {}
+        for (name, tensor), piece in zip(like.items(), pieces, strict=True):
+            scale = weight * 2.0**self.bits if tensor.is_floating_point() else weight
+            mean = piece.double() / scale
+            mean = mean if tensor.is_floating_point() else mean.round()
+            found[name] = mean.reshape(tensor.shape).to(tensor.device, tensor.dtype)
+        return found

@@ -1,0 +1,38 @@
+"""The server of a secure sum: it adds up masked uploads, and takes away the masks that are left, from shares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from splitfed.core.errors import InvalidInput
+from splitfed.secure_sum.keys import as_bytes, as_number, covered, mask, pad
+from splitfed.secure_sum.plan import Residues
+from splitfed.secure_sum.shamir import reconstruct
+
+Rows = Mapping[int, Mapping[int, bytes]]
+
+
+def unmasked(masked: Mapping[int, Residues], revealed: Rows, rows: Rows, threshold: int) -> Residues:
+    """Return the sum of what the members in `masked` have masked.
+
+    `revealed`: member -> the shares that it reveals, of every member; `rows`: the public row of every member.
+    """
+    if len(revealed) < threshold:
+        raise InvalidInput(f"{len(revealed)} clients are left of a secure sum that needs {threshold}: it is lost")
+    count = len(next(iter(masked.values())))
+    total = np.zeros(count, dtype=np.uint64)
+    for upload in masked.values():
+        total += upload
+    for member in rows:
+        shares = {holder: as_number(found[member]) for holder, found in revealed.items()}
+        secret = as_bytes(reconstruct(shares, threshold))
+        if member in masked:
+            total -= mask(secret, count)
+            continue
+        for survivor in masked:
+            common = mask(covered(rows[member][survivor], pad(secret, survivor)), count)
+            # What the survivor did with it is undone.
+            total = total - common if survivor < member else total + common
+    return total

@@ -1,0 +1,1 @@
+"""Statistics: distance correlation, intervals, and what a score is worth."""

@@ -1,0 +1,415 @@
+"""Distance correlation: how strongly two sets of vectors depend on each other, linearly or not.
+
+Paper: Szekely, Rizzo and Bakirov, "Measuring and testing dependence by correlation of distances", Annals of
+Statistics 2007; the bias-corrected form from Szekely and Rizzo, "Partial distance correlation with methods for
+dissimilarities", Annals of Statistics 2014.
+
+Every argument is a tensor (n, ...) of n paired observations, flattened to (n, d). Distances are Euclidean, not
+squared. Both correlations are the cosine between two centred distance matrices, and differ in the centring only.
+
+Train with the biased form if you like, but report `u_distance_correlation_sqr` with `permutation_test`: on a
+batch of images the biased form is near 1 even for independent data (784 against 500 wide: .99 at n = 32).
+
+Deviations: where a denominator is zero up to rounding (a constant argument) the value is 0 and so is the
+gradient; a biased squared correlation within rounding of zero counts as 0, because its root has no finite slope
+there. float64 distances are exact to rounding; float32 ones come from one Gram matrix, several times faster on
+wide rows, and take two rows closer than about .002 of their distance to the mean for equal rows (wide ones on the CPU
+closer than .008 of their mean distance to the others, where they are four times as long as that; where one is longer,
+the mean is taken out first). NaN in, NaN out. Halves are computed in float32, whole numbers in float64, and both in
+float64 if one is. Gradients are of first order only.
+
+Float32 is used only where a sum is over the width of a row: for the Gram matrix, and not for that of narrow rows on
+the CPU. So a squared distance is right to a few 1e-7 of the squared lengths of its two rows (from the origin or from
+the mean, as said above), whatever the order in which a processor adds up. All that follows is float64 and adds nothing
+to that. U-centring needs it: it takes out what a row's distances have in common, and where that is 100 000 times the
+rest, float32 would keep two digits of the rest. Rows whose numbers float32 cannot square are float64 throughout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from splitfed.core.errors import InvalidInput, check_count, unknown
+
+Statistic = Literal["u_distance_correlation_sqr", "distance_correlation_sqr", "distance_correlation"]
+Number = Any  # a float, or a tensor of one number
+Numbers = Any  # a list of floats, or a tensor of several
+Centering = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+_GRAM_ERROR = 16  # relative error of a squared Gram distance, in units of float eps
+_FAR = 16  # squared length of a row, in units of its squared mean distance, from which the mean is taken out
+_WIDE = 1 << 14  # numbers up to which it is taken out at once, and all is float64
+_CENTERING_ERROR = 64  # relative error of a centred distance, in units of float eps
+_LEAST, _MOST = 1e-15, 1e15  # the largest number of float32 rows lies between, or they become float64
+_EPS = {kind: torch.finfo(kind).eps for kind in (torch.float32, torch.float64)}
+_NO_FLOAT64 = ("mps",)  # devices that have none
+_CHUNK = 1 << 22  # permuted distances held at a time
+
+
+class Form(NamedTuple):
+    """Which statistic: how distances are centred, whether the matrices are scaled to norm 1, whether a root is taken.
+
+    Without the scaling it is a mean over the n² pairs. `least`: the rows that it needs.
+    """
+
+    center: Centering
+    unit: bool = True
+    root: bool = False
+    least: int = 1
+
+
+class Matrices(NamedTuple):
+    """Of two sides: distances and what is left of them centred, (2, n, n), all distances added up, and the rows (n, d).
+
+    All is float64 but wide rows, and those of another device. The distance of rows that count as equal, and of a row to
+    itself, stands as infinity: nothing goes back through it.
+    """
+
+    distances: Tensor
+    centered: Tensor
+    totals: Numbers
+    rows: Sequence[Tensor]
+
+
+class PermutationTest(NamedTuple):
+    """Statistic of the given pairing, its null (permutations,) on the CPU, and the one-sided p-value in (0, 1]."""
+
+    statistic: float
+    null: Tensor
+    p_value: float
+
+
+def distance_covariance_sqr(x: Tensor, z: Tensor) -> Tensor:
+    """Return the biased squared distance covariance, a scalar >= 0 in units of x times units of z."""
+    return _product(x, z, Form(_doubly_centered, unit=False))
+
+
+def distance_correlation_sqr(x: Tensor, z: Tensor) -> Tensor:
+    """Return the biased squared distance correlation dCov² / sqrt(dVar_x dVar_z), a scalar in [0, 1].
+
+    Differentiable in both arguments; an argument that needs no gradient costs no backward pass.
+    """
+    return _product(x, z, _FORMS["distance_correlation_sqr"])
+
+
+def distance_correlation(x: Tensor, z: Tensor) -> Tensor:
+    """Return the biased distance correlation, a scalar in [0, 1]: the root of `distance_correlation_sqr`."""
+    return _product(x, z, _FORMS["distance_correlation"])
+
+
+def u_distance_correlation_sqr(x: Tensor, z: Tensor) -> Tensor:
+    """Return the bias-corrected squared distance correlation, a scalar in [-1, 1], about 0 if independent.
+
+    Signed, so no root is taken. Raises `InvalidInput` for fewer than 4 rows.
+    """
+    return _product(x, z, _FORMS["u_distance_correlation_sqr"])
+
+
+def slope(x: Tensor, z: Tensor, statistic: Statistic, factor: float = 1.0) -> Tensor:
+    """Return `factor` times the gradient of `statistic` in `z`: what autograd finds, at less cost.
+
+    In the shape and type of `z`, attached to no graph.
+    """
+    form = _FORMS[statistic]
+    _, (weights,), (_, rows) = _evaluated(*_rows(x.detach(), z.detach(), form.least), form, (1,), factor=factor)
+    found = _matmul(weights, rows).view_as(z)
+    return found if found.dtype == z.dtype else found.to(z.dtype)
+
+
+@torch.no_grad()
+def permutation_test(
+    x: Tensor,
+    z: Tensor,
+    permutations: int,
+    generator: torch.Generator,
+    statistic: Statistic = "u_distance_correlation_sqr",
+) -> PermutationTest:
+    """Test independence of `x` and `z`: the statistic against its values when the rows of `z` are shuffled.
+
+    p = (1 + number of shuffles that reach the statistic) / (1 + permutations), so it is never 0. Computed in
+    float64; distances cost n² d, once. Raises `InvalidInput` for values that are not finite.
+    """
+    check_count("permutations", permutations, low=1)
+    if statistic not in get_args(Statistic):
+        raise unknown("statistic", statistic, get_args(Statistic))
+    for name, value in (("x", x), ("z", z)):
+        if not bool(torch.isfinite(value).all()):
+            raise InvalidInput(f"{name} holds a value that is not finite; expected finite numbers")
+    form = _FORMS[statistic]
+    found = _with_care(*_rows(x.double(), z.double(), form.least), form)
+    n, dtype, device = len(x), found.distances.dtype, generator.device
+    u, v = (
+        m * _to_unit((m * m).sum(), total / n, dtype) for m, total in zip(found.centered, found.totals, strict=True)
+    )
+    orders = [torch.randperm(n, generator=generator, device=device) for _ in range(permutations)]
+    # Centring commutes with shuffling, and the norms stay: only the product is taken again.
+    parts = torch.stack(orders).to(u.device).split(max(1, _CHUNK // n**2))
+    null = torch.cat([(u * v[part[:, :, None], part[:, None, :]]).sum((1, 2)) for part in parts])
+    value = (u * v).sum()
+    # Shuffles that only swap equal rows tie with the statistic, up to rounding: they count as reaching it.
+    reached = int((null >= value - 1e-12).sum())
+    if form.root:
+        value, null = _root(value, dtype)[0], _root(null, dtype)[0]
+    return PermutationTest(float(value), null.cpu(), (1 + reached) / (1 + permutations))
+
+
+class _Product(torch.autograd.Function):
+    """The statistic, with its gradient written by hand and made along with it, while all that it needs is at hand.
+
+    One matrix product each way, far fewer small operations than autograd would record, and both matrices in one
+    tensor, so that what is small is done for both at once. Wide rows are kept as they came: who changes them before
+    the way back gets autograd's error.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, z: Tensor, form: Form) -> Tensor:
+        ctx.wanted = [side for side in (0, 1) if ctx.needs_input_grad[side]]
+        value, weights, rows = _evaluated(x, z, form, ctx.wanted)
+        if not isinstance(value, Tensor):
+            value = torch.tensor(value, dtype=x.dtype, device=x.device)
+        ctx.save_for_backward(*weights, *(rows[side] for side in ctx.wanted))
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        saved, many = ctx.saved_tensors, len(ctx.wanted)
+        found: dict[int, Tensor] = {}
+        for side, weights, rows in zip(ctx.wanted, saved[:many], saved[many:], strict=True):
+            # That of narrow rows is float64; autograd takes it to the type of its input.
+            found[side] = _matmul(weights * gradient, rows.detach())
+        return found.get(0), found.get(1), None
+
+
+class _Stackable(torch.autograd.Function):
+    """The same for the transforms of `torch.func`, in the form that they ask for; several times the fixed cost."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, z: Tensor, form: Form) -> tuple[Tensor, ...]:
+        value, weights, rows = _evaluated(x, z, form, (0, 1), short=False)
+        return value, *weights, *rows
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(*output[1:])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        weights_x, weights_z, rows_x, rows_z = ctx.saved_tensors
+        rows_x, rows_z = rows_x.detach(), rows_z.detach()
+        return _matmul(weights_x * gradient, rows_x), _matmul(weights_z * gradient, rows_z), None
+
+
+def _evaluated(
+    x: Tensor, z: Tensor, form: Form, wanted: Sequence[int], short: bool = True, factor: float = 1.0
+) -> tuple[Number, list[Tensor], Sequence[Tensor]]:
+    """Return the statistic, and of each of the `wanted` sides what times its rows is the gradient; then all rows.
+
+    With the scaled matrices A and B it is their inner product. Its slope in A is B, or, with A at norm 1, what
+    of B is orthogonal to A; a root multiplies that by its own. `factor` multiplies the gradients alone. `short`: on the
+    CPU the value is a float, and single numbers are taken out of their tensors.
+    """
+    plain, short = short, short and x.is_cpu
+    n, found = len(x), _at_once(x, z, form) if short else None
+    if found is None:
+        # A transform of torch.func lets nobody look at a number.
+        found = _with_care(*(_squarable(x, z) if plain else (x, z)), form)
+    centered, totals, flat = found.centered, found.totals, found.centered.flatten(1)
+    products: Any = _matmul(flat, flat.t())
+    if short:
+        products, totals = (t.tolist() if isinstance(t, Tensor) else t for t in (products, totals))
+    product, squares = products[0][1], (products[0][0], products[1][1])
+    factors: list[Number] = [1 / n, 1 / n]
+    if form.unit:
+        factors = [_to_unit(square, total / n, x.dtype) for square, total in zip(squares, totals, strict=True)]
+    inner = product * factors[0] * factors[1]
+    value, rise = _root(inner, x.dtype) if form.root else (inner, 1.0)
+    weights = []
+    for own in wanted:
+        # Both centrings are orthogonal projections, so they leave the gradients as they are.
+        direction = centered[1 - own] * factors[1 - own]
+        if form.unit:
+            direction -= centered[own] * (inner * factors[own])
+        back = _laplacian(direction, found.distances[own], -2 * factor * rise * factors[own])
+        weights.append(back.to(found.rows[own].dtype))
+    return value.to(x.dtype) if isinstance(value, Tensor) else value, weights, found.rows
+
+
+def _product(x: Tensor, z: Tensor, form: Form) -> Tensor:
+    if not torch.is_grad_enabled():
+        # Otherwise the gradient would be made along with the value.
+        x, z = x.detach(), z.detach()
+    given = (*_rows(x, z, form.least), form)
+    if torch.is_autocast_enabled(x.device.type):
+        # Products would be taken in half precision, where differences are noise.
+        with torch.autocast(x.device.type, enabled=False):
+            return _product(x, z, form)
+    try:
+        value: Tensor = _Product.apply(*given)  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        # Inside a transform of torch.func; any other error comes again.
+        value = _Stackable.apply(*given)[0]  # type: ignore[no-untyped-call]
+    return value
+
+
+def _rows(x: Tensor, z: Tensor, least: int) -> tuple[Tensor, Tensor]:
+    """Check the pair and return both as (n, d) in float32 or float64."""
+    for name, value in (("x", x), ("z", z)):
+        if 0 in (value.dim(), value.numel()) or value.is_complex():
+            raise InvalidInput(f"{name} is {value.dtype} of shape {tuple(value.shape)}; expected real (n, ...)")
+    n = x.shape[0]
+    if n != z.shape[0] or n < least:
+        raise InvalidInput(f"x has {n} rows and z has {len(z)}; expected equal numbers, at least {least}")
+    if x.device != z.device:
+        raise InvalidInput(f"x is on {x.device} and z on {z.device}; expected one device")
+    # What is as it should be stays as it is: a view of it would be a step more on the way back.
+    x, z = (t if t.dim() == 2 else t.reshape(n, -1) for t in (x, z))
+    if x.dtype == z.dtype == torch.float32:
+        return x, z
+    exact = any(t.dtype == torch.float64 or not t.is_floating_point() for t in (x, z))
+    wanted = torch.float64 if exact else torch.float32
+    return x.to(wanted), z.to(wanted)
+
+
+def _distances(x: Tensor, z: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+    """(n, d) and (n, e) -> Euclidean distances (2, n, n), and the rows of both less their mean."""
+    # Far from the origin a Gram matrix would lose every digit: the mean goes first.
+    rows = [part - part.mean(0) for part in (x, z)]
+    if x.dtype == torch.float64:
+        both = [torch.cdist(part, part, compute_mode="donot_use_mm_for_euclid_dist") for part in rows]
+        return torch.stack(both), rows
+    grams = torch.stack([_matmul(part, part.t()) for part in rows])
+    return _from_grams(grams if grams.device.type in _NO_FLOAT64 else grams.double(), x.dtype) ** 0.5, rows
+
+
+def _at_once(x: Tensor, z: Tensor, form: Form) -> Matrices | None:
+    """Return the matrices of float32 on the CPU, with the mean of wide rows left in; None where it costs digits.
+
+    Behind a convolution each kind of operation takes several times its due, whatever its size: they are few here.
+    """
+    n = x.shape[0]
+    if x.dtype != torch.float32 or n < 2:
+        return None
+    rows = [part if part.numel() > _WIDE else part - part.mean(0, dtype=torch.float64) for part in (x, z)]
+    grams = torch.empty(2, n, n, dtype=torch.float64, device=x.device)
+    for gram, part in zip(grams, rows, strict=True):
+        gram.copy_(_matmul(part, part.t()))
+    norms = grams.diagonal(0, 1, 2)
+    distances = torch.sub(norms.unsqueeze(2), grams, alpha=2).add_(norms.unsqueeze(1)).sqrt_()
+    centered, sums = form.center(distances)
+    distances.diagonal(0, 1, 2).fill_(math.inf)
+    lows, tops, error = distances.amin((1, 2)).tolist(), norms.amax(1).tolist(), 2 * _GRAM_ERROR * _EPS[x.dtype]
+    if not (lows[0] ** 2 > error * tops[0] and lows[1] ** 2 > error * tops[1]):
+        # Some rows may be equal up to rounding.
+        distances, centered, sums = _spread(_from_grams(grams, x.dtype).sqrt_(), form)
+    # Beyond that, squares leave the range of float32.
+    if not all(_LEAST**2 < top < _MOST**2 for top in tops):
+        return None
+    # A row is as good as its distances to the origin and to other rows compare: the longest row and the least distance
+    # tell it of most batches, each row of the others. Of what is not finite nothing is true.
+    least, totals = sums.amin((1, 2)).tolist(), sums.sum((1, 2)).tolist()
+    near = tops[0] <= _FAR * (least[0] / n) ** 2 and tops[1] <= _FAR * (least[1] / n) ** 2
+    if near or bool((norms <= _FAR * (sums[..., 0] / n) ** 2).all()):
+        return Matrices(distances, centered, totals, rows)
+    return None
+
+
+def _with_care(x: Tensor, z: Tensor, form: Form) -> Matrices:
+    """Return the matrices of any two tensors on any device."""
+    found, rows = _distances(x, z)
+    distances, centered, sums = _spread(found, form)
+    return Matrices(distances, centered, sums.sum((1, 2)), rows)
+
+
+def _squarable(x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both as they are, or in float64 where float32 has no place for the squares of their numbers."""
+    if x.dtype == torch.float64 or x.device.type in _NO_FLOAT64:
+        return x, z
+    tops = torch.stack([part.detach().abs().amax() for part in (x, z)]).tolist()
+    return (x, z) if all(_LEAST < top < _MOST for top in tops) else (x.double(), z.double())
+
+
+def _spread(distances: Tensor, form: Form) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the distances with infinity for 0, what is left of them centred, and the sums of their rows."""
+    centered, sums = form.center(distances)
+    return distances.masked_fill(distances == 0, math.inf), centered, sums
+
+
+def _from_grams(products: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the squared distances of the rows whose inner products these are, (2, n, n)."""
+    norms = products.diagonal(0, 1, 2)
+    norms = norms[:, :, None] + norms[:, None, :]
+    squared = norms - 2 * products
+    squared *= squared > norms * (_GRAM_ERROR * _EPS[dtype])
+    return squared
+
+
+def _matmul(a: Tensor, b: Tensor) -> Tensor:
+    """The product of two matrices without a graph, in their own precision."""
+    product = torch.mm(a, b)
+    if product.dtype == a.dtype:
+        return product
+    # Autocast has taken it in half precision. To ask first takes 20 us behind a convolution.
+    with torch.autocast(a.device.type, enabled=False):
+        return torch.mm(a, b)
+
+
+def _laplacian(direction: Tensor, distances: Tensor, factor: Number) -> Tensor:
+    """Take a gradient, times `factor`, back from distances: what times the rows is theirs. In place."""
+    weights = direction.div_(distances).mul_(factor)
+    weights.diagonal().sub_(weights.sum(1))
+    return weights
+
+
+def _doubly_centered(distances: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the centred matrices and the sums of their rows before, (2, n, 1)."""
+    n = distances.shape[-1]
+    sums = distances.sum(2, keepdim=True)
+    centered = torch.sub(distances, sums, alpha=1 / n)
+    return centered.sub_(centered.sum(1, keepdim=True), alpha=1 / n), sums
+
+
+def _u_centered(distances: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the centred matrices and the sums of their rows before, (2, n, 1)."""
+    n = distances.shape[-1]
+    sums = distances.sum(2, keepdim=True)
+    rest = torch.sub(sums, sums.sum(1, keepdim=True), alpha=1 / (n - 1))
+    centered = torch.sub(distances, sums, alpha=1 / (n - 2)).sub_(rest.transpose(1, 2), alpha=1 / (n - 2))
+    centered.diagonal(0, 1, 2).zero_()
+    return centered, sums
+
+
+def _to_unit(squared_norm: Number, size: Number, dtype: torch.dtype) -> Number:
+    """Return what scales a centred matrix to norm 1: 0 where its norm is 0 up to rounding of distances of `size`."""
+    norm = squared_norm**0.5
+    return 1 / _where(norm <= size * (_CENTERING_ERROR * _EPS[dtype]), math.inf, norm)
+
+
+def _root(squared: Number, dtype: torch.dtype) -> tuple[Number, Number]:
+    """Return the root and its slope, both 0 where `squared` is zero up to rounding."""
+    low = squared <= 4 * _EPS[dtype]
+    root = _where(low, math.inf, squared) ** 0.5
+    return _where(low, 0.0, root), 0.5 / root
+
+
+def _where(condition: Any, yes: float, no: Number) -> Number:
+    if isinstance(no, Tensor):
+        return torch.where(condition, yes, no)
+    return yes if condition else no
+
+
+_FORMS: dict[Statistic, Form] = {
+    "u_distance_correlation_sqr": Form(_u_centered, least=4),
+    "distance_correlation_sqr": Form(_doubly_centered),
+    "distance_correlation": Form(_doubly_centered, root=True),
+}

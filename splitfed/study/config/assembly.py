@@ -1,0 +1,184 @@
+"""Makes a topology whose pieces are written one by one: each is built when the shape of what reaches it is known.
+
+The builder gets placeholders and says what the graph is; then one small batch walks the graph, and every placeholder
+becomes a module that takes what arrives there.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from splitfed.core.errors import InvalidInput
+from splitfed.core.random import derive
+from splitfed.core.topology import Segment, Topology
+from splitfed.data.dataset import Dataset
+from splitfed.data.features import feed
+from splitfed.models.build import factory_of, make
+from splitfed.models.import_paths import Code
+from splitfed.study.config.parameters import nested, parameters_of
+from splitfed.topologies.fusion import Fusion
+
+SEGMENT_KEYS = ("name", "role", "inputs", "outputs", "prefix")
+
+
+class Refused(InvalidInput):
+    """A piece cannot be made; `path` is its place below the topology's table, such as `bottoms.lab`."""
+
+    def __init__(self, path: str, text: object) -> None:
+        super().__init__(str(text))
+        self.path = path
+
+
+class Pending(nn.Module):
+    """Stands for the piece that `table` describes, until the shape of its input is known."""
+
+    def __init__(self, path: str, table: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.path = path
+        self.table = table
+
+
+def assembled(
+    builder: Callable[..., Topology], given: Mapping[str, Any], data: Dataset, seed: int, code: Code
+) -> Topology:
+    """Return what `builder` makes of `given`, tables of pieces replaced by modules initialised from `seed`.
+
+    The last pieces are as wide as the labels in `data` need; import paths lead where `code` lets them. Raises
+    `InvalidInput`, for a piece `Refused`.
+    """
+    allowed = parameters_of(builder)
+    ready = {key: _placeheld(key, nested(allowed[key].hint), value, data) for key, value in given.items()}
+    if "targets" in allowed:
+        # TOML has no null: a server that is not named learns the main label set.
+        ready["targets"] = {**dict.fromkeys(ready["tops"]), **ready.get("targets", {})}
+    topology = builder(**ready).with_tasks(data.tasks)
+    values = feed(data.x[:2], topology.inputs, data.features)
+    segments = []
+    for segment in topology.segments:
+        arriving = [values[name] for name in segment.inputs]
+        if isinstance(segment.module, Pending):
+            segment = replace(segment, module=_made(segment.module, segment, topology, arriving, seed, code))
+        values.update(zip(segment.outputs, _returned(segment, arriving), strict=True))
+        segments.append(segment)
+    return replace(topology, segments=tuple(segments))
+
+
+def modeled(
+    label: str,
+    name: str,
+    shape: tuple[Any, ...],
+    outputs: int,
+    seed: int,
+    parameters: Mapping[str, Any],
+    code: Code,
+) -> nn.Module:
+    """Return the model `name` as `splitfed.models.build` does; whatever else it raises becomes an `InvalidInput`.
+
+    `code`: where its import path may lead.
+    """
+    try:
+        return make(name, factory_of(name, code), shape, outputs, seed, parameters)
+    except InvalidInput:
+        raise
+    except Exception as error:
+        # A width that no memory holds, or a factory of the user's own that fails, in any way it likes.
+        known = isinstance(error, (RuntimeError, ValueError, TypeError, OverflowError, MemoryError))
+        if not known and ":" not in name:
+            raise
+        reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
+        reason = reason if known else [f"{type(error).__name__}: {reason[0]}"]
+        raise InvalidInput(f"model {label} cannot be built: {reason[0]}") from error
+
+
+def _placeheld(key: str, kind: str | None, value: Any, data: Dataset) -> Any:
+    """Return `value` with a placeholder for every table of a piece in it."""
+    if kind == "segments":
+        return [
+            {k: v for k, v in table.items() if k in SEGMENT_KEYS} | {"module": _placeholder(f"{key}[{i}]", table)}
+            for i, table in enumerate(value)
+        ]
+    if kind == "piece" and isinstance(value, Mapping):
+        return _placeholder(key, value)
+    if kind != "roles":
+        return value
+    if isinstance(value.get("model"), str):
+        if not data.features:
+            raise Refused(key, "one table for all parties needs parties: add vertical, halves or strips to [data]")
+        return {role: _placeholder(key, value) for role in data.features}
+    return {role: _placeholder(f"{key}.{role}", table) for role, table in value.items()}
+
+
+def _placeholder(path: str, table: Mapping[str, Any]) -> nn.Module:
+    if "fusion" in table:
+        return Fusion(table["fusion"])
+    return Pending(path, {key: value for key, value in table.items() if key not in SEGMENT_KEYS})
+
+
+def _made(
+    piece: Pending, segment: Segment, topology: Topology, arriving: Sequence[Tensor], seed: int, code: Code
+) -> nn.Module:
+    """Build the piece for what arrives, as wide as its table says or, before a loss, as the labels need."""
+    parameters = dict(piece.table)
+    name, width = parameters.pop("model"), parameters.pop("width", None)
+    head = next((h for h in topology.heads if segment.outputs == (h.value,)), None)
+    shapes = [tuple(tensor.shape[1:]) for tensor in arriving]
+    if len(shapes) > 1 and ":" not in name:
+        raise Refused(
+            piece.path, f"model {name} takes one value, not {', '.join(segment.inputs)}: join them by a fusion"
+        )
+    if head is not None:
+        assert head.task is not None
+        if width is not None:
+            raise Refused(f"{piece.path}.width", f"{width} is not allowed: the labels say how wide the last piece is")
+        width = head.task.outputs or 1
+    else:
+        _check_width(piece.path, name, width, code)
+    # A factory of the user's own gets one shape, or all where several values arrive.
+    shape = shapes[0] if len(shapes) == 1 else tuple(shapes)
+    try:
+        return modeled(name, name, shape, width or 1, derive(seed, "piece", segment.name), parameters, code)
+    except InvalidInput as error:
+        blamed = [key for key in parameters if str(error).startswith(f"{key}=")]
+        raise Refused(".".join([piece.path, *blamed[:1]]), error) from error
+
+
+def _check_width(path: str, name: str, width: int | None, code: Code) -> None:
+    """Refuse a piece without a width that needs one, and one that has no use for it."""
+    try:
+        takes = ":" not in name or "outputs" in inspect.signature(factory_of(name, code)).parameters
+    except (InvalidInput, ValueError, TypeError):
+        return  # `modeled` says what is wrong with the name.
+    if takes and width is None:
+        raise Refused(f"{path}.width", "is missing; expected a whole number, how many values a row the piece returns")
+    if width is not None and not takes:
+        raise Refused(f"{path}.width", f"{width} is not allowed: {name} takes no 'outputs'")
+    if width is not None and width < 1:
+        raise Refused(f"{path}.width", f"width={width} is not allowed; expected a whole number of at least 1")
+
+
+def _returned(segment: Segment, arriving: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return what a copy of the segment makes of the batch."""
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            result = copy.deepcopy(segment.module).eval()(*(tensor.clone() for tensor in arriving))
+    except InvalidInput:
+        raise
+    except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
+        shapes = ", ".join(f"{v} {tuple(t.shape)}" for v, t in zip(segment.inputs, arriving, strict=True))
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InvalidInput(f"segment {segment.name!r} cannot take what arrives ({shapes}): {reason}") from error
+    values = tuple(result) if isinstance(result, (tuple, list)) else (result,)
+    if len(values) != len(segment.outputs):
+        names = ", ".join(segment.outputs)
+        raise InvalidInput(f"segment {segment.name!r} returned {len(values)} values; it names {names}")
+    other = next((type(value).__name__ for value in values if not isinstance(value, Tensor)), None)
+    if other is not None:
+        raise InvalidInput(f"segment {segment.name!r} returned a {other}; expected tensors")
+    return values

@@ -1,0 +1,98 @@
+"""From a run's plain values to the objects it is made of: data, model, topology, defenses, attacks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from splitfed.attacks.base import Attack
+from splitfed.core.defense import Defense
+from splitfed.core.random import derive
+from splitfed.core.topology import Topology
+from splitfed.data.dataset import Dataset
+from splitfed.data.federation import Federation
+from splitfed.federated.base import Method
+from splitfed.registry import load
+from splitfed.schedules.base import Schedule
+from splitfed.study.config.assembly import assembled, modeled
+from splitfed.study.config.cell import Cell, Named, Probe, Source
+from splitfed.study.config.data_table import divided
+
+
+def dataset(source: Source) -> Dataset:
+    """Load the data set of `source` and say who holds what of it; the same for every seed."""
+    loaded: Dataset = load("data", source.name)(**source.parameters)
+    return divided(loaded, source.parts)
+
+
+def federation(data: Dataset, source: Source, seed: int) -> Federation:
+    """Split `data` as `source` says, with the run's seed."""
+    return data.clients(source.clients, **source.split, seed=seed)
+
+
+def topology(cell: Cell, data: Dataset) -> Topology:
+    """Make the run's topology, its parameters initialised from the run's seed: of one model that is cut, or of pieces.
+
+    Raises `InvalidInput`, and `Refused`, which knows the place, for a piece that cannot be made.
+    """
+    placed = cell.topology.builder
+    builder, given = load("topologies", placed.name), tuples(placed.parameters)
+    if cell.model is None:
+        return assembled(builder, given, data, cell.seed, cell.code)
+    name, parameters = cell.model.name, cell.model.parameters
+    model = modeled(cell.model.label, name, data.shape, data.task.outputs or 1, cell.seed, parameters, cell.code)
+    built: Topology = builder(model, **given)
+    return built.with_tasks(data.tasks)
+
+
+def defenses(cell: Cell) -> list[Defense]:
+    """Make the run's defenses, in the order they act."""
+    return [made("defenses", part) for part in cell.defense.parts]
+
+
+def schedule(cell: Cell) -> Schedule:
+    """Make the run's schedule."""
+    found: Schedule = made("schedules", cell.training.schedule)
+    return found
+
+
+def method(cell: Cell, data: Dataset) -> Method | None:
+    """Make the run's federated method, None where it has none, with the models that it has of its own.
+
+    Such a model reads whole rows, and is as wide as its table says or as the labels need.
+    """
+    part = cell.method.part
+    if part is None:
+        return None
+    given = dict(part.parameters)
+    for key, table in given.items():
+        if isinstance(table, Mapping) and isinstance(table.get("model"), str):
+            parameters = dict(table)
+            name, width = parameters.pop("model"), parameters.pop("width", None)
+            outputs = (data.task.outputs or 1) if width is None else width
+            seed = derive(cell.seed, "method", key)
+            given[key] = modeled(name, name, data.shape, outputs, seed, parameters, cell.code)
+    found: Method = made("methods", replace(part, parameters=given))
+    return found
+
+
+def attack(probe: Probe) -> Attack:
+    """Make the attack of `probe`."""
+    found: Attack = made("attacks", probe.attack)
+    return found
+
+
+def made(kind: str, named: Named) -> Any:
+    """Construct a registered algorithm with its parameters."""
+    return load(kind, named.name)(**tuples(named.parameters))
+
+
+def tuples(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `given` with lists, which is all that TOML knows, as tuples, which frozen values hold."""
+    return {key: as_tuple(value) for key, value in given.items()}
+
+
+def as_tuple(value: Any) -> Any:
+    """Return a list, and lists inside it, as tuples."""
+    return tuple(map(as_tuple, value)) if isinstance(value, list) else value

@@ -1,0 +1,232 @@
+"""One run of a study as plain values: everything the runner needs, nothing it has to look up."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from splitfed.core.annealing import course_of
+from splitfed.core.defense import Strength
+from splitfed.core.messages import Recording
+from splitfed.core.optimizers import Optim
+from splitfed.costs.speeds import Speeds
+from splitfed.models.import_paths import Code
+from splitfed.schedules.base import Training
+
+
+@dataclass(frozen=True)
+class Named:
+    """An algorithm by name with all its parameters; `told` are those worth telling, in its label."""
+
+    name: str
+    parameters: Mapping[str, Any]
+    told: Mapping[str, Any]
+
+    @property
+    def label(self) -> str:
+        """The name with its telling parameters, for people: `noise(scale=0.5, relative=true)`."""
+        inner = ", ".join(f"{key}={written(value)}" for key, value in self.told.items())
+        return f"{self.name}({inner})" if inner else self.name
+
+    @property
+    def slug(self) -> str:
+        """The same for file names: `noise-0.5`; switches are left out."""
+        values = [_brief(v) for v in self.told.values() if not isinstance(v, bool)]
+        return slug("-".join([self.name, *values]))
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A setting of defenses: its `parts` in the order they act, none for no defense.
+
+    `strength` is what a plot of leakage against strength has on its axis; None for no defense, and for one that has no
+    parameter to be stronger by.
+    """
+
+    where: str
+    parts: tuple[Named, ...]
+    strength: Strength | None
+    guarantee: str
+
+    @property
+    def name(self) -> str:
+        """The family: names of the parts joined by "+", or "none"."""
+        return "+".join(part.name for part in self.parts) or "none"
+
+    @property
+    def label(self) -> str:
+        """The parts' labels joined by " + ", or "none"."""
+        return " + ".join(part.label for part in self.parts) or "none"
+
+    @property
+    def slug(self) -> str:
+        """The same for file names."""
+        return "+".join(part.slug for part in self.parts) or "none"
+
+
+@dataclass(frozen=True)
+class Layered:
+    """A federated method on the schedule, None for none; `where` is its place in the study."""
+
+    where: str = field(compare=False)
+    part: Named | None = None
+
+    @property
+    def name(self) -> str:
+        """The method's name, or "none"."""
+        return "none" if self.part is None else self.part.name
+
+    @property
+    def label(self) -> str:
+        """The method with its telling parameters, or "none"."""
+        return "none" if self.part is None else self.part.label
+
+    @property
+    def slug(self) -> str:
+        """The same for file names."""
+        return "none" if self.part is None else self.part.slug
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A topology's builder with parameters; `where` is its place in the study."""
+
+    where: str
+    builder: Named
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set by name with its loader's parameters, and how it is split over `clients`.
+
+    `parts`: which party holds which part of a row, and further label sets, as `splitfed.study.config.data_table` reads
+    them.
+    """
+
+    name: str
+    parameters: Mapping[str, Any]
+    clients: int
+    split: Mapping[str, Any]
+    parts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a run trains, as the arguments of `splitfed.train`; `where` is the schedule's place in the study."""
+
+    schedule: Named
+    optimizer: Optim | Mapping[str, Optim]
+    rounds: int
+    batch_size: int
+    local_epochs: int
+    evaluate_every: int
+    device: str
+    record: Recording
+    speeds: Speeds | None = None
+    where: str = field(default="training.schedule", compare=False)
+    sampling: str = "shuffle"
+    delta: float | None = None
+    across: bool = False
+    restart_optimizers: bool = False
+    starts: str | None = None
+
+    def training(self, seed: int) -> Training:
+        """Return the same for the run with `seed`, as a schedule gets it."""
+        counts = (self.batch_size, self.local_epochs, seed, self.sampling)
+        return Training(*counts, self.restart_optimizers, self.starts)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One attack to run: `key` names its file; the adversary defaults to the first party without data.
+
+    `lives`: how it is in the training, "outside", "passive" or "active"; `every`: after how many rounds it is asked
+    there. `tune`: how many settings of it are tried on auxiliary rows; 0: it is taken as it is.
+    """
+
+    where: str
+    key: str
+    label: str
+    attack: Named
+    adversary: str | None
+    lives: Literal["outside", "passive", "active"] = "outside"
+    every: int | None = None
+    tune: int = 0
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: a point of the grid with a seed. `config` is the study that consists of this run alone.
+
+    `intruder`: the one among the attacks that this training is hijacked by, None for an honest training. `model` is
+    None where the topology has the models of its segments in its own tables. `target`: the metric's value that
+    training is to reach on validation rows, where the study names one. `code`: where import paths of models may lead.
+    """
+
+    id: str
+    seed: int
+    data: Source
+    model: Named | None
+    topology: Placed
+    defense: Guarded
+    training: Plan
+    attacks: tuple[Probe, ...]
+    config: Mapping[str, Any]
+    intruder: Probe | None = None
+    method: Layered = Layered("method")
+    target: float | None = None
+    code: Code = field(default_factory=Code, compare=False)
+
+
+def written(value: Any) -> str:
+    """Return a parameter's value as it stands in labels; tables in few words, cut with a hash where they are long."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, (list, tuple)):
+        return _names(value, "~") if _holds_tables(value) else "+".join(map(written, value))
+    if isinstance(value, Mapping):
+        if (course := course_of(value)) is not None:
+            return _cut(course.label)
+        kind = value.get("model")
+        inner = " ".join(f"{key}={written(item) or '[]'}" for key, item in value.items() if key != "model")
+        return _cut(f"{{{inner}}}" if kind is None else f"{kind}({inner})" if inner else str(kind))
+    return str(value)
+
+
+def slug(text: str, width: int = 80) -> str:
+    """Return `text` as a file name, shortened with a hash where it is long."""
+    clean = re.sub(r"[^A-Za-z0-9.+_-]+", "-", text).strip("-.") or "x"
+    if len(clean) <= width:
+        return clean
+    return f"{clean[: width - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def _brief(value: Any) -> str:
+    """Return `value` as it stands in a file name: of a table its values alone."""
+    if isinstance(value, Mapping):
+        return _cut("-".join(filter(None, map(_brief, value.values()))), 24)
+    return _names(value, "-") if _holds_tables(value) else written(value)
+
+
+def _holds_tables(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(item, Mapping) for item in value)
+
+
+def _names(tables: Sequence[Mapping[str, Any]], sign: str) -> str:
+    """Return what `tables` are called, and a hash of all that they hold."""
+    names = "+".join(str(table.get("name", table.get("value", ""))) for table in tables)
+    return f"{names[:24]}{sign}{_digest(json.dumps(tables, default=str))}"
+
+
+def _cut(text: str, width: int = 48) -> str:
+    return text if len(text) <= width else f"{text[: width - 7]}~{_digest(text)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:6]

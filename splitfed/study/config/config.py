@@ -1,0 +1,286 @@
+"""The tables of a study, typed; structure only, what the names mean is checked in `splitfed.study.config.grid`.
+
+Tables that carry an algorithm's own parameters beside their own keys keep those as `extra`.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from splitfed.core import digests
+from splitfed.core.errors import InvalidInput, unknown
+from splitfed.study.config.mistakes import Mistakes, shown
+
+LIMIT = 10_000
+"""Runs that a grid may have; more are taken for a slip of the pen."""
+
+TABLES = 1_000
+"""Tables of a kind that a study may have."""
+
+Count = Annotated[int, Field(ge=1, le=2**53)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Name = Annotated[str, Field(min_length=1)]
+
+
+class Table(BaseModel):
+    """A table without unknown keys; numbers are not read from text, nor text from numbers."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Open(Table):
+    """A table that also holds the parameters of the algorithm it names."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """The algorithm's parameters."""
+        return dict(self.model_extra or {})
+
+
+class StudyTable(Table):
+    """`[study]`: what it is called and which seeds every setting is run with.
+
+    `honest = false` leaves out the runs without an active intruder. `target`: a value of the task's metric; for every
+    run it is told after how many rounds its validation rows reached it.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
+    seeds: Annotated[list[Seed], Field(min_length=1, max_length=LIMIT)] = [0]
+    honest: bool = True
+    target: float | None = None
+
+
+class DataTable(Open):
+    """`[data]`: a data set with its loader's parameters, and how it is split (as `Dataset.clients`).
+
+    Which party holds which part of a row, and further label sets, are checked by `splitfed.study.config.data_table`.
+    """
+
+    name: Name
+    clients: Count = 1
+    dirichlet: float | None = None
+    minimum: int = 2
+    classes_per_client: int | None = None
+    class_spread: int | None = None
+    rows_per_class: int | None = None
+    by_domain: bool = False
+    auxiliary: int | float = 0.2
+    victims: int = 64
+    validation: float = 0.1
+    test: float = 0.2
+    public: float | None = None
+    vertical: Any = None
+    overlap: Any = None
+    halves: Any = None
+    strips: Any = None
+    targets: Any = None
+
+    SPLIT: ClassVar[tuple[str, ...]] = (
+        *("dirichlet", "minimum", "classes_per_client", "class_spread", "rows_per_class", "by_domain"),
+        *("auxiliary", "victims", "validation", "test", "public"),
+    )
+    PARTS: ClassVar[tuple[str, ...]] = ("vertical", "overlap", "halves", "strips", "targets")
+
+
+class ModelTable(Open):
+    """`[model]`: a registered model or "package.module:Name", with its parameters; for topologies that cut one.
+
+    Such a path leads to a subclass of `torch.nn.Module`, or to a function in a Python file beside the study.
+    """
+
+    name: Name
+
+
+class RecordTable(Table):
+    """`training.record`: whose view is kept during training, as `splitfed.Recording`."""
+
+    parties: list[Name] = []
+    every: Count = 1
+    budget: Count = 256 * 2**20
+
+
+class TrainingTable(Table):
+    """`[training]`: as the arguments of `splitfed.train`; a list of schedules gives a grid.
+
+    What stands in `schedule` and `speeds` is checked by `splitfed.study.config.training_table` and
+    `splitfed.study.config.speeds_table`.
+    """
+
+    rounds: Count = 10
+    batch_size: Count = 64
+    local_epochs: Count = 1
+    sampling: Literal["shuffle", "poisson"] = "shuffle"
+    delta: Annotated[float, Field(gt=0, lt=1)] | None = None
+    schedule: Any = "sequential"
+    optimizer: dict[str, Any] = {}
+    restart_optimizers: bool = False
+    starts: Literal["shared", "own"] | None = None
+    evaluate_every: Count = 1
+    across: bool = False
+    device: Name = "cpu"
+    record: RecordTable | None = None
+    speeds: Any = None
+
+
+class TopologyTable(Open):
+    """`[[topology]]`: a builder's name and parameters; a list where one value belongs gives a grid."""
+
+    name: Name
+
+
+class DefenseTable(Open):
+    """`[[defense]]`: a name with parameters, or `combine` with several of those in the order they act."""
+
+    name: Name | None = None
+    combine: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
+
+
+class MethodTable(Open):
+    """`[[method]]`: a federated method layered on the schedule, with its parameters, or "none"."""
+
+    name: Name
+
+
+class AttackTable(Open):
+    """`[[attack]]`: a name with the parameters that differ from those of `preset` (None: the attack's usual one).
+
+    `every`: an intruder is asked after every so many rounds of training. `tune`: how many settings of the attack's
+    space are tried on auxiliary rows first.
+    """
+
+    name: Name
+    preset: Name | None = None
+    adversary: Name | None = None
+    every: Count | None = None
+    tune: Count | None = None
+
+    OWN: ClassVar[tuple[str, ...]] = ("preset", "adversary", "every", "tune")
+
+
+class StudyConfig(Table):
+    """A whole study as written in TOML."""
+
+    study: StudyTable
+    data: DataTable
+    model: ModelTable | None = None
+    training: TrainingTable = TrainingTable()
+    topology: Annotated[list[TopologyTable], Field(min_length=1, max_length=TABLES)]
+    method: Annotated[list[MethodTable], Field(min_length=1, max_length=TABLES)] = [MethodTable(name="none")]
+    defense: Annotated[list[DefenseTable], Field(min_length=1, max_length=TABLES)] = [DefenseTable(name="none")]
+    attack: Annotated[list[AttackTable], Field(max_length=TABLES)] = []
+
+
+DEEPEST = 32
+"""How deep tables and lists of a study may be nested; more are no study."""
+
+# What keeps any file from being read.
+_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO}
+# Names joined by more dots than a study has levels: Python's reader takes a time that grows with their square.
+_DOTTED = re.compile(r"""(?<![^\s.=,{}\[\]])(?:(?:"[^"\n]*+"|'[^'\n]*+'|[^\s.=,{}\[\]"']++)[ \t]*+\.[ \t]*+){32}""")
+
+
+def read(path: Path, advice: str | None = None) -> dict[str, Any]:
+    """Return the TOML in `path`; `InvalidInput` names what cannot be read.
+
+    `advice`: what to do about a file that was written with its digest, where it is damaged; None where the file need
+    not have one.
+    """
+    try:
+        content = path.read_bytes()
+        if _DOTTED.search(content.decode("utf-8")):
+            raise RecursionError
+        found = digests.toml(path, content, advice)
+        _check_depth(found)
+    except RecursionError:
+        raise InvalidInput(f"{path} cannot be read as a study: it is nested more than {DEEPEST} levels deep") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        if isinstance(error, OSError) and error.errno in _MACHINE:
+            raise  # The file is not at fault.
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidInput(f"{path} cannot be read as a study: {reason}") from None
+    return found
+
+
+def _check_depth(document: Mapping[str, Any]) -> None:
+    level: list[Any] = [document]
+    for _ in range(DEEPEST):
+        level = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)]
+        level = [inner for inner in level if isinstance(inner, (dict, list))]
+    if level:
+        raise RecursionError
+
+
+def parse(raw: Mapping[str, Any], source: str) -> StudyConfig:
+    """Check the structure of `raw`; raises `InvalidStudy` with one line a mistake, `source` in front."""
+    mistakes = Mistakes(source)
+    try:
+        return StudyConfig.model_validate(dict(raw))
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            mistakes.add(*_told(detail))
+        mistakes.stop()
+        raise
+
+
+def place(parts: tuple[str | int, ...]) -> str:
+    """Return ("defense", 1, "alpha") as `defense[1].alpha`."""
+    text = ""
+    for part in parts:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return text.removeprefix(".")
+
+
+def _told(detail: ErrorDetails) -> tuple[str, object]:
+    """Return place and text of one mistake, in our words."""
+    loc, table = _location(detail["loc"])
+    where = place(loc)
+    if detail["type"] == "extra_forbidden":
+        return where, unknown("key", str(loc[-1]), table)
+    if detail["type"] == "missing":
+        return where, f"is missing; add {loc[-1]} = ..."
+    if detail["type"] == "string_pattern_mismatch":
+        return where, f"{shown(detail['input'])} is not allowed; expected letters, digits, '.', '_' and '-' only"
+    if detail["type"] == "too_long":
+        given, most = detail["ctx"]["actual_length"], detail["ctx"]["max_length"]
+        return where, f"has {given} entries; at most {most} are allowed"
+    text = detail["msg"].removeprefix("Input should be ").removeprefix("Input should ")
+    return where, f"{shown(detail['input'])} is not allowed; expected {text[:1].lower()}{text[1:]}"
+
+
+def _location(loc: tuple[str | int, ...]) -> tuple[tuple[str | int, ...], list[str]]:
+    """Return `loc` without pydantic's names of a union's branches, and the keys of the table around it."""
+    kept: list[str | int] = []
+    model: type[BaseModel] | None = StudyConfig
+    keys: list[str] = list(StudyConfig.model_fields)
+    for i, part in enumerate(loc):
+        if isinstance(part, int):
+            kept.append(part)
+            continue
+        if model is None:
+            # Below a key that is no table there are only branches of unions such as "list[str]" or "int".
+            break
+        keys = list(model.model_fields)
+        kept.append(part)
+        model = _table_of(model, part) if i + 1 < len(loc) else None
+    return tuple(kept), keys
+
+
+def _table_of(model: type[BaseModel], key: str) -> type[BaseModel] | None:
+    """Return the table that `key` of `model` holds, one or a list of them."""
+    tables: dict[str, type[BaseModel]] = {
+        "study": StudyTable, "data": DataTable, "model": ModelTable, "training": TrainingTable,
+        "topology": TopologyTable, "method": MethodTable, "defense": DefenseTable, "attack": AttackTable,
+    }  # fmt: skip
+    if model is StudyConfig:
+        return tables.get(key)
+    return RecordTable if (model, key) == (TrainingTable, "record") else None

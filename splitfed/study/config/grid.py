@@ -1,0 +1,203 @@
+"""From a study's tables to its runs: names looked up, parameters checked and constructed, lists expanded."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from splitfed.attacks.base import Attack
+from splitfed.core.errors import unknown
+from splitfed.models.import_paths import Code
+from splitfed.registry import TABLES, load
+from splitfed.study.config import data_table as data_tables
+from splitfed.study.config import defense_tables, method_tables, topology_tables
+from splitfed.study.config import training_table as training_tables
+from splitfed.study.config.build import as_tuple
+from splitfed.study.config.cell import Cell, Named, Probe, Source, slug
+from splitfed.study.config.config import LIMIT, AttackTable, DataTable, StudyConfig
+from splitfed.study.config.lookup import checked, constructs, find
+from splitfed.study.config.mistakes import Mistakes
+from splitfed.study.config.parameters import Parameter, parameters_of
+from splitfed.study.config.training_attacks import lives_as, split
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All runs of a study, and the study with every default filled in (as plain TOML tables)."""
+
+    name: str
+    resolved: Mapping[str, Any]
+    cells: tuple[Cell, ...]
+
+
+def expand(config: StudyConfig, source: str, base: Path, code: Code | None = None) -> Grid:
+    """Return the runs of `config`; relative paths start from `base`. Raises `InvalidStudy` naming every mistake.
+
+    `code`: where import paths of models may lead (default: to classes alone); none is followed here.
+    """
+    code = Code() if code is None else code
+    mistakes = Mistakes(source)
+    data_table, data = _data(mistakes, config.data, base)
+    model_table, model = _model(mistakes, config)
+    training_table, trained = training_tables.plan(mistakes, config.training)
+    topologies = [
+        topology_tables.settings(mistakes, f"topology[{i}]", table) for i, table in enumerate(config.topology)
+    ]
+    layers = [method_tables.settings(mistakes, f"method[{i}]", table) for i, table in enumerate(config.method)]
+    defenses = [defense_tables.settings(mistakes, f"defense[{i}]", table) for i, table in enumerate(config.defense)]
+    attacks = [probe(mistakes, f"attack[{i}]", table) for i, table in enumerate(config.attack)]
+    mistakes.stop()
+    assert data is not None
+    placed = [point for _, points in topologies for point in points]
+    layered = [point for _, points in layers for point in points]
+    guarded = [point for _, points in defenses for point in points]
+    probes = [found for found in attacks if found is not None]
+    seeds = config.study.seeds
+    _distinct(mistakes, "study.seeds", seeds)
+    _distinct(mistakes, "topology", [point.builder.label for _, point in placed])
+    _distinct(mistakes, "training.schedule", [plan.schedule.label for _, plan in trained])
+    _distinct(mistakes, "method", [point.label for _, point in layered])
+    _distinct(mistakes, "defense", [point.label for _, point in guarded])
+    _distinct(mistakes, "attack", [p.label for p in probes])
+    keyed = tuple(replace(p, key=key) for p, key in zip(probes, _unique([p.key for p in probes]), strict=True))
+    worlds = split(mistakes, keyed, config.study.honest)
+    runs = len(placed) * len(trained) * len(layered) * len(guarded) * len(worlds) * len(seeds)
+    if runs > LIMIT:
+        mistakes.add("study", f"the grid has {runs} runs; at most {LIMIT} are allowed")
+    mistakes.stop()
+    honest = {} if config.study.honest else {"honest": False}
+    target = {} if config.study.target is None else {"target": config.study.target}
+    plain = [point.part for _, point in layered] == [None]
+    resolved: dict[str, Any] = {
+        "study": {"name": config.study.name, "seeds": list(seeds), **honest, **target},
+        "data": data_table,
+        **({} if model is None else {"model": model_table}),
+        "training": training_table,
+        "topology": [table for table, _ in topologies],
+        **({} if plain else {"method": [table for table, _ in layers]}),
+        "defense": [table for table, _ in defenses],
+        "attack": [written(p) for p in probes],
+    }
+    rows = zip(_unique([point.builder.slug for _, point in placed]), placed, strict=True)
+    ways = zip(_unique([plan.schedule.slug for _, plan in trained]), trained, strict=True)
+    tiers = zip(_unique([point.slug for _, point in layered]), layered, strict=True)
+    columns = zip(_unique([point.slug for _, point in guarded]), guarded, strict=True)
+    cells = []
+    grid = itertools.product(rows, ways, tiers, columns, worlds, seeds)
+    for row, trainer, upper, column, world, seed in grid:
+        (first, (where, place)), (way, (training, plan)) = row, trainer
+        (tier, (also, layer)), (second, (how, guard)) = upper, column
+        inside = [] if world.intruder is None else [f"{world.intruder.key}-inside"]
+        between = [*([way] if len(trained) > 1 else []), *([tier] if len(layered) > 1 else [])]
+        name = "--".join([first, *between, second, *inside, f"seed{seed}"])
+        hijacked = {"honest": False} if inside else {}
+        alone: dict[str, Any] = {
+            "study": {"name": slug(name).replace("+", "-"), "seeds": [seed], **hijacked, **target},
+            "topology": [where],
+            **({} if plain else {"method": [also]}),
+            "defense": [how],
+            "attack": [written(p) for p in world.attacks],
+        }
+        alone["training"] = training
+        cut = model if topology_tables.cuts_a_model(place.builder.name) else None
+        asked = {key: table for key, table in resolved.items() if key != "model" or cut is not None}
+        config_alone = {**asked, **alone}
+        more = (world.attacks, config_alone, world.intruder, layer, config.study.target, code)
+        cells.append(Cell(name, seed, data, cut, place, guard, plan, *more))
+    return Grid(config.study.name, resolved, tuple(cells))
+
+
+def probe(mistakes: Mistakes, where: str, table: AttackTable) -> Probe | None:
+    """Return the attack of `table`: the parameters of its preset, changed by those given; or note what is wrong."""
+    name = table.name
+    if name not in TABLES["attacks"]:
+        mistakes.add(f"{where}.name", unknown("attack", name, TABLES["attacks"]))
+        return None
+    kind: type[Attack] = load("attacks", name)
+    preset = kind.usual() if table.preset is None else table.preset
+    if preset not in kind.presets:
+        mistakes.add(f"{where}.preset", unknown("preset", preset, kind.presets))
+        return None
+    preferred = {k: replace(p, default=kind.presets[preset].get(k, p.default)) for k, p in parameters_of(kind).items()}
+    found = checked(mistakes, where, preferred, table.extra, keys=AttackTable.OWN)
+    lives = lives_as(kind)
+    if table.every is not None and lives == "outside":
+        mistakes.add(f"{where}.every", f"is for attacks that live in training; {name} is asked once, after it")
+    if table.tune is not None and not kind.space:
+        mistakes.add(f"{where}.tune", f"{name} has no space of parameters to tune")
+    if not found.points:
+        return None
+    point = found.points[0]
+    changed = {key: value for key, value in point.items() if as_tuple(value) != preferred[key].default}
+    tuned = {} if table.tune is None else {"tune": table.tune}
+    # Part of the label: what two parties find with the same attack is never one figure.
+    placed = {} if table.adversary is None else {"adversary": table.adversary}
+    attack = Named(name, point, {"preset": preset, **changed, **tuned, **placed})
+    if not constructs(mistakes, where, "attacks", attack):
+        return None
+    return Probe(where, name, attack.label, attack, table.adversary, lives, table.every, table.tune or 0)
+
+
+def written(probe: Probe) -> dict[str, Any]:
+    """Return the `[[attack]]` table that means `probe`."""
+    every = {} if probe.every is None else {"every": probe.every}
+    return {
+        "name": probe.attack.name,
+        **probe.attack.told,
+        **probe.attack.parameters,
+        **every,
+        "adversary": probe.adversary,
+    }
+
+
+def _data(mistakes: Mistakes, table: DataTable, base: Path) -> tuple[dict[str, Any], Source | None]:
+    if table.name not in TABLES["data"]:
+        mistakes.add("data.name", unknown("data set", table.name, TABLES["data"]))
+        return {}, None
+    split = {key: getattr(table, key) for key in DataTable.SPLIT if getattr(table, key) is not None}
+    keys = [key for key in DataTable.model_fields if key != "name"]
+    loader: dict[str, Parameter] = parameters_of(load("data", table.name))
+    found = checked(mistakes, "data", loader, table.extra, keys=keys, base=base)
+    point = found.points[0] if found.points else {}
+    whose = data_tables.parts(mistakes, table)
+    resolved = {"name": table.name, **found.written, "clients": table.clients, **split, **whose}
+    return resolved, Source(table.name, point, table.clients, split, whose)
+
+
+def _model(mistakes: Mistakes, config: StudyConfig) -> tuple[dict[str, Any], Named | None]:
+    cutting = [f"topology[{i}]" for i, t in enumerate(config.topology) if _cuts(t.name)]
+    if config.model is None:
+        if cutting:
+            mistakes.add("model", f"is missing; {cutting[0]} cuts a model: add [model] with name = ...")
+        return {}, None
+    if not cutting and all(table.name in TABLES["topologies"] for table in config.topology):
+        mistakes.add("model", "is used by no topology, whose pieces have models in their own tables; leave it out")
+    name, given = config.model.name, config.model.extra
+    if ":" in name:
+        return {"name": name, **given}, Named(name, given, given)
+    found, points = find(mistakes, "model", "models", name, given)
+    return {"name": name, **found}, points[0] if points else None
+
+
+def _cuts(name: str) -> bool:
+    return name in TABLES["topologies"] and topology_tables.cuts_a_model(name)
+
+
+def _distinct(mistakes: Mistakes, where: str, values: Sequence[Any]) -> None:
+    for value, times in Counter(values).items():
+        if times > 1:
+            mistakes.add(where, f"{value} is there {times} times; expected once")
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    """Return `names` with a number at those that came before."""
+    seen: dict[str, int] = {}
+    result = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        result.append(name if seen[name] == 1 else f"{name}-{seen[name]}")
+    return result

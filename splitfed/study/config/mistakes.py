@@ -1,0 +1,106 @@
+"""Mistakes of a study, gathered so that the user sees all of them at once, one line each."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from splitfed.core.errors import InvalidInput
+
+WIDEST = 200
+"""Characters of a place that are told."""
+
+SHOWN = 20
+"""Mistakes that are told; of more, only the number."""
+
+MANY = 100
+"""Mistakes beyond those after which to look for more, where that takes long, is given up."""
+
+
+class InvalidStudy(InvalidInput):
+    """One or more mistakes in a study; `lines` holds one a mistake, `more` how many are left out, the text is all."""
+
+    def __init__(self, lines: list[str], more: int = 0, counted: bool = True) -> None:
+        rest = [f"and {'' if counted else 'at least '}{more} more"] if more else []
+        super().__init__("\n".join([*lines, *rest]))
+        self.lines = tuple(lines)
+        self.more = more
+
+
+class Mistakes:
+    """Collects mistakes of the study called `source`; the same line is kept once."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._lines: dict[str, None] = {}
+        # Place and text, or kind, of what is told and of what is not: to word a mistake costs time.
+        self._told: set[tuple[str, str]] = set()
+        self._more: set[tuple[str, str]] = set()
+
+    def add(self, where: str, text: object) -> None:
+        """Note that `text` is wrong at `where` (a path such as `defense[1].alpha`)."""
+        # What an error was made of, not its text.
+        key = (where, repr(text.args) if isinstance(text, Exception) else str(text))
+        if len(self._lines) >= SHOWN:
+            self._more |= {key} - self._told
+            return
+        self._told.add(key)
+        # A key may hold anything, line breaks too.
+        where = "".join(c if c.isprintable() and c != " " else f"\\x{ord(c):02x}" for c in where[:WIDEST])
+        self._lines[f"{self._source}: {where or 'study'}: {' '.join(str(text).split())}"] = None
+
+    def at(self, where: str) -> Place:
+        """Note an `InvalidInput` raised inside the block as a mistake at `where`, and go on after it."""
+        return Place(self, where)
+
+    def fresh(self) -> Mistakes:
+        """Return an empty collection for the same study."""
+        return Mistakes(self._source)
+
+    def take(self, other: Mistakes) -> None:
+        """Add the mistakes that were noted elsewhere in the same study."""
+        for line in other._lines:
+            if len(self._lines) < SHOWN:
+                self._lines[line] = None
+            elif line not in self._lines:
+                self._more.add(("", line))
+        self._told |= other._told
+        self._more |= other._more - self._told
+
+    def __bool__(self) -> bool:
+        return bool(self._lines)
+
+    def stop(self) -> None:
+        """Raise `InvalidStudy` if there was any mistake."""
+        if self._lines:
+            raise InvalidStudy(list(self._lines), len(self._more))
+
+    def stop_if_many(self) -> None:
+        """Raise `InvalidStudy` if there were so many mistakes that to look for the others would take long."""
+        if len(self._more) >= MANY:
+            raise InvalidStudy(list(self._lines), len(self._more), counted=False)
+
+
+class Place:
+    """A block whose mistake is noted at a place of the study."""
+
+    def __init__(self, mistakes: Mistakes, where: str) -> None:
+        self._mistakes = mistakes
+        self._where = where
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        """Note what the user got wrong; anything else goes on its way."""
+        if not isinstance(error, InvalidInput):
+            return False
+        self._mistakes.add(self._where, error)
+        return True
+
+
+def shown(value: object, width: int = 60) -> str:
+    """Return `value` as it is written in Python, on one line, cut to `width` characters."""
+    text = repr(value)
+    return text if len(text) <= width else f"{text[: width - 3]}..."

@@ -1,0 +1,184 @@
+"""Checks parameters written in TOML against the signature of the algorithm they are meant for."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import json
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
+from torch import nn
+
+from splitfed.core.annealing import EXAMPLE, Course
+from splitfed.core.errors import unknown
+from splitfed.core.topology import Head, Segment
+from splitfed.study.config.config import LIMIT
+from splitfed.study.config.mistakes import Mistakes, shown
+
+T = TypeVar("T")
+
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "text"}
+_WORDS |= {Course: f"a course such as {EXAMPLE}"}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of an algorithm: its type as written, and its default where it has one."""
+
+    name: str
+    hint: Any
+    default: Any
+
+    @property
+    def required(self) -> bool:
+        """Whether a value must be given."""
+        return self.default is inspect.Parameter.empty
+
+    def takes(self, value: Any) -> bool:
+        """Tell whether `value`, as TOML gives it, is of the parameter's type."""
+        try:
+            TypeAdapter(self.hint).validate_json(json.dumps(value), strict=True)
+        except PydanticSchemaGenerationError:
+            return True
+        except (ValidationError, TypeError):
+            return False
+        return True
+
+
+def parameters_of(algorithm: Callable[..., Any], hidden: Collection[str] = ()) -> dict[str, Parameter]:
+    """Return the parameters of a function or dataclass by name, without those that are `hidden`."""
+    hints = get_type_hints(algorithm)
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {
+        name: Parameter(name, hints.get(name, Any), p.default)
+        for name, p in inspect.signature(algorithm).parameters.items()
+        if p.kind in named and name not in hidden
+    }
+
+
+@dataclass(frozen=True)
+class Points:
+    """`written`: the parameters with defaults, lists for a grid kept; `points`: every point of that grid."""
+
+    written: dict[str, Any]
+    points: tuple[dict[str, Any], ...]
+
+
+def check(
+    mistakes: Mistakes,
+    where: str,
+    allowed: Mapping[str, Parameter],
+    given: Mapping[str, Any],
+    *,
+    keys: Sequence[str] = (),
+    grid: bool = False,
+    base: Path | None = None,
+) -> Points:
+    """Note every parameter of `given` that is unknown, missing or of another type; return the grid points.
+
+    `keys`: what else may stand in the table, for the hint. `grid`: a list of values in place of one value makes a
+    grid. `base`: the folder that relative paths start from.
+    """
+    for name in given:
+        if name not in allowed:
+            mistakes.add(f"{where}.{name}", unknown("key", name, [*keys, *allowed]))
+    written: dict[str, Any] = {}
+    axes: dict[str, list[Any]] = {}
+    for name, parameter in allowed.items():
+        if name not in given:
+            if parameter.required:
+                mistakes.add(f"{where}.{name}", f"is missing; expected {told(parameter.hint)}")
+            elif _plain(parameter.default):
+                written[name] = _listed(parameter.default)
+            continue
+        value = given[name] if base is None else _absolute(given[name], parameter.hint, base)
+        written[name] = value
+        if parameter.takes(value):
+            axes[name] = [value]
+        elif grid and isinstance(value, list) and len(value) > LIMIT:
+            mistakes.add(f"{where}.{name}", f"has {len(value)} entries; at most {LIMIT} are allowed")
+        elif grid and isinstance(value, list) and value and all(map(parameter.takes, value)):
+            axes[name] = value
+        else:
+            more = ", or a list of those" if grid else ""
+            text = f"{shown(value)} is not allowed; expected {told(parameter.hint)}{more}"
+            mistakes.add(f"{where}.{name}", text)
+    # What stands in a list varies slowest for the parameter written first.
+    product = combinations(mistakes, where, list(axes.values()))
+    points = (dict(zip(axes, point, strict=True)) for point in product)
+    ready = tuple({name: point.get(name, value) for name, value in written.items()} for point in points)
+    return Points(written, ready)
+
+
+def combinations(mistakes: Mistakes, where: str, axes: Sequence[Sequence[T]]) -> Iterator[tuple[T, ...]]:
+    """Return every choice of one value of each of `axes`, the first varying slowest; note a grid that is too large."""
+    count = math.prod(map(len, axes))
+    if count > LIMIT:
+        mistakes.add(where, f"the lists make {count} combinations; at most {LIMIT} are allowed")
+        return iter(())
+    return itertools.product(*axes)
+
+
+def nested(hint: Any) -> Literal["roles", "piece", "segments", "heads"] | None:
+    """Tell which tables of pieces of a model stand for a parameter with this hint; None where a plain value does."""
+    inside = list(_flat(hint))
+    if Segment in inside:
+        return "segments"
+    if Head in inside:
+        return "heads"
+    if nn.Module not in inside:
+        return None
+    return "roles" if get_origin(hint) is Mapping else "piece"
+
+
+def reads_path(hint: Any) -> bool:
+    """Tell whether a parameter with this hint is the path of a file or a folder."""
+    return Path in _flat(hint)
+
+
+def told(hint: Any) -> str:
+    """Return the type `hint` in words."""
+    if hint in _WORDS:
+        return _WORDS[hint]
+    if get_origin(hint) is Literal:
+        return " or ".join(repr(option) for option in get_args(hint))
+    if get_origin(hint) in (tuple, list, Sequence):
+        inner = [a for a in get_args(hint) if a is not ...]
+        return f"a list ({', '.join(dict.fromkeys(told(a) for a in inner))})"
+    if get_origin(hint) in (dict, Mapping):
+        return f"a table ({told(get_args(hint)[1])})"
+    options = [told(a) for a in get_args(hint) if a is not NoneType and not _is_class(a)]
+    return " or ".join(dict.fromkeys(options)) or "a value of its type"
+
+
+def _is_class(hint: Any) -> bool:
+    return inspect.isclass(hint) and hint not in _WORDS
+
+
+def _plain(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(map(_plain, value))
+    return isinstance(value, (bool, int, float, str))
+
+
+def _listed(value: Any) -> Any:
+    return [_listed(v) for v in value] if isinstance(value, tuple) else value
+
+
+def _absolute(value: Any, hint: Any, base: Path) -> Any:
+    if not reads_path(hint) or not isinstance(value, str):
+        return value
+    path = Path(value)
+    return str(path if value.startswith("~") else base / path)
+
+
+def _flat(hint: Any) -> Iterator[Any]:
+    yield hint
+    for inner in get_args(hint):
+        yield from _flat(inner)

@@ -1,0 +1,78 @@
+"""Attacks that live in the training of a study's runs: who shares a training, and which trainings there are for them.
+
+A passive intruder changes nothing that others learn, so it joins the honest training of every setting. An active one
+does: every setting is trained once more for each of them, and that run is asked nothing but what it learnt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+from splitfed.attacks.base import Attack
+from splitfed.attacks.training_time.training_attack import Insider, Intruder
+from splitfed.core.errors import InvalidInput
+from splitfed.core.topology import Topology
+from splitfed.engines.local import LocalEngine
+from splitfed.planning.validation import Prepared
+from splitfed.registry import name_of
+from splitfed.study.config import build
+from splitfed.study.config.cell import Cell, Probe
+from splitfed.study.config.mistakes import Mistakes
+from splitfed.threats.evaluator import curious
+from splitfed.threats.training_time import enter
+
+
+class World(NamedTuple):
+    """How a setting is trained: hijacked by `intruder` or honestly, and the `attacks` that it is asked."""
+
+    intruder: Probe | None
+    attacks: tuple[Probe, ...]
+
+
+def lives_as(kind: type[Attack]) -> Literal["outside", "passive", "active"]:
+    """Return how an attack is in the training."""
+    if not issubclass(kind, Intruder):
+        return "outside"
+    return "active" if kind.active else "passive"
+
+
+def split(mistakes: Mistakes, probes: Sequence[Probe], honest: bool) -> list[World]:
+    """Return the trainings of every setting; without an `honest` one the hijacked are asked ordinary attacks too."""
+    active = [probe for probe in probes if probe.lives == "active"]
+    if honest:
+        others = tuple(probe for probe in probes if probe.lives != "active")
+        return [World(None, others), *(World(one, (one,)) for one in active)]
+    if not active:
+        mistakes.add("study.honest", "false leaves no run: no attack is an active intruder")
+    for probe in probes:
+        if probe.lives == "passive":
+            text = f"{probe.attack.name} lives in honest trainings, which study.honest = false leaves out"
+            mistakes.add(probe.where, text)
+    outside = tuple(probe for probe in probes if probe.lives == "outside")
+    return [World(one, (one, *outside)) for one in active]
+
+
+def sent(cell: Cell, topology: Topology) -> dict[str, Any]:
+    """Return what `splitfed.train` is told of the intruders of `cell`: who goes where, and when they are asked."""
+    inside = {_party(probe, topology): probe for probe in cell.attacks if probe.lives != "outside"}
+    return {
+        "intruders": {party: build.attack(probe) for party, probe in inside.items()},
+        "ask": {party: probe.every for party, probe in inside.items() if probe.every is not None},
+    }
+
+
+def join(engine: LocalEngine, ready: Prepared, probe: Probe) -> None:
+    """Let the intruder of `probe` into `engine`; refuse a second one at its party, and a party where it cannot work."""
+    party = _party(probe, ready.topology)
+    other = engine.insiders.get(party)
+    if isinstance(other, Insider):
+        names = f"{name_of('attacks', type(other.plan))} and {probe.attack.name}"
+        raise InvalidInput(f"{names} are both at {party!r}; expected one intruder a party: give each its own study")
+    plan = build.attack(probe)
+    assert isinstance(plan, Intruder)
+    enter(engine, ready, {party: plan})
+
+
+def _party(probe: Probe, topology: Topology) -> str:
+    return probe.adversary or curious(topology)

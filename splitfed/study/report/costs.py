@@ -1,0 +1,112 @@
+"""What a study's runs cost, for its report: predicted against counted, who took part, accuracy by simulated time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from splitfed.costs.crossover import Crossover, over_clients
+from splitfed.costs.singh import Sizes
+from splitfed.study.report.data import Setting
+
+Json = dict[str, Any]
+Runs = Sequence[Mapping[str, Any]]
+Line = tuple[list[float], list[float]]  # seconds, utilities
+
+
+def costs_of(runs: Runs) -> Json | None:
+    """Return what was predicted for `runs`, means over seeds, and whether every run counted just that.
+
+    None where a run says nothing of it, as one that an older version did.
+    """
+    found = [run.get("predicted") for run in runs]
+    known = [one for one in found if one]
+    if not known or len(known) < len(found):
+        return None
+    kinds = dict.fromkeys(kind for one in known for kind in one["bytes_by_kind"])
+    return {
+        "bytes": fmean(one["bytes"] for one in known),
+        "bytes_by_kind": {kind: fmean(one["bytes_by_kind"].get(kind, 0) for one in known) for kind in kinds},
+        "messages": fmean(one["messages"] for one in known),
+        "flops": {role: fmean(n for one in known for n in one["flops"][role]) for role in known[0]["flops"]},
+        "memory": {role: m["total"] for role, m in known[0]["memory"].items()},
+        "agrees": all(_agrees(run) for run in runs),
+        "at_most": next((one["at_most"] for one in known if one.get("at_most")), None),
+    }
+
+
+def participation(runs: Runs) -> Json | None:
+    """Return who took part, over all seeds; None where every client finished every round, or nothing was written.
+
+    `noted` has a line for every round in which a client dropped out or the quorum was missed.
+    """
+    entries = [entry for run in runs for entry in run["history"] if "dropped" in entry]
+    if not entries:
+        return None
+    asked = [entry["clients"] for entry in entries]
+    found = {
+        "rounds": len(entries),
+        "clients": runs[0]["clients"],
+        "asked": fmean(asked),
+        "dropped": sum(len(entry["dropped"]) for entry in entries),
+        "missed": sum(not entry["fused"] for entry in entries),
+        "noted": [said for run in runs for entry in run["history"] if (said := _noted(run["seed"], entry))],
+    }
+    return found if found["dropped"] or found["missed"] or min(asked) < runs[0]["clients"] else None
+
+
+def over_time(setting: Setting) -> tuple[Line, list[Line]] | None:
+    """Return the utility against simulated seconds: the mean over seeds, and every seed; None without a clock.
+
+    A point is a round that was scored in every seed; its time is the mean over seeds as well.
+    """
+    each = [_scored(run["history"]) for run in setting.runs]
+    shared = [number for number in each[0] if all(number in rounds for rounds in each)] if each else []
+    if not shared:
+        return None
+    mean = (
+        [fmean(rounds[number][0] for rounds in each) for number in shared],
+        [fmean(rounds[number][1] for rounds in each) for number in shared],
+    )
+    return mean, [([t for t, _ in rounds.values()], [v for _, v in rounds.values()]) for rounds in each]
+
+
+def crossovers(settings: Sequence[Setting]) -> dict[str, Crossover]:
+    """Return topology -> bytes by number of clients, for runs the formulas are about, with more than one client."""
+    found: dict[str, Crossover] = {}
+    for setting in settings:
+        run = setting.runs[0]
+        if setting.topology not in found and run.get("sizes") and run["clients"] > 1:
+            sizes = Sizes(**run["sizes"])
+            far = 2 * max(over_clients(sizes, [1]).threshold, sizes.clients)
+            top = math.log10(far)
+            values = sorted({round(10 ** (top * i / 24)) for i in range(25)})
+            found[setting.topology] = over_clients(sizes, values)
+    return found
+
+
+def _agrees(run: Mapping[str, Any]) -> bool:
+    told, kinds = run["predicted"], run["bytes_by_kind"]
+    if told.get("at_most"):
+        return all(n <= told["bytes_by_kind"].get(kind, 0) for kind, n in kinds.items())
+    return bool(told["bytes_by_kind"] == kinds and told["messages"] == run["messages"])
+
+
+def _noted(seed: int, entry: Mapping[str, Any]) -> str:
+    gone = ", ".join(map(str, entry.get("dropped", [])))
+    said = [f"client {gone} dropped out"] if gone else []
+    said += [] if entry.get("fused", True) else ["no quorum"]
+    return f"seed {seed}, round {entry['round'] + 1}: {'; '.join(said)}" if said else ""
+
+
+def _scored(history: Runs) -> dict[int, tuple[float, float]]:
+    """Return round -> simulated seconds and utility, on the validation rows where there are any."""
+    found = {}
+    for entry in history:
+        scores = [(entry.get(part) or {}).get("union") for part in ("validation", "test")]
+        value = next((score for score in scores if score is not None), None)
+        if value is not None and entry.get("simulated_seconds") is not None:
+            found[int(entry["round"])] = (float(entry["simulated_seconds"]), float(value))
+    return found

@@ -1,0 +1,356 @@
+"""What a study's folder holds, read back: finished runs grouped by setting, and the runs that did not finish."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from splitfed.core import digests
+from splitfed.core.digests import Damaged
+from splitfed.core.errors import InvalidInput
+from splitfed.stats.intervals import mean_interval
+from splitfed.study.config.config import parse, read
+from splitfed.study.config.grid import expand
+from splitfed.study.report.contained import link_out
+from splitfed.study.report.plain_text import plain, visible
+from splitfed.training.folder import RunFolder
+
+NO_DEFENSE = "none"
+NO_METHOD = "no method"
+UNBOUNDED = (-math.inf, math.inf)
+SHARE = (0.0, 1.0)
+AMOUNT = (0.0, math.inf)
+LEAST_SEEDS = 3
+"""From how many seeds on an interval is taken over them."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How a score is written, whether a larger value means that more leaked, and the `bounds` it cannot leave.
+
+    `centre`: the value that tells nothing, where one below it tells as much as one above: the guess is then the wrong
+    way round, and whoever turns it over has what the other side of the centre has.
+    """
+
+    title: str
+    unit: str
+    up: bool
+    digits: int
+    bounds: tuple[float, float] = UNBOUNDED
+    centre: float | None = None
+
+    def leak(self, value: float) -> float:
+        """Return how much a score of `value` leaks: a number that is greater for a greater leak."""
+        if self.centre is not None:
+            return self.centre + abs(value - self.centre)
+        return value if self.up else -value
+
+
+# The first of these that an attack was scored by is the one its headline uses.
+METRICS = {
+    "psnr": Metric("PSNR", " dB", True, 1),
+    "ssim": Metric("SSIM", "", True, 3, (-1.0, 1.0)),
+    "r2": Metric("R²", "", True, 3, (-math.inf, 1.0)),
+    "mse": Metric("MSE", "", False, 4, AMOUNT),
+    "auc": Metric("AUC", "", True, 3, SHARE, 0.5),
+    "accuracy": Metric("accuracy", "", True, 3, SHARE),
+    "tpr_at_fpr_1%": Metric("TPR at FPR 1 %", "", True, 3, SHARE),
+    "tpr_at_fpr_0.1%": Metric("TPR at FPR 0.1 %", "", True, 3, SHARE),
+    "total_variation": Metric("total variation", "", False, 3, SHARE),
+}
+
+
+@dataclass(frozen=True)
+class Guessed:
+    """How an attack on a target is told: what it `gets`, whom it is set beside (`baselines`, the first one counts).
+
+    `metrics`: those that tell it best, before the others.
+    """
+
+    title: str
+    gets: str
+    baselines: Mapping[str, str]
+    metrics: tuple[str, ...] = ()
+
+    def order(self, metrics: Iterable[str]) -> list[str]:
+        """Return `metrics`, those that tell most first."""
+        return sorted(metrics, key=lambda m: m not in self.metrics)
+
+
+MEANS = {"mean_image": "mean", "random_pairing": "other"}
+# In the order in which a headline looks for an attack. A result that names no target is of an input's reconstruction.
+TARGETS = {
+    "inputs": Guessed("reconstruction", "reconstructs at", MEANS),
+    "labels": Guessed("guessed labels", "tells labels at", {"majority": "majority", "random_pairing": "other"}),
+    "members": Guessed("guessed membership", "tells members at", {"chance": "chance"}),
+    "shares": Guessed(
+        "guessed class shares", "tells what classes a client holds at", {"prior": "auxiliary rows' shares"}
+    ),
+    "representatives": Guessed("class representatives", "shows what classes look like at", MEANS, ("accuracy",)),
+}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The mean of `n` seeds with its 95 % interval `over` "seeds", "victims" or "rows"; None, over "nothing": without.
+
+    Only an interval over seeds speaks of other trainings.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    n: int
+    over: str
+
+
+class Measure(NamedTuple):
+    """What the strength of a defense counts: a parameter `name`, in `unit`; `rises`: whether more is stronger."""
+
+    name: str
+    unit: str = ""
+    rises: bool = True
+
+    @property
+    def title(self) -> str:
+        """Name and unit, for an axis or a heading."""
+        return f"{self.name} ({self.unit})" if self.unit else self.name
+
+
+UNNAMED = Measure("strength")
+"""Of results that name no parameter."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """All runs that differ in nothing but the seed; `runs` are their results, in the order of their seeds.
+
+    `intruder`: who hijacked the training, "" for an honest one. `place`: the topology, the schedule and the federated
+    method where the study has several, and the intruder: what a figure tells apart by its markers. `strength`: of the
+    defense, as `measure` counts it; None for no defense, and for one that has no such parameter.
+    """
+
+    topology: str
+    defense: str
+    family: str
+    strength: float | None
+    guarantee: str
+    runs: tuple[Mapping[str, Any], ...]
+    schedule: str = ""
+    place: str = ""
+    intruder: str = ""
+    method: str = NO_METHOD
+    measure: Measure = UNNAMED
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds that finished."""
+        return tuple(int(run["seed"]) for run in self.runs)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study's folder as read: `unfinished` are (run id, reason)."""
+
+    folder: Path
+    name: str
+    config: str
+    environment: Mapping[str, Any]
+    settings: tuple[Setting, ...]
+    unfinished: tuple[tuple[str, str], ...]
+
+    @property
+    def runs(self) -> tuple[Mapping[str, Any], ...]:
+        """Every finished run."""
+        return tuple(run for setting in self.settings for run in setting.runs)
+
+
+def read_study(folder: Path, *, trust: bool = False) -> Study:
+    """Read the study in `folder`; raises `InvalidInput` where none is, or where no run has finished.
+
+    Links that lead out of the folder are refused without `trust`: whoever made it could have other files shown.
+    """
+    link = None if trust else link_out(folder)
+    if link is not None:
+        raise InvalidInput(
+            f"{str(folder)!r} holds a link that leads out of it, {link!r}, which a report does not follow; "
+            "put what it leads to in its place, or remove it"
+        )
+    runs = folder / "runs"
+    if not runs.is_dir():
+        raise InvalidInput(f"folder {str(folder)!r} holds no study: it has no runs/ in it")
+    results, unfinished = [], []
+    begun = [p.name for p in runs.iterdir() if p.is_dir()]
+    for name in sorted({*begun, *_planned(folder)}):
+        found = _json(runs / name / "result.json", digests.REMEASURE)
+        if "utility" in found:
+            results.append(found | {"folder": str(runs / name)})
+        else:
+            unfinished.append((visible(name), _reason(runs / name, found)))
+    if not results:
+        raise InvalidInput(
+            f"study {str(folder)!r} has no finished run to report on ({len(begun)} begun): finish it first"
+        )
+    environment = _json(folder / "environment.json", "delete it to go on without it")
+    config = visible(_text(folder / "config.toml").rpartition(digests.COMMENT)[0])
+    return Study(folder, visible(_name(folder)), config, environment, _grouped(results), tuple(unfinished))
+
+
+def estimate(
+    values: Sequence[float | None],
+    scores: Sequence[Mapping[str, Any] | None] = (),
+    bounds: tuple[float, float] = UNBOUNDED,
+    over: str = "victims",
+) -> Estimate | None:
+    """Return the mean of one value a seed, with Student's interval over three seeds or more, within `bounds`.
+
+    Two seeds have one degree of freedom, whose interval is 9 times their distance wide and says nothing: with fewer
+    than three, the bounds are the means of the seeds' own over `over`, where all `scores` (a mapping a seed with low
+    and high) have them. Values that are missing or not finite are left out; None when nothing is left.
+    """
+    pairs = itertools.zip_longest(values, scores[: len(values)])
+    kept = [(float(v), s) for v, s in pairs if v is not None and math.isfinite(v)]
+    if not kept:
+        return None
+    numbers, n = [v for v, _ in kept], len(kept)
+    if n >= LEAST_SEEDS:
+        low, high = bounds
+        # A result of somebody else's metric may lie where ours cannot.
+        ours = {"low": low, "high": high} if all(low <= v <= high for v in numbers) else {}
+        found = mean_interval(numbers, **ours)
+        return Estimate(found.mean, found.low, found.high, n, "seeds")
+    mean = fmean(numbers)
+    own = [(s["low"], s["high"]) for _, s in kept if s and s.get("low") is not None and s.get("high") is not None]
+    if len(own) < n:
+        return Estimate(mean, None, None, n, "nothing")
+    # Seeds share rows, so their errors need not cancel: the mean of bounds is never too narrow for the mean.
+    return Estimate(mean, fmean(low for low, _ in own), fmean(high for _, high in own), n, over)
+
+
+def utility_of(runs: Sequence[Mapping[str, Any]]) -> Estimate | None:
+    """Return the test utility of `runs` that differ in their seed alone; below three, its interval is over rows."""
+    told = [run["utility"] for run in runs]
+    return estimate([u["test"] for u in told], [u.get("interval") for u in told], bounds_of(runs), "rows")
+
+
+def bounds_of(runs: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """Return what the utility of `runs` cannot leave."""
+    told = runs[0].get("utility") or {}
+    low, high = told.get("bounds") or (SHARE if told.get("metric") == "accuracy" else (None, None))
+    return -math.inf if low is None else float(low), math.inf if high is None else float(high)
+
+
+def score(runs: Sequence[Mapping[str, Any]], attack: str, metric: str, who: str = "guess") -> Estimate | None:
+    """Return what the attack labelled `attack` scored over `runs`; `who`: guess, mean_image or random_pairing."""
+    found = [
+        a["scores"][metric][who]
+        for run in runs
+        for a in run["attacks"]
+        if a["label"] == attack and who in a["scores"].get(metric, {})
+    ]
+    return estimate([s["mean"] for s in found], found, METRICS[metric].bounds)
+
+
+def _grouped(results: Sequence[Mapping[str, Any]]) -> tuple[Setting, ...]:
+    """Group by all that a result says of its setting; without a method first, undefended first, then by strength."""
+    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for result in results:
+        key = (
+            *(result["topology"]["label"], result["defense"]["label"]),
+            *(str(result.get(name) or "") for name in ("schedule", "intruder")),
+            _method(result),
+            *(str(result.get(name) or "") for name in ("model", "data", "clients")),
+        )
+        groups.setdefault(key, []).append(result)
+    several = len({result["schedule"] for result in results}) > 1
+    methods = len({_method(result) for result in results}) > 1
+    settings = []
+    for (topology, defense, schedule, intruder, method, *_), members in groups.items():
+        about = members[0]["defense"]
+        ordered = tuple(sorted(members, key=lambda r: int(r["seed"])))
+        place = ", ".join([topology, *([schedule] if several else []), *([method] if methods else [])])
+        settings.append(
+            Setting(
+                *(topology, defense, about["name"], _strength(about), about["guarantee"], ordered, schedule),
+                f"{place}, {intruder} inside" if intruder else place,
+                intruder,
+                method,
+                _measure(about),
+            )
+        )
+    return tuple(sorted(settings, key=_order))
+
+
+def _order(setting: Setting) -> tuple[Any, ...]:
+    """Sort by place, what has no method and what has no defense first."""
+    where = (setting.topology, setting.schedule, setting.method != NO_METHOD, setting.place)
+    stronger = -math.inf if setting.strength is None else setting.strength * (1 if setting.measure.rises else -1)
+    return (*where, setting.family != NO_DEFENSE, setting.family, setting.measure.name, stronger)
+
+
+def _strength(about: Mapping[str, Any]) -> float | None:
+    """Return the strength that a result names; results of before had 0 for no defense."""
+    return None if about["name"] == NO_DEFENSE or about["strength"] is None else float(about["strength"])
+
+
+def _measure(about: Mapping[str, Any]) -> Measure:
+    name, unit = about.get("strength_parameter"), about.get("strength_unit")
+    return Measure(name, unit or "", about.get("stronger") != "less") if name else UNNAMED
+
+
+def _method(result: Mapping[str, Any]) -> str:
+    found = str(result.get("method") or "none")
+    return NO_METHOD if found == "none" else found
+
+
+def _planned(folder: Path) -> list[str]:
+    """Return the runs that the study asks for; none where its config is not there or is no study any more."""
+    path = folder / "config.toml"
+    if not path.is_file():
+        return []
+    raw = read(path, digests.STUDY_CONFIG)
+    try:
+        return [cell.id for cell in expand(parse(raw, path.name), path.name, folder).cells]
+    except InvalidInput:
+        return []
+
+
+def _reason(place: Path, found: Mapping[str, Any]) -> str:
+    """Return why the run in `place` has no result: the line it left behind, or how far it came."""
+    if "failed" in found:
+        return f"failed: {found['failed']}"
+    if not place.is_dir():
+        return "not begun"
+    try:
+        rounds = len(RunFolder(place).metrics())
+    except Damaged as error:
+        return f"not finished: {error}"
+    return f"not finished: stopped after {rounds} round{'' if rounds == 1 else 's'}"
+
+
+def _json(path: Path, advice: str) -> dict[str, Any]:
+    """Return the object in the file at `path`, an empty one where there is none; raises `Damaged` with `advice`.
+
+    Whatever is read here ends up before somebody's eyes, so its texts are made visible.
+    """
+    found: dict[str, Any] = plain(digests.read(path, advice)) if path.is_file() else {}
+    return found
+
+
+def _text(path: Path) -> str:
+    """Return what stands in the file at `path`, nothing where there is none."""
+    return path.read_text("utf-8") if path.is_file() else ""
+
+
+def _name(folder: Path) -> str:
+    path = folder / "config.toml"
+    return (
+        str(read(path, digests.STUDY_CONFIG).get("study", {}).get("name") or folder.name)
+        if path.is_file()
+        else folder.name
+    )

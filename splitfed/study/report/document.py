@@ -1,0 +1,94 @@
+"""Writes a study's report: one HTML file with every picture, figure and number in it, for any browser, offline."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from splitfed.study.report.data import METRICS, read_study
+from splitfed.study.report.page import content, reproduced
+from splitfed.study.report.summary import summarise, summary_of
+from splitfed.study.report.text import name_of, number, reversed_, utility
+from splitfed.study.report.units import size, span
+from splitfed.training.checkpoint import write_atomic
+
+__all__ = ["summarise", "write_report"]
+
+
+def write_report(folder: Path, *, trust: bool = False) -> Path:
+    """Write report.html into the study's `folder` and return its path.
+
+    Runs that failed or have not finished are named in it and counted nowhere. Raises `InvalidInput` where `folder`
+    holds no study, none of its runs has finished, or a link leads out of it and `trust` is not given.
+    """
+    study = read_study(folder, trust=trust)
+    summary = summary_of(study)
+    loader = FileSystemLoader(Path(__file__).parent)
+    page = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    page.filters |= {"size": size, "interval": interval, "breakable": breakable, "span": span}
+    page.filters |= {"shade": shade, "stacked": stacked}
+    page.globals |= {
+        "policy": policy,
+        "score": lambda metric, found: _score(metric, found),
+        "utility": lambda value: utility(summary, value),
+        "utility_interval": lambda found: _bounds(summary, found),
+        "reversed": lambda attack, metric: bool(reversed_(attack, metric)),
+        "name_of": lambda setting: name_of(summary, setting),
+        "commands": reproduced(study),
+    }
+    text = page.get_template("report.html").render(**content(study, summary))
+    path = folder / "report.html"
+    write_atomic(path, text.encode())
+    return path
+
+
+def interval(found: Mapping[str, Any], digits: int = 3) -> str:
+    """Write the bounds of an estimate and, unless they are over seeds, over what; nothing where it has none."""
+    return "" if found["low"] is None else f"{found['low']:.{digits}f} to {found['high']:.{digits}f}{_over(found)}"
+
+
+def breakable(name: str) -> Markup:
+    """Let a long name break before its parameters."""
+    return Markup(str(escape(name)).replace("(", "<wbr>("))
+
+
+def policy(style: str, script: str) -> str:
+    """Return the policy of a page that loads nothing, and applies this style and runs this script alone."""
+    named = {f"{kind}-src": f"'{_digest(text)}'" for kind, text in (("style", style), ("script", script))}
+    rules = {"default-src": "'none'", **named, "img-src": "data:", "base-uri": "'none'", "form-action": "'none'"}
+    return "; ".join(f"{key} {value}" for key, value in rules.items())
+
+
+def _digest(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}"
+
+
+def shade(value: float) -> int:
+    """Return how dark a cell with this R2 is, in hundredths: 0 for no better than the mean, 75 for a perfect guess."""
+    return round(75 * min(1.0, max(0.0, value)))
+
+
+def stacked(sizes: Mapping[str, float], kinds: Sequence[str], most: float) -> list[tuple[str, str]]:
+    """Return left end and width of every kind's part in a bar of length 100 for `most` bytes."""
+    widths = [100 * sizes.get(kind, 0) / most for kind in kinds]
+    return [(f"{sum(widths[:i]):.2f}", f"{width:.2f}") for i, width in enumerate(widths)]
+
+
+def _bounds(summary: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    if found["low"] is None:
+        return ""
+    return f"{utility(summary, found['low'])} to {utility(summary, found['high'])}{_over(found)}"
+
+
+def _over(found: Mapping[str, Any]) -> str:
+    return "" if found["over"] == "seeds" else f" ({found['over']})"
+
+
+def _score(metric: str, found: Mapping[str, Any] | None) -> str:
+    return "-" if found is None else number(metric, found["mean"], unit=METRICS[metric].unit == "")

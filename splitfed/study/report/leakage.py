@@ -1,0 +1,91 @@
+"""Guessed labels and membership, and stolen models, for a report's page: sentences, tables and figures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from markupsafe import Markup
+
+from splitfed.study.report.data import METRICS, NO_DEFENSE, TARGETS, Study
+from splitfed.study.report.figures.images import pairs
+from splitfed.study.report.figures.leakage import dots, roc_curves
+from splitfed.study.report.figures.plots import scored
+from splitfed.study.report.figures.style import Looks
+from splitfed.study.report.text import beats_baseline, blindly, name_of, number, reversed_
+
+Summary = Mapping[str, Any]
+Json = dict[str, Any]
+
+
+VICTIMS = {
+    "labels": "the labels of {} victims",
+    "members": "who of {} candidates was trained on",
+    "shares": "how much of each of {} classes a client holds",
+}
+
+
+def leaks(study: Study, summary: Summary, looks: Looks) -> list[Json]:
+    """Return, for every attack on labels, membership or class shares, what it achieved in words, rows and figures."""
+    told = [a for a in summary["attacks"] if summary["targets"][a] in GUESSED and scored(summary, a)]
+    return [_leak(study, summary, attack, looks, i) for i, attack in enumerate(told)]
+
+
+def stolen(summary: Summary) -> list[Json]:
+    """Return a row for every attack and setting in which upstream segments were stolen: name -> accuracy."""
+    return [
+        {"name": name_of(summary, s), "attack": summary["names"][label], **{who: attack["stolen"][who] for who in WHO}}
+        for s in summary["settings"]
+        for label, attack in s["attacks"].items()
+        if attack["stolen"] and all(attack["stolen"][who] for who in WHO)
+    ]
+
+
+GUESSED = ("labels", "members", "shares")
+WHO = ("clone", "trained", "fresh")
+
+
+def _leak(study: Study, summary: Summary, attack: str, looks: Looks, number_of_it: int) -> Json:
+    target, metrics = summary["targets"][attack], scored(summary, attack)
+    there = [s for s in summary["settings"] if attack in s["attacks"]]
+    name = f"leak{number_of_it}"
+    page: Json = {
+        "attack": summary["names"][attack],
+        "title": TARGETS[target].title,
+        "said": [_sentence(summary, s, attack, metrics) for s in there if s["family"] == NO_DEFENSE],
+        "figure": Markup(dots(summary, there, attack, metrics[:2], looks, name)),
+        "roc": Markup(""),
+        "seed": None,
+    }
+    if target == "members":
+        seeds = Counter(seed for s in study.settings for seed in s.seeds)
+        page["seed"] = min(seeds, key=lambda s: (-seeds[s], s))
+        found = pairs(study.settings, attack, page["seed"])
+        curves = [(name_of(summary, p.setting), p.setting.family, p.guess, p.truth > 0.5) for p in found]
+        page["roc"] = Markup(roc_curves(curves, f"{name}roc")) if curves else Markup("")
+    return page
+
+
+def _sentence(summary: Summary, setting: Mapping[str, Any], attack: str, metrics: list[str]) -> str:
+    """Tell what the attack gets in `setting`, by its first metric, and members also at a low false-positive rate."""
+    found, target = setting["attacks"][attack], summary["targets"][attack]
+    there = [m for m in metrics if (found["scores"].get(m) or {}).get("guess")]
+    if not there:
+        return ""
+    scores, metric = found["scores"], there[0]
+    blind = scores[metric].get(next(iter(TARGETS[target].baselines)))
+    said = f"{name_of(summary, setting)}: {found['adversary']} guesses {VICTIMS[target].format(found['victims'])} at "
+    said += f"{METRICS[metric].title} {number(metric, scores[metric]['guess']['mean'])}"
+    said += f" ({blindly(summary, metric, target)} {number(metric, blind['mean'])})" if blind else ""
+    if blind and not beats_baseline(found, metric):
+        said += ", not measurably better than that baseline"
+    elif turned := reversed_(found, metric):
+        said += f"; it {turned}"
+    # Of few outsiders a hundredth is nobody: then this is the share found with none accused.
+    low = "tpr_at_fpr_1%"
+    if low in there and scores[low].get("chance"):
+        share, blindly_found = (100 * scores[low][who]["mean"] for who in ("guess", "chance"))
+        said += f"; where at most one outsider in a hundred is accused, it finds {share:.1f} % of the members "
+        said += f"(chance {blindly_found:.1f} %)"
+    return f"{said[:1].upper()}{said[1:]}."

@@ -1,0 +1,219 @@
+"""What the runs of a study cost before they are trained, as plain JSON, beside the published formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.topology import Topology, member
+from splitfed.costs import han
+from splitfed.costs.crossover import sizes_of
+from splitfed.costs.singh import Sizes, crossover, federated_client, federated_total, split_client, split_total
+from splitfed.data.dataset import Dataset
+from splitfed.federated.base import Method
+from splitfed.planning.plan import Cost, cost, federated_bytes
+from splitfed.planning.validation import Prepared, prepare, probe_with
+from splitfed.registry import TABLES, load
+from splitfed.schedules.base import Schedule
+from splitfed.study.config import build
+from splitfed.study.config.cell import Cell
+from splitfed.study.config.grid import Grid
+from splitfed.study.config.speeds_table import Names
+from splitfed.study.report.privacy import plans
+
+Json = dict[str, Any]
+
+
+def prepared(cell: Cell, data: Dataset, schedule: Schedule | None = None, *, defended: bool = False) -> Prepared:
+    """Put the run `cell` together, or another `schedule` without a method on it; with its defenses if `defended`.
+
+    Most defenses change no cost; those that pack what is sent, add layers to a segment or exchange norms do.
+    """
+    method: Method | None = build.method(cell, data) if schedule is None else None
+    plan = cell.training
+    return prepare(
+        build.topology(cell, data),
+        build.federation(data, cell.data, cell.seed),
+        schedule=build.schedule(cell) if schedule is None else schedule,
+        defenses=build.defenses(cell) if defended else (),
+        optimizer=plan.optimizer,
+        training=plan.training(cell.seed),
+        method=method,
+    )
+
+
+def predicted(cell: Cell, ready: Prepared) -> Json:
+    """Return what the run `cell` costs, worked out from shapes: see `told`."""
+    names = Names(ready.topology, ready.schedule, len(ready.topologies), meeting=ready.method is not None)
+    speeds = names.of(cell.training.speeds)
+    return {**told(cost(ready, cell.training.rounds, speeds), ready.topology), **begun(ready)}
+
+
+def begun(ready: Prepared) -> Json:
+    """Return whether the run restarts optimizers every round, and from which weights its clients start."""
+    return {"restart_optimizers": ready.training.restart_optimizers, "starts": ready.training.starts}
+
+
+def told(found: Cost, topology: Topology) -> Json:
+    """Return `found` as plain values: bytes and messages of all training, operations, bytes of memory by role.
+
+    `client_bytes` has an entry a client, `flops` (role -> operations) an entry a party that plays the role. `at_most`:
+    why all this may be less, None where it is exact.
+    """
+    lanes = range(len(found.clients))
+    parties = {r: [member(r, i) for i in lanes] if r in topology.data_roles else [r] for r in topology.roles}
+    return {
+        "bytes": found.bytes,
+        "messages": found.messages,
+        "bytes_by_kind": found.by_kind,
+        "client_bytes": [found.client_bytes(lane) for lane in lanes],
+        "flops": {role: [found.flops.get(name, 0.0) for name in names] for role, names in parties.items()},
+        "memory": {role: {**m._asdict(), "total": m.total} for role, m in found.memory.items()},
+        "seconds": found.seconds,
+        "at_most": found.at_most,
+    }
+
+
+def sizes(ready: Prepared) -> Sizes | None:
+    """Return what the published formulas need, per epoch; None where they say nothing of the topology.
+
+    They are about clients that cut one model between themselves and a server, with gradients that come back.
+    """
+    topology = ready.topology
+    if len({id(t) for t in ready.topologies}) > 1 or len(topology.roles) != 2 or len(topology.data_roles) != 1:
+        return None
+    examples = sum(len(client.train) for client in ready.data.clients)
+    try:
+        return sizes_of(topology, ready.facts[0], len(ready.topologies), examples)
+    except InvalidInput:
+        return None
+
+
+def formulas(s: Sizes) -> Json:
+    """Return the floats of one epoch by Singh et al., 2019, and from how many clients on split learning sends fewer."""
+    return {
+        "source": "Singh, Vepakomma, Gupta, Raskar, 2019",
+        "unit": "floats an epoch",
+        **asdict(s),
+        "split_with_hand_over": {"client": split_client(s), "total": split_total(s)},
+        "split_without_hand_over": {"client": split_client(s, False), "total": split_total(s, False)},
+        "federated": {"client": federated_client(s), "total": federated_total(s)},
+        "crossover_clients": {
+            "with_hand_over": crossover(s) / s.parameters,
+            "without_hand_over": crossover(s, False) / s.parameters,
+        },
+        "latency": latencies(s),
+    }
+
+
+def latencies(s: Sizes) -> Json:
+    """Return the latency of one global round by Han et al., 2021, at their constants, and the best cut by them.
+
+    Their units: one operation a parameter and example, P_C 1 and P_S 100 operations and R 1 float in a unit of time.
+    """
+    setting = han.Setting(s.parameters, s.client_share, s.cut_width, s.examples / s.clients, s.clients)
+    return {
+        "source": "Han, Bhatti, Lee, Moon, 2021, table 1",
+        "unit": "P_C = 1, P_S = 100, R = 1, beta = .2",
+        "split": han.split_latency(setting),
+        "splitfed": han.splitfed_latency(setting),
+        "local_loss": han.local_loss_latency(setting),
+        "federated": han.federated_latency(setting),
+        "optimal_client_share": han.optimal_client_share(setting) if han.inner_cut_pays(setting) else None,
+    }
+
+
+def schedules(names: Sequence[str]) -> list[str]:
+    """Return `names` if all are registered schedules; refuse the first that is not."""
+    for name in names:
+        if name not in TABLES["schedules"]:
+            raise unknown("schedule", name, ["all", *TABLES["schedules"]])
+    return list(dict.fromkeys(names))
+
+
+def plan(grid: Grid, data: Dataset, others: Sequence[str]) -> Json:
+    """Return what every topology of the study costs with its own schedules and with `others`, names with defaults.
+
+    Costs are those of the first seed's split. A schedule that refuses a topology has its reason under "refused".
+    """
+    first = grid.cells[0]
+    shapes = {c.topology.builder.label: c for c in grid.cells if c.seed == first.seed}
+    return {
+        "study": grid.name,
+        "seed": first.seed,
+        "seeds": len({c.seed for c in grid.cells}),
+        "clients": first.data.clients,
+        "rounds": first.training.rounds,
+        "local_epochs": first.training.local_epochs,
+        "speeds": first.training.speeds is not None,
+        "starts_asked": first.training.starts,
+        "topologies": [
+            {"topology": label, **_topology(cell, data, _own(grid, label, first.seed), others)}
+            for label, cell in shapes.items()
+        ],
+        "defenses": [
+            {"defense": guard.label, "guarantee": guard.guarantee, "bytes": _changed(grid, guard.label, data)}
+            for guard in {c.defense.label: c.defense for c in grid.cells}.values()
+        ],
+        "privacy": plans([c for c in grid.cells if c.seed == first.seed and c.intruder is None], data),
+    }
+
+
+def _changed(grid: Grid, defense: str, data: Dataset) -> list[Json]:
+    """Return what the runs with this defense send, where that is not what they would send without it."""
+    found = []
+    for cell in grid.cells:
+        if cell.defense.label != defense or cell.seed != grid.cells[0].seed or cell.intruder is not None:
+            continue
+        place = {"topology": cell.topology.builder.label, "schedule": cell.training.schedule.label}
+        place |= {} if cell.method.part is None else {"method": cell.method.label}
+        try:
+            bare, ready = (cost(prepared(cell, data, defended=d), cell.training.rounds).bytes for d in (False, True))
+        except InvalidInput:
+            # Said where the topology's costs are, or with the privacy of the run.
+            continue
+        if bare != ready:
+            found.append({**place, "bytes": ready, "undefended": bare})
+    return found
+
+
+def _own(grid: Grid, topology: str, seed: int) -> list[Cell]:
+    """Return one run for each schedule of the study, and each method on it, with this topology."""
+    mine = [c for c in grid.cells if c.topology.builder.label == topology and c.seed == seed]
+    return list({(c.training.schedule.label, c.method.label): c for c in mine}.values())
+
+
+def _topology(cell: Cell, data: Dataset, own: Sequence[Cell], others: Sequence[str]) -> Json:
+    named = {c.training.schedule.name for c in own}
+    rows = [
+        {"schedule": c.training.schedule.label, "method": c.method.label, "in_study": True, **_costs(c, data)}
+        for c in own
+    ]
+    rows += [
+        {"schedule": name, "method": "none", "in_study": False, **_costs(cell, data, load("schedules", name)())}
+        for name in others
+        if name not in named
+    ]
+    # A schedule may add segments, such as heads to train clients on: the formulas are about the model alone.
+    ready = prepared(cell, data, build.schedule(cell))
+    plain = build.topology(cell, data)
+    facts = probe_with(plain, ready.data.clients[0].train)
+    count = len(ready.topologies)
+    bare = replace(ready, topologies=(plain,) * count, facts=(facts,) * count)
+    known = sizes(bare)
+    # Where the columns of a row are with several parties, none of them could train the whole model.
+    alone = len(set(plain.inputs.values())) == 1
+    return {
+        "schedules": rows,
+        "formulas": None if known is None else formulas(known),
+        "federated_averaging_bytes": federated_bytes(bare, cell.training.rounds) if alone else None,
+    }
+
+
+def _costs(cell: Cell, data: Dataset, schedule: Schedule | None = None) -> Json:
+    try:
+        return {"refused": None, **predicted(cell, prepared(cell, data, schedule))}
+    except InvalidInput as error:
+        return {"refused": str(error)}

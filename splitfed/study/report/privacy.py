@@ -1,0 +1,86 @@
+"""What the runs of a study promise in privacy: before training from planned uses, and told in a report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from splitfed.core.defense import overrides
+from splitfed.core.errors import InvalidInput
+from splitfed.data.dataset import Dataset
+from splitfed.planning.calibration import settled
+from splitfed.planning.private import planned_ledger
+from splitfed.planning.validation import prepare
+from splitfed.privacy.ledger import sentences
+from splitfed.study.config import build
+from splitfed.study.config.cell import Cell
+
+Json = dict[str, Any]
+
+
+def planned(cell: Cell, data: Dataset) -> Json | None:
+    """Return the privacy ledger that the run `cell` will have; None where none of its defenses promises anything."""
+    defenses, plan = build.defenses(cell), cell.training
+    if not any(overrides(defense, "event") for defense in defenses):
+        return None
+    ready = prepare(
+        build.topology(cell, data),
+        build.federation(data, cell.data, cell.seed),
+        schedule=build.schedule(cell),
+        defenses=defenses,
+        optimizer=plan.optimizer,
+        training=plan.training(cell.seed),
+        method=build.method(cell, data),
+    )
+    found = planned_ledger(settled(ready, plan.rounds), plan.rounds, plan.evaluate_every, plan.delta)
+    return found.told()
+
+
+def plans(cells: Sequence[Cell], data: Dataset) -> list[Json]:
+    """Return the planned ledger of every run of `cells` that promises something, or why it refuses."""
+    found: list[Json] = []
+    for cell in cells:
+        who: Json = {
+            "topology": cell.topology.builder.label,
+            "schedule": cell.training.schedule.label,
+            "defense": cell.defense.label,
+            **({} if cell.method.part is None else {"method": cell.method.label}),
+        }
+        try:
+            ledger = planned(cell, data)
+        except InvalidInput as error:
+            found.append({**who, "refused": str(error), "ledger": None})
+            continue
+        if ledger is not None:
+            found.append({**who, "refused": None, "ledger": ledger})
+    return found
+
+
+def privacy_of(runs: Sequence[Mapping[str, Any]]) -> Json | None:
+    """Return what a setting promises, for its report: the ledger of the seed that it costs most.
+
+    `agrees`: whether every run has the ledger that was planned. None where nothing is promised.
+    """
+    known = [run["privacy"] for run in runs if run.get("privacy")]
+    if not known:
+        return None
+    worst = max(known, key=lambda one: max(map(_epsilon, one["ledger"]["totals"]), default=0.0))
+    agrees = all({**one["ledger"], "replaced": []} == {**one["planned"], "replaced": []} for one in known)
+    return {**worst["ledger"], "said": sentences(worst["ledger"]), "agrees": agrees}
+
+
+def _epsilon(total: Mapping[str, Any]) -> float:
+    return math.inf if total["epsilon"] is None else float(total["epsilon"])
+
+
+def over_rounds(runs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[list[int], list[float]]]:
+    """Return what is protected -> rounds and epsilon after each, the largest over seeds."""
+    found: dict[str, dict[int, float]] = {}
+    for run in runs:
+        for entry in run["history"]:
+            for protects, epsilon in (entry.get("epsilons") or {}).items():
+                if epsilon is not None:
+                    rounds = found.setdefault(protects, {})
+                    rounds[entry["round"] + 1] = max(epsilon, rounds.get(entry["round"] + 1, 0.0))
+    return {name: (sorted(rounds), [rounds[r] for r in sorted(rounds)]) for name, rounds in found.items()}

@@ -1,0 +1,205 @@
+"""A study in numbers: every setting's utility, leakage, cost and place on the Pareto front, as plain JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from splitfed.study.config.cell import written
+from splitfed.study.report.clients import clients_of, target_of
+from splitfed.study.report.costs import costs_of, participation
+from splitfed.study.report.data import (
+    AMOUNT,
+    METRICS,
+    SHARE,
+    TARGETS,
+    Estimate,
+    Setting,
+    Study,
+    estimate,
+    read_study,
+    score,
+    utility_of,
+)
+from splitfed.study.report.names import short_names
+from splitfed.study.report.pareto import pareto_front
+from splitfed.study.report.privacy import privacy_of
+from splitfed.study.report.remarks import begins, unlike
+from splitfed.study.report.text import headline
+
+CLONES = ("clone", "trained", "fresh")
+
+
+def summarise(folder: Path) -> dict[str, Any]:
+    """Return the study in `folder` as plain JSON: every setting with its estimates, the headline, what is missing.
+
+    An estimate is {mean, low, high, n, over}: a 95 % interval over seeds, or over the victims' or test rows where there
+    are fewer than three seeds; low and high are None, and `over` is "nothing", where there is neither.
+    Raises `InvalidInput` where no run has finished.
+    """
+    return summary_of(read_study(folder))
+
+
+def summary_of(study: Study) -> dict[str, Any]:
+    """Return the same for a study already read."""
+    settings = [_setting(s) for s in study.settings]
+    summary: dict[str, Any] = {
+        "study": study.name,
+        "topologies": list(dict.fromkeys(s.topology for s in study.settings)),
+        "schedules": list(dict.fromkeys(s.schedule for s in study.settings)),
+        "methods": list(dict.fromkeys(s.method for s in study.settings)),
+        "places": list(dict.fromkeys(s.place for s in study.settings)),
+        "attacks": list(dict.fromkeys(a["label"] for run in study.runs for a in run["attacks"])),
+        "targets": {a["label"]: a.get("target", "inputs") for run in study.runs for a in run["attacks"]},
+        "finished": len(study.runs),
+        "unfinished": [{"id": run, "reason": reason} for run, reason in study.unfinished],
+        "utility": {k: study.runs[0]["utility"][k] for k in ("metric", "higher_is_better")},
+        "what": {k: study.runs[0].get(k) for k in ("model", "data", "clients", "schedule", "rounds")},
+        "settings": settings,
+    }
+    summary["metrics"] = [m for m in METRICS if any(_scored(s, label, m) for s in settings for label in s["attacks"])]
+    _mark_fronts(summary)
+    summary["names"] = {
+        **_place_names(study.settings, short_names(summary["attacks"])),
+        **short_names(summary["attacks"]),
+        **short_names([s.defense for s in study.settings], alone=True),
+    }
+    summary["headline"] = headline(summary)
+    return summary
+
+
+def _place_names(settings: Sequence[Setting], attacks: Mapping[str, str]) -> dict[str, str]:
+    """Return short names of topologies, of schedules, of methods, and of the places that the study has."""
+    topologies = short_names(list(dict.fromkeys(s.topology for s in settings)))
+    schedules = short_names(list(dict.fromkeys(s.schedule for s in settings)))
+    methods = short_names(list(dict.fromkeys(s.method for s in settings)))
+    pairs = {}
+    for s in settings:
+        parts = [topologies[s.topology]] if len(topologies) > 1 or len(schedules) == len(methods) == 1 else []
+        parts += [schedules[s.schedule]] if len(schedules) > 1 else []
+        parts += [methods[s.method]] if len(methods) > 1 else []
+        parts += [f"{attacks.get(s.intruder, s.intruder)} inside"] if s.intruder else []
+        pairs[s.place] = ", ".join(parts)
+    return {**topologies, **schedules, **methods, **pairs}
+
+
+def _setting(setting: Setting) -> dict[str, Any]:
+    runs = setting.runs
+    known = [r["dependence"] for r in runs if r.get("dependence")]
+    # A ratio of an inner product to its norms: between -1 and 1.
+    dependence = _plain(estimate([d["u_distance_correlation_sqr"] for d in known], bounds=(-1.0, 1.0)))
+    return {
+        "topology": setting.topology,
+        "schedule": setting.schedule,
+        "method": setting.method,
+        "place": setting.place,
+        "intruder": setting.intruder,
+        "defense": setting.defense,
+        "family": setting.family,
+        "strength": setting.strength,
+        "measure": setting.measure._asdict() | {"title": setting.measure.title},
+        "guarantee": setting.guarantee,
+        "seeds": list(setting.seeds),
+        "utility": _plain(utility_of(runs)),
+        "constant": _constant(runs),
+        "bytes": _plain(estimate([r["bytes"] for r in runs], bounds=AMOUNT)),
+        "bytes_by_kind": _by_kind(runs),
+        "messages": _plain(estimate([r["messages"] for r in runs], bounds=AMOUNT)),
+        "seconds": _plain(estimate([r["seconds"] for r in runs], bounds=AMOUNT)),
+        # A study claims dependence at a level only where every seed supports it, so the largest p value is told.
+        "dependence": dependence and dependence | {"p_value": max(d["p_value"] for d in known)},
+        "predicted": costs_of(runs),
+        "privacy": privacy_of(runs),
+        "participation": participation(runs),
+        "clients": clients_of(runs),
+        "target": target_of(runs),
+        "begins": _begins(runs),
+        "turned_off": next((run["turned_off"] for run in runs if run.get("turned_off")), None),
+        "simulated_seconds": _plain(estimate([r["history"][-1].get("simulated_seconds") for r in runs], bounds=AMOUNT)),
+        "attacks": {label: _attack(runs, label) for label in _labels(runs)},
+    }
+
+
+def _begins(runs: Sequence[Mapping[str, Any]]) -> str | None:
+    """Tell what optimizers and weights begin with; None of runs that say nothing of it, as an older version's."""
+    first = runs[0]
+    if first.get("starts") is None:
+        return None
+    said = begins(first["restart_optimizers"], first["starts"])
+    return "; ".join([said, *unlike(first.get("starts_asked"), first["starts"])])
+
+
+def _constant(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return what always giving one answer scores, {score, name}, the mean over seeds; None where there is none."""
+    known = [run["utility"].get("constant") for run in runs]
+    if not all(known):
+        return None
+    return {"score": sum(c["score"] for c in known) / len(known), "name": known[0]["name"]}
+
+
+def _labels(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(a["label"] for run in runs for a in run["attacks"]))
+
+
+def _attack(runs: Sequence[Mapping[str, Any]], label: str) -> dict[str, Any]:
+    found = [a for run in runs for a in run["attacks"] if a["label"] == label]
+    metrics = [m for m in METRICS if any(m in a["scores"] for a in found)]
+    target = found[0].get("target", "inputs")
+    who = ("guess", *TARGETS[target].baselines)
+    stolen = [a["stolen"] for a in found if "stolen" in a]
+    return {
+        "adversary": found[0]["adversary"],
+        "seconds": _plain(estimate([a["seconds"] for a in found], bounds=AMOUNT)),
+        "victims": found[0]["victims"],
+        "depth": found[0].get("depth"),
+        "target": target,
+        "scores": {m: {w: _plain(score(runs, label, m, w)) for w in who} for m in metrics},
+        "stolen": {w: _plain(_stolen(stolen, w)) for w in CLONES} if stolen else None,
+        "tuned": [chosen for a in found if (chosen := _chosen(a))],
+        "quick": any(a.get("quick") for a in found),
+        "front": [],
+    }
+
+
+def _chosen(attack: Mapping[str, Any]) -> str:
+    """Write the parameters that tuning on auxiliary rows chose; nothing where nobody tuned."""
+    return ", ".join(
+        f"{name}={written(value)}" for name, value in attack.get("tuned", {}).get("parameters", {}).items()
+    )
+
+
+def _stolen(found: Sequence[Mapping[str, Any]], who: str) -> Estimate | None:
+    """Return the accuracy of the whole model with the upstream segments of `who`."""
+    scores = [one["accuracy"][who] for one in found if who in one.get("accuracy", {})]
+    return estimate([s["mean"] for s in scores], scores, SHARE)
+
+
+def _by_kind(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    kinds = dict.fromkeys(kind for run in runs for kind in run["bytes_by_kind"])
+    return {kind: sum(r["bytes_by_kind"].get(kind, 0) for r in runs) / len(runs) for kind in kinds}
+
+
+def _plain(found: Estimate | None) -> dict[str, Any] | None:
+    return None if found is None else asdict(found)
+
+
+def _scored(setting: Mapping[str, Any], label: str, metric: str) -> Any:
+    """Return what the attack reached in `metric`, or None."""
+    return (setting["attacks"].get(label, {}).get("scores", {}).get(metric) or {}).get("guess")
+
+
+def _mark_fronts(summary: Mapping[str, Any]) -> None:
+    """Write, at each attack of a setting, the metrics in which the setting is on the Pareto front."""
+    sign = 1.0 if summary["utility"]["higher_is_better"] else -1.0
+    for label in summary["attacks"]:
+        for metric in summary["metrics"]:
+            # What a hijacked training is good for is no utility to weigh leakage against.
+            useful = [s for s in summary["settings"] if s["utility"] and not s["intruder"]]
+            there = [s for s in useful if _scored(s, label, metric)]
+            points = [
+                (sign * s["utility"]["mean"], METRICS[metric].leak(_scored(s, label, metric)["mean"])) for s in there
+            ]
+            for position in pareto_front(points):
+                there[position]["attacks"][label]["front"].append(metric)

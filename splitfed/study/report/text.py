@@ -1,0 +1,305 @@
+"""The findings of a study in plain sentences, each made from its numbers; no sentence says more than they do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from splitfed.stats.utility import ConstantAnswer, below_constant
+from splitfed.study.report.data import LEAST_SEEDS, METRICS, NO_DEFENSE, NO_METHOD, TARGETS, Setting
+from splitfed.study.report.units import plural
+
+Summary = Mapping[str, Any]
+SHOWN = 3  # settings that a finding of the same kind names in a sentence of their own
+
+
+def headline(summary: Summary) -> list[str]:
+    """Return the findings: what was run, what leaks undefended, what each topology's defenses change, and limits."""
+    sentences = [_what(summary), *_compared(summary)]
+    if not summary["attacks"] and len(summary["methods"]) > 1:
+        # A study that compares methods says once that it says nothing of leakage.
+        return [*sentences, "No attack was scored, so nothing can be said about leakage.", *_limits(summary)]
+    sentences += _useless(summary)
+    for where in summary["places"]:
+        settings = [s for s in summary["settings"] if s["place"] == where and s["utility"]]
+        place = f"{summary['names'][where]}: " if len(summary["places"]) > 1 else ""
+        sentences += [f"{place}{said}" if place else said[:1].upper() + said[1:] for said in _found(summary, settings)]
+    return [*sentences, *_limits(summary)]
+
+
+def name_of(summary: Summary, setting: Mapping[str, Any] | Setting) -> str:
+    """Name a setting for a row: its defense, and its place where there are several."""
+    own = setting if isinstance(setting, Mapping) else {"defense": setting.defense, "place": setting.place}
+    name = str(summary["names"][own["defense"]])
+    if len(summary["places"]) == 1:
+        return name
+    place = str(summary["names"][own["place"]])
+    # Where methods are compared and nothing is defended, that need not be said in every row.
+    plain = len(summary["methods"]) > 1 and all(s["defense"] == NO_DEFENSE for s in summary["settings"])
+    return place if plain else f"{name}, {place}"
+
+
+def number(metric: str, value: float, *, unit: bool = True) -> str:
+    """Write a score of `metric` with its unit."""
+    known = METRICS[metric]
+    return f"{value:.{known.digits}f}{known.unit if unit else ''}"
+
+
+def utility(summary: Summary, value: float) -> str:
+    """Write a utility: accuracies in percent, other metrics as they are."""
+    return f"{100 * value:.1f} %" if summary["utility"]["metric"] == "accuracy" else f"{value:.3f}"
+
+
+def strongest(setting: Mapping[str, Any], metric: str, target: str = "inputs") -> str | None:
+    """Return the label of the attack on `target` that leaks most in `setting` by `metric`; None where there is none."""
+    scored = {
+        label: METRICS[metric].leak(attack["scores"][metric]["guess"]["mean"])
+        for label, attack in setting["attacks"].items()
+        if attack["target"] == target and attack["scores"].get(metric, {}).get("guess")
+    }
+    return max(scored, key=lambda label: scored[label]) if scored else None
+
+
+def baseline(attack: Mapping[str, Any], metric: str) -> Mapping[str, Any] | None:
+    """Return what guessing without looking got, on the victims of `attack`: the first baseline of its target."""
+    found: Mapping[str, Any] | None = attack["scores"][metric].get(next(iter(TARGETS[attack["target"]].baselines)))
+    return found
+
+
+def beats_baseline(attack: Mapping[str, Any], metric: str) -> bool:
+    """Tell whether the guess leaks more than its baseline, on these same victims, beyond its own interval.
+
+    A guess that is measurably the wrong way round leaks too.
+    """
+    guess, blind = attack["scores"][metric]["guess"], baseline(attack, metric)
+    assert blind is not None
+    beaten = float(blind["mean"])
+    if METRICS[metric].centre is not None and _bound(guess, "high") < beaten:
+        return True
+    return _bound(guess, "low") > beaten if METRICS[metric].up else _bound(guess, "high") < beaten
+
+
+def _bound(found: Mapping[str, Any], side: str) -> float:
+    return float(found["mean"] if found[side] is None else found[side])
+
+
+def _what(summary: Summary) -> str:
+    what, seeds = summary["what"], sorted({seed for s in summary["settings"] for seed in s["seeds"]})
+    parts = [
+        f"{what['model']} on {what['data']}, {plural(what['clients'], 'client')}, "
+        f"{plural(what['rounds'], 'round')} of the {_schedules(summary)}{_methods(summary)}, split as "
+        f"{' and '.join(summary['topologies'])}: {plural(summary['finished'], 'run')} finished over "
+        f"{plural(len(summary['settings']), 'setting')} and {plural(len(seeds), 'seed')}."
+    ]
+    if summary["unfinished"]:
+        parts.append(f"{plural(len(summary['unfinished']), 'run')} did not finish and count nowhere below.")
+    return " ".join(parts)
+
+
+def _schedules(summary: Summary) -> str:
+    names = summary["schedules"]
+    return f"{names[0]} schedule" if len(names) == 1 else f"schedules {', '.join(names[:-1])} and {names[-1]}"
+
+
+def _methods(summary: Summary) -> str:
+    """Name the federated methods on the schedules, where there is any."""
+    there = [summary["names"][m] for m in summary["methods"] if m != NO_METHOD]
+    if not there:
+        return ""
+    told = there[0] if len(there) == 1 else f"{', '.join(there[:-1])} and {there[-1]}"
+    return f" with {told}" + (", and without a method" if NO_METHOD in summary["methods"] else "")
+
+
+def _compared(summary: Summary) -> list[str]:
+    """Set the utility of the methods side by side, each beside that of the same setting without one."""
+    sentences = []
+    for setting in summary["settings"]:
+        if setting["method"] == NO_METHOD or not setting["utility"]:
+            continue
+        keys = ("topology", "schedule", "defense", "intruder")
+        same = (s for s in summary["settings"] if all(s[k] == setting[k] for k in keys))
+        alone = next((s for s in same if s["method"] == NO_METHOD and s["utility"]), None)
+        if alone is None:
+            continue
+        own, other = setting["utility"], alone["utility"]
+        said = f"{name_of(summary, setting)}: {summary['utility']['metric']} {utility(summary, own['mean'])} over all "
+        said += f"clients, {utility(summary, other['mean'])} without the method"
+        if own["low"] is None or other["low"] is None:
+            said += " (no interval)"
+        elif _overlap(own, other):
+            said += " (the intervals overlap)"
+        sentences.append(f"{said}.")
+    return sentences
+
+
+def _useless(summary: Summary) -> list[str]:
+    """Name the settings whose model is no better than whoever gives the same answer to every row."""
+    metric, up = summary["utility"]["metric"], summary["utility"]["higher_is_better"]
+    told = []
+    for setting in summary["settings"]:
+        found = setting["constant"]
+        # What hijacked clients reach is said to be no result anyway.
+        if not found or not setting["utility"] or setting["intruder"]:
+            continue
+        said = below_constant(metric, setting["utility"]["mean"], ConstantAnswer(**found), up)
+        if said:
+            name = name_of(summary, setting)
+            told.append((name, f"{name}: {said}, so this model is of no use."))
+    rest = ", ".join(name for name, _ in told[SHOWN:])
+    more = [f"Of no use either, in the same way: {rest}."] if rest else []
+    return [*(said for _, said in told[:SHOWN]), *more]
+
+
+def _found(summary: Summary, settings: list[Mapping[str, Any]]) -> list[str]:
+    base = next((s for s in settings if s["family"] == NO_DEFENSE), None)
+    if base is None:
+        return ["no undefended run finished, so nothing can be said of what the defenses change."]
+    told = [(target, m) for target in TARGETS if (m := _metric(summary, base, target))]
+    if not told:
+        return ["no attack was scored, so nothing can be said about leakage."]
+    (target, metric), *further = told
+    named = {strongest(base, m, t) for t, m in told if METRICS[m].centre is not None}
+    before = f"undefended ({summary['utility']['metric']} {utility(summary, base['utility']['mean'])}), "
+    first = before + _reached(summary, base, metric, target)
+    more = [f"undefended, {_reached(summary, base, m, t)}" for t, m in further]
+    more += [
+        f"undefended, {summary['names'][label]} {said}."
+        for label, a in base["attacks"].items()
+        if label not in named and (said := reversed_(a))
+    ]
+    others = [s for s in settings if s is not base and strongest(s, metric, target)]
+    return [first, *_changes(summary, base, others, metric, target), *more]
+
+
+def _metric(summary: Summary, base: Mapping[str, Any], target: str) -> str | None:
+    return next((m for m in TARGETS[target].order(summary["metrics"]) if strongest(base, m, target)), None)
+
+
+def _reached(summary: Summary, base: Mapping[str, Any], metric: str, target: str) -> str:
+    """Tell what the strongest attack on `target` gets in `base`, beside its baseline."""
+    label = strongest(base, metric, target) or ""
+    attack, named = base["attacks"][label], summary["names"][label]
+    blind = baseline(attack, metric)
+    reached = f"{number(metric, attack['scores'][metric]['guess']['mean'])} {METRICS[metric].title}"
+    reached += f" ({blindly(summary, metric, target)} {number(metric, blind['mean'])})" if blind else ""
+    if blind and not beats_baseline(attack, metric):
+        return f"{_most(target)}, {named}, gets {reached}: not measurably better than that baseline."
+    if turned := reversed_(attack, metric):
+        return f"{_most(target)}, {named}, {turned}."
+    # Reconstructions come from the server, as a rule; of other guesses it is news who makes them.
+    whose = "" if target == "inputs" else f"{attack['adversary']} by "
+    return f"{whose}{named} {TARGETS[target].gets} {reached}."
+
+
+def reversed_(attack: Mapping[str, Any], metric: str = "auc") -> str:
+    """Say so where an attack tells two kinds apart and names them the wrong way round: an AUC below .5 leaks too."""
+    guess, centre = (attack["scores"].get(metric) or {}).get("guess"), METRICS[metric].centre
+    if guess is None or centre is None or _bound(guess, "high") >= centre:
+        return ""
+    title = METRICS[metric].title
+    return (
+        f"is reversed: it ranks the wrong way round ({title} {number(metric, guess['mean'])}), and whoever turns its "
+        f"guesses over has {title} {number(metric, METRICS[metric].leak(guess['mean']))}"
+    )
+
+
+def _most(target: str) -> str:
+    return "the strongest attack" + {"inputs": "", "representatives": " on classes"}.get(target, f" on {target}")
+
+
+def _changes(
+    summary: Summary, base: Mapping[str, Any], others: list[Mapping[str, Any]], metric: str, target: str
+) -> list[str]:
+    """Tell the largest reduction and its price, the largest at a small price, and what reduces nothing."""
+
+    def cost(setting: Mapping[str, Any]) -> float:
+        lost = base["utility"]["mean"] - setting["utility"]["mean"]
+        return float(lost if summary["utility"]["higher_is_better"] else -lost)
+
+    def leak(setting: Mapping[str, Any]) -> float:
+        return METRICS[metric].leak(_worst(setting, metric, target)["mean"])
+
+    def brings(setting: Mapping[str, Any]) -> str:
+        label = strongest(setting, metric, target) or ""
+        attack, names = setting["attacks"][label], summary["names"]
+        guess = attack["scores"][metric]["guess"]
+        said = f"with {names[setting['defense']]}, {_most(target)} ({names[label]}) gets "
+        said += number(metric, guess["mean"])
+        said += " (reversed)" if reversed_(attack, metric) else ""
+        if baseline(attack, metric) and not beats_baseline(attack, metric):
+            said += f" (not measurably better than the {blindly(summary, metric, target)})"
+        elif _overlap(guess, _worst(base, metric, target)):
+            said += " (the intervals overlap)"
+        return f"{said}." if base["intruder"] else f"{said}, {_price(summary, cost(setting))}."
+
+    helpful = sorted((s for s in others if leak(s) < leak(base)), key=leak)
+    # A hijacked training has no utility worth a price.
+    cheap = [s for s in helpful[1:] if cost(s) <= 0.01 < cost(helpful[0]) and not base["intruder"]]
+    useless = [summary["names"][s["defense"]] for s in others if leak(s) >= leak(base)]
+    sentences = [brings(s) for s in helpful[:1]]
+    # What is called cheap is a choice, so the sentence says it.
+    small = f"among the settings that lose at most {_amount(summary, 0.01)}, one lowers leakage most: "
+    sentences += [small + brings(s) for s in cheap[:1]]
+    if useless:
+        sentences.append(f"{_most(target)} does no worse than undefended against {', '.join(useless)}.")
+    return sentences
+
+
+def blindly(summary: Summary, metric: str, target: str) -> str:
+    """Name the baseline of an attack on `target`."""
+    if target == "shares":
+        return "auxiliary rows' shares" if metric == "total_variation" else "chance"
+    if target in ("labels", "members"):
+        # An AUC of labels is as blind for whoever always says the same.
+        return "most frequent label" if metric == "accuracy" else "chance"
+    return f"mean-{'image' if 'psnr' in summary['metrics'] else 'row'} baseline"
+
+
+def _worst(setting: Mapping[str, Any], metric: str, target: str) -> Mapping[str, Any]:
+    """Return what the strongest attack reached: a defense is worth what it does against that one."""
+    found: Mapping[str, Any] = setting["attacks"][strongest(setting, metric, target)]["scores"][metric]["guess"]
+    return found
+
+
+def _overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return _bound(one, "low") <= _bound(other, "high") and _bound(other, "low") <= _bound(one, "high")
+
+
+def _price(summary: Summary, cost: float) -> str:
+    if cost == 0:
+        return f"with no change in {summary['utility']['metric']}"
+    return f"at a cost of {_amount(summary, cost)}" if cost > 0 else f"with a gain of {_amount(summary, cost)}"
+
+
+def _amount(summary: Summary, difference: float) -> str:
+    """Write a difference in utility, without its sign."""
+    metric = summary["utility"]["metric"]
+    return (
+        f"{100 * abs(difference):.1f} points of {metric}" if metric == "accuracy" else f"{abs(difference):.3f} {metric}"
+    )
+
+
+def _limits(summary: Summary) -> list[str]:
+    sentences = []
+    for label in dict.fromkeys(s["intruder"] for s in summary["settings"] if s["intruder"]):
+        named, metric = summary["names"].get(label, label), summary["utility"]["metric"]
+        sentences.append(
+            f"{named} is active: it replaces the gradients that clients get, so it has trainings of its own; their "
+            f"{metric} is that of hijacked clients, and cannot be compared with honest ones."
+        )
+    found = (a for s in summary["settings"] for a in s["attacks"].items())
+    quick = dict.fromkeys(summary["names"][label] for label, attack in found if attack["quick"])
+    if quick:
+        sentences.append(f"A quick look (preset fast), where more work may find more: {', '.join(quick)}.")
+    few = {len(s["seeds"]) for s in summary["settings"]}
+    if max(few) < LEAST_SEEDS:
+        seeds = "One seed a setting" if few == {1} else "Fewer than three seeds a setting"
+        sentences.append(
+            f"{seeds}: intervals are over victims and test rows, and differences between trainings are not measured."
+        )
+    defended = [s for s in summary["settings"] if s["family"] != NO_DEFENSE]
+    if defended and all(s["guarantee"] == "no formal guarantee" for s in defended):
+        sentences.append(
+            "None of these defenses carries a formal guarantee: a stronger attack than those run here may see more."
+        )
+    return sentences

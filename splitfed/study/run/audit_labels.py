@@ -1,0 +1,97 @@
+"""Audits of training labels: a row of one class beside the same row of another, as its holder trains on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from splitfed.core.defense import Defense
+from splitfed.core.party_state import trained_on
+from splitfed.core.per_client_defenses import of_client
+from splitfed.core.privacy_events import Event
+from splitfed.core.random import derive, wide_generator
+from splitfed.core.step_plan import Guard
+from splitfed.core.tasks import Task
+from splitfed.core.topology import Head
+from splitfed.core.usage_counts import counted_labels, labels_of_head
+from splitfed.privacy.audit import Found, outcomes_bound
+from splitfed.study.run.audit_game import Game, Scores, named
+from splitfed.training.run import Run
+
+STEPS = 10
+
+
+def label_games(run: Run, client: int) -> Iterator[Game]:
+    """Yield what is to be audited of the labels of `client`."""
+    engine, topology = run.engine, run.engine.topologies[client]
+    for head in topology.heads:
+        assert head.task is not None
+        for position, defense in enumerate(of_client(engine.defenses, client)):
+            if head.value not in defense.heads(topology):
+                continue
+            acts, event = counted_labels(defense, head.task), defense.event()
+            if not acts or event is None:
+                continue
+            party = engine.party(client, head.labels).name
+            guard = Guard(defense, position, 1.0)
+            place, mechanism = labels_of_head(head.value), named([defense])
+            if "once" in acts:
+                judge = partial(_once, run.seed, party, head, guard, classes(head.task))
+                claim = ((event, 1),)
+                yield Game(party, place, mechanism, "labels drawn once", "every pair of classes", claim, None, judge)
+            if "step" in acts:
+                for times, audited in ((1, "labels of one step"), (STEPS, "labels of ten steps in a row")):
+                    yield _steps(run.seed, party, head, guard, event, times, audited)
+
+
+def classes(task: Task) -> int:
+    """Return how many classes the labels of `task` tell apart."""
+    return 2 if task.name == "binary" else int(task.outputs or 2)
+
+
+def _once(
+    seed: int, party: str, head: Head, guard: Guard, count: int, trials: int, confidence: float, delta: float
+) -> Found:
+    """Count what each class becomes in `trials` rows of it."""
+    assert head.task is not None
+    dtype = torch.float32 if head.task.name == "binary" else torch.int64
+    chosen, tested = (np.zeros((count, count), dtype=np.int64) for _ in range(2))
+    for label in range(count):
+        given = {head.value: torch.full((trials,), label, dtype=dtype)}
+        changed = {head.value: (head, (guard,))}
+        left = trained_on(given, changed, derive(seed, "audit", label), party, "train")[head.value].long()
+        for table, part in ((chosen, left[: trials // 4]), (tested, left[trials // 4 :])):
+            table[label] = torch.bincount(part, minlength=count)[:count].numpy()
+    return outcomes_bound(chosen, tested, delta, confidence)
+
+
+def _steps(seed: int, party: str, head: Head, guard: Guard, event: Event, times: int, audited: str) -> Game:
+    """The noisy targets of a row in `times` steps, of class 0 or of class 1."""
+    task = head.task
+    assert task is not None
+
+    def draw(which: int, trials: int) -> Scores:
+        binary = task.name == "binary"
+        y = torch.full((trials,), which, dtype=torch.float32 if binary else torch.int64)
+        total = np.zeros(trials)
+        for step in range(times):
+            stamp = ("train", 0, step // 2, step % 2, "train")
+            random = wide_generator(derive(seed, "audit", which), "targets", party, head.value, guard.position, *stamp)
+            total += _told_apart(guard.defense, y, task, random).numpy()
+        return {"absolute": total}
+
+    claim = ((event, times),)
+    return Game(party, labels_of_head(head.value), named([guard.defense]), audited, "classes 0 and 1", claim, draw)
+
+
+def _told_apart(defense: Defense, y: Tensor, task: Task, random: torch.Generator) -> Tensor:
+    """Return, of noisy targets, how much nearer they are to class 1 than to class 0 in L1: (rows,)."""
+    found = defense.targets(y, task, random).double()
+    if found.dim() == 1:
+        return found.abs() - (found - 1).abs()
+    zero, one = (torch.nn.functional.one_hot(torch.tensor(c), found.shape[1]).double() for c in (0, 1))
+    return (found - zero).abs().sum(1) - (found - one).abs().sum(1)

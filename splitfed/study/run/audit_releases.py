@@ -1,0 +1,252 @@
+"""Audits of what leaves a data owner at a cut, and of what it sends to the fed server: one release, and ten in a row.
+
+Ten releases of one row are of whatever its segments made of it then, so the two inputs to tell apart are sequences: one
+of two canaries at each release, the other one in the neighbouring sequence. The order is one in which canaries of
+opposite signs cancel whatever noise is repeated over steps, over epochs, or between training and scoring, while noise
+that is drawn afresh adds up in squares.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from splitfed.core.defense import UPLOAD, Context, Defense
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Stamp
+from splitfed.core.per_client_defenses import of_client
+from splitfed.core.privacy_events import Event, Gaussian, Laplace, Neighbours, Protects
+from splitfed.core.random import derive, generator
+from splitfed.core.upload_defenses import Keeper, Sent, defended, keepers
+from splitfed.core.usage_counts import counted
+from splitfed.data.features import feed
+from splitfed.engines.base import FED
+from splitfed.study.run.audit_game import ONE, TEN, Game, Measured, Scores, named
+from splitfed.threats.segments_upstream import Upstream
+from splitfed.training.run import Run
+
+CHUNK = 2**22
+PAIRS = 200
+ROWS = 256
+WIDTH = 16
+"""Numbers of a canary among a client's messages to the fed server."""
+
+# Four epochs of two steps, and two steps of scoring; canaries of opposite signs at those that noise may repeat at.
+TURNS = tuple(("train", epoch, step, "train") for epoch in range(4) for step in range(2))
+TURNS += tuple(("evaluate", 0, step, "test") for step in range(2))
+SIGNS = tuple((-1) ** (epoch + step + (phase == "evaluate")) for phase, epoch, step, _ in TURNS)
+
+Score = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Route:
+    """One value at one place with the defenses that act on it, as its sender applies them.
+
+    `lane`: that messages of the client carry. `kind`: of a message to the fed server, "" on an edge.
+    """
+
+    party: str
+    place: str
+    value: str
+    guards: tuple[Keeper, ...]
+    seed: int
+    lane: int
+    kind: str = ""
+
+    @property
+    def claim(self) -> list[Event]:
+        """What one release costs."""
+        events = [defense.event() for _, defense in self.guards]
+        if not self.kind:
+            kept = [e for e, (_, d) in zip(events, self.guards, strict=True) if "activation" in counted(d)]
+            return [event for event in kept if event is not None]
+        return [
+            replace(event, protects=Protects.MESSAGES, neighbours=Neighbours.SAME_CLASS)
+            for event in events
+            if event is not None
+        ]
+
+    def context(self, position: int, turn: int, seed: int) -> Context:
+        """Return a context of the run's own shape for release `turn`, whose random numbers come from `seed`."""
+        phase, epoch, step, part = TURNS[turn]
+        return Context(self.party, self.place, Stamp(phase, self.lane, epoch, step, part), seed, position)
+
+    def release(self, z: Tensor, turn: int, words: Sequence[str | int]) -> Tensor:
+        """Return what leaves for `z` (rows, ...) at release `turn`, every row with noise of its own."""
+        seed = derive(self.seed, "audit", *words)
+        if self.kind:
+            sent = Sent(self.kind, {self.value: z}, self.party, self.lane, turn // 2, turn % 2)
+            return defended(sent, self.guards, seed).tensors[self.value]
+        for position, defense in self.guards:
+            z = defense.release(self.value, z, self.context(position, turn, seed))
+        return z
+
+    def expected(self, z: Tensor) -> Tensor:
+        """Return the mean of what leaves for `z`."""
+        for position, defense in self.guards:
+            z = defense.expected(self.value, z, self.context(position, 0, self.seed))
+        return z
+
+
+def release_games(run: Run, client: int) -> Iterator[Game]:
+    """Yield what is to be audited of the releases of `client`, and of its messages to the fed server."""
+    for path in _paths(run, client):
+        z = _rows(run, path, client)
+        yield _game(path, "rows of the data", _apart(path, z), 1)
+        yield _game(path, "worst case", _worst(path, z), 1, partial(_sensitivity, path, z, run.seed))
+        yield _game(path, "worst case", _worst(path, z), len(TURNS))
+    for path in _messages(run, client):
+        z = torch.full((1, WIDTH), 0.5)
+        yield _game(path, "worst case", _worst(path, z), 1, partial(_sensitivity, path, z, run.seed))
+        yield _game(path, "worst case", _worst(path, z), len(TURNS))
+
+
+def _game(
+    path: Route,
+    canaries: str,
+    pair: tuple[Tensor, Tensor],
+    times: int,
+    measure: Callable[[], Measured | None] | None = None,
+) -> Game:
+    scores = _scores(*(path.expected(z).flatten().double() for z in pair))
+
+    def draw(which: int, trials: int) -> Scores:
+        return _sampled(path, pair, times, which, trials, scores)
+
+    mechanism, audited = named([d for _, d in path.guards]), ONE if times == 1 else TEN
+    claim = tuple((event, times) for event in path.claim)
+    # Ten releases show more, and cost ten times as much.
+    return Game(
+        path.party, path.place, mechanism, audited, canaries, claim, draw, None, measure, 1 if times == 1 else 4
+    )
+
+
+def _paths(run: Run, client: int) -> list[Route]:
+    engine = run.engine
+    topology, circuit = engine.topologies[client], engine.crew.lanes[client].circuit
+    paths = []
+    for edge in topology.crossings:
+        mine = enumerate(of_client(engine.defenses, client))
+        guards = tuple(Keeper(i, d) for i, d in mine if edge.name in d.edges(topology))
+        if any("activation" in counted(defense) for _, defense in guards):
+            party = engine.party(client, topology.role_of(edge.source)).name
+            paths += [Route(party, edge.name, value, guards, run.seed, circuit) for value in edge.values]
+    return paths
+
+
+def _messages(run: Run, client: int) -> list[Route]:
+    engine, topology = run.engine, run.engine.topologies[client]
+    kinds = dict.fromkeys(kind for d in engine.defenses if d.event() is not None for kind in d.uploads)
+    party = engine.party(client, topology.data_roles[0]).name
+    paths = []
+    for kind in kinds:
+        guards = tuple(keepers(engine.defenses, kind, client))
+        if any(keeper.defense.event() is not None for keeper in guards):
+            paths.append(Route(party, f"{kind}{UPLOAD}", "canary", guards, run.seed, client, kind))
+    return paths if FED in engine.parties or engine.crew.fed else []
+
+
+def _rows(run: Run, path: Route, client: int) -> Tensor:
+    """Return what the segments hand to the mechanism for some rows of the client, (rows, ...): test rows if it can."""
+    engine, topology = run.engine, run.engine.topologies[client]
+    given = run.data.clients[client]
+    rows = next((part for part in (given.test, given.validation, given.train) if len(part) > 1), None)
+    if rows is None:
+        raise InvalidInput(f"client {client} has no two rows to audit with")
+    few = rows.rows(range(min(ROWS, len(rows))))
+    role = topology.role_of(topology.edge(path.place).target)
+    modules = engine.modules(client, run.schedule.newest(client, run.schedule_state))
+    bare = Upstream(topology, engine.all_facts[client], modules, (), role, client)
+    with torch.no_grad():
+        found: Tensor = bare(feed(few.x.to(engine.device), topology.inputs, rows.features))[path.value].cpu()
+    return found
+
+
+def _apart(path: Route, z: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the two rows whose mean releases are furthest apart: (1, ...) each."""
+    distances = torch.cdist(path.expected(z).flatten(1).double(), path.expected(z).flatten(1).double())
+    i, j = divmod(int(distances.argmax()), len(z))
+    return z[i : i + 1], z[j : j + 1]
+
+
+def _worst(path: Route, z: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the pair, among some that are built to be hard, whose mean releases are furthest apart: (1, ...) each.
+
+    Signs that alternate come first: they cancel noise that the numbers of a row have in common.
+    """
+    striped = torch.zeros_like(z[:1])
+    striped.view(1, -1)[:, ::2] = 1
+    if bool(((z == 0) | (z == 1)).all()):
+        pairs = [(striped, 1 - striped), (torch.zeros_like(striped), torch.ones_like(striped))]
+    else:
+        size = 1e3 * max(1.0, float(z.abs().max()))
+        single = torch.zeros_like(striped)
+        single.view(1, -1)[0, 0] = size
+        pairs = [(size * (2 * striped - 1), size * (1 - 2 * striped)), (single, -single)]
+        pairs.append((torch.full_like(single, size), torch.full_like(single, -size)))
+    distances = [float((path.expected(one) - path.expected(two)).norm()) for one, two in pairs]
+    return next(pair for pair, far in zip(pairs, distances, strict=True) if far >= 0.999 * max(distances))
+
+
+def _scores(first: Tensor, second: Tensor) -> dict[str, Score]:
+    """Return what tells the two means apart best under Gaussian noise, under Laplace noise, and where bits are sent."""
+    found: dict[str, Score] = {
+        "linear": lambda z: z @ (second - first),
+        "absolute": lambda z: (z - first).abs().sum(1) - (z - second).abs().sum(1),
+    }
+    if all(bool(((mean > 0) & (mean < 1)).all()) for mean in (first, second)):
+        weights = second.logit() - first.logit()
+        found["log-odds"] = lambda z: z @ weights
+    return found
+
+
+def _sampled(
+    path: Route, pair: tuple[Tensor, Tensor], times: int, which: int, trials: int, scores: Mapping[str, Score]
+) -> Scores:
+    """Return the scores of `trials` sequences of `times` releases that begin with canary `which`: name -> (trials,)."""
+    step = max(1, CHUNK // pair[0].numel())
+    found: dict[str, list[Tensor]] = {name: [] for name in scores}
+    for number, start in enumerate(range(0, trials, step)):
+        size = min(step, trials - start)
+        totals = {name: torch.zeros(size, dtype=torch.float64) for name in scores}
+        for turn in range(times):
+            sign = SIGNS[turn]
+            z = pair[which if sign > 0 else 1 - which]
+            # The two inputs draw from streams of their own.
+            released = path.release(z.expand(size, *z.shape[1:]).clone(), turn, (which, number))
+            flat = released.flatten(1).double()
+            for name, score in scores.items():
+                totals[name] += sign * score(flat)
+        for name, total in totals.items():
+            found[name].append(total)
+    return {name: torch.cat(parts).numpy() for name, parts in found.items()}
+
+
+def _sensitivity(path: Route, z: Tensor, seed: int) -> Measured | None:
+    """Return the largest change of the mean release that a row in place of another made; None where none is claimed."""
+    claims: Sequence[tuple[Defense, Any]] = [(d, d.event()) for _, d in path.guards if hasattr(d, "sensitivity")]
+    if len(claims) != 1 or not isinstance(claims[0][1].mechanism, (Gaussian, Laplace)):
+        return None
+    defense, event = claims[0]
+    order = 2 if isinstance(event.mechanism, Gaussian) else 1
+    random = generator(seed, "sensitivity")
+    hard = torch.randn((PAIRS, *z.shape[1:]), generator=random) * 10 ** torch.empty(PAIRS).uniform_(
+        -3, 4, generator=random
+    ).view(-1, *[1] * (z.dim() - 1))
+    pairs = [(hard, -hard), (hard, hard.flip(0)), (z, z.flip(0))]
+    # Only the mechanism itself: what later defenses do to its release is no part of its claim.
+    context = path.context(0, 0, seed)
+    measured = 0.0
+    for pair in pairs:
+        first, second = (defense.expected(path.value, rows, context).flatten(1).double() for rows in pair)
+        measured = max(measured, float(torch.linalg.vector_norm(first - second, ord=order, dim=1).max()))
+    claimed = float(defense.sensitivity)  # type: ignore[attr-defined]
+    assert math.isfinite(claimed)
+    return Measured(f"sensitivity L{order}", measured, claimed, sum(len(a) for a, _ in pairs))

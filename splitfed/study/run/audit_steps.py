@@ -1,0 +1,108 @@
+"""Audits of private training steps: canary gradients through a run's own clipping, noise and sampling of rows.
+
+A canary's gradient is one coordinate of its own at every guarded party, as long as clipping lets it be. Three games:
+one step that the row takes part in, ten such steps in a row, and steps whose rows are drawn as the run draws them. Ten
+steps have canaries of alternating signs, so that noise that is repeated over steps or epochs cancels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from splitfed.core.errors import InvalidInput
+from splitfed.core.privacy_events import Event, Gaussian, Neighbours
+from splitfed.core.random import derive
+from splitfed.privacy.canaries import Canaries, Seat, diagonal
+from splitfed.study.run.audit_game import SLACK, Draw, Game, Measure, Measured, Scores, named
+from splitfed.training.run import Run
+
+CANARIES = 250
+"""Canaries a step, each with a coordinate of its own; neighbours without one have as many."""
+
+TURNS = tuple((epoch, step) for epoch in range(5) for step in range(2))
+SIGNS = tuple((-1) ** (epoch + step) for epoch, step in TURNS)
+
+
+def step_games(run: Run, client: int) -> Iterator[Game]:
+    """Yield what is to be audited of the training steps of `client`."""
+    engine, topology = run.engine, run.engine.topologies[client]
+    for position, defense in enumerate(engine.defenses):
+        found = defense.weight_uses(client, 1, 1)
+        if found is None or not isinstance(found[0].mechanism, Gaussian):
+            continue
+        event, _ = found
+        told = defense.norms(topology)
+        seats = tuple(
+            Seat(engine.party(client, role).name, role, tuple(to for sender, to in told if sender == role))
+            for role in defense.guards(topology)
+        )
+        canaries = Canaries(defense, position, seats, engine.crew.lanes[client].circuit, run.seed)
+        yield from _games(run, client, canaries, event)
+
+
+def _games(run: Run, client: int, canaries: Canaries, event: Event) -> Iterator[Game]:
+    scales = canaries.deviations()
+    parties, mechanism = ", ".join(seat.party for seat in canaries.seats), named([canaries.defense])
+    replaced = event.neighbours is Neighbours.REPLACE
+    always = replace(event, sampling_rate=1.0)
+
+    def line(audited: str, claim: Event, times: int, draw: Draw, measure: Measure | None = None) -> Game:
+        kind = "gradients of one coordinate"
+        return Game(parties, "weights", mechanism, audited, kind, ((claim, times),), draw, None, measure)
+
+    present = partial(_present, canaries, scales, replaced)
+    distance = partial(_distance, canaries, event)
+    yield line("one step that the row takes part in", always, 1, partial(present, 1), distance)
+    yield line("ten steps in a row that the row takes part in", always, len(TURNS), partial(present, len(TURNS)))
+    if event.sampling_rate < 1:
+        yield line("one step with its rows drawn", event, 1, partial(_drawn, run, client, canaries, scales))
+
+
+def _present(
+    canaries: Canaries, scales: dict[str, float], replaced: bool, times: int, which: int, trials: int
+) -> Scores:
+    """Return the scores of canaries that are in every one of `times` steps (input 0), or are replaced, or are not."""
+    found: list[Tensor] = []
+    for sequence in range(-(-trials // CANARIES)):
+        count = min(CANARIES, trials - sequence * CANARIES)
+        rows = diagonal(count, count)
+        # The neighbour of a row that is replaced points to the other side; that of one that is added is not there.
+        signs = [sign if which == 0 else -sign for sign in SIGNS[:times]]
+        given = [sign * rows if replaced or which == 0 else rows[:0] for sign in signs]
+        left = canaries.sums(given, TURNS[:times], ("present", times, which, sequence), 1.0)
+        scored = [sign * canaries.scores(one, scales) for sign, one in zip(SIGNS, left, strict=False)]
+        found.append(torch.stack(scored).sum(0))
+    return {"sum": torch.cat(found).numpy()}
+
+
+def _drawn(run: Run, client: int, canaries: Canaries, scales: dict[str, float], which: int, trials: int) -> Scores:
+    """Return the scores of canaries that are rows of the client (input 0), or are not, in steps drawn as the run's."""
+    training = run.inquiry.training
+    if training is None:
+        raise InvalidInput("the run does not say how its rows are drawn: train it again to audit its sampling")
+    rows = run.engine.rows(client, "train")
+    count, found, total, epoch = min(CANARIES, rows), [], 0, 0
+    gradients = torch.cat([diagonal(count, count), torch.zeros(rows - count, count)])
+    # Draws of an audit's own, by the run's own sampler.
+    own = replace(training, seed=derive(run.seed, "audit", "drawn", which))
+    while total < trials:
+        batches = own.batches(rows, epoch, client)
+        # The neighbour's data do not have the canaries, whoever else is drawn.
+        given = [gradients[batch] if which == 0 else gradients[batch[:0]] for batch in batches]
+        turns = [(epoch, step) for step in range(len(given))]
+        for left in canaries.sums(given, turns, ("drawn", which, epoch), training.expected(rows) or 1.0):
+            found.append(canaries.scores(left, scales))
+            total += count
+        epoch += 1
+    return {"sum": torch.cat(found)[:trials].numpy()}
+
+
+def _distance(canaries: Canaries, event: Event) -> Measured:
+    assert isinstance(event.mechanism, Gaussian)
+    measured, pairs = canaries.distance(event.neighbours is Neighbours.REPLACE)
+    return Measured("distance of two steps in deviations", measured, 1 / event.mechanism.noise_multiplier, pairs, SLACK)

@@ -1,0 +1,105 @@
+"""Reads rows to predict from a .npy, .npz or .csv file; nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from splitfed.core.errors import InvalidInput
+from splitfed.data import arrays
+from splitfed.data.from_python import as_tensor
+
+KINDS = (".npy", ".npz", ".csv")
+
+
+def read_rows(path: Path, shape: tuple[int, ...], value_range: tuple[float, float] | None = None) -> Tensor:
+    """Return the rows in `path` as (rows, *shape) float32, as the run's data has them.
+
+    Arrays have that shape, or one row of it; a .npz file holds one array, or one called x. A CSV file holds numbers
+    only, a line a row, flattened, below a header or not. Raises `InvalidInput` for what cannot be read, another
+    shape, a value that is not finite, and one outside `value_range`.
+    """
+    check_kind(path)
+    table = path.suffix.lower() == ".csv"
+    x = as_tensor(str(path), _table(path) if table else _array(path)).to(torch.float32)
+    width = math.prod(shape)
+    if table and x.shape[1] == width:
+        x = x.reshape(-1, *shape)
+    if tuple(x.shape) == shape:
+        x = x.unsqueeze(0)
+    if x.dim() == 0 or tuple(x.shape[1:]) != shape:
+        flat = f" ({width} numbers a line)" if table else ""
+        raise InvalidInput(f"{str(path)!r} has shape {tuple(x.shape)}; this run takes rows of shape {shape}{flat}")
+    if not len(x):
+        raise InvalidInput(f"{str(path)!r} holds no row; expected at least one")
+    _check_rows(path, "is not finite", torch.isfinite(x))
+    if value_range is not None:
+        low, high = value_range
+        _check_rows(path, f"leaves the value range [{low:g}, {high:g}] of the run's data", (x >= low) & (x <= high))
+    return x
+
+
+def check_kind(path: Path) -> None:
+    """Refuse a path that is no file, or one of a kind that `read_rows` does not know."""
+    if not path.is_file():
+        raise InvalidInput(f"{str(path)!r} is no file; expected rows as {', '.join(KINDS)}")
+    if path.suffix.lower() not in KINDS:
+        raise InvalidInput(f"{str(path)!r} is of no known kind; expected {', '.join(KINDS)}")
+
+
+def _check_rows(path: Path, what: str, good: Tensor) -> None:
+    bad = (~good.flatten(1).all(1)).nonzero()
+    if len(bad):
+        raise InvalidInput(f"{str(path)!r} {what} in row {int(bad[0])}")
+
+
+def _array(path: Path) -> np.ndarray:
+    try:
+        # By its first bytes, whatever it is called.
+        with path.open("rb") as file:
+            if file.read(2) != b"PK":
+                file.seek(0)
+                return arrays.array(file, path.stat().st_size)
+        names = arrays.names(path)
+        if "x" not in names and len(names) != 1:
+            listed = ", ".join([*names[:10], *(["..."] if len(names) > 10 else [])]) or "none"
+            raise InvalidInput(f"{str(path)!r} has no array 'x' (there is {listed}); expected x, or one array")
+        return arrays.member(path, "x" if "x" in names else names[0])
+    except InvalidInput:
+        raise
+    except arrays.MALFORMED as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InvalidInput(f"{str(path)!r} cannot be read: {reason}") from None
+
+
+def _table(path: Path) -> np.ndarray:
+    """Return the numbers of a CSV file, (rows, columns); a first line with text in it is a header."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            lines = [line for line in csv.reader(file) if line]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InvalidInput(f"{str(path)!r} cannot be read as CSV: {error}") from None
+    header = bool(lines) and any(_number(field) is None for field in lines[0])
+    rows = lines[1:] if header else lines
+    if not rows:
+        raise InvalidInput(f"{str(path)!r} holds no row; expected at least one")
+    found = []
+    for i, line in enumerate(rows):
+        numbers = [_number(field) for field in line]
+        if None in numbers or len(numbers) != len(rows[0]):
+            wrong = next((repr(f) for f, n in zip(line, numbers, strict=True) if n is None), f"{len(numbers)} fields")
+            raise InvalidInput(f"{str(path)!r} has {wrong} in row {i}; expected {len(rows[0])} numbers")
+        found.append(numbers)
+    return np.array(found, dtype=np.float64)
+
+
+def _number(field: str) -> float | None:
+    try:
+        return float(field)
+    except ValueError:
+        return None

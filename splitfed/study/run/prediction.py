@@ -1,0 +1,198 @@
+"""Puts new rows through the parties of a finished run, defenses included, and tells what crossed and who saw it."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+from torch import Tensor
+
+from splitfed.core import digests
+from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.messages import Recorder, View
+from splitfed.core.random import derive
+from splitfed.core.tasks import Task
+from splitfed.core.topology import Head
+from splitfed.study.config import config
+from splitfed.study.report.units import plural, size
+from splitfed.study.run import session
+from splitfed.study.run.input_rows import check_kind, read_rows
+from splitfed.study.run.progress import Lines
+from splitfed.study.run.runner import Json, result, trained
+from splitfed.study.run.trust import code_of
+from splitfed.training.checkpoint import write_atomic
+from splitfed.training.run import Run
+
+SHOWN = 10
+"""Rows that are printed where no file is asked for."""
+
+
+def predict(
+    folder: Path,
+    rows: Path,
+    client: int = 0,
+    head: str | None = None,
+    output: Path | None = None,
+    view: str | None = None,
+    view_output: Path | None = None,
+    *,
+    trust: bool = False,
+) -> Json:
+    """Predict the rows in the file `rows` with the run in `folder`; return predictions, traffic and views.
+
+    `client`: whose parties compute, from 0; `head`: whose output (default: the first). `output`: a CSV file for the
+    predictions; `view_output`: a safetensors file for all that the party `view` received. `trust`: whether a run that
+    reaches outside of its folder may do so though it is not this user's own. Everything is checked
+    before anything is computed or written: raises `InvalidInput`.
+    """
+    check_kind(rows)
+    for path in (output, view_output):
+        _check_writable(path, rows)
+    run = _rebuilt(folder, trust)
+    x = read_rows(rows, run.data.shape, run.data.victims.value_range)
+    heads = {h.value: h for h in run.engine.topology.heads}
+    if head is not None and head not in heads:
+        raise unknown("head", head, heads)
+    if not 0 <= client < run.engine.lanes:
+        raise InvalidInput(f"client={client} is not allowed; expected 0 to {run.engine.lanes - 1}")
+    if view is not None and view not in run.engine.parties:
+        raise unknown("party", view, run.engine.parties)
+    before = {flow: counted for flow, counted in run.engine.traffic.flows.items() if flow.phase == "predict"}
+    with ExitStack() as open_eyes:
+        seen = {name: open_eyes.enter_context(run.engine.watching(name)) for name in run.engine.parties}
+        outputs = run.predict(x, client=client, head=head, number=_draw(run, x))
+    known = heads[head] if head is not None else next(iter(heads.values()))
+    table = predictions(known, outputs)
+    if output is not None:
+        write_atomic(output, _csv(table).encode())
+    if view is not None and view_output is not None:
+        received = seen[view].view().tensors()
+        write_atomic(view_output, save({name: tensor.contiguous() for name, tensor in received.items()}))
+    return {
+        "run": str(folder),
+        "client": client,
+        "head": known.value,
+        "rows": len(x),
+        "predictions": table,
+        **_traffic(run, before),
+        "views": {name: views for name, recorder in seen.items() if (views := _views(recorder))},
+        "output": None if output is None else str(output),
+        "view_output": None if view_output is None else str(view_output),
+    }
+
+
+def predictions(head: Head, outputs: Tensor) -> dict[str, list[Any]]:
+    """Return column -> values for `outputs` (rows, ...) of `head`.
+
+    Of a classification the label and the probability of each class, of a binary task the label and the probability
+    of 1, of anything else the values as they are.
+    """
+    task = head.task
+    assert isinstance(task, Task)
+    flat = outputs.double().reshape(len(outputs), -1)
+    if task.name == "classification":
+        chances = flat.softmax(1)
+        columns = {f"probability_{i}": chances[:, i].tolist() for i in range(chances.shape[1])}
+        return {"label": chances.argmax(1).tolist(), **columns}
+    if task.name == "binary":
+        return {"label": (flat[:, 0] > 0).long().tolist(), "probability": flat[:, 0].sigmoid().tolist()}
+    return {f"value_{i}": flat[:, i].tolist() for i in range(flat.shape[1])}
+
+
+def told(found: Json) -> str:
+    """Return what `predict` found as text for people."""
+    lines = []
+    if found["output"] is None:
+        shown = {name: values[:SHOWN] for name, values in found["predictions"].items()}
+        lines += _csv(shown, digits=4).splitlines()
+        if found["rows"] > SHOWN:
+            lines.append(f"... {found['rows'] - SHOWN} more rows; --output FILE.csv has them all")
+    else:
+        lines.append(f"{plural(found['rows'], 'row')} predicted by client {found['client']}: {found['output']}")
+    kinds = ", ".join(f"{kind} {size(n)}" for kind, n in found["bytes_by_kind"].items())
+    lines.append(f"crossed: {plural(found['messages'], 'message')}, {size(found['bytes'])} ({kinds or 'nothing'})")
+    for party, views in found["views"].items():
+        for view in views:
+            shape = "x".join(map(str, view["shape"]))
+            lines.append(
+                f"{party} saw {view['value']} ({view['kind']}, {shape}) from {view['from']}, over {view['edge']}"
+            )
+    if not found["views"]:
+        lines.append("nobody saw anything: no value crosses in this topology")
+    if found["view_output"] is not None:
+        lines.append(f"view: {found['view_output']}")
+    return "\n".join(lines)
+
+
+def _rebuilt(folder: Path, trust: bool) -> Run:
+    """Return the finished run in `folder`, as its newest checkpoint has it."""
+    known = result(folder)
+    if known is None or "failed" in known or not (folder / "config.toml").is_file():
+        raise InvalidInput(f"{str(folder)!r} holds no finished run; expected a folder .../runs/NAME")
+    if not any((folder / "checkpoints").glob("*/*")):
+        raise InvalidInput(f"{str(folder)!r} holds no checkpoint any more; run its study again to predict with it")
+    raw = config.read(folder / "config.toml", digests.RUN_CONFIG)
+    grid, data = session.check(raw, "config.toml", folder, code_of(folder, raw, trust))
+    return trained(grid.cells[0], data, folder, Lines(1))
+
+
+def _draw(run: Run, x: Tensor) -> int:
+    """Return the number of the call, by which defenses draw: the same rows the same draw, other rows another.
+
+    Two calls that shared their noise would give away the difference of their releases.
+    """
+    return derive(run.seed, "predict", hashlib.sha256(x.numpy().tobytes()).hexdigest())
+
+
+def _check_writable(path: Path | None, rows: Path) -> None:
+    if path is None:
+        return
+    if path.is_dir() or not path.resolve().parent.is_dir():
+        raise InvalidInput(f"{str(path)!r} is no file that can be written; expected one in a folder that is there")
+    if path.resolve() == rows.resolve():
+        raise InvalidInput(f"{str(path)!r} is the input; give another file for what comes out")
+
+
+def _traffic(run: Run, before: Any) -> Json:
+    """Return messages and bytes of phase "predict" since `before`."""
+    flows = []
+    for flow, (messages, nbytes) in run.engine.traffic.flows.items():
+        if flow.phase == "predict":
+            sent, size_before = before.get(flow, (0, 0))
+            flows.append((flow.kind, messages - sent, nbytes - size_before))
+    kinds = sorted({kind for kind, _, _ in flows})
+    return {
+        "messages": sum(messages for _, messages, _ in flows),
+        "bytes": sum(nbytes for _, _, nbytes in flows),
+        "bytes_by_kind": {kind: sum(n for k, _, n in flows if k == kind) for kind in kinds},
+    }
+
+
+def _views(recorder: Recorder) -> list[Json]:
+    """Return what one party received: each value with its whole shape, sender and edge."""
+    view: View = recorder.view()
+    found: dict[tuple[str, str, str, str], list[Tensor]] = {}
+    for message in view.messages:
+        for value, tensor in message.tensors.items():
+            found.setdefault((value, message.kind, message.sender, message.edge), []).append(tensor)
+    return [
+        {
+            "value": value,
+            "kind": kind,
+            "from": sender,
+            "edge": edge,
+            "shape": [sum(len(t) for t in tensors), *tensors[0].shape[1:]],
+            "bytes": sum(t.nbytes for t in tensors),
+        }
+        for (value, kind, sender, edge), tensors in found.items()
+    ]
+
+
+def _csv(table: dict[str, list[Any]], digits: int = 17) -> str:
+    lines = [",".join(["row", *table])]
+    for i, row in enumerate(zip(*table.values(), strict=True)):
+        lines.append(",".join([str(i), *(str(v) if isinstance(v, int) else f"{v:.{digits}g}" for v in row)]))
+    return "\n".join(lines) + "\n"

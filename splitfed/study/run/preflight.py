@@ -1,0 +1,286 @@
+"""Everything that can be refused without training is refused here: data, splits, cuts, defenses, adversaries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from splitfed.attacks.base import Phase, Target
+from splitfed.core.defense import overrides
+from splitfed.core.errors import InvalidInput, check_number, unknown
+from splitfed.core.per_client_defenses import check_clients
+from splitfed.core.probe import Facts
+from splitfed.core.random import derive
+from splitfed.core.step_plan import duties
+from splitfed.core.topology import Topology, member
+from splitfed.data.dataset import Dataset
+from splitfed.data.federation import Federation
+from splitfed.engines.base import FED
+from splitfed.planning.calibration import settled
+from splitfed.planning.uploads import check_uploads, sent_kinds
+from splitfed.planning.validation import (
+    Prepared,
+    check_batches,
+    check_exact,
+    check_outputs,
+    check_sampling,
+    fitted,
+    layered,
+    optims_of,
+    probe_with,
+)
+from splitfed.study.config import build
+from splitfed.study.config.assembly import Refused
+from splitfed.study.config.cell import Cell, Probe
+from splitfed.study.config.grid import Grid
+from splitfed.study.config.mistakes import Mistakes
+from splitfed.study.config.speeds_table import Names
+from splitfed.study.config.training_attacks import join
+from splitfed.study.report import planned_costs
+from splitfed.threats.tuning import SHARE, Bench, check_tunable
+from splitfed.training.entry_point import check_across, engine_of
+from splitfed.training.run import Run
+
+
+def rehearse(grid: Grid, source: str) -> Dataset:
+    """Load the data and put every run together without training it; return the data.
+
+    Raises `InvalidStudy` with a line a mistake, its place in the study called `source` in front.
+    """
+    mistakes = Mistakes(source)
+    first = grid.cells[0]
+    with mistakes.at("training.device"):
+        _check_device(first.training.device)
+    with mistakes.at("data"):
+        data = build.dataset(first.data)
+        splits = {seed: _split(data, first, seed) for seed in dict.fromkeys(c.seed for c in grid.cells)}
+    mistakes.stop()
+    with mistakes.at("study.target"):
+        _check_target(first.target, data, list(splits.values()))
+    checked: dict[tuple[str, str, str], tuple[Topology, Facts] | None] = {}
+    cells: dict[tuple[str, str, str, str], Cell] = {}
+    for cell in grid.cells:
+        mistakes.stop_if_many()
+        split = splits[cell.seed]
+        label = (cell.topology.builder.label, cell.training.schedule.label, cell.method.label)
+        if label not in checked:
+            checked[label] = _place(mistakes, cell, data, split)
+        place = checked[label]
+        if place is None:
+            continue
+        cells.setdefault((*label, cell.intruder.key if cell.intruder else ""), cell)
+        ready, facts = place
+        guards = build.defenses(cell)
+        with mistakes.at(cell.defense.where):
+            fit = fitted(ready, facts, split.clients[0].train, guards, cell.seed)
+            check_clients(guards, fit[0], len(split))
+            duties(*fit, guards)
+            if any(guard.uploads for guard in guards):
+                check_uploads(replace(planned_costs.prepared(cell, data), defenses=tuple(guards)))
+            if any(overrides(guard, "settle") for guard in guards):
+                settled(replace(planned_costs.prepared(cell, data), defenses=tuple(guards)), cell.training.rounds)
+        training = cell.training.training(cell.seed)
+        with mistakes.at("training.sampling"):
+            check_sampling(build.schedule(cell), training)
+        with mistakes.at("training.across"):
+            check_across(cell.training.across, guards)
+        with mistakes.at("training.batch_size"):
+            check_batches([facts] * len(split), guards, split, training)
+    _check_methods(mistakes, grid, data)
+    _check_attacks(mistakes, list(cells.values()), data)
+    _check_speeds(
+        mistakes, grid, {label: place[0] for label, place in checked.items() if place}, len(splits[first.seed])
+    )
+    mistakes.stop()
+    return data
+
+
+def check_attack(probe: Probe, run: Run) -> None:
+    """Refuse an attack that `run`, trained or not, does not grant, and one that could not be scored.
+
+    What an attack needs only the attack knows: it is begun and stopped; see `Inquiry.refusal`.
+    """
+    attack, data = build.attack(probe), run.data
+    pictured = attack.target in (Target.INPUTS, Target.REPRESENTATIVES)
+    if len(data.auxiliary) == 0 and attack.target is not Target.MEMBERS:
+        raise InvalidInput("there is no auxiliary row for the baseline of a score; give some (data.auxiliary=0.2)")
+    if len(data.victims) == 0 and attack.phase is not Phase.TRAINING:
+        raise InvalidInput("there are no victims to attack; set some aside (data.victims=64)")
+    if pictured and len(data.shape) == 3 and data.victims.value_range is None:
+        raise InvalidInput(f"{data.name} holds images without a value range, so no score has a scale; store bytes")
+    past = attack.phase is Phase.TRAINING and probe.adversary in (None, FED) and FED in run.engine.parties
+    if not past:
+        run.inquiry.adversary(probe.adversary)
+    elif FED not in run.engine.link.recorders:
+        raise InvalidInput(
+            f"{probe.attack.name} goes against recorded training; record it: [training.record] parties = [{FED!r}]"
+        )
+    if probe.tune:
+        check_tunable(probe.attack.name, attack, attack.space)
+        Bench(run.inquiry, attack, run.inquiry.adversary(probe.adversary), 0, run.seed, SHARE)
+    why = run.inquiry.refusal(probe.attack.name, attack, probe.adversary)
+    if why is not None:
+        raise _whose(probe, why)
+
+
+def _whose(probe: Probe, why: object) -> InvalidInput:
+    whose = "" if probe.adversary is None else f" by {probe.adversary}"
+    return InvalidInput(f"{probe.attack.name}{whose}: {why}")
+
+
+def untrained(cell: Cell, data: Dataset) -> Run:
+    """Return the run `cell` before its first round, its intruders in it, without its defenses, on the CPU."""
+    run, ready = _bare(cell, data)
+    for probe in cell.attacks:
+        if probe.lives != "outside":
+            join(run.engine, ready, probe)
+    return run
+
+
+def _bare(cell: Cell, data: Dataset) -> tuple[Run, Prepared]:
+    ready = planned_costs.prepared(cell, data)
+    engine = engine_of(ready, record=cell.training.record)
+    run = Run(engine, ready.data, ready.schedule, ready.schedule.start(len(ready.data)), cell.seed)
+    run.follow(ready.method)
+    if ready.method is not None and any(build.attack(probe).reads for probe in cell.attacks):
+        run.inquiry.uploads.sent = sent_kinds(ready)
+    run.inquiry.training, run.inquiry.rounds = ready.training, cell.training.rounds
+    return run, ready
+
+
+def _check_methods(mistakes: Mistakes, grid: Grid, data: Dataset) -> None:
+    """Put every run with a method, or with weights drawn for each client, together as a whole.
+
+    For what a method needs of rows, batches and optimizers, and layers of which torch knows no way to draw them.
+    """
+    seen: set[tuple[str, ...]] = set()
+    for cell in grid.cells:
+        label = cell.topology.builder.label, cell.training.schedule.label, cell.method.label, str(cell.seed)
+        # What is wrong already may be what is in its way.
+        bare = cell.method.part is None
+        if (bare and cell.training.starts is None) or mistakes or label in seen:
+            continue
+        seen.add(label)
+        with mistakes.at("training.starts" if bare else cell.method.where):
+            planned_costs.prepared(cell, data)
+
+
+def _check_attacks(mistakes: Mistakes, cells: Sequence[Cell], data: Dataset) -> None:
+    """Ask every attack in every place where a run can be put together."""
+    for cell in cells:
+        if not cell.attacks:
+            continue
+        own = mistakes.fresh()
+        with own.at(cell.topology.where):
+            run, ready = _bare(cell, data)
+        if own and not mistakes:
+            mistakes.take(own)
+        if own:
+            continue
+        # Intruders first, for others may ask them; one that could not enter has been complained of already.
+        inside = [probe for probe in cell.attacks if probe.lives != "outside" and _enters(mistakes, run, ready, probe)]
+        for probe in [*inside, *(probe for probe in cell.attacks if probe.lives == "outside")]:
+            with mistakes.at(probe.where):
+                check_attack(probe, run)
+
+
+def _enters(mistakes: Mistakes, run: Run, ready: Prepared, probe: Probe) -> bool:
+    own = mistakes.fresh()
+    with own.at(probe.where):
+        try:
+            join(run.engine, ready, probe)
+        except InvalidInput as error:
+            raise _whose(probe, error) from None
+    mistakes.take(own)
+    return not own
+
+
+def _split(data: Dataset, cell: Cell, seed: int) -> Federation:
+    found = build.federation(data, cell.data, seed)
+    if not any(len(client.test) for client in found.clients):
+        raise InvalidInput("no client has a test row, so utility cannot be measured; give a larger test fraction")
+    return found
+
+
+def _check_target(target: float | None, data: Dataset, splits: Sequence[Federation]) -> None:
+    """Refuse a target that is no value of the metric, and one that no validation row could show to be reached."""
+    if target is None:
+        return
+    if data.task.metric_name == "accuracy":
+        check_number("target (an accuracy)", target, low=0.0, high=1.0)
+    else:
+        check_number("target", target)
+    if not all(any(len(client.validation) for client in split.clients) for split in splits):
+        raise InvalidInput("target is told of validation rows, and no client has one; give a larger validation")
+
+
+def _place(mistakes: Mistakes, cell: Cell, data: Dataset, split: Federation) -> tuple[Topology, Facts] | None:
+    """Build and probe the topology of `cell`, and check what does not depend on seed or defense."""
+    where = cell.topology.where
+    with mistakes.at(where):
+        try:
+            ready = build.topology(cell, data)
+        except Refused as error:
+            mistakes.add(f"{where}.{error.path}", error)
+            return None
+        plan, rows = build.schedule(cell), split.clients[0].train
+        facts = probe_with(ready, rows)
+        check_outputs(ready, facts)
+        check_exact(ready, rows)
+        with mistakes.at(cell.training.where):
+            plan.check(ready, len(split))
+            ready = plan.prepare(ready, facts, cell.seed)
+            facts = probe_with(ready, rows)
+        with mistakes.at(cell.method.where):
+            method = build.method(cell, data)
+            if method is not None:
+                method.check(ready, len(split))
+                ready = method.fit(ready, facts, derive(cell.seed, "method"))
+                facts = probe_with(ready, rows)
+                layered(method, plan, [ready] * len(split), [facts] * len(split))
+        with mistakes.at("training.optimizer"):
+            optims_of(ready, cell.training.optimizer)
+        with mistakes.at("training.record.parties"):
+            fed = {FED: FED} if cell.method.part is not None or plan.placement(ready).fused else {}
+            _check_known(cell.training.record.parties, _parties(ready, len(split)) | fed)
+        return ready, facts
+    return None
+
+
+def _check_speeds(mistakes: Mistakes, grid: Grid, ready: Mapping[tuple[str, str, str], Topology], clients: int) -> None:
+    """Refuse the speed of a party that no run has; where something is wrong already, who is there is not known."""
+    speeds = grid.cells[0].training.speeds
+    if speeds is None or mistakes:
+        return
+    schedules = {cell.training.schedule.label: build.schedule(cell) for cell in grid.cells}
+    names = [
+        Names(topology, schedules[label], clients, meeting=method != "none")
+        for (_, label, method), topology in ready.items()
+    ]
+    with mistakes.at("training.speeds"):
+        speeds.check(set().union(*(n.parties for n in names)), set().union(*(n.roles for n in names)))
+
+
+def _check_known(names: Iterable[str], parties: Iterable[str]) -> None:
+    for name in names:
+        if name not in parties:
+            raise unknown("party to record", name, parties)
+
+
+def _parties(topology: Topology, clients: int) -> dict[str, str]:
+    """Return the names of all parties with their roles: data owners are numbered."""
+    shared = {role: role for role in topology.roles if role not in topology.data_roles}
+    return shared | {member(role, i): role for role in topology.data_roles for i in range(clients)}
+
+
+def _check_device(name: str) -> None:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InvalidInput(f"device={name!r} is not allowed; expected cpu, cuda or cuda:0, ...") from None
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidInput(f"device={name!r} is not allowed; expected cpu, cuda or cuda:0, ...")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InvalidInput(f"device={name!r} is not there; this machine has {torch.cuda.device_count()} GPUs")

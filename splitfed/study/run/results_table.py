@@ -1,0 +1,167 @@
+"""The table printed after a study: a row a setting, averaged over its seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from splitfed.study.report.data import METRICS
+from splitfed.study.report.remarks import remarks
+from splitfed.study.run.runner import Json
+
+BASELINES = {
+    "mean_image": "mean",
+    "majority": "frequent label",
+    "chance": "chance",
+    "prior": "auxiliary shares",
+    "random_pairing": "other victim",
+}
+
+
+def settings(results: Sequence[Json]) -> list[dict[str, Any]]:
+    """Return a plain row a setting, means over the seeds that ended.
+
+    A setting is a topology with a defense, with a schedule and a federated method where the study has several, and
+    with the intruder that hijacked it.
+    """
+    several = len({found["schedule"] for found in results}) > 1
+    layered = {found.get("method", "none") for found in results} != {"none"}
+    groups: dict[tuple[str, str, str, str, str], list[Json]] = {}
+    for found in results:
+        inside = found.get("intruder") or ""
+        method = found.get("method", "none")
+        key = (found["topology"]["label"], found["schedule"], method, found["defense"]["label"], inside)
+        groups.setdefault(key, []).append(found)
+    rows = []
+    for (topology, schedule, method, defense, inside), group in groups.items():
+        ended = [found for found in group if "failed" not in found]
+        row: dict[str, Any] = {"topology": topology, **({"schedule": schedule} if several else {})}
+        row |= {**({"method": method} if layered else {}), "defense": defense}
+        row |= {"intruder": inside} if inside else {}
+        row["seeds"] = len(ended)
+        row["failed"] = len(group) - len(ended)
+        if ended:
+            # The same remark on every seed differs in its numbers: those of the first seed that has any are told.
+            row["remarks"] = next(filter(None, map(remarks, ended)), [])
+            row["metric"] = ended[0]["utility"]["metric"]
+            row["utility"] = fmean(found["utility"]["test"] for found in ended)
+            if any(found.get("privacy") for found in ended):
+                row["epsilon"], row["promises"] = _epsilon(ended), _promises(ended)
+            row["attacks"] = {
+                attack["attack"]: _means([found["attacks"][i]["scores"] for found in ended])
+                for i, attack in enumerate(ended[0]["attacks"])
+            }
+            row["quick"] = [attack["attack"] for attack in ended[0]["attacks"] if attack.get("quick")]
+        rows.append(row)
+    return rows
+
+
+def _epsilon(runs: Sequence[Json]) -> float | None:
+    """Return the largest epsilon over the seeds; None where one has none for all that crosses."""
+    found = [(one.get("privacy") or {}).get("ledger", {}).get("epsilon") for one in runs]
+    return None if None in found else max(found)
+
+
+def _promises(runs: Sequence[Json]) -> dict[str, float]:
+    """Return what is protected -> the largest epsilon over the seeds, infinity where it has no bound."""
+    found: dict[str, float] = {}
+    for one in runs:
+        for total in (one.get("privacy") or {}).get("ledger", {}).get("totals", ()):
+            epsilon = math.inf if total["epsilon"] is None else float(total["epsilon"])
+            found[total["protects"]] = max(epsilon, found.get(total["protects"], 0.0))
+    return found
+
+
+def _told(row: dict[str, Any]) -> str:
+    if "epsilon" not in row:
+        return "-"
+    if row["epsilon"] is not None:
+        return f"{row['epsilon']:.3g}"
+    # A promise for some of what crosses is never told without saying so.
+    told = " and ".join(f"{epsilon:.3g} for {protects}" for protects, epsilon in row["promises"].items())
+    return f"{told}, none for the rest" if told else "none"
+
+
+def _means(scores: Sequence[Json]) -> dict[str, dict[str, float]]:
+    """Average what the seeds have: metric -> who -> mean; nothing where a metric came out as no number."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for one in scores:
+        for metric, (who, score) in ((m, pair) for m, by in one.items() for pair in by.items()):
+            if score["mean"] is not None:
+                found.setdefault(metric, {}).setdefault(who, []).append(score["mean"])
+    return {metric: {who: fmean(values) for who, values in by.items()} for metric, by in found.items()}
+
+
+def show(results: Sequence[Json], console: Console) -> None:
+    """Print the table of `results`, with what two baselines score below it."""
+    rows = settings(results)
+    metric = next((row["metric"] for row in rows if "metric" in row), "utility")
+    attacks = _attacks(rows)
+    quick = {name for row in rows for name in row.get("quick", [])}
+    several = len({row["topology"] for row in rows}) > 1
+    names = [
+        *(["topology"] if several else []),
+        *(n for n in ("schedule", "method", "intruder") if any(n in row for row in rows)),
+    ]
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in (*names, "defense"):
+        table.add_column(title, overflow="fold")
+    private = any("epsilon" in row for row in rows)
+    for title in (
+        metric,
+        *(["epsilon"] if private else []),
+        *(
+            "\n".join([name, *(["quick look"] if name in quick else []), " / ".join(metrics)])
+            for name, metrics in attacks.items()
+        ),
+    ):
+        table.add_column(title, justify="right", overflow="fold")
+    for row in rows:
+        scores = [_scores(row, name, metrics, "guess") for name, metrics in attacks.items()]
+        table.add_row(
+            *(row.get(name, "") for name in names),
+            row["defense"],
+            _utility(row),
+            *([_told(row)] if private else []),
+            *scores,
+        )
+    # Not every row has every attack: one that hijacks training has rows of its own.
+    reference = {name: next(row for row in rows if name in row.get("attacks", {})) for name in attacks}
+    for who, title in BASELINES.items():
+        scores = [_scores(reference[name], name, metrics, who) for name, metrics in attacks.items()]
+        if any(scores):
+            table.add_row(
+                *("" for _ in names), f"baseline: {title}", "", *([""] if private else []), *scores, style="dim"
+            )
+    if not several and rows:
+        console.print(rows[0]["topology"], highlight=False, markup=False)
+    console.print(table)
+    for row in rows:
+        for said in row.get("remarks", []):
+            where = ", ".join(row[name] for name in (*names, "defense") if row.get(name))
+            console.print(f"{where}: {said}", highlight=False, markup=False)
+
+
+def _attacks(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
+    """Return the first two metrics that each attack has."""
+    return {
+        name: [metric for metric in METRICS if metric in scores][:2]
+        for row in rows
+        for name, scores in row.get("attacks", {}).items()
+    }
+
+
+def _scores(row: dict[str, Any], attack: str, metrics: Sequence[str], who: str) -> str:
+    scores = row.get("attacks", {}).get(attack, {})
+    found = [scores[metric][who] for metric in metrics if who in scores.get(metric, {})]
+    return " / ".join(f"{value:#.3g}" for value in found)
+
+
+def _utility(row: dict[str, Any]) -> str:
+    lost = f" ({row['failed']} failed)" if row["failed"] else ""
+    return f"{row['utility']:.3f}{lost}" if "utility" in row else f"failed ({row['failed']})"

@@ -1,0 +1,371 @@
+"""One run of a study: train once, measure, attack, and leave everything in the run's folder.
+
+What is finished is kept: a run whose folder holds a result is not repeated, an attack whose scores are written is
+read back, and half a training goes on from its newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from splitfed.attacks.base import Attack
+from splitfed.attacks.scoring.metrics import Grade
+from splitfed.core import digests
+from splitfed.core.defense import UPLOAD, Defense, overrides
+from splitfed.core.digests import Damaged
+from splitfed.core.errors import NonFinite, SplitfedError
+from splitfed.core.random import generator
+from splitfed.core.topology import Topology
+from splitfed.data.dataset import Dataset
+from splitfed.drawing.svg import to_mermaid
+from splitfed.engines.base import FED
+from splitfed.planning.validation import labels_of
+from splitfed.stats.dependence import permutation_test
+from splitfed.study.config import build
+from splitfed.study.config.cell import Cell, Guarded, Probe
+from splitfed.study.config.speeds_table import Names
+from splitfed.study.config.toml import dumps
+from splitfed.study.config.training_attacks import sent
+from splitfed.study.report import planned_costs, privacy
+from splitfed.study.report.depth import depth
+from splitfed.study.report.exposure import holdings
+from splitfed.study.report.prototypes import keep
+from splitfed.study.report.topology_data import graph_of
+from splitfed.study.run.progress import Watcher
+from splitfed.study.run.trust import mark
+from splitfed.training.checkpoint import write_atomic
+from splitfed.training.client_scores import reached, selected, spread
+from splitfed.training.entry_point import train
+from splitfed.training.run import Run
+
+PERMUTATIONS = 200
+Json = dict[str, Any]
+
+
+def perform(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Json:
+    """Do the run `cell` in `folder`, or what is left of it; return its result, as written to result.json.
+
+    A training that diverges is a result too: `{"id", ..., "failed": one line}`.
+    """
+    done = result(folder)
+    if done is not None:
+        return done
+    if folder.is_dir() and not (folder / "run.json").is_file():
+        # A crash came before the run had been described: nothing has been computed yet.
+        shutil.rmtree(folder)
+    try:
+        run = trained(cell, data, folder, watcher)
+    except NonFinite as error:
+        return write_result(folder, {**_identity(cell), "failed": str(error)})
+    write_atomic(folder / "config.toml", digests.signed(dumps(cell.config)))
+    mark(folder, cell.code.sources())
+    found = {**_identity(cell), **_measured(run, cell), **_costs(run, cell, data)}
+    found |= {"privacy": _privacy(run, cell, data), "attacks": []}
+    found["files"] = keep(run, folder)
+    for probe in cell.attacks:
+        try:
+            found["attacks"].append(attacked(run, probe, folder, watcher))
+        except Damaged:
+            raise
+        except SplitfedError as error:
+            return write_result(folder, {**_identity(cell), "failed": f"attack {probe.key}: {error}"})
+    return write_result(folder, found)
+
+
+def result(folder: Path) -> Json | None:
+    """Return the result in the run folder `folder`, or None if it has not finished."""
+    path = folder / "result.json"
+    if not path.is_file():
+        return None
+    return digests.read(path, digests.REMEASURE)
+
+
+def trained(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Run:
+    """Train the run of `cell` in `folder`, from its newest checkpoint if there is one."""
+    plan, topology, schedule = cell.training, build.topology(cell, data), build.schedule(cell)
+    method = build.method(cell, data)
+    names = Names(topology, schedule, cell.data.clients, meeting=method is not None)
+
+    def progress(done: int, total: int, metrics: Mapping[str, Any]) -> None:
+        epsilon = metrics.get("epsilon")
+        watcher.round(done, total, **({} if epsilon is None else {"epsilon": epsilon}))
+
+    return train(
+        topology,
+        build.federation(data, cell.data, cell.seed),
+        schedule=schedule,
+        defenses=build.defenses(cell),
+        method=method,
+        rounds=plan.rounds,
+        batch_size=plan.batch_size,
+        local_epochs=plan.local_epochs,
+        sampling=plan.sampling,
+        optimizer=plan.optimizer,
+        restart_optimizers=plan.restart_optimizers,
+        starts=plan.starts,
+        seed=cell.seed,
+        device=plan.device,
+        record=plan.record,
+        speeds=names.of(plan.speeds),
+        folder=folder,
+        resume=True,
+        evaluate_every=plan.evaluate_every,
+        across=plan.across,
+        delta=plan.delta,
+        **sent(cell, topology),
+        progress=progress,
+    )
+
+
+def attacked(run: Run, probe: Probe, folder: Path, watcher: Watcher) -> Json:
+    """Run one attack and write guess, truth and scores; scores that are there already are read back."""
+    scores = folder / "attacks" / f"{probe.key}.json"
+    if scores.is_file():
+        advice = "delete it and repeat the command: the attack is then run anew"
+        done: Json = digests.read(scores, advice)
+        same = done["parameters"] == dict(probe.attack.parameters) and done.get("tune", 0) == probe.tune
+        if same and done["asked"] == probe.adversary:
+            digests.check_file(folder / done["file"], done["sha256"], advice.replace("it", f"it and {scores.name}", 1))
+            return done
+    watcher.attack(probe.key, 0, 1)
+    attack, tuned = _tuned(run, probe, watcher)
+    (found,) = run.attack(
+        attack,
+        adversary=probe.adversary,
+        progress=lambda done, total: watcher.attack(probe.key, done, total),
+    )
+    file = f"attacks/{probe.key}.safetensors"
+    pair = {"guess": found.guess.float().contiguous(), "truth": found.truth.float().contiguous()}
+    tensors = save(pair)
+    write_atomic(folder / file, tensors)
+    entry = {"attack": probe.key, "label": probe.label, "adversary": found.adversary, "seconds": found.seconds}
+    entry |= {"target": attack.target.name.lower(), "victims": len(found.truth), "scores": _scores(found.grade)}
+    entry |= {"file": file, "sha256": digests.of(tensors), "lives": probe.lives}
+    entry["quick"] = attack.quick_look(str(probe.attack.told.get("preset")))
+    entry["depth"] = depth(run.engine.topology, run.engine.parties[found.adversary].role)
+    if found.stolen is not None:
+        entry["stolen"] = _scores(found.stolen)
+    entry |= tuned
+    entry |= {"parameters": dict(probe.attack.parameters), "asked": probe.adversary, "tune": probe.tune}
+    write_atomic(scores, digests.sealed(_finite(entry)))
+    return entry
+
+
+def _tuned(run: Run, probe: Probe, watcher: Watcher) -> tuple[Attack, Json]:
+    """Return the attack of `probe`, tuned on auxiliary rows where it asks for that, and what is to be told of it."""
+    attack = build.attack(probe)
+    if not probe.tune:
+        return attack, {}
+    found = run.tune(
+        attack,
+        trials=probe.tune,
+        adversary=probe.adversary,
+        progress=lambda done, total: watcher.attack(f"{probe.key}, tuned", done, total),
+    )
+    chosen = {name: getattr(found.attack, name) for name in attack.space}
+    told = {"parameters": chosen, "metric": found.metric, "score": found.score, "given": found.given}
+    trials = [{"parameters": dict(t.parameters), "score": t.score} for t in found.trials]
+    return found.attack, {"tuned": {**told, "trials": trials}}
+
+
+def _identity(cell: Cell) -> Json:
+    builder, guard = cell.topology.builder, cell.defense
+    return {
+        "id": cell.id,
+        "topology": {"name": builder.name, "label": builder.label, "parameters": dict(builder.parameters)},
+        "defense": {
+            "label": guard.label,
+            "name": guard.name,
+            **_strength(guard),
+            "guarantee": guard.guarantee,
+            "parts": [{"name": p.name, "parameters": dict(p.told)} for p in guard.parts],
+        },
+        "seed": cell.seed,
+        "intruder": None if cell.intruder is None else cell.intruder.label,
+        "schedule": cell.training.schedule.label,
+        "method": cell.method.label,
+        "model": cell.model.label if cell.model else "models by piece",
+        "data": cell.data.name,
+        "clients": cell.data.clients,
+    }
+
+
+def _strength(guard: Guarded) -> Json:
+    """Tell the strength of a setting, and in which parameter, unit and direction it counts; None without one."""
+    found = guard.strength
+    if found is None:
+        return {"strength": None, "strength_parameter": None, "strength_unit": None, "stronger": None}
+    stronger = "more" if found.rises else "less"
+    return {
+        "strength": float(found.value),
+        "strength_parameter": found.name,
+        "strength_unit": found.unit,
+        "stronger": stronger,
+    }
+
+
+def _measured(run: Run, cell: Cell) -> Json:
+    last = run.history[-1]
+    task = run.data.task
+    topology = run.engine.topology
+    defended = _defended(cell, topology)
+    return {
+        "utility": {
+            "metric": task.metric_name,
+            "higher_is_better": task.higher_is_better,
+            "validation": last["validation"]["union"],
+            "test": last["test"]["union"],
+            "interval": last["test"].get("interval"),
+            "bounds": list(task.bounds),
+            "constant": None if run.constant is None else run.constant._asdict(),
+            "clients": last["test"]["clients"],
+            "spread": last["test"].get("spread"),
+            "method": {name: spread(scores) for name, scores in last["test"].get("method", {}).items()},
+            "across": {name: spread(scores) for name, scores in last["test"].get("across", {}).items()},
+        },
+        "selected": _selected(run),
+        "target": _target(run, cell),
+        "turned_off": None if run.method is None else run.method.turned_off,
+        "restart_optimizers": run.restart_optimizers,
+        "starts": run.starts,
+        "starts_asked": cell.training.starts,
+        "bytes": run.bytes,
+        "messages": run.engine.traffic.messages(),
+        "bytes_by_kind": dict(run.engine.traffic.by_kind()),
+        "seconds": run.seconds,
+        "rounds": len(run.history),
+        "history": run.history,
+        "dependence": _dependence(run),
+        "topology_graph": graph_of(topology, defended),
+        "topology_mermaid": to_mermaid(topology, defended),
+    }
+
+
+def _target(run: Run, cell: Cell) -> Json | None:
+    """Return when training first reached the study's target on validation rows, and what had crossed by then."""
+    if cell.target is None:
+        return None
+    found = reached(run.history, cell.target, run.data.task.higher_is_better) or {}
+    told: Json = {"value": cell.target, "rounds": int(found["round"]) + 1 if found else None}
+    return {**told, "bytes": found.get("bytes"), "simulated_seconds": found.get("simulated_seconds")}
+
+
+def _selected(run: Run) -> Json | None:
+    """Return the round that validation rows would choose, and its scores; None without validation rows."""
+    best = selected(run.history, run.data.task.higher_is_better)
+    if best is None:
+        return None
+    scores = {part: best[part]["union"] for part in ("validation", "test")}
+    across = {name: spread(found) for name, found in best["test"].get("across", {}).items()}
+    return {"round": int(best["round"]) + 1, **scores, "across": across}
+
+
+def _costs(run: Run, cell: Cell, data: Dataset) -> Json:
+    """Return what was predicted before training, what the formulas need, and who sees what."""
+    ready = planned_costs.prepared(cell, data)
+    topology, rows = run.engine.topology, run.data.clients[0].train
+    known, sizes = run.engine.all_facts[0], planned_costs.sizes(ready)
+    return {
+        "predicted": planned_costs.predicted(cell, planned_costs.prepared(cell, data, defended=True)),
+        "sizes": None if sizes is None else asdict(sizes),
+        "parties": holdings(
+            topology,
+            known,
+            labels_of(topology, rows),
+            _defended(cell, topology, lambda defense: not _acts_back(defense) or _acts_forth(defense), uploads=True),
+            _defended(cell, topology, _acts_back),
+            run.engine.traffic.flows,
+            {name: FED if name == FED else party.role for name, party in run.engine.parties.items()},
+        ),
+    }
+
+
+def _privacy(run: Run, cell: Cell, data: Dataset) -> Json | None:
+    """Return the ledger that was planned and the one that was counted; None where nothing is promised."""
+    planned = privacy.planned(cell, data)
+    return None if planned is None else {"ledger": _json_ready(run.ledger.told()), "planned": _json_ready(planned)}
+
+
+def _json_ready(value: Json) -> Json:
+    """Lists in place of tuples, as they are read back."""
+    found: Json = json.loads(_json(value))
+    return found
+
+
+def _defended(
+    cell: Cell, topology: Topology, counts: Callable[[Defense], bool] = lambda defense: True, uploads: bool = False
+) -> dict[str, str]:
+    """Return for each guarded edge, and each message of a method if `uploads`, the defenses there that count."""
+    labels: dict[str, list[str]] = {}
+    for part, defense in zip(cell.defense.parts, build.defenses(cell), strict=True):
+        # A drawing shows edges alone.
+        sent = [kind + UPLOAD for kind in defense.uploads] if uploads else []
+        for edge in (*defense.edges(topology), *sent) if counts(defense) else ():
+            labels.setdefault(edge, []).append(part.label)
+    return {edge: " + ".join(parts) for edge, parts in labels.items()}
+
+
+def _acts_back(defense: Defense) -> bool:
+    return overrides(defense, "gradient", "penalty_at_receiver")
+
+
+def _acts_forth(defense: Defense) -> bool:
+    return overrides(defense, "release", "penalty")
+
+
+def _dependence(run: Run) -> Json | None:
+    """Return how strongly the victims' releases, as the curious party received them, depend on their input."""
+    topology = run.engine.topology
+    if len(run.data.victims) < 4 or all(role in topology.data_roles for role in topology.roles):
+        return None
+    seen = run.observe().select(kind="activation")
+    released = torch.cat([z.flatten(1) for z in seen.tensors().values()], 1)
+    if not bool(torch.isfinite(released).all()):
+        return None
+    drawn = generator(run.seed, "dependence")
+    test = permutation_test(run.data.victims.x, released, PERMUTATIONS, drawn)
+    edges = dict.fromkeys(message.edge for message in seen.messages)
+    return {
+        "u_distance_correlation_sqr": test.statistic,
+        "p_value": test.p_value,
+        "permutations": PERMUTATIONS,
+        "edge": ", ".join(edges),
+    }
+
+
+def _scores(grade: Grade) -> Json:
+    """Return metric -> guesser -> mean and interval, the order in which the report reads them."""
+    scores: Json = {}
+    for who, metrics in grade.items():
+        for metric, interval in metrics.items():
+            entry = {"mean": interval.mean, "low": interval.low, "high": interval.high}
+            scores.setdefault(metric, {})[who] = entry
+    return scores
+
+
+def write_result(folder: Path, found: Json) -> Json:
+    """Write `found` as the result of the run in `folder`, and return it."""
+    write_atomic(folder / "result.json", digests.sealed(_finite(found)))
+    return found
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    """JSON knows no infinity and no NaN: they become null."""
+    return json.dumps(_finite(value), indent=1, allow_nan=False).encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

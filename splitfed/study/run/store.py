@@ -1,0 +1,179 @@
+"""A study's folder: what was asked, the runs, and one table of all results."""
+
+from __future__ import annotations
+
+import io
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from splitfed.core import digests
+from splitfed.core.errors import InvalidInput
+from splitfed.privacy.ledger import sentences
+from splitfed.study.config import config
+from splitfed.study.config.grid import Grid
+from splitfed.study.config.mistakes import shown
+from splitfed.study.config.toml import dumps
+from splitfed.study.run.runner import Json, result
+from splitfed.training.checkpoint import write_atomic
+from splitfed.training.folder import environment
+
+if sys.platform != "win32":
+    import fcntl
+
+
+STRENGTH = ("strength", "strength_parameter", "strength_unit", "stronger")
+
+
+class StudyFolder:
+    """Owns `path`: `check` and `claim` refuse a folder that belongs to something else."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def check(self, grid: Grid, *, resume: bool) -> None:
+        """Refuse, without writing, a folder that holds another study, or this one when it is not to be resumed."""
+        if self.path.exists() and not self.path.is_dir():
+            raise InvalidInput(f"folder={str(self.path)!r} is a file; give a new or empty folder")
+        if not self.path.is_dir() or not any(self.path.iterdir()) or self._begun():
+            return
+        there = self.path / "config.toml"
+        if not there.is_file() or not (self.path / "study.toml").is_file():
+            raise InvalidInput(f"folder {str(self.path)!r} is not empty and holds no study; give a new or empty folder")
+        wanted = tomllib.loads(dumps(grid.resolved))
+        difference = next(_differences("", config.read(there, digests.STUDY_CONFIG), wanted), None)
+        if difference is not None:
+            raise InvalidInput(f"folder {str(self.path)!r} holds another study: {difference}; give another folder")
+        if not resume:
+            raise InvalidInput(f"folder {str(self.path)!r} holds this study already; add --resume to go on with it")
+
+    def _begun(self) -> bool:
+        """Tell whether nothing is there but what `lock` and `claim` write first: a crash came between."""
+        found = {entry.name.removeprefix(".").removesuffix(".tmp") for entry in self.path.iterdir()}
+        return (
+            "lock" in found
+            and found <= {"lock", "environment.json", "config.toml", "study.toml"}
+            and (not (self.path / "study.toml").is_file())
+        )
+
+    def claim(self, grid: Grid, text: str) -> None:
+        """Write what the study is, `text` being the file as the user wrote it."""
+        if (self.path / "study.toml").is_file():
+            return
+        write_atomic(self.path / "environment.json", digests.sealed(environment()))
+        write_atomic(self.path / "config.toml", digests.signed(dumps(grid.resolved)))
+        write_atomic(self.path / "study.toml", text.encode())
+
+    @contextmanager
+    def lock(self) -> Iterator[int | None]:
+        """Keep other processes off the study inside the block; yields a descriptor that workers inherit.
+
+        The lock lives as long as any process holds the descriptor, so workers that outlive a crash keep it too.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        if sys.platform == "win32":  # two processes on one folder are not kept apart there
+            yield None
+            return
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise InvalidInput(f"another process is at work in {str(self.path)!r}; wait for it to end") from None
+            yield file.fileno()
+
+    def run(self, name: str) -> Path:
+        """Return the folder of the run called `name`."""
+        return self.path / "runs" / name
+
+    def results(self, names: Iterable[str]) -> list[Json]:
+        """Return the results of those runs that have one, in the order of `names`."""
+        return [found for name in names if (found := result(self.run(name))) is not None]
+
+    def write_table(self, results: Iterable[Json]) -> None:
+        """Write results.csv and results.parquet, a row a run and attack."""
+        # pandas takes half a second to import.
+        import pandas as pd
+
+        table = pd.DataFrame([row for found in results for row in rows(found)])
+        write_atomic(self.path / "results.csv", table.to_csv(index=False).encode())
+        columns = io.BytesIO()
+        table.to_parquet(columns, index=False)
+        write_atomic(self.path / "results.parquet", columns.getvalue())
+
+
+def rows(found: Json) -> Iterator[dict[str, Any]]:
+    """Yield one flat row an attack of the result `found`; one alone where there was no attack."""
+    run = {
+        "run": found["id"],
+        "failed": found.get("failed"),
+        "topology": found["topology"]["name"],
+        "topology_label": found["topology"]["label"],
+        "defense": found["defense"]["name"],
+        "defense_label": found["defense"]["label"],
+        **{key: found["defense"].get(key) for key in STRENGTH},
+        "guarantee": found["defense"]["guarantee"],
+        **{key: found[key] for key in ("seed", "schedule", "model", "data", "clients")},
+        "method": found.get("method", "none"),
+        **({"intruder": found["intruder"]} if found.get("intruder") else {}),
+    }
+    if "failed" in found:
+        yield run
+        return
+    utility, dependence = found["utility"], found["dependence"] or {}
+    run |= {"metric": utility["metric"], "utility": utility["test"], "utility_validation": utility["validation"]}
+    bounds = utility.get("interval") or {}
+    run |= {
+        "utility_low": bounds.get("low"),
+        "utility_high": bounds.get("high"),
+        "utility_interval": bounds.get("kind"),
+    }
+    run["utility_of_constant_answer"] = (utility.get("constant") or {}).get("score")
+    run |= _clients(found)
+    run |= {key: found.get(key) for key in ("restart_optimizers", "starts")}
+    run |= {key: found[key] for key in ("bytes", "messages", "seconds", "rounds")}
+    run |= {f"bytes_{kind.replace(' ', '_')}": n for kind, n in found["bytes_by_kind"].items()}
+    if "simulated_seconds" in found["history"][-1]:
+        run["simulated_seconds"] = found["history"][-1]["simulated_seconds"]
+    if found.get("privacy"):
+        ledger = found["privacy"]["ledger"]
+        run |= {"epsilon": ledger["epsilon"], "delta": ledger["delta"], "promise": " | ".join(sentences(ledger))}
+    run |= {key: dependence.get(key) for key in ("u_distance_correlation_sqr", "p_value")}
+    for attack in found["attacks"]:
+        scored = {"attack": attack["attack"], "attack_label": attack["label"], "adversary": attack["adversary"]}
+        scored |= {"target": attack.get("target", "inputs"), "victims": attack["victims"]}
+        scored["attack_seconds"] = attack["seconds"]
+        for metric, who in attack["scores"].items():
+            guess = who["guess"]
+            scored |= {metric: guess["mean"], f"{metric}_low": guess["low"], f"{metric}_high": guess["high"]}
+            scored |= {f"{metric}_{name}": score["mean"] for name, score in who.items() if name != "guess"}
+        yield run | scored
+    if not found["attacks"]:
+        yield run
+
+
+def _clients(found: Json) -> dict[str, Any]:
+    """Return what a result says of its clients one by one, of further scores, of the round chosen, and its target."""
+    utility, target = found["utility"], found.get("target")
+    told = {f"client_{name}": value for name, value in (utility.get("spread") or {}).items()}
+    for kind in ("method", "across"):
+        told |= {f"{kind}_{name}": scores["mean"] for name, scores in (utility.get(kind) or {}).items() if scores}
+    if found.get("selected"):
+        told |= {"selected_round": found["selected"]["round"], "selected_utility": found["selected"]["test"]}
+    if target is not None:
+        told |= {"target": target["value"], "rounds_to_target": target["rounds"], "bytes_to_target": target["bytes"]}
+    return told
+
+
+def _differences(where: str, there: Any, wanted: Any) -> Iterator[str]:
+    """Say where two plain values differ: `its data.clients is 1, not 2`."""
+    if isinstance(there, Mapping) and isinstance(wanted, Mapping):
+        for key in dict.fromkeys([*there, *wanted]):
+            yield from _differences(f"{where}.{key}", there.get(key), wanted.get(key))
+    elif isinstance(there, list) and isinstance(wanted, list) and len(there) == len(wanted):
+        for i, pair in enumerate(zip(there, wanted, strict=True)):
+            yield from _differences(f"{where}[{i}]", *pair)
+    elif there != wanted:
+        yield f"its {where.removeprefix('.')} is {shown(there)}, not {shown(wanted)}"

@@ -1,0 +1,188 @@
+"""Whose a folder of results is, and what of it may be run: the user's own needs no word, anybody else's `--trust`.
+
+A study that reaches outside of its folder, by import paths of models or by files of data, leaves a mark in its results
+and in the folder of every run: a keyed hash, with a key that only this user can read, of the configuration and of the
+Python files that its paths named, which are kept beside it. Whoever has no key cannot make such a mark, and none
+outlives a change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from splitfed.core import digests
+from splitfed.core.errors import InvalidInput
+from splitfed.models.import_paths import Code
+from splitfed.registry import TABLES, load
+from splitfed.study.config.parameters import parameters_of, reads_path
+from splitfed.study.report.contained import inside, link_out
+from splitfed.study.run.user_key import NoKey, make_key, read_key
+from splitfed.training.checkpoint import write_atomic
+
+MARK, SOURCES = "mark.json", "code"
+_OF_RUN = ("run.json", "result.json")
+
+
+def is_results(folder: Path) -> bool:
+    """Tell whether `folder`, or one that it lies in, is that of a run or of a study that was begun.
+
+    One file of those that a run or a study leaves is enough. Of the folders around it, the user's home, the folder of
+    temporary files, the root of the file system and what is above them do not count: anything may lie there.
+    """
+    home = folder.resolve()
+    ends = {place for place in (_resolved(Path.home), _resolved(lambda: Path(tempfile.gettempdir()))) if place}
+    for place in (home, *home.parents):
+        if place != home and (place == place.parent or place in ends):
+            return False
+        if _holds_results(place):
+            return True
+    return False
+
+
+def _holds_results(folder: Path) -> bool:
+    """Tell whether a study or a run has left a file in `folder`; what cannot be read is none."""
+    try:
+        if any((folder / name).is_file() for name in ("study.db", *_OF_RUN)):
+            return True
+        config = folder / "config.toml"
+        if config.is_file() and digests.COMMENT.encode() in config.read_bytes():
+            return True
+        runs = folder / "runs"
+        # Other programs have a folder of this name too.
+        return runs.is_dir() and any((run / name).is_file() for run in runs.iterdir() for name in (*_OF_RUN, MARK))
+    except OSError:
+        return False
+
+
+def _resolved(place: Callable[[], Path]) -> Path | None:
+    try:
+        return place().resolve()
+    except (OSError, RuntimeError):  # no home is known, or no folder for temporary files
+        return None
+
+
+def code_of(folder: Path, config: Mapping[str, Any], trust: bool) -> Code:
+    """Return where the import paths of the study `config`, found in the results `folder`, may lead.
+
+    Raises `InvalidInput` where it reaches outside of the folder, is not this user's own, and `trust` is not given.
+    """
+    sources = folder / SOURCES
+    if trust:
+        return Code(sources if sources.is_dir() else folder)
+    check_links(folder)
+    reached = [f"import {path!r}" for path in dict.fromkeys(import_paths(config))]
+    reached += [f"read {path!r}" for path in _data_outside(folder, config)]
+    if not reached:
+        return Code(refusal=str(_refusal(folder, "its configuration was not read as it is used", "import a model")))
+    files, reason = _marked(folder, config)
+    if files is None:
+        raise _refusal(folder, reason, " and ".join(reached[:3]) + (", ..." if len(reached) > 3 else ""))
+    return Code(sources, files)
+
+
+def check_links(folder: Path) -> None:
+    """Refuse a folder with a link that leads out of it, where whoever made it could have files read or written."""
+    link = link_out(folder)
+    if link is not None:
+        raise _refusal(folder, "it holds a link that leads out of it", f"follow {link!r}")
+
+
+def mark(folder: Path, sources: Mapping[str, bytes], written: Mapping[str, Any] | None = None) -> None:
+    """Mark the run or the study in `folder` as this user's own, where it reaches outside, and keep its `sources` there.
+
+    `written`: of a study, what the user wrote, which says the same as the configuration in the folder. Where no key can
+    be kept there is no mark, and the folder will need `--trust` like anybody else's.
+    """
+    config = tomllib.loads((folder / "config.toml").read_text("utf-8"))
+    if not [*import_paths(config), *_data_outside(folder, config)]:
+        return
+    for name, content in sources.items():
+        write_atomic(folder / SOURCES / name, content)
+    hashes = {name: digests.of(content) for name, content in sources.items()}
+    try:
+        key = make_key()
+    except NoKey:
+        return
+    marks = {"mark": _signature(key, config, hashes)}
+    if written is not None:
+        marks["study"] = _signature(key, written, hashes)
+    write_atomic(folder / MARK, json.dumps({"files": hashes, **marks}, indent=1).encode())
+
+
+def own_files(folder: Path) -> dict[str, bytes] | None:
+    """Return the Python files kept in the run's `folder` if it has a mark of this user's, None if it has not."""
+    files, _ = _marked(folder, tomllib.loads((folder / "config.toml").read_text("utf-8")))
+    return None if files is None else {name: (folder / SOURCES / name).read_bytes() for name in files}
+
+
+def import_paths(config: Any) -> Iterator[str]:
+    """Yield every import path of the study `config`: the name of its model, and each `model` in any table of it."""
+    model = config.get("model") if isinstance(config, Mapping) else None
+    if isinstance(model, Mapping) and isinstance(model.get("name"), str):
+        yield from (name for name in (model["name"],) if ":" in name)
+    yield from _nested(config)
+
+
+def _nested(value: Any) -> Iterator[str]:
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        if key == "model" and isinstance(item, str) and ":" in item:
+            yield item
+        yield from _nested(item)
+
+
+def _data_outside(folder: Path, config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield every path of data that lies outside of `folder`."""
+    table = config.get("data")
+    name = table.get("name") if isinstance(table, Mapping) else None
+    if not isinstance(table, Mapping) or not isinstance(name, str) or name not in TABLES["data"]:
+        return
+    for key, parameter in parameters_of(load("data", name)).items():
+        value = table.get(key)
+        if not isinstance(value, str) or not reads_path(parameter.hint):
+            continue
+        if value.startswith("~") or inside(folder, value) is None:
+            yield value
+
+
+def _marked(folder: Path, config: Mapping[str, Any]) -> tuple[dict[str, str] | None, str]:
+    """Return the Python files that the mark in `folder` vouches for, with their hashes; or None, and why not."""
+    if not (folder / MARK).is_file():
+        return None, "it has no mark of yours"
+    try:
+        known = json.loads((folder / MARK).read_text("utf-8"))
+        files = {str(name): str(digest) for name, digest in known["files"].items()}
+        own = _signature(read_key(), config, files)
+        right = any(hmac.compare_digest(own, there) for there in (known["mark"], known.get("study", "")))
+    except NoKey as error:
+        return None, str(error)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None, f"its {MARK} cannot be read"
+    if not right:
+        return None, "its mark is not yours, or its configuration has changed since"
+    for name, digest in files.items():
+        path = inside(folder / SOURCES, name)
+        if path is None or not path.is_file() or digests.of(path.read_bytes()) != digest:
+            return None, f"its {SOURCES}/{name} has changed since it was marked"
+    return files, ""
+
+
+def _signature(key: bytes, config: Mapping[str, Any], files: Mapping[str, str]) -> str:
+    """Return the keyed hash of all that decides what is run; attacks may be added, and are all of splitfed's own."""
+    held = {key: value for key, value in config.items() if key != "attack"}
+    text = json.dumps(["splitfed run 1", held, files], sort_keys=True, default=str)
+    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+
+
+def _refusal(folder: Path, reason: str, what: str) -> InvalidInput:
+    return InvalidInput(
+        f"{str(folder)!r} is not known to be your own ({reason}), and would {what}: "
+        "that can run code or read files of yours; add --trust if you trust whoever made it"
+    )

@@ -1,0 +1,1 @@
+"""Threats: what an adversary knows, and the evaluator that runs and scores attacks."""

@@ -1,0 +1,363 @@
+"""Questions put to a trained run: what an adversary receives, and what its attacks achieve."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from splitfed.attacks.base import Attack, Clone, Knowledge, Needs, Phase, Progress, Target
+from splitfed.attacks.gradients.local_training import check_one_step
+from splitfed.attacks.labels.known_labels import draw_hints
+from splitfed.attacks.scoring.assignment import assignment
+from splitfed.attacks.scoring.class_metrics import check_gradable
+from splitfed.attacks.scoring.grading import grade_clone, grade_of
+from splitfed.attacks.scoring.metrics import Grade
+from splitfed.attacks.scoring.unknown_features import unowned
+from splitfed.core.errors import InvalidInput, check_count, unknown
+from splitfed.core.messages import WEIGHT_GRADIENT, View
+from splitfed.core.per_client_defenses import of_client
+from splitfed.core.random import derive, generator
+from splitfed.core.topology import Topology
+from splitfed.data.candidates import candidates, trained_rows
+from splitfed.data.dataset import Dataset
+from splitfed.data.federation import Federation
+from splitfed.engines.base import FED, Source
+from splitfed.engines.local import LocalEngine
+from splitfed.registry import TABLES, load
+from splitfed.threats.applicability import Begun, begun, idle
+from splitfed.threats.knowledge import Grants
+from splitfed.threats.segments_downstream import head_after
+from splitfed.threats.segments_fresh import FreshUpstream
+from splitfed.threats.segments_upstream import Upstream
+from splitfed.threats.upload_attacks import Uploads
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """What one attack achieved: its `guess` beside the `truth`, (victims, ...), and the scores with baselines.
+
+    Where the adversary holds some of a row itself, a reconstruction is scored on the rest alone.
+    `clone`: the upstream function that it stole, if it stole one, and `stolen` how good that is; see `grade_clone`.
+    `quick`: whether the attack had the parameters of the preset "fast", a quick look: with more work it may find more.
+    """
+
+    attack: str
+    adversary: str
+    guess: Tensor
+    truth: Tensor
+    grade: Grade
+    seconds: float
+    clone: Clone | None = None
+    stolen: Grade | None = None
+    quick: bool = False
+
+    @property
+    def reversed(self) -> bool:
+        """Whether the guess is measurably the wrong way round: an AUC below .5 leaks as much as 1 - AUC does."""
+        found = self.grade.get("guess", {}).get("auc")
+        return found is not None and (found.high if found.known else found.mean) < 0.5
+
+
+class _Case(NamedTuple):
+    """An attack about to begin: what the adversary gets, and what only the grader knows."""
+
+    victims: Dataset
+    members: Tensor | None
+    hints: Mapping[int, Tensor]
+    view: View
+    knowledge: Knowledge
+
+
+class Inquiry(Grants):
+    """Asks the parties of `engine`; `newest` says whose segments a client would use now."""
+
+    def __init__(self, engine: LocalEngine, data: Federation, seed: int, newest: Callable[[int], Source]) -> None:
+        super().__init__(engine, data, seed, newest)
+        self.uploads = Uploads(engine, data, self.recorded, self.knowledge, self._feed)
+
+    def adversary(self, name: str | None) -> str:
+        """Return the party called `name`, by default the first without data; refuse one that is not there."""
+        party = name or curious(self.engine.topology)
+        if party not in self.engine.parties:
+            raise unknown("party", party, self.engine.parties)
+        return party
+
+    def victims(self, victims: Dataset | None) -> Dataset:
+        """Return `victims`, by default the rows set aside; refuse to attack nobody."""
+        chosen = self.data.victims if victims is None else victims
+        if len(chosen) == 0:
+            raise InvalidInput("there are no victims to attack: set some aside (victims=64)")
+        return chosen
+
+    def observe(self, party: str, victims: Dataset, client: int, seed: int, phase: Phase = Phase.INFERENCE) -> View:
+        """Put the victims' rows through the parties of `client` once; return what `party` received."""
+        number = derive(seed, "victims")
+        self.lend(client, "victims", victims.x, victims if phase is Phase.STEP else None)
+        with self.engine.watching(party) as recorder:
+            if phase is Phase.STEP:
+                self.engine.rehearse(client, "victims", number, borrow=self._newest(client))
+            else:
+                self.engine.predict(client, "victims", "predict", number, borrow=self._newest(client))
+        return recorder.view(copy.deepcopy(self.engine.held_by(party, client)))
+
+    def attack(
+        self,
+        name: str,
+        attack: Attack,
+        party: str,
+        victims: Dataset,
+        client: int,
+        seed: int,
+        progress: Progress | None = None,
+        number: int | None = None,
+        classifier: bool = False,
+    ) -> AttackResult:
+        """Let `party` run `attack` against `victims`, and score what it guesses.
+
+        An attack on membership gets as many rows of training among the victims. An attack on recorded training goes
+        against the rows that `client` trained on in `number`, a round (default: the newest that was recorded);
+        `victims` play no part in it. `classifier`: whether a classifier of clean rows grades reconstructions too.
+        """
+        if classifier:
+            check_gradable(self.data.auxiliary)
+        if attack.reads:
+            return self._attack_uploads(name, attack, party, client, seed, number, progress)
+        if attack.phase is Phase.TRAINING:
+            return self._attack_training(name, attack, party, client, seed, number, progress, classifier)
+        case = self._case(name, attack, party, victims, client, seed)
+        outcome = attack(case.view, case.knowledge, generator(seed, "attack", name), progress)
+        truth, scores = grade_of(
+            attack.target,
+            outcome.guess,
+            case.victims,
+            self.data.auxiliary,
+            generator(seed, "grade"),
+            case.hints,
+            label_set=attack.label_set,
+            members=case.members,
+            trained=trained_rows(self.data) if attack.target is Target.REPRESENTATIVES else None,
+            classifier=classifier,
+            part=unowned(self.data.shape, case.knowledge.places, case.knowledge.own or {}),
+        )
+        stolen = self._stolen(outcome.clone, party, client, derive(seed, "stolen"))
+        return AttackResult(name, party, outcome.guess, truth, scores, outcome.seconds, outcome.clone, stolen)
+
+    def _case(self, name: str, attack: Attack, party: str, victims: Dataset, client: int, seed: int) -> _Case:
+        """Put the victims' rows through the parties, or refuse what could not be scored or is known already."""
+        self._check_client(client)
+        if attack.target is Target.REPRESENTATIVES:
+            check_gradable(self.data.auxiliary)
+        if attack.target is Target.INPUTS and self._owns_all(party, client):
+            raise InvalidInput(f"party {party!r} owns the inputs of client {client}: there is nothing to reconstruct")
+        if attack.target is Target.LABELS:
+            self._check_no_labels(party, client, attack.label_set)
+        members: Tensor | None = None
+        if attack.target is Target.MEMBERS:
+            victims, members = candidates(self.data, victims, generator(seed, "candidates"))
+        hints = draw_hints(victims.y, attack.asks(self._classes), generator(seed, "hints", name))
+        view = self.observe(party, victims, client, seed, attack.phase)
+        knowledge = replace(
+            self.knowledge(party, client, derive(seed, "queries", name)),
+            own=self.own_inputs(party, client, victims.x),
+            own_auxiliary=self.own_inputs(party, client, self.data.auxiliary.x),
+            head=head_after(
+                self.engine.topologies[client], self.engine.parties[party].role, derive(seed, "head", name)
+            ),
+            hints=hints,
+            candidates=None if members is None else victims.x.to(self.engine.device),
+            candidate_labels=None if members is None else victims.y.to(self.engine.device),
+        )
+        return _Case(victims, members, hints, view, knowledge)
+
+    def applicable(self, adversary: str | None = None, client: int = 0) -> dict[str, str | None]:
+        """Return for every registered attack, as its fast preset, None or why `adversary` cannot run it; see `refusal`.
+
+        By default the adversary is the one that `Run.attack` takes for the attack.
+        """
+        found = {}
+        for name in TABLES["attacks"]:
+            try:
+                found[name] = self.refusal(name, load("attacks", name).preset("fast"), adversary, client)
+            except InvalidInput as error:
+                found[name] = str(error)
+        return found
+
+    def refusal(self, name: str, attack: Attack, adversary: str | None = None, client: int = 0) -> str | None:
+        """Return why `attack` by `adversary` would be refused here, in a line, or None.
+
+        The attack itself is asked: it begins, and is stopped at its first query, at the first use of a model and at
+        its first report of progress. What it would refuse only after that is not found out.
+        """
+        past = attack.phase is Phase.TRAINING
+        try:
+            party = self.adversary(adversary or (FED if past and FED in self.engine.parties else None))
+            if attack.reads:
+                self._begin_uploads(name, attack, party, client)
+                return None
+            if past:
+                self._begin_training(name, attack, party, client)
+                return None
+            case = self._case(name, attack, party, self.victims(None), client, self.seed)
+            attack(case.view, idle(case.knowledge), generator(self.seed, "attack", name), begun)
+        except Begun:
+            return None
+        except InvalidInput as error:
+            return str(error)
+        return None
+
+    def _begin_training(self, name: str, attack: Attack, party: str, client: int) -> None:
+        """Begin an attack on recorded training; before training, check only whether there will be a record to use."""
+        local = self._local(party, client)
+        if local is None:
+            raise InvalidInput(
+                f"{type(attack).__name__} needs {Needs.UPDATES}; only a fed server gets those, in a schedule that has "
+                "one, such as 'splitfed_v1'"
+            )
+        self._check_updates(attack)
+        view = self.recorded(party, client)
+        check_one_step(local)
+        if view.messages:
+            knowledge = replace(idle(self.knowledge(party, client, self.seed)), local=local)
+            attack(view, knowledge, generator(self.seed, "attack", name), begun)
+
+    def _begin_uploads(self, name: str, attack: Attack, party: str, client: int) -> None:
+        """Begin an attack on what a method's clients send; before training, check only what will be sent."""
+        case = self.uploads.case(attack, party, client, self.seed)
+        if case.view.messages:
+            attack(case.view, idle(case.knowledge), generator(self.seed, "attack", name), begun)
+
+    def _attack_uploads(
+        self, name: str, attack: Attack, party: str, client: int, seed: int, number: int | None, progress: Any
+    ) -> AttackResult:
+        """Let the fed server `party` attack what `client` sent for the run's method, up to round `number`."""
+        if attack.target is Target.REPRESENTATIVES:
+            check_gradable(self.data.auxiliary)
+        case = self.uploads.case(attack, party, client, seed, number)
+        if not case.readable:
+            raise InvalidInput(f"client {client} sent {party!r} nothing that {name} reads and that was recorded")
+        outcome = attack(case.view, case.knowledge, generator(seed, "attack", name, client), progress)
+        truth, scores = self.uploads.grade(attack, outcome.guess, case, client, generator(seed, "grade"))
+        return AttackResult(name, party, outcome.guess, truth, scores, outcome.seconds)
+
+    def _check_updates(self, attack: Attack) -> None:
+        if self.engine.crew.placement.secure is not None:
+            raise InvalidInput(
+                f"{type(attack).__name__} needs {Needs.UPDATES}; under a secure sum the fed server learns the sum of "
+                "all clients' uploads alone"
+            )
+        method, fused = self.method, self.engine.crew.placement.fused
+        if method is None:
+            return
+        needs, who = f"{type(attack).__name__} needs {Needs.UPDATES};", type(method).__name__
+        if method.leads:
+            raise InvalidInput(
+                f"{needs} clients of {who} take steps of the method's own, and their update is no gradient"
+            )
+        if not (fused or method.sends_gradients or method.returns_weights(self.engine.topology)):
+            raise InvalidInput(f"{needs} clients of {who} send no weights to be held against those they were sent")
+        if not method.plain_update:
+            raise InvalidInput(f"{needs} what {who} may add to a client's gradient is in its update too")
+
+    def _check_client(self, client: int) -> None:
+        if not 0 <= client < self.engine.lanes:
+            raise InvalidInput(f"client={client} is not allowed; expected 0 to {self.engine.lanes - 1}")
+
+    def _check_no_labels(self, party: str, client: int, label_set: str | None) -> None:
+        role = self.engine.parties[party].role
+        for head in self.engine.topologies[client].heads:
+            if party != FED and head.target == label_set and role in head.path:
+                raise InvalidInput(f"party {party!r} is given the labels of {head.value!r}: it has none to guess")
+
+    def _owns_all(self, party: str, client: int) -> bool:
+        mine = {p.name for p in self.engine.crew.lanes[client].parties.values()}
+        roles = set(self.engine.topologies[client].inputs.values())
+        return party in mine and roles == {self.engine.parties[party].role}
+
+    def recorded(self, party: str, client: int, number: int | None = None) -> View:
+        """Return what `party` recorded of `client` in training up to round `number` (default: all), its own copies."""
+        if party not in self.engine.link.recorders:
+            raise InvalidInput(f"{party!r} was not recorded in training: record=Recording(parties=({party!r},))")
+        if not 0 <= client < self.engine.lanes:
+            raise InvalidInput(f"client={client} is not allowed; expected 0 to {self.engine.lanes - 1}")
+        if number is not None:
+            check_count("round", number)
+        seen = self.engine.view(party).select(phase="train")
+        kept = [m for m in seen.messages if m.stamp.lane == client and (number is None or m.stamp.epoch <= number)]
+        return View(party, tuple(kept), copy.deepcopy(dict(seen.segments)))
+
+    def _attack_training(
+        self,
+        name: str,
+        attack: Attack,
+        party: str,
+        client: int,
+        seed: int,
+        number: int | None,
+        progress: Progress | None,
+        classifier: bool,
+    ) -> AttackResult:
+        self._check_updates(attack)
+        view = self.recorded(party, client, number)
+        kind = WEIGHT_GRADIENT if self.method is not None and self.method.sends_gradients else "weights"
+        uploads = [m.stamp.epoch for m in view.messages if m.kind == kind and m.receiver == party]
+        if not uploads or number not in (None, uploads[-1]):
+            when = "" if number is None else f" in round {number}"
+            raise InvalidInput(f"client {client} sent {party!r} no weights{when} that were recorded")
+        knowledge = replace(
+            self.knowledge(party, client, derive(seed, "queries", name)), local=self._local(party, client)
+        )
+        outcome = attack(view, knowledge, generator(seed, "attack", name, client, uploads[-1]), progress)
+        rows = torch.cat(self._batches(client, uploads[-1])).unique()
+        victims = self.data.clients[client].train.rows(rows)
+        truth, scores = self._matched(attack, outcome.guess, victims, generator(seed, "grade"), classifier)
+        if len(auxiliary := self.data.auxiliary):
+            # Matching favours the guess, so the rows of somebody blind are matched in the same way.
+            drawn = torch.randint(len(auxiliary), (len(victims),), generator=generator(seed, "blind"))
+            blind = self._matched(attack, auxiliary.x[drawn], victims, generator(seed, "grade"), False)[1]
+            scores["random_pairing"] = blind["guess"]
+        return AttackResult(name, party, outcome.guess, truth, scores, outcome.seconds)
+
+    def _matched(
+        self, attack: Attack, guess: Tensor, victims: Dataset, drawn: torch.Generator, classifier: bool
+    ) -> tuple[Tensor, Grade]:
+        """Match the rows of `victims` to the guesses, here where the truth is known, and grade them."""
+        ordered = victims.rows(assignment(victims.x, guess))
+        return grade_of(attack.target, guess, ordered, self.data.auxiliary, drawn, classifier=classifier)
+
+    def _stolen(self, clone: Clone | None, party: str, client: int, seed: int) -> Grade | None:
+        """Grade the whole model with the upstream segments of `clone`, beside the trained and fresh ones."""
+        rows, engine = self.data.test_union(), self.engine
+        if not isinstance(clone, FreshUpstream) or self._classes is None or len(rows) == 0:
+            return None
+        topology, trained = engine.topologies[client], engine.modules(client, self._newest(client))
+        members = (engine.party(client, role) for role in topology.roles)
+        states = {key: state for member in members for key, state in member.defense_states.items()}
+        upstreams = {
+            "clone": clone.modules,
+            "trained": {},
+            "fresh": self._architecture(party, client)(seed).modules,
+        }
+        outputs: dict[str, Tensor] = {}
+        guards = of_client(engine.defenses, client)
+        for name, modules in upstreams.items():
+            whole = Upstream(
+                topology, engine.all_facts[client], {**trained, **modules}, guards, None, self.seed, states
+            )
+            head = topology.heads[0].value
+            with torch.no_grad():
+                parts = [whole(self._feed(client, x.to(engine.device)))[head].cpu() for x in rows.x.split(256)]
+            outputs[name] = torch.cat(parts)
+        return grade_clone(outputs, rows.label(topology.heads[0].target), generator(seed, "bootstrap"))
+
+
+def curious(topology: Topology) -> str:
+    """Return the party that attacks where none is named: the first without data; refuse where all have some."""
+    role = next((r for r in topology.roles if r not in topology.data_roles), None)
+    if role is None:
+        raise InvalidInput(f"topology {topology.name!r} has no party without data: name the adversary")
+    return role

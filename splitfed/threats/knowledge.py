@@ -1,0 +1,208 @@
+"""What a threat model may grant an adversary of a run: the parties to query, the guards' forms, the protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from splitfed.attacks.base import Imitate, Knowledge, Releases
+from splitfed.attacks.gradients.local_training import LocalTraining, local_training
+from splitfed.attacks.training_time.training_attack import Insider
+from splitfed.core.errors import InvalidInput
+from splitfed.core.per_client_defenses import of_client
+from splitfed.core.random import derive
+from splitfed.core.tasks import Task
+from splitfed.data.dataset import Dataset
+from splitfed.data.features import feed, places
+from splitfed.data.federation import Federation
+from splitfed.engines.base import FED, Source
+from splitfed.engines.local import LocalEngine
+from splitfed.federated.base import Method
+from splitfed.schedules.base import Schedule, Training
+from splitfed.schedules.sampling import Sampled
+from splitfed.threats.retraining import Rerun
+from splitfed.threats.segments_fresh import Architecture
+from splitfed.threats.segments_own import downstream
+from splitfed.threats.segments_upstream import Upstream
+
+
+class Grants:
+    """Says what the parties of `engine` may know; `newest` says whose segments a client would use now.
+
+    `training`, `rounds`, `schedule` and `method` are those of the run, once they are known.
+    """
+
+    def __init__(self, engine: LocalEngine, data: Federation, seed: int, newest: Callable[[int], Source]) -> None:
+        self.engine = engine
+        self.data = data
+        self.seed = seed
+        self._newest = newest
+        self.training: Training | None = None
+        self.rounds = 0
+        self.schedule: Schedule | None = None
+        self.method: Method | None = None
+
+    def knowledge(self, party: str, client: int, stream: int) -> Knowledge:
+        """Return all that a threat model may grant `party`; an attack sees only what it requires."""
+        engine = self.engine
+        topology = engine.topologies[client]
+        members = (engine.party(client, role) for role in topology.roles)
+        modules = engine.modules(client, self._newest(client))
+        states = {key: state for member in members for key, state in member.defense_states.items()}
+        guards = of_client(engine.defenses, client)
+        upstream, whole = (
+            Upstream(topology, engine.all_facts[client], modules, guards, role, self.seed, states)
+            for role in (engine.parties[party].role, None)
+        )
+        auxiliary = self.data.auxiliary
+        inputs = partial(feed, names=topology.inputs, features=self.data.victims.features)
+        role = engine.parties[party].role
+        own = downstream(topology, engine.all_facts[client], role, engine.held_by(party, client), inputs)
+        insider = engine.insiders.get(party)
+        return Knowledge(
+            self.data.shape,
+            self.data.victims.value_range,
+            auxiliary.x.to(engine.device),
+            self._query(party, client, stream),
+            lambda x: upstream(self._feed(client, x)),
+            lambda x: upstream.sample(self._feed(client, x)),
+            engine.device,
+            classes=self._classes,
+            auxiliary_labels=auxiliary.y.to(engine.device),
+            attributes={
+                name: (target.y.to(engine.device), _classes(target.task)) for name, target in auxiliary.targets.items()
+            },
+            predict=self._predict(client, stream),
+            model=lambda x: whole(self._feed(client, x))[topology.heads[0].value],
+            imitate=self._imitate(client),
+            insider=insider if isinstance(insider, Insider) else None,
+            architecture=self._architecture(party, client),
+            loss=None if own is None else own.loss,
+            places=places(self.data.shape, topology.inputs, self.data.features),
+            origins={v: topology.origins(v) for edge in topology.crossings for v in edge.values},
+        )
+
+    def _architecture(self, party: str, client: int) -> Architecture:
+        engine = self.engine
+        topology, role = engine.topologies[client], engine.parties[party].role
+        inputs = partial(feed, names=topology.inputs, features=self.data.victims.features)
+        own, guards = engine.held_by(party, client), of_client(engine.defenses, client)
+        epochs = self.rounds * (1 if self.training is None else self.training.local_epochs)
+        return Architecture(
+            topology, engine.all_facts[client], guards, role, self.seed, own, inputs, engine.device, max(epochs - 1, 0)
+        )
+
+    def lend(self, client: int, part: str, x: Tensor, rows: Dataset | None = None) -> None:
+        """Give the parties of `client` the rows `x` as their data called `part`, with the labels of `rows` if given."""
+        if not 0 <= client < self.engine.lanes:
+            raise InvalidInput(f"client={client} is not allowed; expected 0 to {self.engine.lanes - 1}")
+        if tuple(x.shape[1:]) != self.data.shape:
+            raise InvalidInput(f"x has rows of shape {tuple(x.shape[1:])}; this run was trained on {self.data.shape}")
+        heads = self.engine.topologies[client].heads
+        labels = {} if rows is None else {head.value: rows.label(head.target) for head in heads}
+        self.engine.own(client, part, self._feed(client, x), labels)
+
+    def own_inputs(self, party: str, client: int, x: Tensor) -> dict[str, Tensor]:
+        """Return what `party` itself feeds for the rows `x`, on the engine's device."""
+        if party not in {p.name for p in self.engine.crew.lanes[client].parties.values()}:
+            return {}
+        owners, role = self.engine.topologies[client].inputs, self.engine.parties[party].role
+        return {n: t.to(self.engine.device) for n, t in self._feed(client, x).items() if owners[n] == role}
+
+    def _batches(self, client: int, number: int) -> list[Tensor]:
+        """Return the rows of every step that `client` took in round `number`."""
+        assert self.training is not None
+        plan, rows = self.training, len(self.data.clients[client].train)
+        if isinstance(self.schedule, Sampled):
+            # A client that stays to the end, as one must that has sent something.
+            turn = self.schedule.turn(plan, rows, number, client, (1.0, 1.0))
+            return [found for _, batches in turn.epochs for found in batches]
+        return [found for epoch in plan.epochs(number) for found in plan.batches(rows, epoch, client)]
+
+    def _local(self, party: str, client: int) -> LocalTraining | None:
+        """Return what a fed server knows of how `client` trains; None for everybody else."""
+        if party != FED or self.training is None:
+            return None
+        role = self.engine.parties[party].role
+        # Where a method alone meets there, it fuses what the only role of the clients holds.
+        owners = self.engine.topology.data_roles
+        role = owners[0] if role == FED and len(owners) == 1 else role
+        optimizer = None if role == FED else self.engine.party(client, role).optimizer
+        if optimizer is None:
+            return None
+        options = {n: v for n, v in optimizer.param_groups[0].items() if n != "params"}
+        if self.training.restart_optimizers and "momentum" in options:
+            options["momentum"] = 0.0
+        batches, topology = self._batches(client, 0), self.engine.topologies[client]
+        told = self.method is not None and self.method.sends_gradients
+        sizes = [len(rows) for rows in (_once(batches) if told else batches)]
+        private = () if self.method is None else self.method.kept(topology)
+        return local_training(topology, role, type(optimizer).__name__, options, sizes, told, private)
+
+    def _feed(self, client: int, x: Tensor) -> dict[str, Tensor]:
+        """Return what each input of the client's topology gets of `x`."""
+        return feed(x, self.engine.topologies[client].inputs, self.data.victims.features)
+
+    @property
+    def _classes(self) -> int | None:
+        return _classes(self.data.task)
+
+    def _imitate(self, client: int) -> Imitate:
+        def imitate(x: Tensor, y: Tensor, epochs: int | None, batch_size: int | None, seed: int) -> Rerun:
+            plan = self.training or Training()
+            passes = self.rounds * plan.local_epochs if epochs is None else epochs
+            copied = Rerun(self.engine, client, lambda rows: self._feed(client, rows), seed)
+            size = plan.batch_size if batch_size is None else batch_size
+            copied.train(x, y, passes, size, plan.local_epochs if plan.restart_optimizers else None)
+            return copied
+
+        return imitate
+
+    def _predict(self, client: int, stream: int) -> Callable[[Tensor], Tensor]:
+        """Every call sends rows through all the parties of `client`; defenses draw afresh each time."""
+        calls = 0
+
+        def predict(x: Tensor) -> Tensor:
+            nonlocal calls
+            calls += 1
+            self.lend(client, "query", x)
+            number = derive(stream, "predict", calls)
+            with self.engine.watching(None):
+                found = self.engine.predict(client, "query", "query", number, borrow=self._newest(client))
+            return found.outputs[self.engine.topologies[client].heads[0].value].to(self.engine.device)
+
+        return predict
+
+    def _query(self, party: str, client: int, stream: int) -> Callable[[Tensor], Releases]:
+        """Every call sends rows through the victims' own parties; defenses draw afresh each time."""
+        calls = 0
+
+        def query(x: Tensor) -> Releases:
+            nonlocal calls
+            calls += 1
+            self.lend(client, "query", x)
+            number = derive(stream, calls)
+            with torch.no_grad(), self.engine.watching(party) as recorder:
+                self.engine.predict(client, "query", "query", number, borrow=self._newest(client))
+            return recorder.view().select(kind="activation").tensors(self.engine.device)
+
+        return query
+
+
+def _classes(task: Task) -> int | None:
+    """Return how many classes `task` tells apart; None where it learns numbers."""
+    return {"classification": task.outputs, "binary": 2}.get(task.name)
+
+
+def _once(batches: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return the batches of the first epoch: the mean gradient of several, at the same weights, is that of one."""
+    counts = torch.cat(list(batches)).unique(return_counts=True)[1]
+    if int(counts.min()) != int(counts.max()):
+        raise InvalidInput(
+            "some rows of the client count more often than others in the gradient it sends: whole epochs"
+        )
+    sizes = torch.tensor([len(rows) for rows in batches]).cumsum(0)
+    return batches[: 1 + int((sizes < len(counts)).sum())]

@@ -1,0 +1,158 @@
+"""Sends intruders to their posts: checks that each can work there, and lets it know what its party knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from torch import Tensor, nn
+
+from splitfed.attacks.base import Knowledge, Needs
+from splitfed.attacks.training_time.training_attack import Intruder, Post
+from splitfed.core.errors import InvalidInput, check_count, unknown
+from splitfed.core.messages import View
+from splitfed.core.payload import module_copies
+from splitfed.core.per_client_defenses import of_client
+from splitfed.core.random import derive
+from splitfed.core.topology import Edge, Segment, Topology
+from splitfed.data.features import feed
+from splitfed.data.federation import Federation
+from splitfed.engines.local import LocalEngine
+from splitfed.planning.validation import Prepared
+from splitfed.registry import load
+from splitfed.threats.imitated_defenses import ImitatedSender
+from splitfed.threats.segments_downstream import head_after
+from splitfed.threats.segments_fresh import Architecture
+
+
+def enter(engine: LocalEngine, prepared: Prepared, intruders: Mapping[str, Intruder | str]) -> None:
+    """Let every intruder (or the usual preset of the one named) into the training, at the party that it is for.
+
+    Raises `InvalidInput` for a party that is not there or where the intruder could not work.
+    """
+    for name, given in intruders.items():
+        plan = intruder(given)
+        if name not in engine.parties:
+            raise unknown("party for an intruder", name, engine.parties)
+        needs = plan.needs(_labels(prepared.topology, engine.parties[name].role) is not None)
+        knowledge = _knowledge(engine, prepared, name, needs).only(needs)
+        missing = knowledge.missing(needs, View(name, ()))
+        if missing:
+            raise InvalidInput(f"{type(plan).__name__} needs {', '.join(missing)}; this run does not grant that")
+        engine.join(name, plan.enter(post_of(engine, prepared, name, type(plan).__name__, knowledge)))
+
+
+def check_asked(engine: LocalEngine, data: Federation, ask: Mapping[str, int]) -> None:
+    """Refuse questions to a party without an intruder, counts below one, and questions about nobody."""
+    for party, every in ask.items():
+        if party not in engine.insiders:
+            raise unknown("party with an intruder to ask", party, engine.insiders)
+        check_count(f"ask[{party!r}]", every, low=1)
+        if len(data.victims) == 0:
+            raise InvalidInput(f"there are no victims to ask {party!r} about: set some aside (victims=64)")
+
+
+def intruder(given: Intruder | str) -> Intruder:
+    """Return the intruder meant; refuse an attack that does not live in training."""
+    found = load("attacks", given) if isinstance(given, str) else given
+    plan = found.preset() if isinstance(found, type) and issubclass(found, Intruder) else found
+    if not isinstance(plan, Intruder):
+        raise InvalidInput(f"intruder {given!r} is no attack that lives in training")
+    return plan
+
+
+def post_of(engine: LocalEngine, prepared: Prepared, party: str, who: str, knowledge: Knowledge) -> Post:
+    """Return the post at `party`; refuse one where not exactly one value of another party arrives."""
+    topology, facts = prepared.topology, prepared.facts[0]
+    role = engine.parties[party].role
+    if role in topology.data_roles or not topology.segments_of(role):
+        raise InvalidInput(f"{who} works at a party that others send to and that has no data; {party!r} is none")
+    edge = _arrival(topology, role, who, party)
+    (value,) = edge.values
+    segments, out = _own(topology, role, value, who, party)
+    seed = derive(prepared.training.seed, "intruder", party)
+
+    def modules(circuit: int) -> Mapping[str, nn.Module]:
+        return module_copies(next(lane for lane in engine.crew.lanes if lane.circuit == circuit).parties[role].modules)
+
+    found = Post(
+        party,
+        edge.name,
+        value,
+        facts.shapes[value],
+        edge.name not in topology.forward_only,
+        _labels(topology, role),
+        segments,
+        out,
+        facts.shapes[out],
+        knowledge,
+        _sender(engine, prepared, edge, seed),
+        modules,
+        seed,
+    )
+    # What it knows is the experimenter's own: an intruder must not be able to change the run by writing into it.
+    return found.copy()
+
+
+def _labels(topology: Topology, role: str) -> str | None:
+    """Return the head whose labels arrive at `role`, None where none do."""
+    return next((h.value for h in topology.heads if role in h.path[1:]), None)
+
+
+def _arrival(topology: Topology, role: str, who: str, party: str) -> Edge:
+    arriving = [e for e in topology.crossings if topology.role_of(e.target) == role]
+    values = [value for e in arriving for value in e.values]
+    if len(values) != 1:
+        listed = ", ".join(repr(v) for v in values) or "none"
+        raise InvalidInput(f"{who} works where one value arrives; {party!r} receives {listed}")
+    return arriving[0]
+
+
+def _own(topology: Topology, role: str, value: str, who: str, party: str) -> tuple[tuple[Segment, ...], str]:
+    """Return the role's segments in the order they run, and the one value that they make for a head or for others."""
+    segments = topology.segments_of(role)
+    inner = {v for s in segments for v in s.inputs}
+    leaving = {v for e in topology.crossings if topology.role_of(e.source) == role for v in e.values}
+    final = {h.value for h in topology.heads if h.role == role}
+    outs = [v for s in segments for v in s.outputs if v in leaving | final or v not in inner]
+    if len(outs) != 1:
+        raise InvalidInput(f"{who} works where one value is made of what arrives; {party!r} makes {', '.join(outs)}")
+    return segments, outs[0]
+
+
+def _sender(engine: LocalEngine, prepared: Prepared, edge: Edge, seed: int) -> ImitatedSender:
+    """Return the defenses of the sender on `edge` as the intruder imitates them; the first client's, where they differ.
+
+    States and random numbers are the intruder's own. Noise that the sender's own layers have learnt is not drawn: how
+    strong it is (`mid`, `shredder`) the intruder does not know.
+    """
+    topology, guards = prepared.topology, of_client(prepared.defenses, 0)
+    return ImitatedSender(topology, prepared.facts[0], guards, edge, _inputs(prepared), seed, engine.device)
+
+
+def _inputs(prepared: Prepared) -> Callable[[Tensor], Mapping[str, Tensor]]:
+    """Return what says what each input of the topology gets of raw rows."""
+    return partial(feed, names=prepared.topology.inputs, features=prepared.data.victims.features)
+
+
+def _knowledge(engine: LocalEngine, prepared: Prepared, party: str, needs: frozenset[Needs]) -> Knowledge:
+    """Return what `party` may know in training; architectures are those of the first client, where they differ."""
+    data, topology, role = prepared.data, prepared.topology, engine.parties[party].role
+    task, seed = data.task, derive(prepared.training.seed, "intruder", party)
+    architecture = None
+    if Needs.ARCHITECTURE in needs:
+        guards = of_client(prepared.defenses, 0)
+        # A party that works where one value arrives has no segment upstream of it.
+        architecture = Architecture(
+            topology, prepared.facts[0], guards, role, seed, {}, _inputs(prepared), engine.device
+        )
+    return Knowledge(
+        data.shape,
+        data.victims.value_range,
+        data.auxiliary.x.to(engine.device),
+        device=engine.device,
+        classes={"classification": task.outputs, "binary": 2}.get(task.name),
+        auxiliary_labels=data.auxiliary.y.to(engine.device),
+        architecture=architecture,
+        head=head_after(topology, role, derive(seed, "head")) if Needs.HEAD in needs else None,
+    )

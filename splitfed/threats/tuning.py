@@ -1,0 +1,189 @@
+"""Tunes an attack on the attacker's own rows: some stand in for victims, and their truth, which it knows, judges.
+
+Paper: the search is the tree-structured Parzen estimator of Bergstra, Bardenet, Bengio, Kégl, "Algorithms for
+hyper-parameter optimization", NIPS 2011, as in Akiba et al., "Optuna", KDD 2019.
+
+The pseudo-victims are auxiliary rows, taken away from what the attack may learn from. Their releases come from where
+the attack's threat model gets some: from queries, or from the attacker's own copy of the upstream segments with the
+defenses drawn afresh. An attack that has neither cannot be tuned. No victim is read at any point.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Releases, Target
+from splitfed.attacks.scoring.grading import grade_of
+from splitfed.attacks.search_space import Choice, Span, check_choice
+from splitfed.core.errors import InvalidInput, check_count, check_number, unknown
+from splitfed.core.messages import Message, Stamp, View
+from splitfed.core.random import derive, generator
+from splitfed.data.dataset import Dataset
+from splitfed.threats.evaluator import Inquiry
+
+SHARE = 0.25
+"""Of the auxiliary rows: those that stand in for victims where nobody says otherwise."""
+
+METRICS = {Target.INPUTS: "mse", Target.LABELS: "accuracy"}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Parameters that were tried, and what they scored on the pseudo-victims; None where the guess was not finite."""
+
+    parameters: Mapping[str, Any]
+    score: float | None
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The best `attack`, its `score` and that of the one `given` by `metric` on the pseudo-victims, and every trial."""
+
+    attack: Attack
+    metric: str
+    score: float
+    given: float
+    trials: tuple[Trial, ...]
+
+
+def check_tunable(name: str, attack: Attack, space: Mapping[str, Choice]) -> None:
+    """Refuse an attack without a space, and one whose threat model gives it no releases of rows that it knows."""
+    if not space:
+        raise InvalidInput(f"{name} has no space of parameters to tune")
+    for parameter, choice in space.items():
+        known = [field.name for field in fields(attack)]
+        if parameter not in known:
+            raise unknown(f"parameter of {name}", parameter, known)
+        check_choice(f"space[{parameter!r}]", choice)
+    if attack.target not in METRICS or attack.phase is not Phase.INFERENCE:
+        raise InvalidInput(f"{name} cannot be tuned: it guesses no inputs or labels from releases alone")
+    if not attack.requires & {Needs.QUERIES, Needs.UPSTREAM}:
+        raise InvalidInput(
+            f"{name} cannot be tuned: without {Needs.QUERIES} or {Needs.UPSTREAM} it has no releases of its own rows"
+        )
+
+
+class Bench:
+    """Where settings of an attack by `party` are compared: `share` of the auxiliary rows stand in for victims."""
+
+    def __init__(self, inquiry: Inquiry, attack: Attack, party: str, client: int, seed: int, share: float) -> None:
+        check_number("tune share", share, low=0.0, high=1.0, open_low=True, open_high=True)
+        self._inquiry, self._party, self._client, self._seed = inquiry, party, client, seed
+        rows = inquiry.data.auxiliary
+        count = round(share * len(rows))
+        if not 2 <= count <= len(rows) - 2:
+            raise InvalidInput(
+                f"tune share={share!r} keeps {count} of {len(rows)} auxiliary rows as pseudo-victims; expected two or "
+                "more, and two left to learn from"
+            )
+        order = torch.randperm(len(rows), generator=generator(seed, "tune", "split"))
+        self._kept, self._left = order[:count], order[count:]
+        self.victims: Dataset = rows.rows(self._kept)
+        self._known: Dataset = rows.rows(self._left)
+        x = self.victims.x.to(inquiry.engine.device)
+        self._view = self._seen(self._released(attack, self._knowledge(attack, "pseudo"), x))
+
+    def score(self, attack: Attack) -> float | None:
+        """Return what `attack` achieves by its metric; always from the same random numbers."""
+        knowledge = self._knowledge(attack, "queries")
+        guess = attack(self._view, knowledge, generator(self._seed, "tune", "attack")).guess
+        if not bool(torch.isfinite(guess).all()):
+            return None
+        drawn = generator(self._seed, "tune", "grade")
+        found = grade_of(attack.target, guess, self.victims, self._known, drawn, label_set=attack.label_set)[1]
+        return float(found["guess"][METRICS[attack.target]].mean)
+
+    def _knowledge(self, attack: Attack, purpose: str) -> Knowledge:
+        """Return what the attacker knows, less the pseudo-victims; queries start anew for every setting."""
+        whole = self._inquiry.knowledge(self._party, self._client, derive(self._seed, "tune", purpose))
+
+        def left(t: Tensor) -> Tensor:
+            return t[self._left.to(t.device)]
+
+        def own(rows: Dataset) -> dict[str, Tensor]:
+            return self._inquiry.own_inputs(self._party, self._client, rows.x)
+
+        return replace(
+            whole,
+            auxiliary=None if whole.auxiliary is None else left(whole.auxiliary),
+            auxiliary_labels=None if whole.auxiliary_labels is None else left(whole.auxiliary_labels),
+            attributes={name: (left(y), classes) for name, (y, classes) in whole.attributes.items()},
+            own=own(self.victims),
+            own_auxiliary=own(self._known),
+        )
+
+    def _released(self, attack: Attack, knowledge: Knowledge, x: Tensor) -> Releases:
+        if Needs.QUERIES in attack.requires:
+            assert knowledge.query is not None
+            return knowledge.query(x)
+        assert knowledge.sample is not None
+        with torch.no_grad():
+            return knowledge.sample(x)
+
+    def _seen(self, released: Releases) -> View:
+        """Return the view of a party at which `released` arrived."""
+        engine, lane = self._inquiry.engine, self._client
+        topology, role = engine.topologies[lane], engine.parties[self._party].role
+        stamp = Stamp("predict", lane, 0, 0, "pseudo-victims")
+        messages = [
+            Message(
+                engine.party(lane, topology.role_of(edge.source)).name,
+                self._party,
+                "activation",
+                edge.name,
+                {value: released[value] for value in edge.values},
+                stamp,
+            )
+            for edge in topology.crossings
+            if topology.role_of(edge.target) == role
+        ]
+        return View(self._party, tuple(messages), copy.deepcopy(dict(engine.held_by(self._party, lane))))
+
+
+def tune(
+    bench: Bench, attack: Attack, space: Mapping[str, Choice], trials: int, seed: int, progress: Progress | None = None
+) -> Tuned:
+    """Return the best of `attack` as it is given and of `trials` settings of it that the search proposes."""
+    check_count("trials", trials, low=1)
+    # Optuna takes half a second to import.
+    import optuna
+
+    metric = METRICS[attack.target]
+    given = bench.score(attack)
+    if given is None:
+        raise InvalidInput(f"{type(attack).__name__} as given guesses what is not finite; start from finite guesses")
+    better = min if metric == "mse" else max
+    tried: list[tuple[Attack, Trial]] = []
+
+    def objective(trial: optuna.Trial) -> float:
+        chosen = {name: _suggested(trial, name, choice) for name, choice in space.items()}
+        setting = replace(attack, **chosen)
+        found = bench.score(setting)
+        tried.append((setting, Trial(chosen, found)))
+        if progress is not None:
+            progress(len(tried), trials)
+        if found is None:
+            raise optuna.TrialPruned
+        return found
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    sampler = optuna.samplers.TPESampler(seed=derive(seed, "tune", "search") % 2**32)
+    direction: Literal["minimize", "maximize"] = "minimize" if better is min else "maximize"
+    optuna.create_study(sampler=sampler, direction=direction).optimize(objective, n_trials=trials)
+    scored = [(given, attack), *((t.score, setting) for setting, t in tried if t.score is not None)]
+    score, best = better(scored, key=lambda pair: pair[0])
+    return Tuned(best, metric, score, given, tuple(t for _, t in tried))
+
+
+def _suggested(trial: Any, name: str, choice: Choice) -> Any:
+    if not isinstance(choice, Span):
+        return choice[trial.suggest_categorical(name, list(range(len(choice))))]
+    if choice.whole:
+        return trial.suggest_int(name, int(choice.low), int(choice.high), log=choice.log)
+    return trial.suggest_float(name, choice.low, choice.high, log=choice.log)

@@ -1,0 +1,117 @@
+"""What defines a run, as plain values: two runs with equal descriptions do the same."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from splitfed.core.messages import Recording
+from splitfed.core.topology import Topology
+from splitfed.data.federation import Federation
+from splitfed.planning.validation import Prepared
+from splitfed.training.fingerprint import fingerprint
+
+
+def describe(
+    prepared: Prepared,
+    rounds: int,
+    record: Recording | None,
+    device: object,
+    besides: Mapping[str, object] | None = None,
+) -> dict[str, Any]:
+    """Return the description that a run's folder keeps, and that a resumed run must repeat.
+
+    `besides`: place -> what else a user may have written for the run.
+    """
+    kinds = list({id(t): t for t in prepared.topologies}.values())
+    data = prepared.data
+    return {
+        "topology": prepared.topology.name,
+        **_graph(prepared.topology),
+        **({"others": [_graph(t) for t in kinds[1:]]} if len(kinds) > 1 else {}),
+        "data": {
+            "name": data.name,
+            "clients": [len(c.train) for c in data.clients],
+            "victims": len(data.victims),
+            "rows": digest(_rows(data)),
+        },
+        "schedule": repr(prepared.schedule),
+        "defenses": [repr(d) for d in prepared.defenses],
+        "method": None if prepared.method is None else repr(prepared.method),
+        "optimizers": {role: repr(o) for role, o in prepared.optims.items()},
+        "rounds": rounds,
+        "training": asdict(prepared.training),
+        "record": repr(record or Recording()),
+        "device": str(device),
+        "code": code(prepared, besides or {}),
+    }
+
+
+def code(prepared: Prepared, besides: Mapping[str, object]) -> dict[str, str]:
+    """Return the fingerprint of everything that a user may have given: values, and code that is no package's."""
+    things: dict[str, object] = {}
+    for i, topology in enumerate({id(t): t for t in prepared.topologies}.values()):
+        where = "" if i == 0 else f" of topology {i}"
+        things |= {f"module of segment {s.name!r}{where}": s.module for s in topology.segments}
+        things |= {f"task of head {h.value!r}{where}": h.task for h in topology.heads}
+    modules = [place for place in things if place.startswith("module ")]
+    things |= {f"defense {type(d).__name__} ({i})": d for i, d in enumerate(prepared.defenses)}
+    things |= {"schedule": prepared.schedule, "method": prepared.method}
+    return fingerprint({**things, **besides}, modules)
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return a hash of names, shapes and values."""
+    found = hashlib.sha256()
+    for name, tensor in tensors.items():
+        found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def _graph(topology: Topology) -> dict[str, Any]:
+    return {
+        "segments": {
+            s.name: {
+                "role": s.role,
+                "inputs": list(s.inputs),
+                "outputs": list(s.outputs),
+                "parameters": _count(s.module),
+                "module": hashlib.sha256(repr(s.module).encode()).hexdigest()[:16],
+            }
+            for s in topology.segments
+        },
+        "heads": {
+            h.value: {
+                "role": h.role,
+                "labels": h.labels,
+                "weight": h.weight,
+                "target": h.target,
+                "via": list(h.via),
+                "task": None if h.task is None else h.task.name,
+            }
+            for h in topology.heads
+        },
+        "forward_only": sorted(topology.forward_only),
+        **({"lessons": sorted(topology.lessons)} if topology.lessons else {}),
+        "weights": digest(topology.state_dict()),
+    }
+
+
+def _rows(data: Federation) -> dict[str, Tensor]:
+    parts = {f"{c.name}/{part}": getattr(c, part) for c in data.clients for part in ("train", "validation", "test")}
+    parts |= {"victims": data.victims, "auxiliary": data.auxiliary}
+    tensors: dict[str, Tensor] = {f"{c.name}/shown": c.shown for c in data.clients if len(c.shown)}
+    for name, rows in parts.items():
+        tensors |= {f"{name}/x": rows.x, f"{name}/y": rows.y}
+        tensors |= {f"{name}/{target}": found.y for target, found in rows.targets.items()}
+    return tensors
+
+
+def _count(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())

@@ -1,0 +1,165 @@
+"""Posts detectors beside the clients that they watch over, with all that a client has to go by."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.messages import Stamp
+from splitfed.core.party import Party
+from splitfed.core.payload import copied
+from splitfed.core.per_client_defenses import of_client
+from splitfed.core.random import derive, generator, stream
+from splitfed.core.step_state import Batch
+from splitfed.core.topology import Topology
+from splitfed.detectors.base import Desk, Detector, Rehearsal, Watchman
+from splitfed.engines.base import Placement
+from splitfed.engines.local import LocalEngine
+from splitfed.planning.validation import Prepared, inputs_of, labels_of
+
+_FAKE = "fake"
+
+
+def post(engine: LocalEngine, prepared: Prepared, detectors: Mapping[str, Detector]) -> None:
+    """Post every detector beside its party, or beside every client where it is for the clients' role.
+
+    Raises `InvalidInput` for a party that is not there, and where the clients do not hold all inputs and labels.
+    """
+    topology = prepared.topology
+    for name, detector in detectors.items():
+        lanes = [
+            i for i, lane in enumerate(engine.crew.lanes) for p in lane.parties.values() if name in (p.name, p.role)
+        ]
+        if not lanes:
+            raise unknown("party for a detector", name, [*engine.parties, *topology.data_roles])
+        if topology.data_roles != (engine.parties[name].role if name in engine.parties else name,):
+            raise InvalidInput(
+                f"{type(detector).__name__} stands by a client that holds inputs and labels; in topology "
+                f"{topology.name!r} {name!r} does not hold them all"
+            )
+        detector.check(topology)
+        for lane in lanes:
+            party = engine.party(lane, topology.data_roles[0])
+            engine.sentries[party.name] = _Sentry(detector.watch(desk := _desk(prepared, lane, party)), desk.inputs)
+
+
+def _desk(prepared: Prepared, lane: int, party: Party) -> Desk:
+    graph, rows = prepared.topologies[lane], prepared.data.clients[lane].train
+    task = graph.heads[0].task
+    assert task is not None
+    return Desk(
+        party.name,
+        {name: x.to(party.device) for name, x in copied(inputs_of(graph, rows)).items()},
+        {name: y.to(party.device) for name, y in copied(labels_of(graph, rows)).items()},
+        task.outputs if task.name == "classification" and task.outputs else 2,
+        _rehearsal(prepared, lane, party),
+        derive(prepared.training.seed, "detector", party.name),
+    )
+
+
+class _Sentry:
+    """Hands a watchman the gradients of its client, and sends the labels it makes up."""
+
+    def __init__(self, watchman: Watchman, inputs: Mapping[str, Tensor]) -> None:
+        self.watchman, self.inputs = watchman, inputs
+        self.metrics, self.state, self.load_state = watchman.metrics, watchman.state, watchman.load_state
+
+    def batch(self, party: Party, batch: Batch, stamp: Stamp) -> Batch:
+        labels = self.watchman.fake(batch.rows)
+        if labels is None:
+            return batch
+        party.own(_FAKE, {name: x[batch.rows] for name, x in self.inputs.items()}, labels)
+        return Batch(_FAKE, torch.arange(len(batch.rows)))
+
+    def keeps(self, party: Party) -> bool:
+        return self.watchman.judge(_first_gradient(party))
+
+
+class _Diary:
+    """Stands by the client of a rehearsal and writes down its gradients."""
+
+    def __init__(self) -> None:
+        self.gradients: list[Tensor] = []
+
+    def batch(self, party: Party, batch: Batch, stamp: Stamp) -> Batch:
+        return batch
+
+    def keeps(self, party: Party) -> bool:
+        gradient = _first_gradient(party)
+        if gradient is not None:
+            self.gradients.append(gradient)
+        return True
+
+    def metrics(self) -> dict[str, Any]:
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        return
+
+
+def _rehearsal(prepared: Prepared, lane: int, party: Party) -> Rehearsal:
+    """Return the training of the whole model on one machine, from weights that owe nothing to the real server's."""
+    graph, facts = prepared.topologies[lane], prepared.facts[lane]
+    data = prepared.data.clients[lane].train
+
+    def rehearse(rows: Tensor, epochs: int, number: int) -> Tensor:
+        seed = derive(prepared.training.seed, "rehearsal", party.name, number)
+        size = prepared.training.batch_size
+        engine = LocalEngine(
+            _fresh(graph, seed),
+            facts,
+            1,
+            defenses=of_client(prepared.defenses, lane),
+            optims=prepared.optims,
+            seed=seed,
+            device=party.device,
+            placement=Placement(),
+        )
+        inputs, labels = (
+            {n: t[rows] for n, t in found.items()} for found in (inputs_of(graph, data), labels_of(graph, data))
+        )
+        engine.own(0, "train", inputs, labels)
+        client = engine.party(0, graph.data_roles[0])
+        diary = engine.sentries[client.name] = _Diary()
+        for epoch in range(epochs):
+            order = torch.randperm(len(rows), generator=generator(seed, "order", epoch))
+            engine.train(0, epoch, [b for b in order.split(size) if len(b) > 1 or len(rows) == 1])
+        return torch.stack(diary.gradients) if diary.gradients else torch.empty(0, 0)
+
+    return rehearse
+
+
+def _first_gradient(party: Party) -> Tensor | None:
+    """Return the gradient of the first weight that has one, in the order of the party's segments: (weights,)."""
+    for module in party.modules.values():
+        for weight in module.parameters():
+            if weight.grad is not None:
+                return weight.grad.detach().flatten().to("cpu", torch.float64)
+    return None
+
+
+def _fresh(topology: Topology, seed: int) -> Topology:
+    """Return the topology with all but the clients' weights drawn anew, wherever a module knows how to."""
+    segments = []
+    with stream(seed):
+        for segment in topology.segments:
+            module = copy.deepcopy(segment.module)
+            for part in module.modules() if segment.role not in topology.data_roles else ():
+                _reset(part)
+            segments.append(replace(segment, module=module, original=None))
+    return replace(topology, segments=tuple(segments))
+
+
+def _reset(module: nn.Module) -> None:
+    reset = getattr(module, "reset_parameters", None)
+    if callable(reset):
+        reset()

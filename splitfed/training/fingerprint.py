@@ -1,0 +1,339 @@
+"""A fingerprint of what a user gives to a run: the values inside it, and the code of functions and classes of theirs.
+
+Code of installed packages counts by its name alone; their versions stand in environment.json. What cannot be looked
+into counts by its type.
+"""
+
+from __future__ import annotations
+
+import dis
+import enum
+import hashlib
+import re
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import fields, is_dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+
+from splitfed.training import code_digest
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
+_OURS = {"splitfed", "torch", "numpy"}
+_DEPTH = 100
+_ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
+# What every module has for its own ends.
+_MACHINERY = {*vars(nn.Module()), "_is_full_backward_hook"}
+
+
+def fingerprint(things: Mapping[str, object], weightless: Iterable[str] = ()) -> dict[str, str]:
+    """Return a digest of the values in each of `things`, and one of every function of the user's that is in them.
+
+    `things`: place -> value, as in `{"task of 'logits'": task}`. `weightless`: places of modules whose state is
+    described elsewhere. The keys of what is returned are fit for a message.
+    """
+    found: dict[str, str] = {}
+    bare = set(weightless)
+    for place, thing in things.items():
+        walk = _Walk(found, weights=place not in bare)
+        walk.value(thing)
+        found[f"the {place}"] = walk.digest()
+    return found
+
+
+def differences(there: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
+    """Return what two fingerprints do not agree on, code before values."""
+    keys = [key for key in dict.fromkeys([*wanted, *there]) if not _same(there.get(key), wanted.get(key))]
+    return sorted(keys, key=lambda key: not key.startswith(_CODE))
+
+
+_CODE = "the code of "
+
+
+def _same(there: str | None, wanted: str | None) -> bool:
+    return there == wanted or (there is not None and wanted is not None and code_digest.same(there, wanted))
+
+
+class _Walk:
+    """Goes through a value in an order that is the same in another process."""
+
+    def __init__(self, code: dict[str, str], weights: bool) -> None:
+        self._code = code
+        self._weights = weights
+        self._hash = hashlib.sha256()
+        # Functions and classes that were met, kept alive so that no two have the same id.
+        self._seen: dict[int, object] = {}
+        # What the value at hand is inside of.
+        self._open: set[int] = set()
+
+    def digest(self) -> str:
+        return f"values:{self._hash.hexdigest()[:16]}"
+
+    def value(self, value: object) -> None:
+        """Take up `value` and all that is in it."""
+        if isinstance(value, _PLAIN):
+            self._say(type(value).__name__, repr(value))
+            return
+        self._say(_name(type(value)))
+        if id(value) in self._open or len(self._open) > _DEPTH:
+            return
+        if isinstance(value, (FunctionType, type)):
+            self._say(_name(value))
+            if id(value) in self._seen:
+                return
+            self._seen[id(value)] = value
+        self._open.add(id(value))
+        self._inside(value)
+        self._open.remove(id(value))
+
+    def _say(self, *words: str) -> None:
+        for word in words:
+            self._hash.update(f"{len(word)}:{word}".encode("utf-8", "surrogatepass"))
+
+    def _inside(self, value: Any) -> None:
+        if isinstance(value, Tensor):
+            self._tensor(value)
+        elif isinstance(value, (np.ndarray, np.generic)):
+            array = np.asarray(value)
+            self._say(str(array.dtype), str(array.shape))
+            self._hash.update(repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes())
+        elif isinstance(value, (torch.dtype, torch.device, enum.Enum, range, slice)):
+            self._say(repr(value))
+        elif isinstance(value, Mapping):
+            self._each(part for pair in value.items() for part in pair)
+        elif isinstance(value, Set):
+            self._say(*sorted(map(self._alone, value)))
+        elif isinstance(value, re.Pattern):
+            self._each((value.pattern, value.flags))
+        elif isinstance(value, (list, tuple, deque)):
+            self._each(value)
+        elif isinstance(value, partial):
+            self._each((value.func, value.args, value.keywords))
+        elif isinstance(value, MethodType):
+            self._each((value.__self__, value.__func__))
+        elif isinstance(value, FunctionType):
+            self._function(value)
+        elif isinstance(value, ModuleType):
+            self._say(value.__name__)
+        elif isinstance(value, type):
+            self._class(value)
+        elif isinstance(value, nn.Module):
+            self._module(value)
+        elif hasattr(value, "__wrapped__"):
+            self.value(value.__wrapped__)
+        elif callable(value) and hasattr(value, "__qualname__"):
+            self._say(_name(value))
+        else:
+            self._instance(value)
+
+    def _each(self, values: Iterable[object]) -> None:
+        for value in values:
+            self.value(value)
+
+    def _alone(self, value: object) -> str:
+        """Return a digest of one element of a set, which has no order: what was met before counts, no other element."""
+        walk = _Walk(self._code, self._weights)
+        walk._seen, walk._open = dict(self._seen), set(self._open)
+        walk.value(value)
+        return walk.digest()
+
+    def _tensor(self, tensor: Tensor) -> None:
+        self._say(str(tensor.dtype), str(tuple(tensor.shape)))
+        if tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_quantized:
+            self._hash.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+
+    def _instance(self, value: object) -> None:
+        kind = type(value)
+        if not _installed(kind.__module__):
+            self._class(kind)
+        own = dict(_slots(value)) | getattr(value, "__dict__", {})
+        if is_dataclass(value):
+            own |= {field.name: getattr(value, field.name, None) for field in fields(value)}
+        names = [name for name in sorted(own) if not (name.startswith("_") and _installed(kind.__module__))]
+        for name in names:
+            self._say(name)
+            self.value(own[name])
+        if not names and kind.__repr__ is not object.__repr__:
+            told = repr(value)
+            # An address in memory is another one in every process.
+            self._say("" if _ADDRESS.search(told) else told)
+
+    def _module(self, module: nn.Module) -> None:
+        for name, part in module.named_modules():
+            self._say(name, _name(type(part)))
+            if isinstance(part, fx.GraphModule):
+                self._graph(part)
+                continue
+            user = not _installed(type(part).__module__)
+            if user:
+                self._class(type(part))
+            for key, found in sorted(vars(part).items()):
+                if key not in _MACHINERY and (user or not key.startswith("_")) and not isinstance(found, nn.Module):
+                    self._say(key)
+                    self.value(found)
+            self._each([*part._forward_hooks.values(), *part._forward_pre_hooks.values()])
+        kept = module.state_dict()
+        named = dict([*module.named_parameters(), *module.named_buffers()])
+        for name in sorted(named):
+            if self._weights or name not in kept:
+                self._say(name)
+                self._tensor(named[name])
+
+    def _graph(self, module: fx.GraphModule) -> None:
+        """Take up a traced module: its operations as written by torch, and functions of the user's among them."""
+        self._say(module.code)
+        for node in module.graph.nodes:
+            if node.op == "call_function":
+                self.value(node.target)
+            elif node.op == "get_attr":
+                owner, _, name = str(node.target).rpartition(".")
+                found = getattr(module.get_submodule(owner), name, None)
+                # Weights and buffers are described with the state.
+                if isinstance(found, Tensor) and name not in {**module._parameters, **module._buffers}:
+                    self._tensor(found)
+
+    def _function(self, function: FunctionType) -> None:
+        written = _stored(function.__code__)
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        self._each((function.__defaults__, function.__kwdefaults__))
+        for name, cell in cells:
+            if name not in written:
+                self._say(name)
+                self.value(_content(cell))
+        if _installed(function.__module__):
+            return
+        self._note(function)
+        for name, value in _globals(function):
+            self._say(name)
+            self.value(value)
+
+    def _note(self, function: FunctionType) -> None:
+        """List the code of a function of the user's."""
+        found = code_digest.digest(function.__code__)
+        name = key = f"{_CODE}{_name(function)}"
+        number = 1
+        while key in self._code and self._code[key] != found:
+            number += 1
+            key = f"{name} ({number})"
+        self._code[key] = found
+
+    def _class(self, kind: type) -> None:
+        """Take up a class of the user's; of a module the methods that can have a part in its forward."""
+        for base in kind.__mro__:
+            if _installed(base.__module__):
+                self._say(_name(base))
+                continue
+            members = dict(vars(base))
+            wanted = _forward(kind) if issubclass(kind, nn.Module) else set(members)
+            for name in sorted(members):
+                if name not in wanted or name in _UNTOLD or name.startswith("__dataclass"):
+                    continue
+                for part in _unwrapped(members[name]):
+                    if not isinstance(part, FunctionType):
+                        self._say(name)
+                        self.value(part)
+                    elif part.__code__.co_filename != "<string>" or not is_dataclass(base):
+                        self.value(part)
+
+
+_UNTOLD = {
+    *("__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__annotate__"),
+    *("__abstractmethods__", "_abc_impl", "__firstlineno__", "__static_attributes__", "__match_args__", "__slots__"),
+    *("__parameters__", "__orig_bases__", "__annotations_cache__", "__annotate_func__", "__annotate_cache__"),
+}
+
+
+def _forward(kind: type) -> set[str]:
+    """Return the members of a module's class that its forward can reach, by name, and what it overrides of torch's."""
+    members = {name: member for base in reversed(kind.__mro__) for name, member in vars(base).items()}
+    own = {n for b in kind.__mro__ if not _installed(b.__module__) for n in vars(b)}
+    # What __init__ does is seen by what it leaves behind.
+    found = {name for name in own if hasattr(nn.Module, name)} - {"__init__"}
+    left = list(found)
+    while left:
+        for part in _unwrapped(members[left.pop()]):
+            if isinstance(part, FunctionType):
+                names = {name for code in code_digest.inner(part.__code__) for name in code.co_names}
+                left += (names & own) - found
+                found |= names & own
+    return found
+
+
+def _unwrapped(member: Any) -> list[Any]:
+    """Return the functions behind a property or a method of the class, else the member itself."""
+    if isinstance(member, (staticmethod, classmethod)):
+        return [member.__func__]
+    if isinstance(member, property):
+        return [part for part in (member.fget, member.fset, member.fdel) if part is not None]
+    return [] if type(member).__name__ in ("member_descriptor", "getset_descriptor") else [member]
+
+
+def _stored(code: CodeType) -> set[str]:
+    """Return the names outside of a function that it binds itself: they say how often it was called."""
+    return {
+        str(one.argval)
+        for part in code_digest.inner(code)
+        for one in dis.get_instructions(part)
+        if one.opname in ("STORE_GLOBAL", "STORE_DEREF")
+    }
+
+
+def _globals(function: FunctionType) -> Iterator[tuple[str, object]]:
+    """Yield what a function reads of its module, and of what is in there, by name."""
+    written = _stored(function.__code__)
+    found: dict[str, object] = {}
+    for code in code_digest.inner(function.__code__):
+        steps = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "EXTENDED_ARG")]
+        for place, one in enumerate(steps):
+            name = str(one.argval)
+            if one.opname not in ("LOAD_GLOBAL", "LOAD_NAME") or name not in function.__globals__ or name in written:
+                continue
+            value = function.__globals__[name]
+            for after in steps[place + 1 :]:
+                # Of a module or of a namespace only what is read counts: others of its values may be for other ends.
+                inside = vars(value) if hasattr(value, "__dict__") and not isinstance(value, type) else {}
+                if after.opname not in ("LOAD_ATTR", "LOAD_METHOD") or after.argval not in inside:
+                    break
+                name, value = f"{name}.{after.argval}", inside[after.argval]
+            found[name] = value
+    yield from sorted(found.items(), key=lambda pair: pair[0])
+
+
+def _slots(value: object) -> Iterator[tuple[str, object]]:
+    """Yield the attributes that the classes of `value` keep in slots, where they are set."""
+    for base in type(value).__mro__:
+        for name, member in vars(base).items() if "__slots__" in vars(base) else ():
+            if isinstance(member, MemberDescriptorType):
+                try:
+                    yield name, member.__get__(value)
+                except AttributeError:
+                    continue
+
+
+def _content(cell: Any) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not bound yet
+        return None
+
+
+def _name(thing: Any) -> str:
+    return f"{getattr(thing, '__module__', None)}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"
+
+
+@lru_cache(maxsize=4096)
+def _installed(module: str | None) -> bool:
+    """Tell whether a module belongs to Python or to an installed package, not to the user."""
+    top = (module or "builtins").partition(".")[0]
+    if top in _OURS or (top in sys.stdlib_module_names and top != "__main__"):
+        return True
+    found = sys.modules.get(top)
+    where = getattr(found, "__file__", None) or next(iter(getattr(found, "__path__", ())), None)
+    return where is not None and bool({"site-packages", "dist-packages"} & set(Path(where).parts))

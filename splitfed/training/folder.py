@@ -1,0 +1,154 @@
+"""A run's folder: what defines it, where it ran, its metrics line by line, its checkpoints and views."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import warnings
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from splitfed.core import digests
+from splitfed.core.digests import Damaged
+from splitfed.core.errors import InvalidInput
+from splitfed.training import checkpoint, fingerprint
+
+if TYPE_CHECKING:
+    from splitfed.training.run import Run
+
+
+class RunFolder:
+    """Owns `path`; `claim` refuses one that belongs to something else."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        # What stands for the beginning of the metrics, and for all of them up to now.
+        self._start = self._chain = ""
+
+    def claim(self, described: Mapping[str, Any], *, resume: bool) -> None:
+        """Take the folder for the run `described`; refuse one with another run, or with one not to be resumed."""
+        definition = self.path / "run.json"
+        if self.path.exists() and not self.path.is_dir():
+            raise InvalidInput(f"folder={str(self.path)!r} is a file; give a new or empty folder")
+        if definition.is_file():
+            if not resume:
+                raise InvalidInput(f"folder {str(self.path)!r} holds a run already; resume it or give another folder")
+            there = digests.read(definition, digests.RETRAIN)
+            self._check_same(there, json.loads(json.dumps(described)))
+        elif self.path.is_dir() and any(entry.name != ".run.json.tmp" for entry in self.path.iterdir()):
+            raise InvalidInput(f"folder {str(self.path)!r} is not empty and holds no run; give a new or empty folder")
+        else:
+            there = dict(described)
+            checkpoint.write_atomic(definition, digests.sealed(there))
+        where = self.path / "environment.json"
+        if where.is_file():
+            digests.read(where, "delete it: it is written anew when the run is resumed")
+        else:
+            checkpoint.write_atomic(where, digests.sealed(environment()))
+        self._start = self._chain = digests.content(there)
+
+    def restore(self, run: Run) -> int:
+        """Bring `run` to the newest checkpoint and return the number of the next round (0 where there is none)."""
+        found = checkpoint.load(self.path / "checkpoints")
+        done = 0
+        if found is not None:
+            if found.damaged:
+                text = f"{found.damaged[0]} is damaged; the run goes on from the checkpoint of round {found.number}"
+                warnings.warn(text, UserWarning, stacklevel=3)
+            done = found.number + 1
+        path = self.path / "metrics.jsonl"
+        content = path.read_bytes() if path.is_file() else b""
+        kept = list(islice(digests.links(content, self._start), done))
+        if len(kept) < done:
+            raise Damaged(path, digests.RETRAIN, f"the line of round {len(kept)} does not match its digest")
+        self._chain = kept[-1][1] if kept else self._start
+        if found is not None:
+            if self._chain != found.metrics:
+                raise Damaged(path, digests.RETRAIN, f"it does not belong to the checkpoint of round {found.number}")
+            run.load_state(found.states)
+        run.history[:] = [entry for entry, _ in kept]
+        # Rounds after the checkpoint, and what a crash left of a line, are written again.
+        whole = b"".join(line + b"\n" for line in content.split(b"\n")[:done])
+        if whole != content:
+            checkpoint.write_atomic(path, whole)
+        return done
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the metrics of every round written so far; a line that a crash cut short is left out.
+
+        Raises `Damaged` where a line is not what was written.
+        """
+        path, definition = self.path / "metrics.jsonl", self.path / "run.json"
+        if not path.is_file() or not definition.is_file():
+            return []
+        content = path.read_bytes()
+        start = digests.content(digests.read(definition, digests.RETRAIN))
+        found = [entry for entry, _ in digests.links(content, start)]
+        if len(found) < content.count(b"\n"):
+            raise Damaged(path, digests.RETRAIN, f"the line of round {len(found)} does not match its digest")
+        return found
+
+    def save(self, run: Run, metrics: Mapping[str, Any]) -> None:
+        """Append this round's `metrics`, then save a checkpoint; in this order nothing computed is lost."""
+        line = digests.link(self._chain, metrics)
+        self._chain = digests.chain(self._chain, metrics)
+        with (self.path / "metrics.jsonl").open("ab") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        checkpoint.save(self.path / "checkpoints", int(metrics["round"]), run.state(), self._chain)
+
+    def _check_same(self, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+        """Refuse a run that is described otherwise."""
+        for key, value in wanted.items():
+            if key != "code" and there.get(key) != value:
+                raise InvalidInput(
+                    f"folder {str(self.path)!r} holds another run: its {key} is {there.get(key)!r}, not {value!r}"
+                )
+        changed = fingerprint.differences(there.get("code", {}), wanted.get("code", {}))
+        if changed:
+            raise InvalidInput(
+                f"folder {str(self.path)!r} holds another run: {digests.names(changed)} changed since it began; "
+                "go back to what it was, or give another folder"
+            )
+
+
+def environment() -> dict[str, Any]:
+    """Return what a result depends on beside its configuration: versions, machine, commit."""
+    packages = ("splitfed", "torch", "numpy", "scipy", "torchmetrics", "optuna")
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        # torch itself says which build it is: for the CPU, or for which CUDA.
+        "packages": {**{name: _version(name) for name in packages}, "torch": torch.__version__},
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "commit": _commit(),
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The commit of the source tree, where the package runs from one."""
+    here = Path(__file__).resolve().parents[1]
+    if not (here.parent / ".git").exists():
+        return None
+    command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip() or None

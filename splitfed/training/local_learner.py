@@ -1,0 +1,200 @@
+"""A run's clients as a federated method sees them, and the tutors that it puts beside their parties."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from splitfed.core.errors import InvalidInput
+from splitfed.core.local_objective import Tutor
+from splitfed.core.messages import Message, Stamp
+from splitfed.core.optimizers import Optim
+from splitfed.core.party import Party
+from splitfed.core.random import derive
+from splitfed.core.topology import Topology, member
+from splitfed.core.upload_defenses import Sent, count, defended, keepers
+from splitfed.engines.base import FED
+from splitfed.engines.local import LocalEngine
+from splitfed.federated.base import Seat
+from splitfed.planning.validation import Prepared
+
+
+@dataclass(frozen=True)
+class LocalLearner:
+    """A lane of a local engine; what it sends goes over the engine's link.
+
+    `known`: what `compute` would return for a value and a part, where that is known already.
+    """
+
+    engine: LocalEngine
+    lane: int
+    turns: dict[str, tuple[int, int]] = field(default_factory=dict, compare=False, repr=False)
+    known: Mapping[tuple[str, str], Tensor] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def topology(self) -> Topology:
+        """The lane's topology."""
+        return self.engine.topologies[self.lane]
+
+    @property
+    def tutors(self) -> Mapping[str, Tutor]:
+        """The tutors at the client's own parties, by role."""
+        found = {role: self.engine.party(self.lane, role).tutor for role in self.topology.data_roles}
+        return {role: tutor for role, tutor in found.items() if tutor is not None}
+
+    def tutor(self, role: str) -> Tutor | None:
+        """Return the tutor at the party that plays `role` for the client."""
+        return self.engine.party(self.lane, role).tutor
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return self.engine.seed
+
+    def rows(self, part: str = "train") -> int:
+        """Return how many rows the client has in `part`."""
+        return self.engine.rows(self.lane, part)
+
+    @property
+    def shown(self) -> Tensor:
+        """Which rows of "train" are the public ones."""
+        return self.engine.party(self.lane, self.topology.data_roles[0]).among("public")
+
+    def inputs(self, part: str = "train") -> dict[str, Tensor]:
+        """Return the client's raw inputs in `part`: name -> (rows, ...)."""
+        return {name: x for party in self._parties().values() for name, x in party.raw(part).items()}
+
+    @property
+    def rate(self) -> float:
+        """The learning rate that the optimizer of the client's first party with weights stands at."""
+        return next((p.rate for p in self._parties().values() if p.rate is not None), 0.0)
+
+    @property
+    def optim(self) -> Optim:
+        """The optimizer of the client's first party, as it was asked for."""
+        return self.engine.optims.get(self.topology.data_roles[0], Optim())
+
+    def momentum(self) -> dict[str, Tensor]:
+        """Return the momentum that the client's optimizers hold, as `segment/name` -> tensor."""
+        return {name: held for party in self._parties().values() for name, held in party.momentum().items()}
+
+    def hold(
+        self, part: str, inputs: Mapping[str, Tensor], labels: Mapping[str, Tensor], own: Tensor | None = None
+    ) -> None:
+        """Keep further rows under the name `part`."""
+        self.engine.own(self.lane, part, inputs, labels, relabel=False, among=own)
+
+    def train(
+        self, epoch: int, batches: Sequence[Tensor], first: int = 0, part: str = "train", task: float = 1.0
+    ) -> list[float]:
+        """Take a training step a batch."""
+        return self.engine.train(self.lane, epoch, batches, first, part, task)
+
+    def consult(self, value: str, rows: Tensor, part: str, number: int) -> Tensor:
+        """Return `value` of some `rows` of `part` in evaluation mode: (rows, ...)."""
+        return self.engine.consult(self.lane, value, rows, part, number)
+
+    def compute(self, value: str, part: str = "train") -> Tensor:
+        """Return `value` of all rows of `part` in evaluation mode: (rows, ...)."""
+        if (value, part) in self.known:
+            return self.known[value, part]
+        maker = next((s for s in self.topology.segments if value in s.outputs), None)
+        if maker is None or maker.role not in self.topology.data_roles:
+            raise InvalidInput(f"value {value!r} is not made at a client of topology {self.topology.name!r}")
+        try:
+            return self.engine.party(self.lane, maker.role).compute(value, part)
+        except KeyError:
+            raise InvalidInput(f"value {value!r} cannot be computed from a client's own data alone") from None
+
+    def labels(self, head: str, part: str = "train") -> Tensor:
+        """Return the client's labels of `head` in `part`: (rows,)."""
+        holder = next(h.labels for h in self.topology.heads if h.value == head)
+        return self.engine.party(self.lane, holder).labels(part)[head]
+
+    def contents(self, segments: Sequence[str], copies: bool = True) -> dict[str, Tensor]:
+        """Return copies of the weights and buffers of `segments`, or those themselves."""
+        found: dict[str, Tensor] = {}
+        for role, party in self._parties().items():
+            others = [s.name for s in self.topology.segments_of(role) if s.name not in segments]
+            found |= party.contents(kept=others, copies=copies)
+        return found
+
+    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put `tensors` in place of the client's."""
+        named = {name.partition("/")[0] for name in tensors}
+        for role, party in self._parties().items():
+            others = [s.name for s in self.topology.segments_of(role) if s.name not in named]
+            party.adopt(tensors, others)
+
+    def lend(self, tensors: Mapping[str, Tensor]) -> AbstractContextManager[None]:
+        """Let the client's segments hold `tensors` inside the block."""
+        return self.engine.borrowed(self.lane, tensors)
+
+    def gradient(self, batches: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Return the gradient of the mean loss over the rows of `batches`; nothing moves."""
+        return self.engine.gradient(self.lane, batches)
+
+    def send(
+        self, kind: str, tensors: Mapping[str, Tensor], number: int, role: str | None = None
+    ) -> Mapping[str, Tensor]:
+        """Send `tensors` to the fed server, behind the defenses on messages of this kind; return what has arrived."""
+        guards = keepers(self.engine.defenses, kind, self.lane)
+        if not guards:
+            return self._carry(self._name(role), FED, kind, tensors, number)
+        party = self.engine.party(self.lane, role or self.topology.data_roles[0])
+        detached = {name: t.detach().clone() for name, t in tensors.items()}
+        sent = Sent(kind, detached, party.name, self.lane, number, self._turn(kind, number))
+        count(party.uses, sent, guards, self.engine.crew.lanes[self.lane].circuit)
+        return self.engine.link.deliver(defended(sent, guards, self.engine.seed)).tensors
+
+    def receive(
+        self, kind: str, tensors: Mapping[str, Tensor], number: int, role: str | None = None
+    ) -> Mapping[str, Tensor]:
+        """Have `tensors` sent from the fed server; return what has arrived."""
+        return self._carry(FED, self._name(role), kind, tensors, number)
+
+    def _turn(self, kind: str, number: int) -> int:
+        """Return how many messages of `kind` the client has sent before in round `number`."""
+        newest, turn = self.turns.get(kind, (-1, 0))
+        self.turns[kind] = number, turn + 1 if newest == number else 0
+        return self.turns[kind][1]
+
+    def _name(self, role: str | None) -> str:
+        return self.engine.party(self.lane, role or self.topology.data_roles[0]).name
+
+    def _parties(self) -> dict[str, Party]:
+        return {role: self.engine.party(self.lane, role) for role in self.topology.data_roles}
+
+    def _carry(
+        self, sender: str, receiver: str, kind: str, tensors: Mapping[str, Tensor], number: int
+    ) -> Mapping[str, Tensor]:
+        detached = {name: t.detach().clone() for name, t in tensors.items()}
+        stamp = Stamp("train", self.lane, number, 0)
+        return self.engine.link.deliver(Message(sender, receiver, kind, f"{kind}->{receiver}", detached, stamp)).tensors
+
+
+def seat_tutors(engine: LocalEngine, prepared: Prepared) -> None:
+    """Put the tutors of the run's method beside the parties of every lane."""
+    method = prepared.method
+    if method is None:
+        return
+    seated: set[int] = set()
+    for lane, place in enumerate(engine.crew.lanes):
+        for role, party in place.parties.items():
+            if id(party) in seated:
+                continue
+            seated.add(id(party))
+            own = role in place.topology.data_roles
+            seat = Seat(
+                party.name,
+                role,
+                lane if own else None,
+                place.topology,
+                engine.all_facts[lane],
+                derive(prepared.training.seed, "tutor", member(role, lane) if own else role),
+                engine.device,
+            )
+            party.tutor = method.tutor(seat)

@@ -1,0 +1,455 @@
+"""A run: one training with what it measured, ready to be evaluated, attacked and resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from splitfed.attacks.base import Attack, Phase, Progress
+from splitfed.attacks.search_space import Choice
+from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.messages import View
+from splitfed.core.random import derive, generator
+from splitfed.core.topology import Head
+from splitfed.costs.clock import Clock
+from splitfed.data.dataset import Dataset
+from splitfed.data.federation import Federation
+from splitfed.engines.base import FED, Source, Trainer
+from splitfed.engines.local import LocalEngine
+from splitfed.engines.observers import Inside
+from splitfed.federated.base import Learner, Method
+from splitfed.planning.method_clock import Meeting
+from splitfed.planning.private import counted_ledger
+from splitfed.planning.rounds import Guided, fuse, query
+from splitfed.planning.timed import Timed
+from splitfed.privacy.ledger import Ledger
+from splitfed.registry import load, name_of
+from splitfed.schedules.base import Round, Schedule, State, Training
+from splitfed.stats.utility import ConstantAnswer, below_constant, constant_of, over_rows
+from splitfed.threats.evaluator import AttackResult, Inquiry
+from splitfed.threats.tuning import SHARE, Bench, Tuned, check_tunable, tune
+from splitfed.training.client_scores import reached, spread
+from splitfed.training.folder import RunFolder
+from splitfed.training.local_learner import LocalLearner
+
+__all__ = ["AttackResult", "Run"]
+
+
+class Run:
+    """The parties after training, the history of every round, and the means to question them."""
+
+    def __init__(
+        self,
+        engine: LocalEngine,
+        data: Federation,
+        schedule: Schedule,
+        schedule_state: State,
+        seed: int,
+        folder: RunFolder | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.engine = engine
+        self.data = data
+        self.schedule = schedule
+        self.schedule_state = schedule_state
+        self.seed = seed
+        self.folder = folder
+        self.clock = clock
+        self.history: list[dict[str, Any]] = []
+        self.delta: float | None = None
+        self.inquiry = Inquiry(engine, data, seed, self._newest)
+        self.inquiry.schedule = schedule
+        self._calls = 0
+        self._scorings = 0
+        self.method: Method | None = None
+        self.method_state: dict[str, Any] = {}
+        # Of the client asked about last: what the method says it would use now.
+        self._served: tuple[int, Mapping[str, Tensor] | None] | None = None
+        # One for the whole run each: they know what they have sent in a round.
+        self._learners = tuple(LocalLearner(engine, lane) for lane in range(engine.lanes))
+        self.trainer: Trainer = engine
+        self.crosswise = False
+        self.follow(None)
+
+    def follow(self, method: Method | None) -> None:
+        """Take up a federated method, before the first round."""
+        self.method = method
+        self.method_state = {} if method is None else method.start(self.engine.lanes)
+        self.inquiry.method = self.inquiry.uploads.method = method
+        engine: Trainer = self.engine
+        clock, place = self.clock, self.engine.crew.placement
+        self._meeting = None if clock is None or method is None else Meeting(clock, self.engine.traffic, self.learners)
+        if method is not None:
+            engine = Guided(engine, method, self._taught)
+        if clock is not None:
+            engine = Timed(engine, clock, self.engine.topologies, place, self._meeting)
+        self.trainer = engine
+
+    @property
+    def learners(self) -> tuple[Learner, ...]:
+        """The clients as a federated method sees them."""
+        return self._learners
+
+    @property
+    def _taught(self) -> tuple[Learner, ...]:
+        """The same, their steps noted where a clock is to know them."""
+        return self.learners if self._meeting is None else self._meeting.learners
+
+    def _timed(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._meeting is None else self._meeting.timed()
+
+    def query(self, training: Training, number: int) -> None:
+        """Let the method, if there is one, tell the clients of round `number` what they need."""
+        self._served = None
+        if self.method is not None:
+            with self._timed():
+                query(self.method, self._taught, self.schedule, self.engine, training, number, self.method_state)
+
+    def fuse(self, done: Round, number: int) -> None:
+        """Let the method, if there is one, fuse what the clients of round `number` have learnt."""
+        self._served = None
+        if self.method is not None:
+            with self._timed():
+                fuse(self.method, self._taught, done, number, self.method_state)
+
+    @property
+    def utility(self) -> float:
+        """The task's own metric on the union of all clients' test rows, after the last round; that of the first head.
+
+        What it is called stands in `run.history[-1]["test"]["metric"]`. Raises `InvalidInput` without test rows.
+        """
+        score = self.history[-1]["test"]["union"]
+        if score is None:
+            raise InvalidInput("the run has no test rows: keep some (test=0.2)")
+        return float(score)
+
+    @property
+    def accuracy(self) -> float:
+        """The `utility` of a task whose metric is accuracy, in [0, 1]; `InvalidInput` for every other task."""
+        metric = self.history[-1]["test"]["metric"]
+        if metric != "accuracy":
+            raise InvalidInput(f"the run has no accuracy: its task is scored by {metric!r}; ask for run.utility")
+        return self.utility
+
+    @property
+    def constant(self) -> ConstantAnswer | None:
+        """What always giving one answer, the best by all clients' training labels, scores on the same test rows.
+
+        The most frequent class, or the mean; None where the task has no such answer, or without test rows.
+        """
+        head = self._first()
+        assert head.task is not None
+        train, test = ([getattr(c, part).label(head.target) for c in self.data.clients] for part in ("train", "test"))
+        return constant_of(head.task, train, test)
+
+    def __repr__(self) -> str:
+        """Tell in a line what was trained and how well it does, beside whoever always gives the same answer."""
+        last = self.history[-1].get("test") if self.history else None
+        rounds = f"{len(self.history)} round{'' if len(self.history) == 1 else 's'}"
+        if last is None or last["union"] is None:
+            return f"Run({rounds}, {self.bytes:,} bytes, no test score)"
+        said = f"Run({rounds}, {self.bytes:,} bytes, test {last['metric']} {last['union']:.4g}"
+        found, task = self.constant, self._first().task
+        below = found and task and below_constant(last["metric"], last["union"], found, task.higher_is_better)
+        return f"{said}: {below})" if below else f"{said})"
+
+    def rounds_to(self, target: float) -> int | None:
+        """Return after how many rounds the union of the validation rows first scored `target` or better; None: never.
+
+        A round that was not scored (`evaluate_every`) does not count as having reached it.
+        """
+        found = reached(self.history, target, self.data.task.higher_is_better)
+        return None if found is None else int(found["round"]) + 1
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that crossed in training: activations, gradients, labels, weights."""
+        return self.engine.traffic.bytes("train")
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock seconds of the training rounds, evaluation left out."""
+        return float(sum(entry["seconds"] for entry in self.history))
+
+    @property
+    def ledger(self) -> Ledger:
+        """What every private mechanism was used for so far, in training and scoring, and what that costs together."""
+        return counted_ledger(self.engine, self.schedule, self.method, self.delta)
+
+    @property
+    def epsilon(self) -> float | None:
+        """What all that crosses costs together at the ledger's delta; None where some of it has no promise.
+
+        `str(run.ledger)` says what is promised of which part, and what crosses beside it.
+        """
+        return self.ledger.epsilon
+
+    @property
+    def restart_optimizers(self) -> bool:
+        """Whether every round began with optimizers that had forgotten their state."""
+        return self.inquiry.training is not None and self.inquiry.training.restart_optimizers
+
+    @property
+    def starts(self) -> str:
+        """From which weights clients started: "shared", "own", or "given" where each had a topology with its own.
+
+        "shared" too where something else was asked for and all that clients hold is broadcast before they train.
+        """
+        training = self.inquiry.training
+        return "shared" if training is None or training.starts is None else training.starts
+
+    @property
+    def intruders(self) -> Mapping[str, Inside]:
+        """What lived inside the training, by party."""
+        return self.engine.insiders
+
+    def evaluate(self, part: str, number: int | None = None, interval: bool = False) -> dict[str, Any]:
+        """Score `part` ("validation" or "test") for each client and on the union of all.
+
+        Each client's rows go through the segments it would use now. Defenses draw afresh at every call; `number` asks
+        for the draw of a certain round. Clients without rows in the part have None. With several label sets the scores
+        are those of the first head, and "heads" has the union's of each. "spread": how far several clients lie apart
+        (`splitfed.training.client_scores.spread`). `interval` asks for that of the union over rows
+        (`splitfed.stats.utility.over_rows`).
+        """
+        if part not in ("validation", "test"):
+            raise unknown("part", part, ("validation", "test"))
+        if number is None:
+            # Noise that was used once would cancel in the difference of two releases by different weights.
+            number = derive(self.seed, "evaluate", len(self.history), self._scorings)
+            self._scorings += 1
+        heads = [h for h in self.engine.topology.heads if h.value in self._scored()]
+        outputs: dict[str, list[Tensor]] = {head.value: [] for head in heads}
+        labels: dict[str, list[Tensor]] = {head.value: [] for head in heads}
+        scores: list[float | None] = []
+        known: list[dict[tuple[str, str], Tensor]] = [{} for _ in range(self.engine.lanes)]
+        for lane in range(self.engine.lanes):
+            if self.engine.rows(lane, part) == 0:
+                scores.append(None)
+                continue
+            source = self._newest(lane)
+            wanted = self._wanted(lane, source)
+            found = self.engine.predict(lane, part, "evaluate", number, borrow=source, also=wanted)
+            known[lane] = {(value, part): made for value, made in found.made.items()}
+            for head in heads:
+                outputs[head.value].append(found.outputs[head.value])
+                labels[head.value].append(found.labels[head.value])
+            scores.append(_score(heads[0], outputs[heads[0].value][-1:], labels[heads[0].value][-1:]))
+        unions = {head.value: _score(head, outputs[head.value], labels[head.value]) for head in heads}
+        task = heads[0].task
+        assert task is not None
+        several: dict[str, Any] = {"heads": unions} if len(heads) > 1 else {}
+        if interval and outputs[heads[0].value]:
+            every = torch.cat(outputs[heads[0].value]), torch.cat(labels[heads[0].value])
+            several["interval"] = over_rows(task, *every, generator(self.seed, "interval", part))
+        if len(scores) > 1:
+            several["spread"] = spread(scores, task.higher_is_better)
+        if self.method is not None:
+            several |= self._method_scores(self.method, part, known)
+        if self.crosswise:
+            several["across"] = self.across(part, number)
+        return {"metric": task.metric_name, "clients": scores, "union": unions[heads[0].value], **several}
+
+    def across(self, part: str, number: int) -> dict[str, list[float | None]]:
+        """Score each client's model on its own rows of `part`, on all others', and on the union of both, by client.
+
+        Backward and forward transfer and accuracy, where every client is a domain. `number`: as in `evaluate`.
+        """
+        names = ("own", "others", "union")
+        first, *others = parts = [getattr(client, part) for client in self.data.clients]
+        union, ends = first.join(others), torch.tensor([0, *(len(rows) for rows in parts)]).cumsum(0).tolist()
+        found: dict[str, list[float | None]] = {name: [] for name in names}
+        if not len(union):
+            return {name: [None] * self.engine.lanes for name in names}
+        for lane in range(self.engine.lanes):
+            head = next(h for h in self.engine.topologies[lane].heads if h.value in self._scored())
+            self.inquiry.lend(lane, "across", union.x)
+            told = self.engine.predict(lane, "across", "evaluate", number, borrow=self._newest(lane))
+            self.engine.drop(lane, "across")
+            own = torch.zeros(len(union), dtype=torch.bool)
+            own[ends[lane] : ends[lane + 1]] = True
+            for name, rows in zip(names, (own, ~own, own | True), strict=True):
+                some = [union.label(head.target)[rows]] if bool(rows.any()) else []
+                found[name].append(_score(head, [told.outputs[head.value][rows]], some) if some else None)
+        return found
+
+    def _wanted(self, lane: int, source: Source) -> Collection[str]:
+        """Return the values that the method's own inference computes of the weights in `source` too."""
+        if self.method is None or isinstance(source, Mapping):
+            return ()
+        return self.method.scored(self.engine.topologies[lane])
+
+    def _method_scores(
+        self, method: Method, part: str, known: Sequence[Mapping[tuple[str, str], Tensor]]
+    ) -> dict[str, Any]:
+        """Return what the method's own inference scores, for every client that has rows in `part`, by name."""
+        found: list[dict[str, float]] = [{} for _ in self.learners]
+        for lane, one in enumerate(replace(own, known=k) for own, k in zip(self._learners, known, strict=True)):
+            # As the schedule would have it: handed on or averaged, where it does that.
+            with self.engine.borrowed(lane, self.schedule.newest(lane, self.schedule_state)):
+                found[lane] |= method.scores(one, part, self.method_state) if one.rows(part) else {}
+        names = dict.fromkeys(name for scores in found for name in scores)
+        return {"method": {name: [scores.get(name) for scores in found] for name in names}} if names else {}
+
+    def _first(self) -> Head:
+        """Return the head whose score is the run's."""
+        return next(h for h in self.engine.topology.heads if h.value in self._scored())
+
+    def _scored(self) -> list[str]:
+        return [head.value for head in self.engine.topology.scored]
+
+    def predict(self, x: Tensor, client: int = 0, number: int | None = None, head: str | None = None) -> Tensor:
+        """Return the model's output for `x` (rows, ...), computed through the parties: (rows, outputs).
+
+        Defenses draw afresh at every call; `number` asks for the draw of a certain call. A run that is loaded from its
+        folder starts over with the draws of the first call. `head`: whose output, where
+        there are several (default: the first).
+        """
+        values = [h.value for h in self.engine.topology.heads]
+        if head is not None and head not in values:
+            raise unknown("head", head, values)
+        self.inquiry.lend(client, "predict", x)
+        if number is None:
+            number, self._calls = self._calls, self._calls + 1
+        asked = head or values[0]
+        found = self.engine.predict(client, "predict", "predict", number, borrow=self._newest(client), head=asked)
+        return found.outputs[asked]
+
+    def observe(
+        self,
+        adversary: str | None = None,
+        *,
+        victims: Dataset | None = None,
+        client: int = 0,
+        seed: int | None = None,
+        phase: Phase = Phase.INFERENCE,
+    ) -> View:
+        """Put the victims' rows through the parties of `client` once; return what `adversary` received.
+
+        `phase`: `Phase.INFERENCE`, or `Phase.STEP` for a training step that moves no weight, so that gradients cross
+        too. The view holds copies of the adversary's own segments. Defaults as in `attack`.
+        """
+        party, truth = self.inquiry.adversary(adversary), self.inquiry.victims(victims)
+        return self.inquiry.observe(party, truth, client, self.seed if seed is None else seed, phase)
+
+    def attack(
+        self,
+        attacks: Sequence[str | Attack] | str | Attack,
+        *,
+        adversary: str | None = None,
+        victims: Dataset | None = None,
+        client: int = 0,
+        seed: int | None = None,
+        progress: Progress | None = None,
+        round: int | None = None,
+        classifier: bool = False,
+        preset: str | None = None,
+    ) -> list[AttackResult]:
+        """Let `adversary` (a party; default: the first without data) run `attacks` against `victims`.
+
+        The victims' rows are put through the parties of `client` once, and the adversary gets what arrived. They
+        default to the rows set aside for this, which nobody trained on; `seed` defaults to the run's. Attacks on
+        recorded training go against the rows of `client` in `round` (default: the newest that was recorded)
+        instead, and their default adversary is the fed server.
+        `classifier`: grade reconstructions by the accuracy of a classifier of clean auxiliary rows as well. `preset`:
+        of the attacks given by name: "default", "fast" (a quick look), "paper"; None is the usual one of each.
+        """
+        chosen = [attacks] if isinstance(attacks, (str, Attack)) else list(attacks)
+        base = self.seed if seed is None else seed
+        ready = [load("attacks", a).preset(preset) if isinstance(a, str) else a for a in chosen]
+        past = [a.phase is Phase.TRAINING for a in ready]
+        party = self.inquiry.adversary(adversary or (FED if all(past) and FED in self.engine.parties else None))
+        if any(past) and victims is not None:
+            raise InvalidInput(f"{type(ready[past.index(True)]).__name__} goes against training rows: name no victims")
+        truth = self.data.victims if all(past) else self.inquiry.victims(victims)
+        names = [a if isinstance(a, str) else name_of("attacks", type(a)) for a in chosen]
+        found = (
+            self.inquiry.attack(name, attack, party, truth, client, base, progress, round, classifier)
+            for name, attack in zip(names, ready, strict=True)
+        )
+        return [replace(result, quick=attack.quick) for result, attack in zip(found, ready, strict=True)]
+
+    def ask(self, party: str) -> dict[str, Any]:
+        """Ask the intruder at `party` about the victims: metric -> who -> the mean over victims; changes nothing.
+
+        An answer that cannot be scored, as it is not finite for instance, is {"refused": why}.
+        """
+        plan = getattr(self.engine.insiders.get(party), "plan", None)
+        if not isinstance(plan, Attack):
+            raise unknown("party with an intruder to ask", party, self.engine.insiders)
+        try:
+            (found,) = self.attack(plan, adversary=party)
+        except InvalidInput as error:
+            return {"refused": str(error)}
+        told: dict[str, Any] = {}
+        for who, metrics in found.grade.items():
+            for metric, interval in metrics.items():
+                told.setdefault(metric, {})[who] = interval.mean
+        return told
+
+    def tune(
+        self,
+        attack: str | Attack,
+        space: Mapping[str, Choice] | None = None,
+        *,
+        trials: int = 20,
+        seed: int | None = None,
+        adversary: str | None = None,
+        client: int = 0,
+        share: float = SHARE,
+        progress: Progress | None = None,
+    ) -> Tuned:
+        """Try `trials` settings of `attack` on auxiliary rows, and return the best or the one given; no victim is read.
+
+        `space`: parameter -> a `Span` of numbers or a list of values (default: what the attack declares). `share` of
+        the auxiliary rows stand in for victims, and the attack learns from the others. The rest is as in `attack`.
+        """
+        ready = load("attacks", attack).preset() if isinstance(attack, str) else attack
+        among = ready.space if space is None else space
+        check_tunable(name_of("attacks", type(ready)), ready, among)
+        base = self.seed if seed is None else seed
+        bench = Bench(self.inquiry, ready, self.inquiry.adversary(adversary), client, base, share)
+        return tune(bench, ready, among, trials, base, progress)
+
+    def applicable(self, adversary: str | None = None, client: int = 0) -> dict[str, str | None]:
+        """Return for every registered attack None, or why `adversary` cannot run it; nothing is trained."""
+        return self.inquiry.applicable(adversary, client)
+
+    def state(self) -> dict[str, Any]:
+        """Return the whole state by name: every party, recorder, counter and the schedule."""
+        engine = self.engine.state()
+        parties: dict[str, Any] = {f"party-{name}": state for name, state in engine.pop("parties").items()}
+        clock = {} if self.clock is None else {"clock": self.clock.state()}
+        method = {} if self.method is None else {"method": self.method_state}
+        return {**parties, "run": {**engine, **clock, **method, "schedule": self.schedule_state}}
+
+    def load_state(self, states: Mapping[str, Any]) -> None:
+        """Go back to `states`."""
+        self._served = None
+        shared = dict(states["run"])
+        self.schedule_state = shared.pop("schedule")
+        if self.clock is not None:
+            self.clock.load_state(shared.pop("clock"))
+        if self.method is not None:
+            self.method_state = shared.pop("method")
+        parties = {n.removeprefix("party-"): s for n, s in states.items() if n.startswith("party-")}
+        self.engine.load_state({"parties": parties, **shared})
+
+    def _newest(self, client: int) -> Source:
+        if self.method is not None:
+            if self._served is None or self._served[0] != client:
+                learner = LocalLearner(self.engine, client)
+                self._served = client, self.method.newest(learner, self.method_state)
+            if self._served[1] is not None:
+                return self._served[1]
+        return self.schedule.newest(client, self.schedule_state)
+
+
+def _score(head: Head, outputs: list[Tensor], labels: list[Tensor]) -> float | None:
+    assert head.task is not None
+    return head.task.metric(torch.cat(outputs), torch.cat(labels)) if outputs else None
