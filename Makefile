@@ -50,9 +50,10 @@ bench: $(STAMP) ## time the split step against the uncut one
 papers: $(STAMP) ## published figures beside ours, for hours; resumable; TABLE=name for one of them
 	@$(PY) -m tests.papers $(TABLE)
 
-lint: $(STAMP) ## ruff: rules and format
+lint: $(STAMP) ## ruff: rules and format; the floors that imports may cross
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/lint-imports > .venv/.imports || { cat .venv/.imports; exit 1; }
 
 types: $(STAMP) ## mypy, strict
 	@$(BIN)/mypy --no-error-summary

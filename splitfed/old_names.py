@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -216,7 +216,6 @@ MOVED = {
     "splitfed.rounds": "splitfed.planning.rounds",
     "splitfed.row_independence": "splitfed.core.row_independence",
     "splitfed.run": "splitfed.training.run",
-    "splitfed.schedules.apart": "splitfed.schedules.independent",
     "splitfed.schedules.fusing": "splitfed.schedules.aggregation",
     "splitfed.schedules.handing": "splitfed.schedules.segment_handover",
     "splitfed.schedules.together": "splitfed.schedules.joint_step",
@@ -338,15 +337,13 @@ def warn(text: str, stacklevel: int) -> None:
     warnings.warn(f"{text}; the old name will be gone in the next release", DeprecationWarning, stacklevel=stacklevel)
 
 
-def forwarded(package: str, new: str) -> Callable[[str], Any]:
-    """Return a `__getattr__` for a `package` that was a module once: what that held is now in `new`."""
+def forwarded(package: str, new: str, names: Collection[str]) -> Callable[[str], Any]:
+    """Return a `__getattr__` for a `package` that was a module once: `names`, which that held, are now in `new`."""
 
     def getattr_(name: str) -> Any:
-        if not name.startswith("_"):
-            found = import_module(new)
-            if hasattr(found, name):
-                warn(f"{package}.{name} is now {new}.{name}", 3)
-                return getattr(found, name)
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if name not in names:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        warn(f"{package}.{name} is now {new}.{name}", 3)
+        return getattr(import_module(new), name)
 
     return getattr_

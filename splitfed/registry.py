@@ -36,7 +36,7 @@ TABLES: dict[str, dict[str, str]] = {
         "local_loss": "splitfed.schedules.local_loss:LocalLoss",
         "sglr": "splitfed.schedules.sglr:Sglr",
         "joint": "splitfed.schedules.joint:Joint",
-        "apart": "splitfed.schedules.independent:Apart",
+        "apart": "splitfed.schedules.apart:Apart",
     },
     "defenses": {
         "distance_correlation": "splitfed.defenses.distance_correlation:DistanceCorrelation",

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import splitfed
 from splitfed import __version__, cli
 from splitfed.cli import main
 from splitfed.registry import TABLES
@@ -163,6 +164,6 @@ def test_bad_input_is_one_line_and_nothing_is_written(
 def test_the_demo_is_a_valid_study() -> None:
     from splitfed.study.run import session
 
-    ready = session.prepare(Path(session.__file__).parent / "demo.toml")
+    ready = session.prepare(Path(splitfed.__file__).parent / "study" / "config" / "demo.toml")
     assert ready.grid.cells[0].defense.label == "none"
     assert {probe.attack.name for probe in ready.grid.cells[0].attacks} == {"inverse_network", "rmle"}

@@ -24,8 +24,8 @@ from splitfed.planning.plan import cost
 from splitfed.planning.simulation import played
 from splitfed.planning.validation import prepare
 from splitfed.poisoning.base import Manipulation
+from splitfed.schedules.apart import Apart
 from splitfed.schedules.base import Training
-from splitfed.schedules.independent import Apart
 from splitfed.topologies import local, vanilla
 from splitfed.training.run import Run
 from tests.test_resume import Stop, stop_after

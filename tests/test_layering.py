@@ -19,85 +19,82 @@ from splitfed.registry import TABLES
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# The layers, lowest first. A unit is a module or package directly under splitfed. What no table names is a
-# helper: it may import BASE, CORE and other helpers, and whoever imports it answers for all that it reaches.
-BASE = ("errors", "seeding", "task", "privacy", "registry", "dependence", "intervals", "optim", "aliasing", "payload")
-BASE += ("model_snapshot",)
+# The floors, lowest first: a room imports rooms of lower floors only, for the type checker as well.
+FLOORS: tuple[tuple[str, ...], ...] = (
+    ("core", "old_names"),
+    ("stats", "data", "topologies", "privacy", "costs", "secure_sum", "detectors", "drawing", "registry"),
+    ("engines", "attacks", "defenses", "models", "matching"),
+    ("schedules", "federated", "aggregation", "poisoning"),
+    ("planning",),
+    ("threats",),
+    ("training", "study.config"),
+    ("study.report",),
+    ("study.run",),
+    ("splitfed",),  # splitfed/__init__.py: what people type
+    ("cli",),
+    ("__main__",),
+)
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+
+# Inside the core, lowest first. A module of the core that stands in neither table is a helper: it may import the base,
+# the rest of the core and other helpers, and whoever imports it answers for all that it reaches.
+BASE = ("errors", "random", "tasks", "privacy_events", "optimizers", "aliasing", "payload", "model_snapshot")
 CORE = (
-    "graph",
+    "topology",
     "probe",
     "row_independence",
-    "view",
+    "messages",
     "traffic",
     "defense",
-    "duty",
-    "finite",
-    "tutoring",
-    "belongings",
+    "step_plan",
+    "finite_check",
+    "local_objective",
+    "party_state",
     "backprop",
-    "tape",
+    "step_state",
     "party",
     "executor",
     "equivalence_sides",
     "equivalence",
     "cutting",
-    "secure",
-    "engines",
 )
-ALGORITHMS = ("topologies", "attacks", "defenses", "schedules", "federated", "accounting", "data", "models", "matching")
-ALGORITHMS += ("manipulations", "detectors", "fusions")
-RUNNING = (
-    "folder",
-    "preparation",
-    "rounds",
-    "planning",
-    "description",
-    "insiders",
-    "watching",
-    "learning",
-    "uploads",
-    "granting",
-    "idling",
-    "inquiry",
-    "tuning",
-    "run",
-    "training",
-)
-RUNNING += ("study",)
-EVERYTHING = {*BASE, *CORE, *ALGORITHMS, *RUNNING}
-ALLOWED: dict[str, set[str]] = {
-    "errors": set(),
-    **{unit: set(BASE) for unit in BASE[1:]},
-    **{unit: {*BASE, *CORE[:above]} for above, unit in enumerate(CORE)},
-    "topologies": {*BASE, "graph", "cutting"},
-    "attacks": {*BASE, "graph", "view"},
-    "defenses": {*BASE, "graph", "probe", "row_independence", "view", "defense"},
-    "schedules": {*BASE, *CORE, "accounting", "data"},
-    "federated": {*BASE, *CORE},
-    "accounting": {*BASE, "graph", "probe", "row_independence", "view", "defense"},
-    "data": set(BASE),
-    "models": set(BASE),
-    "matching": {*BASE, "graph", "cutting", "view", "traffic", "data"},
-    "manipulations": {*BASE, *CORE, "data"},
-    "fusions": {*BASE, "engines"},
-    "detectors": {*BASE, "graph", "view"},
-    **{
-        unit: {*BASE, *CORE, *ALGORITHMS, *RUNNING[:above]}
-        for above, unit in enumerate(RUNNING)
-        if unit not in ("folder", "study")
-    },
-    "folder": {*BASE, *CORE, *ALGORITHMS, "run"},
-    "study": EVERYTHING,
-    "cli": {*EVERYTHING, "splitfed"},
-    "splitfed": EVERYTHING,  # splitfed/__init__.py, the shop window
-    "__main__": {"cli"},
-}
-HELPER = {*BASE, *CORE}
 
-# Accounting runs a backward pass to measure what it costs; ExpertMatcher trains autoencoders of its own.
+
+def _core(*names: str) -> set[str]:
+    return {f"core.{name}" for name in (*BASE, *names)}
+
+
+# What rooms may see of the core, where that is not all of it, and of other rooms, where that is less than all below.
+SEES: dict[str, set[str]] = {
+    "core.errors": set(),
+    **{f"core.{name}": _core() for name in BASE[1:]},
+    **{f"core.{name}": _core(*CORE[:above]) for above, name in enumerate(CORE)},
+    "registry": {"core.errors"},
+    "stats": _core(),
+    "data": _core(),
+    "models": {*_core(), "registry"},
+    "secure_sum": _core(),
+    "drawing": _core("topology"),
+    "topologies": _core("topology", "cutting"),
+    "attacks": {*_core("topology", "messages"), "registry", "stats"},
+    "defenses": {*_core("topology", "probe", "row_independence", "messages", "defense"), "privacy", "stats"},
+    "privacy": _core("topology", "probe", "row_independence", "messages", "defense"),
+    "costs": _core("topology", "probe", "messages", "defense"),
+    "matching": {*_core("topology", "cutting", "messages", "traffic"), "data", "stats"},
+    "detectors": _core("topology", "messages"),
+    "aggregation": {*_core(), "engines"},
+    "engines": {*_core(*CORE), "secure_sum"},
+    "federated": {*_core(*CORE), "engines"},
+    "schedules": {*_core(*CORE), "engines", "data", "registry", "secure_sum"},
+    "poisoning": {*_core(*CORE), "engines", "data"},
+}
+ALGORITHMS = ("topologies", "attacks", "defenses", "schedules", "federated", "costs", "privacy", "data", "models")
+ALGORITHMS += ("matching", "poisoning", "detectors", "aggregation")
+
+# Costs and privacy run backward passes to measure work and sensitivity; ExpertMatcher trains autoencoders of its own.
 # The equivalence test trains the user's uncut model, beside which the segments are tried.
-AUTOGRAD = {"backprop", "party", "attacks", "defenses", "federated", "dependence", "accounting", "matching"}
-AUTOGRAD |= {"equivalence_sides"}
+AUTOGRAD = {"core.backprop", "core.party", "core.equivalence_sides", "attacks", "defenses", "federated", "stats"}
+AUTOGRAD |= {"costs", "privacy", "matching"}
 # Slow or optional: the only packages that a function may import when it is called. The command line may delay
 # anything, for a help page must not wait for torch.
 HEAVY = {"sklearn", "mlxtend", "pandas", "scipy", "matplotlib", "torchmetrics", "PIL", "pyarrow", "optuna"}
@@ -161,8 +158,16 @@ def parse(sources: dict[str, str]) -> Files:
 
 
 def unit(module: str) -> str:
-    """Return the layer that `module` belongs to: the part directly under splitfed."""
-    return module.split(".")[1] if "." in module else module
+    """Return the room that `module` is in; of the core, the module itself, and of studies, the second name."""
+    parts = module.split(".")[1:]
+    if not parts:
+        return "splitfed"
+    return ".".join(parts[:2]) if parts[0] in ("core", "study") and len(parts) > 1 else parts[0]
+
+
+def room(module: str) -> str:
+    """Return the room that `module` is in."""
+    return "core" if unit(module).startswith("core.") else unit(module)
 
 
 def imports(files: Files) -> list[Import]:
@@ -194,8 +199,21 @@ def _targets(file: File, node: ast.Import | ast.ImportFrom, files: Files) -> Ite
         yield name if name in files else base
 
 
+def floors(files: Files) -> list[str]:
+    """A room imports rooms of lower floors only; every module is in a room."""
+    packages = ("splitfed.core", "splitfed.study")
+    complaints = [f"{m} is in no room" for m in files if room(m) not in FLOOR and m not in packages]
+    for found in imports(files):
+        source, target = room(found.source), room(found.target)
+        if found.target.split(".")[0] != "splitfed" or source == target or found.target in packages:
+            continue
+        if FLOOR.get(target, 0) >= FLOOR.get(source, len(FLOORS)):
+            complaints.append(f"{found}: {source} may not import {target}")
+    return complaints
+
+
 def layers(files: Files) -> list[str]:
-    """Each unit reaches only what stands above it, by itself and through helpers."""
+    """Modules of the core, and rooms that may not see all of it, reach only what they may, by helpers too."""
     edges: dict[str, list[Import]] = {}
     for found in imports(files):
         if found.target.split(".")[0] == "splitfed":
@@ -205,34 +223,27 @@ def layers(files: Files) -> list[str]:
 
 def _reach(module: str, edges: dict[str, list[Import]]) -> Iterator[str]:
     own = unit(module)
+    if own not in SEES and not own.startswith("core."):
+        return
+    allowed = {*SEES.get(own, _core(*CORE)), "old_names"}
     todo = [(found, str(found)) for found in edges.get(module, [])]
     seen = {module}
     while todo:
         found, chain = todo.pop()
         target = unit(found.target)
-        if target in ALLOWED:
-            if target != own and target not in ALLOWED.get(own, HELPER):
+        if target in SEES or not target.startswith("core."):
+            if target != own and target not in allowed:
                 yield f"{chain}: {own} may not import {target}"
         elif found.target not in seen:
             seen.add(found.target)
             todo += [(further, f"{chain}; {further}") for further in edges.get(found.target, [])]
 
 
-def core_knows_no_algorithm(files: Files) -> list[str]:
-    """Base and core import no algorithm, nor the registry, which would load one by its name."""
-    forbidden = {*ALGORITHMS, "registry"}
-    return [
-        f"{found}: the core knows no algorithm"
-        for found in imports(files)
-        if unit(found.source) in HELPER and found.target.startswith("splitfed.") and unit(found.target) in forbidden
-    ]
-
-
 def cycles(files: Files) -> list[str]:
-    """No module needs itself to be imported; what only the type checker imports is exempt."""
+    """No module needs itself to be imported."""
     graph: dict[str, set[str]] = {module: set() for module in files}
     for found in imports(files):
-        if not found.typing_only and found.target in files:
+        if found.target in files:
             graph[found.source].add(found.target)
     try:
         TopologicalSorter(graph).prepare()
@@ -309,8 +320,8 @@ def _nodes(files: Files) -> Iterator[tuple[File, ast.AST]]:
 
 Rule = Callable[[Files], list[str]]
 RULES: list[Rule] = [
+    floors,
     layers,
-    core_knows_no_algorithm,
     cycles,
     top_of_file,
     one_backward,
@@ -333,44 +344,62 @@ def test_tests_import_no_second_copy() -> None:
 
 
 def test_links_are_followed_and_no_file_is_read_twice() -> None:
-    assert {"splitfed.errors", "splitfed.registry"} <= set(LIBRARY)
+    assert {"splitfed.core.errors", "splitfed.registry"} <= set(LIBRARY)
     for name in ("attacks", "topologies"):
-        expected = {f"splitfed.{name}.{path.stem}" for path in (ROOT / name).glob("*.py") if path.stem != "__init__"}
+        paths = (path.relative_to(ROOT).with_suffix("") for path in (ROOT / name).rglob("*.py"))
+        expected = {f"splitfed.{'.'.join(path.parts)}" for path in paths if path.name != "__init__"}
         assert expected <= set(LIBRARY)
     real = [(ROOT / file.path).resolve() for file in LIBRARY.values()]
     assert len(real) == len(set(real))
 
 
-A, B, C = "splitfed/executor.py", "splitfed/view.py", "splitfed/attacks/a.py"
+A, B, C = "splitfed/core/executor.py", "splitfed/core/messages.py", "splitfed/attacks/a.py"
 BREAKS: list[tuple[Rule, dict[str, str], list[str]]] = [
-    (layers, {B: "import splitfed.party"}, [f"{B}:1 imports splitfed.party: view may not import party"]),
-    (layers, {B: "from . import graph", "splitfed/graph.py": ""}, []),
     (
-        layers,
-        {B: "from splitfed import odd", "splitfed/odd.py": "\nimport splitfed.party"},
-        [f"{B}:1 imports splitfed.odd; splitfed/odd.py:2 imports splitfed.party: view may not import party"],
+        floors,
+        {"splitfed/data/a.py": "import splitfed.data.b\nimport splitfed.engines.local", "splitfed/registry.py": ""},
+        ["splitfed/data/a.py:2 imports splitfed.engines.local: data may not import engines"],
     ),
     (
-        layers,
-        {"splitfed/odd.py": "import splitfed.attacks.base"},
-        ["splitfed/odd.py:1 imports splitfed.attacks.base: odd may not import attacks"],
+        floors,
+        {"splitfed/attacks/a.py": "if TYPE_CHECKING:\n    from splitfed.defenses.noise import Noise"},
+        ["splitfed/attacks/a.py:2 imports splitfed.defenses.noise: attacks may not import defenses"],
     ),
+    (floors, {"splitfed/loose.py": ""}, ["splitfed.loose is in no room"]),
     (
-        layers,
-        {C: "from splitfed.attacks.base import Attack\nfrom splitfed.executor import x"},
-        [f"{C}:2 imports splitfed.executor: attacks may not import executor"],
-    ),
-    (
-        core_knows_no_algorithm,
+        floors,
         {A: "from splitfed.registry import load", "splitfed/cli.py": "import splitfed.registry"},
-        [f"{A}:1 imports splitfed.registry: the core knows no algorithm"],
+        [f"{A}:1 imports splitfed.registry: core may not import registry"],
+    ),
+    (
+        layers,
+        {B: "import splitfed.core.party"},
+        [f"{B}:1 imports splitfed.core.party: core.messages may not import core.party"],
+    ),
+    (layers, {B: "from . import topology", "splitfed/core/topology.py": ""}, []),
+    (
+        layers,
+        {B: "from splitfed.core import odd", "splitfed/core/odd.py": "\nimport splitfed.core.party"},
+        [
+            f"{B}:1 imports splitfed.core.odd; splitfed/core/odd.py:2 imports splitfed.core.party: "
+            "core.messages may not import core.party"
+        ],
+    ),
+    (
+        layers,
+        {C: "from splitfed.attacks.base import Attack\nfrom splitfed.core.executor import x"},
+        [f"{C}:2 imports splitfed.core.executor: attacks may not import core.executor"],
     ),
     (
         cycles,
         {"splitfed/data/a.py": "from .b import x", "splitfed/data/b.py": "import splitfed.data.a"},
         ["cycle: splitfed.data.a imports splitfed.data.b imports splitfed.data.a"],
     ),
-    (cycles, {A: "import splitfed.view", B: "if TYPE_CHECKING:\n    import splitfed.executor"}, []),
+    (
+        cycles,
+        {A: "import splitfed.core.messages", B: "if TYPE_CHECKING:\n    import splitfed.core.executor"},
+        ["cycle: splitfed.core.executor imports splitfed.core.messages imports splitfed.core.executor"],
+    ),
     (
         top_of_file,
         {
@@ -381,7 +410,7 @@ BREAKS: list[tuple[Rule, dict[str, str], list[str]]] = [
     ),
     (
         one_backward,
-        {A: "loss.backward()", "splitfed/party.py": "loss.backward()"},
+        {A: "loss.backward()", "splitfed/core/party.py": "loss.backward()"},
         [f"{A}:1 calls loss.backward("],
     ),
     (one_backward, {A: "torch.autograd.grad(x, y)"}, [f"{A}:1 uses torch.autograd"]),
@@ -404,10 +433,13 @@ BREAKS: list[tuple[Rule, dict[str, str], list[str]]] = [
     ),
     (
         loaded_by_name,
-        {C: "from splitfed.attacks.rmle import Rmle\nimport splitfed.attacks.base"},
-        [f"{C}:1 imports splitfed.attacks.rmle: load it by name, or move what is shared into a file of its own"],
+        {C: "from splitfed.attacks.reconstruction.rmle import Rmle\nimport splitfed.attacks.base"},
+        [
+            f"{C}:1 imports splitfed.attacks.reconstruction.rmle: load it by name, or move what is shared into a file "
+            "of its own"
+        ],
     ),
-    (loaded_by_name, {"splitfed/attacks/__init__.py": "from splitfed.attacks.rmle import Rmle"}, []),
+    (loaded_by_name, {"splitfed/attacks/__init__.py": "from splitfed.attacks.reconstruction.rmle import Rmle"}, []),
 ]
 
 

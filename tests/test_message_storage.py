@@ -107,7 +107,7 @@ def rows(count: int = 64) -> Tensor:
 
 
 def split_at(cut: str) -> Topology:
-    with sf.seeding.stream(5):
+    with sf.core.random.stream(5):
         bottom = Bottom(cut)
         made = bottom(rows(2))
         top = Top(sum(p[0].numel() for p in (made if isinstance(made, tuple) else (made,))))

@@ -68,7 +68,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 def test_sources_reach_through_the_links(built: Built) -> None:
     for name in LINKED:
-        expected = {f"splitfed/{name}/{path.name}" for path in (ROOT / name).glob("*.py")}
+        expected = {f"splitfed/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / name).rglob("*.py")}
         assert expected
         assert expected <= set(built.sources)
 
@@ -103,8 +103,8 @@ found = {}
 for name in ("attacks", "topologies"):
     own = importlib.import_module(name)
     ours = importlib.import_module("splitfed." + name)
-    modules = [m.name for m in pkgutil.iter_modules(ours.__path__)]
-    files = [importlib.import_module(f"splitfed.{name}.{m}").__file__ for m in modules]
+    modules = [m.name for m in pkgutil.walk_packages(ours.__path__, f"splitfed.{name}.")]
+    files = [importlib.import_module(m).__file__ for m in modules]
     found[name] = {"own": own.__file__, "ours": list(ours.__path__), "files": files}
 print(json.dumps(found))
 """
@@ -122,5 +122,5 @@ def test_wheel_imports_beside_packages_of_the_same_names(built: Built, tmp_path:
         package = target / "splitfed" / name
         assert found[name]["own"] == str(work / name / "__init__.py")
         assert found[name]["ours"] == [str(package)]
-        modules = sorted(path.name for path in (ROOT / name).glob("*.py") if path.name != "__init__.py")
-        assert sorted(found[name]["files"]) == [str(package / module) for module in modules]
+        there = {path.relative_to(ROOT / name) for path in (ROOT / name).rglob("*.py")} - {Path("__init__.py")}
+        assert {Path(file).relative_to(package) for file in found[name]["files"]} == there

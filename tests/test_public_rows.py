@@ -70,8 +70,8 @@ class Asking(Method):
 @pytest.mark.parametrize("shape", BUILDERS)
 def test_rows_that_pass_forward_change_nothing_and_are_planned(shape: str) -> None:
     rows = data()
-    alone = go(shape, None, data=rows, schedule=TURNS, optimizer=sf.optim.Optim("SGD", {"lr": 0.05}))
-    run = go(shape, Asking(), data=rows, schedule=TURNS, optimizer=sf.optim.Optim("SGD", {"lr": 0.05}))
+    alone = go(shape, None, data=rows, schedule=TURNS, optimizer=sf.core.optimizers.Optim("SGD", {"lr": 0.05}))
+    run = go(shape, Asking(), data=rows, schedule=TURNS, optimizer=sf.core.optimizers.Optim("SGD", {"lr": 0.05}))
     for lane in range(2):
         assert_same(weights(alone, lane), weights(run, lane))
     assert_plan_is_counted(shape, Asking(), data=rows, schedule=TURNS)

@@ -12,7 +12,11 @@ from splitfed.core.errors import InvalidInput
 from splitfed.registry import SINGULAR, TABLES, head, load
 
 ROWS = [(kind, name) for kind, table in TABLES.items() for name in table]
-FOLDERS = {kind: kind for kind in TABLES} | {"methods": "federated"}
+FOLDERS = {kind: kind for kind in TABLES} | {
+    "methods": "federated",
+    "fusions": "aggregation",
+    "manipulations": "poisoning",
+}
 CITED = ("topologies", "schedules", "defenses", "attacks", "methods")
 rows = pytest.mark.parametrize(("kind", "name"), ROWS, ids=["-".join(row) for row in ROWS])
 
@@ -31,7 +35,8 @@ def test_row_has_a_head(kind: str, name: str) -> None:
 @rows
 def test_row_loads_what_it_names(kind: str, name: str) -> None:
     module, _, attribute = TABLES[kind][name].partition(":")
-    assert module == f"splitfed.{FOLDERS[kind]}.{name}", "a row's file bears its name"
+    package, _, file = module.rpartition(".")
+    assert (package.split(".")[1], file) == (FOLDERS[kind], name), "a row's file bears its name"
     found = load(kind, name)
     assert callable(found)
     assert (found.__module__, found.__name__) == (module, attribute)

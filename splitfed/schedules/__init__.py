@@ -1,8 +1,8 @@
 """Schedules: how many clients share one server, one rule a file."""
 
 from splitfed.schedules.alternate import Alternate
+from splitfed.schedules.apart import Apart
 from splitfed.schedules.blind import Blind
-from splitfed.schedules.independent import Apart
 from splitfed.schedules.joint import Joint
 from splitfed.schedules.local_loss import LocalLoss
 from splitfed.schedules.sequential import Sequential

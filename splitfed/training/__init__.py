@@ -2,4 +2,4 @@
 
 from splitfed.old_names import forwarded
 
-__getattr__ = forwarded("splitfed.training", "splitfed.training.entry_point")
+__getattr__ = forwarded("splitfed.training", "splitfed.training.entry_point", ("train",))

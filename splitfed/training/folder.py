@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
@@ -20,8 +20,19 @@ from splitfed.core.digests import Damaged
 from splitfed.core.errors import InvalidInput
 from splitfed.training import checkpoint, fingerprint
 
-if TYPE_CHECKING:
-    from splitfed.training.run import Run
+
+class Resumable(Protocol):
+    """What a folder keeps of a run: its history, a line a round, and its state."""
+
+    history: list[dict[str, Any]]
+
+    def state(self) -> dict[str, Any]:
+        """Return all that the run needs to go on from here."""
+        ...
+
+    def load_state(self, states: dict[str, Any]) -> None:
+        """Go back to `states`."""
+        ...
 
 
 class RunFolder:
@@ -54,7 +65,7 @@ class RunFolder:
             checkpoint.write_atomic(where, digests.sealed(environment()))
         self._start = self._chain = digests.content(there)
 
-    def restore(self, run: Run) -> int:
+    def restore(self, run: Resumable) -> int:
         """Bring `run` to the newest checkpoint and return the number of the next round (0 where there is none)."""
         found = checkpoint.load(self.path / "checkpoints")
         done = 0
@@ -95,7 +106,7 @@ class RunFolder:
             raise Damaged(path, digests.RETRAIN, f"the line of round {len(found)} does not match its digest")
         return found
 
-    def save(self, run: Run, metrics: Mapping[str, Any]) -> None:
+    def save(self, run: Resumable, metrics: Mapping[str, Any]) -> None:
         """Append this round's `metrics`, then save a checkpoint; in this order nothing computed is lost."""
         line = digests.link(self._chain, metrics)
         self._chain = digests.chain(self._chain, metrics)
