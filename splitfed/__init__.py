@@ -10,6 +10,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from splitfed.links import LinkedPackages
 from splitfed.old_names import MOVED, OldModules
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ __all__ = [
     "train",
 ]
 
-sys.meta_path.append(OldModules())
+sys.meta_path += [OldModules(), LinkedPackages()]
 
 
 def __getattr__(name: str) -> Any:

@@ -329,7 +329,8 @@ class _Forward(Loader):
         new = MOVED[module.__name__]
         warn(f"{module.__name__} is now {new}", 7)
         found = import_module(new)
-        vars(module).update({name: value for name, value in vars(found).items() if not name.startswith("__")})
+        shown = ("__all__", "__doc__")
+        vars(module).update({n: v for n, v in vars(found).items() if not n.startswith("__") or n in shown})
 
 
 def warn(text: str, stacklevel: int) -> None:

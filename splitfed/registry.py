@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from splitfed.core.errors import unknown
+from splitfed.links import check_links
 
 TABLES: dict[str, dict[str, str]] = {
     "topologies": {
@@ -189,6 +190,7 @@ def head(kind: str, name: str) -> Head:
     """Read name, summary and paper from the file of `name`, without importing it."""
     file = _file(TABLES[kind][name].partition(":")[0])
     if file is None or not file.is_file():
+        check_links()
         raise ImportError(f"{kind}/{name} is registered, but its file is not installed")
     lines = (ast.get_docstring(ast.parse(file.read_text("utf-8"))) or "").splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith("Paper:")), None)

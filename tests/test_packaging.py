@@ -124,3 +124,47 @@ def test_wheel_imports_beside_packages_of_the_same_names(built: Built, tmp_path:
         assert found[name]["ours"] == [str(package)]
         there = {path.relative_to(ROOT / name) for path in (ROOT / name).rglob("*.py")} - {Path("__init__.py")}
         assert {Path(file).relative_to(package) for file in found[name]["files"]} == there
+
+
+@pytest.fixture(scope="module")
+def unlinked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout by git with `core.symlinks=false`: text files in place of links."""
+    checkout = tmp_path_factory.mktemp("unlinked") / "checkout"
+    copy_checkout(checkout)
+    for name in LINKED:
+        (checkout / "splitfed" / name).unlink()
+        (checkout / "splitfed" / name).write_text(f"../{name}")
+    return checkout
+
+
+def test_a_checkout_without_links_says_what_to_do(unlinked: Path) -> None:
+    for code in ("import splitfed.attacks", "import splitfed; splitfed.attacks", "import splitfed.topologies.vanilla"):
+        done = subprocess.run([sys.executable, "-c", code], cwd=unlinked, capture_output=True, text=True, check=False)
+        assert (
+            "is a text file in place of a link to the folder attacks: run `make setup`" in done.stderr.splitlines()[-1]
+        )
+    for command in (("list", "attacks"), ("list", "topologies", "--json"), ("plan", "splitfed/study/config/demo.toml")):
+        given = [sys.executable, "-m", "splitfed", *command]
+        done = subprocess.run(given, cwd=unlinked, capture_output=True, text=True, check=False)
+        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+        assert "run `make setup`" in done.stderr
+
+
+def test_a_wheel_of_a_checkout_without_links_holds_both_packages(unlinked: Path, built: Built, tmp_path: Path) -> None:
+    """The links are repaired before packages are looked for, and stay repaired."""
+    copied = tmp_path / "copied"
+    shutil.copytree(unlinked, copied)
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, copied, cwd=tmp_path)
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as archive:
+        held = {name for name in archive.namelist() if name.startswith("splitfed/")}
+    assert held == set(built.sources)
+    assert all((copied / "splitfed" / name).is_symlink() for name in LINKED)
+
+
+def test_a_source_that_lacks_a_package_is_not_built(unlinked: Path, tmp_path: Path) -> None:
+    shutil.copytree(unlinked, tmp_path / "copied")
+    shutil.rmtree(tmp_path / "copied" / "attacks")
+    command = [sys.executable, "setup.py", "--name"]
+    done = subprocess.run(command, cwd=tmp_path / "copied", capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "splitfed/attacks is missing, and so is attacks/: this source is incomplete\n"

@@ -24,6 +24,7 @@ from splitfed.core.probe import probe
 from splitfed.core.tasks import classification
 from splitfed.costs.speeds import Speeds
 from splitfed.models.mlp import mlp
+from splitfed.study.config import speeds_table
 from splitfed.study.config.mistakes import InvalidStudy, Mistakes
 from splitfed.study.config.toml import dumps
 from splitfed.study.report.exposure import holdings
@@ -476,7 +477,7 @@ def mutated(draw: st.DrawFn) -> Any:
 @settings(max_examples=200, derandomize=True)
 def test_any_speeds_are_valid_or_refused_in_lines(speeds: Any) -> None:
     mistakes = Mistakes("study.toml")
-    written, found = speeds.read(mistakes, "training.speeds", speeds)
+    written, found = speeds_table.read(mistakes, "training.speeds", speeds)
     if mistakes:
         with pytest.raises(InvalidStudy) as caught:
             mistakes.stop()

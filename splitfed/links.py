@@ -1,0 +1,42 @@
+"""The packages `attacks` and `topologies` stand at the top of the repository and are reached through links.
+
+A checkout without symbolic links has text files in their place; whoever needs a package behind one is told what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+from splitfed.core.errors import InvalidInput
+
+NAMES = ("attacks", "topologies")
+
+
+class BrokenLink(InvalidInput, ImportError):
+    """A package that is a text file, because links were not made."""
+
+
+def check_links(package: Path = Path(__file__).parent) -> None:
+    """Raise `BrokenLink` where a file stands in place of a package."""
+    for name in NAMES:
+        if (package / name).is_file():
+            raise BrokenLink(
+                f"{package / name} is a text file in place of a link to the folder {name}: run `make setup`, or "
+                "`pip install -e .` in the checkout"
+            )
+
+
+class LinkedPackages(MetaPathFinder):
+    """Asked last: it finds nothing, and says why a package behind a link is not there."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Raise `BrokenLink` for a package behind a link that is a file; return None for any other module."""
+        if fullname.removeprefix("splitfed.") in NAMES and fullname.startswith("splitfed."):
+            check_links()
+        return None

@@ -1,0 +1,62 @@
+"""Old import paths lead to the new ones for one release, and say so."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import splitfed
+from splitfed.old_names import MOVED
+
+ROOT = Path(splitfed.__file__).parent
+
+
+@pytest.mark.parametrize("package", sorted({old.split(".")[1] for old in MOVED}))
+def test_an_old_module_holds_what_the_new_one_does(package: str) -> None:
+    for old, new in MOVED.items():
+        if old.split(".")[1] != package:
+            continue
+        sys.modules.pop(old, None)
+        with pytest.warns(DeprecationWarning, match=rf"{old} is now {new}; the old name will be gone"):
+            found = importlib.import_module(old)
+        held = vars(importlib.import_module(new))
+        shown = {name: value for name, value in held.items() if not name.startswith("__") or name == "__all__"}
+        assert all(vars(found)[name] is value for name, value in shown.items())
+
+
+def test_names_that_people_typed() -> None:
+    for old in ("accounting", "courses", "manipulations"):
+        sys.modules.pop(f"splitfed.{old}", None)
+        vars(splitfed).pop(old, None)
+        with pytest.warns(DeprecationWarning, match=f"splitfed.{old} is now splitfed"):
+            assert getattr(splitfed, old)
+    with pytest.warns(DeprecationWarning, match="splitfed.training.train is now splitfed.training.entry_point.train"):
+        from splitfed.training import train
+    assert train is splitfed.train
+
+
+def test_no_old_name_hides_a_module_that_is_there() -> None:
+    there = {
+        ".".join(("splitfed", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
+        for folder in (ROOT, ROOT / "attacks", ROOT / "topologies")
+        for path in folder.rglob("*.py")
+    }
+    assert not there & set(MOVED)
+    assert set(MOVED.values()) <= there
+
+
+def test_the_package_itself_uses_no_old_name() -> None:
+    """Every command imports what it needs; a warning would end this process."""
+    code = "import splitfed; [getattr(splitfed, name) for name in splitfed.__all__]; import splitfed.cli"
+    run = [sys.executable, "-W", "error:splitfed:DeprecationWarning", "-c", code]
+    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_root_is_small() -> None:
+    modules = sorted(path.name for path in ROOT.glob("*.py"))
+    assert modules == ["__init__.py", "__main__.py", "cli.py", "links.py", "old_names.py", "registry.py"]
