@@ -15,7 +15,7 @@ import splitfed
 from splitfed import __version__, cli
 from splitfed.cli import main
 from splitfed.registry import TABLES
-from tests.study_zoo import small, write
+from tests.study.examples import small, write
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from splitfed.core.random import stream
 from splitfed.registry import TABLES
 from splitfed.study.run import session
 from splitfed.training.run import Run
+from tests.examples import assert_same
 from tests.readme import README, current
-from tests.zoo import assert_same
 
 ROOT = README.parent
 TEXT = README.read_text("utf-8")

@@ -18,7 +18,7 @@ from tests.papers.table import Table, write
 
 def tables() -> dict[str, Table]:
     """Return every table of this package by name."""
-    names = [m.name for m in pkgutil.iter_modules(tests.papers.__path__) if not m.name.startswith("__")]
+    names = [m.name for m in pkgutil.iter_modules(tests.papers.__path__) if not m.name.startswith(("__", "test_"))]
     modules = [importlib.import_module(f"tests.papers.{name}") for name in names]
     found = [module.TABLE for module in modules if hasattr(module, "TABLE")]
     return {table.name: table for table in found}

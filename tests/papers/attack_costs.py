@@ -33,7 +33,7 @@ from splitfed.models.lenet import lenet
 from splitfed.registry import TABLES, load
 from splitfed.training.run import Run
 from tests.papers.table import Cell, Measured, Table, markdown
-from tests.vertical_zoo import convolution, perceptron, with_active
+from tests.topologies.vertical_examples import convolution, perceptron, with_active
 
 VICTIMS, AUXILIARY, REPEATS = 32, 1500, 3
 INSIDE = ("fsha", "sdar", "pcat")

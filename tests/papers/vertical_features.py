@@ -16,7 +16,7 @@ from splitfed.attacks import Attack, Grn, InverseNetwork, Rmle
 from splitfed.core.optimizers import Optim
 from splitfed.core.topology import Topology
 from tests.papers.table import Cell, Measured, Table, markdown, mean
-from tests.vertical_zoo import convolution, perceptron, with_active
+from tests.topologies.vertical_examples import convolution, perceptron, with_active
 
 SEEDS = (0, 1, 2)
 ATTACKS: dict[str, Attack] = {

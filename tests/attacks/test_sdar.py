@@ -1,0 +1,174 @@
+"""SDAR: a passive server reads victims and labels; who is updated by what; what it does without its regularisers."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from splitfed.attacks.training_time.insider_labels import InsiderLabels
+from splitfed.attacks.training_time.sdar import Sdar, Simulator
+from splitfed.attacks.training_time.task_loss import likely, loss_of
+from splitfed.attacks.training_time.training_attack import Seen
+from splitfed.core.errors import InvalidInput
+from splitfed.core.random import generator
+from splitfed.defenses import Noise
+from splitfed.training.run import Run
+from tests.attacks.training_time_examples import error, go, insider, mirror, ramps
+from tests.examples import assert_same
+from tests.rounding import single
+
+PLAN = Sdar.preset("fast")
+
+
+@cache
+def trained(shape: str = "vanilla", plan: Sdar = PLAN) -> Run:
+    return go(plan, shape, rounds=40, rate=3e-3)
+
+
+def test_it_reads_victims_that_nobody_trained_on() -> None:
+    (result,) = trained().attack(PLAN)
+    guess, mean = error(trained(), result.guess)
+    assert guess < mean / 2
+
+
+def test_in_a_u_it_reads_labels_that_never_left_the_client() -> None:
+    (result,) = trained("u_shaped").attack(InsiderLabels())
+    assert result.grade["guess"]["accuracy"].mean > 0.85
+    assert result.grade["majority"]["accuracy"].mean < 0.6
+
+
+BOTH = Sdar.preset("fast", l1=0.2)
+
+
+def test_labels_and_the_critic_together_find_what_neither_finds_alone() -> None:
+    """Where every row has its negative: .03 to .29 of the mean row's at five seeds; .60 to .78 without a critic."""
+    run = go(BOTH, rounds=12, rate=3e-3, data=mirror(), seed=1)
+    (result,) = run.attack(BOTH)
+    guess, mean = error(run, result.guess)
+    assert guess < 0.4 * mean
+
+
+class Brightness(nn.Module):
+    """A critic that takes the bright for real, `sharpness` times as surely as the mean pixel is high."""
+
+    def __init__(self, sharpness: float) -> None:
+        super().__init__()
+        self.sharpness = nn.Parameter(torch.tensor(sharpness))
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        found: Tensor = self.sharpness * x.flatten(1).mean(1)
+        return found
+
+
+def test_the_decoder_pleases_its_critic() -> None:
+    """Decoded releases get brighter where the critic wants that, darker where it wants the contrary."""
+    means = []
+    for sharpness in (1.0, -1.0):
+        run = go(Sdar.preset("fast", l2=100.0, width=8))
+        attacker = insider(run)
+        assert isinstance(attacker, Simulator)
+        attacker.add("decoder_critic", Brightness(sharpness), 1e-9)
+        z, y, own = torch.randn(32, 2, generator=generator(0)), torch.zeros(32), run.engine.parties["server"].modules
+        for step in range(15):
+            attacker.learn(Seen(z, y), own, generator(0, step))
+        with torch.no_grad():
+            means.append(float(attacker.nets["decoder"](z, y.long()).mean()))
+    assert means[0] > means[1] + 0.2
+
+
+def test_the_simulator_pleases_its_critic() -> None:
+    """Simulated releases rise where their critic takes high numbers for real, and fall where it takes low ones."""
+    means = []
+    for sharpness in (1.0, -1.0):
+        run = go(Sdar.preset("fast", l1=100.0, width=8))
+        attacker = insider(run)
+        assert isinstance(attacker, Simulator)
+        attacker.add("simulator_critic", Brightness(sharpness), 1e-9)
+        z, y, own = torch.randn(32, 2, generator=generator(0)), torch.zeros(32), run.engine.parties["server"].modules
+        for step in range(15):
+            attacker.learn(Seen(z, y), own, generator(0, step))
+        with torch.no_grad():
+            means.append(float(attacker.client(ramps().auxiliary.x, 0).mean()))
+    assert means[0] > means[1] + 0.2
+
+
+def test_noise_drowns_it() -> None:
+    run = go(PLAN, rounds=6, defenses=[Noise(scale=1e3)])
+    (result,) = run.attack(PLAN)
+    guess, mean = error(run, result.guess)
+    assert guess > 0.9 * mean
+
+
+def states(simulator: Simulator) -> dict[str, Any]:
+    found: dict[str, Any] = simulator.state()["nets"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("shape", "changes", "nets"),
+    [
+        ("vanilla", {}, {"simulator", "decoder", "simulator_critic", "decoder_critic"}),
+        ("vanilla", {"l1": 0.0}, {"simulator", "decoder", "decoder_critic"}),
+        ("vanilla", {"l1": 0.0, "l2": 0.0}, {"simulator", "decoder"}),
+        ("u_shaped", {}, {"simulator", "decoder", "simulator_critic", "decoder_critic", "head"}),
+    ],
+)
+def test_every_net_learns_in_one_step_and_the_servers_own_does_not(
+    shape: str, changes: dict[str, float], nets: set[str]
+) -> None:
+    run = go(Sdar(**changes), shape)  # type: ignore[arg-type]
+    simulator = insider(run)
+    assert isinstance(simulator, Simulator)
+    own = run.engine.parties["server"].modules
+    before, kept = states(simulator), {n: {k: t.clone() for k, t in m.state_dict().items()} for n, m in own.items()}
+    labels = torch.zeros(8) if shape == "vanilla" else None
+    simulator.learn(Seen(torch.randn(8, 2), labels), own, generator(0))
+    after = states(simulator)
+    assert set(after) == nets
+    for name in nets:
+        assert any(not torch.equal(after[name][k], before[name][k]) for k in before[name]), name
+    assert_same({n: dict(m.state_dict()) for n, m in own.items()}, kept)
+    assert all(p.grad is None for m in own.values() for p in m.parameters())
+
+
+def test_the_critics_rates_are_those_of_what_they_judge_times_the_weights() -> None:
+    simulator = insider(go(Sdar(lr=0.5, decoder_lr=0.25, l1=0.1, l2=0.01)))
+    rates = {name: found.param_groups[0]["lr"] for name, found in simulator.optimizers.items()}
+    expected = {"simulator": 0.5, "decoder": 0.25, "simulator_critic": 0.05, "decoder_critic": 0.0025}
+    assert rates == pytest.approx(expected)
+
+
+def test_flipped_labels_are_drawn_from_all_classes() -> None:
+    """Every label drawn anew from two classes: about half of them change; none at a share of zero."""
+    for share, low, high in ((1.0, 0.45, 0.55), (0.4, 0.15, 0.25), (0.0, 0.0, 0.0)):
+        simulator = insider(go(Sdar(flip=share), "u_shaped"))
+        assert isinstance(simulator, Simulator)
+        changed = float(simulator._flipped(torch.zeros(4000, dtype=torch.long), generator(0)).float().mean())
+        assert low <= changed <= high
+
+
+def test_losses_and_likely_classes_of_one_logit_and_of_several() -> None:
+    logit, pair = torch.tensor([[2.0], [-1.0]]), torch.tensor([[0.0, 2.0], [0.0, -1.0]])
+    y = torch.tensor([1, 0])
+    assert float(loss_of(logit, y)) == single(float(loss_of(pair, y)))
+    assert torch.equal(likely(logit), pair)
+    assert likely(pair) is pair
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [({"lr": 0.0}, "sdar lr=0.0"), ({"l1": -1.0}, "sdar l1=-1.0"), ({"flip": 1.5}, "sdar flip=1.5")],
+)
+def test_bad_parameters_are_refused(change: dict[str, float], text: str) -> None:
+    with pytest.raises(InvalidInput, match=text):
+        Sdar(**change)  # type: ignore[arg-type]
+
+
+def test_the_authors_settings() -> None:
+    plan = Sdar.preset("paper")
+    assert (plan.lr, plan.decoder_lr, plan.l1, plan.l2, plan.flip) == (1e-3, 5e-4, 0.02, 1e-5, 0.2)
+    assert (plan.layout, plan.normalise, plan.width, plan.blocks) == ("client", True, 64, 3)

@@ -1,0 +1,165 @@
+"""What lives inside training: who sees what, what it may change, what it leaves behind, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import splitfed
+from splitfed.attacks.networks.frozen_copy import Replica
+from splitfed.attacks.reconstruction.rmle import Rmle
+from splitfed.attacks.training_time.fsha import Fsha
+from splitfed.attacks.training_time.insider_labels import InsiderLabels
+from splitfed.attacks.training_time.sdar import Sdar
+from splitfed.core.errors import InvalidInput
+from splitfed.core.optimizers import Optim
+from splitfed.data.dataset import Dataset
+from splitfed.defenses import Noise
+from splitfed.topologies import u_shaped, vanilla
+from splitfed.training.run import Run
+from tests.attacks.training_time_examples import ALL, Quiet, Spy, go, insider, ramps, small
+from tests.examples import assert_same
+
+
+def weights(run: Run) -> dict[str, Any]:
+    return {name: party.state()["segments"] for name, party in run.engine.parties.items()}
+
+
+def test_it_sees_every_training_step_once_and_its_own_segments() -> None:
+    run = go(Spy(), rounds=2)
+    spy = insider(run)
+    assert isinstance(spy, Quiet)
+    assert [len(seen.z) for seen, _ in spy.seen] == [32] * 16
+    assert {tuple(seen.z.shape[1:]) for seen, _ in spy.seen} == {(2,)}
+    assert all(set(modules) == {"top"} for _, modules in spy.seen)
+    labels = torch.cat([seen.y for seen, _ in spy.seen if seen.y is not None])
+    assert torch.equal(labels.bincount(), 2 * run.data.clients[0].train.y.bincount())
+
+
+def test_no_label_arrives_in_a_u() -> None:
+    spy = insider(go(Spy(), "u_shaped"))
+    assert isinstance(spy, Quiet)
+    assert {seen.y for seen, _ in spy.seen} == {None}
+
+
+@pytest.mark.parametrize("shape", ["vanilla", "u_shaped"])
+@pytest.mark.parametrize("name", ["sdar", "sdar, client's layout", "pcat"])
+def test_a_passive_intruder_changes_no_bit_of_the_training(name: str, shape: str) -> None:
+    assert_same(weights(go(ALL[name], shape)), weights(go(None, shape)))
+
+
+def test_an_active_one_replaces_what_the_client_gets() -> None:
+    """SGD at rate one without momentum: the last layer's bias moves by minus the gradient's sum over the rows."""
+    one = go(Spy(loud=True), batch_size=256, optimizer=Optim("SGD", {"lr": 1.0}))
+    moved = one.engine.party(0, "client").modules["bottom"].state_dict()
+    before = small().first.state_dict()
+    name = next(n for n in moved if n.endswith("2.bias"))
+    assert torch.allclose(moved[name] - before["2.bias"], torch.full((2,), -256.0))
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "splitfed_v1", "splitfed_v2", "sglr"])
+def test_every_client_of_every_schedule_passes_it(schedule: str) -> None:
+    spy = insider(go(Spy(loud=True), data=ramps(2, 64), schedule=schedule))
+    assert isinstance(spy, Quiet)
+    assert sum(len(seen.z) for seen, _ in spy.seen) == 128
+
+
+class Stop(Exception):
+    """Stands for a crash."""
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_resumed_run_ends_in_the_same_bits(name: str, tmp_path: Path) -> None:
+    def progress(done: int, rounds: int, metrics: Mapping[str, Any]) -> None:
+        if done == 1:
+            raise Stop
+
+    changes: dict[str, Any] = {"rounds": 2, "data": ramps(1, 64), "defenses": [Noise(scale=0.1)]}
+    whole = go(ALL[name], **changes)
+    with pytest.raises(Stop):
+        go(ALL[name], folder=tmp_path / "run", progress=progress, **changes)
+    again = go(ALL[name], folder=tmp_path / "run", resume=True, **changes)
+    assert_same(weights(again), weights(whole))
+    assert_same(insider(again).state(), insider(whole).state())
+    assert [h["intruders"] for h in again.history] == [h["intruders"] for h in whole.history]
+    with pytest.raises(InvalidInput, match="holds another run: its intruders is"):
+        go(None, folder=tmp_path / "run", resume=True, **changes)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_guess_is_graded_and_knows_no_truth(name: str) -> None:
+    run = go(ALL[name])
+    (result,) = run.attack(ALL[name])
+    assert result.guess.shape == (64, 16)
+    assert set(result.grade) == {"guess", "mean_image", "random_pairing"}
+    v = run.data.victims
+    other = Dataset("other", v.x, 1 - v.y, v.task, v.value_range)
+    assert torch.equal(run.attack(ALL[name], victims=other)[0].guess, result.guess)
+
+
+def test_the_replica_is_frozen_and_in_evaluation_mode() -> None:
+    run = go(None)
+    segments = run.engine.topology.segments_of("server")
+    replica = Replica(segments, segments[0].inputs[0], segments[-1].outputs[-1])
+    live = run.engine.parties["server"].modules
+    replica.follow(live)
+    z = torch.randn(5, 2, requires_grad=True)
+    replica(z).sum().backward()
+    assert z.grad is not None
+    assert float(z.grad.abs().sum()) > 0
+    assert all(p.grad is None for m in live.values() for p in m.parameters())
+    assert torch.equal(replica(z), live["top"](z))
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no such party": (
+        {"intruders": {"serfer": Fsha()}},
+        "unknown party for an intruder 'serfer'; did you mean 'server'",
+    ),
+    "at a client": ({"intruders": {"client0": Fsha()}}, "'client0' is none"),
+    "not of the kind": ({"intruders": {"server": "rmle"}}, "intruder 'rmle' is no attack that lives in training"),
+    "no gradient": ({"plan": Fsha(), "schedule": "local_loss"}, "none goes back here"),
+    "no auxiliary rows": ({"plan": Fsha(), "data": "bare"}, "Fsha needs auxiliary data; this run does not grant that"),
+    "no auxiliary labels": (
+        {"plan": Sdar(), "data": "bare"},
+        "Sdar needs auxiliary data, labels of the auxiliary data",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_before_training(case: str) -> None:
+    changes, text = dict(REFUSED[case][0]), REFUSED[case][1]
+    if changes.get("data") == "bare":
+        data = ramps()
+        changes["data"] = replace(data, auxiliary=data.clients[0].test)
+    if "intruders" in changes:
+        with pytest.raises(InvalidInput) as caught:
+            splitfed.train(vanilla(small(), "first"), ramps(), rounds=1, **changes)
+    else:
+        with pytest.raises(InvalidInput) as caught:
+            go(changes.pop("plan"), **changes)
+    assert text in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_several_values_at_one_party_are_refused(name: str) -> None:
+    twice = u_shaped(small(), ("first.0", "first.1", "first.2", "second"))
+    with pytest.raises(InvalidInput, match=r"works where one value arrives; 'server' receives '\w+', '\w+'$"):
+        splitfed.train(twice, ramps(), rounds=1, intruders={"server": ALL[name]})
+
+
+def test_an_intruder_that_was_not_there_cannot_answer() -> None:
+    with pytest.raises(InvalidInput, match=r"Fsha needs an intruder in the training"):
+        go(None).attack(Fsha())
+    with pytest.raises(InvalidInput, match=r"here Spy was at 'server': train with intruders=\{'server': Fsha\(\)\}"):
+        go(Spy()).attack(Fsha())
+    with pytest.raises(InvalidInput, match="Fsha learns no labels"):
+        go(ALL["fsha"], "u_shaped").attack(InsiderLabels())
+    go(Spy()).attack(Rmle(iterations=1))

@@ -1,0 +1,355 @@
+"""Every way of writing a model is cut exactly or refused by name; none trains something else without a word."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from splitfed.core.cutting import cut
+from splitfed.core.errors import InvalidInput
+from splitfed.core.optimizers import Optim
+from splitfed.topologies import multi_hop, u_shaped, vanilla
+from tests.core import cut_idioms as made
+from tests.core.cut_idioms import Net, between, ends, hooked, written_under_another_name
+from tests.examples import engine_of
+
+DECAY = Optim("SGD", {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01})
+
+
+@dataclass(frozen=True)
+class Idiom:
+    """A model, where it is cut, and the text of the refusal (None: it is exact).
+
+    `draws`: it draws random numbers; `words`: it reads whole numbers; `rounds`: gradients of one value are added up in
+    part behind the cut, so that the last digits are others than in the uncut model.
+    """
+
+    model: Callable[[], nn.Module]
+    refused: str | None = None
+    at: tuple[str, ...] = ("a", "b")
+    draws: bool = False
+    words: bool = False
+    rounds: bool = False
+
+
+def net(change: Callable[[Any, Tensor], Tensor], refused: str | None = None, **rest: Any) -> Idiom:
+    """Return a net of three layers with `change` between the first two."""
+    extra = {k: v for k, v in rest.items() if k not in ("at", "draws")}
+    own = {k: v for k, v in rest.items() if k in ("at", "draws")}
+    return Idiom(lambda: Net(between(change), **copy.deepcopy(extra)), refused, **own)
+
+
+def whole(forward: Callable[[Any, Tensor], Any], refused: str | None = None, **rest: Any) -> Idiom:
+    """Return a net of three layers with `forward`."""
+    extra = {k: v for k, v in rest.items() if k not in ("at", "draws")}
+    own = {k: v for k, v in rest.items() if k in ("at", "draws")}
+    return Idiom(lambda: Net(forward, **copy.deepcopy(extra)), refused, **own)
+
+
+def buffer(model: Net, name: str, value: Tensor, persistent: bool = True) -> Net:
+    """Return `model` with a buffer."""
+    model.register_buffer(name, value, persistent=persistent)
+    return model
+
+
+def evaluated(model: nn.Module, *names: str) -> nn.Module:
+    """Return `model` with some submodules in evaluation mode."""
+    for name in names:
+        model.get_submodule(name).eval()
+    return model
+
+
+def frozen(model: Net) -> Net:
+    """Return `model` with its first layer frozen."""
+    model.a.requires_grad_(False)
+    return model
+
+
+def tied(model: Net, one: str, other: str) -> Net:
+    """Return `model` with the weight of the layer `one` in `other` as well."""
+    model.get_submodule(other).weight = model.get_submodule(one).weight
+    return model
+
+
+def forward_hooked(model: Net, change: Callable[[Tensor], Tensor] = lambda output: output * 2) -> Net:
+    """Return `model` with a hook that changes what its second layer returns."""
+    model.b.register_forward_hook(lambda module, inputs, output: change(output))
+    return model
+
+
+def with_gradients_off(m: Any, h: Tensor) -> Tensor:
+    """Run a layer as some libraries do in place of `torch.no_grad`."""
+    torch.set_grad_enabled(False)
+    found: Tensor = m.d(h)
+    torch.set_grad_enabled(True)
+    return found
+
+
+MASK = torch.arange(5) == 4
+OVERWRITES = "overwrites"
+TRACED = "cannot be traced"
+IDIOMS: dict[str, Idiom] = {
+    # Exact: what most models are made of.
+    "plain": net(lambda m, h: h),
+    "module_dropout": net(lambda m, h: m.drop(h), drop=nn.Dropout(0.3), draws=True),
+    "functional_relu_in_place": whole(lambda m, x: m.c(m.b(functional.relu(m.a(x), inplace=True)))),
+    "batch_norm": net(lambda m, h: m.norm(h), norm=nn.BatchNorm1d(8)),
+    "batch_norm_without_weights": net(lambda m, h: m.norm(h), norm=nn.BatchNorm1d(8, affine=False)),
+    "frozen_batch_norm": Idiom(lambda: evaluated(Net(between(lambda m, h: m.norm(h)), norm=nn.BatchNorm1d(8)), "norm")),
+    "whole_model_in_evaluation_mode": Idiom(
+        lambda: Net(between(lambda m, h: m.norm(h)), norm=nn.BatchNorm1d(8)).eval()
+    ),
+    "layer_norm": net(lambda m, h: m.norm(h), norm=nn.LayerNorm(8)),
+    "group_norm": net(lambda m, h: m.norm(h), norm=nn.GroupNorm(2, 8)),
+    "residual": whole(lambda m, x: m.c((h := torch.relu(m.a(x))) + m.b(h))),
+    "gate": whole(lambda m, x: m.c((h := torch.relu(m.a(x))) * torch.sigmoid(m.b(h)))),
+    "frozen_weights": Idiom(lambda: frozen(Net(ends))),
+    "parameter_read_directly": net(lambda m, h: h * m.scale, scale=nn.Parameter(torch.ones(8))),
+    "parameter_list": net(lambda m, h: h * m.scales[0] + m.scales[1], scales=nn.ParameterList([torch.ones(8)] * 2)),
+    "constant_made_in_forward": net(lambda m, h: h * torch.tensor(2.0)),
+    "arange_made_in_forward": net(lambda m, h: h + torch.arange(8)),
+    "zeros_of_the_batch": net(lambda m, h: h + torch.zeros((h.shape[0], 8))),
+    "item": net(lambda m, h: h * h.mean().item()),
+    "checkpointing": net(lambda m, h: checkpoint(m.d, h, use_reentrant=False), d=nn.Linear(8, 8)),
+    "new_tensor_from_the_input": net(lambda m, h: h + h.new_ones(8)),
+    "tensor_kept_as_an_attribute": net(lambda m, h: h * m.mask, mask=torch.arange(8.0)),
+    "buffer_that_is_read": Idiom(lambda: buffer(Net(between(lambda m, h: h * m.mask)), "mask", torch.arange(8.0))),
+    "buffer_that_is_not_saved": Idiom(
+        lambda: buffer(Net(between(lambda m, h: h * m.mask)), "mask", torch.arange(8.0), persistent=False)
+    ),
+    "buffer_changed_in_place": Idiom(lambda: buffer(Net(made.running_mean), "mean", torch.zeros(8))),
+    "counter_in_a_buffer": Idiom(lambda: buffer(Net(made.counting_buffer), "n", torch.zeros(()))),
+    "unused_submodule": net(lambda m, h: h, spare=nn.Sequential(nn.Linear(8, 3), nn.BatchNorm1d(3))),
+    "unused_parameter": net(lambda m, h: h, spare=nn.Parameter(torch.ones(3))),
+    "noise_drawn_in_forward": net(lambda m, h: h + torch.randn(8), draws=True),
+    "noise_like_a_tensor": Idiom(lambda: Net(made.swapped), draws=True),
+    "stop_gradient_before_a_cut": whole(made.skip_with_stop, at=("a",)),
+    "stop_gradient_behind_a_cut": whole(lambda m, x: m.c(m.b(m.a(x).detach()))),
+    "stop_gradient_of_a_skip": whole(lambda m, x: m.c(m.b(h := torch.relu(m.a(x))) + h.detach())),
+    "value_kept_as_an_attribute": whole(made.remembering, last=None),
+    "activation_in_place_behind_a_cut": whole(lambda m, x: m.c(m.act(m.b(m.a(x)))), act=nn.ReLU(inplace=True)),
+    "loop_over_modules": net(
+        lambda m, h: functional.relu(m.layers[1](m.layers[0](h))), layers=nn.ModuleList([nn.Linear(8, 8)] * 2)
+    ),
+    "module_dict": net(lambda m, h: m.parts["one"](h), parts=nn.ModuleDict({"one": nn.Linear(8, 8)})),
+    "weights_tied_on_one_side": Idiom(
+        lambda: tied(Net(between(lambda m, h: m.d(m.e(h))), d=nn.Linear(8, 8), e=nn.Linear(8, 8)), "d", "e")
+    ),
+    "weight_norm": Idiom(
+        lambda: nn.Sequential(
+            nn.Linear(8, 8), torch.nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), nn.Linear(8, 4)
+        ),
+        at=("0",),
+    ),
+    "spectral_norm": Idiom(
+        lambda: nn.Sequential(nn.Linear(8, 8), torch.nn.utils.parametrizations.spectral_norm(nn.Linear(8, 4))),
+        at=("0",),
+    ),
+    "stochastic_depth_by_multiplication": net(
+        lambda m, h: h * torch.bernoulli(torch.full((h.shape[0], 1), 0.8)), draws=True
+    ),
+    "einsum": net(lambda m, h: torch.einsum("nd,de->ne", h, m.b.weight), at=("a",)),
+    "chunks": net(lambda m, h: torch.cat(h.chunk(2, 1)[::-1], 1)),
+    "softmax_attention_over_rows": net(lambda m, h: torch.softmax(h @ h.t(), 1) @ h),
+    "lstm_last_step": Idiom(made.Recurrent, at=("lstm",)),
+    "transformer_with_class_token": Idiom(made.Tokens, at=("attention",)),
+    "embedding_of_words": Idiom(made.Words, at=("embed",), words=True),
+    "convolution_with_pooling": Idiom(made.Conv, at=("norm", "pool")),
+    "cut_in_front_of_an_in_place_operation": Idiom(made.Conv, at=("norm",)),
+    "sequential": Idiom(lambda: nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8), nn.Linear(8, 4)), at=("1",)),
+    "nested_sequential": Idiom(
+        lambda: nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 8)), nn.Linear(8, 4)), at=("0.0",)
+    ),
+    "dense_connections": Idiom(made.Dense, at=("blocks.1",), rounds=True),
+    "forward_hook_that_changes_the_output": Idiom(lambda: forward_hooked(Net(ends))),
+    "masked_classes": whole(made.masked_classes, out=MASK),
+    # Refused, each with what it is.
+    "no_grad_before_masked_classes": whole(
+        lambda m, x: made.masked_classes(m, x, made.without_gradients),
+        "gets a gradient, and none in the uncut model",
+        out=MASK,
+    ),
+    "numbers_differ_before_masked_classes": whole(
+        lambda m, x: made.masked_classes(m, x, made.autocast),
+        "the trace does not show what forward does there (autocast",
+        out=MASK,
+    ),
+    "no_grad": whole(
+        made.without_gradients, "gets a gradient, and none in the uncut model; freeze it by requires_grad_"
+    ),
+    "no_grad_decorator": net(lambda m, h: torch.no_grad()(m.d)(h), "gets a gradient, and none", d=nn.Linear(8, 8)),
+    "inference_mode": whole(made.inference, "gets a gradient, and none"),
+    "autocast": whole(made.autocast, "the trace does not show what forward does there (autocast"),
+    "gradients_in_training_only": whole(made.gradients_by_the_mode, "in evaluation output 'c' has a gradient"),
+    "state_of_its_own": Idiom(lambda: made.OwnState(ends), "in training the state has no '_extra_state'"),
+    "buffer_replaced": Idiom(
+        lambda: buffer(Net(made.replaced_buffer), "n", torch.zeros(())), "in the place of buffer 'n': change it"
+    ),
+    "buffer_changed_in_training_only": Idiom(
+        lambda: buffer(Net(made.running_mean_in_training), "mean", torch.zeros(8)), "behaves otherwise in training"
+    ),
+    "python_counter": Idiom(lambda: made.Counting(ends, steps=0), "forward changes the attribute 'steps' of the model"),
+    "class_counter": Idiom(
+        lambda: made.CountingInClass(ends), "forward changes the attribute 'flag' of class CountingInClass"
+    ),
+    "global_counter": Idiom(lambda: made.CountingInGlobal(ends), "forward changes the global 'COUNTS'"),
+    "list_of_what_was_seen": whole(made.logging_shapes, "forward changes the attribute 'shapes'", shapes=[]),
+    "recurrent_state": whole(made.recurrent_state, "first at submodule 'b', after 'a'", last=torch.zeros(8)),
+    "overridden_train": Idiom(
+        lambda: made.OwnTrain(between(lambda m, h: m.norm(h)), norm=nn.BatchNorm1d(8)),
+        "submodule 'norm' is not in evaluation mode, as it is in the uncut model; a party switches modes itself",
+    ),
+    "functional_dropout": net(lambda m, h: functional.dropout(h, 0.5, m.training), "behaves otherwise in training"),
+    "branch_on_the_mode": net(
+        lambda m, h: m.d(h) if m.training else h, "behaves otherwise in training", d=nn.Linear(8, 8)
+    ),
+    "branch_on_values": net(lambda m, h: h if h.sum() > 0 else -h, TRACED),
+    "branch_on_the_batch": net(lambda m, h: h if h.shape[0] > 6 else -h, TRACED),
+    "python_random_numbers": whole(made.python_random, "other random numbers are drawn from random"),
+    "numpy_random_numbers": whole(made.numpy_random, "other random numbers are drawn from numpy.random"),
+    "random_numbers_of_the_system": Idiom(
+        lambda: forward_hooked(Net(ends), lambda output: output * made.SYSTEM.random()),
+        "the uncut model itself does not repeat its results from the same seeds; draw by a module such as nn.Dropout",
+    ),
+    "random_numbers_in_training_only": whole(made.stochastic_depth, "behaves otherwise in training"),
+    "number_taken_out": net(lambda m, h: h * float(h.abs().max()), TRACED),
+    "in_place_on_a_view_swapdims": whole(written_under_another_name(lambda h: h.swapdims(0, 1)), OVERWRITES),
+    "in_place_on_a_view_tensor_split": whole(written_under_another_name(lambda h: h.tensor_split(1, 1)[0]), OVERWRITES),
+    "in_place_on_a_view_broadcast_to": whole(written_under_another_name(lambda h: h.broadcast_to(h.shape)), OVERWRITES),
+    "in_place_on_a_view_moveaxis": whole(written_under_another_name(lambda h: h.moveaxis(0, 1)), OVERWRITES),
+    "in_place_on_a_view_of_mine": whole(written_under_another_name(lambda h: torch.hsplit(h, 1)[0]), OVERWRITES),
+    "in_place_where_a_reader_follows": whole(
+        lambda m, x: m.c(m.b(functional.relu(h := m.a(x), inplace=True)) + h), OVERWRITES
+    ),
+    "custom_backward": net(
+        lambda m, h: made.Double.apply(h), "the gradient of weight 'a.weight' differs; hooks on weights, no_grad and f"
+    ),
+    "custom_backward_in_a_submodule": net(lambda m, h: m.double(h), TRACED, double=made.DoubleLayer()),
+    "hook_on_a_weight": Idiom(lambda: hooked("a.weight", 0.5)(Net(ends)), "the gradient of weight 'a.weight' differs"),
+    "hook_that_stops_a_weight": Idiom(
+        lambda: hooked("b.bias", 0.0)(Net(ends)), "the gradient of weight 'b.bias' differs"
+    ),
+    "set_grad_enabled": net(with_gradients_off, "gets a gradient, and none", d=nn.Linear(8, 8)),
+    "dictionary": whole(lambda m, x: {"out": ends(m, x)}, "must return a tensor or a tuple of tensors"),
+    "weights_tied_across_a_cut": Idiom(lambda: tied(Net(ends), "a", "b"), "would be shared by roles"),
+    "parameter_on_two_sides": whole(
+        lambda m, x: m.c(m.b(m.a(x) * m.scale) * m.scale),
+        "used on two sides of a cut",
+        scale=nn.Parameter(torch.ones(8)),
+    ),
+    "norm_on_two_sides": whole(
+        lambda m, x: m.c(m.norm(m.b(m.norm(m.a(x))))), "would be shared by roles", norm=nn.BatchNorm1d(8, affine=False)
+    ),
+    "keyword_argument_of_a_submodule": whole(lambda m, x: m.c(m.b(m.a(input=x)))),
+    "whole_numbers_cross": Idiom(
+        lambda: Net(lambda m, x: m.c(m.e(m.d(m.a(x)))), d=made.Largest(), e=nn.Embedding(8, 8)),
+        "value 'argmax' of segment 'piece0' is torch.int64: no gradient can return",
+        at=("d",),
+    ),
+}
+
+
+def rows(idiom: Idiom, count: int) -> Tensor:
+    """Return rows that the models of the table take."""
+    drawn = torch.Generator().manual_seed(5)
+    if idiom.words:
+        return torch.randint(0, 16, (count, 5), generator=drawn)
+    return torch.randn(count, 8, generator=drawn)
+
+
+def build(idiom: Idiom) -> nn.Module:
+    """Return the model, from the same weights each time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return idiom.model()
+
+
+EXACT = [name for name, idiom in IDIOMS.items() if idiom.refused is None]
+REFUSED = [name for name, idiom in IDIOMS.items() if idiom.refused is not None]
+
+
+def test_the_table_is_long_enough() -> None:
+    assert len(IDIOMS) >= 60
+    assert len(EXACT) >= 40
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_an_idiom_that_is_cut_trains_as_the_uncut_model_does(name: str) -> None:
+    idiom, model = IDIOMS[name], build(IDIOMS[name])
+    x = rows(idiom, 24)
+    cut(model, idiom.at, x)
+    if idiom.draws:
+        return  # Parties draw from streams of their own, so that the bits of a run are others.
+    topology = u_shaped(model, idiom.at) if len(idiom.at) == 2 else vanilla(model, idiom.at[0])
+    y = torch.arange(24) % 4
+    uncut = copy.deepcopy(model)
+    engine = engine_of(topology, x, y, optim=DECAY)
+    steps = [chosen for _ in range(3) for chosen in torch.arange(24).split(8)]
+    engine.train(0, 0, steps)
+    train(uncut, x, y, steps)
+    state = topology.state_dict(engine.modules(0))
+    assert state.keys() == uncut.state_dict().keys()
+    for key, value in uncut.state_dict().items():
+        # Nine steps of sums of five numbers below 1, each off by a unit in the last place.
+        near = 9 * 5 * torch.finfo(torch.float32).eps if idiom.rounds else 0.0
+        torch.testing.assert_close(state[key], value, rtol=0, atol=near, msg=key)
+    build(idiom).load_state_dict(state, strict=True)
+
+
+def train(model: nn.Module, x: Tensor, y: Tensor, steps: list[Tensor]) -> None:
+    """Train `model` as anybody would, with what was frozen left frozen."""
+    still = [n for n, m in model.named_modules() if model.training and not m.training]
+    model.train()
+    for name in still:
+        model.get_submodule(name).training = False
+    optimizer, _ = DECAY.build([p for p in model.parameters() if p.requires_grad])
+    for chosen in steps:
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x[chosen]), y[chosen]).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_idiom_that_is_not_cut_is_refused_in_one_line(name: str) -> None:
+    idiom, model = IDIOMS[name], build(IDIOMS[name])
+    assert idiom.refused is not None
+    with pytest.raises(InvalidInput, match=re.escape(idiom.refused)) as caught:
+        refused(model, idiom)
+    assert "\n" not in str(caught.value)
+
+
+def refused(model: nn.Module, idiom: Idiom) -> None:
+    """Cut the model with an example; what only roles tell is refused by the builder."""
+    cut(model, idiom.at, rows(idiom, 8))
+    if len(idiom.at) == 2:
+        multi_hop(model, idiom.at, labels="server")
+
+
+@pytest.mark.parametrize("name", IDIOMS)
+def test_the_users_model_and_random_numbers_are_left_as_they_were(name: str) -> None:
+    idiom, model = IDIOMS[name], build(IDIOMS[name])
+    state = copy.deepcopy(model.state_dict())
+    plain = {n: {k: id(v) for k, v in vars(m).items() if k not in vars(nn.Module())} for n, m in model.named_modules()}
+    modes = {n: m.training for n, m in model.named_modules()}
+    drawn, calls = torch.get_rng_state(), dict(made.COUNTS)
+    with contextlib.suppress(InvalidInput):
+        cut(model, idiom.at, rows(idiom, 8))
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert calls == made.COUNTS
+    assert torch.is_grad_enabled()
+    assert model.state_dict().keys() == state.keys()
+    assert all(torch.equal(state[k], v) for k, v in model.state_dict().items() if isinstance(v, Tensor))
+    assert all(p.grad is None for p in model.parameters())
+    assert {n: m.training for n, m in model.named_modules()} == modes
+    now = {n: {k: id(v) for k, v in vars(m).items() if k not in vars(nn.Module())} for n, m in model.named_modules()}
+    assert now == plain

@@ -1,0 +1,146 @@
+"""What `cut` and the builders refuse, and what they say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from splitfed.core.cutting import cut
+from splitfed.core.errors import InvalidInput
+from splitfed.core.topology import Topology
+from splitfed.topologies import u_shaped, vanilla
+from tests.examples import SmallUNet
+
+
+class Layers(nn.Module):
+    """Three layers, joined by whatever `forward` is passed in."""
+
+    def __init__(self, forward: Callable[[Layers, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.spare = nn.Linear(4, 4)
+        self.relu = nn.ReLU(inplace=True)
+        self.scale = nn.Parameter(torch.ones(4))
+        self._forward = forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._forward(self, x)
+
+
+def plain(m: Layers, x: Tensor) -> Tensor:
+    return m.c(m.b(m.a(x)))
+
+
+def branching(m: Layers, x: Tensor) -> Tensor:
+    h = m.a(x)
+    if h.sum() > 0:
+        h = m.b(h)
+    return m.c(h)
+
+
+def dropping(m: Layers, x: Tensor) -> Tensor:
+    return m.c(functional.dropout(m.b(m.a(x)), 0.5, m.training))
+
+
+def reading_twice(m: Layers, x: Tensor) -> Tensor:
+    return m.c(m.b(m.a(x) * m.scale) * m.scale)
+
+
+def overwriting(m: Layers, x: Tensor) -> Tensor:
+    h = m.a(x)
+    return m.c(m.b(m.relu(h)) + h)
+
+
+def overwriting_a_view(m: Layers, x: Tensor) -> Tensor:
+    h = m.a(x)
+    return m.c(m.b(m.relu(h.flatten(1))) + h)
+
+
+def overwriting_by_method(m: Layers, x: Tensor) -> Tensor:
+    h = m.a(x)
+    return m.c(m.b(h.mul_(2.0))) + h
+
+
+def overwriting_what_was_released(m: Layers, x: Tensor) -> Tensor:
+    h = m.a(x)
+    g = h.mul_(2.0)
+    return m.c(m.b(g)) + h
+
+
+def pair(m: Layers, x: Tensor) -> Tensor:
+    h = m.a(x)
+    return m.b(h), m.c(h)  # type: ignore[return-value]
+
+
+REFUSED = {
+    "unknown": (plain, ("aa",), "unknown submodule of Layers 'aa'; did you mean 'a'"),
+    "never called": (plain, ("spare",), "submodule 'spare' is never called by Layers; nothing to cut after"),
+    "order": (plain, ("b", "a"), "cut 'a' runs before 'b'; name the cuts in the order they run"),
+    "same place": (plain, ("a", "a"), "cuts 'a', 'a' leave an empty segment: two are the same place"),
+    "nothing after": (plain, ("c",), "cut 'c' leaves an empty segment after 'c'"),
+    "untraceable": (branching, ("a",), "Layers cannot be traced at 'if h.sum() > 0:' (test_cut_raise.py:"),
+    "functional dropout": (dropping, ("a",), "Layers behaves otherwise in training at 'dropout'"),
+    "parameter on two sides": (reading_twice, ("b",), "parameter 'scale' is used on two sides of a cut"),
+    "in place, module": (overwriting, ("a", "b"), "'relu' overwrites 'a' in place, and 'add' reads it after a cut"),
+    "in place, view": (overwriting_a_view, ("a", "b"), "'relu' overwrites 'a' in place, and 'add' reads it"),
+    "in place, method": (overwriting_by_method, ("a", "b"), "'mul_' overwrites 'a' in place, and 'add' reads it"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_in_one_line(case: str) -> None:
+    forward, at, text = REFUSED[case]
+    with pytest.raises(InvalidInput, match=re.escape(text)) as caught:
+        cut(Layers(forward), at)
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_tied_across_a_cut_are_refused_by_name() -> None:
+    model = Layers(plain)
+    model.c.weight = model.a.weight
+    with pytest.raises(InvalidInput, match=r"parameter 'a\.weight' would be shared by roles 'client' and 'server'"):
+        vanilla(model, "a")
+
+
+def test_buffers_shared_across_a_cut_are_refused() -> None:
+    """One norm without weights, called on both sides, keeps one running mean in the uncut model."""
+    model = Layers(lambda m, x: m.c(m.norm(m.b(m.norm(m.a(x))))))  # type: ignore[operator]
+    model.norm = nn.BatchNorm1d(4, affine=False)
+    with pytest.raises(InvalidInput, match="shared by roles 'client' and 'server'"):
+        Topology("x", vanilla(model, "b").segments, {"x": "client"}, vanilla(model, "b").heads)
+
+
+def test_weights_tied_within_one_role_are_kept() -> None:
+    model = Layers(plain)
+    model.c.weight = model.a.weight
+    topology = u_shaped(model, ("a", "b"))
+    assert topology.segments[0].module.a.weight is topology.segments[2].module.c.weight
+
+
+def test_overwritten_memory_under_another_name_is_seen_through_contiguous() -> None:
+    """`contiguous` hands back the same memory, so the head would read another value than in the uncut model."""
+
+    def forward(m: Layers, x: Tensor) -> Tensor:
+        h = m.a(x)
+        return m.c(m.b(torch.relu_(h.contiguous())) + h)
+
+    with pytest.raises(InvalidInput, match="in place"):
+        u_shaped(Layers(forward), ("a", "b"))
+
+
+def test_what_was_released_and_overwritten_within_one_piece_is_accepted() -> None:
+    assert len(cut(Layers(overwriting_what_was_released), ("a",))) == 2
+
+
+def test_builders_want_one_output_and_two_cuts() -> None:
+    with pytest.raises(InvalidInput, match="the model must have one output for this topology; it has 2"):
+        vanilla(Layers(pair), "a")
+    with pytest.raises(InvalidInput, match="expected an even number of submodules, two a round trip"):
+        u_shaped(SmallUNet(), "down1")
+    with pytest.raises(InvalidInput, match="expected an even number of submodules, two a round trip"):
+        u_shaped(SmallUNet(), ("down1",))

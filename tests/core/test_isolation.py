@@ -1,0 +1,176 @@
+"""Nothing but messages crosses: no party reaches another one's tensors, modules or data.
+
+And a message is its numbers: not the storage that they were cut from, nor the graph, the base or the attributes that
+hang on a tensor; whatever the segment before the cut returns.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from splitfed.core.messages import Message, Recording
+from splitfed.core.optimizers import Optim
+from splitfed.core.party import Party
+from splitfed.core.probe import probe
+from splitfed.core.tasks import classification
+from splitfed.core.topology import Topology
+from splitfed.engines.local import LocalEngine
+from splitfed.topologies import u_shaped, vanilla
+from tests.examples import SmallUNet, toy_data
+from tests.object_graph import holdings, leaves, reachable
+
+BUILDERS = {
+    "vanilla": lambda: vanilla(SmallUNet(), "down2"),
+    "u_shaped": lambda: u_shaped(SmallUNet(), ("pool1", "up2")),
+}
+
+
+def trained(topology: Topology) -> LocalEngine:
+    """Three clients with data of their own, two steps each, a hand-over and an evaluation."""
+    ready = topology.with_task(classification(10))
+    data = [toy_data(16, seed=i) for i in range(3)]
+    optims = dict.fromkeys(ready.roles, Optim("Adam", {"lr": 1e-3}))
+    engine = LocalEngine(
+        ready, probe(ready, {"x": data[0].x[:4]}), 3, optims=optims, recording=Recording(("server", "client0"))
+    )
+    for lane, mine in enumerate(data):
+        engine.own(lane, "train", {"x": mine.x}, {h.value: mine.y for h in ready.heads})
+    for lane in range(3):
+        engine.train(lane, 0, [torch.arange(8), torch.arange(8, 16)])
+        engine.predict(lane, "train", "evaluate", borrow=0)
+    engine.hand_over(0, 1, "client", 1)
+    engine.hand_over(1, 2, "client", 1, via="server")
+    return engine
+
+
+def shared(engine: LocalEngine) -> list[str]:
+    """Name everything that two parties can both reach."""
+    held = {name: holdings(party) for name, party in engine.parties.items()}
+    return [
+        f"{one} and {two}: {kind}"
+        for (one, mine), (two, others) in combinations(held.items(), 2)
+        for kind, _ in mine & others
+    ]
+
+
+@pytest.mark.parametrize("shape", BUILDERS)
+def test_no_party_reaches_what_another_holds(shape: str) -> None:
+    engine = trained(BUILDERS[shape]())
+    assert set(engine.parties) == {"client0", "client1", "client2", "server"}
+    assert shared(engine) == []
+    for party in engine.parties.values():
+        kinds = [kind for kind, _ in holdings(party)]
+        assert kinds.count("memory") > 4, "the walk must find a party's own weights"
+        assert kinds.count("module") > 2
+
+
+@pytest.mark.parametrize("leak", ["module", "weight", "view of data", "data set", "closure", "gradient"])
+def test_the_walk_finds_a_planted_leak(leak: str) -> None:
+    engine = trained(BUILDERS["u_shaped"]())
+    client, server = engine.parties["client0"], engine.parties["server"]
+    weight = next(client.modules["bottom"].parameters())
+    data = toy_data(16)
+    if leak == "module":
+        server.friends = {"x": [client.modules["bottom"]]}  # type: ignore[attr-defined]
+    elif leak == "weight":
+        server.modules["middle"].register_buffer("spy", weight.detach())
+    elif leak == "view of data":
+        server.rows_seen = client._data["train"][0]["x"][3:5]  # type: ignore[attr-defined]
+    elif leak == "data set":
+        server.data, client.data = data, (data,)  # type: ignore[attr-defined]
+    elif leak == "closure":
+        server.peek = lambda: weight  # type: ignore[attr-defined]
+    else:
+        server.graph = (weight * 2.0).grad_fn  # type: ignore[attr-defined]
+    assert any(line.startswith("client0 and server") for line in shared(engine))
+
+
+class Watch:
+    """A link that looks at every message and at the graphs of both ends while a step is under way."""
+
+    def __init__(self, engine: LocalEngine) -> None:
+        self.engine = engine
+        self.inner = engine.link
+        self.kinds: list[str] = []
+
+    def deliver(self, message: Message) -> Message:
+        for name, tensor in message.tensors.items():
+            assert tensor.grad_fn is None, (message.edge, name)
+            assert not tensor.requires_grad, (message.edge, name)
+            assert not isinstance(tensor, nn.Parameter), (message.edge, name)
+        sender, receiver = (self.engine.parties[n] for n in (message.sender, message.receiver))
+        assert_no_common_graph(sender, receiver)
+        self.kinds.append(message.kind)
+        delivered = self.inner.deliver(message)
+        assert_own(delivered)
+        return delivered
+
+
+def assert_own(message: Message) -> None:
+    """Every tensor is plain, and its storage, which no other one of the message has, holds its numbers alone."""
+    storages = []
+    for name, tensor in message.tensors.items():
+        where = (message.kind, message.edge, name)
+        storages.append(tensor.untyped_storage().data_ptr())
+        assert type(tensor) is Tensor, where
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes == tensor.numel() * tensor.element_size(), where
+        assert tensor.is_contiguous() or len({*_places(tensor)}) == tensor.numel(), where
+        assert not any((tensor.is_conj(), tensor.is_neg(), tensor.requires_grad)), where
+        assert (tensor._base, tensor.grad_fn, tensor.grad, tensor._backward_hooks, vars(tensor)) == (*[None] * 4, {})
+        assert {id(t) for t in reachable(tensor) if isinstance(t, Tensor)} == {id(tensor)}, where
+    assert len(set(storages)) == len(storages), (message.kind, message.edge)
+
+
+def _places(tensor: Tensor) -> list[int]:
+    places = torch.zeros(tensor.shape, dtype=torch.int64)
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        places += (torch.arange(size) * stride).view(-1, *[1] * (tensor.dim() - dim - 1))
+    return places.flatten().tolist()
+
+
+def assert_no_common_graph(one: Party, two: Party) -> None:
+    """No tensor that one party holds, or that its graph would write a gradient to, belongs to the other."""
+    assert not leaves(one) & leaves(two)
+
+
+@pytest.mark.parametrize("shape", BUILDERS)
+def test_in_mid_step_no_graph_reaches_across(shape: str) -> None:
+    engine = trained(BUILDERS[shape]())
+    watch = engine.link = Watch(engine)  # type: ignore[assignment]
+    engine.train(0, 1, [torch.arange(8)])
+    engine.hand_over(0, 1, "client", 1, via="server")
+    there_and_back = {
+        "vanilla": ["activation", "gradient", "label"],
+        "u_shaped": ["activation"] * 2 + ["gradient"] * 2,
+    }
+    assert sorted(watch.kinds) == [*there_and_back[shape], "weights", "weights"]
+
+
+def test_the_watch_finds_an_attached_message() -> None:
+    engine = trained(BUILDERS["vanilla"]())
+    attached = torch.ones(2, requires_grad=True) * 2.0
+    stamp = engine.view("server").messages[0].stamp
+    with pytest.raises(AssertionError):
+        Watch(engine).deliver(Message("client0", "server", "activation", "bottom->top", {"z": attached}, stamp))
+
+
+def test_the_watch_finds_a_common_graph() -> None:
+    engine = trained(BUILDERS["vanilla"]())
+    client, server = engine.parties["client0"], engine.parties["server"]
+    weight = next(client.modules["bottom"].parameters())
+    server.leak = (weight * 2.0).sum()  # type: ignore[attr-defined]
+    with pytest.raises(AssertionError):
+        assert_no_common_graph(client, server)
+
+
+def test_a_party_takes_a_copy_of_its_modules() -> None:
+    topology = BUILDERS["vanilla"]()
+    engine = trained(topology)
+    given = {id(p) for s in topology.segments for p in s.module.parameters()}
+    assert not given & {
+        id(p) for party in engine.parties.values() for m in party.modules.values() for p in m.parameters()
+    }

@@ -1,0 +1,171 @@
+"""FedGen: the losses by hand, a step of a head on generated rows, limit cases, what crosses, resume, refusals."""
+
+from __future__ import annotations
+
+from math import exp, log
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import splitfed as sf
+from splitfed.core.errors import InvalidInput
+from splitfed.core.topology import Segment
+from splitfed.federated import FedAvg, FedGen
+from splitfed.federated.fedgen import Practice
+from splitfed.federated.generator import Generator, Head, diversity, ensemble_loss
+from splitfed.topologies import local
+from tests.examples import assert_same
+from tests.federated.methods import assert_plan_is_counted, assert_resumes, go, net, plan_of, weights
+from tests.rounding import single
+
+SMALL: dict[str, Any] = {"noise": 4, "hidden": 8, "steps": 5, "rows": 8, "batch": 8}
+
+
+def scaled(factor: float) -> Head:
+    """A head whose scores are its input times a factor."""
+    linear = nn.Linear(2, 2, bias=False)
+    linear.weight.data = factor * torch.eye(2)
+    linear.requires_grad_(False)
+    return Head([Segment("head", "client", linear, ("z",), ("out",))], {"head": linear}, "z", "out")
+
+
+def test_diversity_by_hand() -> None:
+    # Noise distances 1 on two of four pairs (mean over 2 numbers: 1/2), what is made 4 (mean 2): mean of products 1/2.
+    noise, made = torch.tensor([[0.0, 0.0], [0.0, 1.0]]), torch.tensor([[0.0, 0.0], [4.0, 0.0]])
+    assert float(diversity(noise, made)) == single(exp(-(2 * 0.5 * 2.0) / 4))
+    assert float(diversity(noise, torch.ones(2, 3, 2))) == 1.0
+
+
+def test_heads_count_by_who_holds_the_label() -> None:
+    z, y = torch.tensor([[log(3.0), 0.0], [0.0, 0.0]]), torch.tensor([0, 1])
+    counts = torch.tensor([[3, 0], [1, 5]])
+    # Row 0: -log 3/4 under the first head with weight 3/4, -log 9/10 under the second with 1/4; row 1 the second alone.
+    wanted = (-0.75 * log(3 / 4) - 0.25 * log(9 / 10) + log(2)) / 2
+    assert float(ensemble_loss([scaled(1.0), scaled(2.0)], z, y, counts)) == single(wanted)
+
+
+def test_a_head_learns_from_generated_rows_by_hand() -> None:
+    """Its gradient afterwards: that of the step, plus the weighted one of the rows that were drawn."""
+    torch.manual_seed(0)
+    head, made = nn.Linear(3, 4), Generator(2, 4, 5, (3,))
+    segment = Segment("head", "client", head, ("z",), ("out",))
+    tutor = Practice(0.5, 6, [segment], "z", "out", made, seed=7, stochastic=False)
+    modules = {"head": head}
+    head.weight.grad, head.bias.grad = torch.ones(4, 3), torch.zeros(4)
+    tutor.correct(modules)
+    assert torch.equal(head.weight.grad, torch.ones(4, 3))
+    tutor.take({**made.state_dict(), "labels": torch.tensor([False, True, False, True])})
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    made.register_forward_hook(lambda module, given, z: seen.append((given[1], z)))
+    tutor.correct(modules)
+    ((y, z),) = seen
+    assert set(y.tolist()) <= {1, 3}
+    error = functional.softmax(z @ head.weight.detach().T + head.bias.detach(), 1) - functional.one_hot(y, 4)
+    torch.testing.assert_close(head.weight.grad, 1 + 0.5 * error.T @ z / 6)
+    torch.testing.assert_close(head.bias.grad, 0.5 * error.mean(0))
+
+
+def test_weight_zero_is_the_average_alone_and_says_so() -> None:
+    off = FedGen(weight=0.0)
+    assert off.turned_off == "fedgen with weight=0 lets nobody learn from what is generated"
+    assert FedGen().turned_off is None
+    one, other = go("local", FedAvg(), 3), go("local", off, 3)
+    for lane in range(3):
+        assert_same(weights(one, lane), weights(other, lane))
+    assert one.bytes == other.bytes
+
+
+def test_the_first_round_is_the_average_and_later_ones_are_not() -> None:
+    first = [go("local", method, 1) for method in (FedAvg(), FedGen(**SMALL))]
+    assert_same(weights(first[0], 0), weights(first[1], 0))
+    second = [weights(go("local", method, 2), 0) for method in (FedAvg(), FedGen(**SMALL))]
+    assert not torch.equal(second[0]["head/fc3.weight"], second[1]["head/fc3.weight"])
+
+
+def test_the_generator_learns_what_the_heads_know() -> None:
+    rows = sf.data.digits().clients(2, auxiliary=0, victims=0)
+    method = FedGen(noise=8, hidden=32, steps=150, rate=3e-3)
+    run = go("local", method, 4, data=rows)
+    made = Generator(8, 10, 32, run.method_state["shape"])
+    made.load_state_dict(run.method_state["generator"])
+    y = torch.arange(10).repeat(5)
+    z = made.eval()(torch.randn(50, 8, generator=torch.Generator().manual_seed(1)), y)
+    guess = run.engine.modules(0)["head"].eval()(z).argmax(1)
+    assert float((guess == y).double().mean()) > 0.8, "chance is .1"
+    assert run.accuracy > 0.5
+
+
+def test_planned_bytes_are_counted_bytes() -> None:
+    plan = plan_of("local", clients_per_round=2, drop_out=0.3)
+    run = assert_plan_is_counted("local", FedGen(**SMALL), 4, schedule=plan)
+    assert set(run.engine.traffic.by_kind()) == {"weights", "label counts", "generator"}
+
+
+def test_heads_alone_are_shared_between_clients_of_any_make() -> None:
+    one, other = (local(Pieces(wide), ("body",)) for wide in (10, 20))
+    run = go("local", FedGen(share="head", **SMALL), 2, topology=[one, other, one])
+    assert {name.split("/")[0] for name in run.method_state["weights"]} == {"head"}
+    with pytest.raises(InvalidInput, match="fedgen averages every client's shared part; that of client 1 is of"):
+        go("local", FedGen(**SMALL), topology=[one, other, one])
+
+
+def test_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
+    assert_resumes("local", FedGen(**SMALL), tmp_path, schedule=plan_of("local", clients_per_round=2))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"share": "base"}, "unknown fedgen share 'base'"),
+        ({"weight": -1.0}, "fedgen weight=-1"),
+        ({"diversity": -0.5}, "fedgen diversity=-0.5"),
+        ({"rate": 0.0}, "fedgen rate=0"),
+        ({"rows": 0}, "fedgen rows=0"),
+        ({"batch": 1}, "fedgen batch=1"),
+        ({"steps": -1}, "fedgen steps=-1"),
+    ],
+)
+def test_parameters_out_of_range_are_refused(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidInput, match=text):
+        FedGen(**arguments)
+
+
+class Pieces(nn.Module):
+    """A body of any width and a head, by name."""
+
+    def __init__(self, wide: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, wide), nn.ReLU(), nn.Linear(wide, 6), nn.ReLU())
+        self.head = nn.Linear(6, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(self.body(x))
+        return found
+
+
+class Skipping(nn.Module):
+    """The head reads the input once more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(64, 8), nn.Linear(72, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        flat = x.flatten(1)
+        found: torch.Tensor = self.head(torch.cat([self.body(flat), flat], 1))
+        return found
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="fedgen trains whole models; in topology 'vanilla' role 'server' holds"):
+        go("vanilla", FedGen())
+    with pytest.raises(InvalidInput, match="fedgen finds no embedding in topology 'local'"):
+        go("local", FedGen(), topology=local(net()))
+    with pytest.raises(InvalidInput, match="fedgen generates 'body'; segment 'head' reads 'flatten' as well"):
+        go("local", FedGen(embedding="body"), topology=local(Skipping(), ("body",)))
+    with pytest.raises(InvalidInput, match="fedgen averages weights itself, and the schedule hands client segments on"):
+        go("local", FedGen(), schedule="sequential")

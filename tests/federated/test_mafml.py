@@ -1,0 +1,299 @@
+"""MAFML: divergence and projection by hand, whole rounds beside a bare loop, what crosses, exact resume, refusals."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import splitfed as sf
+import splitfed.federated.mafml
+from splitfed.core.errors import InvalidInput
+from splitfed.core.optimizers import Optim
+from splitfed.core.random import derive, stream
+from splitfed.core.topology import Topology
+from splitfed.federated.mafml import MAFML, distribution, project, weighted_divergence
+from splitfed.federated.public_rows import endless
+from splitfed.models.mlp import mlp
+from splitfed.schedules import Apart, Sequential
+from splitfed.schedules.base import Training
+from splitfed.topologies import local
+from tests.federated.methods import BUILDERS, assert_plan_is_counted, assert_resumes, go, net, weights
+from tests.object_graph import holdings
+from tests.rounding import single
+
+STEP = Apart(steps=1)
+TURNS = Sequential(hand_over="none")
+RATE = 0.1
+
+
+def data(clients: int = 3, **options: Any) -> Any:
+    return sf.data.digits().rows(range(120)).clients(clients, auxiliary=4, victims=4, public=0.2, **options)
+
+
+def plan(shape: str) -> Any:
+    return STEP if shape == "local" else TURNS
+
+
+def test_divergence_by_hand() -> None:
+    # One teacher is sure of class 0 and weighs 1, one knows nothing of three classes and weighs a half.
+    student = torch.tensor([[2.0, 0.0, 0.0], [1.0, 1.0, -1.0]])
+    teachers = torch.tensor([[1.0, 0.0, 0.0], [1 / 3, 1 / 3, 1 / 3]])
+    p, q = student.softmax(1)
+    first = -torch.log(p[0])
+    second = sum(1 / 3 * torch.log(1 / 3 / q[c]) for c in range(3))
+    found = weighted_divergence(student, teachers, torch.tensor([1.0, 0.5]))
+    assert float(found) == single(float(first + 0.5 * second) / 2)
+    # Against torch: teachers that say the same as the student are no distance away.
+    assert float(weighted_divergence(student, student.softmax(1), torch.ones(2))) == single(0)
+
+
+def test_what_a_defense_left_of_soft_labels_is_a_distribution_again() -> None:
+    told = torch.tensor([[0.6, -0.2, 0.2], [-1.0, -1.0, 0.0], [0.25, 0.25, 0.5]])
+    found = distribution(told)
+    torch.testing.assert_close(found, torch.tensor([[0.75, 0.0, 0.25], [0.0, 0.0, 0.0], [0.25, 0.25, 0.5]]))
+    # A row that says nothing teaches nothing.
+    assert weighted_divergence(torch.randn(1, 3), found[1:2], torch.ones(1)) == 0
+
+
+def test_projection_by_hand() -> None:
+    # g_pub = (-3, 1, 2), g_loc = (2, 0, 0) + (0, 1, ...): along = -6 + 1 = -5, |g_loc|^2 = 5, so g_loc is added once.
+    gradient = {"a": torch.tensor([-3.0, 1.0]), "b": torch.tensor([2.0]), "new": torch.tensor([7.0])}
+    local = {"a": torch.tensor([2.0, 1.0]), "b": torch.tensor([0.0])}
+    project(gradient, local)
+    assert {name: g.tolist() for name, g in gradient.items()} == {"a": [-1.0, 2.0], "b": [2.0], "new": [7.0]}
+    assert float(torch.dot(gradient["a"], local["a"])) == 0.0
+
+
+def test_gradients_that_agree_are_left_alone() -> None:
+    gradient = {"a": torch.tensor([3.0, -1.0])}
+    project(gradient, {"a": torch.tensor([1.0, 2.0])})
+    assert gradient["a"].tolist() == [3.0, -1.0]
+
+
+class Bare:
+    """A client, or a server, of plain PyTorch: modules, SGD, the gradient of the newest local step by client."""
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self.modules = copy.deepcopy(dict(modules))
+        self.weights = [p for m in self.modules.values() for p in m.parameters()]
+        self.optimizer = torch.optim.SGD(self.weights, lr=RATE, momentum=0.5)
+        self.local: dict[int, Tensor] = {}
+
+    def gradient(self) -> Tensor:
+        return torch.cat([p.grad.flatten() for p in self.weights if p.grad is not None])
+
+    def step(self, lane: int, mutual: bool, projected: bool) -> int:
+        """Take a step; return 1 if the gradient was projected."""
+        g = self.gradient()
+        turned = 0
+        if mutual and projected and torch.dot(g, self.local[lane]) < 0:
+            g = g - torch.dot(self.local[lane], g) / self.local[lane].square().sum() * self.local[lane]
+            turned = 1
+        if not mutual:
+            self.local[lane] = g
+        at = 0
+        for p in self.weights:
+            p.grad = g[at : at + p.numel()].view_as(p).clone()
+            at += p.numel()
+        self.optimizer.step()
+        return turned
+
+
+def by_hand(topology: Topology, rows: Any, rounds: int, epochs: bool, method: MAFML) -> tuple[list[Any], int]:
+    """Train as the head of the method's file says; return the parties by client, and how often a gradient was turned.
+
+    `epochs`: a round of local training is an epoch, client after client, else one step.
+    """
+    lanes, (x_name,) = len(rows.clients), topology.inputs
+    own = {r: {s.name: s.module for s in topology.segments_of(r)} for r in topology.roles}
+    shared = {r: Bare(own[r]) for r in own if r not in topology.data_roles}
+    crew = [{r: Bare(own[r]) for r in topology.data_roles} | shared for _ in range(lanes)]
+    training, turned = Training(16, 1, 0), 0
+
+    def scores(lane: int, x: Tensor) -> Tensor:
+        made = {x_name: x}
+        for s in topology.segments:
+            made[s.outputs[0]] = crew[lane][s.role].modules[s.name](*(made[v] for v in s.inputs))
+        return made[topology.heads[0].value]
+
+    def step(lane: int, loss: Tensor, mutual: bool) -> int:
+        for party in crew[lane].values():
+            party.optimizer.zero_grad()
+        loss.backward()
+        return sum(party.step(lane, mutual, method.projected) for party in crew[lane].values())
+
+    for number in range(rounds):
+        for lane, client in enumerate(rows.clients):
+            if epochs:
+                batches = training.batches(len(client.train), number, lane)
+            else:
+                batches = STEP._batches(training, len(client.train), number, lane)
+            for batch in batches:
+                step(lane, functional.cross_entropy(scores(lane, client.train.x[batch]), client.train.y[batch]), False)
+        told = []
+        for lane, client in enumerate(rows.clients):
+            seed = derive(0, "mafml", lane)
+            chosen = endless(seed, len(client.public), number * method.batch, method.batch)
+            x, y = client.public.x[chosen], client.public.y[chosen]
+            p = scores(lane, x).softmax(1).detach()
+            told.append((x, y, p, float((p.argmax(1) == y).float().mean()) if method.weighted else 1.0))
+        for lane in range(lanes):
+            loss = torch.zeros(())
+            for x, y, p, accuracy in (told[j] for j in range(lanes) if j != lane):
+                z = scores(lane, x)
+                kl = functional.kl_div(z.log_softmax(1), p, reduction="batchmean")
+                loss = loss + (accuracy * kl + functional.cross_entropy(z, y)) / (lanes - 1)
+            turned += step(lane, loss, True)
+    return crew, turned
+
+
+@pytest.mark.parametrize("shape", BUILDERS)
+@pytest.mark.parametrize("method", [MAFML(batch=12), MAFML(batch=8, weighted=False, projected=False)], ids=str)
+def test_rounds_beside_a_bare_loop(shape: str, method: MAFML) -> None:
+    rows, topology = data(), BUILDERS[shape](net())
+    optimizer = Optim("SGD", {"lr": RATE, "momentum": 0.5})
+    rounds = 6 if shape == "local" else 3
+    run = go(shape, method, rounds, data=rows, topology=topology, schedule=plan(shape), optimizer=optimizer)
+    crew, turned = by_hand(topology, rows, rounds, shape != "local", method)
+    for lane, parties in enumerate(crew):
+        expected = {
+            f"{s}/{k}": v for p in parties.values() for s, m in p.modules.items() for k, v in m.state_dict().items()
+        }
+        for name, tensor in weights(run, lane).items():
+            torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-6)
+    assert (turned > 0) == method.projected, "the comparison must have seen projections"
+
+
+@pytest.mark.parametrize("shape", BUILDERS)
+def test_planned_bytes_are_counted_bytes(shape: str) -> None:
+    run = assert_plan_is_counted(shape, MAFML(batch=10), data=data(), schedule=plan(shape))
+    # 40 rows but 4 and 4 left out of 120: 112 rows, 37 or 38 a client, of which a fifth, 7 or 8, are shown.
+    counts = [len(c.public) for c in data().clients]
+    row = 64 * 4 + 8
+    assert run.engine.traffic.bytes(kind="data") == sum(counts) * row * 3, "up once, and down to two others"
+    up, down = 10 * 10 * 4, 10 * 10 * 4 + 4
+    assert run.engine.traffic.bytes(kind="soft labels") == 3 * (3 * up + 3 * 2 * down)
+
+
+def test_sampled_clients_and_drop_outs_are_planned() -> None:
+    schedule = Apart(steps=1, clients_per_round=2, drop_out=0.4)
+    run = assert_plan_is_counted("local", MAFML(), 6, data=data(4), schedule=schedule)
+    assert any(entry["dropped"] for entry in run.history)
+    assert all(len(told) == 3 for told in run.method_state["told"].values())
+
+
+@pytest.mark.parametrize("shape", ["local", "vanilla"])
+def test_resumed_run_ends_in_the_same_bits(shape: str, tmp_path: Path) -> None:
+    assert_resumes(shape, MAFML(batch=6), tmp_path / "run", data=data(), schedule=plan(shape))
+
+
+def test_resumed_run_of_sampled_clients(tmp_path: Path) -> None:
+    schedule = Apart(steps=2, clients_per_round=2)
+    assert_resumes("local", MAFML(batch=6), tmp_path / "run", data=data(4), schedule=schedule)
+
+
+@pytest.mark.parametrize("shape", BUILDERS)
+def test_no_party_reaches_what_another_holds(shape: str) -> None:
+    run = go(shape, MAFML(batch=4), data=data(2), schedule=plan(shape))
+    held = {name: holdings(party) for name, party in run.engine.parties.items()}
+    assert [(a, b) for (a, one), (b, two) in combinations(held.items(), 2) if one & two] == []
+
+
+def test_models_of_any_make() -> None:
+    topologies = [local(net(i, widths)) for i, widths in enumerate([(10,), (6, 5), (12,)])]
+    run = assert_plan_is_counted("local", MAFML(batch=5), 2, data=data(), topology=topologies, schedule=STEP)
+    assert len(run.history[-1]["test"]["clients"]) == 3
+
+
+def test_clients_learn_what_others_know() -> None:
+    """Digits upright and upside down: alone a client knows nothing of the other's, with MAFML it does."""
+    rows = sf.data.digits().rows(range(400)).rotated([0, 180])
+    split = rows.clients(2, by_domain=True, auxiliary=0, victims=0, public=0.15)
+    found = {}
+    for method in (None, MAFML()):
+        with stream(0):
+            topology = local(mlp((1, 8, 8), 10, (32,), seed=None))
+        run = sf.train(
+            topology,
+            split,
+            schedule=Apart(steps=4),
+            method=method,
+            optimizer=Optim("Adam", {"lr": 0.005}),
+            rounds=40,
+            batch_size=32,
+            evaluate_every=40,
+            across=True,
+        )
+        found[method] = run.history[-1]["test"]["across"]
+    alone, mutual = found.values()
+    assert min(mutual["others"]) > max(alone["others"]) + 0.2
+    assert min(mutual["own"]) > 0.8
+    assert min(mutual["union"]) > max(alone["union"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"data": sf.data.digits().clients(2)}, "mafml needs public rows of every client, and client0 has none"),
+        ({"data": data(1)}, "mafml learns from others' public rows; one client has no others"),
+        ({"schedule": "splitfed_v1"}, "method MAFML trains clients besides the schedule, and SplitFedV1 puts other"),
+        ({"schedule": Sequential()}, "method MAFML trains clients besides the schedule, and Sequential puts other"),
+        ({"schedule": "blind", "shape": "vanilla"}, "method MAFML"),
+        ({"schedule": "splitfed_v3", "shape": "vanilla"}, "method MAFML trains clients besides the schedule"),
+        ({"sampling": "poisson"}, "sampling='poisson' draws every step's rows, and method MAFML"),
+    ],
+)
+def test_refused(changes: dict[str, Any], text: str) -> None:
+    shape, given = changes.get("shape", "local"), {k: v for k, v in changes.items() if k != "shape"}
+    with pytest.raises(InvalidInput, match=text):
+        go(shape, MAFML(), **{"data": data(), "schedule": STEP, **given})
+
+
+def test_refuses_what_has_no_classes_and_a_batch_without_rows() -> None:
+    rows = sf.data.from_arrays(torch.rand(60, 4), torch.rand(60), name="real").clients(
+        2, auxiliary=0, victims=0, public=0.2
+    )
+    with pytest.raises(InvalidInput, match="mafml compares class probabilities; the task here is 'regression'"):
+        go("local", MAFML(), data=rows, topology=local(nn.Linear(4, 1)), schedule=STEP)
+    with pytest.raises(InvalidInput, match="mafml batch=0"):
+        MAFML(batch=0)
+
+
+def test_the_head_tells_where_it_deviates_from_the_papers_algorithm() -> None:
+    """Each deviation by what it is about; what the code does is tested above and below."""
+    told = (splitfed.federated.mafml.__doc__ or "").split("Deviations from Algorithm 1:")
+    assert len(told) == 2
+    items = [line[2:].partition(":")[0] for line in told[1].splitlines() if line.startswith("- ")]
+    assert [item.partition(" are told")[0].partition(",")[0] for item in items] == [
+        "Local steps",
+        "One optimizer",
+        "Accuracies",
+        "Public rows",
+        "N",
+        "Probabilities",
+        "Split nodes",
+    ]
+
+
+def test_local_and_mutual_steps_change_one_optimizer_and_who_left_does_not_count() -> None:
+    """Adam counts both kinds of steps; of three clients asked alone, none takes a mutual one."""
+
+    def steps(schedule: Apart) -> list[int]:
+        run = go("local", MAFML(batch=4), 1, data=data(), schedule=schedule, optimizer=Optim("Adam", {"lr": 1e-3}))
+        found = []
+        for lane in range(3):
+            optimizer = run.engine.party(lane, "client").optimizer
+            assert optimizer is not None
+            found.append(int(max((s["step"] for s in optimizer.state.values()), default=torch.tensor(0))))
+        return found
+
+    assert steps(Apart(steps=2)) == [3, 3, 3]
+    assert sorted(steps(Apart(steps=2, clients_per_round=1))) == [0, 0, 2]

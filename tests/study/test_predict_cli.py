@@ -1,0 +1,279 @@
+"""`splitfed predict`: new rows go through the parties of a finished run, and what crosses is counted and shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from splitfed.cli import main
+from splitfed.core.errors import InvalidInput
+from splitfed.core.tasks import Task, binary, classification, regression
+from splitfed.core.topology import Head
+from splitfed.data.dataset import Dataset
+from splitfed.defenses import Noise
+from splitfed.models.mlp import mlp
+from splitfed.study.run.input_rows import read_rows
+from splitfed.study.run.prediction import predictions
+from splitfed.topologies import u_shaped, vanilla
+from splitfed.training.entry_point import train
+from tests.examples import toy_data
+from tests.rounding import single
+from tests.study.examples import small, write
+
+ROWS = 5
+
+
+def images(rows: int = ROWS) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return np.random.default_rng(0).random((rows, 1, 8, 8), dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs of two clients: undefended, and with strong noise."""
+    home = tmp_path_factory.mktemp("study")
+    study = small(
+        data={"name": "digits", "victims": 8, "auxiliary": 32, "clients": 2},
+        training={"rounds": 1, "batch_size": 64, "schedule": "splitfed_v3"},
+        defense=[{"name": "none"}, {"name": "noise", "scale": 3.0, "relative": True}],
+        attack=None,
+    )
+    assert main(["run", str(write(home, study)), "--folder", str(home / "out"), "--json"]) == 0
+    return home / "out" / "runs"
+
+
+@pytest.fixture
+def plain(runs: Path) -> Path:
+    return runs / "vanilla-relu1--none--seed0"
+
+
+@pytest.fixture
+def noisy(runs: Path) -> Path:
+    return runs / "vanilla-relu1--noise-3--seed0"
+
+
+def saved(folder: Path, x: Any = None) -> Path:
+    np.save(folder / "x.npy", images() if x is None else x)
+    return folder / "x.npy"
+
+
+def predicted(run: Path, x: Path, capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main(["predict", str(run), "--input", str(x), "--json", *more]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_predictions_are_those_of_the_trained_segments(
+    plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The whole model by hand: the client's layer and the server's, from the run's own checkpoint."""
+    found = predicted(plain, saved(tmp_path), capsys, "--client", "1")
+    states = [
+        torch.load(plain / "checkpoints" / "000000" / f"party-{name}.pt", weights_only=True)
+        for name in ("client1", "server")
+    ]
+    weights = {k: t for state in states for k, t in tensors(state).items()}
+    hidden = torch.relu(torch.from_numpy(images()).flatten(1) @ weights["fc1.weight"].T + weights["fc1.bias"])
+    chances = (hidden @ weights["fc2.weight"].T + weights["fc2.bias"]).softmax(1)
+    told = torch.tensor([found["predictions"][f"probability_{i}"] for i in range(10)]).T
+    assert told.tolist() == [single(row) for row in chances.tolist()]
+    assert found["predictions"]["label"] == chances.argmax(1).tolist()
+
+
+def tensors(state: Any) -> dict[str, torch.Tensor]:
+    """Return the model's parameters in a party's state, wherever they stand in it."""
+    found: dict[str, torch.Tensor] = {}
+    for key, value in state.items():
+        if isinstance(value, torch.Tensor) and str(key).startswith("fc"):
+            found[key] = value
+        elif isinstance(value, dict):
+            found |= tensors(value)
+    return found
+
+
+def test_what_crossed_is_counted_and_who_saw_it_is_told(
+    plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = predicted(plain, saved(tmp_path), capsys)
+    # One batch of five rows of twelve floats; labels and gradients stay where they are.
+    assert (found["messages"], found["bytes"]) == (1, ROWS * 12 * 4)
+    assert found["bytes_by_kind"] == {"activation": ROWS * 12 * 4}
+    (seen,) = found["views"].pop("server")
+    assert found["views"] == {}
+    assert (seen["value"], seen["from"], seen["shape"], seen["bytes"]) == ("relu1", "client0", [ROWS, 12], ROWS * 48)
+    # 300 rows go in two batches, of 256 and 44.
+    many = predicted(plain, saved(tmp_path, images(300)), capsys)
+    assert (many["messages"], many["bytes"]) == (2, 300 * 48)
+    assert many["views"]["server"][0]["shape"] == [300, 12]
+
+
+def test_the_view_is_what_arrived_after_the_defense(
+    plain: Path, noisy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    views = []
+    for number, run in enumerate((plain, noisy, noisy)):
+        file = tmp_path / f"view{number}.safetensors"
+        predicted(run, saved(tmp_path), capsys, "--view", "server", "--view-output", str(file))
+        views.append(load_file(file)["relu1"])
+    # A ReLU releases nothing below zero; noise does. The same rows get the same draw, so a call can be repeated.
+    assert views[0].shape == (ROWS, 12)
+    assert float(views[0].min()) >= 0 > float(views[1].min())
+    assert torch.equal(views[1], views[2])
+    twice = images()
+    twice[0, 0, 0, 0] += 1e-3
+    other = tmp_path / "other.safetensors"
+    predicted(noisy, saved(tmp_path, twice.clip(0, 1)), capsys, "--view", "server", "--view-output", str(other))
+    # Of the second row nothing changed but the draw.
+    assert not torch.allclose(load_file(other)["relu1"][1], views[1][1], atol=1e-2)
+
+
+def test_arrays_and_tables_give_the_same(plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = predicted(plain, saved(tmp_path), capsys)["predictions"]
+    np.savez(tmp_path / "x.npz", x=images(), other=np.zeros(3))
+    header = ",".join(f"p{i}" for i in range(64))
+    np.savetxt(tmp_path / "x.csv", images().reshape(ROWS, 64), "%.9g", ",", header=header, comments="")
+    for name in ("x.npz", "x.csv"):
+        assert predicted(plain, tmp_path / name, capsys)["predictions"] == expected
+
+
+def test_the_output_is_a_table(plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.csv"
+    found = predicted(plain, saved(tmp_path), capsys, "--output", str(out))
+    lines = out.read_text("utf-8").splitlines()
+    assert lines[0] == ",".join(["row", "label", *(f"probability_{i}" for i in range(10))])
+    assert len(lines) == 1 + ROWS
+    first = [float(field) for field in lines[1].split(",")]
+    assert first[1] == found["predictions"]["label"][0]
+    assert first[2] == found["predictions"]["probability_0"][0]
+    assert sum(first[2:]) == pytest.approx(1)
+    assert main(["predict", str(plain), "--input", str(saved(tmp_path, images(12)))]) == 0
+    text = capsys.readouterr().out
+    assert "... 2 more rows; --output FILE.csv has them all" in text
+    assert "crossed: 1 message, 576 B (activation 576 B)" in text
+    assert "server saw relu1 (activation, 12x12) from client0, over bottom->top" in text
+
+
+MISUSE: list[tuple[Any, list[str], str]] = [
+    (images()[:, :, :7], [], "has shape (5, 1, 7, 8); this run takes rows of shape (1, 8, 8)"),
+    (np.full((2, 1, 8, 8), np.nan, np.float32), [], "is not finite in row 0"),
+    (images() + 1, [], "leaves the value range [0, 1] of the run's data in row 0"),
+    (images()[:0], [], "holds no row; expected at least one"),
+    (np.array([["a"]]), [], "has type <U1; expected real numbers"),
+    (np.array([{"a": 1}]), [], "cannot be read: Object arrays cannot be loaded, as their objects"),
+    (None, ["--client", "2"], "client=2 is not allowed; expected 0 to 1"),
+    (None, ["--head", "fc3"], "unknown head 'fc3'; did you mean 'fc2'?"),
+    (None, ["--view", "sever", "--view-output", "v"], "unknown party 'sever'; did you mean 'server'?"),
+    (None, ["--view", "server"], "--view and --view-output belong together"),
+    (None, ["--output", "no/such/out.csv"], "'no/such/out.csv' is no file that can be written"),
+]
+
+
+@pytest.mark.parametrize(("x", "more", "text"), MISUSE, ids=[text[:30] for _, _, text in MISUSE])
+def test_misuse_is_one_line(
+    x: Any, more: list[str], text: str, plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (plain / "attacks").rglob("*")}
+    given = str(saved(tmp_path, x))
+    capsys.readouterr()
+    assert main(["predict", str(plain), "--input", given, *more]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    assert text in err
+    assert {path: path.stat().st_mtime_ns for path in (plain / "attacks").rglob("*")} == before
+
+
+def test_files_that_cannot_be_read_are_one_line(tmp_path: Path) -> None:
+    def refused(name: str, content: bytes, text: str) -> None:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(InvalidInput) as caught:
+            read_rows(tmp_path / name, (2,))
+        assert text in str(caught.value)
+        assert len(str(caught.value).splitlines()) == 1
+
+    refused("x.npy", b"", "cannot be read: ")
+    refused("x.npz", b"PK\x03\x04junk", "cannot be read: ")
+    refused("x.csv", b"\xff\xfe\x00", "cannot be read as CSV")
+    refused("x.csv", b"a,b\n", "holds no row")
+    refused("x.csv", b"a,b\n1,2\n3\n", "has 1 fields in row 1; expected 2 numbers")
+    refused("x.csv", b"1,2\n3,pear\n", "has 'pear' in row 1; expected 2 numbers")
+    refused("x.csv", b"1,2,3\n", "has shape (1, 3); this run takes rows of shape (2,) (2 numbers a line)")
+    refused("x.csv", b"1,inf\n", "is not finite in row 0")
+    refused("x.txt", b"1,2\n", "is of no known kind; expected .npy, .npz, .csv")
+    np.savez(tmp_path / "two.npz", a=np.ones(2), b=np.ones(2))
+    with pytest.raises(InvalidInput, match=r"has no array 'x' \(there is a, b\); expected x, or one array"):
+        read_rows(tmp_path / "two.npz", (2,))
+    with pytest.raises(InvalidInput, match=r"gone\.npy' is no file"):
+        read_rows(tmp_path / "gone.npy", (2,))
+    (tmp_path / "ok.csv").write_text("1,2\n3,4\n")
+    assert read_rows(tmp_path / "ok.csv", (2,)).tolist() == [[1, 2], [3, 4]]
+    np.save(tmp_path / "one.npy", np.array([5, 6]))
+    assert read_rows(tmp_path / "one.npy", (2,)).tolist() == [[5, 6]]
+
+
+def test_only_finished_runs_are_asked(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", str(runs), "--input", str(saved(tmp_path))]) == 2
+    assert capsys.readouterr().err.endswith("holds no finished run; expected a folder .../runs/NAME\n")
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("result.json", "config.toml", "run.json"):
+        (bare / name).write_bytes((runs / "vanilla-relu1--none--seed0" / name).read_bytes())
+    assert main(["predict", str(bare), "--input", str(saved(tmp_path))]) == 2
+    assert "holds no checkpoint any more; run its study again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("task", "outputs", "expected"),
+    [
+        (classification(2), [[0.0, 0.0], [0.0, np.log(3)]], {"label": [0, 1], "probability_1": [0.5, 0.75]}),
+        (binary(), [[0.0], [np.log(3)]], {"label": [0, 1], "probability": [0.5, 0.75]}),
+        (regression(2), [[1.5, -2.0]], {"value_0": [1.5], "value_1": [-2.0]}),
+    ],
+    ids=["classification", "binary", "regression"],
+)
+def test_outputs_are_told_as_the_task_has_them(task: Task, outputs: Any, expected: dict[str, list[float]]) -> None:
+    found = predictions(Head("out", "server", "client", task), torch.tensor(outputs, dtype=torch.float64))
+    for name, values in expected.items():
+        assert found[name] == pytest.approx(values)
+
+
+def test_in_python_predictions_are_counted_watched_and_defended() -> None:
+    data: Dataset = toy_data(80)
+    federation = data.clients(2, victims=6, auxiliary=6)
+    made = [
+        train(vanilla(mlp((1, 8, 8), 10, (12,)), "relu1"), federation, rounds=1, defenses=defenses, schedule="blind")
+        for defenses in ((), Noise(scale=1.0))
+    ]
+    plain, noisy = made
+    x = federation.victims.x
+    assert torch.equal(plain.predict(x), plain.predict(x))
+    assert plain.engine.traffic.bytes("predict") == 2 * 6 * 48
+    assert plain.engine.traffic.messages("predict") == 2
+    assert not torch.equal(plain.predict(x, client=0), plain.predict(x, client=1))
+    # A fresh draw a call, and the same one for the same number.
+    assert not torch.equal(noisy.predict(x), noisy.predict(x))
+    assert torch.equal(noisy.predict(x, number=7), noisy.predict(x, number=7))
+    for run in made:
+        view = run.observe()
+        assert {message.stamp.phase for message in view.messages} == {"predict"}
+        assert {message.kind for message in view.messages} == {"activation"}
+        assert view.tensors()["relu1"].shape == (6, 12)
+    assert float(noisy.observe().tensors()["relu1"].min()) < 0 <= float(plain.observe().tensors()["relu1"].min())
+    with pytest.raises(InvalidInput, match="unknown head 'fc1'"):
+        plain.predict(x, head="fc1")
+    with pytest.raises(InvalidInput, match="client=2 is not allowed; expected 0 to 1"):
+        plain.predict(x, client=2)
+
+
+def test_a_u_shaped_client_gets_its_own_activation_back() -> None:
+    data = toy_data(60).clients(1, victims=4, auxiliary=4)
+    run = train(u_shaped(mlp((1, 8, 8), 10, (12, 8)), ("relu1", "relu2")), data, rounds=1)
+    run.predict(data.victims.x)
+    flows = {(f.sender, f.receiver): counted for f, counted in run.engine.traffic.flows.items() if f.phase == "predict"}
+    assert flows == {("client0", "server"): (1, 4 * 48), ("server", "client0"): (1, 4 * 32)}
