@@ -151,7 +151,7 @@ class Clone(Protocol):
         ...
 
 
-class Inside(Protocol):
+class TrainedAttack(Protocol):
     """Somebody who was there in training, as `plan` said, and can turn a view into a guess."""
 
     @property
@@ -163,7 +163,7 @@ class Inside(Protocol):
         """Return a guess of `target`, a row a victim."""
         ...
 
-    def copy(self) -> Inside:
+    def copy(self) -> TrainedAttack:
         """Return somebody who has learnt the same, for an attack that may change what it is given."""
         ...
 
@@ -207,7 +207,7 @@ class Knowledge:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     classes: int | None = None
     auxiliary_labels: Tensor | None = None
-    insider: Inside | None = None
+    insider: TrainedAttack | None = None
     attributes: Mapping[str, tuple[Tensor, int | None]] = field(default_factory=dict)
     candidates: Tensor | None = None
     candidate_labels: Tensor | None = None
@@ -289,7 +289,7 @@ _HELD = (
 )
 
 
-class Found(NamedTuple):
+class GuessAndClone(NamedTuple):
     """A guess, (victims, ...), and the upstream function that an attack stole on the way."""
 
     guess: Tensor
@@ -355,7 +355,9 @@ class Attack:
         """Return how many victims of which class the adversary must know beforehand: class -> count; none."""
         return {}
 
-    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor | Found:
+    def run(
+        self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress
+    ) -> Tensor | GuessAndClone:
         """Return the guess, a row a victim, alone or with a clone; call `progress(done, all)` now and then."""
         raise NotImplementedError
 
@@ -370,7 +372,7 @@ class Attack:
         with torch.enable_grad(), stream(int(torch.randint(2**62, (), generator=generator)), knowledge.device):
             granted = knowledge.only(self.requires).copy()
             found = self.run(view.copy(), granted, generator, progress or (lambda done, total: None))
-        guess, clone = found if isinstance(found, Found) else (found, None)
+        guess, clone = found if isinstance(found, GuessAndClone) else (found, None)
         guess = guess.detach().cpu()
         if self.target is Target.INPUTS and knowledge.value_range is not None:
             guess = guess.clamp(*knowledge.value_range)

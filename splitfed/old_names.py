@@ -308,6 +308,52 @@ MOVED = {
 }
 """Old module -> new module."""
 
+RENAMED = {
+    "splitfed.accounting.audit": {"Found": "LowerBound"},
+    "splitfed.accounting.canaries": {"Seat": "CanaryParty"},
+    "splitfed.accounting.events": {"Run": "LaneWork"},
+    "splitfed.accounting.han": {"Setting": "HanSetting"},
+    "splitfed.accounting.steps": {"Task": "WorkItem"},
+    "splitfed.attacks.class_metrics": {"Labelled": "LabelledRows"},
+    "splitfed.attacks.fsha_networks": {"Decoder": "FshaDecoder", "ImageCritic": "FshaCritic"},
+    "splitfed.attacks.gradient_matching": {"Client": "ClientGradient"},
+    "splitfed.attacks.grn": {"Rows": "VictimRows"},
+    "splitfed.attacks.intruder": {"Insider": "TrainingAttackState", "Intruder": "TrainingAttack", "Post": "AttackSite"},
+    "splitfed.attacks.networks": {"Labelled": "LabelChannel"},
+    "splitfed.attacks.sdar_networks": {"Decoder": "SdarDecoder", "ImageCritic": "SdarCritic"},
+    "splitfed.belongings": {"Belongings": "PartyState"},
+    "splitfed.checkpoint": {"Found": "NewestCheckpoint"},
+    "splitfed.defense": {
+        "Holder": "PrivatizedParty",
+        "Place": "DefenseSite",
+        "Shield": "GradientPrivatizer",
+        "Slope": "PenaltyGradient",
+    },
+    "splitfed.defenses.per_example": {"Rows": "RowGradients"},
+    "splitfed.duty": {"Duty": "SegmentPlan", "Guard": "EdgeDefense"},
+    "splitfed.engines.fusion": {"Fusion": "AggregationRule"},
+    "splitfed.engines.moving": {"Moving": "WeightTransfer"},
+    "splitfed.engines.placing": {"Crew": "RunParties"},
+    "splitfed.engines.residents": {"Inside": "AttackObserver", "Resident": "Observer", "Sentry": "DetectorObserver"},
+    "splitfed.engines.taking": {"Taking": "Participation"},
+    "splitfed.federated.distilling": {"Mutual": "MutualDistillation"},
+    "splitfed.federated.generating": {"Head": "ClientHead"},
+    "splitfed.federated.showing": {"Holder": "PublicRowsObjective"},
+    "splitfed.federated.tutors": {"Quiet": "NoObjective"},
+    "splitfed.finite": {"Watch": "FiniteCheck"},
+    "splitfed.inquiry": {"Inquiry": "Evaluator"},
+    "splitfed.layout": {"Plan": "Layout"},
+    "splitfed.study.cell": {"Plan": "TrainingPlan"},
+    "splitfed.study.config": {"Table": "StrictTable"},
+    "splitfed.study.figures_depth": {"Line": "DepthLine"},
+    "splitfed.study.pieces": {"Point": "TopologyPoint"},
+    "splitfed.study.report_data": {"Measure": "StrengthMeasure"},
+    "splitfed.tape": {"Tape": "StepState"},
+    "splitfed.tutoring": {"Tutor": "LocalObjective"},
+    "splitfed.uses": {"Uses": "UsageCounts"},
+}
+"""Old module -> its old names of classes -> the new ones."""
+
 
 class OldModules(MetaPathFinder):
     """Finds a module of the table under its old name; asked last, after all that is really there."""
@@ -331,6 +377,7 @@ class _Forward(Loader):
         found = import_module(new)
         shown = ("__all__", "__doc__")
         vars(module).update({n: v for n, v in vars(found).items() if not n.startswith("__") or n in shown})
+        vars(module).update({old: getattr(found, name) for old, name in RENAMED.get(module.__name__, {}).items()})
 
 
 def warn(text: str, stacklevel: int) -> None:

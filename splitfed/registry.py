@@ -162,7 +162,7 @@ TABLES: dict[str, dict[str, str]] = {
 }
 
 
-class Head(NamedTuple):
+class Listing(NamedTuple):
     """What the head of an algorithm's file says of it."""
 
     name: str
@@ -186,7 +186,7 @@ def name_of(kind: str, found: type) -> str:
 
 
 @cache
-def head(kind: str, name: str) -> Head:
+def head(kind: str, name: str) -> Listing:
     """Read name, summary and paper from the file of `name`, without importing it."""
     file = _file(TABLES[kind][name].partition(":")[0])
     if file is None or not file.is_file():
@@ -199,7 +199,7 @@ def head(kind: str, name: str) -> Head:
         if not line.strip():
             break
         paper.append(line.strip())
-    return Head(name, lines[0].rstrip(".") if lines else "", " ".join(paper).removeprefix("Paper:").strip())
+    return Listing(name, lines[0].rstrip(".") if lines else "", " ".join(paper).removeprefix("Paper:").strip())
 
 
 SINGULAR = {

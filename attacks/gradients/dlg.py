@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress
-from splitfed.attacks.gradients.gradient_matching import Client, newest_step
+from splitfed.attacks.gradients.gradient_matching import ClientGradient, newest_step
 from splitfed.attacks.gradients.lbfgs_search import best_fit
 from splitfed.core.errors import check_count
 from splitfed.core.messages import View
@@ -48,5 +48,5 @@ class Dlg(Attack):
         """Return (rows, *shape), in no particular order."""
         assert knowledge.local is not None
         step = newest_step(view, knowledge.local)
-        client = Client(view.segments, knowledge.local, step, knowledge.device)
+        client = ClientGradient(view.segments, knowledge.local, step, knowledge.device)
         return best_fit(client, knowledge.shape, None, self.iterations, self.restarts, generator, progress)

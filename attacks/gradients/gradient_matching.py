@@ -101,7 +101,7 @@ def _check_known(local: LocalTraining, step: Step) -> None:
                 )
 
 
-class Client:
+class ClientGradient:
     """The client's segments with the weights it started from: rows and unknowns -> gradient of its weights."""
 
     def __init__(
@@ -206,7 +206,7 @@ def class_logits(labels: Tensor, outputs: int) -> Tensor:
     return functional.one_hot(labels, outputs).double() * 20.0
 
 
-def single_class(head: Head, client: Client) -> Tensor:
+def single_class(head: Head, client: ClientGradient) -> Tensor:
     """Return the class of a batch of one, (1,): the only one whose output had to rise.
 
     The gradient of the last bias is p - y, negative at the true class alone.

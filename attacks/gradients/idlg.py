@@ -17,7 +17,13 @@ import torch
 from torch import Tensor
 
 from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress
-from splitfed.attacks.gradients.gradient_matching import Client, class_logits, classes_of, newest_step, single_class
+from splitfed.attacks.gradients.gradient_matching import (
+    ClientGradient,
+    class_logits,
+    classes_of,
+    newest_step,
+    single_class,
+)
 from splitfed.attacks.gradients.lbfgs_search import best_fit
 from splitfed.core.errors import InvalidInput, check_count
 from splitfed.core.messages import View
@@ -51,6 +57,6 @@ class Idlg(Attack):
             raise InvalidInput(f"Idlg reads one class off a gradient; the client's batch has {step.rows} rows")
         if not local.heads:
             raise InvalidInput("Idlg reads the class off the client's own loss; this client has none: take Dlg")
-        client = Client(view.segments, local, step, knowledge.device)
+        client = ClientGradient(view.segments, local, step, knowledge.device)
         labels = {h.value: class_logits(single_class(h, client), classes_of(h)) for h in local.heads}
         return best_fit(client, knowledge.shape, labels, self.iterations, self.restarts, generator, progress)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress
 from splitfed.attacks.gradients.gradient_matching import (
-    Client,
+    ClientGradient,
     class_counts,
     class_logits,
     classes_of,
@@ -62,7 +62,7 @@ class InvertingGradients(Attack):
         """Return (rows, *shape), in no particular order."""
         local = knowledge.local
         assert local is not None
-        client = Client(view.segments, local, newest_step(view, local), knowledge.device)
+        client = ClientGradient(view.segments, local, newest_step(view, local), knowledge.device)
         labels = {head.value: self._labels(client, head, knowledge) for head in local.heads}
         found = []
         for start in range(self.restarts):
@@ -70,7 +70,7 @@ class InvertingGradients(Attack):
             found.append((fit, x))
         return min(found, key=lambda one: one[0])[1].float()
 
-    def _labels(self, client: Client, head: Head, knowledge: Knowledge) -> Tensor:
+    def _labels(self, client: ClientGradient, head: Head, knowledge: Knowledge) -> Tensor:
         outputs = classes_of(head)
         if client.rows == 1:
             return class_logits(single_class(head, client), outputs)
@@ -81,7 +81,7 @@ class InvertingGradients(Attack):
 
     def _search(
         self,
-        client: Client,
+        client: ClientGradient,
         knowledge: Knowledge,
         labels: Mapping[str, Tensor],
         generator: torch.Generator,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from splitfed.attacks.base import Progress
-from splitfed.attacks.gradients.gradient_matching import Client
+from splitfed.attacks.gradients.gradient_matching import ClientGradient
 
 _CHUNK = 20  # iterations between two reports
 _ENOUGH = 1e-10  # of |g*|²: single-precision weights say no more
@@ -17,7 +17,7 @@ _NEAR = 1e-6  # below it, a search that stalls has met their rounding
 
 
 def best_fit(
-    client: Client,
+    client: ClientGradient,
     shape: Sequence[int],
     labels: Mapping[str, Tensor] | None,
     iterations: int,
@@ -46,7 +46,7 @@ def best_fit(
 
 
 def _search(
-    client: Client, x: Tensor, labels: Mapping[str, Tensor], back: Mapping[str, Tensor], iterations: int
+    client: ClientGradient, x: Tensor, labels: Mapping[str, Tensor], back: Mapping[str, Tensor], iterations: int
 ) -> Iterator[tuple[int, float]]:
     """Move x, and those of `labels` and `back` that ask for a gradient; yield iterations done and the misfit."""
     unit = sum(float(g.square().sum()) for g in client.target) or 1.0

@@ -52,7 +52,7 @@ class Translator(nn.Module):
     ) -> None:
         super().__init__()
         self._bounded = bounded
-        self.label = Labelled(source, classes) if classes is not None else None
+        self.label = LabelChannel(source, classes) if classes is not None else None
         shape = source if self.label is None else self.label.shape
         if len(source) == len(target) == 1 or {len(source), len(target)} - {1, 3}:
             self.net = _vectors(shape, target, width, blocks)
@@ -81,7 +81,7 @@ class Critic(nn.Module):
         return found.squeeze(1)
 
 
-class Labelled(nn.Module):
+class LabelChannel(nn.Module):
     """Puts a label beside a tensor: its embedding becomes one more channel of an image, or more features."""
 
     def __init__(self, shape: Shape, classes: int) -> None:

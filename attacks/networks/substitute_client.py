@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from splitfed.attacks.base import Clone, DefenseStates, Needs
 from splitfed.attacks.networks.networks import Translator
 from splitfed.attacks.networks.scaling import Scale
-from splitfed.attacks.training_time.training_attack import Post
+from splitfed.attacks.training_time.training_attack import AttackSite
 from splitfed.core.errors import InvalidInput, unknown
 
 _LAYOUTS = ("client", "generic")
@@ -71,7 +71,7 @@ class SameLayout(nn.Module):
 class GenericLayout(nn.Module):
     """Wraps `net`, from rows in the unit of `scale` to the shape of what arrives at `post`; methods as `SameLayout`."""
 
-    def __init__(self, net: nn.Module, post: Post, scale: Scale) -> None:
+    def __init__(self, net: nn.Module, post: AttackSite, scale: Scale) -> None:
         super().__init__()
         self.net, self._sender, self._scale = net, post.sender, scale
 
@@ -110,7 +110,7 @@ def layout_needs(layout: str, told: bool) -> frozenset[Needs]:
     return frozenset({Needs.ARCHITECTURE}) if told else frozenset({Needs.ARCHITECTURE, Needs.HEAD})
 
 
-def client_like(who: str, post: Post, width: int, blocks: int, end: nn.Module | None = None) -> ClientModel:
+def client_like(who: str, post: AttackSite, width: int, blocks: int, end: nn.Module | None = None) -> ClientModel:
     """Return a network for the client's place: in its own layout where `post` knows that, or a generic one.
 
     `end`: what a generic one ends with. Weights come from torch's default generator; refuses a client without weights.
@@ -132,7 +132,7 @@ def client_like(who: str, post: Post, width: int, blocks: int, end: nn.Module | 
     return found
 
 
-def head_like(post: Post, width: int, blocks: int) -> nn.Module:
+def head_like(post: AttackSite, width: int, blocks: int) -> nn.Module:
     """Return a network for the place of the head that keeps the labels: in its own layout, or a generic one."""
     known = post.knowledge
     assert known.classes is not None

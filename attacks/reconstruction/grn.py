@@ -75,7 +75,7 @@ class Grn(Attack):
                 "grn needs inputs of its own to tell rows apart; this party has none (own_features=False: noise alone)"
             )
         seen = view.select(kind="activation").tensors(knowledge.device)
-        rows = Rows(knowledge, len(next(iter(seen.values()))))
+        rows = VictimRows(knowledge, len(next(iter(seen.values()))))
         if len(rows.base) < 2:
             raise InvalidInput("grn learns across rows, and there is one victim; expected two or more")
         inputs = rows.scaled if self.own_features else rows.scaled[:, :0]
@@ -105,7 +105,7 @@ class Grn(Attack):
             return rows.whole(everybody, generated(everybody))
 
 
-class Rows:
+class VictimRows:
     """What is known of the victims' rows: `base` (victims, numbers), own features in place; `unknown` (k,) positions.
 
     `scaled`: own features for the generator, (victims, own): in (0, 1), or standardised where there is no range.

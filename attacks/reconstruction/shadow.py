@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from splitfed.attacks.base import Attack, Clone, Found, Knowledge, Needs, Progress
+from splitfed.attacks.base import Attack, Clone, GuessAndClone, Knowledge, Needs, Progress
 from splitfed.attacks.reconstruction.inversion import Search, start
 from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.core.messages import View
@@ -59,7 +59,7 @@ class Shadow(Attack):
         for name in ("tv", "l2"):
             check_number(f"shadow {name}", getattr(self, name), low=0.0)
 
-    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Found:
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> GuessAndClone:
         """Return (victims, *shape), started at the middle of the value range (or at zero), and the shadow."""
         assert knowledge.architecture is not None
         shadow = knowledge.architecture(int(torch.randint(2**62, (), generator=generator)))
@@ -69,7 +69,7 @@ class Shadow(Attack):
         optimizer = torch.optim.Adam([x], lr=self.lr, eps=1e-3, amsgrad=True)
         Search(seen, shadow, shadow.sample, self.tv, self.l2).advance(x, optimizer, self.iterations)
         progress(self.epochs + 1, self.epochs + 1)
-        return Found(x.detach(), shadow)
+        return GuessAndClone(x.detach(), shadow)
 
     def _train(self, shadow: Clone, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> None:
         assert knowledge.auxiliary is not None

@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Clone, Found, Knowledge, Needs, Progress, Releases
+from splitfed.attacks.base import Attack, Clone, GuessAndClone, Knowledge, Needs, Progress, Releases
 from splitfed.attacks.reconstruction.inversion import Search, misfit, start
 from splitfed.attacks.reconstruction.priors import total_variation
 from splitfed.core.errors import InvalidInput, check_count, check_number
@@ -73,7 +73,7 @@ class Unsplit(Attack):
         if not isinstance(self.stretch, bool):
             raise InvalidInput(f"unsplit stretch={self.stretch!r} is not allowed; expected true or false")
 
-    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Found:
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> GuessAndClone:
         """Return (victims, *shape), started at the middle of the value range (or at zero), and the clone."""
         assert knowledge.architecture is not None
         seen = view.select(kind="activation").tensors(knowledge.device)
@@ -89,7 +89,7 @@ class Unsplit(Attack):
                 best = loss, x.detach(), clone
         assert best is not None
         _, guess, clone = best
-        return Found(stretched(guess, knowledge.value_range) if self.stretch else guess, clone)
+        return GuessAndClone(stretched(guess, knowledge.value_range) if self.stretch else guess, clone)
 
     def prior(self, x: Tensor, value_range: tuple[float, float] | None) -> float:
         """Return how unlikely rows x (n, ...) are by themselves, whatever their scale: the regularisers, summed up.

@@ -18,7 +18,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.stats.intervals import Interval, bootstrap_interval
 
 
-class Labelled(Protocol):
+class LabelledRows(Protocol):
     """Rows with class labels and the range of their values."""
 
     @property
@@ -38,7 +38,7 @@ class Labelled(Protocol):
 
 
 def accuracies(
-    truth: Tensor, guess: Tensor, labels: Tensor, auxiliary: Labelled, generator: torch.Generator
+    truth: Tensor, guess: Tensor, labels: Tensor, auxiliary: LabelledRows, generator: torch.Generator
 ) -> dict[str, dict[str, Interval]]:
     """Return guesser -> "accuracy": how often the clean classifier says that a row is of its label.
 
@@ -53,7 +53,7 @@ def accuracies(
     return {n: {"accuracy": bootstrap_interval((s == labels).double(), generator)} for n, s in said.items()}
 
 
-def check_gradable(auxiliary: Labelled) -> None:
+def check_gradable(auxiliary: LabelledRows) -> None:
     """Refuse auxiliary rows that no classifier can learn from: fewer than two, or labels that are no classes."""
     _whole(auxiliary.y)
     if len(auxiliary.y) < 2:
@@ -61,7 +61,7 @@ def check_gradable(auxiliary: Labelled) -> None:
 
 
 def grade_representatives(
-    guess: Tensor, trained: Labelled, auxiliary: Labelled, generator: torch.Generator
+    guess: Tensor, trained: LabelledRows, auxiliary: LabelledRows, generator: torch.Generator
 ) -> tuple[Tensor, Grade]:
     """Grade rows that stand for classes (classes, ...) by the mean of each class that was `trained` on.
 
@@ -80,7 +80,7 @@ def grade_representatives(
     return truth, scores
 
 
-def _classifier(auxiliary: Labelled, labels: Tensor) -> Callable[[Tensor], Tensor]:
+def _classifier(auxiliary: LabelledRows, labels: Tensor) -> Callable[[Tensor], Tensor]:
     check_gradable(auxiliary)
     most = max(int(auxiliary.y.max()), int(_whole(labels).max()))
     return clean_classifier(auxiliary, auxiliary.x, auxiliary.y, most + 1)

@@ -34,8 +34,8 @@ from torch.nn import functional
 from splitfed.attacks.base import Target
 from splitfed.attacks.networks.networks import Critic, Translator
 from splitfed.attacks.networks.scaling import Scale
-from splitfed.attacks.training_time.fsha_networks import Decoder, Encoder, ImageCritic
-from splitfed.attacks.training_time.training_attack import Insider, Intruder, Post, Seen
+from splitfed.attacks.training_time.fsha_networks import Encoder, FshaCritic, FshaDecoder
+from splitfed.attacks.training_time.training_attack import AttackSite, Seen, TrainingAttack, TrainingAttackState
 from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.core.messages import View
 
@@ -43,7 +43,7 @@ _MEMORY = 0.9  # of the running mean of the honest gradient's length
 
 
 @dataclass(frozen=True)
-class Fsha(Intruder):
+class Fsha(TrainingAttack):
     """Rates of encoder and decoder `lr` and of the critic `critic_lr`; `penalty` of the critic's slope, its `momentum`.
 
     `width` and `blocks` of the networks (on images: of the critic; the decoder has `width` too); `per_channel`: whether
@@ -88,14 +88,14 @@ class Fsha(Intruder):
         if self.disguise is not None:
             check_number("fsha disguise", self.disguise, low=1.0, open_low=True)
 
-    def enter(self, post: Post) -> Insider:
+    def enter(self, post: AttackSite) -> TrainingAttackState:
         """Return the insider; refuse a party that sends no gradient back."""
         if not post.returns:
             raise InvalidInput(f"fsha replaces the gradient that {post.party!r} returns, and none goes back here")
         return Hijacker(self, post)
 
 
-class Hijacker(Insider):
+class Hijacker(TrainingAttackState):
     """FSHA at work: `encoder`, `decoder`, `critic`."""
 
     plan: Fsha
@@ -111,8 +111,8 @@ class Hijacker(Insider):
         decoder: nn.Module
         critic: nn.Module
         if len(image) == len(cut) == 3:
-            encoder, critic = Encoder(image, cut), ImageCritic(cut, *size)
-            decoder = Decoder(cut, image, plan.width, self.scale.bounded)
+            encoder, critic = Encoder(image, cut), FshaCritic(cut, *size)
+            decoder = FshaDecoder(cut, image, plan.width, self.scale.bounded)
         else:
             encoder, critic = Translator(image, cut, *size), Critic(cut, *size)
             decoder = Translator(cut, image, *size, bounded=self.scale.bounded)

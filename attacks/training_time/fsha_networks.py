@@ -58,7 +58,7 @@ class Encoder(nn.Module):
         return found
 
 
-class Decoder(nn.Module):
+class FshaDecoder(nn.Module):
     """Maps (n, *source) of a cut to images (n, *target); `width` channels after the first doubling, then halved."""
 
     def __init__(self, source: Shape, target: Shape, width: int, bounded: bool) -> None:
@@ -84,7 +84,7 @@ class Decoder(nn.Module):
         return found
 
 
-class ImageCritic(nn.Module):
+class FshaCritic(nn.Module):
     """Gives every row of (n, *shape), the shape of a cut, one number."""
 
     def __init__(self, shape: Shape, width: int, blocks: int) -> None:

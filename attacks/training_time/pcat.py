@@ -42,7 +42,7 @@ from splitfed.attacks.networks.scaling import Scale
 from splitfed.attacks.networks.substitute_client import check_layout, client_like, head_like, layout_needs
 from splitfed.attacks.reconstruction.inversion import Search
 from splitfed.attacks.training_time.task_loss import check_classes, likely, loss_of
-from splitfed.attacks.training_time.training_attack import Insider, Intruder, Post, Seen
+from splitfed.attacks.training_time.training_attack import AttackSite, Seen, TrainingAttack, TrainingAttackState
 from splitfed.core.errors import check_count, check_number
 from splitfed.core.messages import Message, View
 from splitfed.core.random import derive, generator, stream
@@ -51,7 +51,7 @@ _SMOOTHNESS = 0.2  # variance by which neighbouring pixels differ, for images in
 
 
 @dataclass(frozen=True)
-class Pcat(Intruder):
+class Pcat(TrainingAttack):
     """Rates of pseudo-client and pseudo-head `lr`, late `start` in steps; the inverse: `inverse_steps` at `inverse_lr`.
 
     `refine`: steps from the inverse's guess to one that releases what was seen. `after`: None, or how many steps to
@@ -97,13 +97,13 @@ class Pcat(Intruder):
         """Labelled auxiliary rows, and the client's layouts where pseudo-client and pseudo-head have them."""
         return self.learns_from | layout_needs(self.layout, told)
 
-    def enter(self, post: Post) -> Insider:
+    def enter(self, post: AttackSite) -> TrainingAttackState:
         """Return the insider; refuse a task without classes, and a client whose layout cannot be drawn or trained."""
         check_classes("pcat", post)
         return PseudoClient(self, post)
 
 
-class PseudoClient(Insider):
+class PseudoClient(TrainingAttackState):
     """PCAT at work: `client`, and `head` where no labels arrive."""
 
     plan: Pcat

@@ -40,15 +40,15 @@ from splitfed.attacks.networks.frozen_copy import Replica
 from splitfed.attacks.networks.networks import Critic, Translator
 from splitfed.attacks.networks.scaling import Scale
 from splitfed.attacks.networks.substitute_client import check_layout, client_like, head_like, layout_needs
-from splitfed.attacks.training_time.sdar_networks import CutCritic, Decoder, ImageCritic, ReleaseEnd
+from splitfed.attacks.training_time.sdar_networks import CutCritic, ReleaseEnd, SdarCritic, SdarDecoder
 from splitfed.attacks.training_time.task_loss import check_classes, likely, loss_of
-from splitfed.attacks.training_time.training_attack import Insider, Intruder, Post, Seen
+from splitfed.attacks.training_time.training_attack import AttackSite, Seen, TrainingAttack, TrainingAttackState
 from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.core.messages import View
 
 
 @dataclass(frozen=True)
-class Sdar(Intruder):
+class Sdar(TrainingAttack):
     """Rates of simulator `lr`, decoder `decoder_lr` and label head `head_lr`; weights `l1` and `l2` of the critics.
 
     A weight of zero leaves its critic out. `flip`: the share of auxiliary labels drawn anew where no labels arrive.
@@ -95,13 +95,13 @@ class Sdar(Intruder):
         """Labelled auxiliary rows, and the client's layouts where simulator and head have them."""
         return self.learns_from | layout_needs(self.layout, told)
 
-    def enter(self, post: Post) -> Insider:
+    def enter(self, post: AttackSite) -> TrainingAttackState:
         """Return the insider; refuse a task without classes, and a client whose layout cannot be drawn or trained."""
         check_classes("sdar", post)
         return Simulator(self, post)
 
 
-class Simulator(Insider):
+class Simulator(TrainingAttackState):
     """SDAR at work: `simulator`, `decoder`, `simulator_critic`, `decoder_critic`, and `head` where no labels arrive."""
 
     plan: Sdar
@@ -120,7 +120,7 @@ class Simulator(Insider):
         self.authors = plan.normalise and len(known.shape) == len(post.shape) == 3
         decoder: nn.Module
         if self.authors:
-            decoder = Decoder(post.shape, known.shape, *size, told, self.scale.bounded)
+            decoder = SdarDecoder(post.shape, known.shape, *size, told, self.scale.bounded)
         else:
             decoder = Translator(post.shape, known.shape, *size, classes=told, bounded=self.scale.bounded)
         self.add("decoder", decoder, plan.decoder_lr)
@@ -128,7 +128,7 @@ class Simulator(Insider):
             critic = CutCritic(post.shape, *size, told) if self.authors else Critic(post.shape, *size, classes=told)
             self.add("simulator_critic", critic, plan.lr * plan.l1)
         if plan.l2:
-            judge = ImageCritic(known.shape, plan.width, told) if self.authors else Critic(known.shape, *size, told)
+            judge = SdarCritic(known.shape, plan.width, told) if self.authors else Critic(known.shape, *size, told)
             self.add("decoder_critic", judge, plan.decoder_lr * plan.l2)
         if post.labels is None:
             self.add("head", head_like(post, *size), plan.head_lr)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.attacks.networks.networks import Labelled, Shape
+from splitfed.attacks.networks.networks import LabelChannel, Shape
 from splitfed.attacks.training_time.fsha_networks import glorot, sides
 
 _SMALL, _WORD, _SLOPE, _DROPOUT = 8, 0.05, 0.2, 0.4
@@ -52,7 +52,7 @@ class ReleaseEnd(nn.Module):
         return functional.relu(self.norm(z.flatten(2) if z.dim() > 2 else z)).view_as(z)
 
 
-class Decoder(nn.Module):
+class SdarDecoder(nn.Module):
     """Maps (n, *source) of a cut to images (n, *target), in (-1, 1) where bounded; with a label where `classes`."""
 
     def __init__(
@@ -89,7 +89,7 @@ class Decoder(nn.Module):
 class _Critic(nn.Module):
     """Layers, and one number for all that they leave of a row."""
 
-    label: Labelled | None
+    label: LabelChannel | None
     net: nn.Sequential
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
@@ -119,7 +119,7 @@ class CutCritic(_Critic):
         self.net = _judged(layers, 4 * width * prod(_half(size, halvings + 1)))
 
 
-class ImageCritic(_Critic):
+class SdarCritic(_Critic):
     """Gives every image of (n, *shape) one number."""
 
     def __init__(self, shape: Shape, width: int, classes: int | None) -> None:
@@ -131,11 +131,11 @@ class ImageCritic(_Critic):
         self.net = _judged(layers, 4 * width * prod(_half([shape[1], shape[2]], 3)))
 
 
-def _labelled(shape: Shape, classes: int | None) -> tuple[Labelled | None, int]:
+def _labelled(shape: Shape, classes: int | None) -> tuple[LabelChannel | None, int]:
     """Return what puts a label beside (n, *shape), if there are any, and how many channels there are then."""
     if classes is None:
         return None, shape[0]
-    label = Labelled(shape, classes)
+    label = LabelChannel(shape, classes)
     nn.init.uniform_(label.embedding.weight, -_WORD, _WORD)
     glorot(nn.Sequential(label.spread))
     return label, label.shape[0]

@@ -62,7 +62,7 @@ class Sender(Protocol):
 
 
 @dataclass(frozen=True)
-class Post:
+class AttackSite:
     """Where an intruder sits, and what it knows there.
 
     `value`, of `shape` a row, arrives at `party` on `edge`, and a gradient `returns` on it or not. `labels`: the head
@@ -87,7 +87,7 @@ class Post:
     modules: Callable[[int], Mapping[str, nn.Module]]
     seed: int
 
-    def copy(self) -> Post:
+    def copy(self) -> AttackSite:
         """Return the post with knowledge and segments of its own."""
         modules = module_copies({s.name: s.module for s in self.segments})
         segments = tuple(replace(s, module=modules[s.name]) for s in self.segments)
@@ -95,7 +95,7 @@ class Post:
 
 
 @dataclass(frozen=True)
-class Intruder(Attack):
+class TrainingAttack(Attack):
     """Base of attacks inside training: `learns_from` is what it must know there; a subclass writes `enter`.
 
     `active`: whether its insider replaces what the party sends, so that others learn something else than the task.
@@ -109,7 +109,7 @@ class Intruder(Attack):
         """Return what this one must know, where the labels arrive (`told`) or do not: `learns_from`, or more."""
         return self.learns_from
 
-    def enter(self, post: Post) -> Insider:
+    def enter(self, post: AttackSite) -> TrainingAttackState:
         """Return the insider at `post`, or refuse a post where the attack cannot work."""
         raise NotImplementedError
 
@@ -148,7 +148,7 @@ class _Sum:
 
 
 @dataclass
-class Insider:
+class TrainingAttackState:
     """An intruder at work: networks by name with an optimizer each, counters, and the sums of its metrics.
 
     `defenses`: by name of the network that imitates their party, what imitated defenses keep and learn.
@@ -156,8 +156,8 @@ class Insider:
     A subclass makes its networks in `build` and writes `learn`, `guess`, and (when active) sends what `learn` returns.
     """
 
-    plan: Intruder
-    post: Post
+    plan: TrainingAttack
+    post: AttackSite
     active: ClassVar[bool] = False
     nets: dict[str, nn.Module] = field(default_factory=dict, init=False)
     optimizers: dict[str, torch.optim.Optimizer] = field(default_factory=dict, init=False)
@@ -279,7 +279,7 @@ class Insider:
             held.load_state_dict(state["defenses"][name])
         self.remember(state["memory"])
 
-    def copy(self) -> Insider:
+    def copy(self) -> TrainingAttackState:
         """Return an insider that has learnt the same, with networks and a post of its own."""
         found = self.plan.enter(self.post.copy())
         found.load_state(copy.deepcopy(self.state()))

@@ -5,6 +5,6 @@ from splitfed.aggregation.krum import Krum
 from splitfed.aggregation.mean import WeightedMean
 from splitfed.aggregation.median import Median
 from splitfed.aggregation.trimmed_mean import TrimmedMean
-from splitfed.engines.aggregation import Fusion
+from splitfed.engines.aggregation import AggregationRule
 
-__all__ = ["Fusion", "GeometricMedian", "Krum", "Median", "TrimmedMean", "WeightedMean"]
+__all__ = ["AggregationRule", "GeometricMedian", "Krum", "Median", "TrimmedMean", "WeightedMean"]

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from splitfed.core.errors import check_count, check_number
-from splitfed.engines.aggregation import Fusion
+from splitfed.engines.aggregation import AggregationRule
 
 FALL = 1e-9
 """The least relative fall of the sum of distances for which there is another step."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class GeometricMedian(Fusion):
+class GeometricMedian(AggregationRule):
     """Uploads with less than half of the weight cannot carry it away; `smoothing` is in units of the weights."""
 
     steps: int = 200

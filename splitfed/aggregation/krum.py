@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, check_count
-from splitfed.engines.aggregation import Fusion
+from splitfed.engines.aggregation import AggregationRule
 
 
 @dataclass(frozen=True, kw_only=True)
-class Krum(Fusion):
+class Krum(AggregationRule):
     """`f`: how many bad clients it is to stand; `keep`: how many of the others are averaged, n - f at most."""
 
     f: int = 1

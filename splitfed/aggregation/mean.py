@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from splitfed.engines.aggregation import Fusion, Gathering
+from splitfed.engines.aggregation import AggregationRule, Gathering
 from splitfed.engines.mean import Mean
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeightedMean(Fusion):
+class WeightedMean(AggregationRule):
     """The mean, weighted by examples where the schedule weighs."""
 
     @property

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from splitfed.core.errors import check_count
-from splitfed.engines.aggregation import Fusion
+from splitfed.engines.aggregation import AggregationRule
 
 
 @dataclass(frozen=True, kw_only=True)
-class Median(Fusion):
+class Median(AggregationRule):
     """Number by number the median; fewer than half of the clients cannot move it past the honest ones' values."""
 
     def check(self, parts: int) -> None:

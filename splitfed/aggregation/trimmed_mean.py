@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, check_number
-from splitfed.engines.aggregation import Fusion
+from splitfed.engines.aggregation import AggregationRule
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrimmedMean(Fusion):
+class TrimmedMean(AggregationRule):
     """`fraction`, in (0, 0.5), of the clients on either side is left out: at least the share of bad ones."""
 
     fraction: float = 0.2

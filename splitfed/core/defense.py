@@ -25,7 +25,7 @@ from splitfed.core.topology import Topology
 
 
 @dataclass(frozen=True)
-class Place:
+class DefenseSite:
     """Where a defense starts to work: one party and one edge.
 
     `shapes`: of what leaves on the edge, `inputs`: of the party's raw inputs, both value -> shape of a row. `device`:
@@ -107,7 +107,7 @@ class Strength(NamedTuple):
     rises: bool = True
 
 
-class Slope(NamedTuple):
+class PenaltyGradient(NamedTuple):
     """A penalty told by its gradient in `z`, of its shape, where there is a shorter way to it than autograd's.
 
     For a penalty that reaches the weights through `z` alone.
@@ -117,7 +117,7 @@ class Slope(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Holder:
+class PrivatizedParty:
     """A party whose weights a defense guards: its segments by name, and the roles it tells the norms of its rows."""
 
     party: str
@@ -129,7 +129,7 @@ class Holder:
     tells: tuple[str, ...] = ()
 
 
-class Shield(Protocol):
+class GradientPrivatizer(Protocol):
     """Stands between a party's gradients and its optimizer, for the length of a step of one lane.
 
     `active`: whether this is a step that will move weights. `tells`: the roles that are told the norms of its rows.
@@ -293,7 +293,7 @@ class Defense:
         """Return what the loss compares with in place of `y` (batch,), anew at every training step."""
         return y
 
-    def start(self, place: Place) -> Any:
+    def start(self, place: DefenseSite) -> Any:
         """Return what this defense keeps for one party and edge: anything with `state_dict` and its reverse."""
         return None
 
@@ -306,10 +306,10 @@ class Defense:
         return None
 
     def guards(self, topology: Topology) -> tuple[str, ...]:
-        """Return the roles whose weights this defense guards, in `shield`; none."""
+        """Return the roles whose weights this defense guards, in `privatizer`; none."""
         return ()
 
-    def shield(self, holder: Holder) -> Shield:
+    def privatizer(self, holder: PrivatizedParty) -> GradientPrivatizer:
         """Return what stands between the gradients of `holder` and its optimizer."""
         raise NotImplementedError
 
@@ -349,7 +349,7 @@ class Defense:
         """Return the differentiable release that a white-box adversary would model: the mean over the noise."""
         return self.release(name, z, context)
 
-    def penalty(self, z: Tensor, context: Context) -> Tensor | Slope | None:
+    def penalty(self, z: Tensor, context: Context) -> Tensor | PenaltyGradient | None:
         """Return a scalar to add to this party's loss; `z`: all that leaves on the edge, (batch, ...)."""
         return None
 
@@ -374,14 +374,14 @@ class Defense:
         return None
 
 
-def penalty_term(penalty: Tensor | Slope | None, z: Tensor) -> Tensor:
+def penalty_term(penalty: Tensor | PenaltyGradient | None, z: Tensor) -> Tensor:
     """Return a scalar whose gradient is that of `penalty`, what `Defense.penalty` returned of `z`.
 
-    Its value is the penalty's own, except for a `Slope`, which has none.
+    Its value is the penalty's own, except for a `PenaltyGradient`, which has none.
     """
     if penalty is None:
         return z.new_zeros(())
-    return (z * penalty.gradient).sum() if isinstance(penalty, Slope) else penalty
+    return (z * penalty.gradient).sum() if isinstance(penalty, PenaltyGradient) else penalty
 
 
 def joined(values: Sequence[Tensor]) -> Tensor:

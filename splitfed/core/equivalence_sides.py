@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput
 from splitfed.core.executor import Lane, exchange, forward
-from splitfed.core.finite_check import Watch
+from splitfed.core.finite_check import FiniteCheck
 from splitfed.core.messages import Message
 from splitfed.core.model_snapshot import generator_states
 from splitfed.core.optimizers import Optim
 from splitfed.core.party import Party
 from splitfed.core.probe import Facts
-from splitfed.core.step_plan import duties
+from splitfed.core.step_plan import segment_plans
 from splitfed.core.step_state import Batch
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head, Original, Segment, Topology
@@ -121,7 +121,7 @@ class Parties:
         heads = tuple(self._with_loss(head) for head in unit.heads)
         self._topology = Topology(unit.name, unit.segments, unit.inputs, heads)
         self._facts = facts
-        work = duties(self._topology, facts, (), frozen)
+        work = segment_plans(self._topology, facts, (), frozen)
         held = {s.name: s.module for s in unit.segments}
         self._parties = {
             role: Party(role, role, work[role], held, OPTIM, 0, facts.shapes) for role in self._topology.roles
@@ -149,7 +149,7 @@ class Parties:
                 party.update()
         elif stage == NO_GRADIENTS:
             # As `executor.predict_step`, which refuses outputs that are not finite; here they are compared.
-            forward(self._lane, _HandOver(), batch, self._lane.stamp("evaluate", 0, step), Watch())
+            forward(self._lane, _HandOver(), batch, self._lane.stamp("evaluate", 0, step), FiniteCheck())
             done.outputs = {h.value: self._parties[h.role].output(h.value, 0) for h in self._topology.heads}
         else:
             self._chain(inputs, done)

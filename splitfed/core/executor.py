@@ -14,7 +14,7 @@ from typing import NoReturn, Protocol
 from torch import Tensor
 
 from splitfed.core.errors import NonFinite
-from splitfed.core.finite_check import Watch
+from splitfed.core.finite_check import FiniteCheck
 from splitfed.core.messages import Message, Stamp
 from splitfed.core.party import Party
 from splitfed.core.step_state import Batch
@@ -64,8 +64,8 @@ class Lane:
         self.graded = tuple(
             (s.name, head) for s in self.topology.segments for head in self.topology.heads if head.value in s.outputs
         )
-        self.guarded = any(party.shield is not None for party in self.members)
-        self.telling = any(party.shield is not None and bool(party.shield.tells) for party in self.members)
+        self.guarded = any(party.privatizer is not None for party in self.members)
+        self.telling = any(party.privatizer is not None and bool(party.privatizer.tells) for party in self.members)
 
     def stamp(self, phase: str, epoch: int, step: int, part: str = "train") -> Stamp:
         """Return what the messages of a step of this lane carry."""
@@ -84,7 +84,7 @@ def exchange(lane: Lane, link: Link, batch: Batch, stamp: Stamp, scale: float = 
     """Walk forward, compute the losses (times `scale`), walk back: gradients are gathered, no weight is touched.
 
     Returns the unscaled loss of each head. Raises `NonFinite`, naming the cause, if a loss or the gradients of a
-    party are not finite (see `Watch`).
+    party are not finite (see `FiniteCheck`).
     """
     return exchange_together(((lane, batch, stamp, scale),), link)[0]
 
@@ -97,7 +97,7 @@ def exchange_together(
     Each turn is a lane with its batch, stamp and scale. `combine` sees the gradients of all lanes on an edge before
     they are sent. Returns the unscaled losses of each turn.
     """
-    watch = Watch()
+    watch = FiniteCheck()
     try:
         losses = []
         for lane, batch, stamp, scale in turns:
@@ -131,7 +131,7 @@ def predict_step(
     `asked`: None for all that answer by themselves. `also`: further values that are returned if they are made on the
     way, as their party has made them.
     """
-    heads, watch = lane.topology.answering if asked is None else asked, Watch()
+    heads, watch = lane.topology.answering if asked is None else asked, FiniteCheck()
     try:
         forward(lane, link, batch, stamp, watch, walked=set(lane.topology.makers(h.value for h in heads)))
         outputs = {h.value: lane.parties[h.role].output(h.value, stamp.lane) for h in heads}
@@ -165,7 +165,7 @@ def forward(
     link: Link,
     batch: Batch,
     stamp: Stamp,
-    watch: Watch,
+    watch: FiniteCheck,
     scale: float = 1.0,
     walked: Collection[str] | None = None,
 ) -> None:
@@ -193,7 +193,9 @@ def _read(topology: Topology, walked: Collection[str]) -> dict[str, str]:
     return {name: found[0] for name, found in readers.items() if found}
 
 
-def backward(turns: Sequence[tuple[Lane, Stamp]], link: Link, watch: Watch, combine: Combine | None = None) -> None:
+def backward(
+    turns: Sequence[tuple[Lane, Stamp]], link: Link, watch: FiniteCheck, combine: Combine | None = None
+) -> None:
     """Walk the segments in reverse, carrying every gradient over `link`, the lanes in step with each other."""
     arrived: dict[tuple[int, str], list[Message]] = {}
     for number in range(len(turns[0][0].walk) - 1, -1, -1):

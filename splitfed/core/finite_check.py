@@ -17,7 +17,7 @@ from splitfed.core.errors import NonFinite
 from splitfed.core.messages import Message
 
 
-class Watch:
+class FiniteCheck:
     """Remembers the messages that have `crossed` in one step, oldest first, until it is closed."""
 
     def __init__(self) -> None:

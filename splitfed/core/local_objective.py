@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from splitfed.core.messages import Stamp
 
 
-class Tutor(Protocol):
+class LocalObjective(Protocol):
     """Belongs to one party, and knows what that party holds and what was sent to it; nothing else."""
 
     def terms(self, made: Mapping[str, Tensor], labels: Mapping[str, Tensor], stamp: Stamp) -> Mapping[str, Tensor]:

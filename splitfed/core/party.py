@@ -15,16 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.backprop import first_gradients, send_back
-from splitfed.core.defense import Context, Slope, joined, packed_bytes
+from splitfed.core.defense import Context, PenaltyGradient, joined, packed_bytes
 from splitfed.core.errors import InvalidInput
-from splitfed.core.local_objective import Tutor
+from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Message, Stamp
 from splitfed.core.optimizers import take_step
-from splitfed.core.party_state import Belongings
+from splitfed.core.party_state import PartyState
 from splitfed.core.payload import infinite_rows, is_own
 from splitfed.core.random import derive, stream, wide_generator
-from splitfed.core.step_plan import Duty, Guard, Port
-from splitfed.core.step_state import Batch, Tape
+from splitfed.core.step_plan import EdgeDefense, Port, SegmentPlan
+from splitfed.core.step_state import Batch, StepState
 from splitfed.core.topology import Head
 from splitfed.core.usage_counts import labels_of_head
 
@@ -32,17 +32,17 @@ TRAINING = ("train", "rehearse")
 """The phases in which segments are in training mode and gradients are taken."""
 
 
-class Party(Belongings):
-    """Runs its segments as its `duties` say; see `Belongings` for what it is made of."""
+class Party(PartyState):
+    """Runs its segments as its `segment_plans` say; see `PartyState` for what it is made of."""
 
     @cached_property
-    def _tapes(self) -> dict[int, Tape]:
+    def _step_states(self) -> dict[int, StepState]:
         """What is kept of the step that each lane is in."""
         return {}
 
     def inputs(self, lane: int) -> dict[str, Tensor]:
         """Return this party's raw inputs of the step that `lane` is in; for an insider at this very party."""
-        return dict(self._tapes[lane].inputs)
+        return dict(self._step_states[lane].inputs)
 
     def begin(self, batch: Batch, stamp: Stamp, scale: float = 1.0) -> None:
         """Start a step of the lane in `stamp`: forget the last one, read this one's rows, switch the mode.
@@ -58,17 +58,19 @@ class Party(Belongings):
                     module.get_submodule(frozen).training = False
         if batch.expected is not None:
             scale *= len(batch.rows) / batch.expected
-        if self.shield is not None:
-            self.shield.begin(len(batch.rows), len(batch.rows) / scale, stamp, stamp.phase == "train")
+        if self.privatizer is not None:
+            self.privatizer.begin(len(batch.rows), len(batch.rows) / scale, stamp, stamp.phase == "train")
         own = batch.rows.clone() if self._counting else None
-        tape = self._tapes[stamp.lane] = Tape(batch.part, own, batch.counts_as, batch.task, scale=scale)
+        step_state = self._step_states[stamp.lane] = StepState(
+            batch.part, own, batch.counts_as, batch.task, scale=scale
+        )
         if batch.part in self._data:
             inputs, labels = self._data[batch.part]
             # Of images this takes a third of the time of t[batch.rows].
-            tape.inputs = {name: t.index_select(0, batch.rows.to(t.device)) for name, t in inputs.items()}
-            tape.labels = {name: t.index_select(0, batch.rows.to(t.device)) for name, t in labels.items()}
+            step_state.inputs = {name: t.index_select(0, batch.rows.to(t.device)) for name, t in inputs.items()}
+            step_state.labels = {name: t.index_select(0, batch.rows.to(t.device)) for name, t in labels.items()}
             if self._relabelled and self._training and batch.task:
-                self._aim(tape, stamp)
+                self._aim(step_state, stamp)
 
     def forward(
         self,
@@ -86,79 +88,79 @@ class Party(Belongings):
         if torch.is_grad_enabled() is not self._training:
             with torch.set_grad_enabled(self._training):
                 return self.forward(segment, received, stamp, peers, edges)
-        duty, tape = self._duties[segment], self._tapes[stamp.lane]
+        segment_plan, step_state = self._segment_plans[segment], self._step_states[stamp.lane]
         for message in received:
             returns = message.edge not in self._one_way
             for name, value in message.tensors.items():
                 value = value.to(self.device)
                 if message.layouts is not None and name in message.layouts:
                     value = message.layouts[name].lay_out(value)
-                tape.held[name] = self._leaf(value, returns)
-        outputs = self._run(duty, self._arguments(duty, tape), stamp)
-        tape.made.update(zip(duty.outputs, outputs, strict=True))
-        if self._training and duty.judged:
-            self._add_penalties(duty, tape, stamp)
+                step_state.held[name] = self._leaf(value, returns)
+        outputs = self._run(segment_plan, self._arguments(segment_plan, step_state), stamp)
+        step_state.made.update(zip(segment_plan.outputs, outputs, strict=True))
+        if self._training and segment_plan.judged:
+            self._add_penalties(segment_plan, step_state, stamp)
         return [
-            self._message("activation", p, peers, self._release(duty, p, tape, stamp), stamp)
-            for p in duty.leaving
+            self._message("activation", p, peers, self._release(segment_plan, p, step_state, stamp), stamp)
+            for p in segment_plan.leaving
             if edges is None or p.edge in edges
         ]
 
     def give_labels(self, head: Head, stamp: Stamp, receiver: str) -> Message:
         """Return this step's labels of `head` as a message to the party that computes its loss."""
-        labels = {head.value: self._tapes[stamp.lane].labels[head.value]}
+        labels = {head.value: self._step_states[stamp.lane].labels[head.value]}
         return Message(self.name, receiver, "label", f"labels->{head.value}", labels, stamp)
 
     def loss(self, segment: str, head: Head, stamp: Stamp, received: Message | None) -> Tensor:
         """Compute the loss of `head` on `segment`, keep it for the backward, return it detached and unweighted."""
-        tape = self._tapes[stamp.lane]
-        labels = tape.labels if received is None else received.tensors
+        step_state = self._step_states[stamp.lane]
+        labels = step_state.labels if received is None else received.tensors
         assert head.task is not None
-        value = head.task.loss(tape.made[head.value], labels[head.value].to(self.device))
-        scale = head.weight * tape.scale * tape.task
+        value = head.task.loss(step_state.made[head.value], labels[head.value].to(self.device))
+        scale = head.weight * step_state.scale * step_state.task
         if self._task_weight is not None:
-            epoch = stamp.epoch if tape.counts_as is None else tape.counts_as
-            scale = head.weight * self._task_weight(epoch) * tape.scale * tape.task
-        tape.add(segment, value, scale)
+            epoch = stamp.epoch if step_state.counts_as is None else step_state.counts_as
+            scale = head.weight * self._task_weight(epoch) * step_state.scale * step_state.task
+        step_state.add(segment, value, scale)
         return value.detach()
 
     def backpropagate(
         self, segment: str, received: Sequence[Message], stamp: Stamp, peers: Mapping[str, str]
     ) -> list[Message]:
         """Send the gradients `received` for what left `segment`, and its losses, back through it."""
-        duty, tape = self._duties[segment], self._tapes[stamp.lane]
-        if self.tutor is not None and not tape.taught:
-            self._teach(self.tutor, tape, stamp)
+        segment_plan, step_state = self._segment_plans[segment], self._step_states[stamp.lane]
+        if self.objective is not None and not step_state.taught:
+            self._teach(self.objective, step_state, stamp)
         roots: list[Tensor] = []
         gradients: list[Tensor | float] = []
-        pairs: list[tuple[Tensor, Tensor | float]] = [*tape.returned.pop(segment, ())]
+        pairs: list[tuple[Tensor, Tensor | float]] = [*step_state.returned.pop(segment, ())]
         for message in received:
-            sent = tape.sent.pop(message.edge)
-            if duty.arrivals:
-                tape.crossed.update([t.untyped_storage().data_ptr() for t in message.tensors.values()])
+            sent = step_state.sent.pop(message.edge)
+            if segment_plan.arrivals:
+                step_state.crossed.update([t.untyped_storage().data_ptr() for t in message.tensors.values()])
             pairs.extend([(sent[name], gradient.to(self.device)) for name, gradient in message.tensors.items()])
-        for z, slope, version in tape.slopes.pop(segment, ()):
+        for z, slope, version in step_state.slopes.pop(segment, ()):
             if z._version != version:
                 raise InvalidInput(f"{self.name}: a defense changed in place what leaves {segment!r}; not allowed")
             pairs.append((z, slope))
-        pairs.extend(tape.losses.pop(segment, ()))
+        pairs.extend(step_state.losses.pop(segment, ()))
         for z, g in pairs:
             # Segments without weights that read raw data only have nothing to send a gradient to.
             if z.requires_grad:
                 roots.append(z)
                 gradients.append(g)
-        if roots and self.shield is not None and self.shield.active:
-            leaves = (*tape.leaves[segment].values(), *tape.held.values())
+        if roots and self.privatizer is not None and self.privatizer.active:
+            leaves = (*step_state.leaves[segment].values(), *step_state.held.values())
             needing = [leaf for leaf in leaves if leaf.requires_grad]
-            self.shield.backward(roots, first_gradients(roots, gradients), needing)
+            self.privatizer.backward(roots, first_gradients(roots, gradients), needing)
         elif roots:
             send_back(roots, gradients)
         # What is over is let go at once, so that its memory serves the rest of the step.
         del pairs, roots, gradients
-        for name in duty.outputs:
-            tape.made.pop(name, None)
-        messages = self._returned(duty, tape, stamp, peers)
-        return [_apart(message, tape.crossed) for message in messages] if tape.crossed else messages
+        for name in segment_plan.outputs:
+            step_state.made.pop(name, None)
+        messages = self._returned(segment_plan, step_state, stamp, peers)
+        return [_apart(message, step_state.crossed) for message in messages] if step_state.crossed else messages
 
     def gradient_sum(self) -> float:
         """Return the sum of the gradient that each backward pass reaches last: that of the first weight that has one.
@@ -166,8 +168,8 @@ class Party(Belongings):
         What is not finite anywhere behind it shows here, unless it was masked on its way; a gradient that is not
         finite in a later weight alone is found at the next step, by the loss.
         """
-        if self.shield is not None and self.shield.active:
-            return self.shield.total()
+        if self.privatizer is not None and self.privatizer.active:
+            return self.privatizer.total()
         for parameter in self._parameters:
             if parameter.grad is not None:
                 return float(parameter.grad.sum())
@@ -175,10 +177,10 @@ class Party(Belongings):
 
     def update(self) -> None:
         """Take one optimizer step with the gradients gathered since the last one."""
-        if self.shield is not None:
-            self.uses.replace(f"gradients at {self.name}", self.shield.finish())
-        if self.tutor is not None:
-            self.tutor.correct(self.modules)
+        if self.privatizer is not None:
+            self.uses.replace(f"gradients at {self.name}", self.privatizer.finish())
+        if self.objective is not None:
+            self.objective.correct(self.modules)
         if self._optimizer is not None:
             take_step(self._optimizer)
         self.drop_gradients()
@@ -187,40 +189,42 @@ class Party(Belongings):
 
     def drop_gradients(self) -> None:
         """Forget the gradients gathered since the last update."""
-        if self.shield is not None:
-            self.shield.drop()
+        if self.privatizer is not None:
+            self.privatizer.drop()
         for parameter in self._parameters:
             parameter.grad = None
 
     def tell_norms(self, stamp: Stamp, peers: Mapping[str, str]) -> list[Message]:
         """Return the squared norm of every row's gradient as messages to the parties that clip by all of them."""
-        if self.shield is None or not self.shield.active:
+        if self.privatizer is None or not self.privatizer.active:
             return []
-        norms = {"squared norm": self.shield.norms()}
-        return [Message(self.name, peers[role], "norm", f"norms->{role}", norms, stamp) for role in self.shield.tells]
+        norms = {"squared norm": self.privatizer.norms()}
+        return [
+            Message(self.name, peers[role], "norm", f"norms->{role}", norms, stamp) for role in self.privatizer.tells
+        ]
 
     def hear_norms(self, message: Message) -> None:
         """Take what `tell_norms` returned at another party."""
-        assert self.shield is not None
-        self.shield.hear(message.tensors["squared norm"].to(self.device))
+        assert self.privatizer is not None
+        self.privatizer.hear(message.tensors["squared norm"].to(self.device))
 
     def skip(self, expected: float, stamp: Stamp) -> None:
         """Take the step of a batch that happens to be empty: only guarded weights move, so that nobody can tell."""
-        if self.shield is not None:
-            self.shield.begin(0, expected, stamp, True)
+        if self.privatizer is not None:
+            self.privatizer.begin(0, expected, stamp, True)
             self.update()
 
     def forget(self, lane: int) -> None:
         """Forget what is kept of the step of `lane`."""
-        self._tapes.pop(lane, None)
+        self._step_states.pop(lane, None)
 
     def output(self, value: str, lane: int) -> Tensor:
         """Return the model output `value` of this step; for the experimenter who scores the run."""
-        return self._tapes[lane].made[value].detach()
+        return self._step_states[lane].made[value].detach()
 
     def made(self, value: str, lane: int) -> bool:
         """Tell whether this step has come to `value`."""
-        return value in self._tapes[lane].made
+        return value in self._step_states[lane].made
 
     def compute(self, value: str, part: str, rows: int = 256) -> Tensor:
         """Return `value` of all rows of `part`, (rows, ...), in evaluation mode, from this party's own data alone.
@@ -230,126 +234,134 @@ class Party(Belongings):
         inputs, _ = self._data[part]
         total = len(next(iter(inputs.values())))
         wanted, found = {value}, []
-        needed: list[Duty] = []
-        for duty in reversed(self._duties.values()):
-            if wanted.intersection(duty.outputs):
-                wanted.update(duty.inputs)
-                needed.insert(0, duty)
+        needed: list[SegmentPlan] = []
+        for segment_plan in reversed(self._segment_plans.values()):
+            if wanted.intersection(segment_plan.outputs):
+                wanted.update(segment_plan.inputs)
+                needed.insert(0, segment_plan)
         with torch.no_grad():
             for step, chosen in enumerate(torch.arange(total).split(rows)):
                 stamp = Stamp("evaluate", -1, 0, step, part)
                 self.begin(Batch(part, chosen), stamp)
-                tape = self._tapes[-1]
-                for duty in needed:
-                    if all(n in tape.made or n in tape.inputs for n in duty.inputs):
-                        tape.made.update(
-                            zip(duty.outputs, self._run(duty, self._arguments(duty, tape), stamp), strict=True)
+                step_state = self._step_states[-1]
+                for segment_plan in needed:
+                    if all(n in step_state.made or n in step_state.inputs for n in segment_plan.inputs):
+                        step_state.made.update(
+                            zip(
+                                segment_plan.outputs,
+                                self._run(segment_plan, self._arguments(segment_plan, step_state), stamp),
+                                strict=True,
+                            )
                         )
-                found.append(tape.made[value])
+                found.append(step_state.made[value])
                 self.forget(-1)
         return torch.cat(found)
 
-    def _arguments(self, duty: Duty, tape: Tape) -> list[Tensor]:
-        leaves = tape.leaves[duty.segment] = {}
+    def _arguments(self, segment_plan: SegmentPlan, step_state: StepState) -> list[Tensor]:
+        leaves = step_state.leaves[segment_plan.segment] = {}
         arguments = []
-        for name in duty.inputs:
-            if name in duty.own:
-                value = tape.inputs[name]
-            elif name in tape.held:
-                value = tape.held[name]
+        for name in segment_plan.inputs:
+            if name in segment_plan.own:
+                value = step_state.inputs[name]
+            elif name in step_state.held:
+                value = step_state.held[name]
             else:
                 if name not in leaves:
-                    leaves[name] = self._leaf(tape.made[name])
+                    leaves[name] = self._leaf(step_state.made[name])
                 value = leaves[name]
             # An operation in place may neither touch a leaf nor the sender's memory.
-            arguments.append(value.clone() if name in duty.overwritten else value)
+            arguments.append(value.clone() if name in segment_plan.overwritten else value)
         return arguments
 
     def _leaf(self, value: Tensor, returns: bool = True) -> Tensor:
         return value.detach().requires_grad_(self._training and returns)
 
-    def _run(self, duty: Duty, arguments: list[Tensor], stamp: Stamp) -> tuple[Tensor, ...]:
-        module = self.modules[duty.segment]
-        if self.shield is not None and self.shield.active:
-            with self.shield.watching(module):
-                result = self._call(duty, module, arguments, stamp)
-        elif duty.stochastic:
-            result = self._call(duty, module, arguments, stamp)
+    def _run(self, segment_plan: SegmentPlan, arguments: list[Tensor], stamp: Stamp) -> tuple[Tensor, ...]:
+        module = self.modules[segment_plan.segment]
+        if self.privatizer is not None and self.privatizer.active:
+            with self.privatizer.watching(module):
+                result = self._call(segment_plan, module, arguments, stamp)
+        elif segment_plan.stochastic:
+            result = self._call(segment_plan, module, arguments, stamp)
         else:
             result = module(*arguments)
         return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
-    def _call(self, duty: Duty, module: nn.Module, arguments: list[Tensor], stamp: Stamp) -> Any:
-        if not duty.stochastic:
+    def _call(self, segment_plan: SegmentPlan, module: nn.Module, arguments: list[Tensor], stamp: Stamp) -> Any:
+        if not segment_plan.stochastic:
             return module(*arguments)
-        with stream(forward_seed(self._seed, self.name, duty.segment, stamp), self.device):
+        with stream(forward_seed(self._seed, self.name, segment_plan.segment, stamp), self.device):
             return module(*arguments)
 
-    def _release(self, duty: Duty, port: Port, tape: Tape, stamp: Stamp) -> dict[str, Tensor]:
+    def _release(self, segment_plan: SegmentPlan, port: Port, step_state: StepState, stamp: Stamp) -> dict[str, Tensor]:
         """Apply the edge's defenses in order; keep what left attached, hand it out detached."""
-        values = {name: tape.made[name] for name in port.values}
+        values = {name: step_state.made[name] for name in port.values}
         for guard in port.sending:
-            context = self._context(duty, port, guard.position, tape, stamp)
+            context = self._context(segment_plan, port, guard.position, step_state, stamp)
             if self._training:
-                self._add_penalty(duty.segment, guard, joined(list(values.values())), context, tape)
+                self._add_penalty(segment_plan.segment, guard, joined(list(values.values())), context, step_state)
             if "activation" in guard.counts:
                 self.uses.replace(port.edge, sum(map(infinite_rows, values.values())))
             values = {name: guard.defense.release(name, z, context) for name, z in values.items()}
             if "activation" in guard.counts:
-                self._count(port.edge, guard, tape, stamp, len(values))
-        fresh = not tape.sent
-        tape.sent[port.edge] = values
+                self._count(port.edge, guard, step_state, stamp, len(values))
+        fresh = not step_state.sent
+        step_state.sent[port.edge] = values
         leaving = {}
         for name, z in values.items():
             leaving[name] = z.detach()
             # What an operation has just made, and is no view, is new memory; to ask that costs less than to compare.
             fresh = fresh and z.grad_fn is not None and z._base is None
-        return leaving if fresh else self._unshared(port.edge, leaving, tape)
+        return leaving if fresh else self._unshared(port.edge, leaving, step_state)
 
-    def _unshared(self, edge: str, leaving: dict[str, Tensor], tape: Tape) -> dict[str, Tensor]:
+    def _unshared(self, edge: str, leaving: dict[str, Tensor], step_state: StepState) -> dict[str, Tensor]:
         """Return `leaving` with copies of what has come in, or has left already: no other party may write into that."""
-        others = (tape.inputs, tape.held, *(sent for left, sent in tape.sent.items() if left != edge))
+        others = (step_state.inputs, step_state.held, *(sent for left, sent in step_state.sent.items() if left != edge))
         taken = {t.untyped_storage().data_ptr() for tensors in others for t in tensors.values()}
         # The link copies the rest of what is not alone in its memory.
         shared = [n for n, z in leaving.items() if z.untyped_storage().data_ptr() in taken and is_own(z)]
         return {**leaving, **{n: leaving[n].clone() for n in shared}} if shared else leaving
 
-    def _add_penalty(self, segment: str, guard: Guard, z: Tensor, context: Context, tape: Tape) -> None:
+    def _add_penalty(
+        self, segment: str, guard: EdgeDefense, z: Tensor, context: Context, step_state: StepState
+    ) -> None:
         """Add what a defense wants of `z`, which leaves, to the segment's losses, or to what goes back through it."""
-        penalty, weight = guard.defense.penalty(z, context), guard.share * tape.scale
-        if isinstance(penalty, Slope):
+        penalty, weight = guard.defense.penalty(z, context), guard.share * step_state.scale
+        if isinstance(penalty, PenaltyGradient):
             gradient = penalty.gradient if weight == 1.0 else penalty.gradient * weight
-            tape.slopes.setdefault(segment, []).append((z, gradient, z._version))
+            step_state.slopes.setdefault(segment, []).append((z, gradient, z._version))
         elif penalty is not None:
-            tape.add(segment, penalty, weight)
+            step_state.add(segment, penalty, weight)
 
-    def _add_penalties(self, duty: Duty, tape: Tape, stamp: Stamp) -> None:
+    def _add_penalties(self, segment_plan: SegmentPlan, step_state: StepState, stamp: Stamp) -> None:
         """Add what the defenses of the edges that a segment has read want at this end to its losses."""
-        for port in duty.judged:
+        for port in segment_plan.judged:
             for guard in port.judging:
-                context = self._context(duty, port, guard.position, tape, stamp)
+                context = self._context(segment_plan, port, guard.position, step_state, stamp)
                 penalty = guard.defense.penalty_at_receiver(context)
                 if penalty is not None:
-                    tape.add(duty.segment, penalty, guard.share * tape.scale)
+                    step_state.add(segment_plan.segment, penalty, guard.share * step_state.scale)
 
-    def _returned(self, duty: Duty, tape: Tape, stamp: Stamp, peers: Mapping[str, str]) -> list[Message]:
+    def _returned(
+        self, segment_plan: SegmentPlan, step_state: StepState, stamp: Stamp, peers: Mapping[str, str]
+    ) -> list[Message]:
         """Return the gradients of what the segment has read: kept for the party's own segments, sent to others."""
-        leaves = tape.leaves.pop(duty.segment)
+        leaves = step_state.leaves.pop(segment_plan.segment)
         messages = []
-        for port in duty.arrivals:
+        for port in segment_plan.arrivals:
             if port.role is None:
-                back = [(tape.made[name], _gradient(leaves[name])) for name in port.returned]
-                tape.returned.setdefault(port.segment, []).extend(back)
+                back = [(step_state.made[name], _gradient(leaves[name])) for name in port.returned]
+                step_state.returned.setdefault(port.segment, []).extend(back)
                 continue
-            held = {name: tape.held.pop(name) for name in port.values}
+            held = {name: step_state.held.pop(name) for name in port.values}
             tensors = {name: _gradient(held[name]) for name in port.returned}
             if not tensors:
                 continue
             for guard in port.returning:
-                context = self._context(duty, port, guard.position, tape, stamp)
+                context = self._context(segment_plan, port, guard.position, step_state, stamp)
                 tensors = {n: guard.defense.gradient(n, g, context) for n, g in tensors.items()}
                 if "gradient" in guard.counts:
-                    self._count(port.edge, guard, tape, stamp, len(tensors))
+                    self._count(port.edge, guard, step_state, stamp, len(tensors))
             messages.append(self._message("gradient", port, peers, tensors, stamp))
         return messages
 
@@ -366,36 +378,38 @@ class Party(Belongings):
         packed = sum(t.nbytes if (size := sizes[n]) is None else size for n, t in tensors.items()) if short else None
         return Message(self.name, receiver, kind, port.edge, tensors, stamp, packed)
 
-    def _teach(self, tutor: Tutor, tape: Tape, stamp: Stamp) -> None:
+    def _teach(self, objective: LocalObjective, step_state: StepState, stamp: Stamp) -> None:
         """Add what the tutor wants to the losses, while all that this party has made in the step is still there."""
-        tape.taught = True
+        step_state.taught = True
         if self._training:
-            for segment, term in tutor.terms(tape.made, tape.labels, stamp).items():
-                tape.add(segment, term, tape.scale)
+            for segment, term in objective.terms(step_state.made, step_state.labels, stamp).items():
+                step_state.add(segment, term, step_state.scale)
 
-    def _aim(self, tape: Tape, stamp: Stamp) -> None:
+    def _aim(self, step_state: StepState, stamp: Stamp) -> None:
         """Replace the labels of a training step by what its defenses want the loss to compare with."""
         for name, (head, guards) in self._relabelled.items():
-            for guard in guards if name in tape.labels else ():
+            for guard in guards if name in step_state.labels else ():
                 assert head.task is not None
                 words = ("targets", self.name, name, guard.position, *stamp)
                 random = wide_generator(self._seed, *words, device=self.device)
-                tape.labels[name] = guard.defense.targets(tape.labels[name], head.task, random)
+                step_state.labels[name] = guard.defense.targets(step_state.labels[name], head.task, random)
                 # What is only rehearsed leaves nothing behind, and nobody learns of it.
                 if "step" in guard.counts and stamp.phase == "train":
-                    self._count(labels_of_head(name), guard, tape, stamp)
+                    self._count(labels_of_head(name), guard, step_state, stamp)
 
-    def _count(self, where: str, guard: Guard, tape: Tape, stamp: Stamp, times: int = 1) -> None:
-        part, rows = tape.part, tape.rows
+    def _count(self, where: str, guard: EdgeDefense, step_state: StepState, stamp: Stamp, times: int = 1) -> None:
+        part, rows = step_state.part, step_state.rows
         assert rows is not None
         if part in self._among:
             part, rows = "train", self._among[part][rows.cpu()]
             rows = rows[rows >= 0]
         self.uses.add((where, guard.position, stamp.lane, part), rows, times)
 
-    def _context(self, duty: Duty, port: Port, position: int, tape: Tape, stamp: Stamp) -> Context:
-        state, module = self._defenses[port.edge, position], self.modules[duty.segment]
-        held = (tape.inputs, tape.labels, state, module, tape.counts_as, tape.held)
+    def _context(
+        self, segment_plan: SegmentPlan, port: Port, position: int, step_state: StepState, stamp: Stamp
+    ) -> Context:
+        state, module = self._defenses[port.edge, position], self.modules[segment_plan.segment]
+        held = (step_state.inputs, step_state.labels, state, module, step_state.counts_as, step_state.held)
         return Context(self.name, port.edge, stamp, self._seed, position, *held)
 
 

@@ -11,48 +11,48 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from splitfed.core.defense import Place, Shield, overrides
-from splitfed.core.local_objective import Tutor
+from splitfed.core.defense import DefenseSite, GradientPrivatizer, overrides
+from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Message, Stamp
 from splitfed.core.optimizers import Optim
 from splitfed.core.payload import is_own, module_copies
 from splitfed.core.random import derive, wide_generator
-from splitfed.core.step_plan import Duty, Guard
+from splitfed.core.step_plan import EdgeDefense, SegmentPlan
 from splitfed.core.topology import Head, weights
-from splitfed.core.usage_counts import SCORED, Uses, labels_of_head
+from splitfed.core.usage_counts import SCORED, UsageCounts, labels_of_head
 
 
-class Belongings:
-    """Keeps the segments in `modules` (a copy of its own) for the `duties` of `role`, with an optimizer of its own."""
+class PartyState:
+    """Keeps the segments in `modules` (copied) for the `segment_plans` of `role`, with an optimizer of its own."""
 
     def __init__(
         self,
         name: str,
         role: str,
-        duties: Sequence[Duty],
+        segment_plans: Sequence[SegmentPlan],
         modules: Mapping[str, nn.Module],
         optim: Optim,
         seed: int,
         shapes: Mapping[str, tuple[int, ...]],
         device: torch.device | str = "cpu",
         task_weight: Callable[[int], float] | None = None,
-        relabelled: Mapping[str, tuple[Head, tuple[Guard, ...]]] | None = None,
+        relabelled: Mapping[str, tuple[Head, tuple[EdgeDefense, ...]]] | None = None,
     ) -> None:
         self.name = name
         self.role = role
         self.device = torch.device(device)
-        self._duties = {d.segment: d for d in duties}
-        self._one_way = {port.edge for d in duties for port in d.arrivals if not port.returns}
+        self._segment_plans = {d.segment: d for d in segment_plans}
+        self._one_way = {port.edge for d in segment_plans for port in d.arrivals if not port.returns}
         # Copied together, so that weights a party shares between its own segments stay shared.
-        self.modules = module_copies({d.segment: modules[d.segment] for d in duties})
+        self.modules = module_copies({d.segment: modules[d.segment] for d in segment_plans})
         # What the user froze (batch norm in evaluation mode, say) stays frozen.
-        self._frozen = {d.segment: d.frozen for d in duties}
+        self._frozen = {d.segment: d.frozen for d in segment_plans}
         for module in self.modules.values():
             module.to(self.device)
         self._training = True
-        self.uses = Uses()
-        self.tutor: Tutor | None = None
-        self.shield: Shield | None = None
+        self.uses = UsageCounts()
+        self.objective: LocalObjective | None = None
+        self.privatizer: GradientPrivatizer | None = None
         self._seed = seed
         self._task_weight = task_weight
         self._data: dict[str, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
@@ -66,11 +66,11 @@ class Belongings:
             self._optimizer, self._scheduler = optim.build(self._parameters)
         # Head -> the head and the defenses that change its labels, which are this party's.
         self._relabelled = dict(relabelled or {})
-        inputs = {v: shapes[v] for duty in duties for v in duty.own}
+        inputs = {v: shapes[v] for segment_plan in segment_plans for v in segment_plan.own}
         self._guards = {
             (port.edge, guard.position): guard
-            for duty in duties
-            for port in (*duty.arrivals, *duty.departures)
+            for segment_plan in segment_plans
+            for port in (*segment_plan.arrivals, *segment_plan.departures)
             for guard in port.guards
         }
         self._learning = [place for place, guard in self._guards.items() if overrides(guard.defense, "learn")]
@@ -78,7 +78,7 @@ class Belongings:
         self._counting = any(guard.counts for guard in (*self._guards.values(), *relabelling))
         self._defenses = {
             (port.edge, guard.position): guard.defense.start(
-                Place(
+                DefenseSite(
                     name,
                     port.edge,
                     {v: shapes[v] for v in port.values},
@@ -87,8 +87,8 @@ class Belongings:
                     self.device,
                 )
             )
-            for duty in duties
-            for port in (*duty.arrivals, *duty.departures)
+            for segment_plan in segment_plans
+            for port in (*segment_plan.arrivals, *segment_plan.departures)
             for guard in port.guards
         }
 
@@ -228,7 +228,7 @@ class Belongings:
             "segments": {name: copy.deepcopy(module.state_dict()) for name, module in self.modules.items()},
             "optimizer": None if self._optimizer is None else copy.deepcopy(self._optimizer.state_dict()),
             "scheduler": None if self._scheduler is None else copy.deepcopy(self._scheduler.state_dict()),
-            "tutor": None if self.tutor is None else self.tutor.state(),
+            "tutor": None if self.objective is None else self.objective.state(),
             "defenses": {f"{edge}#{i}": d.state_dict() for (edge, i), d in self._defenses.items() if d is not None},
             "uses": self.uses.state(),
         }
@@ -241,8 +241,8 @@ class Belongings:
             self._optimizer.load_state_dict(state["optimizer"])
         if self._scheduler is not None:
             self._scheduler.load_state_dict(state["scheduler"])
-        if self.tutor is not None:
-            self.tutor.load_state(state["tutor"])
+        if self.objective is not None:
+            self.objective.load_state(state["tutor"])
         for (edge, i), defense in self._defenses.items():
             if defense is not None:
                 defense.load_state_dict(state["defenses"][f"{edge}#{i}"])
@@ -251,7 +251,7 @@ class Belongings:
 
 def trained_on(
     labels: Mapping[str, Tensor],
-    changed: Mapping[str, tuple[Head, tuple[Guard, ...]]],
+    changed: Mapping[str, tuple[Head, tuple[EdgeDefense, ...]]],
     seed: int,
     party: str,
     part: str,

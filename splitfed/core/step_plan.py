@@ -17,7 +17,7 @@ from splitfed.core.usage_counts import counted, counted_labels
 
 
 @dataclass(frozen=True)
-class Guard:
+class EdgeDefense:
     """A defense on one edge: its `position` among the run's defenses, and its share of their penalties.
 
     `counts`: what of its work is counted for the privacy ledger; see `splitfed.core.usage_counts`.
@@ -40,7 +40,7 @@ class Port:
     segment: str
     role: str | None
     values: tuple[str, ...]
-    guards: tuple[Guard, ...]
+    guards: tuple[EdgeDefense, ...]
     returned: tuple[str, ...]
 
     @property
@@ -49,17 +49,17 @@ class Port:
         return bool(self.returned)
 
     @cached_property
-    def sending(self) -> tuple[Guard, ...]:
+    def sending(self) -> tuple[EdgeDefense, ...]:
         """Those that act on what leaves, or want something of it."""
         return self._that("release", "penalty")
 
     @cached_property
-    def judging(self) -> tuple[Guard, ...]:
+    def judging(self) -> tuple[EdgeDefense, ...]:
         """Those that want something where it is read."""
         return self._that("penalty_at_receiver")
 
     @cached_property
-    def returning(self) -> tuple[Guard, ...]:
+    def returning(self) -> tuple[EdgeDefense, ...]:
         """Those that act on the gradient that goes back."""
         return self._that("gradient")
 
@@ -68,13 +68,13 @@ class Port:
         """Whether what crosses may take fewer bytes than its tensors."""
         return bool(self._that("packed"))
 
-    def _that(self, *methods: str) -> tuple[Guard, ...]:
+    def _that(self, *methods: str) -> tuple[EdgeDefense, ...]:
         # A call that does nothing takes its time all the same, several times a step.
         return tuple(guard for guard in self.guards if overrides(guard.defense, *methods))
 
 
 @dataclass(frozen=True)
-class Duty:
+class SegmentPlan:
     """One segment's work: what it reads and from where, what it returns and to whom, the heads on it.
 
     `frozen`: the modules inside it that stay in evaluation mode in training; see `graph.frozen_modules`.
@@ -102,12 +102,12 @@ class Duty:
         return tuple(port for port in self.arrivals if port.judging)
 
 
-def duties(
+def segment_plans(
     topology: Topology,
     facts: Facts,
     defenses: Sequence[Defense],
     frozen: Mapping[str, tuple[str, ...]] | None = None,
-) -> dict[str, tuple[Duty, ...]]:
+) -> dict[str, tuple[SegmentPlan, ...]]:
     """Return the duties of every role, after each defense has said that it applies (or refused).
 
     `frozen`: what `graph.frozen_modules` returns, for a part of a larger topology.
@@ -118,7 +118,7 @@ def duties(
     counts = [counted(defense) for defense in defenses]
     guards = {
         edge.name: tuple(
-            Guard(defense, position, 1.0 / len(guarded[position]), counts[position])
+            EdgeDefense(defense, position, 1.0 / len(guarded[position]), counts[position])
             for position, defense in enumerate(defenses)
             if edge.name in guarded[position]
         )
@@ -134,10 +134,10 @@ def duties(
         return Port(edge.name, far, role, edge.values, guards[edge.name], facts.returned(topology, edge))
 
     frozen = frozen_modules(topology) if frozen is None else frozen
-    work: dict[str, list[Duty]] = {role: [] for role in topology.roles}
+    work: dict[str, list[SegmentPlan]] = {role: [] for role in topology.roles}
     for segment in topology.segments:
         work[segment.role].append(
-            Duty(
+            SegmentPlan(
                 segment.name,
                 segment.inputs,
                 segment.outputs,
@@ -153,7 +153,7 @@ def duties(
     return {role: tuple(found) for role, found in work.items()}
 
 
-def _check_order(edge: str, guards: Sequence[Guard]) -> None:
+def _check_order(edge: str, guards: Sequence[EdgeDefense]) -> None:
     """Refuse what looks at the row again after a private mechanism: no promise would be left."""
     private = None
     for guard in guards:
@@ -167,20 +167,24 @@ def _check_order(edge: str, guards: Sequence[Guard]) -> None:
             private = kind
 
 
-def relabelled(topology: Topology, defenses: Sequence[Defense]) -> dict[str, dict[str, tuple[Head, tuple[Guard, ...]]]]:
+def relabelled(
+    topology: Topology, defenses: Sequence[Defense]
+) -> dict[str, dict[str, tuple[Head, tuple[EdgeDefense, ...]]]]:
     """Return, by the role that holds the labels, the heads whose labels some defense changes, and which do."""
     chosen = [defense.heads(topology) for defense in defenses]
-    found: dict[str, dict[str, tuple[Head, tuple[Guard, ...]]]] = {}
+    found: dict[str, dict[str, tuple[Head, tuple[EdgeDefense, ...]]]] = {}
     for head in topology.heads:
         guards = tuple(
-            Guard(d, i, 1.0, counted_labels(d, head.task)) for i, d in enumerate(defenses) if head.value in chosen[i]
+            EdgeDefense(d, i, 1.0, counted_labels(d, head.task))
+            for i, d in enumerate(defenses)
+            if head.value in chosen[i]
         )
         if guards:
             found.setdefault(head.labels, {})[head.value] = (head, guards)
     return found
 
 
-def shielded(topology: Topology, defenses: Sequence[Defense]) -> dict[str, tuple[int, Defense]]:
+def privatized(topology: Topology, defenses: Sequence[Defense]) -> dict[str, tuple[int, Defense]]:
     """Return the defense that guards the weights of each role, with its position, or refuse two for one role."""
     found: dict[str, tuple[int, Defense]] = {}
     for position, defense in enumerate(defenses):

@@ -24,7 +24,7 @@ class Batch(NamedTuple):
 
 
 @dataclass(slots=True)
-class Tape:
+class StepState:
     """What a party keeps of one lane between the forward and the backward of a step.
 
     `rows` only where it counts them: parties share no tensor, and a copy costs as much as a message. `slopes`: what

@@ -15,7 +15,7 @@ from torch import Tensor
 from splitfed.core.defense import UPLOAD, Context, Defense, packed_bytes
 from splitfed.core.messages import Message, Stamp
 from splitfed.core.payload import infinite_rows
-from splitfed.core.usage_counts import Uses
+from splitfed.core.usage_counts import UsageCounts
 
 
 class Keeper(NamedTuple):
@@ -79,7 +79,7 @@ def size(sent: Sent, guards: Sequence[Keeper]) -> int | None:
     return sum(t.nbytes if n is None else n for t, n in zip(sent.tensors.values(), sizes, strict=True))
 
 
-def count(uses: Uses, sent: Sent, guards: Sequence[Keeper], lane: int) -> None:
+def count(uses: UsageCounts, sent: Sent, guards: Sequence[Keeper], lane: int) -> None:
     """Note in `uses` what was released: each row of each tensor is one use of every guard that promises something."""
     for position, defense in guards:
         for tensor in sent.tensors.values() if defense.event() is not None else ():

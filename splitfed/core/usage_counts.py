@@ -30,7 +30,7 @@ _REPLACED = "rows that were not finite"
 Key = tuple[str, int, int, str]
 
 
-class Uses:
+class UsageCounts:
     """Counts of one party: key -> (rows,) int32; a row that was never released counts zero.
 
     `replaced`: place -> how many rows a mechanism found there that were not finite, and took for zeros.

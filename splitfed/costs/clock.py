@@ -13,7 +13,7 @@ from typing import Any
 
 from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.core.topology import Topology, member
-from splitfed.costs.events import Run, simulate
+from splitfed.costs.events import LaneWork, simulate
 from splitfed.costs.queues import Plant
 from splitfed.costs.speeds import Speeds
 from splitfed.costs.steps import StepShape
@@ -106,12 +106,12 @@ class Clock:
         self._ready = dict(state["ready"])
         self._plant.load_state(state["plant"])
 
-    def _run(self, lane: int, rows: Sequence[int]) -> Run:
+    def _run(self, lane: int, rows: Sequence[int]) -> LaneWork:
         if lane not in self._parties or lane not in self._shapes:
             raise InvalidInput(f"lane={lane!r} is not allowed; this clock knows lanes {_span(self._parties)}")
         for count in rows:
             check_count(f"rows of a batch of lane {lane}", count, low=1)
-        return Run(self._shapes[lane], self._parties[lane], tuple(rows))
+        return LaneWork(self._shapes[lane], self._parties[lane], tuple(rows))
 
 
 def _span(lanes: Mapping[int, Any]) -> str:

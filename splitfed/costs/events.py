@@ -17,7 +17,7 @@ Event = tuple[float, int, int, int, bool]  # when, lane, step, task, whether a m
 
 
 @dataclass(frozen=True)
-class Run:
+class LaneWork:
     """What one lane does: the shape of its steps, role -> party, and the rows of each of its batches."""
 
     shape: StepShape
@@ -25,7 +25,7 @@ class Run:
     rows: Sequence[int]
 
 
-def simulate(runs: Mapping[int, Run], plant: Plant, start: float, together: bool = False) -> float:
+def simulate(runs: Mapping[int, LaneWork], plant: Plant, start: float, together: bool = False) -> float:
     """Run all lanes of `runs` on `plant` from `start` on; return when the last task is over.
 
     `together`: no task of the way back begins before the way forward of every lane is over.
@@ -43,7 +43,7 @@ class _Open:
 
 
 class _Simulation:
-    def __init__(self, runs: Mapping[int, Run], plant: Plant, start: float, together: bool) -> None:
+    def __init__(self, runs: Mapping[int, LaneWork], plant: Plant, start: float, together: bool) -> None:
         self._runs, self._plant, self._start, self._together = runs, plant, start, together
         self._heap: list[Event] = []
         self._open: dict[tuple[int, int], _Open] = {}

@@ -16,7 +16,7 @@ from splitfed.core.errors import InvalidInput, check_count, check_number
 
 
 @dataclass(frozen=True)
-class Setting:
+class HanSetting:
     """What the formulas are about.
 
     `parameters` |w|; `client_share` a in [0, 1], the fraction of them at the client; `cut_width` q, floats an example
@@ -43,37 +43,37 @@ class Setting:
         check_number("forward_share", self.forward_share, low=0, high=1)
 
 
-def client_compute(s: Setting, whole: bool = False) -> float:
+def client_compute(s: HanSetting, whole: bool = False) -> float:
     """Return the operations of one client: a |D| |w|, or |D| |w| where it trains the `whole` model."""
     return (1.0 if whole else s.client_share) * s.examples * s.parameters
 
 
-def federated_communication(s: Setting) -> float:
+def federated_communication(s: HanSetting) -> float:
     """Return the floats of all clients of federated learning: 2 |w| K."""
     return 2 * s.parameters * s.clients
 
 
-def splitfed_communication(s: Setting) -> float:
+def splitfed_communication(s: HanSetting) -> float:
     """Return the floats of all clients of SplitFed: (2q|D| + 2a|w|) K."""
     return (2 * s.cut_width * s.examples + 2 * s.client_share * s.parameters) * s.clients
 
 
-def local_loss_communication(s: Setting) -> float:
+def local_loss_communication(s: HanSetting) -> float:
     """Return the floats of all clients with local losses: (q|D| + 2a|w|) K, for no gradient comes back."""
     return (s.cut_width * s.examples + 2 * s.client_share * s.parameters) * s.clients
 
 
-def federated_latency(s: Setting) -> float:
+def federated_latency(s: HanSetting) -> float:
     """Return the seconds of a round of federated learning: 2|w|K/R + |D||w|/P_C."""
     return federated_communication(s) / s.rate + client_compute(s, whole=True) / s.client_power
 
 
-def splitfed_latency(s: Setting) -> float:
+def splitfed_latency(s: HanSetting) -> float:
     """Return the seconds of a round of SplitFed: (2q|D| + 2a|w|)K/R + a|D||w|/P_C + (1-a)|D||w|K/P_S."""
     return splitfed_communication(s) / s.rate + client_compute(s) / s.client_power + _server_time(s)
 
 
-def local_loss_latency(s: Setting) -> float:
+def local_loss_latency(s: HanSetting) -> float:
     """Return the seconds of a round with local losses; the client's way back and upload run beside the server.
 
     (q|D| + a|w|)K/R + a beta |D||w|/P_C + max{a|w|K/R + a(1-beta)|D||w|/P_C, (1-a)|D||w|K/P_S}.
@@ -85,7 +85,7 @@ def local_loss_latency(s: Setting) -> float:
     return before + forward + max(upload + back, _server_time(s))
 
 
-def split_latency(s: Setting) -> float:
+def split_latency(s: HanSetting) -> float:
     """Return the seconds in which all clients have had one turn in vanilla split learning, with hand-over.
 
     K (2q|D|/R + a|D||w|/P_C + (1-a)|D||w|/P_S + a|w|/R): each client alone on the link and at the server. Not in
@@ -96,7 +96,7 @@ def split_latency(s: Setting) -> float:
     return s.clients * (sent + client_compute(s) / s.client_power + _server_time(alone))
 
 
-def inner_cut_pays(s: Setting) -> bool:
+def inner_cut_pays(s: HanSetting) -> bool:
     """Tell whether a cut inside the model beats a smallest client: P_S <= 1 / (1/(R|D|) + beta/(P_C K)).
 
     Up to the optimal cut the local-loss latency then falls with a. `s.client_share` does not enter.
@@ -105,7 +105,7 @@ def inner_cut_pays(s: Setting) -> bool:
     return s.server_power <= 1 / (per_row + s.forward_share / (s.client_power * s.clients))
 
 
-def optimal_client_share(s: Setting) -> float:
+def optimal_client_share(s: HanSetting) -> float:
     """Return the a that minimises the local-loss latency: 1 / (P_S (1/(R|D|) + (1-beta)/(P_C K)) + 1).
 
     There both sides of the maximum in `local_loss_latency` are equal, which follows from the table; the width of the
@@ -121,5 +121,5 @@ def optimal_client_share(s: Setting) -> float:
     return 1 / (s.server_power * back + 1)
 
 
-def _server_time(s: Setting) -> float:
+def _server_time(s: HanSetting) -> float:
     return (1 - s.client_share) * s.examples * s.parameters * s.clients / s.server_power

@@ -19,7 +19,7 @@ from splitfed.costs.flops import SegmentCost
 
 
 @dataclass(frozen=True)
-class Task:
+class WorkItem:
     """A piece of work: `role` computes (`receiver` None, `size` operations a row) or sends `size` bytes a row.
 
     It waits for the tasks `after` of the same step and for the tasks `previous` of the step before. `backward`:
@@ -39,7 +39,7 @@ class Task:
 class StepShape:
     """The tasks of a step, in an order in which none waits for a later one."""
 
-    tasks: tuple[Task, ...]
+    tasks: tuple[WorkItem, ...]
 
     @property
     def bytes(self) -> float:
@@ -76,7 +76,7 @@ def step_shape(topology: Topology, facts: Facts, flops: Mapping[str, SegmentCost
     for segment in topology.segments:
         for direction, size in flops[segment.name]._asdict().items():
             check_number(f"{direction} flops of segment {segment.name!r}", size, low=0)
-    tasks: list[Task] = []
+    tasks: list[WorkItem] = []
     ran = _forward(tasks, topology, facts, flops)
     labelled = _labels(tasks, topology, label_bytes)
     _backward(tasks, topology, facts, flops, ran, labelled)
@@ -84,7 +84,7 @@ def step_shape(topology: Topology, facts: Facts, flops: Mapping[str, SegmentCost
 
 
 def _forward(
-    tasks: list[Task], topology: Topology, facts: Facts, flops: Mapping[str, SegmentCost]
+    tasks: list[WorkItem], topology: Topology, facts: Facts, flops: Mapping[str, SegmentCost]
 ) -> dict[str, set[int]]:
     """Add the way forward; return segment -> its forward task."""
     ran: dict[str, set[int]] = {}
@@ -103,7 +103,7 @@ def _forward(
     return ran
 
 
-def _labels(tasks: list[Task], topology: Topology, size: float) -> dict[str, set[int]]:
+def _labels(tasks: list[WorkItem], topology: Topology, size: float) -> dict[str, set[int]]:
     """Add the labels that cross, hop by hop; return head -> the task that brings them to the loss."""
     labelled: dict[str, set[int]] = {}
     for head in topology.heads:
@@ -114,7 +114,7 @@ def _labels(tasks: list[Task], topology: Topology, size: float) -> dict[str, set
 
 
 def _backward(
-    tasks: list[Task],
+    tasks: list[WorkItem],
     topology: Topology,
     facts: Facts,
     flops: Mapping[str, SegmentCost],
@@ -145,7 +145,7 @@ def _backward(
             waits[edge.source].add(back)
 
 
-def _with_previous(tasks: Iterable[Task]) -> tuple[Task, ...]:
+def _with_previous(tasks: Iterable[WorkItem]) -> tuple[WorkItem, ...]:
     """Make what a role begins a step with wait for what it ended the last one with."""
     found = tuple(tasks)
     ends: dict[str, list[int]] = {}
@@ -162,7 +162,7 @@ def _with_previous(tasks: Iterable[Task]) -> tuple[Task, ...]:
 
 
 def _add(
-    tasks: list[Task],
+    tasks: list[WorkItem],
     name: str,
     role: str,
     receiver: str | None,
@@ -170,7 +170,7 @@ def _add(
     after: Iterable[int],
     backward: bool = False,
 ) -> int:
-    tasks.append(Task(name, role, receiver, size, tuple(sorted(after)), backward))
+    tasks.append(WorkItem(name, role, receiver, size, tuple(sorted(after)), backward))
     return len(tasks) - 1
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from splitfed.old_names import warn
+
 if TYPE_CHECKING:
     from splitfed.data.alignment.align import align as align
     from splitfed.data.alignment.keyed_hash import keyed_hash as keyed_hash
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from splitfed.data.federation import Federation as Federation
     from splitfed.data.from_python import from_arrays as from_arrays
     from splitfed.data.from_python import from_torch as from_torch
-    from splitfed.data.labels import Target as Target
+    from splitfed.data.labels import LabelSet as LabelSet
     from splitfed.data.sources.breast_cancer import breast_cancer as breast_cancer
     from splitfed.data.sources.cifar import cifar as cifar
     from splitfed.data.sources.csv import csv as csv
@@ -55,7 +57,7 @@ _MODULES = {
     "keyed_hash": "alignment.keyed_hash",
     "new_secret": "alignment.keyed_hash",
     "in_clear": "alignment.keys",
-    "Target": "labels",
+    "LabelSet": "labels",
     "leaf": "sources.leaf",
     "mnist5k": "sources.mnist5k",
     "npz": "sources.npz",
@@ -68,6 +70,9 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "Target":
+        warn("splitfed.data.Target is now splitfed.data.LabelSet", 3)
+        name = "LabelSet"
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

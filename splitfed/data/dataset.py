@@ -15,7 +15,7 @@ from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.tasks import Task
 from splitfed.data.features import Feature, check_features
 from splitfed.data.federation import Federation
-from splitfed.data.labels import Target, check_labels
+from splitfed.data.labels import LabelSet, check_labels
 from splitfed.data.rotation import ANGLES, rotated
 from splitfed.data.split import split
 from splitfed.data.vertical import columns, strips
@@ -41,7 +41,7 @@ class Dataset:
     value_range: tuple[float, float] | None = None
     domains: Tensor | None = None
     features: Mapping[str, Feature] = field(default_factory=dict)
-    targets: Mapping[str, Target] = field(default_factory=dict)
+    targets: Mapping[str, LabelSet] = field(default_factory=dict)
     groups: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -95,7 +95,7 @@ class Dataset:
             y=self.y[chosen],
             domains=None if self.domains is None else self.domains[chosen],
             groups=None if self.groups is None else self.groups[chosen],
-            targets={name: Target(t.y[chosen], t.task) for name, t in self.targets.items()},
+            targets={name: LabelSet(t.y[chosen], t.task) for name, t in self.targets.items()},
         )
 
     def join(self, others: Iterable[Dataset]) -> Dataset:
@@ -116,7 +116,7 @@ class Dataset:
             domains=torch.cat(domains) if len(domains) == len(parts) else None,
             groups=torch.cat(groups) if len(groups) == len(parts) else None,
             targets={
-                name: Target(torch.cat([part.targets[name].y for part in parts]), t.task)
+                name: LabelSet(torch.cat([part.targets[name].y for part in parts]), t.task)
                 for name, t in self.targets.items()
             },
         )
@@ -131,7 +131,7 @@ class Dataset:
         if not name or name in self.targets:
             raise InvalidInput(f"target name {name!r} of {self.name} is not allowed; expected a new one, not empty")
         check_labels(f"{self.name}: target {name!r}", y, len(self), task)
-        return self._with(targets={**self.targets, name: Target(y, task)})
+        return self._with(targets={**self.targets, name: LabelSet(y, task)})
 
     def vertical(self, parties: int | Mapping[str, Sequence[int]], *, overlap: bool = False) -> Dataset:
         """Return these rows, of columns, with a feature a party: see `vertical.columns`.
@@ -154,7 +154,7 @@ class Dataset:
         One copy after another, each in the order of these rows. `groups` say of which row each is a copy, so that
         `clients` divides the images once for all angles.
         """
-        kept = [Target(torch.cat([t.y] * len(angles)), t.task) for t in self.targets.values()]
+        kept = [LabelSet(torch.cat([t.y] * len(angles)), t.task) for t in self.targets.values()]
         return self._with(
             x=rotated(self.name, self.x, angles, self.value_range),
             y=torch.cat([self.y] * len(angles)),

@@ -12,7 +12,7 @@ from splitfed.core.tasks import Task
 
 
 @dataclass(frozen=True, eq=False)
-class Target:
+class LabelSet:
     """A label set and what is learnt from it: y is (n,) int64 classes, or (n,) or (n, targets) float32."""
 
     y: Tensor

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.defense import Context, Defense, Place, Strength
+from splitfed.core.defense import Context, Defense, DefenseSite, Strength
 from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.core.probe import Facts
 from splitfed.core.random import derive, stream
@@ -94,7 +94,7 @@ class Adversarial(Defense):
         wanted = values_of(topology, edges)
         return replace(made, segments=tuple(self._widened(s, wanted, facts, seed) for s in made.segments))
 
-    def start(self, place: Place) -> Adversary | None:
+    def start(self, place: DefenseSite) -> Adversary | None:
         """Return the decoder; none at the other end of the edge, where there is no raw input."""
         return Adversary(place, self.width, self.lr) if place.inputs else None
 

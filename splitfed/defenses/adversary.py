@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from splitfed.core.defense import Context, Place, joined
+from splitfed.core.defense import Context, DefenseSite, joined
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import derive, stream
 from splitfed.core.topology import Topology
@@ -38,7 +38,7 @@ class Adversary:
     Several values that leave together are decoded side by side, as `joined` puts them.
     """
 
-    def __init__(self, place: Place, width: int, lr: float) -> None:
+    def __init__(self, place: DefenseSite, width: int, lr: float) -> None:
         shapes = list(place.shapes.values())
         source = shapes[0] if len(shapes) == 1 else (sum(map(prod, shapes)),)
         targets = list(place.inputs.values())

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from splitfed.core.defense import Context, Defense, Place, Strength, joined
+from splitfed.core.defense import Context, Defense, DefenseSite, Strength, joined
 from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
@@ -84,7 +84,7 @@ class ChannelPruning(Defense):
 
         return behind("channel_pruning", topology, self.edges(topology), facts, seed, pruner)
 
-    def start(self, place: Place) -> Adversary | None:
+    def start(self, place: DefenseSite) -> Adversary | None:
         """Return the adversary; none at the other end of the edge, where there is no raw input."""
         return Adversary(place, self.width, self.lr) if place.inputs else None
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from splitfed.core.annealing import Course, number_at, number_or_course, numbers_of
-from splitfed.core.defense import Context, Defense, Slope, Strength
+from splitfed.core.defense import Context, Defense, PenaltyGradient, Strength
 from splitfed.core.errors import unknown
 from splitfed.stats.dependence import Statistic, slope
 
@@ -63,10 +63,10 @@ class DistanceCorrelation(Defense):
         """The bias-corrected form needs four rows."""
         return 4 if self.statistic == "unbiased" else 1
 
-    def penalty(self, z: Tensor, context: Context) -> Slope:
+    def penalty(self, z: Tensor, context: Context) -> PenaltyGradient:
         """Return alpha times the distance correlation of this batch's raw inputs and all that leaves on the edge."""
         name: Statistic = "distance_correlation" if self.statistic == "biased" else "u_distance_correlation_sqr"
-        return Slope(slope(_raw(context), z, name, number_at(self.alpha, context.epoch)))
+        return PenaltyGradient(slope(_raw(context), z, name, number_at(self.alpha, context.epoch)))
 
 
 def _raw(context: Context) -> Tensor:

@@ -30,7 +30,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.defense import Context, Defense, Holder, Strength, Terms, overrides
+from splitfed.core.defense import Context, Defense, PrivatizedParty, Strength, Terms, overrides
 from splitfed.core.errors import InvalidInput, check_number, unknown
 from splitfed.core.messages import Stamp
 from splitfed.core.privacy_events import Event, Gaussian, Neighbours, Protects
@@ -150,7 +150,7 @@ class DpSgd(Defense):
         warnings.warn(f"dp_sgd replaced {', '.join(told)}", UserWarning, stacklevel=2)
         return changed(topology, segments=tuple(segments))
 
-    def shield(self, holder: Holder) -> PrivateStep:
+    def privatizer(self, holder: PrivatizedParty) -> PrivateStep:
         """Return what clips and adds noise at one party."""
         if self.noise_multiplier is None:
             raise InvalidInput("dp_sgd has a target epsilon and no noise_multiplier yet: train() works it out")

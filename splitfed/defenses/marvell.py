@@ -30,7 +30,7 @@ from splitfed.core.tasks import Task
 from splitfed.core.topology import Topology
 from splitfed.defenses.aligned_noise import aligned
 from splitfed.defenses.label_edges import guarded_edges, leaking_heads
-from splitfed.defenses.sum_kl import Noise, least_sum_kl
+from splitfed.defenses.sum_kl import NoiseVariances, least_sum_kl
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Marvell(Defense):
         drawn: Tensor = once * extra.sqrt() * (apart / apart.norm()) + each * around.sqrt()
         return g + drawn.view(g.shape).to(g.dtype)
 
-    def noise(self, g: Tensor, positive: Tensor) -> Noise | None:
+    def noise(self, g: Tensor, positive: Tensor) -> NoiseVariances | None:
         """Return the variances for a batch of gradients `g` (batch, ...) with the marks `positive`, and their bound.
 
         None where the means of both classes are equal, or one class is missing: there is nothing to solve.

@@ -73,12 +73,12 @@ class MidLabels(Defense):
 
     def penalty_at_receiver(self, context: Context) -> Tensor:
         """Return `weight` times the divergence of all values that came on the edge."""
-        layers = layers_on(context.module, Sampled, context.edge)
+        layers = layers_on(context.module, SampledBottleneck, context.edge)
         total = torch.stack([divergence(*layer.kept) for layer in layers]).sum()
         return number_at(self.weight, context.epoch) * total
 
 
-class Sampled(Variational):
+class SampledBottleneck(Variational):
     """Draws around the mean in training, from torch's default generator, which its party seeds at every step."""
 
     name = "mid_labels"
@@ -95,9 +95,9 @@ def _preceded(segment: Segment, arriving: dict[str, str], facts: Facts, seed: in
     with stream(derive(seed, "mid_labels", segment.name)):
         for i, value in enumerate(segment.inputs):
             if value in arriving:
-                if layer_of(segment.module, Sampled, value) is not None:
+                if layer_of(segment.module, SampledBottleneck, value) is not None:
                     raise InvalidInput(f"mid_labels guards value {value!r} twice; expected once")
-                layers[i] = Sampled(value, facts.shapes[value]).to(facts.dtypes[value])
+                layers[i] = SampledBottleneck(value, facts.shapes[value]).to(facts.dtypes[value])
                 layers[i].edges = (arriving[value],)
     return replace(segment, module=Preceded(segment.module, layers))
 

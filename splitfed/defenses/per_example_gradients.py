@@ -80,7 +80,7 @@ def samples(used: Used) -> Samples:
     return {weight: found[weight] for weight in own_weights(used.layer)}
 
 
-class Rows(NamedTuple):
+class RowGradients(NamedTuple):
     """The rows of a step: the squared norm of each one's gradient over all weights, (rows,), in float64.
 
     `add_up` takes a factor for each row, (rows,), and returns weight -> the sum of its rows' gradients times them, in
@@ -93,7 +93,7 @@ class Rows(NamedTuple):
     replaced: int
 
 
-def measured(used: Sequence[Used], rows: int) -> Rows:
+def measured(used: Sequence[Used], rows: int) -> RowGradients:
     """Return the norms of `rows` rows, from what went in and out of layers, and how to add the rows up."""
     dense: list[Used] = []
     kept: dict[nn.Parameter, Tensor] = {}
@@ -125,7 +125,7 @@ def measured(used: Sequence[Used], rows: int) -> Rows:
                 sums[weight] = scaled.sum(0) if weight.dim() == 1 else scaled.T @ x.double()
         return sums
 
-    return Rows(total, add_up, replaced)
+    return RowGradients(total, add_up, replaced)
 
 
 def _square_sum(rows: Tensor) -> Tensor:

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.defense import Holder
+from splitfed.core.defense import PrivatizedParty
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Stamp
 from splitfed.core.random import wide_generator
-from splitfed.defenses.per_example_gradients import Call, Rows, Samples, Used, measured, noting, weighted
+from splitfed.defenses.per_example_gradients import Call, RowGradients, Samples, Used, measured, noting, weighted
 from splitfed.defenses.private_noise import add_gaussian
 
 
@@ -35,14 +35,14 @@ class _Step:
     stamp: Stamp
     calls: list[Call] = field(default_factory=list)
     used: list[Used] = field(default_factory=list)
-    measured: Rows | None = None
+    measured: RowGradients | None = None
     others: Tensor | None = None
 
 
 class PrivateStep:
     """Clips to `max_norm`, > 0, and adds noise of `noise_multiplier` x `max_norm` to each coordinate of the sum."""
 
-    def __init__(self, holder: Holder, max_norm: float, noise_multiplier: float) -> None:
+    def __init__(self, holder: PrivatizedParty, max_norm: float, noise_multiplier: float) -> None:
         self.active = False
         self.tells = holder.tells
         self._holder, self._max_norm, self._noise_multiplier = holder, max_norm, noise_multiplier
@@ -131,7 +131,7 @@ class PrivateStep:
         # A little below the bound, so that the rounding of norms that were told cannot lift a row above it.
         return found.add_up((self._max_norm / (length * (1 + 2.0**-22) + 1e-6)).clamp(max=1.0))
 
-    def _measure(self, step: _Step) -> Rows:
+    def _measure(self, step: _Step) -> RowGradients:
         if step.measured is None:
             step.measured = measured(step.used, step.rows)
             step.used = []

@@ -28,7 +28,7 @@ _ZOOMS = 3
 
 
 @dataclass(frozen=True)
-class Noise:
+class NoiseVariances:
     """Variances for negatives (0) and positives (1), `along` the difference of means and `around` it.
 
     `sum_kl`: the sum of the divergences that is left, in nats; infinite where nothing hides a class without spread.
@@ -59,7 +59,7 @@ def sum_kl(along: tuple[float, float], around: tuple[float, float], u: float, v:
     return float(_across(c, e, d) + _beside(a, b, gap))
 
 
-def least_sum_kl(u: float, v: float, d: int, gap: float, p: float, power: float) -> Noise:
+def least_sum_kl(u: float, v: float, d: int, gap: float, p: float, power: float) -> NoiseVariances:
     """Return the best noise for classes of variances `u` (negatives), `v` (positives) per dimension of `d`.
 
     `gap` > 0: the squared distance of their means. `p` in (0, 1): the share of positives. `power` >= 0: the mean over
@@ -67,7 +67,7 @@ def least_sum_kl(u: float, v: float, d: int, gap: float, p: float, power: float)
     """
     if v < u:
         other = least_sum_kl(v, u, d, gap, 1 - p, power)
-        return Noise((other.along[1], other.along[0]), (other.around[1], other.around[0]), other.sum_kl)
+        return NoiseVariances((other.along[1], other.along[0]), (other.around[1], other.around[0]), other.sum_kl)
     # In units of the gap all numbers are of moderate size.
     u, v, power = u / gap, v / gap, power / gap
     around = torch.zeros(1, dtype=torch.float64)
@@ -85,7 +85,7 @@ def least_sum_kl(u: float, v: float, d: int, gap: float, p: float, power: float)
     a, b = _split(around, u, v, d, p, power)
     value = float(_value(around, u, v, d, p, power))
     along = (max(float(a) - u, float(around)) * gap, max(float(b) - v, 0.0) * gap)
-    return Noise(along, (float(around) * gap, 0.0), max(value, 0.0))
+    return NoiseVariances(along, (float(around) * gap, 0.0), max(value, 0.0))
 
 
 def _value(around: Tensor, u: float, v: float, d: int, p: float, power: float) -> Tensor:

@@ -21,7 +21,7 @@ client's weights and those of a server of that number: the gradients of the clie
 
 
 @dataclass(frozen=True)
-class Desk:
+class DetectorSite:
     """What the watchman of a client is given: its name, its training rows (as its party holds them, inputs by value
     and labels by head), how many classes there are, a local `rehearsal`, and a seed."""  # fmt: skip
 
@@ -33,7 +33,7 @@ class Desk:
     seed: int
 
 
-class Watchman:
+class DetectorState:
     """A detector at work: never alarmed by itself, sends the client's own batches, and lets it learn of all of them."""
 
     alarmed_at: int | None = None
@@ -77,6 +77,6 @@ class Detector:
     def check(self, topology: Topology) -> None:
         """Refuse, before training, a topology in which the detector could not work."""
 
-    def watch(self, desk: Desk) -> Watchman:
+    def watch(self, desk: DetectorSite) -> DetectorState:
         """Return the watchman of one client."""
         raise NotImplementedError

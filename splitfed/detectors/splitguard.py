@@ -24,7 +24,7 @@ from torch import Tensor
 from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.core.random import generator
 from splitfed.core.topology import Topology
-from splitfed.detectors.base import Desk, Detector, Watchman
+from splitfed.detectors.base import Detector, DetectorSite, DetectorState
 
 _GROUPS = ("fake", "one", "two")
 
@@ -55,15 +55,15 @@ class SplitGuard(Detector):
             if head.task is not None and head.task.name not in ("classification", "binary"):
                 raise InvalidInput(f"splitguard sends wrong classes; the task here is {head.task.name}")
 
-    def watch(self, desk: Desk) -> Watchman:
+    def watch(self, desk: DetectorSite) -> DetectorState:
         """Return the watchman of one client."""
         return _Guard(self, desk)
 
 
-class _Guard(Watchman):
+class _Guard(DetectorState):
     """Sums of gradients and of their norms by group, and the last scores."""
 
-    def __init__(self, plan: SplitGuard, desk: Desk) -> None:
+    def __init__(self, plan: SplitGuard, desk: DetectorSite) -> None:
         self.plan, self.desk = plan, desk
         self.group = "one"
         self.sums: dict[str, Tensor] = {}

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.core.random import generator
-from splitfed.detectors.base import Desk, Detector, Watchman
+from splitfed.detectors.base import Detector, DetectorSite, DetectorState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,15 +41,15 @@ class SplitOut(Detector):
         for name in ("epochs", "servers", "window"):
             check_count(f"splitout {name}", getattr(self, name), low=1)
 
-    def watch(self, desk: Desk) -> Watchman:
+    def watch(self, desk: DetectorSite) -> DetectorState:
         """Return the watchman of one client."""
         return _Lookout(self, desk)
 
 
-class _Lookout(Watchman):
+class _Lookout(DetectorState):
     """Honest gradients, the outlier factor they teach, and the last verdicts."""
 
-    def __init__(self, plan: SplitOut, desk: Desk) -> None:
+    def __init__(self, plan: SplitOut, desk: DetectorSite) -> None:
         from sklearn.neighbors import LocalOutlierFactor
 
         rows = len(next(iter(desk.inputs.values())))

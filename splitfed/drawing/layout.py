@@ -65,7 +65,7 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Plan:
+class DrawingLayout:
     """The finished layout: boxes by node key, points by wire, lanes as (role, top, height), and the whole size."""
 
     nodes: tuple[Node, ...]
@@ -94,7 +94,7 @@ def _node_width(node: Node) -> float:
     return max(text_width([name]) * (1.22 if node.kind == "segment" else 1.0), text_width(rest))
 
 
-def plan(topology: Topology, nodes: Sequence[Node], wires: Sequence[Wire], left: float) -> Plan:
+def plan(topology: Topology, nodes: Sequence[Node], wires: Sequence[Wire], left: float) -> DrawingLayout:
     """Place `nodes` and `wires` of `topology`, with `left` pixels kept free for the names of the lanes."""
     by_key = {n.key: n for n in nodes}
     lanes = {role: i for i, role in enumerate(lane_order(topology))}
@@ -121,7 +121,7 @@ def plan(topology: Topology, nodes: Sequence[Node], wires: Sequence[Wire], left:
         turns = [_edge_of(columns, gutter) - STRIDE - TRACK * track for gutter, track in tracks[number]]
         paths.append(_points(route, start, end, out_y, in_y, level, turns))
     shown = tuple((role, lane_boxes[role][0], lane_boxes[role][2]) for role in lanes)
-    return Plan(tuple(nodes), tuple(wires), boxes, tuple(paths), shown, width, height)
+    return DrawingLayout(tuple(nodes), tuple(wires), boxes, tuple(paths), shown, width, height)
 
 
 def _route(wire: Wire, by_key: Mapping[str, Node], nodes: Sequence[Node]) -> str:

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from splitfed.core.errors import unknown
 from splitfed.core.topology import Edge, Head, Segment, Topology
-from splitfed.drawing.layout import Node, Plan, Point, Wire, lane_order, plan, text_width
+from splitfed.drawing.layout import DrawingLayout, Node, Point, Wire, lane_order, plan, text_width
 
 # Tints on which dark text reads well, told apart by lightness as well as by hue.
 TINTS = ("#e3eef8", "#fdf0d9", "#e0f2ea", "#f8e6ef", "#f1efe6", "#e9e6f5", "#ddf1f3", "#f9e5df")
@@ -153,7 +153,7 @@ def _edge_wire(topology: Topology, edge: Edge, guard: str) -> Wire:
     return Wire(*ends, kind, text, _short(guard, 30), f"{edge.name}: {', '.join(edge.values)} {guard}".strip())
 
 
-def _lanes(layout: Plan) -> list[str]:
+def _lanes(layout: DrawingLayout) -> list[str]:
     parts = []
     for number, (role, top, height) in enumerate(layout.lanes):
         tint, strong = TINTS[number % len(TINTS)], STRONG[number % len(STRONG)]
@@ -166,7 +166,7 @@ def _lanes(layout: Plan) -> list[str]:
     return parts
 
 
-def _box(node: Node, layout: Plan, topology: Topology) -> str:
+def _box(node: Node, layout: DrawingLayout, topology: Topology) -> str:
     box = layout.boxes[node.key]
     strong = STRONG[lane_order(topology).index(node.role) % len(STRONG)]
     look = {
@@ -241,7 +241,7 @@ def _words(wire: Wire, points: tuple[Point, ...]) -> str:
     return "\n".join(rows)
 
 
-def _legend(layout: Plan) -> str:
+def _legend(layout: DrawingLayout) -> str:
     """Return a sample of every kind of wire there is, drawn as the wires are, with what it means."""
     x, y, parts = 8.0, layout.height + 22, []
     for kind in [kind for kind in SAID if any(w.kind == kind for w in layout.wires)]:

@@ -25,7 +25,7 @@ class Gathering(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fusion:
+class AggregationRule:
     """Base of all fusions: a subclass writes `fuse`, and `check` where it needs a number of parties.
 
     What is fused is all that one role's party sends, as one vector: real numbers only, batch-norm statistics among
@@ -54,7 +54,7 @@ class Fusion:
 class Gathered:
     """Keeps every part, and has `fusion` fuse them as vectors."""
 
-    def __init__(self, fusion: Fusion) -> None:
+    def __init__(self, fusion: AggregationRule) -> None:
         self._fusion = fusion
         self._parts: list[dict[str, Tensor]] = []
         self._shares: list[float] = []

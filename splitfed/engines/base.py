@@ -12,7 +12,7 @@ from splitfed.core.executor import Combine
 from splitfed.core.messages import View
 from splitfed.core.topology import Topology
 from splitfed.core.traffic import Traffic
-from splitfed.engines.aggregation import Fusion
+from splitfed.engines.aggregation import AggregationRule
 from splitfed.secure_sum.plan import SecureSum
 
 FED = "fed_server"
@@ -42,7 +42,7 @@ class Placement:
     buffers: bool = True
     kept: tuple[str, ...] = ()
     meeting: bool = False
-    fusion: Fusion | None = None
+    fusion: AggregationRule | None = None
     secure: SecureSum | None = None
 
 

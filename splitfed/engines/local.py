@@ -22,13 +22,13 @@ from splitfed.core.traffic import Traffic
 from splitfed.engines.base import CONSULTED, Placement, Prediction, Source
 from splitfed.engines.borrowed_weights import untouched, with_tensors, with_weights
 from splitfed.engines.link import LocalLink
-from splitfed.engines.observers import Inside, Sentry
-from splitfed.engines.participation import Taking
-from splitfed.engines.parties import Crew
-from splitfed.engines.transfer import Moving
+from splitfed.engines.observers import AttackObserver, DetectorObserver
+from splitfed.engines.participation import Participation
+from splitfed.engines.parties import RunParties
+from splitfed.engines.transfer import WeightTransfer
 
 
-class LocalEngine(Moving):
+class LocalEngine(WeightTransfer):
     """Parties of `lanes` clients on one topology: data owners one a lane, the other roles shared by all lanes.
 
     A list of topologies, one a lane, gives clients segments of different make on the same shared roles. `link`: what
@@ -58,17 +58,17 @@ class LocalEngine(Moving):
         self.optims = dict(optims or {})
         # By how many rows each lane divides a step's losses, where batches are drawn so that their size varies.
         self._expected = None if expected is None else tuple(expected)
-        self._taken = [Taking() for _ in range(lanes)]
+        self._taken = [Participation() for _ in range(lanes)]
         self.device = torch.device(device)
         self.traffic = Traffic()
-        crew = Crew(
+        crew = RunParties(
             self.topologies, self.all_facts, placement or Placement(), defenses, optims or {}, seed, self.device
         )
         recorders = (recording or Recording()).recorders(tuple(crew.parties), folder)
         super().__init__(crew, link(self.traffic, recorders), seed)
         self._watched: dict[str, Recorder] = {}
-        self.insiders: dict[str, Inside] = {}
-        self.sentries: dict[str, Sentry] = {}
+        self.insiders: dict[str, AttackObserver] = {}
+        self.sentries: dict[str, DetectorObserver] = {}
 
     @property
     def lanes(self) -> int:
@@ -80,7 +80,7 @@ class LocalEngine(Moving):
         """Every party by name; where a role has copies, the party that merges them."""
         return self.crew.parties
 
-    def join(self, party: str, insider: Inside) -> None:
+    def join(self, party: str, insider: AttackObserver) -> None:
         """Let `insider` see all that `party` receives, and stand where it sends."""
         self.insiders[party] = insider
         self.link.listeners[party] = insider.receive

@@ -13,7 +13,7 @@ from splitfed.core.party import Party
 from splitfed.core.step_state import Batch
 
 
-class Resident(Protocol):
+class Observer(Protocol):
     """Has numbers to tell after every round, and a state to go on from."""
 
     def metrics(self) -> dict[str, Any]:
@@ -29,7 +29,7 @@ class Resident(Protocol):
         ...
 
 
-class Inside(Resident, Protocol):
+class AttackObserver(Observer, Protocol):
     """Sees what arrives at one party, and stands where that party sends."""
 
     def receive(self, message: Message) -> None:
@@ -45,7 +45,7 @@ class Inside(Resident, Protocol):
         ...
 
 
-class Sentry(Resident, Protocol):
+class DetectorObserver(Observer, Protocol):
     """Stands by one client: may send a batch of its own making, and may keep the client from learning of a step."""
 
     def batch(self, party: Party, batch: Batch, stamp: Stamp) -> Batch:

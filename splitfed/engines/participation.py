@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-class Taking:
+class Participation:
     """Counts of one client. An epoch alone does not tell how often a row was used: a round may be counted in steps."""
 
     def __init__(self) -> None:

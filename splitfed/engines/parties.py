@@ -7,7 +7,7 @@ from math import prod
 
 import torch
 
-from splitfed.core.defense import Defense, Holder
+from splitfed.core.defense import Defense, PrivatizedParty
 from splitfed.core.errors import InvalidInput
 from splitfed.core.executor import Lane
 from splitfed.core.optimizers import Optim
@@ -15,12 +15,12 @@ from splitfed.core.party import Party
 from splitfed.core.per_client_defenses import missing, of_client
 from splitfed.core.probe import Facts
 from splitfed.core.random import generator
-from splitfed.core.step_plan import duties, relabelled, shielded
+from splitfed.core.step_plan import privatized, relabelled, segment_plans
 from splitfed.core.topology import Topology, member
 from splitfed.engines.base import FED, Placement
 
 
-class Crew:
+class RunParties:
     """All parties of a run: `lanes` as they train, `owners` by party name, `fed` and `copies` by role."""
 
     def __init__(
@@ -82,11 +82,11 @@ def _maker(
     seed: int,
     device: torch.device,
 ) -> Callable[[str, str], Party]:
-    work = duties(topology, facts, defenses)
+    work = segment_plans(topology, facts, defenses)
     weighing = [d for d in defenses if d.weighs_task]
     modules = {s.name: s.module for s in topology.segments}
     changed = relabelled(topology, defenses)
-    guarded = shielded(topology, defenses)
+    guarded = privatized(topology, defenses)
 
     def weight(epoch: int) -> float:
         return prod(d.task_weight(epoch) for d in weighing)
@@ -98,7 +98,9 @@ def _maker(
         if role in guarded:
             position, defense = guarded[role]
             tells = tuple(receiver for sender, receiver in defense.norms(topology) if sender == role)
-            party.shield = defense.shield(Holder(name, role, party.modules, seed, position, party.device, tells))
+            party.privatizer = defense.privatizer(
+                PrivatizedParty(name, role, party.modules, seed, position, party.device, tells)
+            )
         return party
 
     return make

@@ -12,14 +12,14 @@ from splitfed.engines.aggregation import Gathering
 from splitfed.engines.base import FED
 from splitfed.engines.link import LocalLink
 from splitfed.engines.mean import Mean, shares
-from splitfed.engines.parties import Crew
+from splitfed.engines.parties import RunParties
 from splitfed.engines.secure_summation import Summing
 
 
-class Moving:
+class WeightTransfer:
     """Moves weights between the parties of `crew` over `link`; `seed`: the run's, from which secure sums draw."""
 
-    def __init__(self, crew: Crew, link: LocalLink, seed: int) -> None:
+    def __init__(self, crew: RunParties, link: LocalLink, seed: int) -> None:
         self.crew = crew
         self.link = link
         self._seed = seed

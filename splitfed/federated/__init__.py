@@ -2,7 +2,7 @@
 
 from splitfed.federated.aggregation import Aggregation
 from splitfed.federated.apfl import Apfl
-from splitfed.federated.base import Learner, Method, Seat
+from splitfed.federated.base import Learner, Method, ObjectivePlacement
 from splitfed.federated.ditto import Ditto
 from splitfed.federated.fedakt import FedAKT
 from splitfed.federated.fedavg import FedAvg
@@ -45,9 +45,9 @@ __all__ = [
     "Learner",
     "LgFedAvg",
     "Method",
+    "ObjectivePlacement",
     "PFedMe",
     "PerFedAvg",
     "Scaffold",
-    "Seat",
     "Standalone",
 ]

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from splitfed.core.local_objective import Tutor
+from splitfed.core.local_objective import LocalObjective
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
 from splitfed.federated import public_rows
-from splitfed.federated.base import Learner, Method, Seat, State
+from splitfed.federated.base import Learner, Method, ObjectivePlacement, State
 
 PART = "own and shown"
 
@@ -39,9 +39,9 @@ class Aggregation(Method):
         """Refuse a client that shows nothing."""
         public_rows.check_public("aggregation", counts)
 
-    def tutor(self, seat: Seat) -> Tutor | None:
+    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
         """Return who keeps what others have shown to a client."""
-        return None if seat.lane is None else public_rows.Holder()
+        return None if seat.lane is None else public_rows.PublicRowsObjective()
 
     def start(self, clients: int) -> State:
         """Nobody has shown anything."""

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from splitfed.core.errors import check_number, unknown
-from splitfed.core.local_objective import Tutor
+from splitfed.core.local_objective import LocalObjective
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
-from splitfed.federated.base import Learner, Seat, State
+from splitfed.federated.base import Learner, ObjectivePlacement, State
 from splitfed.federated.dual_model import PREFIX, Doubled
-from splitfed.federated.objectives import Quiet, tutor_of
+from splitfed.federated.objectives import NoObjective, objective_of
 
 LEARNS = ("round", "step", "never")
 
@@ -80,15 +80,15 @@ class Apfl(Doubled):
         """Both models: w is sent, and v starts at it."""
         return tuple(s.name for s in topology.segments)
 
-    def tutor(self, seat: Seat) -> Tutor | None:
+    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
         """Return who lets a client's alpha learn."""
         return None if seat.lane is None else Learn(self.learns, self.kept(seat.topology))
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
         """Alpha learns from the next batch."""
         super().begin(learner, arrived, number, state)
-        if tutor := tutor_of(learner, Learn):
-            tutor.due, tutor.rate = True, learner.rate if self.rate is None else self.rate
+        if objective := objective_of(learner, Learn):
+            objective.due, objective.rate = True, learner.rate if self.rate is None else self.rate
 
 
 class Mixture(nn.Module):
@@ -108,7 +108,7 @@ class Mixture(nn.Module):
 
 
 @dataclass
-class Learn(Quiet):
+class Learn(NoObjective):
     """Steps alpha down its slope, in place of the party's optimizer, which is left no gradient of it."""
 
     learns: str

@@ -1,8 +1,8 @@
 """The contract of a federated method: query, local loss, upload, fusion, layered on any schedule and topology.
 
-A method is a frozen value. What a client adds to its own training is a `Tutor` at one of its parties; what a round
-brings, before and after the schedule has trained, happens between the clients' `Learner`s and the fed server. A whole
-local model is a topology of one party; a split lane is any other: a method sees the same `Learner` in both cases.
+A method is a frozen value. What a client adds to its own training is a `LocalObjective` at one of its parties; what a
+round brings, before and after the schedule has trained, happens between the clients' `Learner`s and the fed server. A
+whole local model is a topology of one party; a split lane is any other: a method sees the same `Learner` in both cases.
 
 All that a method sends goes through `Learner.send` and `Learner.receive`: it is counted, recorded and can be attacked.
 """
@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from splitfed.core.local_objective import Tutor
+from splitfed.core.local_objective import LocalObjective
 from splitfed.core.optimizers import Optim
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
@@ -26,7 +26,7 @@ State = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Seat:
+class ObjectivePlacement:
     """Where a tutor would stand: the party in `role` of `lane` (None: one party for all lanes).
 
     `topology` and `facts` are the lane's, with whatever the method's `fit` has put in. `seed`: of all that the tutor
@@ -56,11 +56,11 @@ class Learner(Protocol):
         ...
 
     @property
-    def tutors(self) -> Mapping[str, Tutor]:
+    def objectives(self) -> Mapping[str, LocalObjective]:
         """The tutors at the client's own parties, by role; none where nothing is computed, as in a plan."""
         ...
 
-    def tutor(self, role: str) -> Tutor | None:
+    def objective(self, role: str) -> LocalObjective | None:
         """Return the tutor at the party that plays `role` for the client, its own or one of all; None in a plan."""
         ...
 
@@ -247,7 +247,7 @@ class Method:
 
         Then whoever gets the weights back can work that gradient out.
         """
-        return type(self).tutor is Method.tutor and not self.leads
+        return type(self).objective is Method.objective and not self.leads
 
     @property
     def sends_gradients(self) -> bool:
@@ -307,7 +307,7 @@ class Method:
         """Return the segments that never leave their client: neither averaged nor handed over."""
         return ()
 
-    def tutor(self, seat: Seat) -> Tutor | None:
+    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
         """Return who stands by the party at `seat`, or None."""
         return None
 

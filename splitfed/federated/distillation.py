@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from splitfed.core.messages import Stamp
 from splitfed.federated.base import Learner
-from splitfed.federated.objectives import Quiet
+from splitfed.federated.objectives import NoObjective
 
 
 def divergence(student: Tensor, teacher: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ class Lesson:
 
 
 @dataclass(frozen=True)
-class Mutual(Quiet):
+class MutualDistillation(NoObjective):
     """Adds the divergence of every lesson to the loss of its student; remembers nothing."""
 
     lessons: tuple[Lesson, ...]

@@ -17,10 +17,10 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from splitfed.core.errors import check_number
-from splitfed.core.local_objective import Tutor
-from splitfed.federated.base import Learner, Seat, State
+from splitfed.core.local_objective import LocalObjective
+from splitfed.federated.base import Learner, ObjectivePlacement, State
 from splitfed.federated.dual_model import PREFIX, Doubled
-from splitfed.federated.objectives import Quiet, moved, tutor_of
+from splitfed.federated.objectives import NoObjective, moved, objective_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,19 +40,19 @@ class Ditto(Doubled):
         """Without the pull, clients' own models learn from nobody."""
         return "ditto with weight=0 trains every client's own model alone" if self.weight == 0 else None
 
-    def tutor(self, seat: Seat) -> Tutor | None:
+    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
         """Return who holds a client's own model near the averaged one."""
         return None if seat.lane is None else Near(self.weight, self.kept(seat.topology))
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
         """Remember what has arrived."""
         super().begin(learner, arrived, number, state)
-        if tutor := tutor_of(learner, Near):
-            tutor.anchor = arrived
+        if objective := objective_of(learner, Near):
+            objective.anchor = arrived
 
 
 @dataclass
-class Near(Quiet):
+class Near(NoObjective):
     """Pulls the weights of `segments` towards those of the other model in `anchor`."""
 
     weight: float

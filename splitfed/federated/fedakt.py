@@ -28,15 +28,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from splitfed.core.errors import InvalidInput, check_number
-from splitfed.core.local_objective import Tutor
+from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Stamp
 from splitfed.core.probe import Facts
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
-from splitfed.federated.base import Learner, Method, Seat, State
+from splitfed.federated.base import Learner, Method, ObjectivePlacement, State
 from splitfed.federated.distillation import accuracy
 from splitfed.federated.model_copy import Mirror, mirror, renamed, stand_in
-from splitfed.federated.objectives import Quiet
+from splitfed.federated.objectives import NoObjective
 from splitfed.federated.shared_weights import check_alike, gathered, sent_down
 from splitfed.federated.topology_values import embedding, maker, makers, of_own_data, only_client, only_head, whole
 
@@ -129,12 +129,12 @@ class FedAKT(Method):
         adapter = self._adapter(topology) if self.use_adapter else ()
         return tuple(name for name in own if name not in adapter)
 
-    def tutor(self, seat: Seat) -> Tutor | None:
+    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
         """Return who draws the two features at a client together."""
         if not self.use_adapter or self.weight == 0 or seat.lane is None:
             return None
         one, other = self._features(seat.topology)
-        return Pair({v: maker(seat.topology, v).name for v in (one, other)}, self.weight)
+        return FeatureMatching({v: maker(seat.topology, v).name for v in (one, other)}, self.weight)
 
     def start(self, clients: int) -> State:
         """Nobody has sent an adapter yet."""
@@ -181,7 +181,7 @@ class FedAKT(Method):
 
 
 @dataclass(frozen=True)
-class Pair(Quiet):
+class FeatureMatching(NoObjective):
     """Adds `weight` times the mean squared difference of two features to the losses of both: value -> segment."""
 
     features: Mapping[str, str]

@@ -25,12 +25,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from splitfed.core.errors import check_number
-from splitfed.core.local_objective import Tutor
+from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Stamp
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import check_whole
-from splitfed.federated.base import Learner, Method, Seat, State
-from splitfed.federated.objectives import Quiet, tutor_of
+from splitfed.federated.base import Learner, Method, ObjectivePlacement, State
+from splitfed.federated.objectives import NoObjective, objective_of
 from splitfed.federated.topology_values import only_head
 
 
@@ -59,7 +59,7 @@ class FedDistill(Method):
         check_whole("feddistill", topology)
         only_head("feddistill", topology)
 
-    def tutor(self, seat: Seat) -> Tutor | None:
+    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
         """Return who pulls a client's predictions towards the others' mean scores."""
         head = seat.topology.heads[0]
         segment = next(s for s in seat.topology.segments if head.value in s.outputs)
@@ -95,8 +95,8 @@ class FedDistill(Method):
                     others[label] = (rest / count).float()
             if others:
                 arrived = learner.receive("soft labels", others, number)
-                if (tutor := tutor_of(learner, Follow)) is not None:
-                    tutor.follow(arrived)
+                if (objective := objective_of(learner, Follow)) is not None:
+                    objective.follow(arrived)
 
     def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Take every client's mean scores by class."""
@@ -106,7 +106,7 @@ class FedDistill(Method):
             state["means"][str(learner.lane)] = dict(learner.send("soft labels", means, number))
 
 
-class Follow(Quiet):
+class Follow(NoObjective):
     """Stands by a client: keeps the others' mean scores by class, and adds the divergence from them to its loss."""
 
     def __init__(self, weight: float, segment: str, value: str, classes: int) -> None:

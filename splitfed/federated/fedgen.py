@@ -28,14 +28,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from splitfed.core.errors import InvalidInput, check_count, check_number, unknown
-from splitfed.core.local_objective import Tutor
+from splitfed.core.local_objective import LocalObjective
 from splitfed.core.random import derive, generator, stream
 from splitfed.core.topology import Segment, Topology
 from splitfed.engines.mean import Mean
 from splitfed.federated.averaging import Averaging, check_whole
-from splitfed.federated.base import Learner, Seat, State
-from splitfed.federated.generator import Generator, Head, diversity, ensemble_loss
-from splitfed.federated.objectives import Quiet, moved, tutor_of
+from splitfed.federated.base import Learner, ObjectivePlacement, State
+from splitfed.federated.generator import ClientHead, Generator, diversity, ensemble_loss
+from splitfed.federated.objectives import NoObjective, moved, objective_of
 from splitfed.federated.topology_values import embedding, makers, only_head
 
 SHARES = ("model", "head")
@@ -112,7 +112,7 @@ class FedGen(Averaging):
         shared = self.shared(topology)
         return tuple(s.name for s in topology.segments if s.name not in shared)
 
-    def tutor(self, seat: Seat) -> Tutor | None:
+    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
         """Return who lets a client's head learn from generated rows."""
         if self.weight == 0:
             return None
@@ -136,8 +136,8 @@ class FedGen(Averaging):
         super().begin(learner, arrived, number, state)
         if state["generator"]:
             sent = learner.receive("generator", {**state["generator"], "labels": state["labels"]}, number)
-            if (tutor := tutor_of(learner, Practice)) is not None:
-                tutor.take(sent)
+            if (objective := objective_of(learner, Practice)) is not None:
+                objective.take(sent)
 
     def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Average the weights, and train the generator on the heads that came."""
@@ -153,7 +153,7 @@ class FedGen(Averaging):
             assert head.task.outputs is not None
             held = torch.bincount(learner.labels(head.value).view(-1).long(), minlength=head.task.outputs)
             counts.append(learner.send("label counts", {"rows": held}, number)["rows"])
-            if tutor_of(learner, Practice) is not None:  # in a plan nothing is computed
+            if objective_of(learner, Practice) is not None:  # in a plan nothing is computed
                 heads.append(self._received(learner.topology, arrived))
         state["weights"] = mean.value()
         made = self._generator(learners[0], state)
@@ -167,7 +167,7 @@ class FedGen(Averaging):
     def _train(
         self,
         made: Generator,
-        heads: Sequence[Head],
+        heads: Sequence[ClientHead],
         counts: Tensor,
         state: State,
         random: torch.Generator,
@@ -202,7 +202,7 @@ class FedGen(Averaging):
             made.load_state_dict(state["generator"])
         return made.to(learner.labels(learner.topology.heads[0].value).device)
 
-    def _received(self, topology: Topology, arrived: Mapping[str, Tensor]) -> Head:
+    def _received(self, topology: Topology, arrived: Mapping[str, Tensor]) -> ClientHead:
         """Return a client's head as the server has received it."""
         segments, value = self._head(topology)
         modules = copy.deepcopy({s.name: s.module for s in segments})
@@ -210,7 +210,7 @@ class FedGen(Averaging):
             mine = {n: arrived.get(f"{name}/{n}", tensor) for n, tensor in module.state_dict().items()}
             module.to(next(iter(arrived.values())).device).load_state_dict(mine)
             module.eval().requires_grad_(False)
-        return Head(segments, modules, value, topology.heads[0].value)
+        return ClientHead(segments, modules, value, topology.heads[0].value)
 
     def _head(self, topology: Topology) -> tuple[tuple[Segment, ...], str]:
         """Return the segments behind the embedding, and the embedding."""
@@ -219,7 +219,7 @@ class FedGen(Averaging):
         return tuple(s for s in topology.segments if s.name not in front), value
 
 
-class Practice(Quiet):
+class Practice(NoObjective):
     """Stands by a client: adds to its gradients those of its head on rows that the generator it was sent makes."""
 
     def __init__(
@@ -254,7 +254,7 @@ class Practice(Quiet):
         z = self.generator(torch.randn(self.rows, self.generator.noise, generator=random).to(device), y)
         learning = [weight for _, weight in moved(modules, [s.name for s in self.head])]
         with stream(derive(self.seed, "dropout", self.steps), device) if self.stochastic else nullcontext():
-            scores = Head(self.head, modules, self.value, self.out)(z)
+            scores = ClientHead(self.head, modules, self.value, self.out)(z)
         loss = self.weight * functional.cross_entropy(scores, y)
         for weight, slope in zip(learning, torch.autograd.grad(loss, learning), strict=True):
             assert weight.grad is not None

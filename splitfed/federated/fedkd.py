@@ -35,18 +35,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from splitfed.core.errors import InvalidInput, check_count, check_number
-from splitfed.core.local_objective import Tutor
+from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Stamp
 from splitfed.core.probe import Facts, probe
 from splitfed.core.random import derive, stream
 from splitfed.core.topology import Segment, Topology
 from splitfed.engines.mean import Mean
 from splitfed.federated.averaging import check_whole
-from splitfed.federated.base import Learner, Method, Seat, State
+from splitfed.federated.base import Learner, Method, ObjectivePlacement, State
 from splitfed.federated.distillation import accuracy, divergence
 from splitfed.federated.low_rank import compressed, moved, unpacked
 from splitfed.federated.model_copy import Mirror, mirror, renamed
-from splitfed.federated.objectives import Quiet, tutor_of
+from splitfed.federated.objectives import NoObjective, objective_of
 from splitfed.federated.shared_weights import check_alike, initial
 from splitfed.federated.topology_values import embedding, maker, makers, only_client, only_head
 
@@ -140,7 +140,7 @@ class FedKD(Method):
         shared = _mentee(topology)
         return tuple(s.name for s in topology.segments if s.name not in shared)
 
-    def tutor(self, seat: Seat) -> Tutor | None:
+    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
         """Return who lets mentor and mentee learn from each other."""
         topology = seat.topology
         hidden = embedding("fedkd", _mentor(topology), self.embedding)
@@ -155,25 +155,25 @@ class FedKD(Method):
         """Bring every client up to the newest mentee: by the last update where it has the one before, else whole."""
         state["mentee"] = state["mentee"] or initial(learners[0].topology, _mentee(learners[0].topology))
         for learner in learners:
-            tutor, seen = tutor_of(learner, Mentoring), state["seen"].get(str(learner.lane))
+            objective, seen = objective_of(learner, Mentoring), state["seen"].get(str(learner.lane))
             if seen is None or seen < state["version"] - 1:
                 base = dict(learner.receive("weights", state["mentee"], number))
             elif seen == state["version"] - 1:
                 sent = learner.receive("update", state["update"], number)
-                base = {} if tutor is None else moved(tutor.base, unpacked(sent, tutor.base))
+                base = {} if objective is None else moved(objective.base, unpacked(sent, objective.base))
             else:
-                base = {} if tutor is None else tutor.base
+                base = {} if objective is None else objective.base
             state["seen"][str(learner.lane)] = state["version"]
-            if tutor is not None:
-                tutor.base = base
+            if objective is not None:
+                objective.base = base
                 learner.adopt(base)
 
     def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Average the changes of the mentees, and take the mean, as it will be sent, into the server's."""
         energy, mean = self.energy_of(number), Mean()
         for learner in learners:
-            now, tutor = learner.contents(_mentee(learner.topology)), tutor_of(learner, Mentoring)
-            change = now if tutor is None else {n: t - tutor.base[n].to(t.device) for n, t in now.items()}
+            now, objective = learner.contents(_mentee(learner.topology)), objective_of(learner, Mentoring)
+            change = now if objective is None else {n: t - objective.base[n].to(t.device) for n, t in now.items()}
             sent = learner.send("update", compressed(change, energy, self.rank), number)
             mean.add(unpacked(sent, state["mentee"]), shares[learner.lane])
         state["update"] = compressed(mean.value(), energy, self.rank)
@@ -219,7 +219,7 @@ class Projection(nn.Module):
         return found
 
 
-class Mentoring(Quiet):
+class Mentoring(NoObjective):
     """Adds what mentor and mentee learn from each other; keeps the mentee that the client was sent, `base`.
 
     `places`: the mentor's output, the mentee's, the mentor's hidden value and the projected one -> their segments.

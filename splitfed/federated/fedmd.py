@@ -27,13 +27,13 @@ import torch
 from torch import Tensor
 
 from splitfed.core.errors import check_count, unknown
-from splitfed.core.local_objective import Tutor
+from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Stamp
 from splitfed.core.probe import Facts
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
 from splitfed.federated import public_rows
-from splitfed.federated.base import Learner, Method, Seat, State
+from splitfed.federated.base import Learner, Method, ObjectivePlacement, State
 from splitfed.federated.distillation import divergence
 from splitfed.federated.topology_values import maker
 
@@ -81,7 +81,7 @@ class FedMD(Method):
         """Refuse a client that shows nothing."""
         public_rows.check_public("fedmd", counts)
 
-    def tutor(self, seat: Seat) -> Tutor | None:
+    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
         """Return who draws a party's class scores towards everybody's."""
         value = seat.topology.heads[0].value
         return Follower(value, maker(seat.topology, value).name, self.distance)
@@ -133,18 +133,18 @@ class FedMD(Method):
 
     def _digest(self, learner: Learner, rows: Tensor, goal: Tensor, number: int) -> None:
         """Take steps of one client towards the scores `goal` of `rows`."""
-        tutor, steps = learner.tutor(learner.topology.heads[0].role), 0
+        objective, steps = learner.objective(learner.topology.heads[0].role), 0
         for turn in range(self.passes):
             seed = derive(learner.seed, "fedmd digest", learner.lane, number)
             order = public_rows.endless(seed, len(rows), turn * len(rows), len(rows))
             for some in public_rows.parted(order, self.batch):
-                if isinstance(tutor, Follower):
-                    tutor.goal = goal[some]
+                if isinstance(objective, Follower):
+                    objective.goal = goal[some]
                 learner.train(number, [rows[some]], steps, part=PART, task=0.0)
                 steps += 1
 
 
-class Follower(public_rows.Holder):
+class Follower(public_rows.PublicRowsObjective):
     """Stands by a party: keeps others' rows, and draws its class scores towards a goal where it makes them."""
 
     def __init__(self, value: str, segment: str, distance: str) -> None:

@@ -21,12 +21,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.local_objective import Tutor
+from splitfed.core.local_objective import LocalObjective
 from splitfed.core.optimizers import Optim
 from splitfed.engines.mean import Mean
 from splitfed.federated.averaging import Averaging
-from splitfed.federated.base import Learner, Seat, State
-from splitfed.federated.objectives import Quiet, learnt, tutor_of
+from splitfed.federated.base import Learner, ObjectivePlacement, State
+from splitfed.federated.objectives import NoObjective, learnt, objective_of
 from splitfed.federated.sgd_reach import check_sgd, reach
 
 
@@ -46,15 +46,15 @@ class FedNova(Averaging):
         for optim in optims.values():
             check_sgd("fednova", optim)
 
-    def tutor(self, seat: Seat) -> Tutor | None:
+    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
         """Return who counts a client's steps."""
         return None if seat.lane is None else Count()
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
         """Count from zero, with what the client's momentum holds by now."""
         super().begin(learner, arrived, number, state)
-        if tutor := tutor_of(learner, Count):
-            tutor.begin(learner.optim, bool(learner.momentum()))
+        if objective := objective_of(learner, Count):
+            objective.begin(learner.optim, bool(learner.momentum()))
 
     def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Step by tau_eff times the mean of the normalised changes."""
@@ -62,8 +62,8 @@ class FedNova(Averaging):
         before: dict[str, Tensor] = state["weights"]
         names = learnt(learners[0].topology, self.shared(learners[0].topology))
         for learner, part in self.parts(learners, shares):
-            tutor = tutor_of(learner, Count)
-            steps = reach(learner.optim, tutor.steps, tutor.held)[0] if tutor else 1.0
+            objective = objective_of(learner, Count)
+            steps = reach(learner.optim, objective.steps, objective.held)[0] if objective else 1.0
             arrived = learner.send("weights", self.carried(learner), number)
             a = float(learner.send("steps", {"a": torch.tensor(steps, dtype=torch.float64)}, number)["a"])
             plain.add({n: t for n, t in arrived.items() if n not in names}, part)
@@ -76,7 +76,7 @@ class FedNova(Averaging):
 
 
 @dataclass
-class Count(Quiet):
+class Count(NoObjective):
     """Counts the steps of a round; `held`: what the momentum held before them, None where it was empty."""
 
     steps: int = 0

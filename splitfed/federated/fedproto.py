@@ -34,13 +34,13 @@ import torch
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, check_count, check_number, unknown
-from splitfed.core.local_objective import Tutor
+from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Stamp
 from splitfed.core.probe import Facts
 from splitfed.core.random import generator
 from splitfed.core.topology import Topology
-from splitfed.federated.base import Learner, Method, Seat, State
-from splitfed.federated.objectives import Quiet, tutor_of
+from splitfed.federated.base import Learner, Method, ObjectivePlacement, State
+from splitfed.federated.objectives import NoObjective, objective_of
 from splitfed.federated.topology_values import embedding, labelled, maker
 
 DISTANCES = ("mse", "l2")
@@ -105,19 +105,21 @@ class FedProto(Method):
 
     def train(self, learner: Learner, epoch: int, batches: Sequence[Tensor], first: int) -> list[float]:
         """Train one client on these batches, several times where it was told so; a plan takes it for told."""
-        tutor = tutor_of(learner, Pull)
-        times = (self.passes if self.further else 1) if tutor is None else tutor.passes
+        objective = objective_of(learner, Pull)
+        times = (self.passes if self.further else 1) if objective is None else objective.passes
         losses = learner.train(epoch, batches, first)
         sizes = [len(rows) for rows in batches]
         for again in range(1, times if sum(sizes) == learner.rows() else 1):
-            order = torch.randperm(sum(sizes), generator=generator(tutor.seed if tutor else 0, "again", epoch, again))
+            order = torch.randperm(
+                sum(sizes), generator=generator(objective.seed if objective else 0, "again", epoch, again)
+            )
             mixed = torch.cat(list(batches))[order].split(sizes)
             losses += learner.train(epoch, mixed, first + again * len(sizes))
-        if tutor is not None and self.further:
-            tutor.losses += losses
+        if objective is not None and self.further:
+            objective.losses += losses
         return losses
 
-    def tutor(self, seat: Seat) -> Tutor | None:
+    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
         """Return who pulls the embeddings of a client towards the prototypes it was sent."""
         value, head = _place(self, seat.topology)
         segment = maker(seat.topology, value)
@@ -140,14 +142,14 @@ class FedProto(Method):
         for learner in learners if self.further else ():
             passes = torch.tensor(self.passes if str(learner.lane) in chosen else 1)
             told = learner.receive("passes", {"passes": passes}, number)
-            if (pull := tutor_of(learner, Pull)) is not None:
+            if (pull := objective_of(learner, Pull)) is not None:
                 pull.passes, pull.losses = int(told["passes"]), []
         known: dict[str, Tensor] = state["prototypes"]
         for learner in learners if known else ():
             arrived = learner.receive("prototype", known, number)
-            for tutor in learner.tutors.values():
-                assert isinstance(tutor, Pull)
-                tutor.prototypes = dict(arrived)
+            for objective in learner.objectives.values():
+                assert isinstance(objective, Pull)
+                objective.prototypes = dict(arrived)
 
     def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Average the prototypes of each class over the clients that hold it; others keep the one they had."""
@@ -164,7 +166,7 @@ class FedProto(Method):
                 sums[name] = sums[name] + mean if name in sums else mean
                 counts[name] = counts.get(name, 0.0) + share
             if self.further:
-                pull = tutor_of(learner, Pull)
+                pull = objective_of(learner, Pull)
                 loss = torch.tensor(sum(pull.losses) / len(pull.losses) if pull and pull.losses else 0.0)
                 state["losses"][str(learner.lane)] = float(learner.send("loss", {"loss": loss}, number)["loss"])
         fused = {name: (total / counts[name]).to(torch.float32) for name, total in sums.items()}
@@ -187,7 +189,7 @@ class FedProto(Method):
 
 
 @dataclass
-class Pull(Quiet):
+class Pull(NoObjective):
     """Stands by a client: keeps the prototypes it was sent, and adds the distance to them to its loss.
 
     `passes`: how often it trains an epoch in this round, `losses`: those of its steps in it; `seed`: of the orders.

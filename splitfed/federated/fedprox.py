@@ -18,10 +18,10 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from splitfed.core.errors import check_number
-from splitfed.core.local_objective import Tutor
+from splitfed.core.local_objective import LocalObjective
 from splitfed.federated.averaging import Averaging
-from splitfed.federated.base import Learner, Seat, State
-from splitfed.federated.objectives import Quiet, moved, tutor_of
+from splitfed.federated.base import Learner, ObjectivePlacement, State
+from splitfed.federated.objectives import NoObjective, moved, objective_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,19 +46,19 @@ class FedProx(Averaging):
         """The term vanishes at the weights that were sent, where the first step begins."""
         return True
 
-    def tutor(self, seat: Seat) -> Tutor | None:
+    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
         """Return who holds a client near the weights it was sent."""
         return None if seat.lane is None else Hold(self.mu, self.shared(seat.topology))
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
         """Remember what has arrived."""
         super().begin(learner, arrived, number, state)
-        if tutor := tutor_of(learner, Hold):
-            tutor.anchor = arrived
+        if objective := objective_of(learner, Hold):
+            objective.anchor = arrived
 
 
 @dataclass
-class Hold(Quiet):
+class Hold(NoObjective):
     """Pulls the weights of `segments` towards `anchor`, `mu` times the way in every gradient."""
 
     mu: float

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.errors import check_number
-from splitfed.core.local_objective import Tutor
+from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import WEIGHT_GRADIENT, Stamp
 from splitfed.core.topology import Topology
 from splitfed.engines.mean import Mean
 from splitfed.federated.averaging import Averaging, check_whole
-from splitfed.federated.base import Learner, Seat, State
-from splitfed.federated.objectives import Quiet, learnt, moved, named, tutor_of
+from splitfed.federated.base import Learner, ObjectivePlacement, State
+from splitfed.federated.objectives import NoObjective, learnt, moved, named, objective_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,23 +65,23 @@ class FedSgd(Averaging):
         check_whole("fedsgd", topology)
         super().check(topology, clients)
 
-    def tutor(self, seat: Seat) -> Tutor | None:
+    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
         """Return who keeps a client's gradients, and the client from learning of them."""
         return None if seat.lane is None else Collect(self.shared(seat.topology))
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
         """Forget the gradients of the round before."""
         super().begin(learner, arrived, number, state)
-        if tutor := tutor_of(learner, Collect):
-            tutor.sums, tutor.rows = {}, 0
+        if objective := objective_of(learner, Collect):
+            objective.sums, objective.rows = {}, 0
 
     def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Take one step on the averaged gradient."""
         slope, beside = Mean(), Mean()
         for learner, part in self.parts(learners, shares):
             shared, contents = self.shared(learner.topology), self.carried(learner)
-            tutor, names = tutor_of(learner, Collect), learnt(learner.topology, shared)
-            found = {n: contents[n] if tutor is None else tutor.mean(n, contents[n]) for n in names.values()}
+            objective, names = objective_of(learner, Collect), learnt(learner.topology, shared)
+            found = {n: contents[n] if objective is None else objective.mean(n, contents[n]) for n in names.values()}
             slope.add(learner.send(WEIGHT_GRADIENT, found, number), part)
             weights = named(learner.topology, shared)
             if others := {n: t for n, t in contents.items() if n not in weights}:
@@ -93,7 +93,7 @@ class FedSgd(Averaging):
 
 
 @dataclass
-class Collect(Quiet):
+class Collect(NoObjective):
     """Adds up the gradients of `segments`, each times the rows of its batch, and leaves none to step on."""
 
     segments: tuple[str, ...]

@@ -28,12 +28,12 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from splitfed.core.errors import InvalidInput, check_number
-from splitfed.core.local_objective import Tutor
+from splitfed.core.local_objective import LocalObjective
 from splitfed.core.probe import Facts
 from splitfed.core.random import derive
 from splitfed.core.topology import Segment, Topology
-from splitfed.federated.base import Learner, Method, Seat, State
-from splitfed.federated.distillation import Lesson, Mutual, accuracy
+from splitfed.federated.base import Learner, Method, ObjectivePlacement, State
+from splitfed.federated.distillation import Lesson, MutualDistillation, accuracy
 from splitfed.federated.model_copy import Mirror, mirror, stand_in
 from splitfed.federated.shared_weights import check_alike, gathered, sent_down
 from splitfed.federated.topology_values import maker, makers, only_client, only_head, whole
@@ -115,7 +115,7 @@ class FML(Method):
         """The private model never leaves its client."""
         return makers(topology, _private(topology))
 
-    def tutor(self, seat: Seat) -> Tutor | None:
+    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
         """Return who lets the models at a party learn from the other model's class scores."""
         found = []
         for student, teacher, weight in self._pairs(seat.topology):
@@ -123,7 +123,7 @@ class FML(Method):
             if segment.role == seat.role and weight < 1:
                 there = maker(seat.topology, teacher).role == seat.role
                 found.append(Lesson(segment.name, student, teacher if there else _told(teacher), 1 - weight))
-        return Mutual(tuple(found)) if found else None
+        return MutualDistillation(tuple(found)) if found else None
 
     def start(self, clients: int) -> State:
         """Nobody has sent a meme yet."""

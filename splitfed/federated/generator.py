@@ -29,7 +29,7 @@ class Generator(nn.Module):
         return flat.reshape(len(labels), *self.shape)
 
 
-class Head:
+class ClientHead:
     """The segments of one client behind the embedding, as functions of it: `value` -> `out`."""
 
     def __init__(self, segments: Sequence[Segment], modules: Mapping[str, nn.Module], value: str, out: str) -> None:
@@ -56,7 +56,7 @@ def diversity(noise: Tensor, made: Tensor) -> Tensor:
     return torch.exp(-apart.mean())
 
 
-def ensemble_loss(heads: Sequence[Head], z: Tensor, y: Tensor, counts: Tensor) -> Tensor:
+def ensemble_loss(heads: Sequence[ClientHead], z: Tensor, y: Tensor, counts: Tensor) -> Tensor:
     """Return the mean over rows of the heads' cross-entropies of labels y on z, weighted by who holds the label.
 
     `counts`: (heads, classes), how many rows of each class each head's client has.

@@ -22,13 +22,13 @@ from torch import Tensor
 
 from splitfed.core.errors import check_count
 from splitfed.core.initial_weights import redrawn
-from splitfed.core.local_objective import Tutor
+from splitfed.core.local_objective import LocalObjective
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
 from splitfed.engines.mean import Mean
 from splitfed.federated.averaging import Averaging, check_whole
-from splitfed.federated.base import Learner, Seat, State
-from splitfed.federated.objectives import Quiet, tutor_of
+from splitfed.federated.base import Learner, ObjectivePlacement, State
+from splitfed.federated.objectives import NoObjective, objective_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +63,9 @@ class Ifca(Averaging):
         super().check(topology, clients)
         self._drawn(topology, min(1, self.clusters - 1), 0)
 
-    def tutor(self, seat: Seat) -> Tutor | None:
+    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
         """Return who remembers which cluster a client is in."""
-        return None if seat.lane is None else Choice()
+        return None if seat.lane is None else ClusterChoice()
 
     def start(self, clients: int) -> State:
         """Nothing is known of the weights before the first client is asked."""
@@ -82,8 +82,8 @@ class Ifca(Averaging):
             arrived = learner.receive("weights", sent, number)
             models = [{n: arrived[f"{i}/{n}"] for n in found} for i, found in enumerate(state["clusters"])]
             chosen = 0
-            if tutor := tutor_of(learner, Choice):
-                chosen = tutor.cluster = best(learner, models)
+            if objective := objective_of(learner, ClusterChoice):
+                chosen = objective.cluster = best(learner, models)
             self.begin(learner, models[chosen], number, state)
 
     def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
@@ -92,8 +92,8 @@ class Ifca(Averaging):
         total: dict[int, float] = {}
         parts = self.parts(learners, shares)
         for learner, part in parts:
-            tutor = tutor_of(learner, Choice)
-            named = learner.send("cluster", {"cluster": torch.tensor(tutor.cluster if tutor else 0)}, number)
+            objective = objective_of(learner, ClusterChoice)
+            named = learner.send("cluster", {"cluster": torch.tensor(objective.cluster if objective else 0)}, number)
             cluster = state["chosen"][str(learner.lane)] = int(named["cluster"])
             total[cluster] = total.get(cluster, 0.0) + part
         for learner, part in parts:
@@ -116,7 +116,7 @@ class Ifca(Averaging):
 
 
 @dataclass
-class Choice(Quiet):
+class ClusterChoice(NoObjective):
     """Remembers the cluster of the round."""
 
     cluster: int = 0

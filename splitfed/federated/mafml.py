@@ -41,13 +41,13 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
 from splitfed.core.errors import check_count
-from splitfed.core.local_objective import Tutor
+from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Stamp
 from splitfed.core.probe import Facts
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
 from splitfed.federated import public_rows
-from splitfed.federated.base import Learner, Method, Seat, State
+from splitfed.federated.base import Learner, Method, ObjectivePlacement, State
 from splitfed.federated.objectives import moved
 from splitfed.federated.topology_values import maker
 
@@ -86,10 +86,10 @@ class MAFML(Method):
         """Refuse a client that shows nothing."""
         public_rows.check_public("mafml", counts)
 
-    def tutor(self, seat: Seat) -> Tutor | None:
+    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
         """Return who adds the divergence to a party's loss, and projects its gradient."""
         value = seat.topology.heads[0].value
-        return Mutual(value, maker(seat.topology, value).name, self.projected)
+        return MafmlObjective(value, maker(seat.topology, value).name, self.projected)
 
     def start(self, clients: int) -> State:
         """Nobody has shown anything."""
@@ -105,12 +105,12 @@ class MAFML(Method):
         """Train as the schedule asks; the gradient of the last step alone is remembered."""
         if len(batches) < 2 or not self.projected:
             return learner.train(epoch, batches, first)
-        tutors = [t for role in learner.topology.roles if isinstance(t := learner.tutor(role), Mutual)]
-        for tutor in tutors:
-            tutor.remembers = False
+        objectives = [t for role in learner.topology.roles if isinstance(t := learner.objective(role), MafmlObjective)]
+        for objective in objectives:
+            objective.remembers = False
         losses = learner.train(epoch, batches[:-1], first)
-        for tutor in tutors:
-            tutor.remembers = True
+        for objective in objectives:
+            objective.remembers = True
         return losses + learner.train(epoch, batches[-1:], first + len(batches) - 1)
 
     def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
@@ -141,11 +141,11 @@ class MAFML(Method):
         head = learner.topology.heads[0]
         message = {f"{lane}/{name}": t for lane, told in taught.items() for name, t in told.items()}
         arrived = learner.receive("soft labels", message, number, head.role)
-        tutor = learner.tutor(head.role)
-        if isinstance(tutor, Mutual):
+        objective = learner.objective(head.role)
+        if isinstance(objective, MafmlObjective):
             probabilities = torch.cat([arrived[f"{lane}/probabilities"] for lane in taught])
             accuracies = torch.stack([arrived[f"{lane}/accuracy"] for lane in taught])
-            tutor.lesson = probabilities, accuracies.repeat_interleave(self.batch)
+            objective.lesson = probabilities, accuracies.repeat_interleave(self.batch)
         sizes = {lane: len(rows["y"]) for lane, rows in public_rows.others(learner, state).items()}
         chosen, before = [], 0
         for lane, count in sizes.items():
@@ -155,7 +155,7 @@ class MAFML(Method):
         learner.train(number, [torch.cat(chosen)], part=PART)
 
 
-class Mutual(public_rows.Holder):
+class MafmlObjective(public_rows.PublicRowsObjective):
     """Stands by a party: keeps others' rows, adds the divergence from them where the loss is, projects the gradient."""
 
     def __init__(self, value: str, segment: str, projected: bool) -> None:

@@ -11,10 +11,10 @@ from splitfed.core.messages import Stamp
 from splitfed.core.topology import Topology, weights
 from splitfed.federated.base import Learner
 
-T = TypeVar("T", bound="Quiet")
+T = TypeVar("T", bound="NoObjective")
 
 
-class Quiet:
+class NoObjective:
     """Adds nothing, corrects nothing, remembers nothing; a tutor writes what it does otherwise."""
 
     def terms(self, made: Mapping[str, Tensor], labels: Mapping[str, Tensor], stamp: Stamp) -> Mapping[str, Tensor]:
@@ -61,6 +61,6 @@ def named(topology: Topology, segments: Collection[str]) -> set[str]:
     return {f"{segment}/{name}" for segment in segments for name in weights(topology.segment(segment).module)}
 
 
-def tutor_of(learner: Learner, kind: type[T]) -> T | None:
+def objective_of(learner: Learner, kind: type[T]) -> T | None:
     """Return the tutor of this `kind` at the client; None in a plan, where nothing is computed."""
-    return next((tutor for tutor in learner.tutors.values() if isinstance(tutor, kind)), None)
+    return next((objective for objective in learner.objectives.values() if isinstance(objective, kind)), None)

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.errors import check_number
-from splitfed.core.local_objective import Tutor
+from splitfed.core.local_objective import LocalObjective
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging, check_whole, scored
-from splitfed.federated.base import Learner, Seat, State
-from splitfed.federated.objectives import Quiet, learnt, moved, tutor_of
+from splitfed.federated.base import Learner, ObjectivePlacement, State
+from splitfed.federated.objectives import NoObjective, learnt, moved, objective_of
 
 ROWS = 256
 
@@ -61,7 +61,7 @@ class PerFedAvg(Averaging):
         check_whole("per_fedavg", topology)
         super().check(topology, clients)
 
-    def tutor(self, seat: Seat) -> Tutor | None:
+    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
         """Return who leads a client's weights there and back."""
         return None if seat.lane is None else Ahead(self.shared(seat.topology))
 
@@ -70,8 +70,8 @@ class PerFedAvg(Averaging):
         taken = list(batches)
         if len(taken) % 2:
             taken.insert(-1, taken[max(len(taken) - 2, 0)])
-        if tutor := tutor_of(learner, Ahead):
-            tutor.away, tutor.rate = {}, self._rate(learner)
+        if objective := objective_of(learner, Ahead):
+            objective.away, objective.rate = {}, self._rate(learner)
         # Numbered apart, also where a schedule asks for single batches.
         return learner.train(epoch, taken, 2 * first)
 
@@ -100,7 +100,7 @@ class PerFedAvg(Averaging):
 
 
 @dataclass
-class Ahead(Quiet):
+class Ahead(NoObjective):
     """At the first batch of a pair moves the weights of `segments` by a plain step; at the second takes them back."""
 
     segments: tuple[str, ...]

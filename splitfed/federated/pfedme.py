@@ -23,13 +23,13 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput, check_count, check_number
-from splitfed.core.local_objective import Tutor
+from splitfed.core.local_objective import LocalObjective
 from splitfed.core.optimizers import Optim
 from splitfed.core.topology import Topology
 from splitfed.engines.mean import Mean
 from splitfed.federated.averaging import Averaging, check_whole, scored
-from splitfed.federated.base import Learner, Seat, State
-from splitfed.federated.objectives import Quiet, learnt, moved, tutor_of
+from splitfed.federated.base import Learner, ObjectivePlacement, State
+from splitfed.federated.objectives import NoObjective, learnt, moved, objective_of
 from splitfed.federated.sgd_reach import first_rate
 
 
@@ -85,17 +85,17 @@ class PFedMe(Averaging):
         check_whole("pfedme", topology)
         super().check(topology, clients)
 
-    def tutor(self, seat: Seat) -> Tutor | None:
+    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
         """Return who holds a client's model near w, and lets w follow."""
         return None if seat.lane is None else Envelope(self.weight, self.steps, self.shared(seat.topology))
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
         """Start both theta and w at what has arrived."""
         super().begin(learner, arrived, number, state)
-        if tutor := tutor_of(learner, Envelope):
-            names = set(learnt(learner.topology, tutor.segments).values())
-            tutor.slow = {name: arrived[name].clone() for name in names}
-            tutor.rate, tutor.taken = learner.rate if self.rate is None else self.rate, 0
+        if objective := objective_of(learner, Envelope):
+            names = set(learnt(learner.topology, objective.segments).values())
+            objective.slow = {name: arrived[name].clone() for name in names}
+            objective.rate, objective.taken = learner.rate if self.rate is None else self.rate, 0
 
     def train(self, learner: Learner, epoch: int, batches: Sequence[Tensor], first: int) -> list[float]:
         """Take `steps` steps on every batch."""
@@ -106,11 +106,11 @@ class PFedMe(Averaging):
         mean = Mean()
         for learner, part in self.parts(learners, shares):
             found = self.carried(learner)
-            if tutor := tutor_of(learner, Envelope):
-                tutor.follow(found)
-                names = learnt(learner.topology, tutor.segments)
-                found |= {name: tutor.slow[one] for name, one in names.items()}
-                tutor.slow = {}
+            if objective := objective_of(learner, Envelope):
+                objective.follow(found)
+                names = learnt(learner.topology, objective.segments)
+                found |= {name: objective.slow[one] for name, one in names.items()}
+                objective.slow = {}
             mean.add(learner.send("weights", found, number), part)
         before, after = state["weights"], mean.value()
         for name in learnt(learners[0].topology, self.shared(learners[0].topology)) if self.beta != 1.0 else ():
@@ -130,7 +130,7 @@ class PFedMe(Averaging):
 
 
 @dataclass
-class Envelope(Quiet):
+class Envelope(NoObjective):
     """Keeps `slow`, the weights w: pulls those of `segments` towards them, and lets them follow after every batch."""
 
     weight: float

@@ -16,14 +16,14 @@ from splitfed.core.probe import Facts
 from splitfed.core.random import generator
 from splitfed.core.topology import Head, Topology
 from splitfed.federated.base import Learner, State
-from splitfed.federated.objectives import Quiet, tutor_of
+from splitfed.federated.objectives import NoObjective, objective_of
 from splitfed.federated.topology_values import only_client, only_head
 
 Rows = dict[str, Tensor]
 """What one client shows: "x" (rows, ...) and "y" (rows,)."""
 
 
-class Holder(Quiet):
+class PublicRowsObjective(NoObjective):
     """Stands by a client and keeps, for it, what others have shown: client -> rows."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ def exchange(learners: Sequence[Learner], number: int, state: State) -> list[Lea
             shown[learner.lane] = dict(learner.send("data", {"x": x, "y": learner.labels(head, "public")}, number))
     changed = []
     for learner in learners:
-        known, holder = told.setdefault(learner.lane, []), tutor_of(learner, Holder)
+        known, holder = told.setdefault(learner.lane, []), objective_of(learner, PublicRowsObjective)
         new = [lane for lane in sorted(shown) if lane != learner.lane and lane not in known]
         for lane in new:
             rows = dict(learner.receive("data", shown[lane], number))
@@ -106,7 +106,7 @@ def exchange(learners: Sequence[Learner], number: int, state: State) -> list[Lea
 
 def others(learner: Learner, state: State) -> dict[int, Rows]:
     """Return what others have shown to the client: client -> rows, in the order of the clients."""
-    holder = tutor_of(learner, Holder)
+    holder = objective_of(learner, PublicRowsObjective)
     # A plan has no tutors; what was sent is what the fed server has.
     known = {k: state["shown"][k] for k in state["told"].get(learner.lane, ())} if holder is None else holder.rows
     return dict(sorted(known.items()))

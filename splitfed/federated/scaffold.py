@@ -23,12 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.errors import check_number, unknown
-from splitfed.core.local_objective import Tutor
+from splitfed.core.local_objective import LocalObjective
 from splitfed.core.optimizers import Optim
 from splitfed.engines.mean import Mean
 from splitfed.federated.averaging import Averaging
-from splitfed.federated.base import Learner, Seat, State
-from splitfed.federated.objectives import Quiet, learnt, moved, tutor_of
+from splitfed.federated.base import Learner, ObjectivePlacement, State
+from splitfed.federated.objectives import NoObjective, learnt, moved, objective_of
 from splitfed.federated.sgd_reach import check_sgd, reach
 
 VARIATES = ("change", "gradient")
@@ -54,7 +54,7 @@ class Scaffold(Averaging):
         for optim in optims.values() if self.variates == "change" else ():
             check_sgd("scaffold with variates='change'", optim, "; take variates='gradient'")
 
-    def tutor(self, seat: Seat) -> Tutor | None:
+    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
         """Return who corrects a client's gradients."""
         return None if seat.lane is None else Steer(self.shared(seat.topology), self.variates == "gradient")
 
@@ -67,8 +67,8 @@ class Scaffold(Averaging):
         super().begin(learner, arrived, number, state)
         state["variate"] = state["variate"] or {n: torch.zeros_like(arrived[n]) for n in self._learnt(learner).values()}
         common = learner.receive("variate", state["variate"], number)
-        if tutor := tutor_of(learner, Steer):
-            tutor.set_out(arrived, common, {} if self.variates == "gradient" else learner.momentum())
+        if objective := objective_of(learner, Steer):
+            objective.set_out(arrived, common, {} if self.variates == "gradient" else learner.momentum())
 
     def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Move the weights by the mean change, and the variate by that of the clients' variates."""
@@ -86,8 +86,8 @@ class Scaffold(Averaging):
 
     def _change(self, learner: Learner, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return how the client's variate changes; only the shapes in a plan."""
-        if tutor := tutor_of(learner, Steer):
-            return tutor.arrive(own, learner.optim, learner.rate)
+        if objective := objective_of(learner, Steer):
+            return objective.arrive(own, learner.optim, learner.rate)
         return {name: own[name] for name in self._learnt(learner).values()}
 
     def _learnt(self, learner: Learner) -> dict[str, str]:
@@ -95,7 +95,7 @@ class Scaffold(Averaging):
 
 
 @dataclass
-class Steer(Quiet):
+class Steer(NoObjective):
     """Keeps a client's variate `own`; adds the server's and takes off this one from every gradient of a round."""
 
     segments: tuple[str, ...]

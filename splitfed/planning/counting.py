@@ -15,7 +15,7 @@ from torch import Tensor
 
 from splitfed.core.defense import Defense, packed_bytes
 from splitfed.core.executor import Combine
-from splitfed.core.local_objective import Tutor
+from splitfed.core.local_objective import LocalObjective
 from splitfed.core.optimizers import Optim
 from splitfed.core.party_state import trained_on
 from splitfed.core.per_client_defenses import missing, of_client
@@ -27,7 +27,7 @@ from splitfed.core.upload_defenses import Sent, keepers, rows_of, size
 from splitfed.core.usage_counts import SCORED
 from splitfed.costs.bytes import value_bytes, weight_bytes
 from splitfed.engines.base import CONSULTED, FED
-from splitfed.engines.participation import Taking
+from splitfed.engines.participation import Participation
 from splitfed.planning.secure_summation import PlannedSums
 from splitfed.planning.validation import Prepared, inputs_of, labels_of
 
@@ -56,7 +56,7 @@ class Dry:
         self._own = set(self.topology.data_roles)
         self._flows: dict[tuple[int, tuple[int, ...]], list[Flowing]] = {}
         self._labels: dict[tuple[int, str], dict[str, Tensor]] = {}
-        self._taken = [Taking() for _ in range(self.lanes)]
+        self._taken = [Participation() for _ in range(self.lanes)]
         self._sums = PlannedSums(prepared.topologies, prepared.placement)
         # The kinds of messages to the fed server with something in them that a defense could act on.
         self.defended: set[str] = set()
@@ -236,7 +236,7 @@ class DryLearner:
 
     dry: Dry
     lane: int
-    tutors: Mapping[str, Tutor] = field(default_factory=dict)
+    objectives: Mapping[str, LocalObjective] = field(default_factory=dict)
     held: dict[str, tuple[int, Mapping[str, Tensor]]] = field(default_factory=dict)
 
     @property
@@ -244,7 +244,7 @@ class DryLearner:
         """The lane's topology."""
         return self.dry.prepared.topologies[self.lane]
 
-    def tutor(self, role: str) -> Tutor | None:
+    def objective(self, role: str) -> LocalObjective | None:
         """Return None: nothing is computed."""
         return None
 

@@ -14,7 +14,7 @@ from splitfed.core.per_client_defenses import missing
 from splitfed.core.topology import Topology, member
 from splitfed.core.traffic import Traffic
 from splitfed.core.upload_defenses import Sent, count, keepers, private_kinds
-from splitfed.core.usage_counts import SCORED, Uses, counted, counted_labels, labels_of_head
+from splitfed.core.usage_counts import SCORED, UsageCounts, counted, counted_labels, labels_of_head
 from splitfed.engines.base import CONSULTED, FED
 from splitfed.engines.local import LocalEngine
 from splitfed.federated.base import Method
@@ -45,7 +45,7 @@ class CountingDry(Dry):
 
     def __init__(self, prepared: Prepared) -> None:
         super().__init__(prepared)
-        self.uses: dict[tuple[int, str], Uses] = {}
+        self.uses: dict[tuple[int, str], UsageCounts] = {}
         everybody = {id(t): sites(t, prepared) for t in prepared.topologies}
         self._sites = [
             [site for site in everybody[id(topology)] if site.position not in missing(prepared.defenses, lane)]
@@ -91,7 +91,7 @@ class CountingDry(Dry):
         """Count the uses of what is sent to the fed server."""
         guards = keepers(self.prepared.defenses, sent.kind, sent.lane)
         if any(keeper.defense.event() is not None for keeper in guards):
-            count(self.uses.setdefault((sent.lane, role), Uses()), sent, guards, sent.lane)
+            count(self.uses.setdefault((sent.lane, role), UsageCounts()), sent, guards, sent.lane)
         super().sent(sent, role)
 
     def counted(self) -> list[Counted]:
@@ -105,8 +105,8 @@ class CountingDry(Dry):
     def _at(self, lane: int, kind: str) -> list[Site]:
         return [site for site in self._sites[lane] if kind in site.kinds]
 
-    def _uses(self, lane: int, site: Site) -> Uses:
-        return self.uses.setdefault((lane, site.role), Uses())
+    def _uses(self, lane: int, site: Site) -> UsageCounts:
+        return self.uses.setdefault((lane, site.role), UsageCounts())
 
     def _add(self, lane: int, site: Site, part: str, rows: Tensor) -> None:
         among = self.among.get((lane, part))
@@ -228,11 +228,11 @@ def _uploads(method: Method | None, defenses: Sequence[Defense], kinds: frozense
 
 def _added(counts: Sequence[Counted]) -> list[Counted]:
     """Return the counts by party, with those of its copies added up."""
-    found: dict[str, Uses] = {}
+    found: dict[str, UsageCounts] = {}
     kinds: dict[str, Counted] = {}
     for one in counts:
         kinds.setdefault(one.party, one)
-        uses = found.setdefault(one.party, Uses())
+        uses = found.setdefault(one.party, UsageCounts())
         for key, rows in one.counts.items():
             uses.merge(key, rows)
     return [one._replace(counts=found[name].counts) for name, one in kinds.items()]

@@ -16,7 +16,7 @@ from splitfed.core.optimizers import Optim
 from splitfed.core.per_client_defenses import check_clients, of_client
 from splitfed.core.probe import Facts, check_alike, probe
 from splitfed.core.random import derive
-from splitfed.core.step_plan import duties
+from splitfed.core.step_plan import segment_plans
 from splitfed.core.topology import Topology
 from splitfed.core.usage_counts import counted_labels
 from splitfed.data.dataset import Dataset
@@ -120,7 +120,7 @@ def prepare(
     check_sampling(plan, training)
     for known, fact in made.values():
         check_clients(guards, known, clients)
-        duties(known, fact, guards)
+        segment_plans(known, fact, guards)
     rates = plan.rates(first, clients)
     optims = {role: o.scaled(rates.get(role, 1.0)) for role, o in optims_of(first, optimizer).items()}
     place = plan.placement(first) if extra is None else layered(extra, plan, topologies, facts)

@@ -45,7 +45,7 @@ DISTRIBUTION = "privacy loss distribution (Koskela et al. 2020)"
 _LEAST_MULTIPLIER = 1e-6  # below it the exact formula is a difference of two equal numbers
 _MOST_EQUAL = 10**6  # equal pure mechanisms whose answers are counted one by one
 
-Uses = tuple[tuple[Event, int], ...]
+UsageCounts = tuple[tuple[Event, int], ...]
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def calibrate(
 
 
 @lru_cache(maxsize=4096)
-def _compose(uses: Uses, delta: float, accountant: str, stand_in: bool) -> Bound:
+def _compose(uses: UsageCounts, delta: float, accountant: str, stand_in: bool) -> Bound:
     """`stand_in`: whether the Rényi divergences answer for an accountant that was asked for and has an obstacle."""
     sampled = any(event.sampling_rate < 1 for event, _ in uses)
     gaussian = all(isinstance(event.mechanism, Gaussian) for event, _ in uses)
@@ -148,7 +148,7 @@ def _compose(uses: Uses, delta: float, accountant: str, stand_in: bool) -> Bound
     return best
 
 
-def _exact(uses: Uses, delta: float) -> Bound:
+def _exact(uses: UsageCounts, delta: float) -> Bound:
     gaussians = [(e.mechanism.noise_multiplier, n) for e, n in uses if isinstance(e.mechanism, Gaussian)]
     mean = math.hypot(*(math.sqrt(n) / sigma for sigma, n in gaussians))
     if mean > 1 / _LEAST_MULTIPLIER:
@@ -160,7 +160,7 @@ def _exact(uses: Uses, delta: float) -> Bound:
     )
 
 
-def _renyi(uses: Uses, delta: float) -> Bound:
+def _renyi(uses: UsageCounts, delta: float) -> Bound:
     orders = SAMPLED_ORDERS if any(event.sampling_rate < 1 for event, _ in uses) else ORDERS
     with np.errstate(over="ignore"):
         total = np.sum([times * renyi(event, orders) for event, times in uses], axis=0)
@@ -168,7 +168,7 @@ def _renyi(uses: Uses, delta: float) -> Bound:
     return Bound(epsilon, delta, RENYI)
 
 
-def _losses(uses: Uses, delta: float) -> Bound | str:
+def _losses(uses: UsageCounts, delta: float) -> Bound | str:
     """By the loss itself, where delta is not so small that rounding would show, and epsilon not beyond all meaning."""
     if delta < LEAST_DELTA:
         return f"privacy loss distribution does not resolve delta {delta:g}"
@@ -179,21 +179,21 @@ def _losses(uses: Uses, delta: float) -> Bound | str:
     return Bound(epsilon, delta, DISTRIBUTION)
 
 
-def _variables(uses: Uses, delta: float) -> Bound | str:
+def _variables(uses: UsageCounts, delta: float) -> Bound | str:
     if any(event.sampling_rate == 1 for event, _ in uses):
         return "privacy loss variables do not apply where some uses are sampled and some are not"
     epsilon = prv_epsilon(uses, delta)
     return epsilon if isinstance(epsilon, str) else Bound(epsilon, delta, VARIABLES)
 
 
-def _pure_sum(uses: Uses) -> list[Bound]:
+def _pure_sum(uses: UsageCounts) -> list[Bound]:
     """What they cost without a delta, where each has an epsilon of its own."""
     if any(isinstance(event.mechanism, Gaussian) for event, _ in uses):
         return []
     return [Bound(_added((pure_epsilon(e.mechanism), n) for e, n in uses), 0.0, SUM)]
 
 
-def _pure(uses: Uses, delta: float) -> list[Bound]:
+def _pure(uses: UsageCounts, delta: float) -> list[Bound]:
     each = [(sampled_epsilon(pure_epsilon(event.mechanism), event.sampling_rate), times) for event, times in uses]
     found = [Bound(_added(each), delta, SUM)]
     times = sum(times for _, times in each)

@@ -24,7 +24,7 @@ Counts = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Found:
+class LowerBound:
     """`epsilon`: the lower bound, 0 where nothing was told apart. The test's rates and the score it looks at."""
 
     epsilon: float
@@ -52,7 +52,9 @@ def clopper_pearson(hits: int, trials: int, alpha: float) -> tuple[float, float]
     return low, high
 
 
-def lower_bound(first: dict[str, Array], second: dict[str, Array], delta: float, confidence: float = 0.95) -> Found:
+def lower_bound(
+    first: dict[str, Array], second: dict[str, Array], delta: float, confidence: float = 0.95
+) -> LowerBound:
     """Return what the scores of releases of one input and of its neighbour prove of epsilon at `delta`.
 
     `first`, `second`: name of a score -> (samples,), as many of each. Half of them choose score, threshold and which of
@@ -76,10 +78,10 @@ def lower_bound(first: dict[str, Array], second: dict[str, Array], delta: float,
         _epsilon(np.array([(a >= threshold).sum()]), np.array([(b >= threshold).sum()]), len(a), delta, alpha)[0]
     )
     rates = (float((a >= threshold).mean()), float((b >= threshold).mean()))
-    return Found(max(0.0, epsilon), delta, confidence, *rates, len(a), name)
+    return LowerBound(max(0.0, epsilon), delta, confidence, *rates, len(a), name)
 
 
-def outcomes_bound(chosen: Counts, tested: Counts, delta: float, confidence: float = 0.95) -> Found:
+def outcomes_bound(chosen: Counts, tested: Counts, delta: float, confidence: float = 0.95) -> LowerBound:
     """Return what the outcomes of several inputs prove of epsilon at `delta`, any two of which are neighbours.
 
     `chosen`, `tested`: (inputs, outcomes), how often each input came out as each; which outcome, and which of two
@@ -99,7 +101,7 @@ def outcomes_bound(chosen: Counts, tested: Counts, delta: float, confidence: flo
     hits, alarm = tested[yes, outcome], tested[no, outcome]
     epsilon = float(_epsilon(np.array([hits]), np.array([alarm]), sizes[1], delta, alpha)[0])
     rates = (int(hits) / sizes[1], int(alarm) / sizes[1])
-    return Found(max(0.0, epsilon), delta, confidence, *rates, sizes[1], f"{yes} or {no} by {outcome}")
+    return LowerBound(max(0.0, epsilon), delta, confidence, *rates, sizes[1], f"{yes} or {no} by {outcome}")
 
 
 def _threshold(a: Array, b: Array, delta: float, alpha: float) -> tuple[float, float]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.defense import Defense, Holder, Shield
+from splitfed.core.defense import Defense, GradientPrivatizer, PrivatizedParty
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Stamp
 from splitfed.core.random import derive, generator
@@ -30,7 +30,7 @@ _PAIRS = 50
 
 
 @dataclass(frozen=True)
-class Seat:
+class CanaryParty:
     """A guarded party: its name, its role, and the roles that it tells the norms of its rows."""
 
     party: str
@@ -44,7 +44,7 @@ class Canaries:
 
     defense: Defense
     position: int
-    seats: tuple[Seat, ...]
+    seats: tuple[CanaryParty, ...]
     lane: int
     seed: int
 
@@ -61,20 +61,20 @@ class Canaries:
         found = []
         for given, (epoch, step) in zip(rows, turns, strict=True):
             stamp = Stamp("train", self.lane, epoch, step)
-            for role, shield in shields.items():
-                _pass(shield, probes[role], given, divisor, stamp)
+            for role, privatizer in shields.items():
+                _pass(privatizer, probes[role], given, divisor, stamp)
             told = {seat.role: shields[seat.role].norms() for seat in self.seats if seat.tells and len(given)}
             for seat in self.seats:
                 for receiver in seat.tells if len(given) else ():
                     shields[receiver].hear(told[seat.role])
             left = {}
-            for role, shield in shields.items():
-                shield.finish()
+            for role, privatizer in shields.items():
+                privatizer.finish()
                 gradient = probes[role].weight.grad
                 assert gradient is not None
                 left[role] = gradient.detach().flatten().double() * divisor
                 probes[role].weight.grad = None
-                shield.drop()
+                privatizer.drop()
             found.append(left)
         return found
 
@@ -116,10 +116,10 @@ class Canaries:
         """Return the score of every coordinate, (width,): what all roles have of it, in deviations of their noise."""
         return torch.stack([left / scales[role] for role, left in sums.items()]).sum(0)
 
-    def _shield(self, seat: Seat, probe: nn.Module, seed: int) -> Shield:
+    def _shield(self, seat: CanaryParty, probe: nn.Module, seed: int) -> GradientPrivatizer:
         device = torch.device("cpu")
-        holder = Holder(seat.party, seat.role, {"canary": probe}, seed, self.position, device, seat.tells)
-        return self.defense.shield(holder)
+        holder = PrivatizedParty(seat.party, seat.role, {"canary": probe}, seed, self.position, device, seat.tells)
+        return self.defense.privatizer(holder)
 
 
 def diagonal(count: int, width: int, first: int = 0, size: float = SIZE) -> Tensor:
@@ -129,12 +129,12 @@ def diagonal(count: int, width: int, first: int = 0, size: float = SIZE) -> Tens
     return rows
 
 
-def _pass(shield: Shield, probe: nn.Module, rows: Tensor, divisor: float, stamp: Stamp) -> None:
+def _pass(privatizer: GradientPrivatizer, probe: nn.Module, rows: Tensor, divisor: float, stamp: Stamp) -> None:
     """Let the sum of the rows' losses over `divisor` go back through the probe."""
-    shield.begin(len(rows), divisor, stamp, True)
+    privatizer.begin(len(rows), divisor, stamp, True)
     if len(rows) == 0:
         return
     with torch.enable_grad():
-        with shield.watching(probe):
+        with privatizer.watching(probe):
             y = probe(rows)
-        shield.backward([y], [torch.full_like(y, 1 / divisor)], [])
+        privatizer.backward([y], [torch.full_like(y, 1 / divisor)], [])

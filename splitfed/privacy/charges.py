@@ -18,7 +18,8 @@ from splitfed.privacy.row_mixing import release_mixes, segments_mix
 
 
 class Counted(NamedTuple):
-    """Counts of one party: its name and role, the client it is of (None: it serves all), and its `Uses.counts`."""
+    """Counts of one party: its name and role, the client it is of (None: it serves all), and its
+    `UsageCounts.counts`."""
 
     party: str
     role: str

@@ -7,21 +7,21 @@ from dataclasses import fields
 from typing import Any, Literal
 
 from splitfed.core.errors import InvalidInput, unknown
-from splitfed.engines.aggregation import Fusion
+from splitfed.engines.aggregation import AggregationRule
 from splitfed.registry import load
 from splitfed.secure_sum.plan import SecureSum
 
 
-def fusion_of(given: object) -> Fusion:
+def fusion_of(given: object) -> AggregationRule:
     """Return the fusion called so, or the one that a table with a name and parameters describes."""
-    if isinstance(given, Fusion):
+    if isinstance(given, AggregationRule):
         return given
     table = {"name": given} if isinstance(given, str) else given
     if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
         raise InvalidInput(
             f"fusion={given!r} is not allowed; expected a name, a table with a name and parameters, or a Fusion"
         )
-    kind: type[Fusion] = load("fusions", table["name"])
+    kind: type[AggregationRule] = load("fusions", table["name"])
     return kind(**_parameters(f"parameter of fusion {table['name']!r}", kind, table, "name"))
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.core.random import generator
 from splitfed.core.topology import Topology
-from splitfed.engines.aggregation import Fusion
+from splitfed.engines.aggregation import AggregationRule
 from splitfed.engines.base import Placement, Trainer
 from splitfed.schedules.aggregation import fusion_of, secure_of
 from splitfed.schedules.base import Schedule, Training
@@ -89,12 +89,13 @@ class Averaged(Sampled):
 
     Where fewer do, nothing is averaged and the averages stay what they were; what a segment that all share has learnt
     by then, it keeps. `fusion`: how the servers make one of several: a name among the fusions, a table with the name
-    and its parameters, or a `Fusion`. `secure`: whether the fed server is to learn the sum of the uploads alone (true,
-    a table of `SecureSum`'s parameters, or one); fewer clients than its threshold are as fewer than the quorum.
+    and its parameters, or a `AggregationRule`. `secure`: whether the fed server is to learn the sum of the uploads
+    alone (true, a table of `SecureSum`'s parameters, or one); fewer clients than its threshold are as fewer than the
+    quorum.
     """
 
     quorum: int | float = 1
-    fusion: str | Mapping[str, Any] | Fusion = "mean"
+    fusion: str | Mapping[str, Any] | AggregationRule = "mean"
     secure: bool | Mapping[str, Any] | SecureSum = False
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
-from splitfed.attacks.base import Clone, Inside, Knowledge, Target
+from splitfed.attacks.base import Clone, Knowledge, Target, TrainedAttack
 from splitfed.core.messages import View
 
 
@@ -37,7 +37,7 @@ class _Idle:
 class _IdleInside:
     """An insider that ends the attack which asks it."""
 
-    def __init__(self, insider: Inside) -> None:
+    def __init__(self, insider: TrainedAttack) -> None:
         self.plan = insider.plan
 
     def guess(self, view: View, target: Target) -> NoReturn:

@@ -73,7 +73,7 @@ class _Case(NamedTuple):
     knowledge: Knowledge
 
 
-class Inquiry(Grants):
+class Evaluator(Grants):
     """Asks the parties of `engine`; `newest` says whose segments a client would use now."""
 
     def __init__(self, engine: LocalEngine, data: Federation, seed: int, newest: Callable[[int], Source]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from splitfed.core.defense import Context, Defense, Place, overrides, penalty_term
+from splitfed.core.defense import Context, Defense, DefenseSite, overrides, penalty_term
 from splitfed.core.messages import Stamp
 from splitfed.core.probe import Facts
 from splitfed.core.random import derive
@@ -88,7 +88,7 @@ class ImitatedSender:
         raw = {name: facts.shapes[name] for name in self._inputs}
         guarded = [defense.edges(topology) for defense in defenses]
         self._guards = [
-            (i, d, d.start(Place(self._role, edge.name, shapes, raw, derive(seed, "defense", i), device)))
+            (i, d, d.start(DefenseSite(self._role, edge.name, shapes, raw, derive(seed, "defense", i), device)))
             for i, d in enumerate(defenses)
             if edge.name in guarded[i]
         ]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from splitfed.attacks.base import Imitate, Knowledge, Releases
 from splitfed.attacks.gradients.local_training import LocalTraining, local_training
-from splitfed.attacks.training_time.training_attack import Insider
+from splitfed.attacks.training_time.training_attack import TrainingAttackState
 from splitfed.core.errors import InvalidInput
 from splitfed.core.per_client_defenses import of_client
 from splitfed.core.random import derive
@@ -78,7 +78,7 @@ class Grants:
             predict=self._predict(client, stream),
             model=lambda x: whole(self._feed(client, x))[topology.heads[0].value],
             imitate=self._imitate(client),
-            insider=insider if isinstance(insider, Insider) else None,
+            insider=insider if isinstance(insider, TrainingAttackState) else None,
             architecture=self._architecture(party, client),
             loss=None if own is None else own.loss,
             places=places(self.data.shape, topology.inputs, self.data.features),

@@ -9,11 +9,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.defense import Defense, Place
+from splitfed.core.defense import Defense, DefenseSite
 from splitfed.core.errors import InvalidInput
 from splitfed.core.probe import Facts
 from splitfed.core.random import derive
-from splitfed.core.step_plan import duties
+from splitfed.core.step_plan import segment_plans
 from splitfed.core.topology import Topology
 from splitfed.threats.imitated_defenses import ImitatedStates, task_weight
 from splitfed.threats.retraining import fresh
@@ -118,18 +118,18 @@ class Architecture:
         modules = {**{s.name: s.module.to(self._device) for s in topology.segments}, **self._own}
         states = {
             (port.edge, guard.position): guard.defense.start(
-                Place(
+                DefenseSite(
                     "",
                     port.edge,
                     {v: self._facts.shapes[v] for v in port.values},
-                    {v: self._facts.shapes[v] for v in duty.own},
+                    {v: self._facts.shapes[v] for v in segment_plan.own},
                     derive(seed, "start", port.edge, guard.position),
                     self._device,
                 )
             )
-            for work in duties(topology, self._facts, self._defenses).values()
-            for duty in work
-            for port in duty.departures
+            for work in segment_plans(topology, self._facts, self._defenses).values()
+            for segment_plan in work
+            for port in segment_plan.departures
             for guard in port.guards
         }
         upstream = Upstream(topology, self._facts, modules, self._defenses, self._role, self._seed, states)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from splitfed.core.defense import Context, Defense, joined, penalty_term
 from splitfed.core.messages import Stamp
 from splitfed.core.probe import Facts
-from splitfed.core.step_plan import duties
+from splitfed.core.step_plan import segment_plans
 from splitfed.core.topology import Edge, Topology
 from splitfed.threats.imitated_defenses import ImitatedStates, training_context
 
@@ -49,7 +49,7 @@ class Upstream:
             module.eval().requires_grad_(False)
         self._ports = {
             (d.segment, p.segment): p
-            for work in duties(topology, facts, defenses).values()
+            for work in segment_plans(topology, facts, defenses).values()
             for d in work
             for p in d.departures
         }

@@ -8,7 +8,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from splitfed.attacks.base import Knowledge, Needs
-from splitfed.attacks.training_time.training_attack import Intruder, Post
+from splitfed.attacks.training_time.training_attack import AttackSite, TrainingAttack
 from splitfed.core.errors import InvalidInput, check_count, unknown
 from splitfed.core.messages import View
 from splitfed.core.payload import module_copies
@@ -25,7 +25,7 @@ from splitfed.threats.segments_downstream import head_after
 from splitfed.threats.segments_fresh import Architecture
 
 
-def enter(engine: LocalEngine, prepared: Prepared, intruders: Mapping[str, Intruder | str]) -> None:
+def enter(engine: LocalEngine, prepared: Prepared, intruders: Mapping[str, TrainingAttack | str]) -> None:
     """Let every intruder (or the usual preset of the one named) into the training, at the party that it is for.
 
     Raises `InvalidInput` for a party that is not there or where the intruder could not work.
@@ -52,16 +52,16 @@ def check_asked(engine: LocalEngine, data: Federation, ask: Mapping[str, int]) -
             raise InvalidInput(f"there are no victims to ask {party!r} about: set some aside (victims=64)")
 
 
-def intruder(given: Intruder | str) -> Intruder:
+def intruder(given: TrainingAttack | str) -> TrainingAttack:
     """Return the intruder meant; refuse an attack that does not live in training."""
     found = load("attacks", given) if isinstance(given, str) else given
-    plan = found.preset() if isinstance(found, type) and issubclass(found, Intruder) else found
-    if not isinstance(plan, Intruder):
+    plan = found.preset() if isinstance(found, type) and issubclass(found, TrainingAttack) else found
+    if not isinstance(plan, TrainingAttack):
         raise InvalidInput(f"intruder {given!r} is no attack that lives in training")
     return plan
 
 
-def post_of(engine: LocalEngine, prepared: Prepared, party: str, who: str, knowledge: Knowledge) -> Post:
+def post_of(engine: LocalEngine, prepared: Prepared, party: str, who: str, knowledge: Knowledge) -> AttackSite:
     """Return the post at `party`; refuse one where not exactly one value of another party arrives."""
     topology, facts = prepared.topology, prepared.facts[0]
     role = engine.parties[party].role
@@ -75,7 +75,7 @@ def post_of(engine: LocalEngine, prepared: Prepared, party: str, who: str, knowl
     def modules(circuit: int) -> Mapping[str, nn.Module]:
         return module_copies(next(lane for lane in engine.crew.lanes if lane.circuit == circuit).parties[role].modules)
 
-    found = Post(
+    found = AttackSite(
         party,
         edge.name,
         value,

@@ -25,7 +25,7 @@ from splitfed.core.errors import InvalidInput, check_count, check_number, unknow
 from splitfed.core.messages import Message, Stamp, View
 from splitfed.core.random import derive, generator
 from splitfed.data.dataset import Dataset
-from splitfed.threats.evaluator import Inquiry
+from splitfed.threats.evaluator import Evaluator
 
 SHARE = 0.25
 """Of the auxiliary rows: those that stand in for victims where nobody says otherwise."""
@@ -72,10 +72,10 @@ def check_tunable(name: str, attack: Attack, space: Mapping[str, Choice]) -> Non
 class Bench:
     """Where settings of an attack by `party` are compared: `share` of the auxiliary rows stand in for victims."""
 
-    def __init__(self, inquiry: Inquiry, attack: Attack, party: str, client: int, seed: int, share: float) -> None:
+    def __init__(self, evaluator: Evaluator, attack: Attack, party: str, client: int, seed: int, share: float) -> None:
         check_number("tune share", share, low=0.0, high=1.0, open_low=True, open_high=True)
-        self._inquiry, self._party, self._client, self._seed = inquiry, party, client, seed
-        rows = inquiry.data.auxiliary
+        self._inquiry, self._party, self._client, self._seed = evaluator, party, client, seed
+        rows = evaluator.data.auxiliary
         count = round(share * len(rows))
         if not 2 <= count <= len(rows) - 2:
             raise InvalidInput(
@@ -86,7 +86,7 @@ class Bench:
         self._kept, self._left = order[:count], order[count:]
         self.victims: Dataset = rows.rows(self._kept)
         self._known: Dataset = rows.rows(self._left)
-        x = self.victims.x.to(inquiry.engine.device)
+        x = self.victims.x.to(evaluator.engine.device)
         self._view = self._seen(self._released(attack, self._knowledge(attack, "pseudo"), x))
 
     def score(self, attack: Attack) -> float | None:

@@ -23,7 +23,7 @@ from splitfed.core.digests import Damaged
 KEPT = 2
 
 
-class Found(NamedTuple):
+class NewestCheckpoint(NamedTuple):
     """The newest checkpoint that is whole: its round, its states by name, the digest of the metrics up to there.
 
     `damaged`: files of newer checkpoints, which were passed over.
@@ -80,7 +80,7 @@ def save(folder: Path, number: int, states: Mapping[str, Any], metrics: str = ""
         shutil.rmtree(old)
 
 
-def load(folder: Path) -> Found | None:
+def load(folder: Path) -> NewestCheckpoint | None:
     """Return the newest checkpoint that is whole, or None where there is none; raises `Damaged` if none of them is."""
     damaged: list[Path] = []
     for home in reversed(_complete(folder)):
@@ -90,7 +90,7 @@ def load(folder: Path) -> Found | None:
         except Damaged as error:
             damaged.append(error.path)
             continue
-        return Found(int(manifest["round"]), states, manifest["metrics"], tuple(damaged))
+        return NewestCheckpoint(int(manifest["round"]), states, manifest["metrics"], tuple(damaged))
     if damaged:
         raise Damaged(damaged[0], digests.RETRAIN, "and so is every other checkpoint of the run")
     return None

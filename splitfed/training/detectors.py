@@ -18,7 +18,7 @@ from splitfed.core.per_client_defenses import of_client
 from splitfed.core.random import derive, generator, stream
 from splitfed.core.step_state import Batch
 from splitfed.core.topology import Topology
-from splitfed.detectors.base import Desk, Detector, Rehearsal, Watchman
+from splitfed.detectors.base import Detector, DetectorSite, DetectorState, Rehearsal
 from splitfed.engines.base import Placement
 from splitfed.engines.local import LocalEngine
 from splitfed.planning.validation import Prepared, inputs_of, labels_of
@@ -49,11 +49,11 @@ def post(engine: LocalEngine, prepared: Prepared, detectors: Mapping[str, Detect
             engine.sentries[party.name] = _Sentry(detector.watch(desk := _desk(prepared, lane, party)), desk.inputs)
 
 
-def _desk(prepared: Prepared, lane: int, party: Party) -> Desk:
+def _desk(prepared: Prepared, lane: int, party: Party) -> DetectorSite:
     graph, rows = prepared.topologies[lane], prepared.data.clients[lane].train
     task = graph.heads[0].task
     assert task is not None
-    return Desk(
+    return DetectorSite(
         party.name,
         {name: x.to(party.device) for name, x in copied(inputs_of(graph, rows)).items()},
         {name: y.to(party.device) for name, y in copied(labels_of(graph, rows)).items()},
@@ -66,7 +66,7 @@ def _desk(prepared: Prepared, lane: int, party: Party) -> Desk:
 class _Sentry:
     """Hands a watchman the gradients of its client, and sends the labels it makes up."""
 
-    def __init__(self, watchman: Watchman, inputs: Mapping[str, Tensor]) -> None:
+    def __init__(self, watchman: DetectorState, inputs: Mapping[str, Tensor]) -> None:
         self.watchman, self.inputs = watchman, inputs
         self.metrics, self.state, self.load_state = watchman.metrics, watchman.state, watchman.load_state
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from splitfed.attacks.training_time.training_attack import Intruder
+from splitfed.attacks.training_time.training_attack import TrainingAttack
 from splitfed.core.defense import Defense
 from splitfed.core.errors import InvalidInput, check_count, check_number, unknown
 from splitfed.core.initial_weights import STARTS
@@ -35,7 +35,7 @@ from splitfed.threats.training_time import check_asked, enter, intruder
 from splitfed.training.description import describe
 from splitfed.training.detectors import post
 from splitfed.training.folder import RunFolder
-from splitfed.training.local_learner import seat_tutors
+from splitfed.training.local_learner import place_objectives
 from splitfed.training.run import Run
 
 Progress = Callable[[int, int, Mapping[str, Any]], None]
@@ -60,7 +60,7 @@ def train(
     seed: int = 0,
     device: torch.device | str = "cpu",
     record: Recording | None = None,
-    intruders: Mapping[str, Intruder | str] | None = None,
+    intruders: Mapping[str, TrainingAttack | str] | None = None,
     ask: Mapping[str, int] | None = None,
     detectors: Mapping[str, Detector] | None = None,
     manipulations: Manipulation | Sequence[Manipulation] = (),
@@ -131,7 +131,7 @@ def train(
     engine = engine_of(prepared, device, record, None if place is None else place.path / "views", LINKS[link])
     for lane, tensors in enumerate(prepared.first_weights()):
         engine.start_from(lane, tensors)
-    seat_tutors(engine, prepared)
+    place_objectives(engine, prepared)
     enter(engine, prepared, intruders or {})
     check_asked(engine, data, ask or {})
     post(engine, prepared, detectors or {})
@@ -144,8 +144,8 @@ def train(
         place.claim({**described, **others, "delta": delta}, resume=resume)
     run = Run(engine, data, prepared.schedule, prepared.schedule.start(len(data.clients)), seed, place, clock)
     run.follow(prepared.method)
-    run.inquiry.training = prepared.training
-    run.inquiry.rounds = rounds
+    run.evaluator.training = prepared.training
+    run.evaluator.rounds = rounds
     run.delta = delta
     run.crosswise = across
     first = 0 if place is None else place.restore(run)
@@ -203,7 +203,7 @@ def engine_of(
 
 
 def _told(
-    intruders: Mapping[str, Intruder | str],
+    intruders: Mapping[str, TrainingAttack | str],
     ask: Mapping[str, int],
     detectors: Mapping[str, Detector],
     manipulations: Sequence[Manipulation],
@@ -220,7 +220,7 @@ def _told(
 
 
 def _besides(
-    intruders: Mapping[str, Intruder | str],
+    intruders: Mapping[str, TrainingAttack | str],
     detectors: Mapping[str, Detector],
     manipulations: Sequence[Manipulation],
 ) -> dict[str, object]:

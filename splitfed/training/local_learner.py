@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput
-from splitfed.core.local_objective import Tutor
+from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Message, Stamp
 from splitfed.core.optimizers import Optim
 from splitfed.core.party import Party
@@ -18,7 +18,7 @@ from splitfed.core.topology import Topology, member
 from splitfed.core.upload_defenses import Sent, count, defended, keepers
 from splitfed.engines.base import FED
 from splitfed.engines.local import LocalEngine
-from splitfed.federated.base import Seat
+from splitfed.federated.base import ObjectivePlacement
 from splitfed.planning.validation import Prepared
 
 
@@ -40,14 +40,14 @@ class LocalLearner:
         return self.engine.topologies[self.lane]
 
     @property
-    def tutors(self) -> Mapping[str, Tutor]:
+    def objectives(self) -> Mapping[str, LocalObjective]:
         """The tutors at the client's own parties, by role."""
-        found = {role: self.engine.party(self.lane, role).tutor for role in self.topology.data_roles}
-        return {role: tutor for role, tutor in found.items() if tutor is not None}
+        found = {role: self.engine.party(self.lane, role).objective for role in self.topology.data_roles}
+        return {role: objective for role, objective in found.items() if objective is not None}
 
-    def tutor(self, role: str) -> Tutor | None:
+    def objective(self, role: str) -> LocalObjective | None:
         """Return the tutor at the party that plays `role` for the client."""
-        return self.engine.party(self.lane, role).tutor
+        return self.engine.party(self.lane, role).objective
 
     @property
     def seed(self) -> int:
@@ -176,7 +176,7 @@ class LocalLearner:
         return self.engine.link.deliver(Message(sender, receiver, kind, f"{kind}->{receiver}", detached, stamp)).tensors
 
 
-def seat_tutors(engine: LocalEngine, prepared: Prepared) -> None:
+def place_objectives(engine: LocalEngine, prepared: Prepared) -> None:
     """Put the tutors of the run's method beside the parties of every lane."""
     method = prepared.method
     if method is None:
@@ -188,7 +188,7 @@ def seat_tutors(engine: LocalEngine, prepared: Prepared) -> None:
                 continue
             seated.add(id(party))
             own = role in place.topology.data_roles
-            seat = Seat(
+            seat = ObjectivePlacement(
                 party.name,
                 role,
                 lane if own else None,
@@ -197,4 +197,4 @@ def seat_tutors(engine: LocalEngine, prepared: Prepared) -> None:
                 derive(prepared.training.seed, "tutor", member(role, lane) if own else role),
                 engine.device,
             )
-            party.tutor = method.tutor(seat)
+            party.objective = method.objective(seat)

@@ -21,7 +21,7 @@ from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
 from splitfed.engines.base import FED, Source, Trainer
 from splitfed.engines.local import LocalEngine
-from splitfed.engines.observers import Inside
+from splitfed.engines.observers import AttackObserver
 from splitfed.federated.base import Learner, Method
 from splitfed.planning.method_clock import Meeting
 from splitfed.planning.private import counted_ledger
@@ -31,7 +31,7 @@ from splitfed.privacy.ledger import Ledger
 from splitfed.registry import load, name_of
 from splitfed.schedules.base import Round, Schedule, State, Training
 from splitfed.stats.utility import ConstantAnswer, below_constant, constant_of, over_rows
-from splitfed.threats.evaluator import AttackResult, Inquiry
+from splitfed.threats.evaluator import AttackResult, Evaluator
 from splitfed.threats.tuning import SHARE, Bench, Tuned, check_tunable, tune
 from splitfed.training.client_scores import reached, spread
 from splitfed.training.folder import RunFolder
@@ -62,8 +62,8 @@ class Run:
         self.clock = clock
         self.history: list[dict[str, Any]] = []
         self.delta: float | None = None
-        self.inquiry = Inquiry(engine, data, seed, self._newest)
-        self.inquiry.schedule = schedule
+        self.evaluator = Evaluator(engine, data, seed, self._newest)
+        self.evaluator.schedule = schedule
         self._calls = 0
         self._scorings = 0
         self.method: Method | None = None
@@ -80,7 +80,7 @@ class Run:
         """Take up a federated method, before the first round."""
         self.method = method
         self.method_state = {} if method is None else method.start(self.engine.lanes)
-        self.inquiry.method = self.inquiry.uploads.method = method
+        self.evaluator.method = self.evaluator.uploads.method = method
         engine: Trainer = self.engine
         clock, place = self.clock, self.engine.crew.placement
         self._meeting = None if clock is None or method is None else Meeting(clock, self.engine.traffic, self.learners)
@@ -192,7 +192,7 @@ class Run:
     @property
     def restart_optimizers(self) -> bool:
         """Whether every round began with optimizers that had forgotten their state."""
-        return self.inquiry.training is not None and self.inquiry.training.restart_optimizers
+        return self.evaluator.training is not None and self.evaluator.training.restart_optimizers
 
     @property
     def starts(self) -> str:
@@ -200,11 +200,11 @@ class Run:
 
         "shared" too where something else was asked for and all that clients hold is broadcast before they train.
         """
-        training = self.inquiry.training
+        training = self.evaluator.training
         return "shared" if training is None or training.starts is None else training.starts
 
     @property
-    def intruders(self) -> Mapping[str, Inside]:
+    def intruders(self) -> Mapping[str, AttackObserver]:
         """What lived inside the training, by party."""
         return self.engine.insiders
 
@@ -268,7 +268,7 @@ class Run:
             return {name: [None] * self.engine.lanes for name in names}
         for lane in range(self.engine.lanes):
             head = next(h for h in self.engine.topologies[lane].heads if h.value in self._scored())
-            self.inquiry.lend(lane, "across", union.x)
+            self.evaluator.lend(lane, "across", union.x)
             told = self.engine.predict(lane, "across", "evaluate", number, borrow=self._newest(lane))
             self.engine.drop(lane, "across")
             own = torch.zeros(len(union), dtype=torch.bool)
@@ -313,7 +313,7 @@ class Run:
         values = [h.value for h in self.engine.topology.heads]
         if head is not None and head not in values:
             raise unknown("head", head, values)
-        self.inquiry.lend(client, "predict", x)
+        self.evaluator.lend(client, "predict", x)
         if number is None:
             number, self._calls = self._calls, self._calls + 1
         asked = head or values[0]
@@ -334,8 +334,8 @@ class Run:
         `phase`: `Phase.INFERENCE`, or `Phase.STEP` for a training step that moves no weight, so that gradients cross
         too. The view holds copies of the adversary's own segments. Defaults as in `attack`.
         """
-        party, truth = self.inquiry.adversary(adversary), self.inquiry.victims(victims)
-        return self.inquiry.observe(party, truth, client, self.seed if seed is None else seed, phase)
+        party, truth = self.evaluator.adversary(adversary), self.evaluator.victims(victims)
+        return self.evaluator.observe(party, truth, client, self.seed if seed is None else seed, phase)
 
     def attack(
         self,
@@ -363,13 +363,13 @@ class Run:
         base = self.seed if seed is None else seed
         ready = [load("attacks", a).preset(preset) if isinstance(a, str) else a for a in chosen]
         past = [a.phase is Phase.TRAINING for a in ready]
-        party = self.inquiry.adversary(adversary or (FED if all(past) and FED in self.engine.parties else None))
+        party = self.evaluator.adversary(adversary or (FED if all(past) and FED in self.engine.parties else None))
         if any(past) and victims is not None:
             raise InvalidInput(f"{type(ready[past.index(True)]).__name__} goes against training rows: name no victims")
-        truth = self.data.victims if all(past) else self.inquiry.victims(victims)
+        truth = self.data.victims if all(past) else self.evaluator.victims(victims)
         names = [a if isinstance(a, str) else name_of("attacks", type(a)) for a in chosen]
         found = (
-            self.inquiry.attack(name, attack, party, truth, client, base, progress, round, classifier)
+            self.evaluator.attack(name, attack, party, truth, client, base, progress, round, classifier)
             for name, attack in zip(names, ready, strict=True)
         )
         return [replace(result, quick=attack.quick) for result, attack in zip(found, ready, strict=True)]
@@ -413,12 +413,12 @@ class Run:
         among = ready.space if space is None else space
         check_tunable(name_of("attacks", type(ready)), ready, among)
         base = self.seed if seed is None else seed
-        bench = Bench(self.inquiry, ready, self.inquiry.adversary(adversary), client, base, share)
+        bench = Bench(self.evaluator, ready, self.evaluator.adversary(adversary), client, base, share)
         return tune(bench, ready, among, trials, base, progress)
 
     def applicable(self, adversary: str | None = None, client: int = 0) -> dict[str, str | None]:
         """Return for every registered attack None, or why `adversary` cannot run it; nothing is trained."""
-        return self.inquiry.applicable(adversary, client)
+        return self.evaluator.applicable(adversary, client)
 
     def state(self) -> dict[str, Any]:
         """Return the whole state by name: every party, recorder, counter and the schedule."""

@@ -13,7 +13,7 @@ from splitfed.aggregation import GeometricMedian, Krum, Median, TrimmedMean, Wei
 from splitfed.core.errors import InvalidInput
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import stream
-from splitfed.engines.aggregation import Fusion, Gathered
+from splitfed.engines.aggregation import AggregationRule, Gathered
 from splitfed.engines.base import FED
 from splitfed.engines.local import LocalEngine
 from splitfed.engines.mean import Mean
@@ -32,7 +32,7 @@ from tests.rounding import single
 from tests.study.examples import SMALL, checked, small
 
 
-def fused(fusion: Fusion, values: list[list[float]], shares: list[float] | None = None) -> list[float]:
+def fused(fusion: AggregationRule, values: list[list[float]], shares: list[float] | None = None) -> list[float]:
     rows = torch.tensor(values, dtype=torch.float64)
     given = torch.tensor(shares or [1 / len(values)] * len(values), dtype=torch.float64)
     fusion.check(len(values))
@@ -40,7 +40,7 @@ def fused(fusion: Fusion, values: list[list[float]], shares: list[float] | None 
     return found
 
 
-BY_HAND: dict[str, tuple[Fusion, list[list[float]], list[float]]] = {
+BY_HAND: dict[str, tuple[AggregationRule, list[list[float]], list[float]]] = {
     "median of three": (Median(), [[1, 9], [100, 7], [2, 8]], [2, 8]),
     "median of four": (Median(), [[1], [2], [4], [100]], [3]),
     "trimmed, one of four": (TrimmedMean(fraction=0.25), [[0, 5], [2, -90], [4, 6], [100, 7]], [3, 5.5]),
@@ -70,7 +70,7 @@ def test_krum_scores_by_hand() -> None:
 
 
 @pytest.mark.parametrize("fusion", [Median(), TrimmedMean(), Krum(f=1, keep=2), GeometricMedian()])
-def test_a_far_part_moves_the_mean_and_no_robust_fusion(fusion: Fusion) -> None:
+def test_a_far_part_moves_the_mean_and_no_robust_fusion(fusion: AggregationRule) -> None:
     honest = [[0.9, 2.0], [1.0, 2.1], [1.1, 1.9], [1.0, 2.0]]
     far = [*honest, [1e6, -1e6]]
     assert fused(fusion, far) == pytest.approx([1.0, 2.0], abs=0.15)

@@ -70,7 +70,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_attack_has_an_answer_and_refusals_are_those_of_the_attacks() -> None:
     run = run_of({**LABELS, "attack": []})
     for party in run.engine.parties:
-        found = run.inquiry.applicable(party)
+        found = run.evaluator.applicable(party)
         assert list(found) == list(TABLES["attacks"])
         for name, reason in found.items():
             if reason is None or name in ("dlg", "idlg", "inverting_gradients"):
@@ -106,27 +106,27 @@ def test_every_attack_has_an_answer_and_refusals_are_those_of_the_attacks() -> N
     ],
 )
 def test_what_is_missing_is_named(party: str, name: str, reason: str | None) -> None:
-    assert run_of({**LABELS, "attack": []}).inquiry.applicable(party)[name] == reason
+    assert run_of({**LABELS, "attack": []}).evaluator.applicable(party)[name] == reason
 
 
 def test_asking_starts_nothing_and_moves_nothing() -> None:
     run = run_of({**LABELS, "attack": []})
     modules = run.engine.modules(0, run.schedule.newest(0, run.schedule_state))
     before = {f"{n}/{k}": t.clone() for n, m in modules.items() for k, t in m.state_dict().items()}
-    run.inquiry.applicable("server0")
-    run.inquiry.applicable("party0_0")
+    run.evaluator.applicable("server0")
+    run.evaluator.applicable("party0_0")
     assert before
     assert all(torch.equal(before[f"{n}/{k}"], t) for n, m in modules.items() for k, t in m.state_dict().items())
     assert run.engine.traffic.bytes("train") == 0
 
 
 def test_the_fed_servers_attacks_apply_where_it_is_recorded_and_updates_are_gradients() -> None:
-    found = run_of(FEDERATED).inquiry.applicable(None)
+    found = run_of(FEDERATED).evaluator.applicable(None)
     assert found["dlg"] is None
     assert found["inverse_network"] is None  # by the server, the first party without data
     assert found["direction"] == "party 'server' is given the labels of 'fc2': it has none to guess"
     several = {**FEDERATED, "training": {**FEDERATED["training"], "batch_size": 64}}
-    reason = run_of(several).inquiry.applicable(None)["dlg"]
+    reason = run_of(several).evaluator.applicable(None)["dlg"]
     # 1797 - 8 - 32 rows for two clients, of which 7 in 10 train: 616 in ten batches of 64.
     assert reason is not None
     assert reason.startswith("the client takes 10 steps a round; its update is a gradient only after one")

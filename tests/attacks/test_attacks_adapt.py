@@ -20,7 +20,7 @@ from splitfed.attacks.networks.substitute_client import ClientModel, GenericLayo
 from splitfed.attacks.reconstruction.shadow import Shadow
 from splitfed.attacks.training_time.pcat import Pcat, PseudoClient
 from splitfed.attacks.training_time.sdar import Sdar
-from splitfed.attacks.training_time.training_attack import Intruder
+from splitfed.attacks.training_time.training_attack import TrainingAttack
 from splitfed.core.annealing import Linear
 from splitfed.core.defense import Context, Defense
 from splitfed.core.errors import InvalidInput
@@ -61,7 +61,7 @@ WORLDS: dict[str, tuple[Attack, dict[str, Any]]] = {
 def test_the_term_of_the_defense_makes_the_attack(name: str) -> None:
     """With it the error is a fraction of the mean row's, without it above that."""
     attack, changes = WORLDS[name]
-    run = go(attack if isinstance(attack, Intruder) else None, rounds=15, rate=3e-3, defenses=[Tied()], **changes)
+    run = go(attack if isinstance(attack, TrainingAttack) else None, rounds=15, rate=3e-3, defenses=[Tied()], **changes)
     (result,) = run.attack(attack)
     guess, mean = error(run, result.guess)
     assert guess < 0.6 * mean
@@ -105,7 +105,7 @@ def test_the_loss_is_that_of_the_defended_client(layout: str, statistic: str) ->
 def test_the_shadow_weighs_it_as_the_last_epoch_did() -> None:
     """Three rounds are the epochs 0, 1 and 2: alpha is .4 in the last."""
     run = go(None, rounds=3, defenses=[DistanceCorrelation(alpha=FALLING)])
-    drawn = run.inquiry.knowledge("server", 0, 1).architecture
+    drawn = run.evaluator.knowledge("server", 0, 1).architecture
     assert drawn is not None
     clone, x = drawn(3), ramps().auxiliary.x[:32]
     releases, penalty, weight = clone.in_training(x)

@@ -11,7 +11,7 @@ from torch import nn
 from splitfed.attacks.networks.networks import Critic, Translator
 from splitfed.attacks.networks.scaling import Scale
 from splitfed.attacks.training_time.fsha import Fsha, Hijacker, gradient_penalty
-from splitfed.attacks.training_time.fsha_networks import Decoder, Encoder, ImageCritic
+from splitfed.attacks.training_time.fsha_networks import Encoder, FshaCritic, FshaDecoder
 from splitfed.attacks.training_time.training_attack import Seen
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import generator, stream
@@ -93,9 +93,9 @@ AUTHORS = {  # cut at their levels 1, 3 and 4 -> encoder, decoder
 
 @pytest.mark.parametrize("cut", AUTHORS)
 def test_on_images_the_networks_are_the_authors(cut: tuple[int, ...]) -> None:
-    encoder, decoder = Encoder((3, 32, 32), cut), Decoder(cut, (3, 32, 32), 256, bounded=True)
+    encoder, decoder = Encoder((3, 32, 32), cut), FshaDecoder(cut, (3, 32, 32), 256, bounded=True)
     assert (convolutions(encoder), convolutions(decoder)) == AUTHORS[cut]
-    critic = convolutions(ImageCritic(cut, 256, 6))
+    critic = convolutions(FshaCritic(cut, 256, 6))
     assert critic == [(cut[0], 256, 1), *[(256, 256, 1)] * 12, (256, 256, 2)]
 
 
@@ -113,10 +113,10 @@ def test_the_encoder_is_linear_and_starts_as_glorot_says() -> None:
 def test_cuts_of_any_size_are_reached(image: tuple[int, ...], cut: tuple[int, ...]) -> None:
     z = Encoder(image, cut)(torch.randn(2, *image))
     assert z.shape == (2, *cut)
-    found = Decoder(cut, image, 4, bounded=True)(z).detach()
+    found = FshaDecoder(cut, image, 4, bounded=True)(z).detach()
     assert found.shape == (2, *image)
     assert float(found.abs().max()) <= 1
-    assert ImageCritic(cut, 4, 1)(z).shape == (2,)
+    assert FshaCritic(cut, 4, 1)(z).shape == (2,)
 
 
 def test_the_client_is_sent_the_slope_of_the_critics_mean() -> None:

@@ -13,7 +13,7 @@ from torch import nn
 import splitfed
 from splitfed.attacks.base import Attack, Phase
 from splitfed.attacks.gradients.dlg import Dlg
-from splitfed.attacks.gradients.gradient_matching import Client, class_counts, class_logits, newest_step
+from splitfed.attacks.gradients.gradient_matching import ClientGradient, class_counts, class_logits, newest_step
 from splitfed.attacks.gradients.idlg import Idlg
 from splitfed.attacks.gradients.inverting_gradients import InvertingGradients, cosine, variation
 from splitfed.attacks.scoring.assignment import assignment
@@ -80,8 +80,8 @@ def test_a_local_loss_gives_rows_away_like_a_whole_model() -> None:
 def test_the_gradient_is_the_clients_own(options: dict[str, float]) -> None:
     """After three rounds: recomputed from the rows of the client and the weights it was sent."""
     run = trained(WHOLE, batch=2, rounds=3, optimizer=sgd(**options))
-    view = run.inquiry.recorded("fed_server", 1)
-    local = run.inquiry._local("fed_server", 1)
+    view = run.evaluator.recorded("fed_server", 1)
+    local = run.evaluator._local("fed_server", 1)
     assert local is not None
     step = newest_step(view, local)
     model = network()
@@ -106,10 +106,10 @@ def normalized() -> nn.Module:
 def test_batch_norm_is_in_the_mode_the_client_had_it_in() -> None:
     """The gradient of the client's own rows and labels is the target, after evaluation has been on the same modules."""
     run = trained(lambda: whole(normalized()), batch=4, rounds=2)
-    local = run.inquiry._local("fed_server", 0)
+    local = run.evaluator._local("fed_server", 0)
     assert local is not None
-    view = run.inquiry.recorded("fed_server", 0)
-    client = Client(view.segments, local, newest_step(view, local), "cpu")
+    view = run.evaluator.recorded("fed_server", 0)
+    client = ClientGradient(view.segments, local, newest_step(view, local), "cpu")
     rows = run.data.clients[0].train
     found = client.gradient(rows.x.double(), {"out": class_logits(rows.y, 10)}, {})
     for one, other in zip(found, client.target, strict=True):

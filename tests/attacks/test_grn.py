@@ -8,7 +8,7 @@ from torch import Tensor
 
 import splitfed as sf
 from splitfed.attacks.base import Knowledge
-from splitfed.attacks.reconstruction.grn import Grn, Rows, network
+from splitfed.attacks.reconstruction.grn import Grn, VictimRows, network
 from splitfed.attacks.scoring.unknown_features import Unowned, unowned
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import generator
@@ -157,7 +157,7 @@ def test_rows_by_hand() -> None:
     """Columns 1 and 3 are read by the adversary and also by the peer: what is unknown are 0 and 2. Nobody reads 4."""
     own = {"me": torch.tensor([[1.0, 3.0], [2.0, 5.0]])}
     where = {"me": torch.tensor([1, 3]), "peer": torch.tensor([0, 1, 2])}
-    rows = Rows(Knowledge((5,), own=own, places=where), 2)
+    rows = VictimRows(Knowledge((5,), own=own, places=where), 2)
     assert rows.unknown.tolist() == [0, 2]
     whole = rows.whole(torch.tensor([1]), torch.tensor([[7.0, 8.0]]))
     assert whole.tolist() == [[7.0, 2.0, 8.0, 5.0, 0.0]]

@@ -12,7 +12,7 @@ from splitfed.attacks.labels.norm import Norm
 from splitfed.attacks.reconstruction.inverse_network import InverseNetwork
 from splitfed.attacks.reconstruction.rmle import Rmle
 from splitfed.attacks.training_time.sdar import Sdar
-from splitfed.attacks.training_time.training_attack import Intruder
+from splitfed.attacks.training_time.training_attack import TrainingAttack
 from splitfed.cli import main
 from splitfed.core.errors import InvalidInput
 from splitfed.registry import TABLES, load
@@ -28,7 +28,7 @@ def test_an_attack_made_without_a_word_is_a_preset(name: str) -> None:
     given = {"attribute": "odd"} if name == "attribute" else {}
     assert kind.preset(**given) == kind.preset(kind.usual(), **given)
     # Those that live in training have defaults of their own.
-    assert issubclass(kind, Intruder) or kind(**given) == kind.preset(**given)
+    assert issubclass(kind, TrainingAttack) or kind(**given) == kind.preset(**given)
     assert {"fast", "paper"} <= set(kind.presets) <= {"fast", "default", "paper"}
     # A budget of its own, or none.
     assert kind.presets.get("default") not in (kind.presets["fast"], kind.presets["paper"])

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import splitfed
 from splitfed.attacks.training_time.sdar import Sdar, Simulator, evaluated
-from splitfed.attacks.training_time.sdar_networks import CutCritic, Decoder, ImageCritic, ReleaseEnd
+from splitfed.attacks.training_time.sdar_networks import CutCritic, ReleaseEnd, SdarCritic, SdarDecoder
 from splitfed.attacks.training_time.training_attack import Seen
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import generator, stream
@@ -255,9 +255,9 @@ AUTHORS: dict[tuple[int, ...], tuple[list[tuple[int, int]], list[tuple[int, int]
 
 @pytest.mark.parametrize("cut", AUTHORS)
 def test_on_images_the_networks_are_the_authors(cut: tuple[int, ...]) -> None:
-    decoder, critic = Decoder(cut, (3, 32, 32), 64, 3, 10, bounded=True), CutCritic(cut, 64, 3, 10)
+    decoder, critic = SdarDecoder(cut, (3, 32, 32), 64, 3, 10, bounded=True), CutCritic(cut, 64, 3, 10)
     assert (convolutions(decoder), convolutions(critic)) == AUTHORS[cut]
-    assert convolutions(ImageCritic((3, 32, 32), 64, 10)) == [(64, 1), (128, 2), (128, 2), (256, 2)]
+    assert convolutions(SdarCritic((3, 32, 32), 64, 10)) == [(64, 1), (128, 2), (128, 2), (256, 2)]
     # Every convolution but the last of the decoder, and all but the first and the last of a critic.
     norms = [sum(isinstance(m, nn.BatchNorm2d) for m in net.modules()) for net in (decoder, critic)]
     assert norms == [len(AUTHORS[cut][0]) - 1, len(AUTHORS[cut][1]) - 2]
@@ -268,10 +268,10 @@ def test_on_images_the_networks_are_the_authors(cut: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("classes", [None, 3])
 def test_cuts_of_any_size_are_reached(image: tuple[int, ...], cut: tuple[int, ...], classes: int | None) -> None:
     z, y = torch.randn(2, *cut), None if classes is None else torch.tensor([0, 2])
-    found = Decoder(cut, image, 4, 1, classes, bounded=True)(z, y).detach()
+    found = SdarDecoder(cut, image, 4, 1, classes, bounded=True)(z, y).detach()
     assert found.shape == (2, *image)
     assert float(found.abs().max()) <= 1
-    assert CutCritic(cut, 4, 1, classes)(z, y).shape == ImageCritic(image, 4, classes)(found, y).shape == (2,)
+    assert CutCritic(cut, 4, 1, classes)(z, y).shape == SdarCritic(image, 4, classes)(found, y).shape == (2,)
 
 
 def test_the_end_of_a_generic_simulator_by_hand() -> None:

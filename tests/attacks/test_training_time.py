@@ -22,7 +22,7 @@ from splitfed.data.dataset import Dataset
 from splitfed.defenses import Noise
 from splitfed.topologies import u_shaped, vanilla
 from splitfed.training.run import Run
-from tests.attacks.training_time_examples import ALL, Quiet, Spy, go, insider, ramps, small
+from tests.attacks.training_time_examples import ALL, NoObjective, Spy, go, insider, ramps, small
 from tests.examples import assert_same
 
 
@@ -33,7 +33,7 @@ def weights(run: Run) -> dict[str, Any]:
 def test_it_sees_every_training_step_once_and_its_own_segments() -> None:
     run = go(Spy(), rounds=2)
     spy = insider(run)
-    assert isinstance(spy, Quiet)
+    assert isinstance(spy, NoObjective)
     assert [len(seen.z) for seen, _ in spy.seen] == [32] * 16
     assert {tuple(seen.z.shape[1:]) for seen, _ in spy.seen} == {(2,)}
     assert all(set(modules) == {"top"} for _, modules in spy.seen)
@@ -43,7 +43,7 @@ def test_it_sees_every_training_step_once_and_its_own_segments() -> None:
 
 def test_no_label_arrives_in_a_u() -> None:
     spy = insider(go(Spy(), "u_shaped"))
-    assert isinstance(spy, Quiet)
+    assert isinstance(spy, NoObjective)
     assert {seen.y for seen, _ in spy.seen} == {None}
 
 
@@ -65,7 +65,7 @@ def test_an_active_one_replaces_what_the_client_gets() -> None:
 @pytest.mark.parametrize("schedule", ["sequential", "splitfed_v1", "splitfed_v2", "sglr"])
 def test_every_client_of_every_schedule_passes_it(schedule: str) -> None:
     spy = insider(go(Spy(loud=True), data=ramps(2, 64), schedule=schedule))
-    assert isinstance(spy, Quiet)
+    assert isinstance(spy, NoObjective)
     assert sum(len(seen.z) for seen, _ in spy.seen) == 128
 
 

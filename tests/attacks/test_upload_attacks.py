@@ -169,7 +169,7 @@ def test_what_grants_nothing_is_refused() -> None:
     averaged = fed_run(perceptron, schedule="apart", method="fedavg")
     with pytest.raises(InvalidInput, match="PrototypeInversion reads prototype, soft labels; clients of FedAvg"):
         averaged.attack("prototype_inversion", adversary=FED)
-    found = run.inquiry.applicable(FED)
+    found = run.evaluator.applicable(FED)
     assert found["class_shares"] is found["prototype_inversion"] is found["prototype_membership"] is None
     assert found["dlg"] is not None
 

@@ -15,7 +15,7 @@ from splitfed.attacks.base import Target
 from splitfed.attacks.training_time.fsha import Fsha
 from splitfed.attacks.training_time.pcat import Pcat
 from splitfed.attacks.training_time.sdar import Sdar
-from splitfed.attacks.training_time.training_attack import Insider, Intruder, Post, Seen
+from splitfed.attacks.training_time.training_attack import AttackSite, Seen, TrainingAttack, TrainingAttackState
 from splitfed.core.messages import View
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import generator, stream
@@ -25,7 +25,7 @@ from splitfed.data.federation import Federation
 from splitfed.topologies import u_shaped, vanilla
 from splitfed.training.run import Run
 
-ALL: dict[str, Intruder] = {
+ALL: dict[str, TrainingAttack] = {
     "fsha": Fsha(width=8),
     "sdar": Sdar(width=8),
     "sdar, client's layout": Sdar(width=8, layout="client"),
@@ -34,16 +34,16 @@ ALL: dict[str, Intruder] = {
 
 
 @dataclass(frozen=True)
-class Spy(Intruder):
+class Spy(TrainingAttack):
     """Keeps what it sees; sends ones where it is to be active."""
 
     loud: bool = False
 
-    def enter(self, post: Post) -> Insider:
-        return (Loud if self.loud else Quiet)(self, post)
+    def enter(self, post: AttackSite) -> TrainingAttackState:
+        return (Loud if self.loud else NoObjective)(self, post)
 
 
-class Quiet(Insider):
+class NoObjective(TrainingAttackState):
     def build(self) -> None:
         self.seen: list[tuple[Seen, dict[str, nn.Module]]] = []
 
@@ -55,7 +55,7 @@ class Quiet(Insider):
         return self.released(view)
 
 
-class Loud(Quiet):
+class Loud(NoObjective):
     active: ClassVar[bool] = True
 
 
@@ -113,9 +113,9 @@ def go(plan: Any = None, shape: str = "vanilla", rounds: int = 1, rate: float = 
     return splitfed.train(topology, data, rounds=rounds, intruders=intruders, **arguments)
 
 
-def insider(run: Run) -> Insider:
+def insider(run: Run) -> TrainingAttackState:
     found = run.intruders["server"]
-    assert isinstance(found, Insider)
+    assert isinstance(found, TrainingAttackState)
     return found
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.defense import Context, Defense, Slope
+from splitfed.core.defense import Context, Defense, PenaltyGradient
 from splitfed.core.errors import NonFinite
 from splitfed.core.optimizers import Optim
 from splitfed.engines.local import LocalEngine
@@ -33,9 +33,9 @@ class Spoils(Defense):
     def gradient(self, name: str, g: Tensor, context: Context) -> Tensor:
         return self._spoil(g) if self.where == "gradient" else g
 
-    def penalty(self, z: Tensor, context: Context) -> Tensor | Slope | None:
+    def penalty(self, z: Tensor, context: Context) -> Tensor | PenaltyGradient | None:
         if self.where == "slope":
-            return Slope(torch.full_like(z, self.value))
+            return PenaltyGradient(torch.full_like(z, self.value))
         return (z * self.value).sum() if self.where == "penalty" else None
 
     def _spoil(self, t: Tensor) -> Tensor:

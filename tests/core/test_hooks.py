@@ -92,7 +92,7 @@ def trained(*defenses: Defense, scale: float | None = None, taught: bool = False
     engine = engine_of(topology, x, y, optim=Optim("SGD", {"lr": 0.1}), defenses=defenses)
     if taught:
         client = engine.crew.lanes[0].parties["client"]
-        client.tutor = Teacher(client)  # type: ignore[assignment]
+        client.objective = Teacher(client)  # type: ignore[assignment]
     if scale is None:
         engine.train(0, 0, BATCHES)
     else:

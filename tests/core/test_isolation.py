@@ -89,7 +89,7 @@ def test_the_walk_finds_a_planted_leak(leak: str) -> None:
     assert any(line.startswith("client0 and server") for line in shared(engine))
 
 
-class Watch:
+class FiniteCheck:
     """A link that looks at every message and at the graphs of both ends while a step is under way."""
 
     def __init__(self, engine: LocalEngine) -> None:
@@ -140,7 +140,7 @@ def assert_no_common_graph(one: Party, two: Party) -> None:
 @pytest.mark.parametrize("shape", BUILDERS)
 def test_in_mid_step_no_graph_reaches_across(shape: str) -> None:
     engine = trained(BUILDERS[shape]())
-    watch = engine.link = Watch(engine)  # type: ignore[assignment]
+    watch = engine.link = FiniteCheck(engine)  # type: ignore[assignment]
     engine.train(0, 1, [torch.arange(8)])
     engine.hand_over(0, 1, "client", 1, via="server")
     there_and_back = {
@@ -155,7 +155,7 @@ def test_the_watch_finds_an_attached_message() -> None:
     attached = torch.ones(2, requires_grad=True) * 2.0
     stamp = engine.view("server").messages[0].stamp
     with pytest.raises(AssertionError):
-        Watch(engine).deliver(Message("client0", "server", "activation", "bottom->top", {"z": attached}, stamp))
+        FiniteCheck(engine).deliver(Message("client0", "server", "activation", "bottom->top", {"z": attached}, stamp))
 
 
 def test_the_watch_finds_a_common_graph() -> None:

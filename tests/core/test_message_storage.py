@@ -22,7 +22,7 @@ from splitfed.engines.byte_link import ByteLink
 from splitfed.engines.link import LocalLink
 from splitfed.engines.local import LocalEngine
 from splitfed.matching.matcher import _Post
-from tests.core.test_isolation import Watch, assert_own, shared
+from tests.core.test_isolation import FiniteCheck, assert_own, shared
 from tests.examples import assert_same, toy_data
 from tests.object_graph import holdings, reachable
 
@@ -131,7 +131,7 @@ def stepped(cut: str) -> LocalEngine:
 @pytest.mark.parametrize("cut", CUTS)
 def test_a_message_holds_what_was_sent_and_nothing_else(cut: str) -> None:
     engine = stepped(cut)
-    watch = engine.link = Watch(engine)  # type: ignore[assignment]
+    watch = engine.link = FiniteCheck(engine)  # type: ignore[assignment]
     heard: list[Message] = []
     for party in ("server", "client0"):
         watch.inner.listeners[party] = heard.append
@@ -207,7 +207,7 @@ def test_what_passes_through_is_not_the_senders_memory() -> None:
             party = engine.parties[message.sender]
             if message.kind == "activation":
                 inputs = {t.data_ptr() for t in party.inputs(message.stamp.lane).values()}
-                made = party._tapes[message.stamp.lane].made  # the sender's own value
+                made = party._step_states[message.stamp.lane].made  # the sender's own value
                 pointers[message.edge] = message.tensors["z"].data_ptr()
                 assert message.tensors["z"].data_ptr() not in inputs
                 pointers["made"] = made["z"].data_ptr()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from splitfed.core.errors import InvalidInput
 from splitfed.core.model_snapshot import generator_states, same_generators
 from splitfed.core.probe import probe
-from splitfed.core.step_plan import duties
+from splitfed.core.step_plan import segment_plans
 from splitfed.core.topology import Head, Segment, Topology
 from splitfed.topologies import u_shaped, vanilla
 from tests.core.cut_idioms import Net
@@ -158,7 +158,11 @@ def test_no_random_draw_decides_whether_a_party_is_trained(package: str) -> None
             facts = probe(topology, {"x0": torch.ones(4, 3), "x1": torch.ones(4, 3)})
             assert same_generators(before, generator_states()) is None
         assert facts.stochastic == ({"top"} if package == "torch" else set())
-        back = {port.edge: port.returned for duty in duties(topology, facts, ())["server"] for port in duty.arrivals}
+        back = {
+            port.edge: port.returned
+            for segment_plan in segment_plans(topology, facts, ())["server"]
+            for port in segment_plan.arrivals
+        }
         assert back == {"b0->top": ("z0",), "b1->top": ("z1",)}
 
 

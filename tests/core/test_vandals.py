@@ -19,13 +19,13 @@ from torch import Tensor, nn
 import splitfed as sf
 from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target
 from splitfed.attacks.training_time.fsha import Fsha
-from splitfed.attacks.training_time.training_attack import Insider, Intruder, Post, Seen
+from splitfed.attacks.training_time.training_attack import AttackSite, Seen, TrainingAttack, TrainingAttackState
 from splitfed.core.messages import Message, Recording, View
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import stream
 from splitfed.core.tasks import classification
 from splitfed.data.federation import Federation
-from splitfed.detectors.base import Desk, Detector, Watchman
+from splitfed.detectors.base import Detector, DetectorSite, DetectorState
 from splitfed.engines.base import FED
 from splitfed.federated import FedProto
 from splitfed.models.mlp import mlp
@@ -283,18 +283,18 @@ def test_what_an_attack_is_handed_is_nobody_elses_memory(name: str) -> None:
             assert tensor._base is None
 
 
-class Wrecker(Intruder):
+class Wrecker(TrainingAttack):
     """Lives in the training, passive: writes zeros into its post, the segments and every message."""
 
     learns_from: ClassVar[frozenset[Needs]] = frozenset({Needs.AUXILIARY, Needs.AUXILIARY_LABELS, Needs.ARCHITECTURE})
 
-    def enter(self, post: Post) -> Insider:
+    def enter(self, post: AttackSite) -> TrainingAttackState:
         for tensor in tensors([post.knowledge, post.segments]):
             spoil(tensor)
         return Wreck(self, post)
 
 
-class Wreck(Insider):
+class Wreck(TrainingAttackState):
     def build(self) -> None:
         self.add("net", nn.Linear(2, 2), 0.1)
 
@@ -320,13 +320,13 @@ class Wreck(Insider):
 class Sleeper(Detector):
     """Writes zeros into the rows that it is shown, and is content with everything."""
 
-    def watch(self, desk: Desk) -> Watchman:
+    def watch(self, desk: DetectorSite) -> DetectorState:
         for tensor in (*desk.inputs.values(), *desk.labels.values()):
             spoil(tensor)
         return Calm()
 
 
-class Calm(Watchman):
+class Calm(DetectorState):
     def look(self, gradient: Tensor) -> bool:
         spoil(gradient)
         return True

@@ -19,7 +19,7 @@ from splitfed.core.topology import Head, Segment, Topology
 from splitfed.costs.bytes import step_bytes
 from splitfed.costs.clock import Clock, party_names
 from splitfed.costs.flops import SegmentCost, segment_flops
-from splitfed.costs.han import Setting, federated_latency, local_loss_latency, splitfed_latency
+from splitfed.costs.han import HanSetting, federated_latency, local_loss_latency, splitfed_latency
 from splitfed.costs.speeds import Machine, Speeds
 from splitfed.costs.steps import StepShape, step_shape
 from splitfed.models.lenet import lenet
@@ -351,7 +351,7 @@ def test_spread_is_lognormal_by_client() -> None:
 # Han et al. count one operation a parameter and a row; the server's links are the shared channel of rate R.
 
 
-def han_clock(s: Setting, topology: Callable[[], Topology], free_links: bool) -> Clock:
+def han_clock(s: HanSetting, topology: Callable[[], Topology], free_links: bool) -> Clock:
     low = s.client_share * s.parameters
     bottom = SegmentCost(s.forward_share * low, (1 - s.forward_share) * low)
     top = (1 - s.client_share) * s.parameters
@@ -366,7 +366,7 @@ def han_clock(s: Setting, topology: Callable[[], Topology], free_links: bool) ->
     return clock_of(Speeds(Machine(s.client_power), named), s.clients, topology, flops, others=("fed",))
 
 
-def averaged(clock: Clock, s: Setting, size: float) -> None:
+def averaged(clock: Clock, s: HanSetting, size: float) -> None:
     clock.barrier()
     for i in range(s.clients):
         clock.transfer(f"client{i}", "fed", size)
@@ -374,10 +374,10 @@ def averaged(clock: Clock, s: Setting, size: float) -> None:
         clock.transfer("fed", f"client{i}", size)
 
 
-def settings(clients: int | None = None) -> list[Setting]:
+def settings(clients: int | None = None) -> list[HanSetting]:
     draw = random.Random(0)
     return [
-        Setting(
+        HanSetting(
             parameters=draw.uniform(10, 1000),
             client_share=draw.uniform(0.05, 0.95),
             cut_width=draw.uniform(1, 20),
@@ -393,7 +393,7 @@ def settings(clients: int | None = None) -> list[Setting]:
 
 
 @pytest.mark.parametrize("s", settings())
-def test_federated_learning_agrees_with_han(s: Setting) -> None:
+def test_federated_learning_agrees_with_han(s: HanSetting) -> None:
     """A client with the whole model, one batch, weights up and down: for any number of clients."""
     whole = Topology(
         "whole", (linear("bottom", "client", "x", "z"),), {"x": "client"}, (Head("z", "client", "client"),)
@@ -407,7 +407,7 @@ def test_federated_learning_agrees_with_han(s: Setting) -> None:
 
 
 @pytest.mark.parametrize("s", settings(clients=1))
-def test_one_client_of_splitfed_agrees_with_han(s: Setting) -> None:
+def test_one_client_of_splitfed_agrees_with_han(s: HanSetting) -> None:
     clock = han_clock(s, pair, free_links=False)
     clock.train({0: [s.examples]})
     averaged(clock, s, s.client_share * s.parameters)
@@ -415,7 +415,7 @@ def test_one_client_of_splitfed_agrees_with_han(s: Setting) -> None:
 
 
 @pytest.mark.parametrize("s", settings())
-def test_with_free_links_the_clock_agrees_with_han(s: Setting) -> None:
+def test_with_free_links_the_clock_agrees_with_han(s: HanSetting) -> None:
     """Without time for links nothing overlaps that the formulas add up; the cut is as good as free in them."""
     free = replace(s, rate=1e30)
     for topology, formula in ((pair, splitfed_latency), (local_loss, local_loss_latency)):
@@ -425,7 +425,7 @@ def test_with_free_links_the_clock_agrees_with_han(s: Setting) -> None:
 
 
 @pytest.mark.parametrize("s", settings())
-def test_han_bounds_the_clock_from_above(s: Setting) -> None:
+def test_han_bounds_the_clock_from_above(s: HanSetting) -> None:
     """The formula adds up what truly overlaps, such as one client's sending and another's computing."""
     clock = han_clock(s, pair, free_links=False)
     clock.train({lane: [s.examples] for lane in range(s.clients)})

@@ -15,7 +15,7 @@ from splitfed.costs import han, sglr, singh, splitfed_paper
 
 SIZES = singh.Sizes(clients=4, parameters=1000, client_share=0.25, examples=80, cut_width=5)
 TIMES = splitfed_paper.Times(train=7, rate=10, average=3)
-HAN = han.Setting(
+HAN = han.HanSetting(
     parameters=100, client_share=0.2, cut_width=3, examples=10, clients=5, client_power=2, server_power=40, rate=50
 )
 
@@ -86,10 +86,10 @@ def test_the_optimal_cut_by_hand() -> None:
     assert han.optimal_client_share(HAN) == pytest.approx(1 / 4.28)
 
 
-def drawn() -> list[han.Setting]:
+def drawn() -> list[han.HanSetting]:
     draw = random.Random(1)
     return [
-        han.Setting(
+        han.HanSetting(
             parameters=draw.uniform(10, 1e4),
             client_share=0.5,
             cut_width=draw.uniform(1, 100),
@@ -122,7 +122,7 @@ def test_the_optimal_cut_minimises_the_latency_of_the_table() -> None:
 
 def test_at_the_papers_constants_the_smallest_client_is_the_fastest_for_few() -> None:
     """P_S = 100 exceeds 1 / (1/(R D) + .2/K): with K = 5 and many examples that is 25, with K = 30 it is 150."""
-    few = han.Setting(parameters=1000, client_share=0.1, cut_width=10, examples=1e9, clients=5)
+    few = han.HanSetting(parameters=1000, client_share=0.1, cut_width=10, examples=1e9, clients=5)
     assert not han.inner_cut_pays(few)
     assert han.inner_cut_pays(replace(few, clients=30))
     text = "server_power=100.0 is too large for an optimal cut inside the model"

@@ -9,7 +9,7 @@ import torch
 
 from splitfed.core.errors import InvalidInput
 from splitfed.core.tasks import classification, regression
-from splitfed.data import Dataset, Target, breast_cancer, mnist5k
+from splitfed.data import Dataset, LabelSet, breast_cancer, mnist5k
 
 
 def table(width: int = 5) -> Dataset:
@@ -118,7 +118,7 @@ def test_targets_refused() -> None:
     assert refusal(table().with_target, "odd", odd + 1, classification(2)) == (
         "toy: target 'odd': label 2 is outside [0, 1]"
     )
-    targets = {"size": Target(odd.double(), regression())}
+    targets = {"size": LabelSet(odd.double(), regression())}
     assert refusal(Dataset, "toy", table().x, odd, classification(2), targets=targets) == (
         "toy: target 'size': y has type float64; expected int64 or float32 for regression"
     )

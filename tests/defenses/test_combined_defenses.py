@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import splitfed as sf
-from splitfed.core.defense import Context, Defense, Slope, packed_bytes
+from splitfed.core.defense import Context, Defense, PenaltyGradient, packed_bytes
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import generator, stream
 from splitfed.core.tasks import binary
@@ -193,8 +193,8 @@ class Energy(Defense):
 
     written: bool = False
 
-    def penalty(self, z: Tensor, context: Context) -> Tensor | Slope:
-        return Slope(0.02 * z.detach()) if self.written else 0.01 * z.square().sum()
+    def penalty(self, z: Tensor, context: Context) -> Tensor | PenaltyGradient:
+        return PenaltyGradient(0.02 * z.detach()) if self.written else 0.01 * z.square().sum()
 
 
 def test_a_penalty_with_its_slope_written_out_trains_alike() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.attacks.scoring import metrics
-from splitfed.core.defense import Context, Defense, Place
+from splitfed.core.defense import Context, Defense, DefenseSite
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Stamp
 from splitfed.core.random import generator, stream
@@ -61,7 +61,7 @@ def behind(layer: Layer) -> Followed:
 
 
 def adversary_of(defense: Defense, shape: tuple[int, ...], inputs: tuple[int, ...]) -> Adversary:
-    made = defense.start(Place("client", EDGE, {"z": shape}, {"x": inputs}, 0))
+    made = defense.start(DefenseSite("client", EDGE, {"z": shape}, {"x": inputs}, 0))
     assert isinstance(made, Adversary)
     return made
 
@@ -227,7 +227,7 @@ def test_an_adversary_learns_in_training_only_and_comes_back_from_its_state() ->
         adversary.study(z, here(x=x))
         adversary.step()
     assert torch.equal(one.decode(z), other.decode(z))
-    assert defense.start(Place("server", EDGE, {"z": (2, 4, 4)}, {}, 0)) is None
+    assert defense.start(DefenseSite("server", EDGE, {"z": (2, 4, 4)}, {}, 0)) is None
 
 
 @pytest.mark.parametrize("side", [8, 28])

@@ -17,7 +17,7 @@ from splitfed.core.random import generator
 from splitfed.defenses import Iso, Marvell
 from splitfed.defenses.aligned_noise import aligned
 from splitfed.defenses.marvell import positives
-from splitfed.defenses.sum_kl import Noise, detection_error, least_sum_kl, sum_kl
+from splitfed.defenses.sum_kl import NoiseVariances, detection_error, least_sum_kl, sum_kl
 
 # u, v, d, squared distance of the means, share of positives, power
 PROBLEMS: dict[str, tuple[float, float, int, float, float, float]] = {
@@ -34,7 +34,7 @@ def context(y: Tensor, step: int = 0) -> Context:
     return Context("server", "bottom->top", Stamp("train", 0, 0, step), 0, 0, {}, {"top_out": y})
 
 
-def power_of(noise: Noise, d: int, p: float) -> float:
+def power_of(noise: NoiseVariances, d: int, p: float) -> float:
     (a0, a1), (b0, b1) = noise.along, noise.around
     return (1 - p) * (a0 + (d - 1) * b0) + p * (a1 + (d - 1) * b1)
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from splitfed.core.errors import InvalidInput
 from splitfed.core.topology import Head, Segment, Topology
-from splitfed.drawing.layout import Plan, Point, plan
+from splitfed.drawing.layout import DrawingLayout, Point, plan
 from splitfed.drawing.svg import LEFT, _nodes_and_wires, to_mermaid, to_svg
 from splitfed.topologies import extended_vanilla, multi_hop, multi_task, u_shaped, vertical
 
@@ -122,7 +122,7 @@ BUILT = [
 ALL = [VANILLA, U_SHAPED, VERTICAL, MULTITASK, SKIPS, ODD, hops(6), *BUILT]
 
 
-def planned(topology: Topology) -> Plan:
+def planned(topology: Topology) -> DrawingLayout:
     return plan(topology, *_nodes_and_wires(topology, {}), LEFT)
 
 

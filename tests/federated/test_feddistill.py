@@ -33,7 +33,7 @@ class Heard:
     """A client that notes what it is sent; there is no tutor, as in a plan."""
 
     def __init__(self, lane: int) -> None:
-        self.lane, self.got, self.tutors = lane, {}, {}  # type: ignore[var-annotated]
+        self.lane, self.got, self.objectives = lane, {}, {}  # type: ignore[var-annotated]
 
     def receive(self, kind: str, tensors: dict[str, Tensor], number: int) -> dict[str, Tensor]:
         assert kind == "soft labels"
@@ -55,11 +55,11 @@ def test_clients_are_sent_the_mean_of_the_others() -> None:
 
 
 def test_pull_is_the_divergence_and_absent_classes_pull_nothing() -> None:
-    tutor = Follow(0.5, "head", "out", 2)
-    assert tutor.terms({"out": torch.zeros(1, 2)}, {"out": torch.tensor([0])}, STAMP) == {}
-    tutor.follow({"1": torch.tensor([log(3.0), 0.0])})
+    objective = Follow(0.5, "head", "out", 2)
+    assert objective.terms({"out": torch.zeros(1, 2)}, {"out": torch.tensor([0])}, STAMP) == {}
+    objective.follow({"1": torch.tensor([log(3.0), 0.0])})
     out = torch.zeros(2, 2, requires_grad=True)
-    term = tutor.terms({"out": out}, {"out": torch.tensor([1, 0])}, STAMP)["head"]
+    term = objective.terms({"out": out}, {"out": torch.tensor([1, 0])}, STAMP)["head"]
     # Goal (3/4, 1/4) for the first row alone, prediction (1/2, 1/2): KL = 3/4 log 3/2 + 1/4 log 1/2.
     assert float(term.detach()) == single(0.5 * (0.75 * log(1.5) + 0.25 * log(0.5)) / 2)
     (slope,) = torch.autograd.grad(term, out)

@@ -16,7 +16,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.topology import Segment
 from splitfed.federated import FedAvg, FedGen
 from splitfed.federated.fedgen import Practice
-from splitfed.federated.generator import Generator, Head, diversity, ensemble_loss
+from splitfed.federated.generator import ClientHead, Generator, diversity, ensemble_loss
 from splitfed.topologies import local
 from tests.examples import assert_same
 from tests.federated.methods import assert_plan_is_counted, assert_resumes, go, net, plan_of, weights
@@ -25,12 +25,12 @@ from tests.rounding import single
 SMALL: dict[str, Any] = {"noise": 4, "hidden": 8, "steps": 5, "rows": 8, "batch": 8}
 
 
-def scaled(factor: float) -> Head:
+def scaled(factor: float) -> ClientHead:
     """A head whose scores are its input times a factor."""
     linear = nn.Linear(2, 2, bias=False)
     linear.weight.data = factor * torch.eye(2)
     linear.requires_grad_(False)
-    return Head([Segment("head", "client", linear, ("z",), ("out",))], {"head": linear}, "z", "out")
+    return ClientHead([Segment("head", "client", linear, ("z",), ("out",))], {"head": linear}, "z", "out")
 
 
 def test_diversity_by_hand() -> None:
@@ -53,15 +53,15 @@ def test_a_head_learns_from_generated_rows_by_hand() -> None:
     torch.manual_seed(0)
     head, made = nn.Linear(3, 4), Generator(2, 4, 5, (3,))
     segment = Segment("head", "client", head, ("z",), ("out",))
-    tutor = Practice(0.5, 6, [segment], "z", "out", made, seed=7, stochastic=False)
+    objective = Practice(0.5, 6, [segment], "z", "out", made, seed=7, stochastic=False)
     modules = {"head": head}
     head.weight.grad, head.bias.grad = torch.ones(4, 3), torch.zeros(4)
-    tutor.correct(modules)
+    objective.correct(modules)
     assert torch.equal(head.weight.grad, torch.ones(4, 3))
-    tutor.take({**made.state_dict(), "labels": torch.tensor([False, True, False, True])})
+    objective.take({**made.state_dict(), "labels": torch.tensor([False, True, False, True])})
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
     made.register_forward_hook(lambda module, given, z: seen.append((given[1], z)))
-    tutor.correct(modules)
+    objective.correct(modules)
     ((y, z),) = seen
     assert set(y.tolist()) <= {1, 3}
     error = functional.softmax(z @ head.weight.detach().T + head.bias.detach(), 1) - functional.one_hot(y, 4)

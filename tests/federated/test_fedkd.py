@@ -111,7 +111,7 @@ def test_a_client_holds_the_mentee_that_the_server_had() -> None:
     newest = run.method_state["version"]
     assert newest == 6
     seen = run.method_state["seen"]
-    bases = {lane: next(iter(run.learners[lane].tutors.values())).base for lane in range(4)}  # type: ignore[attr-defined]
+    bases = {lane: next(iter(run.learners[lane].objectives.values())).base for lane in range(4)}  # type: ignore[attr-defined]
     known = [lane for lane in range(4) if seen.get(str(lane)) == newest - 1]
     assert len(known) == 2
     one, other = (bases[lane] for lane in known)
@@ -126,7 +126,7 @@ def test_who_missed_an_update_is_sent_the_whole_mentee() -> None:
         topology = local(net(), ("relu1",))
 
         def __init__(self, lane: int) -> None:
-            self.lane, self.tutors = lane, dict[str, Any]()
+            self.lane, self.objectives = lane, dict[str, Any]()
 
         def receive(self, kind: str, tensors: dict[str, Tensor], number: int) -> dict[str, Tensor]:
             told[self.lane] = kind

@@ -207,7 +207,7 @@ def test_clients_of_lowest_loss_train_further() -> None:
         assert more[0] - more[1] in [-(-len(client.train) // 64) for client in run.data.clients]
     losses = run.method_state["losses"]
     assert set(losses) == {"0", "1", "2"}
-    told = [tutor.passes for one in run.learners for tutor in one.tutors.values()]  # type: ignore[attr-defined]
+    told = [objective.passes for one in run.learners for objective in one.objectives.values()]  # type: ignore[attr-defined]
     assert sorted(told) == [1, 1, 2]
     assert run.engine.traffic.bytes(kind="loss") == 3 * 3 * 4
     assert run.engine.traffic.bytes(kind="passes") == 3 * 3 * 8
@@ -218,7 +218,7 @@ def test_who_trains_further_is_who_had_the_lowest_loss() -> None:
         """A client that is told how often to train."""
 
         def __init__(self, lane: int) -> None:
-            self.lane, self.tutors = lane, dict[str, Any]()
+            self.lane, self.objectives = lane, dict[str, Any]()
 
         def receive(self, kind: str, tensors: dict[str, Tensor], number: int) -> dict[str, Tensor]:
             told[self.lane] = int(tensors["passes"])

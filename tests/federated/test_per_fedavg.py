@@ -38,7 +38,7 @@ def test_every_batch_has_its_turn_and_a_partner() -> None:
     class Listens:
         """Takes down what it is told to train on."""
 
-        lane, rate, tutors = 0, 0.1, {"client": Ahead(())}
+        lane, rate, objectives = 0, 0.1, {"client": Ahead(())}
 
         def train(self, epoch: int, batches: list[torch.Tensor], first: int) -> list[float]:
             self.heard = [int(rows) for rows in batches], first

@@ -47,7 +47,7 @@ def test_engine_and_plan_know_the_public_part(shape: str) -> None:
             value = topology.segments[0].outputs[0]
             assert learner.compute(value, "public").shape == (11, 10)
             assert learner.seed == 0
-            assert (learner.tutor("client"), learner.rows()) == (None, len(client.train))
+            assert (learner.objective("client"), learner.rows()) == (None, len(client.train))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,9 @@ from tests.rounding import single
 
 
 def variate(run: Run, lane: int) -> float:
-    tutor = run.engine.party(lane, "client").tutor
-    assert isinstance(tutor, Steer)
-    return float(tutor.own["model/weight"])
+    objective = run.engine.party(lane, "client").objective
+    assert isinstance(objective, Steer)
+    return float(objective.own["model/weight"])
 
 
 def test_two_rounds_by_hand() -> None:

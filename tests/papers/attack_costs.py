@@ -160,7 +160,7 @@ def cost(name: str) -> dict[str, Any]:
     make, adversary, _ = scene(name)
     run, attack = make(), fast(name)
     # An attack that is not made for any of the runs here is said to be so, and does not end the table.
-    if (refusal := run.inquiry.refusal(name, attack, adversary)) is not None:
+    if (refusal := run.evaluator.refusal(name, attack, adversary)) is not None:
         return {"refused": refusal}
     return costed(lambda: run.attack(attack, adversary=adversary))
 
@@ -182,7 +182,7 @@ def _cost_inside(name: str, rounds: int = 3) -> dict[str, Any]:
 def together(name: str) -> dict[str, Any]:
     """Return how many times as fast `name` is on all victims at once as on one after another (median of repeats)."""
     run = vanilla()
-    view, knowledge = run.observe(), run.inquiry.knowledge("server", 0, 0)
+    view, knowledge = run.observe(), run.evaluator.knowledge("server", 0, 0)
     pairs = [(_spent(TOGETHER[name], v, knowledge) for v in (_apart(view), [view])) for _ in range(REPEATS)]
     return {"ratio": statistics.median(single / joint for single, joint in pairs)}
 

@@ -18,9 +18,9 @@ from torch.nn import functional
 
 import splitfed as sf
 from splitfed.attacks.training_time.fsha import Fsha, gradient_penalty
-from splitfed.attacks.training_time.fsha_networks import Encoder, ImageCritic, glorot
+from splitfed.attacks.training_time.fsha_networks import Encoder, FshaCritic, glorot
 from splitfed.attacks.training_time.gradient_ratio import GradientRatio, gradient_ratio, kept_ratio
-from splitfed.attacks.training_time.training_attack import Insider
+from splitfed.attacks.training_time.training_attack import TrainingAttackState
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import generator, stream
 from splitfed.data.federation import Federation
@@ -103,7 +103,7 @@ def first_ratio(seed: int, width: int, blocks: int) -> GradientRatio:
     """
     cut = (width, 4, 4)
     with stream(seed):
-        net, encoder, critic = client(width), Encoder((1, 28, 28), cut), ImageCritic(cut, width, blocks)
+        net, encoder, critic = client(width), Encoder((1, 28, 28), cut), FshaCritic(cut, width, blocks)
     found, random = data(seed), generator(seed, "first ratio")
     rows, known = found.clients[0].train.x, 2 * found.auxiliary.x - 1
     optimizer = torch.optim.Adam(critic.parameters(), lr=CRITIC_RATE * 256 / width)
@@ -143,7 +143,7 @@ def look(run: Run, weight: float) -> dict[str, float]:
         "ssim": result.grade["guess"]["ssim"].mean,
     }
     insider = run.intruders["server"]
-    assert isinstance(insider, Insider)
+    assert isinstance(insider, TrainingAttackState)
     if weight:
         sent = releases(run.engine.modules(0)["bottom"], run.data.clients[0].train.x, BATCHES)
         found["rho"] = gradient_ratio(sent, insider.nets["critic"], weight, STRENGTH).rho

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import splitfed as sf
-from splitfed.core.defense import Context, Defense, Holder, Shield
+from splitfed.core.defense import Context, Defense, GradientPrivatizer, PrivatizedParty
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Stamp
 from splitfed.core.optimizers import Optim
@@ -200,7 +200,7 @@ class Faulty(DpSgd):
 
     fault: str = ""
 
-    def shield(self, holder: Holder) -> Shield:
+    def privatizer(self, holder: PrivatizedParty) -> GradientPrivatizer:
         assert self.noise_multiplier is not None
         sigma = self.noise_multiplier
         if self.fault == "less noise":
@@ -254,9 +254,9 @@ def test_more_rows_than_the_claim_says() -> None:
     """Steps take each row with chance .8 where .2 is claimed: only the sampled step can see it."""
     run = run_of(DpSgd(noise_multiplier=1.0), sampling="poisson")
     rows = len(run.data.clients[0].train)
-    training = run.inquiry.training
+    training = run.evaluator.training
     assert training is not None
-    run.inquiry.training = replace(training, batch_size=round(0.8 * rows))
+    run.evaluator.training = replace(training, batch_size=round(0.8 * rows))
     assert {what for (_, what), fine in audited(run, 5000).items() if not fine} == {DRAWN}
 
 

@@ -15,7 +15,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.optimizers import Optim
 from splitfed.core.privacy_events import Event, Gaussian, Neighbours, Protects, Pure, Unit
 from splitfed.core.topology import Topology
-from splitfed.core.usage_counts import Uses
+from splitfed.core.usage_counts import UsageCounts
 from splitfed.data.federation import Federation
 from splitfed.defenses import DpSgd, GaussianRelease, LabelDp, LaplaceRelease, Noise
 from splitfed.planning.calibration import settled
@@ -287,13 +287,13 @@ def test_what_learns() -> None:
 
 
 def test_counts_by_row() -> None:
-    uses = Uses()
+    uses = UsageCounts()
     key = ("a->b", 0, 0, "train")
     uses.add(key, torch.tensor([4, 1]))
     uses.add(key, torch.tensor([1]), times=2)
     uses.add(("a->b", 0, 0, "query"), torch.tensor([1]))
     assert uses.counts[key].tolist() == [0, 3, 0, 0, 1]
     assert len(uses.counts) == 1, "what is lent for a query is not counted"
-    again = Uses()
+    again = UsageCounts()
     again.load_state(uses.state())
     assert again.counts[key].tolist() == [0, 3, 0, 0, 1]

@@ -14,7 +14,7 @@ from splitfed.core.defense import Context, Defense, Terms
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Stamp
 from splitfed.core.probe import Facts, probe
-from splitfed.core.step_plan import duties
+from splitfed.core.step_plan import segment_plans
 from splitfed.core.tasks import classification
 from splitfed.core.topology import Topology
 from splitfed.defenses import DpSgd, GaussianRelease, LaplaceRelease, Latent, Mid, Noise, Shredder
@@ -233,8 +233,8 @@ def test_nothing_that_looks_at_the_row_again_may_stand_behind_it(again: Defense)
     topology, facts, edge = made(nn.Tanh())
     text = f"{type(again).__name__} cannot stand behind GaussianRelease on edge {edge!r}"
     with pytest.raises(InvalidInput, match=re.escape(text)):
-        duties(topology, facts, (PRIVATE, again))
-    duties(topology, facts, (again, PRIVATE))
+        segment_plans(topology, facts, (PRIVATE, again))
+    segment_plans(topology, facts, (again, PRIVATE))
 
 
 def test_latent_is_charged_for_the_value_it_costs_most_at() -> None:

@@ -171,9 +171,9 @@ def test_scaffolds_variate_is_a_gradient_with_a_living_momentum_too(options: dic
     run = hand("scaffold", 4, optimizer=Optim("SGD", {"lr": 1e-4, **options}))
     found = []
     for lane in range(2):
-        tutor = run.engine.party(lane, "client").tutor
-        assert isinstance(tutor, Steer)
-        found.append(float(tutor.own["model/weight"]))
+        objective = run.engine.party(lane, "client").objective
+        assert isinstance(objective, Steer)
+        found.append(float(objective.own["model/weight"]))
     assert found == pytest.approx([2.0, 10.0], rel=2e-2)
     assert float(run.method_state["variate"]["model/weight"]) == pytest.approx(0.75 * 2 + 0.25 * 10, rel=2e-2)
 
@@ -196,8 +196,8 @@ def test_scaffolds_variate_is_the_weighted_mean_of_the_raw_gradients() -> None:
         c += 0.75 * (ci[0] - before[0]) + 0.25 * (ci[1] - before[1])
         x = 0.75 * ends[0] + 0.25 * ends[1]
     assert common(run) == pytest.approx(x, rel=1e-4)
-    tutors = [run.engine.party(lane, "client").tutor for lane in range(2)]
-    assert [float(t.own["model/weight"]) for t in tutors] == pytest.approx(ci, rel=1e-4)  # type: ignore[union-attr]
+    objectives = [run.engine.party(lane, "client").objective for lane in range(2)]
+    assert [float(t.own["model/weight"]) for t in objectives] == pytest.approx(ci, rel=1e-4)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("name", ["scaffold", "fednova"])
@@ -229,9 +229,9 @@ def test_a_fed_server_reads_the_gradient_off_an_update(restart: bool) -> None:
         record=Recording((FED,)),
     )
     for lane, label in enumerate((1.0, -3.0)):
-        local = run.inquiry._local(FED, lane)
+        local = run.evaluator._local(FED, lane)
         assert local is not None
-        step = newest_step(run.inquiry.recorded(FED, lane), local)
+        step = newest_step(run.evaluator.recorded(FED, lane), local)
         before = float(step.before["model/weight"])
         assert float(step.gradient["model/weight"]) == pytest.approx(2 * (before - label), rel=1e-4)
 
@@ -241,7 +241,7 @@ def test_copies_that_an_attack_trains_are_restarted_as_the_run_is() -> None:
         optimizer = Optim("SGD", {"lr": 0.1, "momentum": momentum})
         run = go(None, 1, optimizer=optimizer, restart_optimizers=restart)
         rows = run.data.clients[0].train
-        return run.inquiry._imitate(0)(rows.x, rows.y, 3, None, 5).predict(rows.x)
+        return run.evaluator._imitate(0)(rows.x, rows.y, 3, None, 5).predict(rows.x)
 
     assert torch.equal(copied(False, 0.0), copied(True, 0.0))
     assert not torch.allclose(copied(False, 0.9), copied(True, 0.9))

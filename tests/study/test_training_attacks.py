@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from splitfed.attacks.base import Attack
-from splitfed.attacks.training_time.training_attack import Intruder
+from splitfed.attacks.training_time.training_attack import TrainingAttack
 from splitfed.cli import main
 from splitfed.core.errors import InvalidInput
 from splitfed.registry import TABLES, load
@@ -54,7 +54,7 @@ def result(folder: Path, run: str) -> dict[str, Any]:
 
 def test_what_changes_the_training_says_so() -> None:
     kinds: dict[str, type[Attack]] = {name: load("attacks", name) for name in TABLES["attacks"]}
-    intruders = {name: kind for name, kind in kinds.items() if issubclass(kind, Intruder)}
+    intruders = {name: kind for name, kind in kinds.items() if issubclass(kind, TrainingAttack)}
     assert {name for name, kind in intruders.items() if kind.active} == {"fsha"}
     for name, kind in intruders.items():
         run = go(ALL[name])

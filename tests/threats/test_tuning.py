@@ -70,7 +70,7 @@ def test_the_best_grey_is_the_one_nearest_to_the_pseudo_victims() -> None:
     """Over one row in four: twenty of eighty. What scores best is worked out from the rows themselves."""
     Grey.shown.clear()
     found = trained().tune(Grey(grey=1.0), {"grey": GREYS}, trials=25)
-    x = Bench(trained().inquiry, Grey(), "server", 0, 0, 0.25).victims.x
+    x = Bench(trained().evaluator, Grey(), "server", 0, 0, 0.25).victims.x
     assert len(x) == 20
     errors = {grey: float((x - grey).square().mean()) for grey in GREYS}
     assert found.attack == Grey(grey=min(GREYS, key=lambda grey: errors[grey]))
@@ -84,7 +84,7 @@ def test_what_it_learns_from_are_the_other_auxiliary_rows_and_never_a_victim() -
     Grey.shown.clear()
     trained().tune(Grey(), {"grey": GREYS}, trials=2)
     assert len(Grey.shown) == 3, "the setting as it was given, and two more"
-    pseudo = Bench(trained().inquiry, Grey(), "server", 0, 0, 0.25).victims
+    pseudo = Bench(trained().evaluator, Grey(), "server", 0, 0, 0.25).victims
     expected = trained().engine.modules(0)["bottom"].eval()(pseudo.x)
     for view, knowledge in Grey.shown:
         assert knowledge.auxiliary is not None

@@ -22,7 +22,7 @@ from splitfed.planning.validation import prepare
 from splitfed.schedules.base import Training
 from splitfed.topologies import extended_vanilla, multi_hop, multi_task, u_shaped, vertical
 from splitfed.training.run import Run
-from tests.core.test_isolation import Watch
+from tests.core.test_isolation import FiniteCheck
 from tests.examples import block, columns, placed, toy_data
 from tests.object_graph import holdings
 
@@ -205,7 +205,7 @@ def test_nothing_is_shared_between_parties(name: str) -> None:
 @pytest.mark.parametrize("name", BUILDERS)
 def test_in_mid_step_no_graph_reaches_across(name: str) -> None:
     engine = trained(name)
-    watch = engine.link = Watch(engine)  # type: ignore[assignment]
+    watch = engine.link = FiniteCheck(engine)  # type: ignore[assignment]
     engine.train(0, 1, [torch.arange(ROWS)])
     expected = [line.split()[0] for seen in SEEN[name].values() for line in seen]
     assert sorted(watch.kinds) == sorted(expected)

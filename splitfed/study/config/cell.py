@@ -115,7 +115,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """How a run trains, as the arguments of `splitfed.train`; `where` is the schedule's place in the study."""
 
     schedule: Named
@@ -173,7 +173,7 @@ class Cell:
     model: Named | None
     topology: Placed
     defense: Guarded
-    training: Plan
+    training: TrainingPlan
     attacks: tuple[Probe, ...]
     config: Mapping[str, Any]
     intruder: Probe | None = None

@@ -30,13 +30,13 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Name = Annotated[str, Field(min_length=1)]
 
 
-class Table(BaseModel):
+class StrictTable(BaseModel):
     """A table without unknown keys; numbers are not read from text, nor text from numbers."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class Open(Table):
+class Open(StrictTable):
     """A table that also holds the parameters of the algorithm it names."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
@@ -47,7 +47,7 @@ class Open(Table):
         return dict(self.model_extra or {})
 
 
-class StudyTable(Table):
+class StudyTable(StrictTable):
     """`[study]`: what it is called and which seeds every setting is run with.
 
     `honest = false` leaves out the runs without an active intruder. `target`: a value of the task's metric; for every
@@ -101,7 +101,7 @@ class ModelTable(Open):
     name: Name
 
 
-class RecordTable(Table):
+class RecordTable(StrictTable):
     """`training.record`: whose view is kept during training, as `splitfed.Recording`."""
 
     parties: list[Name] = []
@@ -109,7 +109,7 @@ class RecordTable(Table):
     budget: Count = 256 * 2**20
 
 
-class TrainingTable(Table):
+class TrainingTable(StrictTable):
     """`[training]`: as the arguments of `splitfed.train`; a list of schedules gives a grid.
 
     What stands in `schedule` and `speeds` is checked by `splitfed.study.config.training_table` and
@@ -167,7 +167,7 @@ class AttackTable(Open):
     OWN: ClassVar[tuple[str, ...]] = ("preset", "adversary", "every", "tune")
 
 
-class StudyConfig(Table):
+class StudyConfig(StrictTable):
     """A whole study as written in TOML."""
 
     study: StudyTable

@@ -26,7 +26,7 @@ EVERY_PARTY = "bottoms"
 
 
 @dataclass(frozen=True)
-class Point:
+class TopologyPoint:
     """One value of a parameter: `full` with every default, and what of it is worth telling."""
 
     full: Any
@@ -38,7 +38,7 @@ class Choice:
     """A parameter as written, with defaults and lists, and every point of its grid; none after a mistake."""
 
     written: Any
-    points: tuple[Point, ...] = ()
+    points: tuple[TopologyPoint, ...] = ()
 
 
 def settings(
@@ -140,14 +140,14 @@ def _each(mistakes: Mistakes, where: str, read: Any, kind: str, value: Any) -> C
         else:
             mistakes.add(f"{where}[{i}]", f"{shown(table)} is not allowed; expected a table")
     found = _together(mistakes, where, parts)
-    points = tuple(Point(list(p.full.values()), list(p.told.values())) for p in found.points)
+    points = tuple(TopologyPoint(list(p.full.values()), list(p.told.values())) for p in found.points)
     return Choice(list(found.written.values()), points)
 
 
 def _together(mistakes: Mistakes, where: str, parts: Mapping[str, Choice]) -> Choice:
     """Return every combination of the points of `parts`."""
     points = tuple(
-        Point(
+        TopologyPoint(
             {key: one.full for key, one in zip(parts, chosen, strict=True)},
             {key: one.told for key, one in zip(parts, chosen, strict=True)},
         )
@@ -179,7 +179,9 @@ def _piece(
         return Choice(table)
     allowed |= width
     found = checked(mistakes, where, allowed, {k: v for k, v in table.items() if k not in rest}, grid=True)
-    return Choice(found.written | rest, tuple(Point(p | rest, telling(allowed, p) | rest) for p in found.points))
+    return Choice(
+        found.written | rest, tuple(TopologyPoint(p | rest, telling(allowed, p) | rest) for p in found.points)
+    )
 
 
 def _segment(mistakes: Mistakes, where: str, table: Mapping[str, Any]) -> Choice:
@@ -188,13 +190,13 @@ def _segment(mistakes: Mistakes, where: str, table: Mapping[str, Any]) -> Choice
         return _piece(mistakes, where, table, around)
     allowed = {**around, "fusion": Parameter("fusion", str, Signature.empty)}
     found = checked(mistakes, where, allowed, table, grid=True)
-    return Choice(found.written, tuple(Point(p, telling(allowed, p)) for p in found.points))
+    return Choice(found.written, tuple(TopologyPoint(p, telling(allowed, p)) for p in found.points))
 
 
 def _head(mistakes: Mistakes, where: str, table: Mapping[str, Any]) -> Choice:
     allowed = {key: replace(p, default=None) if key == "role" else p for key, p in _fields(Head, "task").items()}
     found = checked(mistakes, where, allowed, table, grid=True)
-    return Choice(found.written, tuple(Point(p, telling(allowed, p)) for p in found.points))
+    return Choice(found.written, tuple(TopologyPoint(p, telling(allowed, p)) for p in found.points))
 
 
 def _fields(kind: type[Segment | Head], hidden: str) -> dict[str, Parameter]:

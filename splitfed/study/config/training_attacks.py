@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from splitfed.attacks.base import Attack
-from splitfed.attacks.training_time.training_attack import Insider, Intruder
+from splitfed.attacks.training_time.training_attack import TrainingAttack, TrainingAttackState
 from splitfed.core.errors import InvalidInput
 from splitfed.core.topology import Topology
 from splitfed.engines.local import LocalEngine
@@ -32,7 +32,7 @@ class World(NamedTuple):
 
 def lives_as(kind: type[Attack]) -> Literal["outside", "passive", "active"]:
     """Return how an attack is in the training."""
-    if not issubclass(kind, Intruder):
+    if not issubclass(kind, TrainingAttack):
         return "outside"
     return "active" if kind.active else "passive"
 
@@ -66,11 +66,11 @@ def join(engine: LocalEngine, ready: Prepared, probe: Probe) -> None:
     """Let the intruder of `probe` into `engine`; refuse a second one at its party, and a party where it cannot work."""
     party = _party(probe, ready.topology)
     other = engine.insiders.get(party)
-    if isinstance(other, Insider):
+    if isinstance(other, TrainingAttackState):
         names = f"{name_of('attacks', type(other.plan))} and {probe.attack.name}"
         raise InvalidInput(f"{names} are both at {party!r}; expected one intruder a party: give each its own study")
     plan = build.attack(probe)
-    assert isinstance(plan, Intruder)
+    assert isinstance(plan, TrainingAttack)
     enter(engine, ready, {party: plan})
 
 

@@ -9,12 +9,12 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Recording
 from splitfed.core.optimizers import Optim
 from splitfed.study.config import speeds_table
-from splitfed.study.config.cell import Named, Plan
+from splitfed.study.config.cell import Named, TrainingPlan
 from splitfed.study.config.config import TrainingTable
 from splitfed.study.config.lookup import constructs, find, named
 from splitfed.study.config.mistakes import Mistakes, shown
 
-Training = tuple[dict[str, Any], Plan]
+Training = tuple[dict[str, Any], TrainingPlan]
 """A `[training]` table with one schedule, and what it means."""
 
 
@@ -37,7 +37,7 @@ def plan(mistakes: Mistakes, table: TrainingTable) -> tuple[dict[str, Any], list
     return resolved, [
         (
             {**resolved, "schedule": {"name": s.name, **s.parameters}},
-            Plan(
+            TrainingPlan(
                 s,
                 optimizer,
                 *counts,

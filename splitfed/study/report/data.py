@@ -109,7 +109,7 @@ class Estimate:
     over: str
 
 
-class Measure(NamedTuple):
+class StrengthMeasure(NamedTuple):
     """What the strength of a defense counts: a parameter `name`, in `unit`; `rises`: whether more is stronger."""
 
     name: str
@@ -122,7 +122,7 @@ class Measure(NamedTuple):
         return f"{self.name} ({self.unit})" if self.unit else self.name
 
 
-UNNAMED = Measure("strength")
+UNNAMED = StrengthMeasure("strength")
 """Of results that name no parameter."""
 
 
@@ -145,7 +145,7 @@ class Setting:
     place: str = ""
     intruder: str = ""
     method: str = NO_METHOD
-    measure: Measure = UNNAMED
+    measure: StrengthMeasure = UNNAMED
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -298,9 +298,9 @@ def _strength(about: Mapping[str, Any]) -> float | None:
     return None if about["name"] == NO_DEFENSE or about["strength"] is None else float(about["strength"])
 
 
-def _measure(about: Mapping[str, Any]) -> Measure:
+def _measure(about: Mapping[str, Any]) -> StrengthMeasure:
     name, unit = about.get("strength_parameter"), about.get("strength_unit")
-    return Measure(name, unit or "", about.get("stronger") != "less") if name else UNNAMED
+    return StrengthMeasure(name, unit or "", about.get("stronger") != "less") if name else UNNAMED
 
 
 def _method(result: Mapping[str, Any]) -> str:

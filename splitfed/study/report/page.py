@@ -14,7 +14,7 @@ from splitfed.study.report.costs import crossovers, over_time
 from splitfed.study.report.data import LEAST_SEEDS, METRICS, TARGETS, Setting, Study
 from splitfed.study.report.figures.clients import by_round, per_client
 from splitfed.study.report.figures.costs import accuracy_over_time, crossover_plot
-from splitfed.study.report.figures.depth import Line, by_depth, lines
+from splitfed.study.report.figures.depth import DepthLine, by_depth, lines
 from splitfed.study.report.figures.images import SHOWN, Pair, brightness, feature_scores, is_image, pairs, strip
 from splitfed.study.report.figures.plots import curves, scored, tradeoff
 from splitfed.study.report.figures.privacy import epsilon_by_round
@@ -158,7 +158,7 @@ def _depths(study: Study, summary: Summary) -> list[Json]:
     return pages
 
 
-def _by_depth(study: Study, summary: Summary, attack: str, line: Line) -> Json:
+def _by_depth(study: Study, summary: Summary, attack: str, line: DepthLine) -> Json:
     """Return the pictures of the settings in `line`, from the shallowest cut to the deepest."""
     kept = {(s.place, s.defense): s for s in study.settings}
     ordered = tuple(kept[s["place"], s["defense"]] for s in line.settings)

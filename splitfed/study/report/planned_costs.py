@@ -113,7 +113,7 @@ def latencies(s: Sizes) -> Json:
 
     Their units: one operation a parameter and example, P_C 1 and P_S 100 operations and R 1 float in a unit of time.
     """
-    setting = han.Setting(s.parameters, s.client_share, s.cut_width, s.examples / s.clients, s.clients)
+    setting = han.HanSetting(s.parameters, s.client_share, s.cut_width, s.examples / s.clients, s.clients)
     return {
         "source": "Han, Bhatti, Lee, Moon, 2021, table 1",
         "unit": "P_C = 1, P_S = 100, R = 1, beta = .2",

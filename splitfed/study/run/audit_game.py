@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from splitfed.core.privacy_events import Event, Gaussian
 from splitfed.privacy.accountants import SUM, Bound, compose
-from splitfed.privacy.audit import Array, Found, lower_bound
+from splitfed.privacy.audit import Array, LowerBound, lower_bound
 from splitfed.privacy.gdp_audit import GaussianFound, gdp_audit, mu_epsilon
 
 Json = dict[str, Any]
@@ -58,7 +58,7 @@ class Game:
     canaries: str
     claim: tuple[tuple[Event, int], ...]
     draw: Draw | None = None
-    judge: Callable[[int, float, float], Found] | None = None
+    judge: Callable[[int, float, float], LowerBound] | None = None
     measure: Measure | None = None
     share: int = 1
 
@@ -88,7 +88,7 @@ class Game:
         # A claim without a delta is held to what it says.
         at = 0.0 if claimed.method == SUM else delta
         number = max(40, trials // self.share)
-        found: Found | GaussianFound
+        found: LowerBound | GaussianFound
         if self.judge is not None:
             found = self.judge(number, confidence, at)
         else:

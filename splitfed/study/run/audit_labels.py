@@ -14,11 +14,11 @@ from splitfed.core.party_state import trained_on
 from splitfed.core.per_client_defenses import of_client
 from splitfed.core.privacy_events import Event
 from splitfed.core.random import derive, wide_generator
-from splitfed.core.step_plan import Guard
+from splitfed.core.step_plan import EdgeDefense
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head
 from splitfed.core.usage_counts import counted_labels, labels_of_head
-from splitfed.privacy.audit import Found, outcomes_bound
+from splitfed.privacy.audit import LowerBound, outcomes_bound
 from splitfed.study.run.audit_game import Game, Scores, named
 from splitfed.training.run import Run
 
@@ -37,7 +37,7 @@ def label_games(run: Run, client: int) -> Iterator[Game]:
             if not acts or event is None:
                 continue
             party = engine.party(client, head.labels).name
-            guard = Guard(defense, position, 1.0)
+            guard = EdgeDefense(defense, position, 1.0)
             place, mechanism = labels_of_head(head.value), named([defense])
             if "once" in acts:
                 judge = partial(_once, run.seed, party, head, guard, classes(head.task))
@@ -54,8 +54,8 @@ def classes(task: Task) -> int:
 
 
 def _once(
-    seed: int, party: str, head: Head, guard: Guard, count: int, trials: int, confidence: float, delta: float
-) -> Found:
+    seed: int, party: str, head: Head, guard: EdgeDefense, count: int, trials: int, confidence: float, delta: float
+) -> LowerBound:
     """Count what each class becomes in `trials` rows of it."""
     assert head.task is not None
     dtype = torch.float32 if head.task.name == "binary" else torch.int64
@@ -69,7 +69,7 @@ def _once(
     return outcomes_bound(chosen, tested, delta, confidence)
 
 
-def _steps(seed: int, party: str, head: Head, guard: Guard, event: Event, times: int, audited: str) -> Game:
+def _steps(seed: int, party: str, head: Head, guard: EdgeDefense, event: Event, times: int, audited: str) -> Game:
     """The noisy targets of a row in `times` steps, of class 0 or of class 1."""
     task = head.task
     assert task is not None

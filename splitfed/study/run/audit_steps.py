@@ -17,7 +17,7 @@ from torch import Tensor
 from splitfed.core.errors import InvalidInput
 from splitfed.core.privacy_events import Event, Gaussian, Neighbours
 from splitfed.core.random import derive
-from splitfed.privacy.canaries import Canaries, Seat, diagonal
+from splitfed.privacy.canaries import Canaries, CanaryParty, diagonal
 from splitfed.study.run.audit_game import SLACK, Draw, Game, Measure, Measured, Scores, named
 from splitfed.training.run import Run
 
@@ -38,7 +38,7 @@ def step_games(run: Run, client: int) -> Iterator[Game]:
         event, _ = found
         told = defense.norms(topology)
         seats = tuple(
-            Seat(engine.party(client, role).name, role, tuple(to for sender, to in told if sender == role))
+            CanaryParty(engine.party(client, role).name, role, tuple(to for sender, to in told if sender == role))
             for role in defense.guards(topology)
         )
         canaries = Canaries(defense, position, seats, engine.crew.lanes[client].circuit, run.seed)
@@ -82,7 +82,7 @@ def _present(
 
 def _drawn(run: Run, client: int, canaries: Canaries, scales: dict[str, float], which: int, trials: int) -> Scores:
     """Return the scores of canaries that are rows of the client (input 0), or are not, in steps drawn as the run's."""
-    training = run.inquiry.training
+    training = run.evaluator.training
     if training is None:
         raise InvalidInput("the run does not say how its rows are drawn: train it again to audit its sampling")
     rows = run.engine.rows(client, "train")

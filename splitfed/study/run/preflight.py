@@ -13,7 +13,7 @@ from splitfed.core.errors import InvalidInput, check_number, unknown
 from splitfed.core.per_client_defenses import check_clients
 from splitfed.core.probe import Facts
 from splitfed.core.random import derive
-from splitfed.core.step_plan import duties
+from splitfed.core.step_plan import segment_plans
 from splitfed.core.topology import Topology, member
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
@@ -76,7 +76,7 @@ def rehearse(grid: Grid, source: str) -> Dataset:
         with mistakes.at(cell.defense.where):
             fit = fitted(ready, facts, split.clients[0].train, guards, cell.seed)
             check_clients(guards, fit[0], len(split))
-            duties(*fit, guards)
+            segment_plans(*fit, guards)
             if any(guard.uploads for guard in guards):
                 check_uploads(replace(planned_costs.prepared(cell, data), defenses=tuple(guards)))
             if any(overrides(guard, "settle") for guard in guards):
@@ -100,7 +100,7 @@ def rehearse(grid: Grid, source: str) -> Dataset:
 def check_attack(probe: Probe, run: Run) -> None:
     """Refuse an attack that `run`, trained or not, does not grant, and one that could not be scored.
 
-    What an attack needs only the attack knows: it is begun and stopped; see `Inquiry.refusal`.
+    What an attack needs only the attack knows: it is begun and stopped; see `Evaluator.refusal`.
     """
     attack, data = build.attack(probe), run.data
     pictured = attack.target in (Target.INPUTS, Target.REPRESENTATIVES)
@@ -112,15 +112,15 @@ def check_attack(probe: Probe, run: Run) -> None:
         raise InvalidInput(f"{data.name} holds images without a value range, so no score has a scale; store bytes")
     past = attack.phase is Phase.TRAINING and probe.adversary in (None, FED) and FED in run.engine.parties
     if not past:
-        run.inquiry.adversary(probe.adversary)
+        run.evaluator.adversary(probe.adversary)
     elif FED not in run.engine.link.recorders:
         raise InvalidInput(
             f"{probe.attack.name} goes against recorded training; record it: [training.record] parties = [{FED!r}]"
         )
     if probe.tune:
         check_tunable(probe.attack.name, attack, attack.space)
-        Bench(run.inquiry, attack, run.inquiry.adversary(probe.adversary), 0, run.seed, SHARE)
-    why = run.inquiry.refusal(probe.attack.name, attack, probe.adversary)
+        Bench(run.evaluator, attack, run.evaluator.adversary(probe.adversary), 0, run.seed, SHARE)
+    why = run.evaluator.refusal(probe.attack.name, attack, probe.adversary)
     if why is not None:
         raise _whose(probe, why)
 
@@ -145,8 +145,8 @@ def _bare(cell: Cell, data: Dataset) -> tuple[Run, Prepared]:
     run = Run(engine, ready.data, ready.schedule, ready.schedule.start(len(ready.data)), cell.seed)
     run.follow(ready.method)
     if ready.method is not None and any(build.attack(probe).reads for probe in cell.attacks):
-        run.inquiry.uploads.sent = sent_kinds(ready)
-    run.inquiry.training, run.inquiry.rounds = ready.training, cell.training.rounds
+        run.evaluator.uploads.sent = sent_kinds(ready)
+    run.evaluator.training, run.evaluator.rounds = ready.training, cell.training.rounds
     return run, ready
 
 

@@ -69,8 +69,8 @@ def applicable(folder: Path, adversary: str | None, *, trust: bool = False) -> d
     _, cell, data = finished(folder, trust=trust)
     with watcher(1, 0) as told:
         run = trained(cell, data, folder, told)
-    parties = list(run.engine.parties) if adversary is None else [run.inquiry.adversary(adversary)]
-    return {party: run.inquiry.applicable(party) for party in parties}
+    parties = list(run.engine.parties) if adversary is None else [run.evaluator.adversary(adversary)]
+    return {party: run.evaluator.applicable(party) for party in parties}
 
 
 def finished(folder: Path, *, trust: bool = False) -> tuple[Json, Cell, Dataset]:

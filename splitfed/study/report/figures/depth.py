@@ -13,14 +13,14 @@ Summary = Mapping[str, Any]
 _CUT = re.compile(r"\bcuts?=([^,)]+)")
 
 
-class Line(NamedTuple):
+class DepthLine(NamedTuple):
     """Settings that differ by their cut alone, from the shallowest to the deepest."""
 
     name: str
     settings: tuple[Mapping[str, Any], ...]
 
 
-def lines(summary: Summary, attack: str) -> list[Line]:
+def lines(summary: Summary, attack: str) -> list[DepthLine]:
     """Return what can be set out by depth: settings of one builder, schedule, defense and intruder, by `attack`.
 
     A line has two depths or more. Results that say nothing of depth are left out.
@@ -40,7 +40,7 @@ def lines(summary: Summary, attack: str) -> list[Line]:
             parts += [*([summary["names"][method]] if layered else []), summary["names"][defense]]
             # What only its own hijacked training is asked needs no second name.
             parts += [f"{summary['names'].get(inside, inside)} inside"] if inside and inside != attack else []
-            found.append(Line(", ".join(parts), tuple(members)))
+            found.append(DepthLine(", ".join(parts), tuple(members)))
     return found
 
 

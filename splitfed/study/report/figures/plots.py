@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from splitfed.study.report.data import METRICS, TARGETS, Measure, Setting
+from splitfed.study.report.data import METRICS, TARGETS, Setting, StrengthMeasure
 from splitfed.study.report.figures.style import MUTED, Looks, as_svg, canvas, legend, wrapped
 
 WHO = {
@@ -174,7 +174,7 @@ def _history(history: Sequence[Mapping[str, Any]], part: str) -> dict[int, float
 
 def _shades(settings: Sequence[Setting]) -> list[float]:
     """Return an opacity for each setting: within a family, the stronger the fuller."""
-    order: dict[str, dict[tuple[Measure, float | None], None]] = {}
+    order: dict[str, dict[tuple[StrengthMeasure, float | None], None]] = {}
     for setting in settings:
         order.setdefault(setting.family, {})[setting.measure, setting.strength] = None
     ranks = {family: list(found) for family, found in order.items()}
