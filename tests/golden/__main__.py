@@ -28,9 +28,9 @@ def train(case: Case) -> tuple[Run | None, Parts]:
     """Train `case`, or take down how that failed: a failure of ours is a result like any other."""
     try:
         run = cases.train(case)
-        return run, hashes.of_run(run)
     except Exception as error:  # noqa: BLE001
         return None, hashes.of_error(error)
+    return run, hashes.of_run(run)
 
 
 def attack(run: Run, name: str) -> tuple[bool, Parts]:
@@ -40,9 +40,10 @@ def attack(run: Run, name: str) -> tuple[bool, Parts]:
     for party in (None, *parties):
         try:
             (found,) = run.attack(cases.attack(name), adversary=party)
-            return True, hashes.of_attack(found)
         except Exception as error:  # noqa: BLE001
             errors.append(error)
+        else:
+            return True, hashes.of_attack(found)
     said = [(type(error).__name__, str(error)) for error in errors]
     return False, {
         f"attack {name}": "refused: " + ", ".join(sorted({kind for kind, _ in said})),

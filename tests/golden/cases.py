@@ -47,10 +47,10 @@ DETECTORS: dict[str, dict[str, Any]] = {
 FUSIONS: dict[str, dict[str, Any]] = {"krum": {"f": 1}, "geometric_median": {"steps": 5}}
 
 # The least of each kind of budget that attacks have; it takes the place of what the preset "fast" says.
-BUDGETS: dict[str, Any] = {
-    **{"epochs": 1, "iterations": 3, "rounds": 2, "input_steps": 1, "model_steps": 1, "restarts": 1, "copies": 2},
-    **{"queries": 1, "width": 4, "classifier_epochs": 1, "start": 0, "inverse_steps": 2, "refine": 2, "servers": 2},
-}
+BUDGETS: dict[str, Any] = dict.fromkeys(("epochs", "queries", "restarts", "classifier_epochs"), 1)
+BUDGETS |= dict.fromkeys(("input_steps", "model_steps"), 1)
+BUDGETS |= dict.fromkeys(("rounds", "copies", "inverse_steps", "refine"), 2)
+BUDGETS |= {"iterations": 3, "width": 4, "start": 0}
 
 
 def summed() -> sf.Topology:
@@ -152,10 +152,7 @@ def train(case: Case, rounds: int = 1) -> Run:
     options: dict[str, Any] = {}
     schedule = load("schedules", case.schedule)
     kind, name = case.more or (NONE, NONE)
-    if kind == "fusion":
-        plan = schedule(fusion={"name": name, **FUSIONS.get(name, {})})
-    else:
-        plan = schedule()
+    plan = schedule(fusion={"name": name, **FUSIONS.get(name, {})}) if kind == "fusion" else schedule()
     if kind == "manipulation":
         options["manipulations"] = made("manipulations", name, MANIPULATIONS)
     if kind == "detector":

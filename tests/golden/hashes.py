@@ -67,7 +67,7 @@ def bits(tensor: Tensor) -> bytes:
 
 
 def leaves(value: Any) -> list[str]:
-    """Return the hashes of all tensors and numbers in a nested state, sorted: names and order of its keys are not told."""
+    """Return the hashes of all tensors and numbers in a nested state, sorted: keys and order do not matter."""
     if isinstance(value, Mapping):
         return sorted(found for one in value.values() for found in leaves(one))
     if isinstance(value, (list, tuple)):
