@@ -53,7 +53,7 @@ def test_a_refusal_is_its_type_and_apart_from_it_its_text() -> None:
 
 
 def test_one_changed_number_moves_the_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Releases that are a thousandth greater: what crosses moves, and with it all that is learnt; not how much crosses."""
+    """Releases a thousandth greater: what crosses moves, and with it all that is learnt; not how much crosses."""
     before = {case.name: train(case)[1] for case in CASES[:2]}
     release = Noise.release
     monkeypatch.setattr(Noise, "release", lambda self, *given: 1.001 * release(self, *given))
