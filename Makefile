@@ -13,7 +13,7 @@ NEW_ENOUGH = $(shell $(PYTHON) -c 'import sys; print("yes" if sys.version_info >
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all bench papers lint types readme clean
+.PHONY: help setup demo test test-all golden bench papers lint types readme api clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
@@ -44,6 +44,10 @@ test-all: lint types ## test, with the slow proofs, and all of it again without 
 	@$(PY) -m pytest -q -n $(JOBS) --dist loadgroup --max-worker-restart 0
 	@$(PLAIN) $(PY) -m pytest -q -n $(JOBS) --dist loadgroup --max-worker-restart 0
 
+golden: $(STAMP) ## compare every small run with those of BASE=commit, in minutes; ONLY=text for some of them
+	$(if $(BASE),,$(error BASE is missing: the commit to compare with; try: make golden BASE=HEAD))
+	@$(PY) -m tests.golden.compare $(BASE) --only '$(ONLY)'
+
 bench: $(STAMP) ## time the split step against the uncut one
 	@$(PY) -m tests.benchmarks.steps
 
@@ -60,6 +64,9 @@ types: $(STAMP) ## mypy, strict
 
 readme: $(STAMP) ## write the tables of README.md from the registries
 	@$(PY) -m tests.readme
+
+api: $(STAMP) ## write the public names and signatures into tests/api.txt
+	@$(PY) -m tests.api --write
 
 clean: ## remove what was built, measured and cached, but not .venv
 	@rm -rf build dist runs demo *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
