@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -375,6 +376,10 @@ class _Forward(Loader):
         new = MOVED[module.__name__]
         warn(f"{module.__name__} is now {new}", 7)
         found = import_module(new)
+        if module.__name__ not in RENAMED and not hasattr(module, "__path__"):
+            # The import system takes what stands here then; a package under a second name would load second copies.
+            sys.modules[module.__name__] = found
+            return
         shown = ("__all__", "__doc__")
         vars(module).update({n: v for n, v in vars(found).items() if not n.startswith("__") or n in shown})
         vars(module).update({old: getattr(found, name) for old, name in RENAMED.get(module.__name__, {}).items()})
@@ -395,3 +400,11 @@ def forwarded(package: str, new: str, names: Collection[str]) -> Callable[[str],
         return getattr(import_module(new), name)
 
     return getattr_
+
+
+def adopt(kind: type, hooks: Mapping[str, str]) -> None:
+    """Let a user's class that overrides a hook under its old name override the new one; `hooks`: old -> new."""
+    for old, new in hooks.items():
+        if old in vars(kind):
+            warn(f"{kind.__name__}.{old} is now {new}", 4)
+            setattr(kind, new, vars(kind)[old])

@@ -22,7 +22,7 @@ from pydantic_core import PydanticUndefined
 import splitfed
 from splitfed import cli
 from splitfed.registry import TABLES, load
-from splitfed.study.config import StudyConfig
+from splitfed.study.config.config import StudyConfig
 
 FILE = Path(__file__).parent / "api.txt"
 PLAIN = (bool, int, float, str, type(None))
@@ -102,18 +102,19 @@ def public(module: ModuleType) -> list[str]:
 
 def modules() -> Iterator[str]:
     """Yield the lines of the public modules: the package, what it shows of itself, and where the registry leads."""
-    shown = {n for n in splitfed.__all__ if isinstance(getattr(splitfed, n), ModuleType)}
-    shown |= {where.split(".")[1] for where in REGISTERED}
-    for path in ["splitfed", *(f"splitfed.{name}" for name in sorted(shown))]:
+    found = (getattr(splitfed, name) for name in splitfed.__all__)
+    shown = {module.__name__ for module in found if isinstance(module, ModuleType)}
+    shown |= {".".join(where.split(".")[:2]) for where in REGISTERED}
+    for path in ["splitfed", *sorted(shown)]:
         module = importlib.import_module(path)
         for name in public(module):
-            found = getattr(module, name)
-            if inspect.isclass(found):
-                yield f"{path}.{name}{constructor(found)}"
-                if f"{found.__module__}:{found.__qualname__}" not in REGISTERED:
-                    yield from members(f"{path}.{name}", found)
-            elif inspect.isfunction(found):
-                yield f"{path}.{name}{signature(found, bound=False)}"
+            thing = getattr(module, name)
+            if inspect.isclass(thing):
+                yield f"{path}.{name}{constructor(thing)}"
+                if f"{thing.__module__}:{thing.__qualname__}" not in REGISTERED:
+                    yield from members(f"{path}.{name}", thing)
+            elif inspect.isfunction(thing):
+                yield f"{path}.{name}{signature(thing, bound=False)}"
             else:
                 yield f"{path}.{name}"
 

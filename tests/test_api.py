@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pytest
 
 import splitfed
-from splitfed import dependence
 from splitfed.registry import TABLES
+from splitfed.stats import dependence
 from tests import api
 
 
@@ -28,10 +28,10 @@ def test_a_lost_name_and_a_changed_signature_are_told(monkeypatch: pytest.Monkey
     told = [line for line in api.difference(before, api.text()).splitlines() if line[:3] not in ("---", "+++")]
     starts = [line.partition("(")[0].strip() for line in told]
     assert starts.count("-splitfed.cut") == 1
-    assert starts.count("-splitfed.dependence.permutation_test") == 1
+    assert starts.count("-splitfed.stats.dependence.permutation_test") == 1
     assert starts.count("-attacks norm") == 1
     assert any(line.startswith("-splitfed plan --schedules") for line in told)
-    assert "+splitfed.dependence.permutation_test(x: int, *, y: float = 0.5) -> bool" in told
+    assert "+splitfed.stats.dependence.permutation_test(x: int, *, y: float = 0.5) -> bool" in told
 
 
 def _stand_in(x: int, *, y: float = 0.5) -> bool:

@@ -21,7 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # The floors, lowest first: a room imports rooms of lower floors only, for the type checker as well.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("core", "old_names"),
+    ("old_names",),
+    ("core",),
     ("links",),
     ("stats", "data", "topologies", "privacy", "costs", "secure_sum", "detectors", "drawing", "registry"),
     ("engines", "attacks", "defenses", "models", "matching"),

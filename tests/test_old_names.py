@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import splitfed
+from splitfed.attacks.training_time.training_attack import TrainingAttack
+from splitfed.federated import Method
 from splitfed.old_names import MOVED
 
 ROOT = Path(splitfed.__file__).parent
@@ -37,6 +39,40 @@ def test_names_that_people_typed() -> None:
     with pytest.warns(DeprecationWarning, match="splitfed.training.train is now splitfed.training.entry_point.train"):
         from splitfed.training import train
     assert train is splitfed.train
+
+
+def test_hooks_of_classes_that_people_wrote() -> None:
+    """Else a defense of one's own would be asked for nothing, without a word."""
+    with pytest.warns(DeprecationWarning, match="Clip.shield is now privatizer"):
+
+        class Clip(splitfed.Defense):
+            def shield(self, holder: object) -> str:
+                return "mine"
+
+    assert Clip().privatizer(None) == "mine"  # type: ignore[arg-type]
+    with pytest.warns(DeprecationWarning, match="Own.tutor is now objective"):
+
+        class Own(Method):
+            def tutor(self, seat: object) -> None:
+                return None
+
+    assert Own.objective is Own.tutor
+
+
+def test_classes_under_their_old_names() -> None:
+    sys.modules.pop("splitfed.attacks.intruder", None)
+    with pytest.warns(DeprecationWarning, match="splitfed.attacks.intruder is now"):
+        found = importlib.import_module("splitfed.attacks.intruder")
+    assert found.Intruder is TrainingAttack
+    with pytest.warns(DeprecationWarning, match="splitfed.data.Target is now splitfed.data.LabelSet"):
+        assert splitfed.data.Target is splitfed.data.LabelSet
+
+
+def test_a_module_of_old_hides_no_function() -> None:
+    sys.modules.pop("splitfed.data.digits", None)
+    with pytest.warns(DeprecationWarning, match="splitfed.data.digits is now"):
+        importlib.import_module("splitfed.data.digits")
+    assert len(splitfed.data.digits()) == 1797
 
 
 def test_no_old_name_hides_a_module_that_is_there() -> None:

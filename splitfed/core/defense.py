@@ -22,6 +22,7 @@ from splitfed.core.probe import Facts
 from splitfed.core.random import generator, wide_generator
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Topology
+from splitfed.old_names import adopt
 
 
 @dataclass(frozen=True)
@@ -214,6 +215,11 @@ class Defense:
 
     on: tuple[str, ...] = ()
     clients: tuple[int, ...] = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Take a hook under its old name for one release."""
+        super().__init_subclass__(**options)
+        adopt(cls, {"shield": "privatizer"})
 
     @property
     def on_uploads(self) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from splitfed.old_names import warn
@@ -67,6 +69,19 @@ _MODULES = {
     "synthetic": "sources.synthetic",
     "Table": "alignment.table",
 }
+
+
+class _Package(ModuleType):
+    """A package whose functions keep their names although old modules bear the same ones."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Importing splitfed.data.digits, a module once, makes the import system bind that to `digits`.
+        if isinstance(value, ModuleType) and name in _MODULES:
+            value = getattr(value, name)
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:

@@ -21,6 +21,7 @@ from splitfed.core.local_objective import LocalObjective
 from splitfed.core.optimizers import Optim
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
+from splitfed.old_names import adopt
 
 State = dict[str, Any]
 
@@ -193,6 +194,11 @@ class Method:
     """
 
     restart: bool | None = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Take a hook under its old name for one release."""
+        super().__init_subclass__(**options)
+        adopt(cls, {"tutor": "objective"})
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse, before training, a topology or a number of clients that this method cannot serve."""

@@ -18,7 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 
 from splitfed.registry import TABLES, load
-from splitfed.run import Run
+from splitfed.training.run import Run
 from tests.golden import cases, hashes
 from tests.golden.cases import Case
 from tests.golden.explore import Golden, Lines, Parts

@@ -16,15 +16,15 @@ from torch import nn
 
 import splitfed as sf
 from splitfed.attacks.base import Attack
-from splitfed.attacks.intruder import Intruder
+from splitfed.attacks.training_time.training_attack import TrainingAttack
+from splitfed.core.messages import Recorder, Recording
+from splitfed.core.random import stream
+from splitfed.core.tasks import binary
 from splitfed.data.federation import Federation
 from splitfed.registry import TABLES, load
-from splitfed.run import Run
-from splitfed.seeding import stream
-from splitfed.task import binary
 from splitfed.topologies import custom, vertical
-from splitfed.view import Recorder, Recording
-from tests.test_every_defense import DEFENSES, TOPOLOGIES
+from splitfed.training.run import Run
+from tests.defenses.test_every_defense import DEFENSES, TOPOLOGIES
 
 NONE = "none"
 ROWS, BATCH = 12, 8
@@ -142,7 +142,7 @@ def attack(name: str) -> Attack:
 
 def lives_inside(name: str) -> bool:
     """Tell whether the attack `name` takes part in training."""
-    return issubclass(load("attacks", name), Intruder)
+    return issubclass(load("attacks", name), TrainingAttack)
 
 
 def train(case: Case, rounds: int = 1) -> Run:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from splitfed.run import AttackResult, Run
+from splitfed.training.run import AttackResult, Run
 
 TEXT = "text"
 """How the names of parts begin that hold wording alone."""
