@@ -343,7 +343,7 @@ RENAMED = {
     "splitfed.federated.tutors": {"Quiet": "NoObjective"},
     "splitfed.finite": {"Watch": "FiniteCheck"},
     "splitfed.inquiry": {"Inquiry": "Evaluator"},
-    "splitfed.layout": {"Plan": "Layout"},
+    "splitfed.layout": {"Plan": "DrawingLayout"},
     "splitfed.study.cell": {"Plan": "TrainingPlan"},
     "splitfed.study.config": {"Table": "StrictTable"},
     "splitfed.study.figures_depth": {"Line": "DepthLine"},
