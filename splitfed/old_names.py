@@ -310,6 +310,16 @@ MOVED = {
 """Old module -> new module."""
 
 RENAMED = {
+    "splitfed.attacks.base": {"Found": "GuessAndClone", "Inside": "TrainedAttack"},
+    "splitfed.data.labels": {"Target": "LabelSet"},
+    "splitfed.defenses.mid_labels": {"Sampled": "SampledBottleneck"},
+    "splitfed.defenses.sum_kl": {"Noise": "NoiseVariances"},
+    "splitfed.detectors.base": {"Desk": "DetectorSite", "Watchman": "DetectorState"},
+    "splitfed.federated.base": {"Seat": "ObjectivePlacement"},
+    "splitfed.federated.fedakt": {"Pair": "FeatureMatching"},
+    "splitfed.federated.ifca": {"Choice": "ClusterChoice"},
+    "splitfed.federated.mafml": {"Mutual": "MafmlObjective"},
+    "splitfed.registry": {"Head": "Listing"},
     "splitfed.accounting.audit": {"Found": "LowerBound"},
     "splitfed.accounting.canaries": {"Seat": "CanaryParty"},
     "splitfed.accounting.events": {"Run": "LaneWork"},
@@ -354,6 +364,22 @@ RENAMED = {
     "splitfed.uses": {"Uses": "UsageCounts"},
 }
 """Old module -> its old names of classes -> the new ones."""
+
+
+_PACKAGES = {
+    "splitfed.attacks.networks.networks": "splitfed.attacks.networks",
+    "splitfed.attacks.uploads.upload_attack": "splitfed.attacks.uploads",
+    "splitfed.core.privacy_events": "splitfed.privacy",
+    "splitfed.data.alignment.report": "splitfed.data.alignment",
+    "splitfed.training.entry_point": "splitfed.training",
+}
+_FIRST = {new: old for old, new in MOVED.items()} | _PACKAGES
+
+
+def first_name(module: str, name: str) -> str:
+    """Return the dotted name that `name` of `module` had in the first release: by that a run's folder knows it."""
+    old = _FIRST.get(module, module)
+    return f"{old}.{next((was for was, now in RENAMED.get(old, {}).items() if now == name), name)}"
 
 
 class OldModules(MetaPathFinder):

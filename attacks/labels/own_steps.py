@@ -60,7 +60,13 @@ def _inputs(attack: str, view: View, knowledge: Knowledge, sizes: list[int]) -> 
         if [len(z) for z in found] != sizes:
             raise InvalidInput(f"{attack} needs a gradient for every release; {view.party} receives fewer or more")
         return found
-    parts: Sequence[Tensor] = _one(attack, "", view, own).split(sizes)
+    rows = _one(attack, "", view, own)
+    if len(rows) != sum(sizes):
+        raise InvalidInput(
+            f"{attack} needs one gradient for every row; {view.party} receives {sum(sizes)} for {len(rows)} rows, as "
+            "from several parties"
+        )
+    parts: Sequence[Tensor] = rows.split(sizes)
     return parts
 
 

@@ -104,7 +104,7 @@ class Pcat(TrainingAttack):
 
 
 class PseudoClient(TrainingAttackState):
-    """PCAT at work: `client`, and `head` where no labels arrive."""
+    """PCAT at work: `client`, and `head` where the party's own segments make no scores of classes."""
 
     plan: Pcat
 
@@ -117,7 +117,7 @@ class PseudoClient(TrainingAttackState):
         self.client = client_like("pcat", post, plan.width, plan.blocks)
         self.add("client", self.client, plan.lr)
         self.defenses["client"] = self.client.defenses
-        if post.labels is None:
+        if not post.makes_scores:
             self.add("head", head_like(post, plan.width, plan.blocks), plan.lr)
 
     def send(self, message: Message) -> Message:

@@ -102,7 +102,8 @@ class Sdar(TrainingAttack):
 
 
 class Simulator(TrainingAttackState):
-    """SDAR at work: `simulator`, `decoder`, `simulator_critic`, `decoder_critic`, and `head` where no labels arrive."""
+    """SDAR at work: `simulator`, `decoder`, `simulator_critic`, `decoder_critic`, and `head` where the
+    party's own segments make no scores of classes."""
 
     plan: Sdar
 
@@ -130,7 +131,7 @@ class Simulator(TrainingAttackState):
         if plan.l2:
             judge = SdarCritic(known.shape, plan.width, told) if self.authors else Critic(known.shape, *size, told)
             self.add("decoder_critic", judge, plan.decoder_lr * plan.l2)
-        if post.labels is None:
+        if not post.makes_scores:
             self.add("head", head_like(post, *size), plan.head_lr)
 
     def learn(self, seen: Seen, modules: Mapping[str, nn.Module], random: torch.Generator) -> None:
@@ -156,9 +157,10 @@ class Simulator(TrainingAttackState):
         real, told = seen.y, None if seen.y is None else y
         imitated = self.client.in_training(x, 2 * self.steps, seen.epoch)
         scores = self.own(imitated.release)
-        task = loss_of(self.nets["head"](scores) if real is None else scores, y)
+        head = self.nets.get("head")
+        task = loss_of(scores if head is None else head(scores), y)
         loss = imitated.loss(task)
-        losses = {"simulator": loss} if real is not None else {"simulator": loss, "head": loss}
+        losses = {"simulator": loss} if head is None else {"simulator": loss, "head": loss}
         if critic := self.nets.get("simulator_critic"):
             fake = critic(imitated.release, told)
             losses["simulator"] = loss + self.plan.l1 * _verdict(fake, 1.0)
@@ -193,11 +195,12 @@ class Simulator(TrainingAttackState):
         """Return the decoded releases, (victims, *shape), or the scores of the victims' labels, (victims, classes)."""
         z = self.released(view)
         self.own.follow(view.segments)
-        scores = self.own(z)
         head, decoder = self.nets.get("head"), self.nets["decoder"]
+        made = self.own(z)
+        scores = likely(made if head is None else evaluated(head, made))
         if target is Target.LABELS:
-            return likely(scores if head is None else evaluated(head, scores))
-        told = None if head is not None else likely(scores).argmax(1)
+            return scores
+        told = None if self.post.labels is None else scores.argmax(1)
         return self.scale.up(evaluated(decoder, z, told))
 
 

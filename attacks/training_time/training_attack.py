@@ -87,6 +87,11 @@ class AttackSite:
     modules: Callable[[int], Mapping[str, nn.Module]]
     seed: int
 
+    @property
+    def makes_scores(self) -> bool:
+        """Whether the party's own segments end in the output whose labels arrive; a relay's do not."""
+        return self.out == self.labels
+
     def copy(self) -> AttackSite:
         """Return the post with knowledge and segments of its own."""
         modules = module_copies({s.name: s.module for s in self.segments})

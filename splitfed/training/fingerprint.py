@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
+from splitfed.old_names import first_name
 from splitfed.training import code_digest
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
@@ -325,7 +326,9 @@ def _content(cell: Any) -> object:
 
 
 def _name(thing: Any) -> str:
-    return f"{getattr(thing, '__module__', None)}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", type(thing).__qualname__)
+    # A folder written before a module of ours was moved still belongs to the same run.
+    return first_name(str(module), name)
 
 
 @lru_cache(maxsize=4096)

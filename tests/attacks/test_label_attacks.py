@@ -334,3 +334,14 @@ def test_spectral_reads_releases_where_some_arrive() -> None:
     message = Message("c", "left", "activation", "f", {"h": z}, Stamp("rehearse", 0, 0, 0))
     found = guess(Spectral(rows="releases"), View("left", (message, *view.messages)))
     assert [score > 0 for score in found] == [True, False, False, True, False]
+
+
+def test_gradients_of_several_servers_are_told_apart_from_one_for_every_row() -> None:
+    """A client of `multi_task` gets a gradient from each server, two for every row."""
+    with stream(0):
+        bottoms = {"client": mlp((1, 8, 8), 8, (), seed=None)}
+        tops = {name: mlp((8,), 10, (), seed=None) for name in ("one", "two")}
+    topology = splitfed.topologies.multi_task(bottoms, tops, targets=dict.fromkeys(tops))
+    run = splitfed.train(topology, splitfed.data.digits().clients(1, victims=20), rounds=1)
+    with pytest.raises(InvalidInput, match="needs one gradient for every row; client0 receives 40 for 20 rows"):
+        run.attack(BatchLabelInference(iterations=1), adversary="client0")

@@ -15,11 +15,15 @@ from splitfed.attacks.networks.frozen_copy import Replica
 from splitfed.attacks.reconstruction.rmle import Rmle
 from splitfed.attacks.training_time.fsha import Fsha
 from splitfed.attacks.training_time.insider_labels import InsiderLabels
+from splitfed.attacks.training_time.pcat import Pcat
 from splitfed.attacks.training_time.sdar import Sdar
+from splitfed.attacks.training_time.training_attack import TrainingAttack, TrainingAttackState
 from splitfed.core.errors import InvalidInput
 from splitfed.core.optimizers import Optim
+from splitfed.core.random import stream
 from splitfed.data.dataset import Dataset
 from splitfed.defenses import Noise
+from splitfed.models.mlp import mlp
 from splitfed.topologies import u_shaped, vanilla
 from splitfed.training.run import Run
 from tests.attacks.training_time_examples import ALL, NoObjective, Spy, go, insider, ramps, small
@@ -163,3 +167,19 @@ def test_an_intruder_that_was_not_there_cannot_answer() -> None:
     with pytest.raises(InvalidInput, match="Fsha learns no labels"):
         go(ALL["fsha"], "u_shaped").attack(InsiderLabels())
     go(Spy()).attack(Rmle(iterations=1))
+
+
+@pytest.mark.parametrize("plan", [Sdar.preset("fast"), Pcat.preset("fast", inverse_steps=2)])
+def test_a_relay_that_sees_labels_learns_scores_of_its_own(plan: TrainingAttack) -> None:
+    """Its segments make no scores: what they make is put into a head, and not into the loss as if it were scores."""
+    with stream(0):
+        topology = splitfed.topologies.multi_hop(mlp((1, 8, 8), 10, (16, 12), seed=None), ("relu1", "relu2"))
+    data = splitfed.data.digits().clients(1, auxiliary=200, victims=16)
+    run = splitfed.train(topology, data, rounds=1, intruders={"hop1": plan})
+    found = run.intruders["hop1"]
+    assert isinstance(found, TrainingAttackState)
+    assert found.post.labels is not None
+    assert not found.post.makes_scores
+    assert "head" in found.nets
+    (rows,) = run.attack(plan, adversary="hop1")
+    assert rows.guess.shape == (16, 1, 8, 8)
