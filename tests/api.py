@@ -21,6 +21,7 @@ from pydantic_core import PydanticUndefined
 
 import splitfed
 from splitfed import cli
+from splitfed.core.lazy_package import LazyPackage
 from splitfed.registry import TABLES, load
 from splitfed.study.config.config import StudyConfig
 
@@ -95,7 +96,7 @@ def public(module: ModuleType) -> list[str]:
     if hasattr(module, "__all__"):
         return sorted(module.__all__)
     names = [n for n in dir(module) if not n.startswith("_")]
-    if hasattr(module, "__dir__") and "__dir__" in vars(module):
+    if isinstance(module, LazyPackage):
         return names
     return [n for n in names if getattr(getattr(module, n), "__module__", None) == module.__name__]
 

@@ -321,6 +321,15 @@ def _nodes(files: Files) -> Iterator[tuple[File, ast.AST]]:
     return ((file, node) for file in files.values() for node in ast.walk(file.tree))
 
 
+def one_class_of_a_name(files: Files) -> list[str]:
+    """No class name is defined twice: one word, one meaning."""
+    places: dict[str, list[str]] = {}
+    for file, node in _nodes(files):
+        if isinstance(node, ast.ClassDef):
+            places.setdefault(node.name, []).append(f"{file.path}:{node.lineno}")
+    return [f"class {name} is defined at {' and '.join(found)}" for name, found in places.items() if len(found) > 1]
+
+
 Rule = Callable[[Files], list[str]]
 RULES: list[Rule] = [
     floors,
@@ -331,6 +340,7 @@ RULES: list[Rule] = [
     one_copy,
     nothing_unpickled,
     loaded_by_name,
+    one_class_of_a_name,
 ]
 
 LIBRARY = read(ROOT, "splitfed")
@@ -444,6 +454,15 @@ BREAKS: list[tuple[Rule, dict[str, str], list[str]]] = [
     ),
     (loaded_by_name, {"splitfed/attacks/__init__.py": "from splitfed.attacks.reconstruction.rmle import Rmle"}, []),
 ]
+
+
+BREAKS.append(
+    (
+        one_class_of_a_name,
+        {A: "class Twice: ...", B: "class Once: ...\nclass Twice: ..."},
+        [f"class Twice is defined at {A}:1 and {B}:2"],
+    )
+)
 
 
 @pytest.mark.parametrize(("rule", "sources", "expected"), BREAKS, ids=lambda v: getattr(v, "__name__", ""))

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from splitfed.old_names import warn
+from splitfed.core.lazy_package import make_lazy
 
 if TYPE_CHECKING:
     from splitfed.data.alignment.align import align as align
@@ -39,59 +36,37 @@ if TYPE_CHECKING:
     from splitfed.data.sources.rotated_mnist import rotated_mnist as rotated_mnist
     from splitfed.data.sources.synthetic import synthetic as synthetic
 
-_MODULES = {
-    "align": "alignment.align",
-    "Alignment": "alignment.report",
-    "breast_cancer": "sources.breast_cancer",
-    "cifar": "sources.cifar",
-    "csv": "sources.csv",
-    "Dataset": "dataset",
-    "digits": "sources.digits",
-    "domain_folder": "sources.domain_folder",
-    "Feature": "features",
-    "feed": "features",
-    "ClientData": "federation",
-    "Federation": "federation",
-    "from_arrays": "from_python",
-    "from_torch": "from_python",
-    "idx": "sources.idx",
-    "image_folder": "sources.image_folder",
-    "keyed_hash": "alignment.keyed_hash",
-    "new_secret": "alignment.keyed_hash",
-    "in_clear": "alignment.keys",
-    "LabelSet": "labels",
-    "leaf": "sources.leaf",
-    "mnist5k": "sources.mnist5k",
-    "npz": "sources.npz",
-    "batches": "batch_order",
-    "private_intersection": "alignment.private_intersection",
-    "rotated_mnist": "sources.rotated_mnist",
-    "synthetic": "sources.synthetic",
-    "Table": "alignment.table",
-}
-
-
-class _Package(ModuleType):
-    """A package whose functions keep their names although old modules bear the same ones."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # Importing splitfed.data.digits, a module once, makes the import system bind that to `digits`.
-        if isinstance(value, ModuleType) and name in _MODULES:
-            value = getattr(value, name)
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
-
-
-def __getattr__(name: str) -> Any:
-    if name == "Target":
-        warn("splitfed.data.Target is now splitfed.data.LabelSet", 3)
-        name = "LabelSet"
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(_MODULES)
+make_lazy(
+    __name__,
+    {
+        "align": "alignment.align",
+        "Alignment": "alignment.report",
+        "breast_cancer": "sources.breast_cancer",
+        "cifar": "sources.cifar",
+        "csv": "sources.csv",
+        "Dataset": "dataset",
+        "digits": "sources.digits",
+        "domain_folder": "sources.domain_folder",
+        "Feature": "features",
+        "feed": "features",
+        "ClientData": "federation",
+        "Federation": "federation",
+        "from_arrays": "from_python",
+        "from_torch": "from_python",
+        "idx": "sources.idx",
+        "image_folder": "sources.image_folder",
+        "keyed_hash": "alignment.keyed_hash",
+        "new_secret": "alignment.keyed_hash",
+        "in_clear": "alignment.keys",
+        "LabelSet": "labels",
+        "leaf": "sources.leaf",
+        "mnist5k": "sources.mnist5k",
+        "npz": "sources.npz",
+        "batches": "batch_order",
+        "private_intersection": "alignment.private_intersection",
+        "rotated_mnist": "sources.rotated_mnist",
+        "synthetic": "sources.synthetic",
+        "Table": "alignment.table",
+    },
+    old={"Target": "LabelSet"},
+)

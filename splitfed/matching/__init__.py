@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from splitfed.core.lazy_package import make_lazy
 
 if TYPE_CHECKING:
     from splitfed.matching.autoencoder import Autoencoder as Autoencoder
@@ -14,22 +15,15 @@ if TYPE_CHECKING:
     from splitfed.matching.repository import Expert as Expert
     from splitfed.matching.repository import Repository as Repository
 
-_MODULES = {
-    "Autoencoder": "autoencoder",
-    "Client": "client",
-    "Expert": "repository",
-    "MEASURES": "measures",
-    "Match": "matcher",
-    "Matcher": "matcher",
-    "Repository": "repository",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(_MODULES)
+make_lazy(
+    __name__,
+    {
+        "Autoencoder": "autoencoder",
+        "Client": "client",
+        "Expert": "repository",
+        "MEASURES": "measures",
+        "Match": "matcher",
+        "Matcher": "matcher",
+        "Repository": "repository",
+    },
+)
