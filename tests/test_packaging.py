@@ -168,3 +168,17 @@ def test_a_source_that_lacks_a_package_is_not_built(unlinked: Path, tmp_path: Pa
     done = subprocess.run(command, cwd=tmp_path / "copied", capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == "splitfed/attacks is missing, and so is attacks/: this source is incomplete\n"
+
+
+@pytest.mark.exhaustive
+def test_folders_in_place_of_links_are_left_alone(unlinked: Path, built: Built, tmp_path: Path) -> None:
+    """As a junction of Windows looks to Python."""
+    copied = tmp_path / "copied"
+    shutil.copytree(unlinked, copied)
+    for name in LINKED:
+        (copied / "splitfed" / name).unlink()
+        shutil.copytree(copied / name, copied / "splitfed" / name)
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, copied, cwd=tmp_path)
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as archive:
+        assert {name for name in archive.namelist() if name.startswith("splitfed/")} == set(built.sources)
+    assert not any((copied / "splitfed" / name).is_symlink() for name in LINKED)
