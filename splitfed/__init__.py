@@ -10,8 +10,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from splitfed.links import LinkedPackages
 from splitfed.old_names import MOVED, OldModules
+from splitfed.package_links import LinkedPackages
 
 if TYPE_CHECKING:
     from splitfed import attacks, costs, data, defenses, matching, models, poisoning, schedules, topologies
@@ -121,7 +121,9 @@ __all__ = [
     "train",
 ]
 
-sys.meta_path += [OldModules(), LinkedPackages()]
+# First: another checkout, installed for development, would lend its own packages without a word.
+sys.meta_path.insert(0, LinkedPackages())
+sys.meta_path.append(OldModules())
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from splitfed.core.errors import unknown
-from splitfed.links import check_links
+from splitfed.package_links import check_links
 
 TABLES: dict[str, dict[str, str]] = {
     "topologies": {

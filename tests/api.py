@@ -23,7 +23,7 @@ import splitfed
 from splitfed import cli
 from splitfed.core.lazy_package import LazyPackage
 from splitfed.registry import TABLES, load
-from splitfed.study.config.config import StudyConfig
+from splitfed.study.config.schema import StudyConfig
 
 FILE = Path(__file__).parent / "api.txt"
 PLAIN = (bool, int, float, str, type(None))

@@ -23,10 +23,21 @@ ROOT = Path(__file__).resolve().parent.parent
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("old_names",),
     ("core",),
-    ("links",),
-    ("stats", "data", "topologies", "privacy", "costs", "secure_sum", "detectors", "drawing", "registry"),
+    ("package_links",),
+    (
+        "aggregation",
+        "stats",
+        "data",
+        "topologies",
+        "privacy",
+        "costs",
+        "secure_sum",
+        "detectors",
+        "drawing",
+        "registry",
+    ),
     ("engines", "attacks", "defenses", "models", "matching"),
-    ("schedules", "federated", "aggregation", "poisoning"),
+    ("schedules", "federated", "poisoning"),
     ("planning",),
     ("threats",),
     ("training", "study.config"),
@@ -52,7 +63,7 @@ CORE = (
     "finite_check",
     "local_objective",
     "party_state",
-    "backprop",
+    "autograd_engine",
     "step_state",
     "party",
     "executor",
@@ -71,8 +82,8 @@ SEES: dict[str, set[str]] = {
     "core.errors": set(),
     **{f"core.{name}": _core() for name in BASE[1:]},
     **{f"core.{name}": _core(*CORE[:above]) for above, name in enumerate(CORE)},
-    "links": {"core.errors"},
-    "registry": {"core.errors", "links"},
+    "package_links": {"core.errors"},
+    "registry": {"core.errors", "package_links"},
     "stats": _core(),
     "data": _core(),
     "models": {*_core(), "registry"},
@@ -85,10 +96,10 @@ SEES: dict[str, set[str]] = {
     "costs": _core("topology", "probe", "messages", "defense"),
     "matching": {*_core("topology", "cutting", "messages", "traffic"), "data", "stats"},
     "detectors": _core("topology", "messages"),
-    "aggregation": {*_core(), "engines"},
-    "engines": {*_core(*CORE), "secure_sum"},
-    "federated": {*_core(*CORE), "engines"},
-    "schedules": {*_core(*CORE), "engines", "data", "registry", "secure_sum"},
+    "aggregation": _core(),
+    "engines": {*_core(*CORE), "aggregation", "secure_sum"},
+    "federated": {*_core(*CORE), "aggregation", "engines"},
+    "schedules": {*_core(*CORE), "aggregation", "engines", "data", "registry", "secure_sum"},
     "poisoning": {*_core(*CORE), "engines", "data"},
 }
 ALGORITHMS = ("topologies", "attacks", "defenses", "schedules", "federated", "costs", "privacy", "data", "models")
@@ -96,7 +107,7 @@ ALGORITHMS += ("matching", "poisoning", "detectors", "aggregation")
 
 # Costs and privacy run backward passes to measure work and sensitivity; ExpertMatcher trains autoencoders of its own.
 # The equivalence test trains the user's uncut model, beside which the segments are tried.
-AUTOGRAD = {"core.backprop", "core.party", "core.equivalence_sides", "attacks", "defenses", "federated", "stats"}
+AUTOGRAD = {"core.autograd_engine", "core.party", "core.equivalence_sides", "attacks", "defenses", "federated", "stats"}
 AUTOGRAD |= {"costs", "privacy", "matching"}
 # Slow or optional: the only packages that a function may import when it is called. The command line may delay
 # anything, for a help page must not wait for torch.

@@ -95,4 +95,4 @@ def test_the_package_itself_uses_no_old_name() -> None:
 
 def test_the_root_is_small() -> None:
     modules = sorted(path.name for path in ROOT.glob("*.py"))
-    assert modules == ["__init__.py", "__main__.py", "cli.py", "links.py", "old_names.py", "registry.py"]
+    assert modules == ["__init__.py", "__main__.py", "cli.py", "old_names.py", "package_links.py", "registry.py"]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from splitfed.attacks.scoring.classifier import clean_classifier
-from splitfed.attacks.scoring.metrics import Grade, grade, mean_image, random_pairing
+from splitfed.attacks.scoring.reconstruction_metrics import Grade, grade, mean_image, random_pairing
 from splitfed.core.errors import InvalidInput
 from splitfed.stats.intervals import Interval, bootstrap_interval
 

@@ -13,7 +13,7 @@ from splitfed.attacks.labels.known_labels import others
 from splitfed.attacks.scoring.class_metrics import accuracies, grade_representatives
 from splitfed.attacks.scoring.label_metrics import grade_labels
 from splitfed.attacks.scoring.member_metrics import grade_members
-from splitfed.attacks.scoring.metrics import Grade, grade
+from splitfed.attacks.scoring.reconstruction_metrics import Grade, grade
 from splitfed.attacks.scoring.share_metrics import grade_shares
 from splitfed.stats.intervals import bootstrap_interval
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from splitfed.attacks.scoring.metrics import Grade
+from splitfed.attacks.scoring.reconstruction_metrics import Grade
 from splitfed.core.errors import InvalidInput, check_count
 from splitfed.stats.intervals import Interval, bootstrap_interval
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from splitfed.attacks.scoring.label_metrics import auc_interval
-from splitfed.attacks.scoring.metrics import Grade
+from splitfed.attacks.scoring.reconstruction_metrics import Grade
 from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.stats.intervals import Interval
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from splitfed.attacks.scoring.label_metrics import auc
-from splitfed.attacks.scoring.metrics import Grade
+from splitfed.attacks.scoring.reconstruction_metrics import Grade
 from splitfed.core.errors import InvalidInput
 from splitfed.stats.intervals import Interval
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from splitfed.aggregation.base import AggregationRule
 from splitfed.core.errors import check_count, check_number
-from splitfed.engines.aggregation import AggregationRule
 
 FALL = 1e-9
 """The least relative fall of the sum of distances for which there is another step."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from splitfed.engines.aggregation import AggregationRule, Gathering
-from splitfed.engines.mean import Mean
+from splitfed.aggregation.base import AggregationRule, Gathering
+from splitfed.aggregation.running_mean import RunningMean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,4 +25,4 @@ class WeightedMean(AggregationRule):
 
     def start(self) -> Gathering:
         """Return a running sum."""
-        return Mean()
+        return RunningMean()

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from splitfed.aggregation.base import AggregationRule
 from splitfed.core.errors import check_count
-from splitfed.engines.aggregation import AggregationRule
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.backprop import first_gradients, send_back
+from splitfed.core.autograd_engine import first_gradients, run_backward
 from splitfed.core.defense import Context, PenaltyGradient, joined, packed_bytes
 from splitfed.core.errors import InvalidInput
 from splitfed.core.local_objective import LocalObjective
@@ -154,7 +154,7 @@ class Party(PartyState):
             needing = [leaf for leaf in leaves if leaf.requires_grad]
             self.privatizer.backward(roots, first_gradients(roots, gradients), needing)
         elif roots:
-            send_back(roots, gradients)
+            run_backward(roots, gradients)
         # What is over is let go at once, so that its memory serves the rest of the step.
         del pairs, roots, gradients
         for name in segment_plan.outputs:

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from splitfed.aggregation.base import AggregationRule
 from splitfed.core.executor import Combine
 from splitfed.core.messages import View
 from splitfed.core.topology import Topology
 from splitfed.core.traffic import Traffic
-from splitfed.engines.aggregation import AggregationRule
 from splitfed.secure_sum.plan import SecureSum
 
 FED = "fed_server"

@@ -21,11 +21,11 @@ from splitfed.core.topology import Topology
 from splitfed.core.traffic import Traffic
 from splitfed.engines.base import CONSULTED, Placement, Prediction, Source
 from splitfed.engines.borrowed_weights import untouched, with_tensors, with_weights
-from splitfed.engines.link import LocalLink
+from splitfed.engines.message_link import LocalLink
 from splitfed.engines.observers import AttackObserver, DetectorObserver
 from splitfed.engines.participation import Participation
 from splitfed.engines.parties import RunParties
-from splitfed.engines.transfer import WeightTransfer
+from splitfed.engines.weight_transfer import WeightTransfer
 
 
 class LocalEngine(WeightTransfer):

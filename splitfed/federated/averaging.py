@@ -13,10 +13,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from splitfed.aggregation.running_mean import RunningMean
 from splitfed.core.errors import InvalidInput
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
-from splitfed.engines.mean import Mean
 from splitfed.federated.base import Learner, Method, State
 from splitfed.federated.objectives import learnt, named
 from splitfed.federated.shared_weights import check_alike
@@ -87,7 +87,7 @@ class Averaging(Method):
 
     def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Average what the clients that finished have learnt."""
-        mean = Mean()
+        mean = RunningMean()
         for learner, part in self.parts(learners, shares):
             mean.add(learner.send("weights", self.carried(learner), number), part)
         state["weights"] = mean.value()

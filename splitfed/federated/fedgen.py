@@ -27,11 +27,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from splitfed.aggregation.running_mean import RunningMean
 from splitfed.core.errors import InvalidInput, check_count, check_number, unknown
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.random import derive, generator, stream
 from splitfed.core.topology import Segment, Topology
-from splitfed.engines.mean import Mean
 from splitfed.federated.averaging import Averaging, check_whole
 from splitfed.federated.base import Learner, ObjectivePlacement, State
 from splitfed.federated.generator import ClientHead, Generator, diversity, ensemble_loss
@@ -144,7 +144,7 @@ class FedGen(Averaging):
         if self.weight == 0:
             super().fuse(learners, shares, number, state)
             return
-        mean, heads, counts = Mean(), [], []
+        mean, heads, counts = RunningMean(), [], []
         for learner, part in self.parts(learners, shares):
             arrived = learner.send("weights", self.carried(learner), number)
             mean.add(arrived, part)

@@ -34,13 +34,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from splitfed.aggregation.running_mean import RunningMean
 from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Stamp
 from splitfed.core.probe import Facts, probe
 from splitfed.core.random import derive, stream
 from splitfed.core.topology import Segment, Topology
-from splitfed.engines.mean import Mean
 from splitfed.federated.averaging import check_whole
 from splitfed.federated.base import Learner, Method, ObjectivePlacement, State
 from splitfed.federated.distillation import accuracy, divergence
@@ -170,7 +170,7 @@ class FedKD(Method):
 
     def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Average the changes of the mentees, and take the mean, as it will be sent, into the server's."""
-        energy, mean = self.energy_of(number), Mean()
+        energy, mean = self.energy_of(number), RunningMean()
         for learner in learners:
             now, objective = learner.contents(_mentee(learner.topology)), objective_of(learner, Mentoring)
             change = now if objective is None else {n: t - objective.base[n].to(t.device) for n, t in now.items()}

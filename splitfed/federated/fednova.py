@@ -21,9 +21,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from splitfed.aggregation.running_mean import RunningMean
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.optimizers import Optim
-from splitfed.engines.mean import Mean
 from splitfed.federated.averaging import Averaging
 from splitfed.federated.base import Learner, ObjectivePlacement, State
 from splitfed.federated.objectives import NoObjective, learnt, objective_of
@@ -58,7 +58,7 @@ class FedNova(Averaging):
 
     def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Step by tau_eff times the mean of the normalised changes."""
-        plain, changes, reached = Mean(), Mean(), 0.0
+        plain, changes, reached = RunningMean(), RunningMean(), 0.0
         before: dict[str, Tensor] = state["weights"]
         names = learnt(learners[0].topology, self.shared(learners[0].topology))
         for learner, part in self.parts(learners, shares):

@@ -18,11 +18,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from splitfed.aggregation.running_mean import RunningMean
 from splitfed.core.errors import check_number
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import WEIGHT_GRADIENT, Stamp
 from splitfed.core.topology import Topology
-from splitfed.engines.mean import Mean
 from splitfed.federated.averaging import Averaging, check_whole
 from splitfed.federated.base import Learner, ObjectivePlacement, State
 from splitfed.federated.objectives import NoObjective, learnt, moved, named, objective_of
@@ -77,7 +77,7 @@ class FedSgd(Averaging):
 
     def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Take one step on the averaged gradient."""
-        slope, beside = Mean(), Mean()
+        slope, beside = RunningMean(), RunningMean()
         for learner, part in self.parts(learners, shares):
             shared, contents = self.shared(learner.topology), self.carried(learner)
             objective, names = objective_of(learner, Collect), learnt(learner.topology, shared)

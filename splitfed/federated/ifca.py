@@ -20,12 +20,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from splitfed.aggregation.running_mean import RunningMean
 from splitfed.core.errors import check_count
 from splitfed.core.initial_weights import redrawn
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
-from splitfed.engines.mean import Mean
 from splitfed.federated.averaging import Averaging, check_whole
 from splitfed.federated.base import Learner, ObjectivePlacement, State
 from splitfed.federated.objectives import NoObjective, objective_of
@@ -88,7 +88,7 @@ class Ifca(Averaging):
 
     def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Average every model over the clients that chose it."""
-        sums: dict[int, Mean] = {}
+        sums: dict[int, RunningMean] = {}
         total: dict[int, float] = {}
         parts = self.parts(learners, shares)
         for learner, part in parts:
@@ -99,7 +99,7 @@ class Ifca(Averaging):
         for learner, part in parts:
             cluster = state["chosen"][str(learner.lane)]
             arrived = learner.send("weights", self.carried(learner), number)
-            sums.setdefault(cluster, Mean()).add(arrived, part / total[cluster])
+            sums.setdefault(cluster, RunningMean()).add(arrived, part / total[cluster])
         for cluster, mean in sums.items():
             state["clusters"][cluster] = mean.value()
 

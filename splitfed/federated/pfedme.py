@@ -22,11 +22,11 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from splitfed.aggregation.running_mean import RunningMean
 from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.optimizers import Optim
 from splitfed.core.topology import Topology
-from splitfed.engines.mean import Mean
 from splitfed.federated.averaging import Averaging, check_whole, scored
 from splitfed.federated.base import Learner, ObjectivePlacement, State
 from splitfed.federated.objectives import NoObjective, learnt, moved, objective_of
@@ -103,7 +103,7 @@ class PFedMe(Averaging):
 
     def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Average the clients' w, and move towards the mean."""
-        mean = Mean()
+        mean = RunningMean()
         for learner, part in self.parts(learners, shares):
             found = self.carried(learner)
             if objective := objective_of(learner, Envelope):

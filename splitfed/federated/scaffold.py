@@ -22,10 +22,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from splitfed.aggregation.running_mean import RunningMean
 from splitfed.core.errors import check_number, unknown
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.optimizers import Optim
-from splitfed.engines.mean import Mean
 from splitfed.federated.averaging import Averaging
 from splitfed.federated.base import Learner, ObjectivePlacement, State
 from splitfed.federated.objectives import NoObjective, learnt, moved, objective_of
@@ -72,7 +72,7 @@ class Scaffold(Averaging):
 
     def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Move the weights by the mean change, and the variate by that of the clients' variates."""
-        weights, change = Mean(), Mean()
+        weights, change = RunningMean(), RunningMean()
         for learner, part in self.parts(learners, shares):
             own = self.carried(learner)
             weights.add(learner.send("weights", own, number), part)

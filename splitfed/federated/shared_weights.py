@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from splitfed.aggregation.running_mean import RunningMean
 from splitfed.core.errors import InvalidInput
 from splitfed.core.topology import Topology
-from splitfed.engines.mean import Mean
 from splitfed.federated.base import Learner
 
 
@@ -40,7 +40,7 @@ def gathered(
     learners: Sequence[Learner], shares: Mapping[int, float], segments: Sequence[str], number: int
 ) -> dict[str, Tensor]:
     """Have every learner send the contents of `segments`; return their mean, weighted by `shares`."""
-    mean = Mean()
+    mean = RunningMean()
     for learner in learners:
         mean.add(learner.send("weights", learner.contents(segments), number), shares[learner.lane])
     return mean.value()

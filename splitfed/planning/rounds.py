@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
+from splitfed.aggregation.running_mean import shares
 from splitfed.core.executor import Combine
 from splitfed.core.topology import Topology
 from splitfed.engines.base import Trainer
-from splitfed.engines.mean import shares
 from splitfed.federated.base import Learner, Method
 from splitfed.schedules.base import Round, Schedule, Training
 from splitfed.schedules.sampling import Sampled, taking_part

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Literal
 
+from splitfed.aggregation.base import AggregationRule
 from splitfed.core.errors import InvalidInput, unknown
-from splitfed.engines.aggregation import AggregationRule
 from splitfed.registry import load
 from splitfed.secure_sum.plan import SecureSum
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from splitfed.aggregation.base import AggregationRule
 from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.core.random import generator
 from splitfed.core.topology import Topology
-from splitfed.engines.aggregation import AggregationRule
 from splitfed.engines.base import Placement, Trainer
 from splitfed.schedules.aggregation import fusion_of, secure_of
 from splitfed.schedules.base import Schedule, Training

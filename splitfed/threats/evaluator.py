@@ -16,7 +16,7 @@ from splitfed.attacks.labels.known_labels import draw_hints
 from splitfed.attacks.scoring.assignment import assignment
 from splitfed.attacks.scoring.class_metrics import check_gradable
 from splitfed.attacks.scoring.grading import grade_clone, grade_of
-from splitfed.attacks.scoring.metrics import Grade
+from splitfed.attacks.scoring.reconstruction_metrics import Grade
 from splitfed.attacks.scoring.unknown_features import unowned
 from splitfed.core.errors import InvalidInput, check_count, unknown
 from splitfed.core.messages import WEIGHT_GRADIENT, View
@@ -29,7 +29,7 @@ from splitfed.data.federation import Federation
 from splitfed.engines.base import FED, Source
 from splitfed.engines.local import LocalEngine
 from splitfed.registry import TABLES, load
-from splitfed.threats.applicability import Begun, begun, idle
+from splitfed.threats.dry_run import Begun, begun, idle
 from splitfed.threats.knowledge import Grants
 from splitfed.threats.segments_downstream import head_after
 from splitfed.threats.segments_fresh import FreshUpstream

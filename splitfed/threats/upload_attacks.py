@@ -12,7 +12,7 @@ from torch import Tensor
 
 from splitfed.attacks.base import STEPS, Attack, Knowledge, Needs, Target
 from splitfed.attacks.scoring.grading import grade_of
-from splitfed.attacks.scoring.metrics import Grade
+from splitfed.attacks.scoring.reconstruction_metrics import Grade
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import View
 from splitfed.core.random import derive, generator

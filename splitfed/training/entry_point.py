@@ -21,8 +21,8 @@ from splitfed.costs.speeds import Speeds
 from splitfed.data.federation import Federation
 from splitfed.detectors.base import Detector
 from splitfed.engines.byte_link import ByteLink
-from splitfed.engines.link import LocalLink
 from splitfed.engines.local import LocalEngine
+from splitfed.engines.message_link import LocalLink
 from splitfed.federated.base import Method
 from splitfed.planning.calibration import settled
 from splitfed.planning.timed import clock_of

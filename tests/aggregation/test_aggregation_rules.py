@@ -10,13 +10,13 @@ import torch
 
 import splitfed
 from splitfed.aggregation import GeometricMedian, Krum, Median, TrimmedMean, WeightedMean
+from splitfed.aggregation.base import AggregationRule, Gathered
+from splitfed.aggregation.running_mean import RunningMean
 from splitfed.core.errors import InvalidInput
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import stream
-from splitfed.engines.aggregation import AggregationRule, Gathered
 from splitfed.engines.base import FED
 from splitfed.engines.local import LocalEngine
-from splitfed.engines.mean import Mean
 from splitfed.models.mlp import mlp
 from splitfed.poisoning import Backdoor, ByzantineNoise, LabelFlip, Manipulation, Scaling, SignFlip, success_rate
 from splitfed.schedules import Blind, LocalLoss, Sglr, SplitFedV1, SplitFedV2, SplitFedV3
@@ -98,7 +98,7 @@ def test_parts_must_be_alike() -> None:
 
 def test_the_mean_is_the_running_sum() -> None:
     """What kept no part before keeps none now: memory does not grow with the clients."""
-    assert isinstance(WeightedMean().start(), Mean)
+    assert isinstance(WeightedMean().start(), RunningMean)
 
 
 AVERAGING = [SplitFedV1, SplitFedV2, LocalLoss]

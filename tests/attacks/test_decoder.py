@@ -15,7 +15,7 @@ from splitfed.attacks.networks.image_parts import Rectangle, boxes
 from splitfed.attacks.networks.image_sizes import bridge, doublings
 from splitfed.attacks.reconstruction.decoder import Decoder
 from splitfed.attacks.reconstruction.inverse_network import InverseNetwork
-from splitfed.attacks.scoring.metrics import psnr
+from splitfed.attacks.scoring.reconstruction_metrics import psnr
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import generator, stream
 from splitfed.models.lenet import lenet

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from splitfed.attacks.scoring.metrics import grade, mean_image, mse, psnr, r2, random_pairing, ssim
+from splitfed.attacks.scoring.reconstruction_metrics import grade, mean_image, mse, psnr, r2, random_pairing, ssim
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import generator
 

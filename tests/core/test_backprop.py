@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from splitfed.core.backprop import send_back
+from splitfed.core.autograd_engine import run_backward
 from splitfed.core.random import generator
 
 
@@ -24,7 +24,7 @@ def test_equals_torch_and_frees_the_graph() -> None:
     for _ in range(2):
         # Twice: gradients add up.
         roots, gradients = _graph(ours)
-        send_back(roots, gradients)
+        run_backward(roots, gradients)
         (z, *losses), (gradient, *weights) = _graph(theirs)
         weighed = [loss * weight for loss, weight in zip(losses, weights, strict=True)]
         torch.autograd.backward([z, *weighed], [gradient, None, None])
@@ -33,13 +33,13 @@ def test_equals_torch_and_frees_the_graph() -> None:
         assert other.grad is not None
         assert torch.equal(mine.grad, other.grad)
     with pytest.raises(RuntimeError, match="second time"):
-        send_back(roots, gradients)
+        run_backward(roots, gradients)
 
 
 def test_wrong_shapes_are_refused() -> None:
     z = nn.Linear(4, 3)(torch.ones(6, 4))
     # One row would be taken for the sum over all of them.
     with pytest.raises(ValueError, match=r"gradient of shape \(1, 3\) is not allowed; expected \(6, 3\)"):
-        send_back([z], [torch.ones(1, 3)])
+        run_backward([z], [torch.ones(1, 3)])
     with pytest.raises(ValueError, match=r"loss of shape \(6, 3\) is not allowed; expected a single number"):
-        send_back([z], [0.5])
+        run_backward([z], [0.5])

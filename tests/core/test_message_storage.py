@@ -19,8 +19,8 @@ from splitfed.core.probe import probe
 from splitfed.core.tasks import classification
 from splitfed.core.topology import Head, Segment, Topology
 from splitfed.engines.byte_link import ByteLink
-from splitfed.engines.link import LocalLink
 from splitfed.engines.local import LocalEngine
+from splitfed.engines.message_link import LocalLink
 from splitfed.matching.matcher import _Post
 from tests.core.test_isolation import FiniteCheck, assert_own, shared
 from tests.examples import assert_same, toy_data

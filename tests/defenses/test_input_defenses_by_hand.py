@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from splitfed.attacks.scoring import metrics
+from splitfed.attacks.scoring import reconstruction_metrics
 from splitfed.core.defense import Context, Defense, DefenseSite
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Stamp
@@ -234,7 +234,7 @@ def test_an_adversary_learns_in_training_only_and_comes_back_from_its_state() ->
 def test_similarity_is_the_attacks_metric(side: int) -> None:
     x, y = (torch.rand(4, 2, side, side, generator=generator(i)) for i in range(2))
     y = 0.7 * x + 0.3 * y
-    assert number(ssim(x, y, 1.0)) == pytest.approx(number(metrics.ssim(x, y, 1.0).mean()), abs=1e-5)
+    assert number(ssim(x, y, 1.0)) == pytest.approx(number(reconstruction_metrics.ssim(x, y, 1.0).mean()), abs=1e-5)
     assert number(ssim(x, x, 1.0)) == single(1.0)
 
 

@@ -22,7 +22,7 @@ from splitfed.attacks.base import Attack, Knowledge, Progress, Releases
 from splitfed.attacks.reconstruction.inverse_network import InverseNetwork
 from splitfed.attacks.reconstruction.rmle import Rmle
 from splitfed.attacks.reconstruction.shadow import Shadow
-from splitfed.attacks.scoring.metrics import grade
+from splitfed.attacks.scoring.reconstruction_metrics import grade
 from splitfed.core.messages import View
 from splitfed.core.random import generator, stream
 from splitfed.data.federation import Federation

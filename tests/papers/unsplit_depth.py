@@ -14,7 +14,7 @@ import torch
 
 import splitfed as sf
 from splitfed.attacks.reconstruction.unsplit import Unsplit, stretched
-from splitfed.attacks.scoring.metrics import grade
+from splitfed.attacks.scoring.reconstruction_metrics import grade
 from splitfed.core.random import generator, stream
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation

@@ -13,7 +13,7 @@ import pytest
 from splitfed import registry
 from splitfed.core.annealing import Linear
 from splitfed.core.defense import Defense, Strength
-from splitfed.study.config import config
+from splitfed.study.config import schema
 from splitfed.study.config.cell import Guarded
 from splitfed.study.config.grid import expand
 from splitfed.study.report.document import summarise, write_report
@@ -88,7 +88,7 @@ def guarded(*tables: dict[str, Any]) -> list[Guarded]:
         "topology": [{"name": "vanilla", "cut": "pool1"}],
         "defense": list(tables),
     }
-    return [cell.defense for cell in expand(config.parse(raw, "study.toml"), "study.toml", Path()).cells]
+    return [cell.defense for cell in expand(schema.parse(raw, "study.toml"), "study.toml", Path()).cells]
 
 
 def test_epsilon_2_and_8_stand_apart_in_a_study() -> None:

@@ -10,9 +10,9 @@ import torch
 from splitfed.core.errors import InvalidInput
 from splitfed.core.tasks import classification
 from splitfed.data.dataset import Dataset
-from splitfed.study.config.config import DataTable
 from splitfed.study.config.mistakes import Mistakes
 from splitfed.study.config.parameters import Parameter, check
+from splitfed.study.config.schema import DataTable
 
 WAYS = ("vertical", "halves", "strips")
 HINTS = {

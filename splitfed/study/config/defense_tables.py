@@ -9,10 +9,10 @@ from splitfed.core.defense import Defense, Strength
 from splitfed.core.errors import unknown
 from splitfed.study.config.build import made
 from splitfed.study.config.cell import Guarded, Named
-from splitfed.study.config.config import DefenseTable
 from splitfed.study.config.lookup import constructs, find, named
 from splitfed.study.config.mistakes import Mistakes
 from splitfed.study.config.parameters import combinations
+from splitfed.study.config.schema import DefenseTable
 
 Written = dict[str, Any]
 

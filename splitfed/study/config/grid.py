@@ -18,10 +18,10 @@ from splitfed.study.config import defense_tables, method_tables, topology_tables
 from splitfed.study.config import training_table as training_tables
 from splitfed.study.config.build import as_tuple
 from splitfed.study.config.cell import Cell, Named, Probe, Source, slug
-from splitfed.study.config.config import LIMIT, AttackTable, DataTable, StudyConfig
 from splitfed.study.config.lookup import checked, constructs, find
 from splitfed.study.config.mistakes import Mistakes
 from splitfed.study.config.parameters import Parameter, parameters_of
+from splitfed.study.config.schema import LIMIT, AttackTable, DataTable, StudyConfig
 from splitfed.study.config.training_attacks import lives_as, split
 
 

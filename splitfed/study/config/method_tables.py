@@ -14,10 +14,10 @@ from splitfed.core.topology import Topology
 from splitfed.registry import TABLES, load
 from splitfed.study.config import topology_tables
 from splitfed.study.config.cell import Layered, Named
-from splitfed.study.config.config import MethodTable
 from splitfed.study.config.lookup import constructs, find
 from splitfed.study.config.mistakes import Mistakes
 from splitfed.study.config.parameters import Parameter, combinations, nested, parameters_of
+from splitfed.study.config.schema import MethodTable
 
 Written = dict[str, Any]
 

@@ -18,8 +18,8 @@ from torch import nn
 from splitfed.core.annealing import EXAMPLE, Course
 from splitfed.core.errors import unknown
 from splitfed.core.topology import Head, Segment
-from splitfed.study.config.config import LIMIT
 from splitfed.study.config.mistakes import Mistakes, shown
+from splitfed.study.config.schema import LIMIT
 
 T = TypeVar("T")
 

@@ -16,10 +16,10 @@ from splitfed.core.errors import unknown
 from splitfed.core.topology import Head, Segment
 from splitfed.registry import TABLES, load
 from splitfed.study.config.cell import Named, Placed
-from splitfed.study.config.config import TopologyTable
 from splitfed.study.config.lookup import HIDDEN, checked, find, telling
 from splitfed.study.config.mistakes import Mistakes, shown
 from splitfed.study.config.parameters import Parameter, combinations, nested, parameters_of
+from splitfed.study.config.schema import TopologyTable
 
 EVERY_PARTY = "bottoms"
 """The one parameter of which a single table may stand for all parties, for the data names them."""

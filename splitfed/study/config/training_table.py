@@ -10,9 +10,9 @@ from splitfed.core.messages import Recording
 from splitfed.core.optimizers import Optim
 from splitfed.study.config import speeds_table
 from splitfed.study.config.cell import Named, TrainingPlan
-from splitfed.study.config.config import TrainingTable
 from splitfed.study.config.lookup import constructs, find, named
 from splitfed.study.config.mistakes import Mistakes, shown
+from splitfed.study.config.schema import TrainingTable
 
 Training = tuple[dict[str, Any], TrainingPlan]
 """A `[training]` table with one schedule, and what it means."""

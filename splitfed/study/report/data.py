@@ -14,8 +14,8 @@ from splitfed.core import digests
 from splitfed.core.digests import Damaged
 from splitfed.core.errors import InvalidInput
 from splitfed.stats.intervals import mean_interval
-from splitfed.study.config.config import parse, read
 from splitfed.study.config.grid import expand
+from splitfed.study.config.schema import parse, read
 from splitfed.study.report.contained import link_out
 from splitfed.study.report.plain_text import plain, visible
 from splitfed.training.folder import RunFolder

@@ -16,7 +16,7 @@ from splitfed.core.messages import Recorder, View
 from splitfed.core.random import derive
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head
-from splitfed.study.config import config
+from splitfed.study.config import schema
 from splitfed.study.report.units import plural, size
 from splitfed.study.run import session
 from splitfed.study.run.input_rows import check_kind, read_rows
@@ -134,7 +134,7 @@ def _rebuilt(folder: Path, trust: bool) -> Run:
         raise InvalidInput(f"{str(folder)!r} holds no finished run; expected a folder .../runs/NAME")
     if not any((folder / "checkpoints").glob("*/*")):
         raise InvalidInput(f"{str(folder)!r} holds no checkpoint any more; run its study again to predict with it")
-    raw = config.read(folder / "config.toml", digests.RUN_CONFIG)
+    raw = schema.read(folder / "config.toml", digests.RUN_CONFIG)
     grid, data = session.check(raw, "config.toml", folder, code_of(folder, raw, trust))
     return trained(grid.cells[0], data, folder, Lines(1))
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
 from splitfed.data.dataset import Dataset
-from splitfed.study.config import config
+from splitfed.study.config import schema
 from splitfed.study.config.cell import Cell, slug
-from splitfed.study.config.config import AttackTable
 from splitfed.study.config.grid import probe, written
 from splitfed.study.config.mistakes import Mistakes
+from splitfed.study.config.schema import AttackTable
 from splitfed.study.config.toml import dumps
 from splitfed.study.run import session
 from splitfed.study.run.preflight import check_attack
@@ -81,7 +81,7 @@ def finished(folder: Path, *, trust: bool = False) -> tuple[Json, Cell, Dataset]
     known = result(folder)
     if known is None or "failed" in known or not (folder / "config.toml").is_file():
         raise InvalidInput(f"{str(folder)!r} holds no finished run; expected a folder .../runs/NAME")
-    raw = config.read(folder / "config.toml", digests.RUN_CONFIG)
+    raw = schema.read(folder / "config.toml", digests.RUN_CONFIG)
     grid, data = session.check(raw, "config.toml", folder, code_of(folder, raw, trust))
     return known, grid.cells[0], data
 

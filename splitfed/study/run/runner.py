@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save
 
 from splitfed.attacks.base import Attack
-from splitfed.attacks.scoring.metrics import Grade
+from splitfed.attacks.scoring.reconstruction_metrics import Grade
 from splitfed.core import digests
 from splitfed.core.defense import UPLOAD, Defense, overrides
 from splitfed.core.digests import Damaged

@@ -17,7 +17,7 @@ from splitfed.core import digests
 from splitfed.core.errors import InvalidInput, SplitfedError
 from splitfed.data.dataset import Dataset
 from splitfed.models.import_paths import Code
-from splitfed.study.config import config
+from splitfed.study.config import schema
 from splitfed.study.config.cell import Cell
 from splitfed.study.config.grid import Grid, expand
 from splitfed.study.report.data import METRICS
@@ -54,9 +54,9 @@ def prepare(path: Path, advice: str | None = None, *, trust: bool = False) -> Re
     """Read and check the study in the file `path`: everything but the training; nothing is written.
 
     Import paths of models may lead to Python files beside it. One that lies in a folder of results is as much to be
-    trusted as that folder: see `splitfed.study.run.trust`. `advice`: as `config.read`.
+    trusted as that folder: see `splitfed.study.run.trust`. `advice`: as `schema.read`.
     """
-    raw, base = config.read(path, advice), path.resolve().parent
+    raw, base = schema.read(path, advice), path.resolve().parent
     # A file of a folder of results may be a link to one elsewhere.
     results = next(filter(is_results, (path.absolute().parent.resolve(), base)), None)
     code = Code(base) if results is None else code_of(results, raw, trust)
@@ -69,7 +69,7 @@ def check(raw: Mapping[str, Any], source: str, base: Path, code: Code | None = N
 
     `code`: where import paths of models may lead (default: to the Python files in `base` as well).
     """
-    grid = expand(config.parse(raw, source), source, base, Code(base) if code is None else code)
+    grid = expand(schema.parse(raw, source), source, base, Code(base) if code is None else code)
     return grid, rehearse(grid, source)
 
 
@@ -107,7 +107,7 @@ def serve(folder: Path, code: Code) -> None:
 
     `code`: where import paths may lead, as the process says that has checked all this.
     """
-    raw = config.read(folder / "config.toml", digests.STUDY_CONFIG)
+    raw = schema.read(folder / "config.toml", digests.STUDY_CONFIG)
     grid, data = check(raw, "config.toml", folder, code)
     cells = {cell.id: cell for cell in grid.cells}
     with trials.readable(folder / "study.db"):

@@ -13,7 +13,7 @@ from typing import Any
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
 from splitfed.privacy.ledger import sentences
-from splitfed.study.config import config
+from splitfed.study.config import schema
 from splitfed.study.config.grid import Grid
 from splitfed.study.config.mistakes import shown
 from splitfed.study.config.toml import dumps
@@ -44,7 +44,7 @@ class StudyFolder:
         if not there.is_file() or not (self.path / "study.toml").is_file():
             raise InvalidInput(f"folder {str(self.path)!r} is not empty and holds no study; give a new or empty folder")
         wanted = tomllib.loads(dumps(grid.resolved))
-        difference = next(_differences("", config.read(there, digests.STUDY_CONFIG), wanted), None)
+        difference = next(_differences("", schema.read(there, digests.STUDY_CONFIG), wanted), None)
         if difference is not None:
             raise InvalidInput(f"folder {str(self.path)!r} holds another study: {difference}; give another folder")
         if not resume:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import Variable
 
 
-def send_back(roots: Sequence[Tensor], gradients: Sequence[Tensor | float]) -> None:
+def run_backward(roots: Sequence[Tensor], gradients: Sequence[Tensor | float]) -> None:
     """Add to the gradient of every leaf behind `roots` what their `gradients` send back.
 
     A number stands for a root that is a loss: what that is multiplied by. Frees the graph behind the roots. Raises

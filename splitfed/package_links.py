@@ -14,6 +14,7 @@ from types import ModuleType
 from splitfed.core.errors import InvalidInput
 
 NAMES = ("attacks", "topologies")
+_LINKED = frozenset(f"splitfed.{name}" for name in NAMES)
 
 
 class BrokenLink(InvalidInput, ImportError):
@@ -31,12 +32,12 @@ def check_links(package: Path = Path(__file__).parent) -> None:
 
 
 class LinkedPackages(MetaPathFinder):
-    """Asked last: it finds nothing, and says why a package behind a link is not there."""
+    """Asked first: it finds nothing, and refuses a package behind a link that is a file."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Raise `BrokenLink` for a package behind a link that is a file; return None for any other module."""
-        if fullname.removeprefix("splitfed.") in NAMES and fullname.startswith("splitfed."):
+        if fullname in _LINKED:
             check_links()
         return None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-class Mean:
+class RunningMean:
     """Adds up `share * tensor` in double precision; a single part of share 1 comes back bit for bit.
 
     Whole numbers (a batch norm's count of batches) have no mean: the largest is kept.

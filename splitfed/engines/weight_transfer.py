@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
+from splitfed.aggregation.base import Gathering
+from splitfed.aggregation.running_mean import RunningMean, shares
 from splitfed.core.messages import Message, Stamp
 from splitfed.core.party import Party
-from splitfed.engines.aggregation import Gathering
 from splitfed.engines.base import FED
-from splitfed.engines.link import LocalLink
-from splitfed.engines.mean import Mean, shares
+from splitfed.engines.message_link import LocalLink
 from splitfed.engines.parties import RunParties
 from splitfed.engines.secure_summation import Summing
 
@@ -81,7 +81,7 @@ class WeightTransfer:
 
     def _gathering(self) -> Gathering:
         fusion = self.crew.placement.fusion
-        return Mean() if fusion is None else fusion.start()
+        return RunningMean() if fusion is None else fusion.start()
 
     def _upload(self, lane: int, role: str, epoch: int) -> Message:
         place = self.crew.placement
