@@ -13,11 +13,13 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import splitfed as sf
+from splitfed.federated import FedMD, Method
 from splitfed.models.lenet import lenet
 from splitfed.optim import Optim
 from splitfed.registry import TABLES, load
 from splitfed.schedules import Apart
 from splitfed.topologies import local
+from tests.papers.method_controls import FedKDControl, FedMDControl, FMLControl, MAFMLControl
 from tests.papers.table import Cell, Measured, Table, markdown, mean, signed, verdict
 
 SEEDS = (0, 1, 2)
@@ -51,10 +53,13 @@ class Variant:
     rate: float = RATE
     momentum: float = MOMENTUM
     steps: int | None = None
+    method: Method | None = None
 
 
 # What stands below training alone, and what is tried of its reason.
+PLAIN = "`standalone` as it comes"
 TRIED = {
+    PLAIN: Variant(ALONE),
     "`fedsgd` takes one step a round: `standalone` with one step a round": Variant(ALONE, steps=1),
     "`per_fedavg` takes half the steps: `per_fedavg` with twice the rounds": Variant("per_fedavg", rounds=2 * ROUNDS),
     "`aggregation` takes more than half of its rows from others: `aggregation` with twice the rounds": Variant(
@@ -62,6 +67,32 @@ TRIED = {
     ),
     "`fml` halves a client's own loss: `fml` at twice the rate": Variant("fml", rate=2 * RATE),
     "`pfedme` has no momentum in what is averaged: `standalone` without momentum": Variant(ALONE, momentum=0.0),
+    "`standalone` with twice the rounds": Variant(ALONE, rounds=2 * ROUNDS),
+    "`fedmd` as it comes": Variant("fedmd"),
+    "`fedmd` with twice the rounds": Variant("fedmd", rounds=2 * ROUNDS),
+    "`fedmd` without digestion, only the passes over public rows at first": Variant(
+        "fedmd", method=FedMDControl(digests=False)
+    ),
+    "`fedmd`, steps of digestion towards nothing (weight 0)": Variant("fedmd", method=FedMDControl(weight=0.0)),
+    "`fedmd`, digestion with momentum of its own": Variant("fedmd", method=FedMDControl(separate=True)),
+    "`fedmd`, digestion with momentum of its own, with twice the rounds": Variant(
+        "fedmd", rounds=2 * ROUNDS, method=FedMDControl(separate=True)
+    ),
+    "`fedmd`, momentum of its own, the mean over clients that train on the row's class": Variant(
+        "fedmd", method=FedMDControl(separate=True, informed=True)
+    ),
+    "`fedmd` with 32 public rows a round: one step of digestion": Variant("fedmd", method=FedMD(rows=32)),
+    "`mafml` as it comes": Variant("mafml"),
+    "`mafml` with twice the rounds": Variant("mafml", rounds=2 * ROUNDS),
+    "`mafml` without the labels of others' rows": Variant("mafml", method=MAFMLControl(entropy=0.0)),
+    "`fml` as it comes": Variant("fml"),
+    "`fml` with twice the rounds": Variant("fml", rounds=2 * ROUNDS),
+    "`fml`, own loss by a half, no divergence": Variant("fml", method=FMLControl(divergence=0.0)),
+    "`fml`, own loss whole, divergence by a half": Variant("fml", method=FMLControl(own=1.0)),
+    "`fedkd` as it comes": Variant("fedkd"),
+    "`fedkd` with twice the rounds": Variant("fedkd", rounds=2 * ROUNDS),
+    "`fedkd` without the divergence of class scores": Variant("fedkd", method=FedKDControl(divergence=0.0)),
+    "`fedkd` without the distance of hidden values": Variant("fedkd", method=FedKDControl(distance=0.0)),
 }
 
 
@@ -75,7 +106,7 @@ def train(variant: Variant, way: Way, seed: int, rows: int | None = None) -> sf.
         local(lenet((1, 28, 28), 10, pool="max", seed=seed), ("relu4",)),
         clients,
         schedule=Apart(steps=variant.steps),
-        method=load("methods", variant.name)(),
+        method=variant.method or load("methods", variant.name)(),
         rounds=variant.rounds,
         batch_size=BATCH,
         optimizer=Optim("SGD", {"lr": variant.rate, "momentum": variant.momentum}),
@@ -96,6 +127,7 @@ def measure(variant: Variant, way: Way, seed: int, state: Path, rows: int | None
     last = run.history[-1]["test"]
     return {
         OWN: 100 * fmean(last["clients"]),
+        "each": [100 * float(score) for score in last["clients"]],
         AMONG: 100 * fmean(among_own_classes(run)),
         ALL: 100 * fmean(last["across"]["union"]),
         "starts": run.starts,
