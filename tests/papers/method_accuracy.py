@@ -81,6 +81,9 @@ TRIED = {
     "`fedmd`, momentum of its own, the mean over clients that train on the row's class": Variant(
         "fedmd", method=FedMDControl(separate=True, informed=True)
     ),
+    "`fedmd`, momentum of its own, digestion from the seventh round on": Variant(
+        "fedmd", method=FedMDControl(separate=True, begin=6)
+    ),
     "`fedmd` with 32 public rows a round: one step of digestion": Variant("fedmd", method=FedMD(rows=32)),
     "`mafml` as it comes": Variant("mafml"),
     "`mafml` with twice the rounds": Variant("mafml", rounds=2 * ROUNDS),

@@ -1,13 +1,12 @@
 """Methods of the accuracy table with one thing changed in each: what their gap to training alone is made of.
 
-Each parameter has the method's own behaviour as its default. Momentum is kept apart for SGD alone.
+Each parameter has the method's own behaviour as its default.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,54 +20,27 @@ from splitfed.federated.places import maker
 from splitfed.tutoring import Tutor
 from splitfed.view import Stamp
 
-Momenta = dict[int, dict[str, Tensor]]
-
-
-@contextmanager
-def separate_momentum(learner: Learner, momenta: Momenta) -> Iterator[None]:
-    """Let the steps inside the block go on with the client's momentum in `momenta`, and leave that of others as it is.
-
-    Where the client has none there, it starts with zeros.
-    """
-    before = {name: held.clone() for name, held in learner.momentum().items()}
-    _put(learner, momenta.get(learner.lane, {}))
-    yield
-    momenta[learner.lane] = {name: held.clone() for name, held in learner.momentum().items()}
-    _put(learner, before)
-
-
-def _put(learner: Learner, momentum: Mapping[str, Tensor]) -> None:
-    """Put `momentum` in place of what the client's optimizer holds, zeros where there is none."""
-    for name, held in learner.momentum().items():
-        held.copy_(momentum[name]) if name in momentum else held.zero_()
-
 
 @dataclass(frozen=True, kw_only=True)
 class FedMDControl(FedMD):
     """`weight`: of the distance from the goal; `digests`: whether these steps are taken at all.
 
-    `separate`: whether they have momentum of their own; `informed`: whether the scores of a row are averaged over the
-    clients alone that train on its class.
+    `begin`: the first round that may have them; `informed`: whether the scores of a row are averaged over the clients
+    alone that train on its class.
     """
 
     weight: float = 1.0
     digests: bool = True
-    separate: bool = False
+    begin: int = 0
     informed: bool = False
-    momenta: Momenta = field(default_factory=dict, compare=False)
 
     def tutor(self, seat: Seat) -> Tutor | None:
         """Return the method's, with the weight."""
         value = seat.topology.heads[0].value
         return Follower(value, maker(seat.topology, value).name, self.distance, self.weight)
 
-    def start(self, clients: int) -> State:
-        """Begin a run: the momentum of one before is forgotten."""
-        self.momenta.clear()
-        return super().start(clients)
-
     def _agree(self, learners: Any, number: int) -> None:
-        if self.digests:
+        if self.digests and number >= self.begin:
             super()._agree([Informed(one) for one in learners] if self.informed else learners, number)
 
     def _digest(self, learner: Learner, rows: Tensor, goal: Tensor, number: int) -> None:
@@ -77,11 +49,7 @@ class FedMDControl(FedMD):
             # Scores and, for every row, whether they count: the mean of one over the mean of the other.
             goal = goal[:, :-1] / goal[:, -1:].clamp_min(torch.finfo(goal.dtype).tiny)
             learner = learner.inner
-        if not self.separate:
-            super()._digest(learner, rows, goal, number)
-            return
-        with separate_momentum(learner, self.momenta):
-            super()._digest(learner, rows, goal, number)
+        super()._digest(learner, rows, goal, number)
 
 
 class Informed:
