@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import splitfed as sf
-from splitfed.federated import FedMD, Method
+from splitfed.federated import FedMD, Method, Scaffold
 from splitfed.models.lenet import lenet
 from splitfed.optim import Optim
 from splitfed.registry import TABLES, load
@@ -54,10 +54,11 @@ class Variant:
     momentum: float = MOMENTUM
     steps: int | None = None
     method: Method | None = None
+    way: Way = DEFAULT
 
 
 # What stands below training alone, and what is tried of its reason.
-PLAIN = "`standalone` as it comes"
+PLAIN, TWICE = "`standalone` as it comes", "`standalone` with twice the rounds"
 TRIED = {
     PLAIN: Variant(ALONE),
     "`fedsgd` takes one step a round: `standalone` with one step a round": Variant(ALONE, steps=1),
@@ -67,7 +68,7 @@ TRIED = {
     ),
     "`fml` halves a client's own loss: `fml` at twice the rate": Variant("fml", rate=2 * RATE),
     "`pfedme` has no momentum in what is averaged: `standalone` without momentum": Variant(ALONE, momentum=0.0),
-    "`standalone` with twice the rounds": Variant(ALONE, rounds=2 * ROUNDS),
+    TWICE: Variant(ALONE, rounds=2 * ROUNDS),
     "`fedmd` as it comes": Variant("fedmd"),
     "`fedmd` with twice the rounds": Variant("fedmd", rounds=2 * ROUNDS),
     "`fedmd` without digestion, only the passes over public rows at first": Variant(
@@ -96,6 +97,11 @@ TRIED = {
     "`fedkd` with twice the rounds": Variant("fedkd", rounds=2 * ROUNDS),
     "`fedkd` without the divergence of class scores": Variant("fedkd", method=FedKDControl(divergence=0.0)),
     "`fedkd` without the distance of hidden values": Variant("fedkd", method=FedKDControl(distance=0.0)),
+    "`scaffold`, restarted": Variant("scaffold", way=RESTARTED),
+    "`scaffold`, restarted, variates of gradients": Variant(
+        "scaffold", method=Scaffold(variates="gradient"), way=RESTARTED
+    ),
+    "`scaffold`, restarted, at half the rate": Variant("scaffold", rate=RATE / 2, way=RESTARTED),
 }
 
 
@@ -154,14 +160,30 @@ def show(done: Measured) -> str:
     head = ["method", *(f"own rows: {way.called}" for way in WAYS), "own rows, among own classes", "all rows", "MiB"]
     gaps = [line for name in _order() if name != ALONE and any((line := _gaps(done, name))[1:])]
     claims = ["minus standalone", "own rows", "own rows: restarted", "own rows, among own classes", "all rows"]
-    tried = [[told, _tried(done, told)] for told in TRIED if _tried(done, told)]
-    why = [markdown(["tried of what is below", "own rows"], tried)] if tried else []
+    tried = [line for told, one in TRIED.items() if any((line := _tried(done, told, one))[1:])]
+    seeds = ", ".join(str(seed) for seed in SEEDS)
+    heads = ["tried of what is below", "own rows", "minus standalone", f"worst client, seeds {seeds}", "the others"]
+    why = [markdown(heads, tried)] if tried else []
     return "\n\n".join([markdown(head, lines), markdown(claims, gaps), *why, REMARKS])
 
 
-def _tried(done: Measured, told: str) -> str:
-    scores = [float(done[key][OWN]) for seed in SEEDS if OWN in done.get(key := _why(told, seed), {})]
-    return mean(scores, 1) if scores else ""
+def _tried(done: Measured, told: str, one: Variant) -> list[str]:
+    """Return the line: accuracies, what they are above training alone in as many rounds, the worst client of a seed."""
+    found = {seed: done[key] for seed in SEEDS if OWN in done.get(key := _why(told, seed), {})}
+    pairs = [(entry, done.get(_beside(one, seed), {})) for seed, entry in found.items() if told not in (PLAIN, TWICE)]
+    gaps = [float(entry[OWN]) - float(alone[OWN]) for entry, alone in pairs if OWN in alone]
+    each = {seed: sorted(map(float, entry["each"])) for seed, entry in found.items() if "each" in entry}
+    worst = ", ".join(f"{each[seed][0]:.1f}" if seed in each else "-" for seed in SEEDS) if each else ""
+    rest = mean([fmean(scores[1:]) for scores in each.values()], 1) if each else ""
+    own = mean([float(entry[OWN]) for entry in found.values()], 1) if found else ""
+    return [told, own, signed(gaps) if gaps else "", worst, rest]
+
+
+def _beside(one: Variant, seed: int) -> str:
+    """Return the key of training alone in as many rounds, in the same way."""
+    if one.way != DEFAULT:
+        return _key(ALONE, one.way, seed)
+    return _why(PLAIN if one.rounds == ROUNDS else TWICE, seed)
 
 
 def _why(told: str, seed: int) -> str:
@@ -224,7 +246,7 @@ def _cells() -> tuple[Cell, ...]:
             names = [name for name in _order() if way != APART or name not in BROADCAST]
             found += [Cell(_key(n, way, seed), partial(measure, Variant(n), way, seed)) for n in names]
             tried = TRIED.items() if way == DEFAULT else ()
-            found += [Cell(_why(told, seed), partial(measure, one, way, seed)) for told, one in tried]
+            found += [Cell(_why(told, seed), partial(measure, one, one.way, seed)) for told, one in tried]
     return tuple(found)
 
 
