@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -64,6 +66,8 @@ class PartyState:
         self._scheduler: LRScheduler | None = None
         if unique:
             self._optimizer, self._scheduler = optim.build(self._parameters)
+        # What the optimizer remembers of steps that go on from a state of their own, by name: see `separate_optimizer`.
+        self._separate: dict[str, defaultdict[Tensor, Any]] = {}
         # Head -> the head and the defenses that change its labels, which are this party's.
         self._relabelled = dict(relabelled or {})
         inputs = {v: shapes[v] for segment_plan in segment_plans for v in segment_plan.own}
@@ -154,9 +158,26 @@ class PartyState:
         return dict(self._data[part][1]) if part in self._data else {}
 
     def restart(self) -> None:
-        """Let the optimizer forget its state, such as momentum."""
+        """Let the optimizer forget its state, such as momentum, and every separate one."""
+        self._separate.clear()
         if self._optimizer is not None:
             self._optimizer.state.clear()
+
+    @contextmanager
+    def separate_optimizer(self, name: str) -> Iterator[None]:
+        """Let steps inside the block go on from an optimizer state of their own under `name`, empty at first.
+
+        The state of all other steps, such as momentum, is what it was before; the learning rate is the same for both.
+        """
+        if self._optimizer is None:
+            yield
+            return
+        kept = self._optimizer.state
+        self._optimizer.state = self._separate.get(name, defaultdict(dict))
+        try:
+            yield
+        finally:
+            self._separate[name], self._optimizer.state = self._optimizer.state, kept
 
     def momentum(self) -> dict[str, Tensor]:
         """Return the momentum that the optimizer holds, as `segment/name` -> tensor: its own; none where it has none.
@@ -224,7 +245,13 @@ class PartyState:
 
     def state(self) -> dict[str, Any]:
         """Return the whole state: tensors and plain values only, safe to load without unpickling code."""
+        separate = {}
+        for name in tuple(self._separate):
+            with self.separate_optimizer(name):
+                assert self._optimizer is not None
+                separate[name] = copy.deepcopy(self._optimizer.state_dict()["state"])
         return {
+            **({"separate optimizers": separate} if separate else {}),
             "segments": {name: copy.deepcopy(module.state_dict()) for name, module in self.modules.items()},
             "optimizer": None if self._optimizer is None else copy.deepcopy(self._optimizer.state_dict()),
             "scheduler": None if self._scheduler is None else copy.deepcopy(self._scheduler.state_dict()),
@@ -239,6 +266,10 @@ class PartyState:
             module.load_state_dict(state["segments"][name])
         if self._optimizer is not None:
             self._optimizer.load_state_dict(state["optimizer"])
+            self._separate.clear()
+            for name, held in state.get("separate optimizers", {}).items():
+                with self.separate_optimizer(name):
+                    self._optimizer.load_state_dict({**state["optimizer"], "state": held})
         if self._scheduler is not None:
             self._scheduler.load_state_dict(state["scheduler"])
         if self.objective is not None:

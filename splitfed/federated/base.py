@@ -121,6 +121,14 @@ class Learner(Protocol):
         """
         ...
 
+    def separate_optimizer(self, name: str) -> AbstractContextManager[None]:
+        """Let steps inside the block go on from an optimizer state of their own, at every party of the client's lane.
+
+        Its `name` tells it from others: it is empty at first, outlasts the block, and is forgotten where optimizers are
+        restarted. All other steps find their state, such as momentum, as they left it; the learning rate is the same.
+        """
+        ...
+
     def consult(self, value: str, rows: Tensor, part: str, number: int) -> Tensor:
         """Return the model's output `value` for some `rows` of `part`, (rows, ...), at the party that makes it.
 

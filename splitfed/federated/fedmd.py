@@ -13,6 +13,9 @@ private rows before the first round; here the first round does as much as it is 
 code: the mean absolute difference of class scores before the softmax; "kl" is KL(softmax of the mean || student),
 averaged over rows.
 
+The authors' code digests with an optimizer of its own, beside the one of the own rows: `separate=True`. By default one
+optimizer takes both kinds of steps, and its momentum is carried from each into the other.
+
 Between split nodes (a schedule that leaves segments in place: "sequential" with hand_over="none") scores are told by
 the party that makes them and go back to it; digesting needs no labels, and none cross. Clients start from the weights
 that the run's `starts` says.
@@ -21,6 +24,7 @@ that the run's `starts` says.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -46,7 +50,8 @@ class FedMD(Method):
     """`rows`: how many public rows are scored a round (None: all); `batch`: how many of them a step of digesting has.
 
     `passes`: over the rows scored, in digesting. `transfer`: passes over all public rows at first, in such batches too.
-    A single row that is left joins the batch before it.
+    A single row that is left joins the batch before it. `separate`: whether steps of digesting have an optimizer state
+    of their own, such as momentum; a plan of memory counts one state alone.
     """
 
     rows: int | None = None
@@ -54,6 +59,7 @@ class FedMD(Method):
     passes: int = 1
     transfer: int = 1
     distance: str = "l1"
+    separate: bool = False
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be, and an unknown distance."""
@@ -129,7 +135,8 @@ class FedMD(Method):
         mean = {"scores": total / len(learners)}
         for learner in learners:
             goal = learner.receive("soft labels", mean, number, learner.topology.heads[0].role)["scores"]
-            self._digest(learner, rows, goal, number)
+            with learner.separate_optimizer("digest") if self.separate else nullcontext():
+                self._digest(learner, rows, goal, number)
 
     def _digest(self, learner: Learner, rows: Tensor, goal: Tensor, number: int) -> None:
         """Take steps of one client towards the scores `goal` of `rows`."""

@@ -294,6 +294,10 @@ class DryLearner:
         """Count the messages of these steps."""
         return self.dry.train(self.lane, epoch, batches, first, part, task)
 
+    def separate_optimizer(self, name: str) -> AbstractContextManager[None]:
+        """Nothing learns."""
+        return nullcontext()
+
     def consult(self, value: str, rows: Tensor, part: str, number: int) -> Tensor:
         """Count what crosses; return zeros of the shape that `value` has: (rows, ...)."""
         self.dry.consult(self.lane, rows, part)

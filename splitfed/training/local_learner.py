@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -108,6 +108,14 @@ class LocalLearner:
             return self.engine.party(self.lane, maker.role).compute(value, part)
         except KeyError:
             raise InvalidInput(f"value {value!r} cannot be computed from a client's own data alone") from None
+
+    @contextmanager
+    def separate_optimizer(self, name: str) -> Iterator[None]:
+        """Let steps inside the block go on from an optimizer state of their own under `name`."""
+        with ExitStack() as stack:
+            for party in self.engine.crew.lanes[self.lane].parties.values():
+                stack.enter_context(party.separate_optimizer(name))
+            yield
 
     def labels(self, head: str, part: str = "train") -> Tensor:
         """Return the client's labels of `head` in `part`: (rows,)."""

@@ -45,13 +45,14 @@ def by_hand(model: nn.Module, rows: Any, rounds: int, method: FedMD) -> list[nn.
     """Train whole models as the head of the method's file says, in plain PyTorch."""
     public = rows.clients[0].public.join(client.public for client in rows.clients[1:])
     models = [copy.deepcopy(model) for _ in rows.clients]
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9) for m in models]
+    optimizers, others = ([torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9) for m in models] for _ in range(2))
+    digesting = others if method.separate else optimizers
     training, size = Training(16), method.rows or len(public)
 
-    def step(lane: int, loss: torch.Tensor) -> None:
-        optimizers[lane].zero_grad()
+    def step(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+        optimizer.zero_grad()
         loss.backward()
-        optimizers[lane].step()
+        optimizer.step()
 
     for number in range(rounds):
         chosen = endless(derive(0, "fedmd"), len(public), number * size, size)
@@ -60,7 +61,7 @@ def by_hand(model: nn.Module, rows: Any, rounds: int, method: FedMD) -> list[nn.
             for turn in range(method.transfer if number == 0 else 0):
                 seed = derive(0, "fedmd transfer", lane)
                 for some in endless(seed, len(public), turn * len(public), len(public)).split(method.batch):
-                    step(lane, functional.cross_entropy(m(public.x[some]), public.y[some]))
+                    step(optimizers[lane], functional.cross_entropy(m(public.x[some]), public.y[some]))
             for turn in range(method.passes if number > 0 else 0):
                 seed = derive(0, "fedmd digest", lane, number)
                 for some in endless(seed, size, turn * size, size).split(method.batch):
@@ -69,15 +70,20 @@ def by_hand(model: nn.Module, rows: Any, rounds: int, method: FedMD) -> list[nn.
                     if method.distance == "kl":
                         teachers = mean[some].softmax(1)
                         apart = functional.kl_div(z.log_softmax(1), teachers, reduction="batchmean")
-                    step(lane, apart)
+                    step(digesting[lane], apart)
             for batch in training.batches(len(client.train), number, lane):
-                step(lane, functional.cross_entropy(m(client.train.x[batch]), client.train.y[batch]))
+                step(optimizers[lane], functional.cross_entropy(m(client.train.x[batch]), client.train.y[batch]))
     return models
 
 
 @pytest.mark.parametrize(
     "method",
-    [FedMD(batch=8), FedMD(rows=10, batch=4, passes=2, transfer=0), FedMD(batch=10, transfer=2, distance="kl")],
+    [
+        FedMD(batch=8),
+        FedMD(batch=8, separate=True),
+        FedMD(rows=10, batch=4, passes=2, transfer=0),
+        FedMD(batch=10, transfer=2, distance="kl"),
+    ],
     ids=str,
 )
 def test_rounds_beside_a_bare_loop(method: FedMD) -> None:
@@ -130,9 +136,35 @@ def test_no_labels_cross_to_digest() -> None:
     assert labels == 3 * sum(len(client.train) for client in rows.clients) * 8, "those of three epochs of own rows"
 
 
+@pytest.mark.parametrize("separate", [False, True])
 @pytest.mark.parametrize("shape", ["local", "u_shaped"])
-def test_resumed_run_ends_in_the_same_bits(shape: str, tmp_path: Path) -> None:
-    assert_resumes(shape, FedMD(rows=8, batch=6), tmp_path / "run", data=data(), schedule=plan(shape))
+def test_resumed_run_ends_in_the_same_bits(shape: str, separate: bool, tmp_path: Path) -> None:
+    assert_resumes(
+        shape, FedMD(rows=8, batch=6, separate=separate), tmp_path / "run", data=data(), schedule=plan(shape)
+    )
+
+
+def test_a_separate_optimizer_state_is_restarted_with_the_other() -> None:
+    rows = data()
+    party = go("local", FedMD(separate=True), 2, data=rows).engine.party(0, "client")
+    with party.separate_optimizer("digest"):
+        assert party.momentum()
+    party.restart()
+    with party.separate_optimizer("digest"):
+        assert not party.momentum()
+    runs = [
+        go("local", FedMD(separate=separate, transfer=0), 3, data=rows, restart_optimizers=True)
+        for separate in (False, True)
+    ]
+    assert any(not a.equal(b) for a, b in zip(weights(runs[0], 0).values(), weights(runs[1], 0).values(), strict=True))
+
+
+def test_steps_with_a_state_of_their_own_leave_that_of_others() -> None:
+    party = go("local", None, 1, optimizer="SGD", data=data()).engine.party(0, "client")
+    own = {name: held.clone() for name, held in party.momentum().items()}
+    with party.separate_optimizer("other"):
+        assert party.momentum() == {}
+    assert_same(party.momentum(), own)
 
 
 def test_sampled_clients_meet_when_they_come() -> None:

@@ -224,6 +224,30 @@ def test_method_accuracy_says_which_methods_are_below_training_alone() -> None:
     assert "| `fedavg` | -10.0: not settled |" in method_accuracy.show(one)
 
 
+def test_method_accuracy_compares_what_is_tried_with_training_alone_of_as_many_rounds() -> None:
+    def entry(told: str, seed: int, *each: float) -> tuple[str, dict[str, Any]]:
+        return f"tried: {told} | seed {seed}", {"own": sum(each) / len(each), "each": list(each)}
+
+    plain, twice, whole = method_accuracy.PLAIN, method_accuracy.TWICE, "`mafml` with twice the rounds"
+    done = dict(
+        (
+            entry(plain, 0, 90.0, 80.0),
+            entry(twice, 0, 96.0, 96.0),
+            entry(twice, 2, 94.0, 96.0),
+            entry("`mafml` as it comes", 0, 60.0, 90.0),
+            entry(whole, 0, 95.0, 97.0),
+            entry(whole, 2, 97.0, 93.0),
+        )
+    )
+    done["standalone | restarted, shared | seed 0"] = {"own": 50.0}
+    done["tried: `scaffold`, restarted | seed 0"] = {"own": 40.0}
+    text = method_accuracy.show(done)
+    assert f"| {plain} | 85.0 |  | 80.0, -, - | 90.0 |" in text
+    assert "| `mafml` as it comes | 75.0 | -10.0 | 60.0, -, - | 90.0 |" in text
+    assert f"| {whole} | 95.5 (89.1 to 101.9) | +0.0 (0.0 to 0.0) | 95.0, -, 93.0 | 97.0 (97.0 to 97.0) |" in text
+    assert "| `scaffold`, restarted | 40.0 | -10.0 |  |  |" in text
+
+
 @pytest.mark.parametrize("name", ["fedproto", "mafml"])
 def test_methods_of_the_accuracy_table_train(name: str, tmp_path: Path) -> None:
     variant = method_accuracy.Variant(name, rounds=1, steps=1)

@@ -192,8 +192,8 @@ One client, a CNN of two convolutions cut behind the first pooling (16 channels)
 the digits (400 auxiliary rows) and 3 on 3000 rows of MNIST-5k, drawn by the seed (500), 64 victims that nobody trained
 on. DISCO with alpha .5; its pruner and its adversary, of 16 channels, learn at 1e-3 like everything else. Chance is
 10 % accuracy; the mean image and another victim's image are what a guess scores that sees nothing. About an hour
-on one shared core. With decoders that did not begin at the best linear inverse, no defense had 18.0 dB on the digits and
-23.6 on MNIST-5k."""
+on one shared core. With decoders that did not begin at the best linear inverse, no defense had 18.0 dB on the digits
+and 23.6 on MNIST-5k."""
 
 TABLE = Table(
     name="tradeoff",
