@@ -194,7 +194,8 @@ def describe_total(total: Mapping[str, Any], unprotected: Sequence[str]) -> str:
     left = related_exposure(total, unprotected)
     return (
         f"epsilon {epsilon} at delta {total['delta']:.1g} for {total['protects']}, unit: {total['unit']} "
-        f"({total['neighbours']}), counted {_counted_text(total['counted'])}, {total['method']}{_clients_text(total.get('only'))}"
+        f"({total['neighbours']}), counted {_counted_text(total['counted'])}, {total['method']}"
+        f"{_clients_text(total.get('only'))}"
         f"{': ' if total['note'] else ''}{total['note']}; "
         + (f"without a promise: {', '.join(left)}" if left else "nothing else crosses that tells of it")
     )
