@@ -25,7 +25,7 @@ from splitfed.attacks.gradients.local_training import LocalTraining
 from splitfed.attacks.search_space import Choice
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.messages import View
-from splitfed.core.payload import copied
+from splitfed.core.payload import copy_nested
 from splitfed.core.random import stream
 
 Releases = Mapping[str, Tensor]
@@ -252,7 +252,7 @@ class Knowledge:
 
     def copy(self) -> Knowledge:
         """Return this knowledge with tensors and modules of its own, for an attack that may change what it is given."""
-        own: dict[str, Any] = {name: copied(getattr(self, name)) for name in _HELD}
+        own: dict[str, Any] = {name: copy_nested(getattr(self, name)) for name in _HELD}
         insider = None if self.insider is None else self.insider.copy()
         return replace(self, **own, insider=insider, local=None if self.local is None else self.local.copy())
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from splitfed.core.errors import InvalidInput
-from splitfed.core.payload import module_copies
+from splitfed.core.payload import copy_modules
 from splitfed.core.topology import Head, Segment, Topology
 
 
@@ -35,7 +35,7 @@ class LocalTraining:
 
     def copy(self) -> LocalTraining:
         """Return the protocol with modules of its own, for somebody who may train them."""
-        modules = module_copies({s.name: s.module for s in self.segments})
+        modules = copy_modules({s.name: s.module for s in self.segments})
         return replace(self, segments=tuple(replace(s, module=modules[s.name]) for s in self.segments))
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from splitfed.attacks.base import Attack, DefenseStates, Knowledge, Needs, Progress, Target
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Message, View
-from splitfed.core.payload import module_copies
+from splitfed.core.payload import copy_modules
 from splitfed.core.random import derive, generator, stream
 from splitfed.core.topology import Segment
 
@@ -94,7 +94,7 @@ class AttackSite:
 
     def copy(self) -> AttackSite:
         """Return the post with knowledge and segments of its own."""
-        modules = module_copies({s.name: s.module for s in self.segments})
+        modules = copy_modules({s.name: s.module for s in self.segments})
         segments = tuple(replace(s, module=modules[s.name]) for s in self.segments)
         return replace(self, segments=segments, knowledge=self.knowledge.copy(), sender=self.sender.copy())
 

@@ -40,14 +40,14 @@ class GeometricMedian(AggregationRule):
 
     def fuse(self, rows: Tensor, shares: Tensor) -> Tensor:
         """Return the median, weighted by `shares`."""
-        found = shares @ rows
-        before = float("inf")
+        median = shares @ rows
+        previous_total = float("inf")
         for _ in range(self.steps):
-            distances = (rows - found).norm(dim=1)
+            distances = (rows - median).norm(dim=1)
             total = float(shares @ distances)
-            if total >= before * (1 - FALL):
+            if total >= previous_total * (1 - FALL):
                 break
-            before = total
+            previous_total = total
             pull = shares / distances.clamp(min=self.smoothing)
-            found = (pull / pull.sum()) @ rows
-        return found
+            median = (pull / pull.sum()) @ rows
+        return median

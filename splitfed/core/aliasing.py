@@ -31,7 +31,7 @@ def check_in_place(model: nn.Module, graph: fx.Graph, part: dict[fx.Node, int]) 
     position = {node: index for index, node in enumerate(graph.nodes)}
     memory = memory_of(model, graph)
     for node in graph.nodes:
-        overwritten = overwritten_by(model, node)
+        overwritten = find_overwritten_node(model, node)
         if overwritten is None:
             continue
         here = part[node]
@@ -51,7 +51,7 @@ def memory_of(model: nn.Module, graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     """Map every node to the first node that holds the same memory: through views and in-place operations."""
     root: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
-        source = overwritten_by(model, node)
+        source = find_overwritten_node(model, node)
         if source is None and _is_view(model, node):
             source = _first(node)
         root[node] = node if source is None else root[source]
@@ -62,7 +62,7 @@ def _first(node: fx.Node) -> fx.Node | None:
     return node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
 
 
-def overwritten_by(model: nn.Module, node: fx.Node) -> fx.Node | None:
+def find_overwritten_node(model: nn.Module, node: fx.Node) -> fx.Node | None:
     """Return the node whose memory `node` overwrites, if it does."""
     name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
     if node.op == "call_module":

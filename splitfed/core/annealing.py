@@ -114,12 +114,12 @@ class Steps(Course):
 
     def __post_init__(self) -> None:
         """Refuse what are no pairs, and epochs that do not rise from 0."""
-        given = self.steps
-        if not isinstance(given, (list, tuple)) or not given or not all(map(_is_pair, given)):
+        pairs = self.steps
+        if not isinstance(pairs, (list, tuple)) or not pairs or not all(map(_is_pair, pairs)):
             raise InvalidInput(
-                f"steps={given!r} is not allowed; expected pairs of epoch and number, such as [[0, 0.1], [5, 0.5]]"
+                f"steps={pairs!r} is not allowed; expected pairs of epoch and number, such as [[0, 0.1], [5, 0.5]]"
             )
-        object.__setattr__(self, "steps", tuple((epoch, value) for epoch, value in given))
+        object.__setattr__(self, "steps", tuple((epoch, value) for epoch, value in pairs))
         for epoch, value in self.steps:
             check_count("steps epoch", epoch)
             check_number(f"steps number from epoch {epoch}", value)
@@ -176,12 +176,12 @@ def number_or_course(name: str, value: Any, **bounds: Any) -> float | Course:
     """
     if isinstance(value, (list, tuple)):
         raise InvalidInput(f"{name}={value!r} is not allowed; expected a number or a course, such as {EXAMPLE}")
-    found: float | Course = made(name, value) if isinstance(value, Mapping) else value
-    for place, number in found.ends.items() if isinstance(found, Course) else ():
+    value_or_course: float | Course = made(name, value) if isinstance(value, Mapping) else value
+    for place, number in value_or_course.ends.items() if isinstance(value_or_course, Course) else ():
         check_number(f"{name} {place}", number, **bounds)
-    if not isinstance(found, Course):
-        check_number(name, found, **bounds)
-    return found
+    if not isinstance(value_or_course, Course):
+        check_number(name, value_or_course, **bounds)
+    return value_or_course
 
 
 def made(name: str, table: Mapping[str, Any]) -> Course:
@@ -192,13 +192,13 @@ def made(name: str, table: Mapping[str, Any]) -> Course:
         raise InvalidInput(f"{name}={dict(table)!r} is not allowed; expected a course with its name, such as {EXAMPLE}")
     if kind not in KINDS:
         raise unknown(f"course for {name}", kind, KINDS)
-    known = [field.name for field in fields(KINDS[kind])]
+    parameters = [field.name for field in fields(KINDS[kind])]
     for key in rest:
-        if key not in known:
-            raise unknown(f"key of a {kind} course for {name}", key, known)
-    for key in known:
+        if key not in parameters:
+            raise unknown(f"key of a {kind} course for {name}", key, parameters)
+    for key in parameters:
         if key not in rest:
-            raise InvalidInput(f"{name} is a {kind} course without {key}; expected {', '.join(known)}")
+            raise InvalidInput(f"{name} is a {kind} course without {key}; expected {', '.join(parameters)}")
     try:
         return KINDS[kind](**rest)
     except InvalidInput as error:

@@ -17,29 +17,29 @@ def run_backward(roots: Sequence[Tensor], gradients: Sequence[Tensor | float]) -
     """Add to the gradient of every leaf behind `roots` what their `gradients` send back.
 
     A number stands for a root that is a loss: what that is multiplied by. Frees the graph behind the roots. Raises
-    `ValueError` as `first_gradients` does.
+    `ValueError` as `gradient_tensors` does.
     """
-    given = tuple(first_gradients(roots, gradients))
+    given = tuple(gradient_tensors(roots, gradients))
     engine = Variable._execution_engine
     engine.run_backward(tuple(roots), given, False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
-def first_gradients(roots: Sequence[Tensor], gradients: Sequence[Tensor | float]) -> list[Tensor]:
+def gradient_tensors(roots: Sequence[Tensor], gradients: Sequence[Tensor | float]) -> list[Tensor]:
     """Return the `gradients` of `roots` as tensors: a number is the weight of a loss.
 
     To weigh a loss there costs nothing; a multiplication would be a node in the graph. Raises `ValueError` for a
     gradient of another shape than its root, and for a loss of several numbers.
     """
-    given = []
+    tensors = []
     for root, gradient in zip(roots, gradients, strict=True):
         if isinstance(gradient, Tensor):
             if gradient.shape != root.shape:
                 raise ValueError(
                     f"a gradient of shape {tuple(gradient.shape)} is not allowed; expected {tuple(root.shape)}"
                 )
-            given.append(gradient)
+            tensors.append(gradient)
         elif root.numel() != 1:
             raise ValueError(f"a loss of shape {tuple(root.shape)} is not allowed; expected a single number")
         else:
-            given.append(torch.ones_like(root) if gradient == 1.0 else torch.full_like(root, gradient))
-    return given
+            tensors.append(torch.ones_like(root) if gradient == 1.0 else torch.full_like(root, gradient))
+    return tensors

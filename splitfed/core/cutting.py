@@ -71,19 +71,19 @@ def cut(model: nn.Module, at: Sequence[str], example: Tensor | Mapping[str, Tens
         vars(model).update(constants)
         part = _assign(model, graph, names)
         check_in_place(model, graph, part)
-        _keep_unread(model, graph, part)
-        built = _build(model, graph, part, len(names) + 1)
+        _assign_unread_state(model, graph, part)
+        pieces = _build(model, graph, part, len(names) + 1)
     finally:
         snapshot.restore()
-    for piece in built:
+    for piece in pieces:
         piece.module.training = model.training
     arguments = {n.name: str(n.target) for n in graph.nodes if n.op == "placeholder" and n.users}
     outputs = tuple(n.name for n in _outputs(next(n for n in graph.nodes if n.op == "output")))
-    original = Original(model, arguments, outputs, tuple((p.module, p.inputs, p.outputs) for p in built), names)
+    original = Original(model, arguments, outputs, tuple((p.module, p.inputs, p.outputs) for p in pieces), names)
     if example is not None:
-        given = example if isinstance(example, Mapping) else dict.fromkeys(arguments, example)
-        check_original(original, given)
-    return tuple(replace(piece, original=original) for piece in built)
+        example_inputs = example if isinstance(example, Mapping) else dict.fromkeys(arguments, example)
+        check_original(original, example_inputs)
+    return tuple(replace(piece, original=original) for piece in pieces)
 
 
 class _Tracer(fx.Tracer):
@@ -128,12 +128,12 @@ class PieceModule(fx.GraphModule):
 
 def _trace(model: nn.Module, snapshot: ModelSnapshot) -> tuple[fx.Graph, dict[str, Tensor]]:
     """Return the graph of `model`, and the constants that it reads under names that the model does not have."""
-    graphs, known, constants = [], set(vars(model)), {}
+    graphs, own_names, constants = [], set(vars(model)), {}
     try:
         for mode in (False, True):
             snapshot.restore()
             graphs.append(_Tracer().trace(model.train(mode)))
-            constants = {n: v for n, v in vars(model).items() if n not in known and isinstance(v, Tensor)}
+            constants = {n: v for n, v in vars(model).items() if n not in own_names and isinstance(v, Tensor)}
             _check_replaced(model)
     except (fx.proxy.TraceError, TypeError, ValueError, RuntimeError, AttributeError, KeyError) as error:
         raise InvalidInput(
@@ -142,11 +142,11 @@ def _trace(model: nn.Module, snapshot: ModelSnapshot) -> tuple[fx.Graph, dict[st
         ) from error
     finally:
         snapshot.restore()
-    for calm, busy in zip(graphs[0].nodes, graphs[1].nodes, strict=False):
-        if calm.format_node() != busy.format_node():
+    for evaluation_node, training_node in zip(graphs[0].nodes, graphs[1].nodes, strict=False):
+        if evaluation_node.format_node() != training_node.format_node():
             raise InvalidInput(
-                f"{type(model).__name__} behaves otherwise in training at '{busy.name}', and a trace would freeze "
-                "that: use a module (say nn.Dropout) there, or pass segments by hand (splitfed.Segment)"
+                f"{type(model).__name__} behaves otherwise in training at '{training_node.name}', and a trace would "
+                "freeze that: use a module (say nn.Dropout) there, or pass segments by hand (splitfed.Segment)"
             )
     return graphs[1], constants
 
@@ -220,35 +220,35 @@ def _place_attribute(model: nn.Module, node: fx.Node, part: dict[fx.Node, int]) 
         )
 
 
-def _keep_unread(model: nn.Module, graph: fx.Graph, part: dict[fx.Node, int]) -> None:
+def _assign_unread_state(model: nn.Module, graph: fx.Graph, part: dict[fx.Node, int]) -> None:
     """Let weights and buffers that no operation reads be part of the piece that holds what stands before them.
 
     So are further names of a weight that is read under one of them.
     """
-    home: dict[int, int] = {}
+    piece_of: dict[int, int] = {}
     read: set[str] = set()
     state = _tensors(model)
     for node, index in part.items():
         if node.op == "call_module":
             target = f"{node.target}."
-            mine = {name: t for name, t in state.items() if name.startswith(target)}
-            home.update({id(t): index for t in mine.values()})
-            read.update(mine)
+            module_tensors = {name: t for name, t in state.items() if name.startswith(target)}
+            piece_of.update({id(t): index for t in module_tensors.values()})
+            read.update(module_tensors)
         elif node.op == "get_attr" and node.users and (tensor := state.get(str(node.target))) is not None:
-            home[id(tensor)] = index
+            piece_of[id(tensor)] = index
             read.add(str(node.target))
     index, output = 0, next(n for n in graph.nodes if n.op == "output")
     for name, tensor in state.items():
-        index = home.get(id(tensor), index)
+        index = piece_of.get(id(tensor), index)
         if name in read:
             continue
         # As a whole submodule, so that it can still be drawn anew, where nothing of it is read.
         owner = name.rpartition(".")[0]
-        beside = {other for other in state if owner and other.startswith(f"{owner}.")}
-        whole = bool(beside) and not beside & read
+        owner_tensors = {other for other in state if owner and other.startswith(f"{owner}.")}
+        whole = bool(owner_tensors) and not owner_tensors & read
         with graph.inserting_before(output):
             part[graph.get_attr(owner if whole else name)] = index
-        read |= beside if whole else {name}
+        read |= owner_tensors if whole else {name}
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:

@@ -390,7 +390,7 @@ def penalty_term(penalty: Tensor | PenaltyGradient | None, z: Tensor) -> Tensor:
     return (z * penalty.gradient).sum() if isinstance(penalty, PenaltyGradient) else penalty
 
 
-def joined(values: Sequence[Tensor]) -> Tensor:
+def concatenate_values(values: Sequence[Tensor]) -> Tensor:
     """Return all that leaves on an edge as one tensor: itself, or the values side by side, flattened: (batch, ...)."""
     return values[0] if len(values) == 1 else torch.cat([v.reshape(len(v), -1) for v in values], 1)
 
@@ -410,11 +410,11 @@ def packed_bytes(
 
     What a later defense changes is no longer in the short form that an earlier one gave it.
     """
-    found: int | None = None
+    nbytes: int | None = None
     for defense in defenses:
         size = defense.packed(kind, rows, shape, dtype)
         if size is not None:
-            found = size
+            nbytes = size
         elif overrides(defense, "release" if kind == "activation" else "gradient"):
-            found = None
-    return found
+            nbytes = None
+    return nbytes

@@ -60,7 +60,7 @@ def content(document: Mapping[str, Any]) -> str:
     return of(_canonical(json.loads(json.dumps(document))))
 
 
-def sealed(document: Mapping[str, Any]) -> bytes:
+def json_with_digest(document: Mapping[str, Any]) -> bytes:
     """Return `document` as JSON, with the digest of its content in its last field."""
     return json.dumps({**document, FIELD: content(document)}, indent=1).encode()
 
@@ -104,20 +104,20 @@ def links(log: bytes, start: str) -> Iterator[tuple[dict[str, Any], str]]:
         yield entry, start
 
 
-def signed(text: str) -> bytes:
+def toml_with_digest(text: str) -> bytes:
     """Return the TOML `text` with its digest in a comment at the end."""
     body = text if text.endswith("\n") else f"{text}\n"
     return f"{body}{COMMENT}{of(body.encode())}\n".encode()
 
 
-def toml(path: Path, written: bytes, advice: str | None) -> dict[str, Any]:
+def read_toml(path: Path, written: bytes, advice: str | None) -> dict[str, Any]:
     """Return the TOML in `written`, the file at `path`, refusing one whose digest is not its own.
 
     `advice`: what to do about a file that must carry a digest; None where it need not, as somebody wrote it by hand.
     Raises what `tomllib` does, and `Damaged`.
     """
-    body, found, digest = written.rpartition(b"\n" + COMMENT.encode())
-    if found:
+    body, separator, digest = written.rpartition(b"\n" + COMMENT.encode())
+    if separator:
         if digest != of(body + b"\n").encode() + b"\n":
             raise Damaged(path, advice or "take out its last line if it was changed on purpose")
     elif advice is not None:

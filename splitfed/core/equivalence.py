@@ -92,12 +92,12 @@ def check_topology(topology: Topology, batch: Values) -> None:
     `batch`: rows of every input (value -> (rows, ...)), two or more. Raises `InvalidInput` for the first difference.
     """
     values: Values = batch
-    given = any(segment.module.training for segment in topology.segments)
-    for segments, original in _units(topology):
+    in_training = any(segment.module.training for segment in topology.segments)
+    for segments, original in _list_units(topology):
         reads = {v for s in segments for v in s.inputs} - {v for s in segments for v in s.outputs}
         if not reads <= set(values):
             values = _plain_values(topology, batch)
-        _compare(segments, original, {v: values[v] for v in reads}, given)
+        _compare(segments, original, {v: values[v] for v in reads}, in_training)
 
 
 def check_original(original: Original, batch: Values) -> None:
@@ -118,21 +118,21 @@ def check_original(original: Original, batch: Values) -> None:
     _compare(segments, original, batch, original.model.training)
 
 
-def _units(topology: Topology) -> list[tuple[list[Segment], Original]]:
+def _list_units(topology: Topology) -> list[tuple[list[Segment], Original]]:
     """Return what is compared by itself: all pieces of one model, or one segment made by hand."""
-    found: dict[int, tuple[list[Segment], Original]] = {}
+    units: dict[int, tuple[list[Segment], Original]] = {}
     available = {*topology.inputs, *(v for s in topology.segments for v in s.outputs)}
-    held = {(id(s.module), s.inputs, s.outputs) for s in topology.segments}
+    segment_keys = {(id(s.module), s.inputs, s.outputs) for s in topology.segments}
     for segment in topology.segments:
         original = segment.original
-        whole = original is not None and all((id(m), i, o) in held for m, i, o in original.pieces)
+        whole = original is not None and all((id(m), i, o) in segment_keys for m, i, o in original.pieces)
         if original is not None and whole and set(original.arguments) <= available:
-            found.setdefault(id(original), ([], original))[0].append(segment)
+            units.setdefault(id(original), ([], original))[0].append(segment)
         else:
             pieces = ((segment.module, segment.inputs, segment.outputs),)
             alone = Original(segment.module, {}, segment.outputs, pieces, ())
-            found[id(segment)] = ([replace(segment, prefix="")], alone)
-    return list(found.values())
+            units[id(segment)] = ([replace(segment, prefix="")], alone)
+    return list(units.values())
 
 
 def _plain_values(topology: Topology, batch: Values) -> dict[str, Tensor]:
@@ -146,10 +146,10 @@ def _plain_values(topology: Topology, batch: Values) -> dict[str, Tensor]:
     return values
 
 
-def _compare(segments: list[Segment], original: Original, inputs: Values, given: bool) -> None:
+def _compare(segments: list[Segment], original: Original, inputs: Values, in_training: bool) -> None:
     """Run the segments beside the model they make up, and refuse the first difference.
 
-    `given`: whether the user gave the model in training mode; see `graph.frozen_modules`.
+    `in_training`: whether the user gave the model in training mode; see `graph.frozen_modules`.
     """
     unit = unit_of(segments, original, inputs)
     # One stream of random numbers runs through all segments, as it does through the uncut model.
@@ -157,30 +157,30 @@ def _compare(segments: list[Segment], original: Original, inputs: Values, given:
     shapes = {head.value: facts.shapes[head.value] for head in unit.heads}
     snapshot = ModelSnapshot(original.model)
 
-    def sides() -> tuple[Uncut, Parties]:
+    def make_sides() -> tuple[Uncut, Parties]:
         snapshot.restore()
         snapshot.drop_gradients()
-        return Uncut(original, given), Parties(unit, facts, frozen_modules(unit, given))
+        return Uncut(original, in_training), Parties(unit, facts, frozen_modules(unit, in_training))
 
     try:
-        _run_stages(type(original.model).__name__, sides(), shapes, inputs, reordered_weights(original))
+        _run_stages(type(original.model).__name__, make_sides(), shapes, inputs, reordered_weights(original))
         if original.cuts and (changed := snapshot.changes()):
             raise Difference(f"forward changes the {changed[0]}", _STATE)
     except Difference as error:
         what, advice = str(error), error.advice
         if original.cuts and (changed := snapshot.changes()):
             what, advice = f"forward changes the {changed[0]}", _STATE
-        elif not _repeats(lambda: sides()[0], shapes, inputs):
+        elif not _repeats(lambda: make_sides()[0], shapes, inputs):
             what, advice = "the uncut model itself does not repeat its results from the same seeds", _RANDOM
         elif error.in_outputs:
-            what += _place(sides(), shapes, inputs)
+            what += _locate_difference(make_sides(), shapes, inputs)
         by_hand = ", or pass segments by hand (splitfed.Segment)" if original.cuts else ""
-        raise InvalidInput(f"{_name(segments, original)}: {what}; {advice}{by_hand}") from None
+        raise InvalidInput(f"{_describe_model(segments, original)}: {what}; {advice}{by_hand}") from None
     finally:
         snapshot.restore()
 
 
-def _name(segments: Sequence[Segment], original: Original) -> str:
+def _describe_model(segments: Sequence[Segment], original: Original) -> str:
     if not original.cuts:
         return f"segment {segments[0].name!r} does in its party what it does not do by itself"
     cuts = ", ".join(map(repr, original.cuts))
@@ -198,13 +198,13 @@ def _run_stages(
         try:
             uncut = _run(sides[0], step, shapes, inputs)
         except _FAILURES as error:
-            raise InvalidInput(f"{name} fails by itself in {stage} with {rows} rows: {_line(error)}") from error
+            raise InvalidInput(f"{name} fails by itself in {stage} with {rows} rows: {_first_line(error)}") from error
         if uncut is not None:
             sides[1].replaced = {n: g for n in reordered if (g := uncut.gradients.get(n)) is not None}
         try:
             cut = _run(sides[1], step, shapes, inputs)
         except _FAILURES as error:
-            raise Difference(f"in {stage} with {rows} rows its segments fail ({_line(error)})", _TRACE) from error
+            raise Difference(f"in {stage} with {rows} rows its segments fail ({_first_line(error)})", _TRACE) from error
         if uncut is None and cut is None:
             warnings.warn(
                 f"{name} was compared with its cut model for {step} of {len(STAGES)} batches only: its gradients are "
@@ -230,11 +230,11 @@ def _run(side: Side, step: int, shapes: Mapping[str, tuple[int, ...]], inputs: V
     np.random.seed(step)  # noqa: NPY002
     torch.default_generator.manual_seed(step)
     try:
-        done = side.run(stage, {n: _first_rows(x, rows) for n, x in inputs.items()}, targets, step)
+        result = side.run(stage, {n: _first_rows(x, rows) for n, x in inputs.items()}, targets, step)
     except NonFinite:
         return None
-    finite = all(bool(t.isfinite().all()) for t in done.gradients.values() if t is not None)
-    return done if finite else None
+    finite = all(bool(t.isfinite().all()) for t in result.gradients.values() if t is not None)
+    return result if finite else None
 
 
 def _repeats(make: Callable[[], Side], shapes: Mapping[str, tuple[int, ...]], inputs: Values) -> bool:
@@ -320,13 +320,17 @@ def _close(one: Tensor, other: Tensor) -> bool:
     return bool((one - other).abs().max() <= _REORDERED * torch.finfo(one.dtype).eps * one.abs().max())
 
 
-def _place(sides: tuple[Side, Side], shapes: Mapping[str, tuple[int, ...]], inputs: Values) -> str:
+def _locate_difference(sides: tuple[Side, Side], shapes: Mapping[str, tuple[int, ...]], inputs: Values) -> str:
     """Say at which submodule the two first differ, by running both again and looking at what each returns."""
     for step in range(len(STAGES)):
-        seen: list[dict[tuple[str, int], Tensor]] = []
+        calls_of_sides: list[dict[tuple[str, int], Tensor]] = []
         for side in sides:
             calls: dict[tuple[str, int], Tensor] = {}
-            hooks = [m.register_forward_hook(partial(_note, calls, name)) for name, m in side.modules().items() if name]
+            hooks = [
+                m.register_forward_hook(partial(_record_call, calls, name))
+                for name, m in side.modules().items()
+                if name
+            ]
             try:
                 _run(side, step, shapes, inputs)
             except _FAILURES:
@@ -334,16 +338,18 @@ def _place(sides: tuple[Side, Side], shapes: Mapping[str, tuple[int, ...]], inpu
             finally:
                 for hook in hooks:
                     hook.remove()
-            seen.append(calls)
+            calls_of_sides.append(calls)
         last = ""
-        for (name, count), value in seen[0].items():
-            if (name, count) not in seen[1] or not _same(value, seen[1][name, count]):
+        for (name, count), value in calls_of_sides[0].items():
+            if (name, count) not in calls_of_sides[1] or not _same(value, calls_of_sides[1][name, count]):
                 return f", first at submodule {name!r}" + (f", after {last!r}" if last else "")
             last = name
     return f", after submodule {last!r}" if last else ""
 
 
-def _note(calls: dict[tuple[str, int], Tensor], name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
+def _record_call(
+    calls: dict[tuple[str, int], Tensor], name: str, _module: nn.Module, _inputs: Any, output: Any
+) -> None:
     value = output[0] if isinstance(output, (tuple, list)) and output else output
     if isinstance(value, Tensor):
         calls[name, sum(n == name for n, _ in calls)] = value.detach().clone()
@@ -354,5 +360,5 @@ def _first_rows(value: Tensor, rows: int) -> Tensor:
     return value[torch.arange(rows) % len(value)]
 
 
-def _line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -63,13 +63,13 @@ class Side(Protocol):
 class Uncut:
     """The user's own model, trained in place."""
 
-    def __init__(self, original: Original, given: bool) -> None:
+    def __init__(self, original: Original, in_training: bool) -> None:
         self._original = original
         self._model = original.model
         # What `forward` never reads has no rows, and may have to be given all the same.
-        self._unread = dict.fromkeys(_required(original.model) - set(original.arguments.values()))
+        self._unread = dict.fromkeys(_required_arguments(original.model) - set(original.arguments.values()))
         # A model given in evaluation mode as a whole is trained; what is frozen inside stays so.
-        self._frozen = [n for n, m in self._model.named_modules() if given and not m.training]
+        self._frozen = [n for n, m in self._model.named_modules() if in_training and not m.training]
         weights = [p for p in self._model.parameters() if p.requires_grad]
         self._optimizer = OPTIM.build(weights)[0] if weights else None
 
@@ -79,29 +79,29 @@ class Uncut:
         for name in self._frozen if stage == TRAINING else ():
             self._model.get_submodule(name).training = False
         names = self._original.arguments
-        given = {name: value.clone() for name, value in inputs.items()}
+        copies = {name: value.clone() for name, value in inputs.items()}
         with torch.set_grad_enabled(stage != NO_GRADIENTS):
             if names:
-                result = self._model(**{names[value]: given[value] for value in names}, **self._unread)
+                result = self._model(**{names[value]: copies[value] for value in names}, **self._unread)
             else:
-                result = self._model(*(given[value] for value in self._original.pieces[0][1]))
-        found = dict(zip(self._original.outputs, as_tuple(result), strict=True))
-        done = StepResult(
-            {v: t.detach().clone() for v, t in found.items()}, {v: t.requires_grad for v, t in found.items()}
+                result = self._model(*(copies[value] for value in self._original.pieces[0][1]))
+        outputs = dict(zip(self._original.outputs, as_tuple(result), strict=True))
+        step_result = StepResult(
+            {v: t.detach().clone() for v, t in outputs.items()}, {v: t.requires_grad for v, t in outputs.items()}
         )
         if stage == TRAINING:
-            losses = [_linear(found[value], target) for value, target in targets.items()]
+            losses = [_linear(outputs[value], target) for value, target in targets.items()]
             if any(loss.requires_grad for loss in losses):
                 torch.autograd.backward([loss for loss in losses if loss.requires_grad])
-            done.gradients = _gradients(self._model)
+            step_result.gradients = _gradients(self._model)
             if self._optimizer is not None:
                 self._optimizer.step()
                 self._optimizer.zero_grad(set_to_none=True)
         saved = self._model.state_dict()
-        done.state = {n: t.clone() if isinstance(t, Tensor) else torch.zeros(0) for n, t in saved.items()}
-        done.modes = {name: module.training for name, module in self.modules().items()}
-        done.generators = generator_states()
-        return done
+        step_result.state = {n: t.clone() if isinstance(t, Tensor) else torch.zeros(0) for n, t in saved.items()}
+        step_result.modes = {name: module.training for name, module in self.modules().items()}
+        step_result.generators = generator_states()
+        return step_result
 
     def modules(self) -> dict[str, nn.Module]:
         """Return the innermost submodules by name."""
@@ -122,24 +122,26 @@ class Parties:
         self._topology = Topology(unit.name, unit.segments, unit.inputs, heads)
         self._facts = facts
         work = segment_plans(self._topology, facts, (), frozen)
-        held = {s.name: s.module for s in unit.segments}
+        modules = {s.name: s.module for s in unit.segments}
         self._parties = {
-            role: Party(role, role, work[role], held, OPTIM, 0, facts.shapes) for role in self._topology.roles
+            role: Party(role, role, work[role], modules, OPTIM, 0, facts.shapes) for role in self._topology.roles
         }
         self._lane = Lane(0, self._topology, self._parties, 0)
         self._modules = {name: m for party in self._parties.values() for name, m in party.modules.items()}
 
     def run(self, stage: str, inputs: Values, targets: Values, step: int) -> StepResult:
         """Run one batch as an exchange of messages; see `Side.run`."""
-        done = self._outcome = StepResult()
+        step_result = self._outcome = StepResult()
         rows = len(next(iter(inputs.values())))
         for role, party in self._parties.items():
-            mine = {v: t.clone() for v, t in inputs.items() if self._topology.inputs[v] == role}
-            party.own("train", mine, {h.value: targets[h.value] for h in self._topology.heads if h.labels == role})
+            own_inputs = {v: t.clone() for v, t in inputs.items() if self._topology.inputs[v] == role}
+            party.own(
+                "train", own_inputs, {h.value: targets[h.value] for h in self._topology.heads if h.labels == role}
+            )
         batch = Batch("train", torch.arange(rows))
         if stage == TRAINING:
             exchange(self._lane, _HandOver(), batch, self._lane.stamp("train", 0, step))
-            done.gradients = {
+            step_result.gradients = {
                 segment.full(name): gradient
                 for segment in self._topology.segments
                 for name, gradient in _gradients(self._modules[segment.name]).items()
@@ -150,13 +152,13 @@ class Parties:
         elif stage == NO_GRADIENTS:
             # As `executor.predict_step`, which refuses outputs that are not finite; here they are compared.
             forward(self._lane, _HandOver(), batch, self._lane.stamp("evaluate", 0, step), FiniteCheck())
-            done.outputs = {h.value: self._parties[h.role].output(h.value, 0) for h in self._topology.heads}
+            step_result.outputs = {h.value: self._parties[h.role].output(h.value, 0) for h in self._topology.heads}
         else:
-            self._chain(inputs, done)
-        done.state = {n: t.clone() for n, t in self._topology.state_dict(self._modules).items()}
-        done.modes = {name: module.training for name, module in self.modules().items()}
-        done.generators = generator_states()
-        return done
+            self._chain(inputs, step_result)
+        step_result.state = {n: t.clone() for n, t in self._topology.state_dict(self._modules).items()}
+        step_result.modes = {name: module.training for name, module in self.modules().items()}
+        step_result.generators = generator_states()
+        return step_result
 
     def modules(self) -> dict[str, nn.Module]:
         """Return the innermost submodules by name."""
@@ -184,19 +186,19 @@ class Parties:
 
         return Head(head.value, head.role, head.labels, Task("equivalence", loss, lambda _, __: 0.0, "none", None))
 
-    def _chain(self, inputs: Values, done: StepResult) -> None:
+    def _chain(self, inputs: Values, step_result: StepResult) -> None:
         """Run the segments one after the other, as attacks and exported models do, without a cut in the graph."""
         values = {name: value.clone() for name, value in inputs.items()}
         for module in self._modules.values():
             module.eval()
         with torch.enable_grad():
             for s in self._topology.segments:
-                written = self._facts.overwritten[s.name]
-                arguments = (values[n].clone() if n in written else values[n] for n in s.inputs)
+                overwritten = self._facts.overwritten[s.name]
+                arguments = (values[n].clone() if n in overwritten else values[n] for n in s.inputs)
                 values.update(zip(s.outputs, as_tuple(self._modules[s.name](*arguments)), strict=True))
         for head in self._topology.heads:
-            done.outputs[head.value] = values[head.value].detach()
-            done.attached[head.value] = values[head.value].requires_grad
+            step_result.outputs[head.value] = values[head.value].detach()
+            step_result.attached[head.value] = values[head.value].requires_grad
 
 
 class _HandOver:
@@ -207,7 +209,7 @@ class _HandOver:
         return message
 
 
-def _required(model: nn.Module) -> set[str]:
+def _required_arguments(model: nn.Module) -> set[str]:
     """Return the arguments of `forward` that have a name and no default."""
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     found = inspect.signature(model.forward).parameters.values()

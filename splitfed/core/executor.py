@@ -48,7 +48,7 @@ class Lane:
     members: tuple[Party, ...] = field(init=False)
     walk: tuple[tuple[str, Party], ...] = field(init=False)
     graded: tuple[tuple[str, Head], ...] = field(init=False)
-    telling: bool = field(init=False)
+    exchanges_norms: bool = field(init=False)
     guarded: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -65,7 +65,9 @@ class Lane:
             (s.name, head) for s in self.topology.segments for head in self.topology.heads if head.value in s.outputs
         )
         self.guarded = any(party.privatizer is not None for party in self.members)
-        self.telling = any(party.privatizer is not None and bool(party.privatizer.tells) for party in self.members)
+        self.exchanges_norms = any(
+            party.privatizer is not None and bool(party.privatizer.tells) for party in self.members
+        )
 
     def stamp(self, phase: str, epoch: int, step: int, part: str = "train") -> Stamp:
         """Return what the messages of a step of this lane carry."""
@@ -97,21 +99,23 @@ def exchange_together(
     Each turn is a lane with its batch, stamp and scale. `combine` sees the gradients of all lanes on an edge before
     they are sent. Returns the unscaled losses of each turn.
     """
-    watch = FiniteCheck()
+    finite_check = FiniteCheck()
     try:
         losses = []
         for lane, batch, stamp, scale in turns:
-            forward(lane, link, batch, stamp, watch, scale)
+            forward(lane, link, batch, stamp, finite_check, scale)
             losses.append(_losses(lane, link, stamp) if batch.task else {})
-        backward([(lane, stamp) for lane, _, stamp, _ in turns], link, watch, combine)
-        values = [{name: float(loss) for name, loss in found.items()} for found in losses]
-        for (lane, _, stamp, _), found in zip(turns, values, strict=True):
+        backward([(lane, stamp) for lane, _, stamp, _ in turns], link, finite_check, combine)
+        values = [{name: float(loss) for name, loss in turn_losses.items()} for turn_losses in losses]
+        for (lane, _, stamp, _), turn_losses in zip(turns, values, strict=True):
             try:
-                watch.close({} if lane.guarded else found, {party.name: party.gradient_sum() for party in lane.members})
+                finite_check.close(
+                    {} if lane.guarded else turn_losses, {party.name: party.gradient_sum() for party in lane.members}
+                )
             except NonFinite as error:
                 _give_up([turn[0] for turn in turns], lane, stamp, error)
-            if lane.telling:
-                _norms(lane, link, stamp)
+            if lane.exchanges_norms:
+                _exchange_norms(lane, link, stamp)
     finally:
         for lane, _, stamp, _ in turns:
             _forget(lane, stamp)
@@ -123,21 +127,23 @@ def predict_step(
     link: Link,
     batch: Batch,
     stamp: Stamp,
-    asked: Sequence[Head] | None = None,
+    requested_heads: Sequence[Head] | None = None,
     also: Collection[str] = (),
 ) -> dict[str, Tensor]:
-    """Walk forward in evaluation mode, as far as the heads `asked` take; returns their outputs, checked to be finite.
+    """Walk forward in evaluation mode, as far as `requested_heads` take; returns their outputs, checked to be finite.
 
-    `asked`: None for all that answer by themselves. `also`: further values that are returned if they are made on the
-    way, as their party has made them.
+    `requested_heads`: None for all that answer by themselves. `also`: further values that are returned if
+    they are made on the way, as their party has made them.
     """
-    heads, watch = lane.topology.answering if asked is None else asked, FiniteCheck()
+    heads, finite_check = lane.topology.answering if requested_heads is None else requested_heads, FiniteCheck()
     try:
-        forward(lane, link, batch, stamp, watch, walked=set(lane.topology.makers(h.value for h in heads)))
+        forward(
+            lane, link, batch, stamp, finite_check, segments_to_run=set(lane.topology.makers(h.value for h in heads))
+        )
         outputs = {h.value: lane.parties[h.role].output(h.value, stamp.lane) for h in heads}
-        watch.close({name: float(value.sum()) for name, value in outputs.items()}, {})
+        finite_check.close({name: float(value.sum()) for name, value in outputs.items()}, {})
         for value, role in [(v, s.role) for s in lane.topology.segments for v in s.outputs if v in also]:
-            if lane.parties[role].made(value, stamp.lane):
+            if lane.parties[role].has_value(value, stamp.lane):
                 outputs[value] = lane.parties[role].output(value, stamp.lane)
     except NonFinite as error:
         _give_up([lane], lane, stamp, error)
@@ -165,25 +171,25 @@ def forward(
     link: Link,
     batch: Batch,
     stamp: Stamp,
-    watch: FiniteCheck,
+    finite_check: FiniteCheck,
     scale: float = 1.0,
-    walked: Collection[str] | None = None,
+    segments_to_run: Collection[str] | None = None,
 ) -> None:
     """Walk the segments of `lane` in order over the rows of `batch`, carrying every message over `link`.
 
-    `walked`: the names of those that run, None: all of them; what nobody among them reads does not leave.
+    `segments_to_run`: the names of those that run, None: all of them; what nobody among them reads does not leave.
     """
-    read = None if walked is None else _read(lane.topology, walked)
+    reader_of = None if segments_to_run is None else _read(lane.topology, segments_to_run)
     for party in lane.members:
         party.begin(batch, stamp, scale)
     arrived: dict[str, list[Message]] = {}
     for name, party in lane.walk:
-        if walked is not None and name not in walked:
+        if segments_to_run is not None and name not in segments_to_run:
             continue
-        for message in party.forward(name, arrived.pop(name, ()), stamp, lane.peers, read):
+        for message in party.forward(name, arrived.pop(name, ()), stamp, lane.peers, reader_of):
             delivered = link.deliver(message)
-            watch.crossed.append(delivered)
-            target = message.edge.partition("->")[2] if read is None else read[message.edge]
+            finite_check.crossed.append(delivered)
+            target = message.edge.partition("->")[2] if reader_of is None else reader_of[message.edge]
             arrived.setdefault(target, []).append(delivered)
 
 
@@ -194,7 +200,7 @@ def _read(topology: Topology, walked: Collection[str]) -> dict[str, str]:
 
 
 def backward(
-    turns: Sequence[tuple[Lane, Stamp]], link: Link, watch: FiniteCheck, combine: Combine | None = None
+    turns: Sequence[tuple[Lane, Stamp]], link: Link, finite_check: FiniteCheck, combine: Combine | None = None
 ) -> None:
     """Walk the segments in reverse, carrying every gradient over `link`, the lanes in step with each other."""
     arrived: dict[tuple[int, str], list[Message]] = {}
@@ -204,13 +210,13 @@ def backward(
             name, party = lane.walk[number]
             sent = party.backpropagate(name, arrived.pop((turn, name), ()), stamp, lane.peers)
             leaving.extend([(turn, message) for message in sent])
-        for turn, message in leaving if combine is None else _combined(leaving, combine):
+        for turn, message in leaving if combine is None else _combine_gradients(leaving, combine):
             delivered = link.deliver(message)
-            watch.crossed.append(delivered)
+            finite_check.crossed.append(delivered)
             arrived.setdefault((turn, message.edge.partition("->")[0]), []).append(delivered)
 
 
-def _combined(leaving: Sequence[tuple[int, Message]], combine: Combine) -> list[tuple[int, Message]]:
+def _combine_gradients(leaving: Sequence[tuple[int, Message]], combine: Combine) -> list[tuple[int, Message]]:
     """Return what leaves instead of the gradients of all turns, edge by edge."""
     edges: dict[str, dict[int, Message]] = {}
     for turn, message in leaving:
@@ -218,7 +224,7 @@ def _combined(leaving: Sequence[tuple[int, Message]], combine: Combine) -> list[
     return [changed for edge, messages in edges.items() for changed in combine(edge, messages).items()]
 
 
-def _norms(lane: Lane, link: Link, stamp: Stamp) -> None:
+def _exchange_norms(lane: Lane, link: Link, stamp: Stamp) -> None:
     """Carry the norms of each row's gradients between the parties that clip by all of them."""
     for party in lane.parties.values():
         for message in party.tell_norms(stamp, lane.peers):

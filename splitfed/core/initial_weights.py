@@ -22,7 +22,7 @@ GIVEN = "given"
 """Topologies that were given one a client keep their weights, whatever those are."""
 
 
-def resolved(starts: str | None, topologies: Sequence[Topology], local: Sequence[str]) -> str:
+def resolve_starts(starts: str | None, topologies: Sequence[Topology], local: Sequence[str]) -> str:
     """Return "shared", "own" or "given": from which weights the clients of `topologies`, one each, really start.
 
     `local`: the client segments that nothing replaces before a client trains (`local_segments`); where there are none,
@@ -61,7 +61,7 @@ def first_weights(
     if starts == "own":
         holders = [sum(other is topology for other in topologies) for topology in topologies]
         return [
-            _drawn(topology, names, derive(seed, "starts", lane)) if holders[lane] > 1 else {}
+            _draw_weights(topology, names, derive(seed, "starts", lane)) if holders[lane] > 1 else {}
             for lane, (topology, names) in enumerate(zip(topologies, local, strict=True))
         ]
     if starts == GIVEN or len({id(topology) for topology in topologies}) == 1:
@@ -76,7 +76,7 @@ def first_weights(
     return [dict(first) for _ in topologies]
 
 
-def redrawn(
+def redraw_weights(
     who: str,
     modules: Mapping[str, nn.Module],
     seed: int,
@@ -88,9 +88,9 @@ def redrawn(
     `frozen`: whether layers all of whose weights are frozen are drawn anew as well. Refuses a module with weights that
     knows no way to draw them (`reset_parameters`); `instead`: what to do then.
     """
-    made = copy.deepcopy(dict(modules))
+    copies = copy.deepcopy(dict(modules))
     with stream(seed):
-        for name, module in made.items():
+        for name, module in copies.items():
             for inner in module.modules():
                 weights = list(inner.parameters(recurse=False))
                 if not frozen and weights and not any(w.requires_grad for w in weights):
@@ -103,16 +103,16 @@ def redrawn(
                         f"{who} cannot draw the weights of {type(inner).__name__} in segment {name!r} anew (it has no "
                         f"reset_parameters): {instead}"
                     )
-    return made
+    return copies
 
 
-def _drawn(topology: Topology, names: Sequence[str], seed: int) -> dict[str, Tensor]:
+def _draw_weights(topology: Topology, names: Sequence[str], seed: int) -> dict[str, Tensor]:
     """Return weights and buffers of these segments drawn anew; frozen weights as they are."""
     modules = {name: topology.segment(name).module for name in names}
-    fresh = redrawn("starts='own'", modules, seed, "give one topology a client", frozen=False)
+    fresh = redraw_weights("starts='own'", modules, seed, "give one topology a client", frozen=False)
     fixed = {f"{s}/{n}" for s, module in modules.items() for n, w in module.named_parameters() if not w.requires_grad}
-    found = {f"{s}/{n}": tensor for s, module in fresh.items() for n, tensor in module.state_dict().items()}
-    return {name: tensor for name, tensor in found.items() if name not in fixed}
+    state = {f"{s}/{n}": tensor for s, module in fresh.items() for n, tensor in module.state_dict().items()}
+    return {name: tensor for name, tensor in state.items() if name not in fixed}
 
 
 def _contents(topology: Topology, names: Sequence[str]) -> dict[str, Tensor]:

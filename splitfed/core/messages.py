@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput, check_count, unknown
-from splitfed.core.payload import Layout, all_own, layout_of, module_copies, own
+from splitfed.core.payload import Layout, all_own, copy_modules, layout_of, to_own_storage
 
 WEIGHT_GRADIENT = "weight gradient"
 """The kind of message by which a client sends the gradient of its weights, where it takes no step itself."""
@@ -65,18 +65,18 @@ class Message(NamedTuple):
             return self
         tensors: dict[str, Tensor] = {}
         layouts = dict(self.layouts or {})
-        seen: set[int] = set()
-        for name, given in self.tensors.items():
-            tensor = own(name, given, f"{self.edge!r} from {self.sender!r}")
+        addresses: set[int] = set()
+        for name, original in self.tensors.items():
+            tensor = to_own_storage(name, original, f"{self.edge!r} from {self.sender!r}")
             address = tensor.untyped_storage().data_ptr()
-            if address in seen and tensor.numel():
+            if address in addresses and tensor.numel():
                 tensor = tensor.clone()
-            elif tensor.numel() and address != given.untyped_storage().data_ptr() and self.kind == "activation":
-                layout = layout_of(given)
+            elif tensor.numel() and address != original.untyped_storage().data_ptr() and self.kind == "activation":
+                layout = layout_of(original)
                 if layout is not None:
                     layouts[name] = layout
             tensors[name] = tensor
-            seen.add(tensor.untyped_storage().data_ptr())
+            addresses.add(tensor.untyped_storage().data_ptr())
         return self._replace(tensors=tensors, layouts=layouts or None)
 
     def copy(self) -> Message:
@@ -116,7 +116,7 @@ class View:
 
     def copy(self) -> View:
         """Return the view with copies of its tensors and segments, for somebody who may write into them."""
-        return View(self.party, tuple(m.copy() for m in self.messages), module_copies(self.segments))
+        return View(self.party, tuple(m.copy() for m in self.messages), copy_modules(self.segments))
 
     def tensors(self, device: torch.device | str = "cpu") -> dict[str, Tensor]:
         """Join what was received over all messages, on `device`: value -> (rows, ...), in the order of arrival."""
@@ -189,7 +189,7 @@ class Recorder:
         tensors = {f"{i}/{n}": t.contiguous() for i, m in enumerate(self._held) for n, t in m.tensors.items()}
         index = [[m.sender, m.receiver, m.kind, m.edge, list(m.tensors), list(m.stamp)] for m in self._held]
         path = self._file(len(self._digests))
-        save_file(_unshared(tensors), path, metadata={"messages": json.dumps(index)})
+        save_file(_copy_shared_tensors(tensors), path, metadata={"messages": json.dumps(index)})
         with path.open("rb") as file:
             os.fsync(file.fileno())
         self._digests.append(digests.of_file(path))
@@ -217,7 +217,7 @@ class Recorder:
         if self._folder is not None:
             self.flush()
             return {"digests": list(self._digests)}
-        kept = [
+        messages = [
             {
                 "sender": m.sender,
                 "kind": m.kind,
@@ -227,7 +227,7 @@ class Recorder:
             }
             for m in self._held
         ]
-        return {"digests": [], "messages": kept}
+        return {"digests": [], "messages": messages}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go back to `state`, removing files written after it."""
@@ -247,12 +247,12 @@ class Recorder:
         return self._folder / f"part-{part:05d}.safetensors"
 
 
-def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _copy_shared_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Copy tensors that share memory, which the file format refuses to hold twice."""
-    seen: set[int] = set()
+    addresses: set[int] = set()
     result = {}
     for name, tensor in tensors.items():
         address = tensor.untyped_storage().data_ptr()
-        result[name] = tensor.clone() if address in seen else tensor
-        seen.add(address)
+        result[name] = tensor.clone() if address in addresses else tensor
+        addresses.add(address)
     return result

@@ -57,14 +57,14 @@ class ModelSnapshot:
         Values that are tensors do not count: whether they matter shows in what the model computes.
         """
         now = {(id(a.holder), a.name): a for a in _attributes(self._modules)}
-        found = []
+        descriptions = []
         for before in self._attributes:
             after = now.pop((id(before.holder), before.name), None)
             if after is None:
-                found.append(f"{before.label} (removed)")
+                descriptions.append(f"{before.label} (removed)")
             elif after.content not in (before.content, _OPAQUE):
-                found.append(f"{before.label} ({_short(before.content)} -> {_short(after.content)})")
-        return found + [f"{a.label} (new)" for a in now.values() if a.content != _OPAQUE]
+                descriptions.append(f"{before.label} ({_short(before.content)} -> {_short(after.content)})")
+        return descriptions + [f"{a.label} (new)" for a in now.values() if a.content != _OPAQUE]
 
     def drop_gradients(self) -> None:
         """Let no weight have a gradient, so that what is left of earlier training is neither added to nor changed."""
@@ -76,17 +76,17 @@ class ModelSnapshot:
         """Put everything back."""
         for module, tables, training in self._tables:
             for table, entries in tables.items():
-                held = vars(module)[table]
-                if _other(held, entries):
-                    held.clear()
-                    held.update(entries)
+                current = vars(module)[table]
+                if _entries_differ(current, entries):
+                    current.clear()
+                    current.update(entries)
             module.training = training
         with torch.no_grad():
-            for tensor, value, wanted, gradient in self._tensors:
+            for tensor, value, requires_grad, gradient in self._tensors:
                 if not torch.equal(tensor, value):
                     tensor.copy_(value)
                 if tensor.is_leaf:
-                    tensor.requires_grad_(wanted)
+                    tensor.requires_grad_(requires_grad)
                     tensor.grad = gradient
         for attribute in self._attributes:
             attribute.refill()
@@ -137,10 +137,12 @@ _OPAQUE = _Opaque()
 
 def _attributes(modules: list[tuple[str, nn.Module]]) -> list[_Attribute]:
     """Return the plain attributes of every module, of its class, and of the globals that its `forward` names."""
-    found: dict[tuple[int, str], _Attribute] = {}
+    attributes: dict[tuple[int, str], _Attribute] = {}
 
     def add(label: str, holder: Any, name: str, value: Any) -> None:
-        found.setdefault((id(holder), name), _Attribute(label, holder, name, value, _content(value), _refiller(value)))
+        attributes.setdefault(
+            (id(holder), name), _Attribute(label, holder, name, value, _content(value), _refiller(value))
+        )
 
     for path, module in modules:
         where = f"of {path!r}" if path else "of the model"
@@ -158,7 +160,7 @@ def _attributes(modules: list[tuple[str, nn.Module]]) -> list[_Attribute]:
             for name in getattr(getattr(forward, "__code__", None), "co_names", ()):
                 if _is_plain(value := names.get(name, _OPAQUE)):
                     add(f"global {name!r}", names, name, value)
-    return list(found.values())
+    return list(attributes.values())
 
 
 def _is_plain(value: Any) -> bool:
@@ -215,7 +217,7 @@ def _nothing() -> None:
     pass
 
 
-def _other(held: Mapping[str, Any], entries: Mapping[str, Any]) -> bool:
+def _entries_differ(held: Mapping[str, Any], entries: Mapping[str, Any]) -> bool:
     return list(held) != list(entries) or any(held[name] is not entry for name, entry in entries.items())
 
 

@@ -72,14 +72,14 @@ def take_step(optimizer: torch.optim.Optimizer) -> None:
     """
     step = type(optimizer).step
     marked = getattr(step, "hooked", False) and not getattr(step.__wrapped__, "hooked", False)  # type: ignore[attr-defined]
-    if marked and "step" not in vars(optimizer) and not _listened_to(optimizer):
+    if marked and "step" not in vars(optimizer) and not _has_step_hooks(optimizer):
         step.__wrapped__(optimizer)  # type: ignore[attr-defined]
     else:
         # Replaced on the optimizer itself, as by a scheduler that counts steps, or on its class; or hooked.
         optimizer.step()
 
 
-def _listened_to(optimizer: torch.optim.Optimizer) -> bool:
+def _has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a hook waits for a step; what cannot be found out counts as one."""
     return bool(
         getattr(optimizer, "_optimizer_step_pre_hooks", True)
@@ -113,5 +113,5 @@ def _construct(what: str, kind: type, args: tuple[Any, ...], options: Mapping[st
     try:
         return kind(*args, **options)
     except (ValueError, TypeError, RuntimeError) as error:
-        given = ", ".join(f"{k}={v!r}" for k, v in options.items())
-        raise InvalidInput(f"{what}({given}) is refused by torch: {str(error).splitlines()[0]}") from error
+        options_text = ", ".join(f"{k}={v!r}" for k, v in options.items())
+        raise InvalidInput(f"{what}({options_text}) is refused by torch: {str(error).splitlines()[0]}") from error

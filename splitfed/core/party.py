@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.autograd_engine import first_gradients, run_backward
-from splitfed.core.defense import Context, PenaltyGradient, joined, packed_bytes
+from splitfed.core.autograd_engine import gradient_tensors, run_backward
+from splitfed.core.defense import Context, PenaltyGradient, concatenate_values, packed_bytes
 from splitfed.core.errors import InvalidInput
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Message, Stamp
@@ -70,7 +70,7 @@ class Party(PartyState):
             step_state.inputs = {name: t.index_select(0, batch.rows.to(t.device)) for name, t in inputs.items()}
             step_state.labels = {name: t.index_select(0, batch.rows.to(t.device)) for name, t in labels.items()}
             if self._relabelled and self._training and batch.task:
-                self._aim(step_state, stamp)
+                self._replace_targets(step_state, stamp)
 
     def forward(
         self,
@@ -97,12 +97,12 @@ class Party(PartyState):
                     value = message.layouts[name].lay_out(value)
                 step_state.held[name] = self._leaf(value, returns)
         outputs = self._run(segment_plan, self._arguments(segment_plan, step_state), stamp)
-        step_state.made.update(zip(segment_plan.outputs, outputs, strict=True))
-        if self._training and segment_plan.judged:
+        step_state.values.update(zip(segment_plan.outputs, outputs, strict=True))
+        if self._training and segment_plan.penalized_arrivals:
             self._add_penalties(segment_plan, step_state, stamp)
         return [
             self._message("activation", p, peers, self._release(segment_plan, p, step_state, stamp), stamp)
-            for p in segment_plan.leaving
+            for p in segment_plan.ports_to_others
             if edges is None or p.edge in edges
         ]
 
@@ -116,7 +116,7 @@ class Party(PartyState):
         step_state = self._step_states[stamp.lane]
         labels = step_state.labels if received is None else received.tensors
         assert head.task is not None
-        value = head.task.loss(step_state.made[head.value], labels[head.value].to(self.device))
+        value = head.task.loss(step_state.values[head.value], labels[head.value].to(self.device))
         scale = head.weight * step_state.scale * step_state.task
         if self._task_weight is not None:
             epoch = stamp.epoch if step_state.counts_as is None else step_state.counts_as
@@ -129,16 +129,16 @@ class Party(PartyState):
     ) -> list[Message]:
         """Send the gradients `received` for what left `segment`, and its losses, back through it."""
         segment_plan, step_state = self._segment_plans[segment], self._step_states[stamp.lane]
-        if self.objective is not None and not step_state.taught:
-            self._teach(self.objective, step_state, stamp)
+        if self.objective is not None and not step_state.objective_added:
+            self._add_objective_terms(self.objective, step_state, stamp)
         roots: list[Tensor] = []
         gradients: list[Tensor | float] = []
         pairs: list[tuple[Tensor, Tensor | float]] = [*step_state.returned.pop(segment, ())]
         for message in received:
-            sent = step_state.sent.pop(message.edge)
+            sent_values = step_state.sent.pop(message.edge)
             if segment_plan.arrivals:
                 step_state.crossed.update([t.untyped_storage().data_ptr() for t in message.tensors.values()])
-            pairs.extend([(sent[name], gradient.to(self.device)) for name, gradient in message.tensors.items()])
+            pairs.extend([(sent_values[name], gradient.to(self.device)) for name, gradient in message.tensors.items()])
         for z, slope, version in step_state.slopes.pop(segment, ()):
             if z._version != version:
                 raise InvalidInput(f"{self.name}: a defense changed in place what leaves {segment!r}; not allowed")
@@ -152,15 +152,19 @@ class Party(PartyState):
         if roots and self.privatizer is not None and self.privatizer.active:
             leaves = (*step_state.leaves[segment].values(), *step_state.held.values())
             needing = [leaf for leaf in leaves if leaf.requires_grad]
-            self.privatizer.backward(roots, first_gradients(roots, gradients), needing)
+            self.privatizer.backward(roots, gradient_tensors(roots, gradients), needing)
         elif roots:
             run_backward(roots, gradients)
         # What is over is let go at once, so that its memory serves the rest of the step.
         del pairs, roots, gradients
         for name in segment_plan.outputs:
-            step_state.made.pop(name, None)
-        messages = self._returned(segment_plan, step_state, stamp, peers)
-        return [_apart(message, step_state.crossed) for message in messages] if step_state.crossed else messages
+            step_state.values.pop(name, None)
+        messages = self._return_gradients(segment_plan, step_state, stamp, peers)
+        return (
+            [_copy_shared_gradients(message, step_state.crossed) for message in messages]
+            if step_state.crossed
+            else messages
+        )
 
     def gradient_sum(self) -> float:
         """Return the sum of the gradient that each backward pass reaches last: that of the first weight that has one.
@@ -220,11 +224,11 @@ class Party(PartyState):
 
     def output(self, value: str, lane: int) -> Tensor:
         """Return the model output `value` of this step; for the experimenter who scores the run."""
-        return self._step_states[lane].made[value].detach()
+        return self._step_states[lane].values[value].detach()
 
-    def made(self, value: str, lane: int) -> bool:
+    def has_value(self, value: str, lane: int) -> bool:
         """Tell whether this step has come to `value`."""
-        return value in self._step_states[lane].made
+        return value in self._step_states[lane].values
 
     def compute(self, value: str, part: str, rows: int = 256) -> Tensor:
         """Return `value` of all rows of `part`, (rows, ...), in evaluation mode, from this party's own data alone.
@@ -233,29 +237,29 @@ class Party(PartyState):
         """
         inputs, _ = self._data[part]
         total = len(next(iter(inputs.values())))
-        wanted, found = {value}, []
+        needed_values, batches = {value}, []
         needed: list[SegmentPlan] = []
         for segment_plan in reversed(self._segment_plans.values()):
-            if wanted.intersection(segment_plan.outputs):
-                wanted.update(segment_plan.inputs)
+            if needed_values.intersection(segment_plan.outputs):
+                needed_values.update(segment_plan.inputs)
                 needed.insert(0, segment_plan)
         with torch.no_grad():
-            for step, chosen in enumerate(torch.arange(total).split(rows)):
+            for step, row_indices in enumerate(torch.arange(total).split(rows)):
                 stamp = Stamp("evaluate", -1, 0, step, part)
-                self.begin(Batch(part, chosen), stamp)
+                self.begin(Batch(part, row_indices), stamp)
                 step_state = self._step_states[-1]
                 for segment_plan in needed:
-                    if all(n in step_state.made or n in step_state.inputs for n in segment_plan.inputs):
-                        step_state.made.update(
+                    if all(n in step_state.values or n in step_state.inputs for n in segment_plan.inputs):
+                        step_state.values.update(
                             zip(
                                 segment_plan.outputs,
                                 self._run(segment_plan, self._arguments(segment_plan, step_state), stamp),
                                 strict=True,
                             )
                         )
-                found.append(step_state.made[value])
+                batches.append(step_state.values[value])
                 self.forget(-1)
-        return torch.cat(found)
+        return torch.cat(batches)
 
     def _arguments(self, segment_plan: SegmentPlan, step_state: StepState) -> list[Tensor]:
         leaves = step_state.leaves[segment_plan.segment] = {}
@@ -267,7 +271,7 @@ class Party(PartyState):
                 value = step_state.held[name]
             else:
                 if name not in leaves:
-                    leaves[name] = self._leaf(step_state.made[name])
+                    leaves[name] = self._leaf(step_state.values[name])
                 value = leaves[name]
             # An operation in place may neither touch a leaf nor the sender's memory.
             arguments.append(value.clone() if name in segment_plan.overwritten else value)
@@ -295,11 +299,13 @@ class Party(PartyState):
 
     def _release(self, segment_plan: SegmentPlan, port: Port, step_state: StepState, stamp: Stamp) -> dict[str, Tensor]:
         """Apply the edge's defenses in order; keep what left attached, hand it out detached."""
-        values = {name: step_state.made[name] for name in port.values}
-        for guard in port.sending:
+        values = {name: step_state.values[name] for name in port.values}
+        for guard in port.release_defenses:
             context = self._context(segment_plan, port, guard.position, step_state, stamp)
             if self._training:
-                self._add_penalty(segment_plan.segment, guard, joined(list(values.values())), context, step_state)
+                self._add_penalty(
+                    segment_plan.segment, guard, concatenate_values(list(values.values())), context, step_state
+                )
             if "activation" in guard.counts:
                 self.uses.replace(port.edge, sum(map(infinite_rows, values.values())))
             values = {name: guard.defense.release(name, z, context) for name, z in values.items()}
@@ -312,14 +318,14 @@ class Party(PartyState):
             leaving[name] = z.detach()
             # What an operation has just made, and is no view, is new memory; to ask that costs less than to compare.
             fresh = fresh and z.grad_fn is not None and z._base is None
-        return leaving if fresh else self._unshared(port.edge, leaving, step_state)
+        return leaving if fresh else self._copy_shared_values(port.edge, leaving, step_state)
 
-    def _unshared(self, edge: str, leaving: dict[str, Tensor], step_state: StepState) -> dict[str, Tensor]:
+    def _copy_shared_values(self, edge: str, leaving: dict[str, Tensor], step_state: StepState) -> dict[str, Tensor]:
         """Return `leaving` with copies of what has come in, or has left already: no other party may write into that."""
         others = (step_state.inputs, step_state.held, *(sent for left, sent in step_state.sent.items() if left != edge))
-        taken = {t.untyped_storage().data_ptr() for tensors in others for t in tensors.values()}
+        addresses = {t.untyped_storage().data_ptr() for tensors in others for t in tensors.values()}
         # The link copies the rest of what is not alone in its memory.
-        shared = [n for n, z in leaving.items() if z.untyped_storage().data_ptr() in taken and is_own(z)]
+        shared = [n for n, z in leaving.items() if z.untyped_storage().data_ptr() in addresses and is_own(z)]
         return {**leaving, **{n: leaving[n].clone() for n in shared}} if shared else leaving
 
     def _add_penalty(
@@ -335,14 +341,14 @@ class Party(PartyState):
 
     def _add_penalties(self, segment_plan: SegmentPlan, step_state: StepState, stamp: Stamp) -> None:
         """Add what the defenses of the edges that a segment has read want at this end to its losses."""
-        for port in segment_plan.judged:
-            for guard in port.judging:
+        for port in segment_plan.penalized_arrivals:
+            for guard in port.receiver_defenses:
                 context = self._context(segment_plan, port, guard.position, step_state, stamp)
                 penalty = guard.defense.penalty_at_receiver(context)
                 if penalty is not None:
                     step_state.add(segment_plan.segment, penalty, guard.share * step_state.scale)
 
-    def _returned(
+    def _return_gradients(
         self, segment_plan: SegmentPlan, step_state: StepState, stamp: Stamp, peers: Mapping[str, str]
     ) -> list[Message]:
         """Return the gradients of what the segment has read: kept for the party's own segments, sent to others."""
@@ -350,14 +356,14 @@ class Party(PartyState):
         messages = []
         for port in segment_plan.arrivals:
             if port.role is None:
-                back = [(step_state.made[name], _gradient(leaves[name])) for name in port.returned]
+                back = [(step_state.values[name], _gradient(leaves[name])) for name in port.returned]
                 step_state.returned.setdefault(port.segment, []).extend(back)
                 continue
-            held = {name: step_state.held.pop(name) for name in port.values}
-            tensors = {name: _gradient(held[name]) for name in port.returned}
+            held_leaves = {name: step_state.held.pop(name) for name in port.values}
+            tensors = {name: _gradient(held_leaves[name]) for name in port.returned}
             if not tensors:
                 continue
-            for guard in port.returning:
+            for guard in port.gradient_defenses:
                 context = self._context(segment_plan, port, guard.position, step_state, stamp)
                 tensors = {n: guard.defense.gradient(n, g, context) for n, g in tensors.items()}
                 if "gradient" in guard.counts:
@@ -378,14 +384,14 @@ class Party(PartyState):
         packed = sum(t.nbytes if (size := sizes[n]) is None else size for n, t in tensors.items()) if short else None
         return Message(self.name, receiver, kind, port.edge, tensors, stamp, packed)
 
-    def _teach(self, objective: LocalObjective, step_state: StepState, stamp: Stamp) -> None:
+    def _add_objective_terms(self, objective: LocalObjective, step_state: StepState, stamp: Stamp) -> None:
         """Add what the tutor wants to the losses, while all that this party has made in the step is still there."""
-        step_state.taught = True
+        step_state.objective_added = True
         if self._training:
-            for segment, term in objective.terms(step_state.made, step_state.labels, stamp).items():
+            for segment, term in objective.terms(step_state.values, step_state.labels, stamp).items():
                 step_state.add(segment, term, step_state.scale)
 
-    def _aim(self, step_state: StepState, stamp: Stamp) -> None:
+    def _replace_targets(self, step_state: StepState, stamp: Stamp) -> None:
         """Replace the labels of a training step by what its defenses want the loss to compare with."""
         for name, (head, guards) in self._relabelled.items():
             for guard in guards if name in step_state.labels else ():
@@ -423,7 +429,7 @@ def _gradient(leaf: Tensor) -> Tensor:
     return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
 
-def _apart(message: Message, crossed: Collection[int]) -> Message:
+def _copy_shared_gradients(message: Message, crossed: Collection[int]) -> Message:
     """Return `message` with copies of what shares memory with a gradient that arrived, whose addresses are `crossed`.
 
     A segment may pass a gradient on as it is; the next one may then add to it in place.

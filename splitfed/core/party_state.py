@@ -17,7 +17,7 @@ from splitfed.core.defense import DefenseSite, GradientPrivatizer, overrides
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Message, Stamp
 from splitfed.core.optimizers import Optim
-from splitfed.core.payload import is_own, module_copies
+from splitfed.core.payload import copy_modules, is_own
 from splitfed.core.random import derive, wide_generator
 from splitfed.core.step_plan import EdgeDefense, SegmentPlan
 from splitfed.core.topology import Head, weights
@@ -46,7 +46,7 @@ class PartyState:
         self._segment_plans = {d.segment: d for d in segment_plans}
         self._one_way = {port.edge for d in segment_plans for port in d.arrivals if not port.returns}
         # Copied together, so that weights a party shares between its own segments stay shared.
-        self.modules = module_copies({d.segment: modules[d.segment] for d in segment_plans})
+        self.modules = copy_modules({d.segment: modules[d.segment] for d in segment_plans})
         # What the user froze (batch norm in evaluation mode, say) stays frozen.
         self._frozen = {d.segment: d.frozen for d in segment_plans}
         for module in self.modules.values():
@@ -78,7 +78,7 @@ class PartyState:
             for guard in port.guards
         }
         self._learning = [place for place, guard in self._guards.items() if overrides(guard.defense, "learn")]
-        relabelling = [guard for _, found in self._relabelled.values() for guard in found]
+        relabelling = [guard for _, guards in self._relabelled.values() for guard in guards]
         self._counting = any(guard.counts for guard in (*self._guards.values(), *relabelling))
         self._defenses = {
             (port.edge, guard.position): guard.defense.start(
@@ -113,17 +113,20 @@ class PartyState:
         if among is not None:
             self._among[part] = among.cpu()
         # Rows that are a part of a larger tensor would bring the rows of others along.
-        held, known = (
-            {name: t.to(self.device) if is_own(t) else t.detach().clone().to(self.device) for name, t in given.items()}
-            for given in (inputs, labels)
+        own_inputs, own_labels = (
+            {
+                name: t.to(self.device) if is_own(t) else t.detach().clone().to(self.device)
+                for name, t in tensors.items()
+            }
+            for tensors in (inputs, labels)
         )
         if relabel and part not in SCORED:
-            known = trained_on(known, self._relabelled, self._seed, self.name, part)
+            own_labels = relabel_for_training(own_labels, self._relabelled, self._seed, self.name, part)
             for name, (_, guards) in self._relabelled.items():
-                for guard in guards if name in known else ():
+                for guard in guards if name in own_labels else ():
                     if "once" in guard.counts:
-                        self.uses.take(labels_of_head(name), guard.position, part, len(known[name]))
-        self._data[part] = (held, known)
+                        self.uses.take(labels_of_head(name), guard.position, part, len(own_labels[name]))
+        self._data[part] = (own_inputs, own_labels)
 
     def drop(self, part: str) -> None:
         """Forget the rows called `part`."""
@@ -135,11 +138,11 @@ class PartyState:
         inputs, labels = ({name: t[rows.to(self.device)] for name, t in held.items()} for held in self._data["train"])
         self.own(part, inputs, labels, relabel=False, among=rows)
 
-    def among(self, part: str) -> Tensor:
+    def train_rows(self, part: str) -> Tensor:
         """Return which row of "train" each row of `part` is, -1 for none, where that is known."""
         return self._among[part]
 
-    def raw(self, part: str) -> dict[str, Tensor]:
+    def raw_inputs(self, part: str) -> dict[str, Tensor]:
         """Return this party's raw inputs in `part`; for a method that shows them to others."""
         return dict(self._data[part][0])
 
@@ -186,13 +189,13 @@ class PartyState:
         """
         if self._optimizer is None:
             return {}
-        found = {}
+        momenta = {}
         for segment, module in self.modules.items():
             for name, weight in module.named_parameters():
-                held = self._optimizer.state.get(weight, {}).get("momentum_buffer")
-                if held is not None:
-                    found[f"{segment}/{name}"] = held
-        return found
+                buffer = self._optimizer.state.get(weight, {}).get("momentum_buffer")
+                if buffer is not None:
+                    momenta[f"{segment}/{name}"] = buffer
+        return momenta
 
     def end_round(self) -> None:
         """Advance the learning-rate scheduler, where there is one."""
@@ -227,11 +230,11 @@ class PartyState:
         for segment, module in self.modules.items():
             if segment in kept:
                 continue
-            own = module.state_dict()
+            state = module.state_dict()
             missing = {n for n in weights(module) if f"{segment}/{n}" not in tensors}
             if missing:
                 raise KeyError(f"{segment}/{missing.pop()}")
-            module.load_state_dict({n: tensors.get(f"{segment}/{n}", t) for n, t in own.items()})
+            module.load_state_dict({n: tensors.get(f"{segment}/{n}", t) for n, t in state.items()})
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -280,22 +283,22 @@ class PartyState:
         self.uses.load_state(state.get("uses", {}))
 
 
-def trained_on(
+def relabel_for_training(
     labels: Mapping[str, Tensor],
-    changed: Mapping[str, tuple[Head, tuple[EdgeDefense, ...]]],
+    relabelling: Mapping[str, tuple[Head, tuple[EdgeDefense, ...]]],
     seed: int,
     party: str,
     part: str,
 ) -> dict[str, Tensor]:
     """Return `labels` (head -> rows) of `part` as `party` trains on them: as those defenses leave them that act once.
 
-    `changed`: head -> the head and the defenses that change its labels.
+    `relabelling`: head -> the head and the defenses that change its labels.
     """
-    known = dict(labels)
-    for name, (head, guards) in changed.items():
-        for guard in guards if name in known else ():
+    new_labels = dict(labels)
+    for name, (head, guards) in relabelling.items():
+        for guard in guards if name in new_labels else ():
             assert head.task is not None
             words = ("relabel", party, name, guard.position, part)
-            random = wide_generator(seed, *words, device=known[name].device)
-            known[name] = guard.defense.relabel(known[name], head.task, random)
-    return known
+            random = wide_generator(seed, *words, device=new_labels[name].device)
+            new_labels[name] = guard.defense.relabel(new_labels[name], head.task, random)
+    return new_labels

@@ -74,7 +74,7 @@ def all_own(tensors: Collection[Tensor]) -> bool:
     return len(set(addresses)) == len(addresses)
 
 
-def own(name: str, tensor: Tensor, place: str) -> Tensor:
+def to_own_storage(name: str, tensor: Tensor, place: str) -> Tensor:
     """Return `tensor` detached and plain: as it is where it fills its storage, else copied.
 
     Raises `InvalidInput`, naming `name` and `place`, for what is not dense.
@@ -98,36 +98,36 @@ def layout_of(tensor: Tensor) -> Layout | None:
     return None if lead == 0 and _extent(tensor) == tensor.numel() else found
 
 
-def copied(value: Any) -> Any:
+def copy_nested(value: Any) -> Any:
     """Return `value` with copies of the tensors and modules in it, in mappings, lists and tuples as well."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, nn.Module):
-        return module_copies({"": value})[""]
+        return copy_modules({"": value})[""]
     if isinstance(value, Mapping):
-        return {name: copied(inner) for name, inner in value.items()}
+        return {name: copy_nested(inner) for name, inner in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(copied(inner) for inner in value))
+        return type(value)(*(copy_nested(inner) for inner in value))
     if isinstance(value, (list, tuple)):
-        return type(value)(copied(inner) for inner in value)
+        return type(value)(copy_nested(inner) for inner in value)
     return value
 
 
-def module_copies(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+def copy_modules(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     """Return deep copies; what shares weights goes on sharing them, and no tensor brings a larger storage along."""
-    made = copy.deepcopy(dict(modules))
+    copies = copy.deepcopy(dict(modules))
     # A parameter's copy is as small as it is; a buffer's, or another tensor's, is a copy of its whole storage.
-    holders = {id(m): m for module in made.values() for m in module.modules()}.values()
-    found: dict[int, list[Tensor]] = {}
+    holders = {id(m): m for module in copies.values() for m in module.modules()}.values()
+    tensors_of_storage: dict[int, list[Tensor]] = {}
     for tensor in {id(t): t for m in holders for t in _tensors(m)}.values():
         if _not_dense(tensor) is None and tensor.numel() and tensor.data_ptr():
-            found.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
-    for sharing in found.values():
+            tensors_of_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
+    for sharing in tensors_of_storage.values():
         nbytes = sum(t.nbytes for t in sharing)
         if nbytes != sharing[0].untyped_storage().nbytes() and not _overlap(sharing):
             for tensor in sharing:
                 tensor.data = tensor.detach().clone()
-    return made
+    return copies
 
 
 def _tensors(module: nn.Module) -> Iterable[Tensor]:

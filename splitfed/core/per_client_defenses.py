@@ -53,22 +53,24 @@ def _check_numbers(defense: Defense, clients: int) -> None:
 
 
 def _check_parties(defense: Defense, topology: Topology) -> None:
-    own = topology.data_roles
-    told = f"{type(defense).__name__} for some clients alone is not allowed"
+    client_roles = topology.data_roles
+    refusal = f"{type(defense).__name__} for some clients alone is not allowed"
     if overrides(defense, "guards"):
-        raise InvalidInput(f"{told}: it guards weights that the rows of all clients reach")
+        raise InvalidInput(f"{refusal}: it guards weights that the rows of all clients reach")
     for head in topology.heads:
-        if defense.weighs_task and head.role not in own:
-            raise InvalidInput(f"{told}: it weighs the loss of {head.value!r}, which {head.role!r} computes for all")
-        if head.value in defense.heads(topology) and head.labels not in own:
-            raise InvalidInput(f"{told}: the labels of {head.value!r} are at {head.labels!r}, whom all clients share")
+        if defense.weighs_task and head.role not in client_roles:
+            raise InvalidInput(f"{refusal}: it weighs the loss of {head.value!r}, which {head.role!r} computes for all")
+        if head.value in defense.heads(topology) and head.labels not in client_roles:
+            raise InvalidInput(
+                f"{refusal}: the labels of {head.value!r} are at {head.labels!r}, whom all clients share"
+            )
     forth, back = overrides(defense, "release", "penalty"), overrides(defense, "gradient", "penalty_at_receiver")
     for name in defense.edges(topology):
         edge = topology.edge(name)
         for acts, what, end in ((forth, "release", edge.source), (back, "gradient", edge.target)):
-            if acts and topology.role_of(end) not in own:
+            if acts and topology.role_of(end) not in client_roles:
                 role = topology.role_of(end)
-                raise InvalidInput(f"{told}: the {what} on {name!r} leaves {role!r}, whom all clients share")
+                raise InvalidInput(f"{refusal}: the {what} on {name!r} leaves {role!r}, whom all clients share")
 
 
 def _unlimited(defense: Defense) -> Defense:

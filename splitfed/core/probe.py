@@ -65,16 +65,16 @@ def probe(topology: Topology, batch: Mapping[str, Tensor]) -> Facts:
     rows = len(next(iter(batch.values())))
     overwritten: dict[str, frozenset[str]] = {}
     stochastic: set[str] = set()
-    behind: dict[tuple[str, str], set[int]] = {}
+    reached_leaves: dict[tuple[str, str], set[int]] = {}
     leaves: dict[tuple[str, str], Tensor] = {}
     for segment in topology.segments:
-        arrived = {name: _arrived(topology, name, values[name]) for name in segment.inputs}
-        leaves |= {(segment.name, name): leaf for name, leaf in arrived.items()}
+        inputs = {name: _arrived(topology, name, values[name]) for name in segment.inputs}
+        leaves |= {(segment.name, name): leaf for name, leaf in inputs.items()}
         states = generator_states()
         try:
-            _seed(derive(0, "probe", segment.name))
+            _seed_generators(derive(0, "probe", segment.name))
             with torch.enable_grad():
-                outputs, overwritten[segment.name], draws = _try(topology, segment, arrived)
+                outputs, overwritten[segment.name], draws = _run_segment(topology, segment, inputs)
         finally:
             set_generators(states)
         if draws == "torch":
@@ -83,7 +83,9 @@ def probe(topology: Topology, batch: Mapping[str, Tensor]) -> Facts:
         certain = draws is None or isinstance(segment.module, fx.GraphModule)
         for name, value in zip(segment.outputs, outputs, strict=True):
             _check_value(segment, name, value, rows)
-            behind[segment.name, name] = _leaves_behind(value) if certain else {id(t) for t in arrived.values()}
+            reached_leaves[segment.name, name] = (
+                _autograd_leaves(value) if certain else {id(t) for t in inputs.values()}
+            )
             values[name] = value.detach()
     norm = {s.name for s in topology.segments if _has_batch_norm(s.module)}
     return Facts(
@@ -92,7 +94,7 @@ def probe(topology: Topology, batch: Mapping[str, Tensor]) -> Facts:
         overwritten,
         frozenset(stochastic),
         frozenset(norm),
-        _without_gradient(topology, leaves, behind),
+        _without_gradient(topology, leaves, reached_leaves),
     )
 
 
@@ -102,57 +104,57 @@ def _arrived(topology: Topology, name: str, value: Tensor) -> Tensor:
     return leaf if name in topology.inputs else leaf.requires_grad_()
 
 
-def _leaves_behind(value: Tensor) -> set[int]:
+def _autograd_leaves(value: Tensor) -> set[int]:
     """Return the ids of all leaves that autograd would send a gradient of `value` to."""
-    found, waiting, seen = set(), [value.grad_fn], set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
+    leaf_ids, pending, visited = set(), [value.grad_fn], set()
+    while pending:
+        node = pending.pop()
+        if node is None or node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         if (leaf := getattr(node, "variable", None)) is not None:
-            found.add(id(leaf))
-        waiting += [before for before, _ in node.next_functions]
-    return found
+            leaf_ids.add(id(leaf))
+        pending += [before for before, _ in node.next_functions]
+    return leaf_ids
 
 
 def _without_gradient(
-    topology: Topology, leaves: Mapping[tuple[str, str], Tensor], behind: Mapping[tuple[str, str], set[int]]
+    topology: Topology, leaves: Mapping[tuple[str, str], Tensor], reached_leaves: Mapping[tuple[str, str], set[int]]
 ) -> frozenset[tuple[str, str]]:
     """Return value and reading segment wherever no gradient of a head comes back."""
-    learning, found = {head.value for head in topology.heads}, set()
+    learning_values, unreached = {head.value for head in topology.heads}, set()
     for segment in reversed(topology.segments):
-        reached = set().union(*(behind[segment.name, v] for v in segment.outputs if v in learning))
+        reached = set().union(*(reached_leaves[segment.name, v] for v in segment.outputs if v in learning_values))
         for name in set(segment.inputs) - set(topology.inputs):
             if id(leaves[segment.name, name]) in reached:
-                learning.add(name)
+                learning_values.add(name)
             else:
-                found.add((name, segment.name))
-    return frozenset(found)
+                unreached.add((name, segment.name))
+    return frozenset(unreached)
 
 
-def check_alike(topologies: Sequence[Topology], facts: Sequence[Facts]) -> None:
+def check_equal_shapes(topologies: Sequence[Topology], facts: Sequence[Facts]) -> None:
     """Refuse clients whose values enter a segment that serves them all in different shapes or types.
 
     One topology and one probe a client. Raises `InvalidInput` that names client, value and shapes.
     """
     first = topologies[0]
     entering = [value for s in first.segments if s.role not in first.data_roles for value in s.inputs]
-    for client, known in enumerate(facts):
+    for client, client_facts in enumerate(facts):
         for value in entering:
-            mine, wanted = ((f.shapes[value], f.dtypes[value]) for f in (known, facts[0]))
-            if mine != wanted:
+            client_form, first_form = ((f.shapes[value], f.dtypes[value]) for f in (client_facts, facts[0]))
+            if client_form != first_form:
                 raise InvalidInput(
-                    f"client {client} sends {value!r} as {mine[0]} of {mine[1]} a row, client 0 as {wanted[0]} of "
-                    f"{wanted[1]}: the segment that reads it serves them all"
+                    f"client {client} sends {value!r} as {client_form[0]} of {client_form[1]} a row, client 0 as "
+                    f"{first_form[0]} of {first_form[1]}: the segment that reads it serves them all"
                 )
 
 
-def _try(
+def _run_segment(
     topology: Topology, segment: Segment, values: Mapping[str, Tensor]
 ) -> tuple[tuple[Tensor, ...], frozenset[str], str | None]:
     """Return what `segment` makes of `values`, which of them it overwrites, and the package that it draws from."""
-    written: set[str] = set()
+    overwritten: set[str] = set()
     # In evaluation mode first: what it overwrites there counts too, and what it returns in training is handed on.
     for training in (False, True):
         try:
@@ -160,34 +162,34 @@ def _try(
         except (RuntimeError, TypeError, AttributeError) as error:
             reason = str(error).strip().splitlines()[0]
             raise InvalidInput(f"segment {segment.name!r} cannot be copied for its party: {reason}") from error
-        given = [values[name].clone() for name in segment.inputs]
-        versions = [tensor._version for tensor in given]
+        inputs = [values[name].clone() for name in segment.inputs]
+        versions = [tensor._version for tensor in inputs]
         before = generator_states()
         try:
-            result = module(*given)
+            result = module(*inputs)
         except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
-            raise InvalidInput(_misfit(topology, segment, values, error)) from error
+            raise InvalidInput(_describe_misfit(topology, segment, values, error)) from error
         draws = same_generators(before, generator_states())
         # `tensor.data` and storages are written without a new version.
-        for name, tensor, version in zip(segment.inputs, given, versions, strict=True):
+        for name, tensor, version in zip(segment.inputs, inputs, versions, strict=True):
             if tensor._version != version or not torch.equal(tensor, values[name]):
-                written.add(name)
+                overwritten.add(name)
     outputs = tuple(result) if isinstance(result, (tuple, list)) else (result,)
     if len(outputs) != len(segment.outputs):
         raise InvalidInput(
             f"segment {segment.name!r} returned {len(outputs)} values; it names {len(segment.outputs)}: "
             f"{', '.join(segment.outputs)}"
         )
-    return outputs, frozenset(written), draws
+    return outputs, frozenset(overwritten), draws
 
 
-def _seed(seed: int) -> None:
+def _seed_generators(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002
 
 
-def _misfit(topology: Topology, segment: Segment, values: Mapping[str, Tensor], error: BaseException) -> str:
+def _describe_misfit(topology: Topology, segment: Segment, values: Mapping[str, Tensor], error: BaseException) -> str:
     shapes = ", ".join(f"{name} {tuple(values[name].shape)}" for name in segment.inputs)
     edges = [e.name for e in topology.edges if e.target == segment.name]
     place = f"edge{'s' * (len(edges) > 1)} {', '.join(edges)}" if edges else f"input of {segment.name!r}"

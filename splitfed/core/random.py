@@ -36,15 +36,15 @@ def wide_generator(root: int, *purpose: str | int, device: torch.device | str = 
     noise, and whoever knows one might try out all seeds. (That of CUDA takes all 64 bits.) It is still no secret to
     somebody who knows `root`.
     """
-    made = generator(root, *purpose, device=device)
-    if made.device.type != "cpu":
-        return made
+    wide = generator(root, *purpose, device=device)
+    if wide.device.type != "cpu":
+        return wide
     text = "\x1f".join(f"{type(word).__name__}:{word}" for word in (root, "wide", *purpose))
-    drawn = torch.frombuffer(bytearray(hashlib.shake_256(text.encode()).digest(4 * _WORDS)), dtype=torch.int32)
-    state = made.get_state()
+    state_words = torch.frombuffer(bytearray(hashlib.shake_256(text.encode()).digest(4 * _WORDS)), dtype=torch.int32)
+    state = wide.get_state()
     # The state's 624 words of 32 bits stand behind three numbers, in 64 bits each.
-    state[_AT : _AT + 8 * _WORDS] = (drawn.long() & 0xFFFFFFFF).view(torch.uint8)
-    return made.set_state(state)
+    state[_AT : _AT + 8 * _WORDS] = (state_words.long() & 0xFFFFFFFF).view(torch.uint8)
+    return wide.set_state(state)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from splitfed.core.aliasing import memory_of, overwritten_by
+from splitfed.core.aliasing import find_overwritten_node, memory_of
 from splitfed.core.topology import Original
 
 Place = tuple[fx.GraphModule, fx.Node]
@@ -25,7 +25,9 @@ def reordered_weights(original: Original) -> frozenset[str]:
     """
     graphs = [module for module, _, _ in original.pieces if isinstance(module, fx.GraphModule)]
     makers = {n.name: (g, n) for g in graphs for n in g.graph.nodes if n.op not in ("placeholder", "output")}
-    found = {id(w) for value in _reordered_values(original, graphs, makers) for w in _upstream(makers[value], makers)}
+    found = {
+        id(w) for value in _reordered_values(original, graphs, makers) for w in _upstream_weights(makers[value], makers)
+    }
     named = original.model.named_parameters(remove_duplicate=False)
     return frozenset(name for name, weight in named if id(weight) in found)
 
@@ -35,43 +37,43 @@ def _reordered_values(original: Original, graphs: Iterable[fx.GraphModule], make
 
     Two summands may change places; with three and more, a partial sum that is made elsewhere changes the rounding.
     """
-    behind: dict[str, list[int]] = {}
+    reads_of_value: dict[str, list[int]] = {}
     for module in graphs:
         for node in module.graph.nodes:
             if node.op == "placeholder" and node.name in makers:
-                behind.setdefault(node.name, []).append(_reads(module, node))
-    found = []
-    for value, reads in behind.items():
+                reads_of_value.setdefault(node.name, []).append(_reads(module, node))
+    reordered = []
+    for value, reads in reads_of_value.items():
         # The loss of an output comes last in the uncut model, and is added after what crosses by a party.
         by_loss = value in original.outputs
         partial = max(reads) > 1 and sum(reads) + _reads(*makers[value]) + by_loss > max(reads)
         if partial or (by_loss and len(reads) > 1):
-            found.append(value)
-    return found
+            reordered.append(value)
+    return reordered
 
 
-def _upstream(place: Place, makers: dict[str, Place]) -> list[nn.Parameter]:
+def _upstream_weights(place: Place, makers: dict[str, Place]) -> list[nn.Parameter]:
     """Return all weights that the value made at `place` is computed from, through all pieces before."""
     weights: list[nn.Parameter] = []
-    seen: set[fx.Node] = set()
-    waiting = [place]
-    while waiting:
-        module, node = waiting.pop()
-        if node in seen:
+    visited: set[fx.Node] = set()
+    pending = [place]
+    while pending:
+        module, node = pending.pop()
+        if node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         if node.op == "placeholder":
-            waiting += [makers[node.name]] if node.name in makers else []
+            pending += [makers[node.name]] if node.name in makers else []
             continue
         if node.op == "call_module":
             weights += module.get_submodule(str(node.target)).parameters()
         elif node.op == "get_attr":
-            held = _attribute(module, str(node.target))
-            weights += [held] if isinstance(held, nn.Parameter) else []
+            attribute = _attribute(module, str(node.target))
+            weights += [attribute] if isinstance(attribute, nn.Parameter) else []
         # What is written into the same memory is a part of the value as well.
         memory = memory_of(module, module.graph)
-        writers = [n for n in memory if memory[n] is memory[node] and overwritten_by(module, n) is not None]
-        waiting += [(module, other) for other in (*node.all_input_nodes, *writers)]
+        writers = [n for n in memory if memory[n] is memory[node] and find_overwritten_node(module, n) is not None]
+        pending += [(module, other) for other in (*node.all_input_nodes, *writers)]
     return weights
 
 

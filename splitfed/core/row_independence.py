@@ -65,7 +65,7 @@ def findings(topology: Topology, facts: Facts, names: Collection[str]) -> Iterat
             if segment.name not in names:
                 continue
             try:
-                yield from _examined(segment, batch)
+                yield from _examine_segment(segment, batch)
             except FAILURES:
                 if (low, high) == _RANGES[0]:
                     raise
@@ -80,15 +80,15 @@ def in_training(module: nn.Module) -> nn.Module:
     return made if made.training else made.train()
 
 
-def made_up(shape: Sequence[int], dtype: torch.dtype, *words: str, low: float = 0.0, high: float = 1.0) -> Tensor:
+def draw_values(shape: Sequence[int], dtype: torch.dtype, *words: str, low: float = 0.0, high: float = 1.0) -> Tensor:
     """Return numbers between `low` and `high`, or zeros and ones of a type without fractions, drawn by `words`."""
-    drawn = generator(derive(0, "made-up rows", *words))
+    random = generator(derive(0, "made-up rows", *words))
     if dtype.is_floating_point:
-        return low + (high - low) * torch.rand(shape, generator=drawn, dtype=dtype)
-    return torch.randint(0, 2, shape, generator=drawn).to(dtype)
+        return low + (high - low) * torch.rand(shape, generator=random, dtype=dtype)
+    return torch.randint(0, 2, shape, generator=random).to(dtype)
 
 
-def others_same(one: Tensor, other: Tensor) -> bool:
+def other_rows_equal(one: Tensor, other: Tensor) -> bool:
     """Tell whether all rows but the first are equal, up to rounding."""
     return one.shape == other.shape and len(one) == ROWS and _same(one[1:], other[1:])
 
@@ -97,29 +97,29 @@ def _batch(topology: Topology, facts: Facts, low: float, high: float) -> TrialBa
     batch = TrialBatch({}, {}, {})
     for name in topology.inputs:
         shape, dtype = (ROWS, *facts.shapes[name]), facts.dtypes[name]
-        one = made_up(shape, dtype, "one", name, low=low, high=high)
-        new = made_up((1, *shape[1:]), dtype, "other", name, low=low, high=high)
+        one = draw_values(shape, dtype, "one", name, low=low, high=high)
+        new = draw_values((1, *shape[1:]), dtype, "other", name, low=low, high=high)
         # Of greater numbers where they are real, so that a maximum shows it as well.
         new = 3 * new + high if dtype.is_floating_point else 1 - one[:1].clamp(0, 1)
         batch.one[name], batch.other[name] = one, torch.cat([new, one[1:]])
-        batch.following[name] = made_up(shape, dtype, "following", name, low=low, high=high)
+        batch.following[name] = draw_values(shape, dtype, "following", name, low=low, high=high)
     return batch
 
 
-def _examined(segment: Segment, batch: TrialBatch) -> Iterator[Finding]:
+def _examine_segment(segment: Segment, batch: TrialBatch) -> Iterator[Finding]:
     name = segment.name
     first, second, fresh = (in_training(segment.module) for _ in range(3))
-    stored = {key: t.clone() for key, t in first.state_dict().items()}
+    initial_state = {key: t.clone() for key, t in first.state_dict().items()}
     one, other = _run(segment, first, batch.one), _run(segment, second, batch.other)
-    kept, otherwise = _kept(first), _kept(second)
+    first_memory, second_memory = _copy_attributes(first), _copy_attributes(second)
     for key, value in first.state_dict().items():
-        if key not in stored or not torch.equal(stored[key], value):
+        if key not in initial_state or not torch.equal(initial_state[key], value):
             yield Finding(name, "state", key)
     for value, a, b in zip(segment.outputs, one, other, strict=True):
-        if not others_same(a, b):
+        if not other_rows_equal(a, b):
             yield Finding(name, "output", value)
-    for key in sorted({*kept, *otherwise}):
-        if not _alike(kept.get(key), otherwise.get(key)):
+    for key in sorted({*first_memory, *second_memory}):
+        if not _contents_equal(first_memory.get(key), second_memory.get(key)):
             yield Finding(name, "memory", key)
     for value, a, b in zip(
         segment.outputs,
@@ -147,17 +147,17 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return torch.allclose(a, b, rtol=1e-4, atol=1e-5 * min(top, 1.0), equal_nan=True)
 
 
-def _kept(module: nn.Module) -> dict[str, Any]:
+def _copy_attributes(module: nn.Module) -> dict[str, Any]:
     """Return all that `module` and those inside it keep besides weights: name -> a copy."""
-    found: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for path, inner in module.named_modules():
         where = f"{path}." if path else ""
         for name, value in vars(inner).items():
             if name == "_buffers":
-                found.update({f"{where}{key}": None if t is None else t.clone() for key, t in value.items()})
+                attributes.update({f"{where}{key}": None if t is None else t.clone() for key, t in value.items()})
             elif name not in _OWN:
-                found[f"{where}{name}"] = _content(value)
-    return found
+                attributes[f"{where}{name}"] = _content(value)
+    return attributes
 
 
 def _content(value: Any, depth: int = _DEPTH) -> Any:
@@ -179,7 +179,7 @@ def _content(value: Any, depth: int = _DEPTH) -> Any:
     return {key: _content(item, depth - 1) for key, item in vars(value).items()} if hasattr(value, "__dict__") else None
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _contents_equal(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return (
             one.dtype == other.dtype and one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
@@ -187,7 +187,7 @@ def _alike(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(_contents_equal(one[key], other[key]) for key in one)
     if isinstance(one, list):
-        return len(one) == len(other) and all(map(_alike, one, other))
+        return len(one) == len(other) and all(map(_contents_equal, one, other))
     return bool(one == other or (one != one and other != other))

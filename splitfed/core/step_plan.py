@@ -13,7 +13,7 @@ from splitfed.core.defense import Defense, overrides
 from splitfed.core.errors import InvalidInput
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Edge, Head, Topology, frozen_modules
-from splitfed.core.usage_counts import counted, counted_labels
+from splitfed.core.usage_counts import counted_kinds, counted_labels
 
 
 @dataclass(frozen=True)
@@ -49,26 +49,26 @@ class Port:
         return bool(self.returned)
 
     @cached_property
-    def sending(self) -> tuple[EdgeDefense, ...]:
+    def release_defenses(self) -> tuple[EdgeDefense, ...]:
         """Those that act on what leaves, or want something of it."""
-        return self._that("release", "penalty")
+        return self._defenses_with("release", "penalty")
 
     @cached_property
-    def judging(self) -> tuple[EdgeDefense, ...]:
+    def receiver_defenses(self) -> tuple[EdgeDefense, ...]:
         """Those that want something where it is read."""
-        return self._that("penalty_at_receiver")
+        return self._defenses_with("penalty_at_receiver")
 
     @cached_property
-    def returning(self) -> tuple[EdgeDefense, ...]:
+    def gradient_defenses(self) -> tuple[EdgeDefense, ...]:
         """Those that act on the gradient that goes back."""
-        return self._that("gradient")
+        return self._defenses_with("gradient")
 
     @cached_property
     def packs(self) -> bool:
         """Whether what crosses may take fewer bytes than its tensors."""
-        return bool(self._that("packed"))
+        return bool(self._defenses_with("packed"))
 
-    def _that(self, *methods: str) -> tuple[EdgeDefense, ...]:
+    def _defenses_with(self, *methods: str) -> tuple[EdgeDefense, ...]:
         # A call that does nothing takes its time all the same, several times a step.
         return tuple(guard for guard in self.guards if overrides(guard.defense, *methods))
 
@@ -92,14 +92,14 @@ class SegmentPlan:
     frozen: tuple[str, ...]
 
     @cached_property
-    def leaving(self) -> tuple[Port, ...]:
+    def ports_to_others(self) -> tuple[Port, ...]:
         """The departures to other parties."""
         return tuple(port for port in self.departures if port.role is not None)
 
     @cached_property
-    def judged(self) -> tuple[Port, ...]:
+    def penalized_arrivals(self) -> tuple[Port, ...]:
         """The arrivals whose defenses may want something at this end."""
-        return tuple(port for port in self.arrivals if port.judging)
+        return tuple(port for port in self.arrivals if port.receiver_defenses)
 
 
 def segment_plans(
@@ -115,7 +115,7 @@ def segment_plans(
     for defense in defenses:
         defense.check(topology, facts)
     guarded = [defense.edges(topology) for defense in defenses]
-    counts = [counted(defense) for defense in defenses]
+    counts = [counted_kinds(defense) for defense in defenses]
     guards = {
         edge.name: tuple(
             EdgeDefense(defense, position, 1.0 / len(guarded[position]), counts[position])
@@ -167,29 +167,29 @@ def _check_order(edge: str, guards: Sequence[EdgeDefense]) -> None:
             private = kind
 
 
-def relabelled(
+def find_relabelled_heads(
     topology: Topology, defenses: Sequence[Defense]
 ) -> dict[str, dict[str, tuple[Head, tuple[EdgeDefense, ...]]]]:
     """Return, by the role that holds the labels, the heads whose labels some defense changes, and which do."""
-    chosen = [defense.heads(topology) for defense in defenses]
-    found: dict[str, dict[str, tuple[Head, tuple[EdgeDefense, ...]]]] = {}
+    heads_of_defense = [defense.heads(topology) for defense in defenses]
+    heads_of_role: dict[str, dict[str, tuple[Head, tuple[EdgeDefense, ...]]]] = {}
     for head in topology.heads:
         guards = tuple(
             EdgeDefense(d, i, 1.0, counted_labels(d, head.task))
             for i, d in enumerate(defenses)
-            if head.value in chosen[i]
+            if head.value in heads_of_defense[i]
         )
         if guards:
-            found.setdefault(head.labels, {})[head.value] = (head, guards)
-    return found
+            heads_of_role.setdefault(head.labels, {})[head.value] = (head, guards)
+    return heads_of_role
 
 
-def privatized(topology: Topology, defenses: Sequence[Defense]) -> dict[str, tuple[int, Defense]]:
+def find_weight_defenses(topology: Topology, defenses: Sequence[Defense]) -> dict[str, tuple[int, Defense]]:
     """Return the defense that guards the weights of each role, with its position, or refuse two for one role."""
-    found: dict[str, tuple[int, Defense]] = {}
+    defense_of_role: dict[str, tuple[int, Defense]] = {}
     for position, defense in enumerate(defenses):
         for role in defense.guards(topology):
-            if role in found:
+            if role in defense_of_role:
                 raise InvalidInput(f"the weights of role {role!r} have two guards; give one, or other roles to each")
-            found[role] = (position, defense)
-    return found
+            defense_of_role[role] = (position, defense)
+    return defense_of_role

@@ -41,12 +41,12 @@ class StepState:
     scale: float = 1.0
     held: dict[str, Tensor] = field(default_factory=dict)
     leaves: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    made: dict[str, Tensor] = field(default_factory=dict)
+    values: dict[str, Tensor] = field(default_factory=dict)
     sent: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     returned: dict[str, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
     slopes: dict[str, list[tuple[Tensor, Tensor, int]]] = field(default_factory=dict)
     losses: dict[str, list[tuple[Tensor, float]]] = field(default_factory=dict)
-    taught: bool = False
+    objective_added: bool = False
     crossed: set[int] = field(default_factory=set)
 
     def add(self, segment: str, loss: Tensor, weight: float) -> None:

@@ -136,20 +136,20 @@ class Topology:
         A value that several segments of another role read crosses once, to the first of them: its party keeps it.
         """
         maker = {value: s.name for s in self.segments for value in s.outputs}
-        found: dict[tuple[str, str], list[str]] = {}
+        values_of_edge: dict[tuple[str, str], list[str]] = {}
         delivered: set[tuple[str, str]] = set()
         for target in self.segments:
             for value in target.inputs:
                 if value not in maker or (value, target.role) in delivered:
                     continue
-                values = found.setdefault((maker[value], target.name), [])
+                values = values_of_edge.setdefault((maker[value], target.name), [])
                 if value not in values:  # a segment may read a value twice
                     values.append(value)
                 if self.role_of(maker[value]) != target.role:
                     delivered.add((value, target.role))
         order = {s.name: i for i, s in enumerate(self.segments)}
-        keys = sorted(found, key=lambda key: (order[key[1]], order[key[0]]))
-        return tuple(Edge(source, target, tuple(found[source, target])) for source, target in keys)
+        keys = sorted(values_of_edge, key=lambda key: (order[key[1]], order[key[0]]))
+        return tuple(Edge(source, target, tuple(values_of_edge[source, target])) for source, target in keys)
 
     @cached_property
     def crossings(self) -> tuple[Edge, ...]:
@@ -263,8 +263,8 @@ class Topology:
             if name not in state:
                 raise InvalidInput(f"the state has no {name!r} (shape {tuple(value.shape)})")
             if state[name].shape != value.shape:
-                given, want = tuple(state[name].shape), tuple(value.shape)
-                raise InvalidInput(f"parameter {name!r} has shape {given}; this topology needs {want}")
+                shape, expected_shape = tuple(state[name].shape), tuple(value.shape)
+                raise InvalidInput(f"parameter {name!r} has shape {shape}; this topology needs {expected_shape}")
         for segment in self.segments:
             module = segment.module if modules is None else modules[segment.name]
             module.load_state_dict({name: state[segment.full(name)] for name in module.state_dict()})
@@ -275,16 +275,17 @@ def member(role: str, lane: int) -> str:
     return f"{role}{'_' if role[-1:].isdigit() else ''}{lane}"
 
 
-def frozen_modules(topology: Topology, given: bool | None = None) -> dict[str, tuple[str, ...]]:
+def frozen_modules(topology: Topology, in_training: bool | None = None) -> dict[str, tuple[str, ...]]:
     """Return by segment the modules inside it that stay in evaluation mode in training, by their names.
 
     They are those that the user left in evaluation mode, "" being the segment as a whole. A model that is given in
-    evaluation mode as a whole, all segments of it, is trained; `given` says whether it was given in training mode.
+    evaluation mode as a whole, all segments of it, is trained; `in_training` says whether it was
+    given in training mode.
     """
-    if given is None:
-        given = any(segment.module.training for segment in topology.segments)
+    if in_training is None:
+        in_training = any(segment.module.training for segment in topology.segments)
     return {
-        s.name: tuple(name for name, m in s.module.named_modules() if given and not m.training)
+        s.name: tuple(name for name, m in s.module.named_modules() if in_training and not m.training)
         for s in topology.segments
     }
 
@@ -323,36 +324,36 @@ def _check_unique(kind: str, names: Iterable[str]) -> None:
 
 
 def _check_values(topology: Topology) -> None:
-    made = dict.fromkeys(topology.inputs, "")
-    later = {v: s.name for s in topology.segments for v in s.outputs}
-    read: set[str] = set()
-    taught: set[str] = set()
+    makers = dict.fromkeys(topology.inputs, "")
+    later_makers = {v: s.name for s in topology.segments for v in s.outputs}
+    read_values: set[str] = set()
+    lesson_values: set[str] = set()
     for segment in topology.segments:
         for value in segment.inputs:
             owner = topology.inputs.get(value)
-            if value not in made and value in later:
+            if value not in makers and value in later_makers:
                 raise InvalidInput(
-                    f"segment {segment.name!r} reads {value!r}, which {later[value]!r} returns only later: "
+                    f"segment {segment.name!r} reads {value!r}, which {later_makers[value]!r} returns only later: "
                     "segments must stand in the order they run, without a cycle"
                 )
-            if value not in made:
-                raise unknown(f"value read by segment {segment.name!r}:", value, made)
+            if value not in makers:
+                raise unknown(f"value read by segment {segment.name!r}:", value, makers)
             if owner is not None and owner != segment.role:
                 raise InvalidInput(
                     f"segment {segment.name!r} at role {segment.role!r} reads {value!r}, raw data of role "
                     f"{owner!r}: raw data never crosses"
                 )
-            read.add(value)
-        made.update(dict.fromkeys(segment.outputs, segment.name))
+            read_values.add(value)
+        makers.update(dict.fromkeys(segment.outputs, segment.name))
         if segment.name in topology.lessons:
-            taught.update(segment.outputs)
-        elif taught.intersection(segment.inputs):
+            lesson_values.update(segment.outputs)
+        elif lesson_values.intersection(segment.inputs):
             raise InvalidInput(
-                f"segment {segment.name!r} reads {min(taught.intersection(segment.inputs))!r}, which is there to train "
-                "on: let it be a lesson as well"
+                f"segment {segment.name!r} reads {min(lesson_values.intersection(segment.inputs))!r}, which is there "
+                "to train on: let it be a lesson as well"
             )
     finals = {h.value for h in topology.heads}
-    unread = [v for v in made if v not in read | finals | taught]
+    unread = [v for v in makers if v not in read_values | finals | lesson_values]
     if unread:
         raise InvalidInput(f"value {unread[0]!r} is read by no segment and no head")
 

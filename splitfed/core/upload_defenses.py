@@ -41,7 +41,7 @@ class Sent(NamedTuple):
         return f"{self.kind}{UPLOAD}"
 
 
-def keepers(defenses: Sequence[Defense], kind: str, client: int) -> list[Keeper]:
+def find_upload_defenses(defenses: Sequence[Defense], kind: str, client: int) -> list[Keeper]:
     """Return who guards messages of `kind` for `client`, in the order they act."""
     there = ((i, d) for i, d in enumerate(defenses) if not d.clients or client in d.clients)
     return [Keeper(i, d) for i, d in there if kind in d.uploads]
@@ -54,21 +54,23 @@ def rows_of(tensor: Tensor) -> Tensor | None:
     return tensor if tensor.dim() > 1 else tensor[None]
 
 
-def defended(sent: Sent, guards: Sequence[Keeper], seed: int) -> Message:
+def apply_upload_defenses(sent: Sent, guards: Sequence[Keeper], seed: int) -> Message:
     """Return the message with what `guards` leave of it, and its size where they send it in a shorter form."""
     place, stamp = sent.place, Stamp("train", sent.lane, sent.number, 0)
-    found = {}
+    tensors = {}
     for name, tensor in sent.tensors.items():
         rows = rows_of(tensor)
         if rows is None:
-            found[name] = tensor
+            tensors[name] = tensor
             continue
         for position, defense in guards:
             # Noise must never be drawn twice alike, also where a kind is sent several times a round.
-            drawn = Context(sent.party, place, stamp._replace(step=sent.turn), seed, position)
-            rows = defense.release(name, rows, drawn)
-        found[name] = rows.reshape(tensor.shape)
-    return Message(sent.party, place.removeprefix(f"{sent.kind}->"), sent.kind, place, found, stamp, size(sent, guards))
+            context = Context(sent.party, place, stamp._replace(step=sent.turn), seed, position)
+            rows = defense.release(name, rows, context)
+        tensors[name] = rows.reshape(tensor.shape)
+    return Message(
+        sent.party, place.removeprefix(f"{sent.kind}->"), sent.kind, place, tensors, stamp, size(sent, guards)
+    )
 
 
 def size(sent: Sent, guards: Sequence[Keeper]) -> int | None:

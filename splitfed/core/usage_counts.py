@@ -90,7 +90,7 @@ def labels_of_head(head: str) -> str:
     return f"labels of {head}"
 
 
-def counted(defense: Defense) -> frozenset[str]:
+def counted_kinds(defense: Defense) -> frozenset[str]:
     """Return on which kinds of message one sending is one use of `defense`: none without a promise."""
     event = defense.event()
     if event is None or event.protects is Protects.WEIGHTS:

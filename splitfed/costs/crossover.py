@@ -39,13 +39,13 @@ class Crossover:
 def over_clients(sizes: Sizes, clients: Sequence[int], hand_over: bool = True, itemsize: int = 4) -> Crossover:
     """Return both costs over numbers of `clients`, with the same examples in all; `itemsize`: bytes of a float."""
     threshold = crossover(sizes, hand_over) / sizes.parameters
-    return _swept("clients", clients, sizes, hand_over, itemsize, threshold)
+    return _sweep("clients", clients, sizes, hand_over, itemsize, threshold)
 
 
 def over_parameters(sizes: Sizes, parameters: Sequence[float], hand_over: bool = True, itemsize: int = 4) -> Crossover:
     """Return both costs over model sizes, with the same cut width and the same share at the client."""
     threshold = crossover(sizes, hand_over) / sizes.clients
-    return _swept("parameters", parameters, sizes, hand_over, itemsize, threshold)
+    return _sweep("parameters", parameters, sizes, hand_over, itemsize, threshold)
 
 
 def sizes_of(topology: Topology, facts: Facts, clients: int, examples: float) -> Sizes:
@@ -65,7 +65,7 @@ def sizes_of(topology: Topology, facts: Facts, clients: int, examples: float) ->
     return Sizes(clients, total, share, examples, forward_bytes(topology, facts, 1) / _FLOAT)
 
 
-def _swept(
+def _sweep(
     over: str, values: Sequence[Any], sizes: Sizes, hand_over: bool, itemsize: int, threshold: float
 ) -> Crossover:
     check_count("itemsize", itemsize, low=1)

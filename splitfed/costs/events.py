@@ -81,29 +81,29 @@ class _Simulation:
         run = self._runs[lane]
         self.end = max(self.end, time)
         same, later = run.shape.followers
-        self._settle(lane, step, same[index], time)
+        self._complete_dependency(lane, step, same[index], time)
         if step + 1 < len(run.rows) and later[index]:
-            self._settle(lane, step + 1, later[index], time)
+            self._complete_dependency(lane, step + 1, later[index], time)
         here = self._open[lane, step]
         here.left -= 1
         if not here.left:
             del self._open[lane, step]
         if self._together and not run.shape.tasks[index].backward:
-            self._forward_over(time)
+            self._finish_forward(time)
 
-    def _settle(self, lane: int, step: int, tasks: Iterable[int], time: float) -> None:
+    def _complete_dependency(self, lane: int, step: int, tasks: Iterable[int], time: float) -> None:
         """Tell `tasks` that one of those they wait for is over at `time`."""
-        found = self._open.get((lane, step)) or self._begin(lane, step)
+        open_step = self._open.get((lane, step)) or self._begin(lane, step)
         for task in tasks:
-            found.ready[task] = max(found.ready[task], time)
-            found.waits[task] -= 1
-            if not found.waits[task]:
-                heapq.heappush(self._heap, (found.ready[task], lane, step, task, False))
+            open_step.ready[task] = max(open_step.ready[task], time)
+            open_step.waits[task] -= 1
+            if not open_step.waits[task]:
+                heapq.heappush(self._heap, (open_step.ready[task], lane, step, task, False))
 
-    def _forward_over(self, time: float) -> None:
+    def _finish_forward(self, time: float) -> None:
         self._gate = max(self._gate, time)
         self._forwards -= 1
         if not self._forwards:
             for lane, run in self._runs.items():
                 back = [index for index, task in enumerate(run.shape.tasks) if task.backward]
-                self._settle(lane, 0, back, self._gate)
+                self._complete_dependency(lane, 0, back, self._gate)

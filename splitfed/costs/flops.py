@@ -33,7 +33,7 @@ def segment_flops(topology: Topology, facts: Facts, rows: int = 1) -> dict[str, 
     later one, because no gradient of its input is needed.
     """
     check_count("rows", rows, low=1)
-    return {s.name: _measured(topology, s, facts, rows / _ROWS) for s in topology.segments}
+    return {s.name: _measure_segment(topology, s, facts, rows / _ROWS) for s in topology.segments}
 
 
 def role_flops(topology: Topology, facts: Facts, rows: int = 1) -> dict[str, float]:
@@ -42,7 +42,7 @@ def role_flops(topology: Topology, facts: Facts, rows: int = 1) -> dict[str, flo
     return {role: sum((sum(costs[s.name]) for s in topology.segments_of(role)), 0.0) for role in topology.roles}
 
 
-def _measured(topology: Topology, segment: Segment, facts: Facts, scale: float) -> SegmentCost:
+def _measure_segment(topology: Topology, segment: Segment, facts: Facts, scale: float) -> SegmentCost:
     with rehearsal(topology, segment, facts, _ROWS) as run:
         with FlopCounterMode(display=False) as forward:
             outputs = run.forward()

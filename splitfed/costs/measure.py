@@ -50,21 +50,21 @@ def rehearsal(topology: Topology, segment: Segment, facts: Facts, rows: int) -> 
     if not module.training:
         # A model given as a whole in evaluation mode is trained; parts frozen inside it stay frozen.
         module.train()
-    needy = set(segment.inputs) - set(topology.inputs) - _arrived_one_way(topology, segment.role)
+    needy = set(segment.inputs) - set(topology.inputs) - _one_way_values(topology, segment.role)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        inputs = tuple(_made_up(facts, v, rows).requires_grad_(v in needy) for v in segment.inputs)
+        inputs = tuple(_dummy_values(facts, v, rows).requires_grad_(v in needy) for v in segment.inputs)
         overwritten = facts.overwritten[segment.name]
         arguments = tuple(x.clone() if v in overwritten else x for v, x in zip(segment.inputs, inputs, strict=True))
         wanted = _values_with_gradient(topology, facts)
         yield Rehearsal(module, inputs, arguments, tuple(v in wanted for v in segment.outputs))
 
 
-def _made_up(facts: Facts, value: str, rows: int) -> Tensor:
+def _dummy_values(facts: Facts, value: str, rows: int) -> Tensor:
     shape, dtype = (rows, *facts.shapes[value]), facts.dtypes[value]
     return torch.ones(shape, dtype=dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
 
 
-def _arrived_one_way(topology: Topology, role: str) -> set[str]:
+def _one_way_values(topology: Topology, role: str) -> set[str]:
     edges = [e for e in topology.crossings if e.name in topology.forward_only]
     return {v for e in edges if topology.role_of(e.target) == role for v in e.values}
 

@@ -73,12 +73,12 @@ def _of_role(topology: Topology, facts: Facts, role: str, batch_size: int, copie
     gradients = sum(_size(t) for t in trained)
     # A straight line through two points: what a batch leaves behind grows by the row, over what does not (means and
     # variances of batch norm).
-    two, four = (sum(_kept(topology, s.name, facts, rows) for s in segments) for rows in (2, 4))
+    two, four = (sum(_activation_bytes(topology, s.name, facts, rows) for s in segments) for rows in (2, 4))
     activations = two + (four - two) * (batch_size - 2) // 2
     return RoleMemory(sum(_size(t) for t in state.values()), gradients, round(gradients * copies), activations)
 
 
-def _kept(topology: Topology, name: str, facts: Facts, rows: int) -> int:
+def _activation_bytes(topology: Topology, name: str, facts: Facts, rows: int) -> int:
     """Return the bytes that a forward of `rows` rows through a segment leaves behind, weights and buffers left out."""
     saved: list[Tensor] = []
 
@@ -90,8 +90,8 @@ def _kept(topology: Topology, name: str, facts: Facts, rows: int) -> int:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             outputs = run.forward()
         own = {t.untyped_storage().data_ptr() for t in (*run.module.parameters(), *run.module.buffers())}
-        held = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in (*run.inputs, *saved, *outputs)}
-    return sum(storage.nbytes() for place, storage in held.items() if place not in own)
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in (*run.inputs, *saved, *outputs)}
+    return sum(storage.nbytes() for place, storage in storages.items() if place not in own)
 
 
 def _size(tensor: Tensor) -> int:

@@ -77,33 +77,33 @@ def step_shape(topology: Topology, facts: Facts, flops: Mapping[str, SegmentCost
         for direction, size in flops[segment.name]._asdict().items():
             check_number(f"{direction} flops of segment {segment.name!r}", size, low=0)
     tasks: list[WorkItem] = []
-    ran = _forward(tasks, topology, facts, flops)
-    labelled = _labels(tasks, topology, label_bytes)
-    _backward(tasks, topology, facts, flops, ran, labelled)
-    return StepShape(_with_previous(tasks))
+    ran = _add_forward(tasks, topology, facts, flops)
+    labelled = _add_labels(tasks, topology, label_bytes)
+    _add_backward(tasks, topology, facts, flops, ran, labelled)
+    return StepShape(_link_steps(tasks))
 
 
-def _forward(
+def _add_forward(
     tasks: list[WorkItem], topology: Topology, facts: Facts, flops: Mapping[str, SegmentCost]
 ) -> dict[str, set[int]]:
     """Add the way forward; return segment -> its forward task."""
-    ran: dict[str, set[int]] = {}
-    known: dict[tuple[str, str], int] = {}  # (value, role) -> the task that made it there or brought it
+    forward_tasks: dict[str, set[int]] = {}
+    task_of_value: dict[tuple[str, str], int] = {}  # (value, role) -> the task that made it there or brought it
     for segment in topology.segments:
         role, name = segment.role, segment.name
-        before = {known[v, role] for v in segment.inputs if v not in topology.inputs}
+        before = {task_of_value[v, role] for v in segment.inputs if v not in topology.inputs}
         index = _add(tasks, f"forward {name}", role, None, flops[name].forward, before)
-        ran[name] = {index}
-        known.update({(v, role): index for v in segment.outputs})
+        forward_tasks[name] = {index}
+        task_of_value.update({(v, role): index for v in segment.outputs})
         for edge in topology.crossings:
             if edge.source == name:
                 to, size = topology.role_of(edge.target), _bytes(facts, edge.values)
-                sent = _add(tasks, f"activation {edge.name}", role, to, size, {index})
-                known.update({(v, to): sent for v in edge.values})
-    return ran
+                transfer = _add(tasks, f"activation {edge.name}", role, to, size, {index})
+                task_of_value.update({(v, to): transfer for v in edge.values})
+    return forward_tasks
 
 
-def _labels(tasks: list[WorkItem], topology: Topology, size: float) -> dict[str, set[int]]:
+def _add_labels(tasks: list[WorkItem], topology: Topology, size: float) -> dict[str, set[int]]:
     """Add the labels that cross, hop by hop; return head -> the task that brings them to the loss."""
     labelled: dict[str, set[int]] = {}
     for head in topology.heads:
@@ -113,16 +113,16 @@ def _labels(tasks: list[WorkItem], topology: Topology, size: float) -> dict[str,
     return labelled
 
 
-def _backward(
+def _add_backward(
     tasks: list[WorkItem],
     topology: Topology,
     facts: Facts,
     flops: Mapping[str, SegmentCost],
-    ran: Mapping[str, set[int]],
+    forward_tasks: Mapping[str, set[int]],
     labelled: Mapping[str, set[int]],
 ) -> None:
     """Add the way back: a segment waits for its forward, its labels and the gradients of all that left it."""
-    waits = {name: set(found) for name, found in ran.items()}
+    waits = {name: set(own_tasks) for name, own_tasks in forward_tasks.items()}
     for head in topology.heads:
         maker = next(s.name for s in topology.segments if head.value in s.outputs)
         waits[maker] |= labelled.get(head.value, set())
@@ -139,22 +139,22 @@ def _backward(
             back = index
             if edge in topology.crossings:
                 # What a party keeps for several of its segments goes back once, when the last of them is done.
-                done = set().union(*(readers[v, role] for v in edge.values))
+                awaited = set().union(*(readers[v, role] for v in edge.values))
                 to, size = topology.role_of(edge.source), _bytes(facts, returned)
-                back = _add(tasks, f"gradient {edge.name}", role, to, size, done, True)
+                back = _add(tasks, f"gradient {edge.name}", role, to, size, awaited, True)
             waits[edge.source].add(back)
 
 
-def _with_previous(tasks: Iterable[WorkItem]) -> tuple[WorkItem, ...]:
+def _link_steps(tasks: Iterable[WorkItem]) -> tuple[WorkItem, ...]:
     """Make what a role begins a step with wait for what it ended the last one with."""
-    found = tuple(tasks)
+    items = tuple(tasks)
     ends: dict[str, list[int]] = {}
-    for index, task in enumerate(found):
-        within = any(index in t.after for t in found if t.receiver is None and t.role == task.role)
+    for index, task in enumerate(items):
+        within = any(index in t.after for t in items if t.receiver is None and t.role == task.role)
         if task.receiver is None and task.backward and not within:
             ends.setdefault(task.role, []).append(index)
     ready = []
-    for index, task in enumerate(found):
+    for index, task in enumerate(items):
         begins = not task.backward if task.receiver is None else not task.after
         # Somebody who only holds labels sends those of one step after those of the last.
         ready.append(replace(task, previous=tuple(ends.get(task.role, [index]))) if begins else task)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from splitfed.core.defense import Context, DefenseSite, joined
+from splitfed.core.defense import Context, DefenseSite, concatenate_values
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import derive, stream
 from splitfed.core.topology import Topology
@@ -35,7 +35,7 @@ def check_raw(name: str, topology: Topology, edges: Sequence[str]) -> None:
 class Adversary:
     """A decoder of `width` with Adam at rate `lr`, for one place; it learns by its mean squared error.
 
-    Several values that leave together are decoded side by side, as `joined` puts them.
+    Several values that leave together are decoded side by side, as `concatenate_values` puts them.
     """
 
     def __init__(self, place: DefenseSite, width: int, lr: float) -> None:
@@ -86,7 +86,7 @@ class Adversary:
 
 def raw(inputs: Mapping[str, Tensor]) -> Tensor:
     """Return a party's raw inputs as one tensor: (batch, ...)."""
-    return joined(list(inputs.values()))
+    return concatenate_values(list(inputs.values()))
 
 
 def _decoder(source: Shape, target: Shape, width: int) -> nn.Sequential:

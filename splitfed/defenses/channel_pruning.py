@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from splitfed.core.defense import Context, Defense, DefenseSite, Strength, joined
+from splitfed.core.defense import Context, Defense, DefenseSite, Strength, concatenate_values
 from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
@@ -102,7 +102,7 @@ class ChannelPruning(Defense):
         """Return -alpha times the adversary's error, whose gradient reaches the pruners alone."""
         adversary: Adversary = context.state
         pruners = layers_on(context.module, Pruner, context.edge)
-        again = joined([m.prune(m.kept[0], m.scores(m.kept[0])) for m in pruners])
+        again = concatenate_values([m.prune(m.kept[0], m.scores(m.kept[0])) for m in pruners])
         adversary.study(again, context)
         return -self.alpha * adversary.error(again, context)
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from splitfed.core.errors import InvalidInput
 from splitfed.core.probe import Facts
 from splitfed.core.random import derive, stream
-from splitfed.core.row_independence import ROWS, findings, in_training, made_up, others_same
+from splitfed.core.row_independence import ROWS, draw_values, findings, in_training, other_rows_equal
 from splitfed.core.topology import Head, Segment, Topology
 from splitfed.defenses.per_example_gradients import Call, Used, noting, own_weights, samples, weighted
 
@@ -78,7 +78,7 @@ def _inputs(topology: Topology, facts: Facts) -> dict[str, Tensor]:
 
 
 def _made_up(like: Tensor, *words: str) -> Tensor:
-    return made_up(like.shape, like.dtype, *words)
+    return draw_values(like.shape, like.dtype, *words)
 
 
 def _run(segment: Segment, values: Mapping[str, Tensor], watched: Mapping[str, nn.Module]) -> _Ran:
@@ -94,7 +94,7 @@ def _run(segment: Segment, values: Mapping[str, Tensor], watched: Mapping[str, n
 def _check_layers(segment: Segment, watched: Mapping[str, nn.Module], one: _Ran, other: _Ran) -> None:
     names = {id(one.module.get_submodule(name)): name for name in watched}
     for first, second in zip(one.calls, other.calls, strict=True):
-        whole = len(first.x) == ROWS and others_same(first.x, second.x)
+        whole = len(first.x) == ROWS and other_rows_equal(first.x, second.x)
         if not whole:
             raise _unfit(segment, names[id(first.layer)], first.layer, "its input has no row for each row of the batch")
 
@@ -142,7 +142,7 @@ def _check_loss(head: Head, one: Tensor, other: Tensor) -> None:
     alone = one[1:2].detach().clone().requires_grad_()
     (single,) = torch.autograd.grad(head.task.loss(alone, _labels(head, one.detach())[1:2]), alone)
     mean = torch.allclose(slopes[0][1] * ROWS, single[0], rtol=1e-3, atol=1e-6)
-    if not (mean and others_same(*slopes)):
+    if not (mean and other_rows_equal(*slopes)):
         raise InvalidInput(f"{NAME} needs a loss that is the mean over the rows; that of {head.task.name!r} is not")
 
 

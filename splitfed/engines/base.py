@@ -55,7 +55,7 @@ class Prediction:
 
     outputs: Mapping[str, Tensor]
     labels: Mapping[str, Tensor]
-    made: Mapping[str, Tensor] = field(default_factory=dict)
+    further_values: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Trainer(Protocol):

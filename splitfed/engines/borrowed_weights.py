@@ -13,14 +13,14 @@ from splitfed.core.topology import weights
 
 
 @contextmanager
-def untouched(modules: Sequence[nn.Module]) -> Iterator[None]:
+def preserve_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Put buffers back, also those that a module replaces, and leave no gradient, however the block ends."""
     inner = {id(m): m for module in modules for m in module.modules()}.values()
-    kept = [(m, {name: None if b is None else b.clone() for name, b in m._buffers.items()}) for m in inner]
+    saved = [(m, {name: None if b is None else b.clone() for name, b in m._buffers.items()}) for m in inner]
     try:
         yield
     finally:
-        for module, buffers in kept:
+        for module, buffers in saved:
             module._buffers.update(buffers)
         for module in modules:
             module.zero_grad(set_to_none=True)
@@ -31,18 +31,18 @@ def with_tensors(own: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) ->
 
     Weights are not copied, buffers are: nobody trains what is lent, but a forward pass may change statistics.
     """
-    held: dict[int, Any] = {}
+    memo: dict[int, Any] = {}
     for segment, module in own.items():
         for name, weight in module.named_parameters(remove_duplicate=False):
-            given = tensors.get(f"{segment}/{name}", weight).detach().to(weight.device)
-            held[id(weight)] = nn.Parameter(given, weight.requires_grad)
+            tensor = tensors.get(f"{segment}/{name}", weight).detach().to(weight.device)
+            memo[id(weight)] = nn.Parameter(tensor, weight.requires_grad)
     # Copied together, so that weights which a party shares between its segments stay shared.
-    made = copy.deepcopy(dict(own), held)
-    for segment, module in made.items():
+    modules = copy.deepcopy(dict(own), memo)
+    for segment, module in modules.items():
         for name, buffer in module.named_buffers():
             if f"{segment}/{name}" in tensors:
                 buffer.copy_(tensors[f"{segment}/{name}"])
-    return made
+    return modules
 
 
 def with_weights(own: Mapping[str, nn.Module], lent: Mapping[str, nn.Module]) -> dict[str, nn.Module]:

@@ -100,10 +100,10 @@ def from_bytes(data: bytes) -> Message:
 
     No number is read before the header has been checked against the length of `data`, and nothing is unpickled.
     """
-    header, start = _header(data)
+    header, start = _parse_header(data)
     tensors, layouts = {}, {}
     for entry in header["tensors"]:
-        name, dtype, shape, strides, nbytes, layout = _checked(entry)
+        name, dtype, shape, strides, nbytes, layout = _parse_tensor_entry(entry)
         if name in tensors:
             raise InvalidInput(f"message: tensor {name!r} appears twice; expected every name once")
         if start + nbytes > len(data):
@@ -113,7 +113,7 @@ def from_bytes(data: bytes) -> Message:
             raise InvalidInput(f"message: the bytes of {name!r} do not match their checksum; they were changed")
         # Cloned to where torch aligns it: kernels round differently elsewhere.
         flat = torch.frombuffer(bytearray(raw), dtype=dtype).clone() if nbytes else torch.empty(0, dtype=dtype)
-        tensors[name] = _placed(flat, shape, strides)
+        tensors[name] = _restore_strides(flat, shape, strides)
         if layout is not None:
             layouts[name] = layout
         start += nbytes
@@ -123,7 +123,7 @@ def from_bytes(data: bytes) -> Message:
     return Message(*who, tensors, Stamp(*header["stamp"]), header["packed"], layouts or None)
 
 
-def _header(data: bytes) -> tuple[dict[str, Any], int]:
+def _parse_header(data: bytes) -> tuple[dict[str, Any], int]:
     """Return the header and where the payload begins."""
     if len(data) < _FIXED.size:
         raise InvalidInput(f"message: {len(data)} bytes are too few; expected at least {_FIXED.size}")
@@ -138,53 +138,61 @@ def _header(data: bytes) -> tuple[dict[str, Any], int]:
     if zlib.crc32(text) != checksum:
         raise InvalidInput("message: the header does not match its checksum; it was changed")
     try:
-        found = json.loads(text)
+        header = json.loads(text)
     except (ValueError, RecursionError):
         raise InvalidInput("message: the header is no JSON") from None
-    if not isinstance(found, dict):
+    if not isinstance(header, dict):
         raise InvalidInput("message: the header is no table")
     for name, kind in _FIELDS.items():
-        if not isinstance(found.get(name), kind):
-            raise InvalidInput(f"message: {name}={found.get(name)!r} is not allowed; expected a {kind.__name__}")
-    if found.get("order") != sys.byteorder:
-        raise InvalidInput(f"message: byte order {found.get('order')!r} is not that of this machine, {sys.byteorder!r}")
-    packed, stamp = found.get("packed"), found["stamp"]
-    if packed is not None and not _count(packed):
+        if not isinstance(header.get(name), kind):
+            raise InvalidInput(f"message: {name}={header.get(name)!r} is not allowed; expected a {kind.__name__}")
+    if header.get("order") != sys.byteorder:
+        raise InvalidInput(
+            f"message: byte order {header.get('order')!r} is not that of this machine, {sys.byteorder!r}"
+        )
+    packed, stamp = header.get("packed"), header["stamp"]
+    if packed is not None and not _is_count(packed):
         raise InvalidInput(f"message: packed={packed!r} is not allowed; expected a number of bytes, or nothing")
     kinds = [str, int, int, int, str]
     if [type(item) for item in stamp] != kinds:
         raise InvalidInput(f"message: stamp={stamp!r} is not allowed; expected phase, lane, epoch, step and part")
-    return {**found, "packed": packed}, _FIXED.size + length
+    return {**header, "packed": packed}, _FIXED.size + length
 
 
-def _checked(entry: object) -> tuple[str, torch.dtype, list[int], list[int], int, Layout | None]:
+def _parse_tensor_entry(entry: object) -> tuple[str, torch.dtype, list[int], list[int], int, Layout | None]:
     """Return what the header says of a tensor, or refuse what cannot be."""
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
         raise InvalidInput(f"message: a tensor without a name is not allowed; the header has {str(entry)[:60]!r}")
-    name, given = entry["name"], cast("Mapping[str, Any]", entry)
-    dtype = _DTYPES.get(given["dtype"]) if isinstance(given.get("dtype"), str) else None
+    name, fields = entry["name"], cast("Mapping[str, Any]", entry)
+    dtype = _DTYPES.get(fields["dtype"]) if isinstance(fields.get("dtype"), str) else None
     if dtype is None:
         raise InvalidInput(
-            f"message: dtype={given.get('dtype')!r} of {name!r} is not allowed; expected float32 or such"
+            f"message: dtype={fields.get('dtype')!r} of {name!r} is not allowed; expected float32 or such"
         )
-    shape, strides, nbytes = given.get("shape"), given.get("strides"), given.get("bytes")
-    if not (_counts(shape) and _counts(strides) and len(shape) == len(strides) <= 64):
+    shape, strides, nbytes = fields.get("shape"), fields.get("strides"), fields.get("bytes")
+    if not (_are_counts(shape) and _are_counts(strides) and len(shape) == len(strides) <= 64):
         raise InvalidInput(f"message: {name!r} of shape {shape!r} with strides {strides!r} is not allowed")
-    wanted = math.prod(shape) * dtype.itemsize
-    if not _count(nbytes) or nbytes != wanted or nbytes > _LARGEST:
-        raise InvalidInput(f"message: {name!r} has {nbytes!r} bytes; {dtype} of shape {tuple(shape)} takes {wanted}")
-    if not _count(given.get("crc32")):
-        raise InvalidInput(f"message: crc32={given.get('crc32')!r} of {name!r} is not allowed; expected a number")
-    layout = given.get("layout")
+    expected_bytes = math.prod(shape) * dtype.itemsize
+    if not _is_count(nbytes) or nbytes != expected_bytes or nbytes > _LARGEST:
+        raise InvalidInput(
+            f"message: {name!r} has {nbytes!r} bytes; {dtype} of shape {tuple(shape)} takes {expected_bytes}"
+        )
+    if not _is_count(fields.get("crc32")):
+        raise InvalidInput(f"message: crc32={fields.get('crc32')!r} of {name!r} is not allowed; expected a number")
+    layout = fields.get("layout")
     if layout is None:
         return name, dtype, shape, strides, nbytes, None
-    if not (isinstance(layout, list) and len(layout) == 2 and _counts(layout[0]) and _count(layout[1])):
+    if not (isinstance(layout, list) and len(layout) == 2 and _are_counts(layout[0]) and _is_count(layout[1])):
         raise InvalidInput(f"message: layout={layout!r} of {name!r} is not allowed; expected strides and a lead")
-    found = Layout(tuple(layout[0]), layout[1])
-    fits = len(found.strides) == len(shape) and found.lead < 64 and extent(shape, found.strides) > 0
-    if not fits or _too_wide(shape, found) or found.reach(shape) * dtype.itemsize > _LARGEST:
+    parsed_layout = Layout(tuple(layout[0]), layout[1])
+    fits = (
+        len(parsed_layout.strides) == len(shape)
+        and parsed_layout.lead < 64
+        and extent(shape, parsed_layout.strides) > 0
+    )
+    if not fits or _too_wide(shape, parsed_layout) or parsed_layout.reach(shape) * dtype.itemsize > _LARGEST:
         raise InvalidInput(f"message: layout={layout!r} does not fit {name!r} of shape {tuple(shape)}")
-    return name, dtype, shape, strides, nbytes, found
+    return name, dtype, shape, strides, nbytes, parsed_layout
 
 
 def _too_wide(shape: Sequence[int], layout: Layout) -> bool:
@@ -192,7 +200,7 @@ def _too_wide(shape: Sequence[int], layout: Layout) -> bool:
     return extent(shape, layout.strides) > _SPREAD * math.prod(shape)
 
 
-def _placed(flat: Tensor, shape: list[int], strides: list[int]) -> Tensor:
+def _restore_strides(flat: Tensor, shape: list[int], strides: list[int]) -> Tensor:
     """Return `flat` (numbers,) as a tensor that fills its memory in the order of `strides`; refuse other strides."""
     if flat.numel() and extent(shape, strides) != flat.numel():
         raise InvalidInput(f"message: strides {strides} leave gaps in shape {tuple(shape)}, or overlap")
@@ -206,9 +214,9 @@ def _raw(tensor: Tensor) -> bytes:
     return data
 
 
-def _count(value: object) -> TypeGuard[int]:
+def _is_count(value: object) -> TypeGuard[int]:
     return type(value) is int and 0 <= value < 2**48
 
 
-def _counts(value: object) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and all(_count(item) for item in value)
+def _are_counts(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(_is_count(item) for item in value)

@@ -20,7 +20,7 @@ from splitfed.core.step_state import Batch
 from splitfed.core.topology import Topology
 from splitfed.core.traffic import Traffic
 from splitfed.engines.base import CONSULTED, Placement, Prediction, Source
-from splitfed.engines.borrowed_weights import untouched, with_tensors, with_weights
+from splitfed.engines.borrowed_weights import preserve_buffers, with_tensors, with_weights
 from splitfed.engines.message_link import LocalLink
 from splitfed.engines.observers import AttackObserver, DetectorObserver
 from splitfed.engines.participation import Participation
@@ -58,7 +58,7 @@ class LocalEngine(WeightTransfer):
         self.optims = dict(optims or {})
         # By how many rows each lane divides a step's losses, where batches are drawn so that their size varies.
         self._expected = None if expected is None else tuple(expected)
-        self._taken = [Participation() for _ in range(lanes)]
+        self._participation = [Participation() for _ in range(lanes)]
         self.device = torch.device(device)
         self.traffic = Traffic()
         crew = RunParties(
@@ -101,9 +101,9 @@ class LocalEngine(WeightTransfer):
         """
         topology = self.topologies[lane]
         for role in topology.data_roles:
-            mine = {v: t for v, t in inputs.items() if topology.inputs[v] == role}
-            known = {h.value: labels[h.value] for h in topology.heads if h.labels == role and h.value in labels}
-            self.party(lane, role).own(part, mine, known, relabel, among)
+            own_inputs = {v: t for v, t in inputs.items() if topology.inputs[v] == role}
+            own_labels = {h.value: labels[h.value] for h in topology.heads if h.labels == role and h.value in labels}
+            self.party(lane, role).own(part, own_inputs, own_labels, relabel, among)
 
     def drop(self, lane: int, part: str) -> None:
         """Let the data owners of `lane` forget the rows called `part`."""
@@ -139,9 +139,9 @@ class LocalEngine(WeightTransfer):
         """
         place = self.crew.lanes[lane]
         losses = []
-        self._taken[lane].add(epoch, batches, part)
+        self._participation[lane].add(epoch, batches, part)
         # What a method has trained besides belongs to the epoch that the lane has come to.
-        counts_as = None if part == "train" else self._taken[lane].newest
+        counts_as = None if part == "train" else self._participation[lane].newest
         for step, rows in enumerate(batches, first):
             stamp = place.stamp("train", epoch, step, part)
             if self._expected is not None and len(rows) == 0:
@@ -170,7 +170,7 @@ class LocalEngine(WeightTransfer):
     ) -> dict[int, float]:
         """Take one step of every party on the sum of the lanes' losses; see `Trainer.train_together`."""
         for lane, rows in batches.items():
-            self._taken[lane].add(epoch, [rows])
+            self._participation[lane].add(epoch, [rows])
         places = [self.crew.lanes[lane] for lane in batches]
         stamps = [place.stamp("train", epoch, step) for place in places]
         turns = [
@@ -200,22 +200,25 @@ class LocalEngine(WeightTransfer):
         topology = place.topology
         heads = [h for h in topology.heads if h.value == head] if head else topology.answering
         outputs: dict[str, list[Tensor]] = {h.value: [] for h in heads}
-        made: dict[str, list[Tensor]] = {}
-        with self.borrowed(lane, borrow):
+        further: dict[str, list[Tensor]] = {}
+        with self.borrow_segments(lane, borrow):
             for step, rows in enumerate(torch.arange(self.rows(lane, part)).split(batch_size)):
                 stamp = place.stamp(phase, number, step, part)
                 for name, value in predict_step(place, self.link, Batch(part, rows), stamp, heads, also).items():
                     if name in outputs:
                         outputs[name].append(value.cpu())
                     if name in also:
-                        made.setdefault(name, []).append(value)
+                        further.setdefault(name, []).append(value)
         labels = {}
         for h in heads:
-            known = place.parties[h.labels].labels(part)
-            if h.value in known:
-                labels[h.value] = known[h.value].cpu()
-        joined, besides = ({name: torch.cat(parts) for name, parts in found.items()} for found in (outputs, made))
-        return Prediction(joined, labels, besides)
+            part_labels = place.parties[h.labels].labels(part)
+            if h.value in part_labels:
+                labels[h.value] = part_labels[h.value].cpu()
+        joined_outputs, joined_values = (
+            {name: torch.cat(parts) for name, parts in tensors_by_name.items()}
+            for tensors_by_name in (outputs, further)
+        )
+        return Prediction(joined_outputs, labels, joined_values)
 
     def consult(self, lane: int, value: str, rows: Tensor, part: str, number: int) -> Tensor:
         """Pass `rows` of `part` of `lane` forward in evaluation mode; return the output `value` of the model."""
@@ -230,8 +233,11 @@ class LocalEngine(WeightTransfer):
 
         They count as steps of the newest epoch of training.
         """
-        place, newest = self._serving(lane), max(0, *(taken.newest for taken in self._taken))
-        with self.borrowed(lane, borrow), untouched([m for p in place.parties.values() for m in p.modules.values()]):
+        place, newest = self._serving(lane), max(0, *(taken.newest for taken in self._participation))
+        with (
+            self.borrow_segments(lane, borrow),
+            preserve_buffers([m for p in place.parties.values() for m in p.modules.values()]),
+        ):
             for step, rows in enumerate(torch.arange(self.rows(lane, part)).split(batch_size)):
                 batch = Batch(part, rows, counts_as=newest)
                 exchange(place, self.link, batch, place.stamp("rehearse", number, step, part))
@@ -245,9 +251,9 @@ class LocalEngine(WeightTransfer):
         In training mode; no weight moves, no buffer changes, and nobody learns of it.
         """
         place, total = self._serving(lane), sum(len(rows) for rows in batches)
-        newest = max(0, *(taken.newest for taken in self._taken))
+        newest = max(0, *(taken.newest for taken in self._participation))
         modules = {name: m for party in place.parties.values() for name, m in party.modules.items()}
-        with untouched(list(modules.values())):
+        with preserve_buffers(list(modules.values())):
             for step, rows in enumerate(batches):
                 stamp = place.stamp("rehearse", 0, step, part)
                 exchange(place, self.link, Batch(part, rows, counts_as=newest), stamp, len(rows) / total)
@@ -259,19 +265,19 @@ class LocalEngine(WeightTransfer):
             }
 
     @contextmanager
-    def borrowed(self, lane: int, source: Source | None) -> Iterator[None]:
+    def borrow_segments(self, lane: int, source: Source | None) -> Iterator[None]:
         """Let the data owners of `lane` use the segments of `source` for the length of the block."""
         if source is None or source == lane:
             yield
             return
         if isinstance(source, Mapping):
-            with self._filled(lane, source):
+            with self._fill_segments(lane, source):
                 yield
             return
         place = self.crew.placement
         lenders = self.crew.fed if isinstance(source, str) else self.crew.lanes[source].parties
         borrowers = {role: self.party(lane, role) for role in self.topology.data_roles if role in lenders}
-        kept = {role: party.modules for role, party in borrowers.items()}
+        own_modules = {role: party.modules for role, party in borrowers.items()}
         try:
             for role, party in borrowers.items():
                 lent = {n: party.modules[n] if n in place.kept else m for n, m in lenders[role].modules.items()}
@@ -279,9 +285,9 @@ class LocalEngine(WeightTransfer):
             yield
         finally:
             for role, party in borrowers.items():
-                party.modules = kept[role]
+                party.modules = own_modules[role]
 
-    def held_by(self, party: str, lane: int) -> dict[str, nn.Module]:
+    def modules_of_party(self, party: str, lane: int) -> dict[str, nn.Module]:
         """Return the segments that `party` holds for `lane`: the party's own modules, not copies."""
         mine = {p.name: p for p in self._serving(lane).parties.values()}
         return mine.get(party, self.parties[party]).modules
@@ -304,7 +310,7 @@ class LocalEngine(WeightTransfer):
 
     def modules(self, lane: int, borrow: Source | None = None) -> dict[str, nn.Module]:
         """Return the modules `lane` would use by segment, for the experimenter: the parties' own, not copies."""
-        with self.borrowed(lane, borrow):
+        with self.borrow_segments(lane, borrow):
             return {n: m for party in self._serving(lane).parties.values() for n, m in party.modules.items()}
 
     def view(self, party: str) -> View:
@@ -313,16 +319,16 @@ class LocalEngine(WeightTransfer):
         return recorder.view(self.parties[party].modules)
 
     @contextmanager
-    def watching(self, party: str | None) -> Iterator[Recorder]:
+    def record_party(self, party: str | None) -> Iterator[Recorder]:
         """Record everything `party` receives inside the block (None: nobody); the run's own recorders rest."""
-        kept, outer = self.link.recorders, self._watched
+        recorders, outer = self.link.recorders, self._watched
         recorder = Recorder(party or "", budget=2**62)
         self._watched = {} if party is None else {**outer, party: recorder}
         self.link.recorders = self._watched
         try:
             yield recorder
         finally:
-            self.link.recorders, self._watched = kept, outer
+            self.link.recorders, self._watched = recorders, outer
 
     def state(self) -> dict[str, Any]:
         """Return the state of every party, recorder and counter."""
@@ -330,7 +336,7 @@ class LocalEngine(WeightTransfer):
             "parties": {name: party.state() for name, party in self.crew.members().items()},
             "recorders": {name: recorder.state() for name, recorder in self.link.recorders.items()},
             "traffic": self.traffic.state(),
-            "taken": [taken.state() for taken in self._taken],
+            "taken": [taken.state() for taken in self._participation],
             "insiders": {name: insider.state() for name, insider in self.insiders.items()},
             "sentries": {name: sentry.state() for name, sentry in self.sentries.items()},
         }
@@ -342,7 +348,7 @@ class LocalEngine(WeightTransfer):
         for name, recorder in self.link.recorders.items():
             recorder.load_state(state["recorders"][name])
         self.traffic.load_state(state["traffic"])
-        for taken, counts in zip(self._taken, state["taken"], strict=True):
+        for taken, counts in zip(self._participation, state["taken"], strict=True):
             taken.load_state(counts)
         for name, insider in self.insiders.items():
             insider.load_state(state["insiders"][name])
@@ -351,9 +357,9 @@ class LocalEngine(WeightTransfer):
         # A sum lasts from a download to the upload of the same round.
         self._sums = {}
 
-    def taken(self, lane: int) -> tuple[int, int]:
+    def step_counts(self, lane: int) -> tuple[int, int]:
         """Return in how many steps `lane` has taken part in training, and in how many its row that was in most."""
-        return self._taken[lane].steps, self._taken[lane].most
+        return self._participation[lane].steps, self._participation[lane].most
 
     def _batch(self, place: Lane, rows: Tensor, stamp: Stamp, task: float = 1.0, counts_as: int | None = None) -> Batch:
         """Return the rows of a step, or what a sentry of the lane puts in their place."""
@@ -385,16 +391,16 @@ class LocalEngine(WeightTransfer):
         return Lane(place.index, place.topology, {**place.parties, **merged}, place.circuit)
 
     @contextmanager
-    def _filled(self, lane: int, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    def _fill_segments(self, lane: int, tensors: Mapping[str, Tensor]) -> Iterator[None]:
         """Let the data owners of `lane` use copies of their segments with `tensors` in them."""
         borrowers = [self.party(lane, role) for role in self.topologies[lane].data_roles]
-        kept = [party.modules for party in borrowers]
+        own_modules = [party.modules for party in borrowers]
         try:
             for party in borrowers:
                 party.modules = with_tensors(party.modules, tensors)
             yield
         finally:
-            for party, modules in zip(borrowers, kept, strict=True):
+            for party, modules in zip(borrowers, own_modules, strict=True):
                 party.modules = modules
 
 

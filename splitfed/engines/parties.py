@@ -15,7 +15,7 @@ from splitfed.core.party import Party
 from splitfed.core.per_client_defenses import missing, of_client
 from splitfed.core.probe import Facts
 from splitfed.core.random import generator
-from splitfed.core.step_plan import privatized, relabelled, segment_plans
+from splitfed.core.step_plan import find_relabelled_heads, find_weight_defenses, segment_plans
 from splitfed.core.topology import Topology, member
 from splitfed.engines.base import FED, Placement
 
@@ -35,18 +35,18 @@ class RunParties:
     ) -> None:
         self.placement = placement
         first = topologies[0]
-        common = _maker(first, facts[0], defenses, optims, seed, device)
-        made: dict[tuple[int, tuple[int, ...]], Callable[[str, str], Party]] = {(id(first), ()): common}
-        make = []
+        common = _party_factory(first, facts[0], defenses, optims, seed, device)
+        factories: dict[tuple[int, tuple[int, ...]], Callable[[str, str], Party]] = {(id(first), ()): common}
+        factory_of_lane = []
         for lane, (topology, fact) in enumerate(zip(topologies, facts, strict=True)):
             key = id(topology), missing(defenses, lane)
-            if key not in made:
-                made[key] = _maker(topology, fact, of_client(defenses, lane), optims, seed, device)
-            make.append(made[key])
+            if key not in factories:
+                factories[key] = _party_factory(topology, fact, of_client(defenses, lane), optims, seed, device)
+            factory_of_lane.append(factories[key])
         shared = [role for role in first.roles if role not in first.data_roles]
         self.shared = {role: common(role, role) for role in shared}
         own = [
-            {role: make[lane](role, member(role, lane)) for role in topology.data_roles}
+            {role: factory_of_lane[lane](role, member(role, lane)) for role in topology.data_roles}
             for lane, topology in enumerate(topologies)
         ]
         self.copies = {role: [common(role, role) for _ in topologies] for role in placement.copied}
@@ -61,7 +61,7 @@ class RunParties:
             )
             for i, topology in enumerate(topologies)
         ]
-        self.parties = _named([*(p for mine in own for p in mine.values()), *self.shared.values()], first)
+        self.parties = _index_by_name([*(p for mine in own for p in mine.values()), *self.shared.values()], first)
         if self.fed:
             self.parties = {**self.parties, FED: next(iter(self.fed.values()))}
         elif placement.meeting:
@@ -74,7 +74,7 @@ class RunParties:
         return found | {f"{FED}~{role}": party for role, party in self.fed.items()}
 
 
-def _maker(
+def _party_factory(
     topology: Topology,
     facts: Facts,
     defenses: Sequence[Defense],
@@ -85,15 +85,15 @@ def _maker(
     work = segment_plans(topology, facts, defenses)
     weighing = [d for d in defenses if d.weighs_task]
     modules = {s.name: s.module for s in topology.segments}
-    changed = relabelled(topology, defenses)
-    guarded = privatized(topology, defenses)
+    relabelling = find_relabelled_heads(topology, defenses)
+    guarded = find_weight_defenses(topology, defenses)
 
     def weight(epoch: int) -> float:
         return prod(d.task_weight(epoch) for d in weighing)
 
     def make(role: str, name: str) -> Party:
         optim = optims.get(role, Optim())
-        weigh, labels = weight if weighing else None, changed.get(role)
+        weigh, labels = weight if weighing else None, relabelling.get(role)
         party = Party(name, role, work[role], modules, optim, seed, facts.shapes, device, weigh, labels)
         if role in guarded:
             position, defense = guarded[role]
@@ -106,7 +106,7 @@ def _maker(
     return make
 
 
-def _named(parties: Sequence[Party], topology: Topology) -> dict[str, Party]:
+def _index_by_name(parties: Sequence[Party], topology: Topology) -> dict[str, Party]:
     found: dict[str, Party] = {}
     for party in parties:
         if party.name == FED or found.setdefault(party.name, party) is not party:

@@ -13,7 +13,7 @@ from splitfed.engines.base import FED
 from splitfed.secure_sum.keys import Setup
 from splitfed.secure_sum.member import Member
 from splitfed.secure_sum.plan import SecureSum
-from splitfed.secure_sum.server import unmasked
+from splitfed.secure_sum.server import unmask_sum
 
 Deliver = Callable[[Message], Message]
 Rows = dict[int, dict[int, bytes]]
@@ -30,7 +30,7 @@ class Summing:
     ) -> None:
         self._plan, self._role, self._names, self._epoch = plan, role, dict(names), epoch
         self._deliver = deliver
-        self._threshold = plan.needed(len(names))
+        self._threshold = plan.required_members(len(names))
         setup = Setup(seed, role, epoch)
         self._members = {lane: Member(lane, tuple(names), self._threshold, setup) for lane in names}
         self._rows: Rows = {lane: setup.row(lane, member.others) for lane, member in self._members.items()}
@@ -38,15 +38,17 @@ class Summing:
     def open(self) -> Summing:
         """Hand out the keys, and pass the shares round."""
         for lane, member in self._members.items():
-            arrived = self._from_server("keys", lane, _stacked(self._rows[lane]))
-            member.accept(_apart(arrived, member.others))
+            arrived = self._from_server("keys", lane, _stack_texts(self._rows[lane]))
+            member.accept(_split_rows(arrived, member.others))
         sent: Rows = {}
         for lane, member in self._members.items():
-            arrived = self._to_server("shares", lane, _stacked(member.shares()))
-            sent[lane] = _apart(arrived, member.others)
+            arrived = self._to_server("shares", lane, _stack_texts(member.shares()))
+            sent[lane] = _split_rows(arrived, member.others)
         for lane, member in self._members.items():
-            arrived = self._from_server("shares", lane, _stacked({other: sent[other][lane] for other in member.others}))
-            member.take(_apart(arrived, member.others))
+            arrived = self._from_server(
+                "shares", lane, _stack_texts({other: sent[other][lane] for other in member.others})
+            )
+            member.take(_split_rows(arrived, member.others))
         return self
 
     def close(self, uploads: Mapping[int, Mapping[str, Tensor]], weights: Mapping[int, float]) -> dict[str, Tensor]:
@@ -54,15 +56,15 @@ class Summing:
         self._plan.check_weights(weights.values())
         masked = {}
         for lane, tensors in uploads.items():
-            sealed = self._members[lane].masked(self._plan.encode(tensors, weights[lane], self._names[lane]))
+            sealed = self._members[lane].mask_values(self._plan.encode(tensors, weights[lane], self._names[lane]))
             arrived = self._to_server("masked", lane, torch.from_numpy(sealed.view(np.int64)))
             masked[lane] = arrived.numpy().view(np.uint64)
         revealed = {}
         for lane in uploads:
-            told = self._from_server("survivors", lane, torch.tensor(list(uploads)))
-            answer = self._members[lane].reveal(told.tolist())
-            revealed[lane] = _apart(self._to_server("unmasking", lane, _stacked(answer)), list(answer))
-        total = unmasked(masked, revealed, self._rows, self._threshold)
+            survivors = self._from_server("survivors", lane, torch.tensor(list(uploads)))
+            answer = self._members[lane].reveal(survivors.tolist())
+            revealed[lane] = _split_rows(self._to_server("unmasking", lane, _stack_texts(answer)), list(answer))
+        total = unmask_sum(masked, revealed, self._rows, self._threshold)
         return self._plan.decode(total, next(iter(uploads.values())))
 
     def _from_server(self, kind: str, lane: int, tensor: Tensor) -> Tensor:
@@ -76,10 +78,10 @@ class Summing:
         return self._deliver(Message(sender, receiver, kind, f"sum->{self._role}", {kind: tensor}, stamp)).tensors[kind]
 
 
-def _stacked(texts: Mapping[int, bytes]) -> Tensor:
+def _stack_texts(texts: Mapping[int, bytes]) -> Tensor:
     """Return texts of one length as (texts, bytes), uint8."""
     return torch.stack([torch.frombuffer(bytearray(text), dtype=torch.uint8) for text in texts.values()])
 
 
-def _apart(tensor: Tensor, members: Sequence[int]) -> dict[int, bytes]:
+def _split_rows(tensor: Tensor, members: Sequence[int]) -> dict[int, bytes]:
     return {member: row.numpy().tobytes() for member, row in zip(members, tensor, strict=True)}

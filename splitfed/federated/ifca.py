@@ -22,7 +22,7 @@ from torch import Tensor
 
 from splitfed.aggregation.running_mean import RunningMean
 from splitfed.core.errors import check_count
-from splitfed.core.initial_weights import redrawn
+from splitfed.core.initial_weights import redraw_weights
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
@@ -111,7 +111,7 @@ class Ifca(Averaging):
     def _drawn(self, topology: Topology, cluster: int, seed: int) -> dict[str, Tensor]:
         """Return the weights that `cluster` starts from in a run with this seed."""
         modules = {s.name: s.module for s in topology.segments}
-        made = redrawn("ifca", modules, derive(seed, "ifca", cluster)) if cluster else modules
+        made = redraw_weights("ifca", modules, derive(seed, "ifca", cluster)) if cluster else modules
         return {f"{s}/{name}": t for s, module in made.items() for name, t in module.state_dict().items()}
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from splitfed.core.errors import InvalidInput
-from splitfed.core.initial_weights import redrawn
+from splitfed.core.initial_weights import redraw_weights
 from splitfed.core.topology import Segment, Topology
 
 
@@ -27,7 +27,7 @@ def mirror(who: str, topology: Topology, part: Collection[str], prefix: str, rol
     they read as the first ones do.
     """
     own = [s for s in topology.segments if s.name in part]
-    modules = redrawn(who, {s.name: s.module for s in own}, seed)
+    modules = redraw_weights(who, {s.name: s.module for s in own}, seed)
     return renamed(topology, part, prefix, role, modules)
 
 

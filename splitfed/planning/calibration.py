@@ -6,12 +6,14 @@ from dataclasses import replace
 
 from splitfed.core.defense import Terms, overrides
 from splitfed.planning.counting import Dry
-from splitfed.planning.simulation import played
+from splitfed.planning.simulation import simulate_rounds
 from splitfed.planning.validation import Prepared
 from splitfed.privacy.accountants import calibrate
 
 
-def settled(prepared: Prepared, rounds: int, obstacle: str | None = None, doubt: str | None = None) -> Prepared:
+def calibrate_defenses(
+    prepared: Prepared, rounds: int, obstacle: str | None = None, doubt: str | None = None
+) -> Prepared:
     """Return `prepared` with its method and its defenses settled for `rounds` rounds; see their `settle`.
 
     `obstacle` and `doubt`: what the caller knows of that speaks against a promise; see `Terms`.
@@ -21,9 +23,9 @@ def settled(prepared: Prepared, rounds: int, obstacle: str | None = None, doubt:
     if not any(overrides(defense, "settle") for defense in prepared.defenses):
         return prepared
     dry = Dry(prepared)
-    for _ in played(dry, prepared, rounds):
+    for _ in simulate_rounds(dry, prepared, rounds):
         pass
-    taken = [dry.taken(lane) for lane in range(dry.lanes)]
+    steps_and_epochs = [dry.step_counts(lane) for lane in range(dry.lanes)]
     training = prepared.training
     terms = Terms(
         prepared.topologies,
@@ -32,15 +34,17 @@ def settled(prepared: Prepared, rounds: int, obstacle: str | None = None, doubt:
         tuple(dry.rows(lane, "train") for lane in range(dry.lanes)),
         training.batch_size,
         training.sampling == "poisson",
-        tuple(steps for steps, _ in taken),
-        tuple(epochs for _, epochs in taken),
+        tuple(steps for steps, _ in steps_and_epochs),
+        tuple(epochs for _, epochs in steps_and_epochs),
         calibrate,
         obstacle or _obstacle(prepared),
         doubt,
     )
     defenses = prepared.defenses
-    made = (d.settle(replace(terms, others=(*defenses[:i], *defenses[i + 1 :]))) for i, d in enumerate(defenses))
-    return replace(prepared, defenses=tuple(made))
+    settled_defenses = (
+        d.settle(replace(terms, others=(*defenses[:i], *defenses[i + 1 :]))) for i, d in enumerate(defenses)
+    )
+    return replace(prepared, defenses=tuple(settled_defenses))
 
 
 def _obstacle(prepared: Prepared) -> str | None:

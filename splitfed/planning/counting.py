@@ -17,13 +17,13 @@ from splitfed.core.defense import Defense, packed_bytes
 from splitfed.core.executor import Combine
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.optimizers import Optim
-from splitfed.core.party_state import trained_on
+from splitfed.core.party_state import relabel_for_training
 from splitfed.core.per_client_defenses import missing, of_client
 from splitfed.core.probe import Facts
-from splitfed.core.step_plan import relabelled
+from splitfed.core.step_plan import find_relabelled_heads
 from splitfed.core.topology import Topology, member
 from splitfed.core.traffic import Traffic
-from splitfed.core.upload_defenses import Sent, keepers, rows_of, size
+from splitfed.core.upload_defenses import Sent, find_upload_defenses, rows_of, size
 from splitfed.core.usage_counts import SCORED
 from splitfed.costs.bytes import value_bytes, weight_bytes
 from splitfed.engines.base import CONSULTED, FED
@@ -70,7 +70,7 @@ class Dry:
         """How many clients there are."""
         return len(self.prepared.topologies)
 
-    def taken(self, lane: int) -> tuple[int, int]:
+    def step_counts(self, lane: int) -> tuple[int, int]:
         """Return in how many steps `lane` takes part, and in how many its row that is in most."""
         return self._taken[lane].steps, self._taken[lane].most
 
@@ -84,12 +84,14 @@ class Dry:
             return {head: y[self.prepared.data.clients[lane].shown] for head, y in self.labels(lane, "train").items()}
         if (lane, part) not in self._labels:
             topology = self.prepared.topologies[lane]
-            known = labels_of(topology, getattr(self.prepared.data.clients[lane], part))
-            changed = relabelled(topology, of_client(self.prepared.defenses, lane)) if part not in SCORED else {}
-            for role, mine in changed.items():
+            labels = labels_of(topology, getattr(self.prepared.data.clients[lane], part))
+            relabelling = (
+                find_relabelled_heads(topology, of_client(self.prepared.defenses, lane)) if part not in SCORED else {}
+            )
+            for role, heads in relabelling.items():
                 party = member(role, lane) if role in self._own else role
-                known = trained_on(known, mine, self.prepared.training.seed, party, part)
-            self._labels[lane, part] = known
+                labels = relabel_for_training(labels, heads, self.prepared.training.seed, party, part)
+            self._labels[lane, part] = labels
         return self._labels[lane, part]
 
     def train(
@@ -105,13 +107,13 @@ class Dry:
         self._taken[lane].add(epoch, batches, part)
         for rows in batches:
             self.steps[lane].append(len(rows))
-            self._pass(lane, [f for f in self._flowing(lane) if task or f.kind != "label"], len(rows))
+            self._count_flows(lane, [f for f in self._flows_of_lane(lane) if task or f.kind != "label"], len(rows))
         return [0.0] * sum(len(rows) > 0 for rows in batches)
 
     def consult(self, lane: int, rows: Tensor, part: str) -> None:
         """Count the messages of `rows` that pass forward alone."""
         for few in rows.split(CONSULTED):
-            self._pass(lane, [flow for flow in self._flowing(lane) if flow.ahead], len(few))
+            self._count_flows(lane, [flow for flow in self._flows_of_lane(lane) if flow.ahead], len(few))
 
     def train_at_once(self, turns: Mapping[int, Sequence[tuple[int, Sequence[Tensor]]]]) -> dict[int, list[float]]:
         """Count the messages of all turns."""
@@ -166,7 +168,7 @@ class Dry:
         place = self.prepared.placement
         return weight_bytes(self.prepared.topologies[lane], role, place.buffers, place.kept)
 
-    def _flowing(self, lane: int) -> list[Flowing]:
+    def _flows_of_lane(self, lane: int) -> list[Flowing]:
         topology = self.prepared.topologies[lane]
         key = id(topology), missing(self.prepared.defenses, lane)
         if key not in self._flows:
@@ -175,7 +177,7 @@ class Dry:
             self._flows[key] = flows_of(topology, self.prepared.facts[lane], labels, mine)
         return self._flows[key]
 
-    def _pass(self, lane: int, flows: Sequence[Flowing], rows: int) -> None:
+    def _count_flows(self, lane: int, flows: Sequence[Flowing], rows: int) -> None:
         for flow in flows if rows else ():
             ends = [member(role, lane) if role in self._own else role for role in (flow.sender, flow.receiver)]
             self._count(flow.kind, ends[0], ends[1], flow.size(rows))
@@ -184,7 +186,7 @@ class Dry:
         """Count what a client of a federated method, or who plays `role` for it, sends to the fed server."""
         if any(rows_of(tensor) is not None for tensor in sent.tensors.values()):
             self.defended.add(sent.kind)
-        packed = size(sent, keepers(self.prepared.defenses, sent.kind, sent.lane))
+        packed = size(sent, find_upload_defenses(self.prepared.defenses, sent.kind, sent.lane))
         nbytes = sum(t.nbytes for t in sent.tensors.values()) if packed is None else packed
         self._count(sent.kind, sent.party, FED, nbytes)
 
@@ -196,24 +198,24 @@ def flows_of(
     topology: Topology, facts: Facts, labels: Mapping[str, Tensor], defenses: Sequence[Defense] = ()
 ) -> list[Flowing]:
     """Return every message of one training step of `topology`; `labels`: head -> labels, for their size."""
-    found = []
+    flows = []
     guarded = [defense.edges(topology) for defense in defenses]
     for edge in topology.crossings:
         source, target = topology.role_of(edge.source), topology.role_of(edge.target)
         guards = [defense for defense, edges in zip(defenses, guarded, strict=True) if edge.name in edges]
         ahead = not topology.serving.isdisjoint(topology.readers(edge))
         size = partial(_size, facts, edge.values, "activation", guards)
-        found.append(Flowing("activation", source, target, size, ahead))
+        flows.append(Flowing("activation", source, target, size, ahead))
         if returned := facts.returned(topology, edge):
-            found.append(Flowing("gradient", target, source, partial(_size, facts, returned, "gradient", guards)))
+            flows.append(Flowing("gradient", target, source, partial(_size, facts, returned, "gradient", guards)))
     for defense in defenses:
         for sender, receiver in defense.norms(topology):
-            found.append(Flowing("norm", sender, receiver, partial(operator.mul, _norm_size(topology, sender))))
+            flows.append(Flowing("norm", sender, receiver, partial(operator.mul, _norm_size(topology, sender))))
     for head in topology.heads:
         y = labels[head.value]
         size = partial(operator.mul, y.element_size() * y[0].numel())
-        found += [Flowing("label", sender, receiver, size) for sender, receiver in pairwise(head.path)]
-    return found
+        flows += [Flowing("label", sender, receiver, size) for sender, receiver in pairwise(head.path)]
+    return flows
 
 
 def _norm_size(topology: Topology, role: str) -> int:

@@ -54,14 +54,14 @@ class Meeting:
         noted: list[Any] = [Noted(one, self._steps[one.lane]) for one in learners]
         self.learners: tuple[Learner, ...] = tuple(noted)
 
-    def taken(self, lane: int) -> list[int]:
+    def pop_steps(self, lane: int) -> list[int]:
         """Return the rows of each step that `lane` has taken since this was last asked."""
         found = list(self._steps[lane])
         self._steps[lane].clear()
         return found
 
     @contextmanager
-    def timed(self) -> Iterator[None]:
+    def advance_clock(self) -> Iterator[None]:
         """Move the clock by what crosses to and from the fed server inside the block, then by the steps taken there."""
         before = self._flows()
         yield
@@ -69,7 +69,7 @@ class Meeting:
             if (more := nbytes - before.get(flow, 0)) > 0:
                 self.clock.transfer(flow.sender, flow.receiver, more)
         self.clock.barrier()
-        steps = {lane: sizes for lane in self._steps if (sizes := self.taken(lane))}
+        steps = {lane: sizes for lane in self._steps if (sizes := self.pop_steps(lane))}
         if steps:
             self.clock.train(steps)
 

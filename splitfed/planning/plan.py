@@ -14,7 +14,7 @@ from splitfed.costs.memory import RoleMemory, optim_copies, role_memory
 from splitfed.costs.speeds import Speeds
 from splitfed.engines.base import FED
 from splitfed.planning.counting import Dry
-from splitfed.planning.simulation import played
+from splitfed.planning.simulation import simulate_rounds
 from splitfed.planning.timed import clock_of
 from splitfed.planning.validation import Prepared
 from splitfed.registry import TABLES
@@ -71,7 +71,7 @@ def cost(prepared: Prepared, rounds: int, speeds: Speeds | None = None) -> Cost:
     """Play `rounds` rounds of the schedule of `prepared` without training, and return what they cost."""
     dry = Dry(prepared)
     clock = None if speeds is None else clock_of(prepared, speeds)
-    for _ in played(dry, prepared, rounds, clock):
+    for _ in simulate_rounds(dry, prepared, rounds, clock):
         pass
     own = prepared.topology.data_roles
     return Cost(

@@ -13,13 +13,13 @@ from splitfed.core.defense import Defense
 from splitfed.core.per_client_defenses import missing
 from splitfed.core.topology import Topology, member
 from splitfed.core.traffic import Traffic
-from splitfed.core.upload_defenses import Sent, count, keepers, private_kinds
-from splitfed.core.usage_counts import SCORED, UsageCounts, counted, counted_labels, labels_of_head
+from splitfed.core.upload_defenses import Sent, count, find_upload_defenses, private_kinds
+from splitfed.core.usage_counts import SCORED, UsageCounts, counted_kinds, counted_labels, labels_of_head
 from splitfed.engines.base import CONSULTED, FED
 from splitfed.engines.local import LocalEngine
 from splitfed.federated.base import Method
 from splitfed.planning.counting import Dry
-from splitfed.planning.simulation import played
+from splitfed.planning.simulation import simulate_rounds
 from splitfed.planning.validation import Prepared, labels_of
 from splitfed.privacy.charges import Counted, Taken, charges, unprotected
 from splitfed.privacy.ledger import Ledger, default_delta, make_ledger
@@ -46,14 +46,14 @@ class CountingDry(Dry):
     def __init__(self, prepared: Prepared) -> None:
         super().__init__(prepared)
         self.uses: dict[tuple[int, str], UsageCounts] = {}
-        everybody = {id(t): sites(t, prepared) for t in prepared.topologies}
+        everybody = {id(t): list_sites(t, prepared) for t in prepared.topologies}
         self._sites = [
             [site for site in everybody[id(topology)] if site.position not in missing(prepared.defenses, lane)]
             for lane, topology in enumerate(prepared.topologies)
         ]
         for lane, client in enumerate(prepared.data.clients):
             labels = labels_of(prepared.topologies[lane], client.train)
-            for site in self._at(lane, "once"):
+            for site in self._sites_of_kind(lane, "once"):
                 self._uses(lane, site).take(site.place, site.position, "train", len(next(iter(labels.values()))))
 
     def train(
@@ -67,14 +67,14 @@ class CountingDry(Dry):
     ) -> list[float]:
         """Count the messages and uses of these steps."""
         for kind in ("activation", "gradient", "step") if task else ("activation", "gradient"):
-            for site in self._at(lane, kind):
+            for site in self._sites_of_kind(lane, kind):
                 for rows in batches:
                     self._add(lane, site, part, rows)
         return super().train(lane, epoch, batches, first, part, task)
 
     def consult(self, lane: int, rows: Tensor, part: str) -> None:
         """Count the messages and uses of `rows` that pass forward alone."""
-        for site in self._at(lane, "activation"):
+        for site in self._sites_of_kind(lane, "activation"):
             for few in () if site.trains else rows.split(CONSULTED):
                 self._add(lane, site, part, few)
         super().consult(lane, rows, part)
@@ -83,18 +83,18 @@ class CountingDry(Dry):
         """Count the uses of scoring `part` once."""
         for lane in range(self.lanes):
             rows = torch.arange(self.rows(lane, part))
-            for site in self._at(lane, "activation"):
+            for site in self._sites_of_kind(lane, "activation"):
                 if not site.trains:
                     self._add(lane, site, part, rows)
 
     def sent(self, sent: Sent, role: str) -> None:
         """Count the uses of what is sent to the fed server."""
-        guards = keepers(self.prepared.defenses, sent.kind, sent.lane)
+        guards = find_upload_defenses(self.prepared.defenses, sent.kind, sent.lane)
         if any(keeper.defense.event() is not None for keeper in guards):
             count(self.uses.setdefault((sent.lane, role), UsageCounts()), sent, guards, sent.lane)
         super().sent(sent, role)
 
-    def counted(self) -> list[Counted]:
+    def party_counts(self) -> list[Counted]:
         """Return the counts of every party."""
         owners = self.topology.data_roles
         return [
@@ -102,7 +102,7 @@ class CountingDry(Dry):
             for (lane, role), uses in self.uses.items()
         ]
 
-    def _at(self, lane: int, kind: str) -> list[Site]:
+    def _sites_of_kind(self, lane: int, kind: str) -> list[Site]:
         return [site for site in self._sites[lane] if kind in site.kinds]
 
     def _uses(self, lane: int, site: Site) -> UsageCounts:
@@ -116,42 +116,44 @@ class CountingDry(Dry):
         self._uses(lane, site).add((site.place, site.position, lane, part), rows, site.values)
 
 
-def sites(topology: Topology, prepared: Prepared) -> list[Site]:
+def list_sites(topology: Topology, prepared: Prepared) -> list[Site]:
     """Return where private mechanisms act in `topology`."""
-    found = []
+    sites = []
     for position, defense in enumerate(prepared.defenses):
-        kinds = counted(defense)
+        kinds = counted_kinds(defense)
         for name in defense.edges(topology) if kinds else ():
             edge = topology.edge(name)
             values = len(edge.values)
             for kind, end in (("activation", edge.source), ("gradient", edge.target)):
                 if kind in kinds and not (kind == "gradient" and name in topology.forward_only):
                     trains = topology.serving.isdisjoint(topology.readers(edge))
-                    found.append(Site(topology.role_of(end), name, position, values, frozenset({kind}), trains))
+                    sites.append(Site(topology.role_of(end), name, position, values, frozenset({kind}), trains))
         for head in topology.heads:
             if head.value in defense.heads(topology):
                 acts = counted_labels(defense, head.task)
-                found.append(Site(head.labels, labels_of_head(head.value), position, 1, acts))
-    return found
+                sites.append(Site(head.labels, labels_of_head(head.value), position, 1, acts))
+    return sites
 
 
 def planned_ledger(prepared: Prepared, rounds: int, evaluate_every: int = 1, delta: float | None = None) -> Ledger:
     """Return the ledger that `rounds` rounds of `prepared`, its defenses settled, will have; nothing is trained."""
     dry = CountingDry(prepared)
-    for number in played(dry, prepared, rounds):
+    for number in simulate_rounds(dry, prepared, rounds):
         if (number + 1) % evaluate_every == 0 or number + 1 == rounds:
             for part in SCORED:
                 dry.evaluate(part)
-    taken = [Taken(*dry.taken(lane)) for lane in range(dry.lanes)]
-    moving = travels(prepared.schedule, dry.lanes, prepared.method)
+    taken = [Taken(*dry.step_counts(lane)) for lane in range(dry.lanes)]
+    reach_others = weights_reach_others(prepared.schedule, dry.lanes, prepared.method)
     kinds = _kinds(dry.traffic)
-    mixed = _mingles(prepared.topology, prepared.schedule, dry.lanes, prepared.defenses, kinds)
-    found = charges(prepared.topologies, prepared.facts, prepared.defenses, dry.counted(), taken, moving, mixed)
+    rows_shown = _shows_rows_of_others(prepared.topology, prepared.schedule, dry.lanes, prepared.defenses, kinds)
+    run_charges = charges(
+        prepared.topologies, prepared.facts, prepared.defenses, dry.party_counts(), taken, reach_others, rows_shown
+    )
     rows = sum(dry.rows(lane, "train") for lane in range(dry.lanes))
-    moved = _weights_move(prepared.schedule, dry.lanes, prepared.method, kinds)
-    left = unprotected(prepared.topology, prepared.defenses, prepared.placement.fused, moved)
-    left += _uploads(prepared.method, prepared.defenses, kinds)
-    return make_ledger(found, _delta(prepared.defenses, rows, delta), left)
+    weights_move = _weights_move(prepared.schedule, dry.lanes, prepared.method, kinds)
+    exposed = unprotected(prepared.topology, prepared.defenses, prepared.placement.fused, weights_move)
+    exposed += _uploads(prepared.method, prepared.defenses, kinds)
+    return make_ledger(run_charges, _delta(prepared.defenses, rows, delta), exposed)
 
 
 def counted_ledger(engine: LocalEngine, schedule: Schedule, method: Method | None, delta: float | None) -> Ledger:
@@ -168,18 +170,20 @@ def counted_ledger(engine: LocalEngine, schedule: Schedule, method: Method | Non
         if not party.uses.counts:
             continue
         client = None if party.role in shared else owner[party.name]
-        found = {(p, i, circuits.get(c, c), part): rows for (p, i, c, part), rows in party.uses.counts.items()}
-        counts.append(Counted(party.name, party.role, client, found))
-    moving = travels(schedule, engine.lanes, method)
-    taken = [Taken(*engine.taken(lane)) for lane in range(engine.lanes)]
+        counts_by_use = {(p, i, circuits.get(c, c), part): rows for (p, i, c, part), rows in party.uses.counts.items()}
+        counts.append(Counted(party.name, party.role, client, counts_by_use))
+    reach_others = weights_reach_others(schedule, engine.lanes, method)
+    taken = [Taken(*engine.step_counts(lane)) for lane in range(engine.lanes)]
     kinds = _kinds(engine.traffic)
-    mixed = _mingles(engine.topology, schedule, engine.lanes, engine.defenses, kinds)
-    made = charges(engine.topologies, engine.all_facts, engine.defenses, _added(counts), taken, moving, mixed)
+    rows_shown = _shows_rows_of_others(engine.topology, schedule, engine.lanes, engine.defenses, kinds)
+    run_charges = charges(
+        engine.topologies, engine.all_facts, engine.defenses, _sum_by_party(counts), taken, reach_others, rows_shown
+    )
     rows = sum(engine.rows(lane, "train") for lane in range(engine.lanes))
-    moved = _weights_move(schedule, engine.lanes, method, kinds)
-    left = unprotected(engine.topology, engine.defenses, engine.crew.placement.fused, moved)
-    left += _uploads(method, engine.defenses, kinds)
-    return make_ledger(made, _delta(engine.defenses, rows, delta), left, replaced)
+    weights_move = _weights_move(schedule, engine.lanes, method, kinds)
+    exposed = unprotected(engine.topology, engine.defenses, engine.crew.placement.fused, weights_move)
+    exposed += _uploads(method, engine.defenses, kinds)
+    return make_ledger(run_charges, _delta(engine.defenses, rows, delta), exposed, replaced)
 
 
 def _delta(defenses: Sequence[Defense], rows: int, wanted: float | None) -> float:
@@ -190,7 +194,7 @@ def _delta(defenses: Sequence[Defense], rows: int, wanted: float | None) -> floa
     return min(stated, default=default_delta(rows))
 
 
-def travels(schedule: Schedule, clients: int, method: Method | None) -> bool:
+def weights_reach_others(schedule: Schedule, clients: int, method: Method | None) -> bool:
     """Tell whether what one client's weights have learnt reaches other clients' segments."""
     return clients > 1 and (schedule.binds(clients) is not None or method is not None)
 
@@ -206,7 +210,7 @@ def _kinds(traffic: Traffic) -> frozenset[str]:
     return frozenset(flow.kind for flow in traffic.flows if flow.receiver == FED and flow.phase == "train")
 
 
-def _mingles(
+def _shows_rows_of_others(
     topology: Topology, schedule: Schedule, clients: int, defenses: Sequence[Defense], kinds: frozenset[str]
 ) -> bool:
     """Tell whether what a client sends may show others' rows in any way but by what those sent under a promise."""
@@ -226,13 +230,13 @@ def _uploads(method: Method | None, defenses: Sequence[Defense], kinds: frozense
     return [*left, *(f"names, whole numbers and single numbers in messages of {kind}" for kind in guarded)]
 
 
-def _added(counts: Sequence[Counted]) -> list[Counted]:
+def _sum_by_party(counts: Sequence[Counted]) -> list[Counted]:
     """Return the counts by party, with those of its copies added up."""
-    found: dict[str, UsageCounts] = {}
-    kinds: dict[str, Counted] = {}
+    uses_of_party: dict[str, UsageCounts] = {}
+    first_counts: dict[str, Counted] = {}
     for one in counts:
-        kinds.setdefault(one.party, one)
-        uses = found.setdefault(one.party, UsageCounts())
+        first_counts.setdefault(one.party, one)
+        uses = uses_of_party.setdefault(one.party, UsageCounts())
         for key, rows in one.counts.items():
             uses.merge(key, rows)
-    return [one._replace(counts=found[name].counts) for name, one in kinds.items()]
+    return [one._replace(counts=uses_of_party[name].counts) for name, one in first_counts.items()]

@@ -13,7 +13,7 @@ from splitfed.core.topology import Topology
 from splitfed.engines.base import Trainer
 from splitfed.federated.base import Learner, Method
 from splitfed.schedules.base import Round, Schedule, Training
-from splitfed.schedules.sampling import Sampled, taking_part
+from splitfed.schedules.sampling import Sampled, list_clients
 
 
 def query(
@@ -26,10 +26,10 @@ def query(
     state: dict[str, Any],
 ) -> None:
     """Let `method` tell the clients that `schedule` will ask in round `number` what they need."""
-    asked: Sequence[int] = range(trainer.lanes)
+    participants: Sequence[int] = range(trainer.lanes)
     if isinstance(schedule, Sampled):
-        asked = taking_part(schedule.turns(trainer, training, number))
-    method.query([learners[lane] for lane in asked], number, state)
+        participants = list_clients(schedule.turns(trainer, training, number))
+    method.query([learners[lane] for lane in participants], number, state)
 
 
 def fuse(method: Method, learners: Sequence[Learner], done: Round, number: int, state: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 
 from splitfed.core.topology import Topology, member, weights
 from splitfed.engines.base import FED, Placement
-from splitfed.secure_sum.flows import Flow, closing, opening
+from splitfed.secure_sum.flows import Flow, setup_flows, upload_flows
 
 
 class PlannedSums:
@@ -21,13 +21,13 @@ class PlannedSums:
         """Yield the messages before the clients train."""
         self._asked = list(lanes)
         for role in self._placement.fused:
-            yield from opening(self._asked, _named(role), FED)
+            yield from setup_flows(self._asked, _named(role), FED)
 
     def close(self, finished: Iterable[int]) -> Iterator[Flow]:
         """Yield the messages of the clients that finished."""
         done = list(finished)
         for role in self._placement.fused:
-            yield from closing(self._asked, done, self._numbers(done[0], role), _named(role), FED)
+            yield from upload_flows(self._asked, done, self._numbers(done[0], role), _named(role), FED)
 
     def _numbers(self, lane: int, role: str) -> int:
         place = self._placement

@@ -15,7 +15,7 @@ from splitfed.planning.timed import Timed
 from splitfed.planning.validation import Prepared
 
 
-def played(dry: Dry, prepared: Prepared, rounds: int, clock: Clock | None = None) -> Iterator[int]:
+def simulate_rounds(dry: Dry, prepared: Prepared, rounds: int, clock: Clock | None = None) -> Iterator[int]:
     """Play `rounds` rounds of `prepared` over `dry`, moving `clock`; yield the number of each when it is over."""
     method = prepared.method
     learners: Sequence[Learner] = [DryLearner(dry, lane) for lane in range(dry.lanes)]
@@ -25,13 +25,13 @@ def played(dry: Dry, prepared: Prepared, rounds: int, clock: Clock | None = None
     if clock is not None:
         trainer = Timed(trainer, clock, prepared.topologies, prepared.placement, meeting)
     state = prepared.schedule.start(dry.lanes)
-    kept = {} if method is None else method.start(dry.lanes)
+    method_state = {} if method is None else method.start(dry.lanes)
     for number in range(rounds):
         if method is not None:
-            with nullcontext() if meeting is None else meeting.timed():
-                query(method, learners, prepared.schedule, dry, prepared.training, number, kept)
-        done = prepared.schedule.round(trainer, prepared.training, number, state)
+            with nullcontext() if meeting is None else meeting.advance_clock():
+                query(method, learners, prepared.schedule, dry, prepared.training, number, method_state)
+        finished_round = prepared.schedule.round(trainer, prepared.training, number, state)
         if method is not None:
-            with nullcontext() if meeting is None else meeting.timed():
-                fuse(method, learners, done, number, kept)
+            with nullcontext() if meeting is None else meeting.advance_clock():
+                fuse(method, learners, finished_round, number, method_state)
         yield number

@@ -58,14 +58,14 @@ class Timed:
     def train(self, lane: int, epoch: int, batches: Sequence[Tensor], first: int = 0) -> list[float]:
         """One lane trains, everybody else waits."""
         losses = self.inner.train(lane, epoch, batches, first)
-        self.clock.train({lane: _sizes(batches) if self.meeting is None else self.meeting.taken(lane)})
+        self.clock.train({lane: _sizes(batches) if self.meeting is None else self.meeting.pop_steps(lane)})
         return losses
 
     def train_at_once(self, turns: Mapping[int, Sequence[tuple[int, Sequence[Tensor]]]]) -> dict[int, list[float]]:
         """All lanes train side by side."""
         losses = self.inner.train_at_once(turns)
         taken = {k: [n for _, batches in turn for n in _sizes(batches)] for k, turn in turns.items()}
-        self.clock.train(taken if self.meeting is None else {lane: self.meeting.taken(lane) for lane in turns})
+        self.clock.train(taken if self.meeting is None else {lane: self.meeting.pop_steps(lane) for lane in turns})
         return losses
 
     def train_together(
@@ -132,13 +132,13 @@ def _sizes(batches: Sequence[Tensor]) -> list[int]:
 
 def clock_of(prepared: Prepared, speeds: Speeds) -> Clock:
     """Return a clock at zero for the parties of `prepared`."""
-    known: dict[int, StepShape] = {}
+    shape_of_topology: dict[int, StepShape] = {}
     shapes = {}
     for lane, (topology, facts) in enumerate(zip(prepared.topologies, prepared.facts, strict=True)):
-        if id(topology) not in known:
+        if id(topology) not in shape_of_topology:
             labels = labels_of(topology, prepared.data.clients[lane].train).values()
             size = max((y.element_size() * y[0].numel() for y in labels), default=0)
-            known[id(topology)] = step_shape(topology, facts, segment_flops(topology, facts), size)
-        shapes[lane] = known[id(topology)]
+            shape_of_topology[id(topology)] = step_shape(topology, facts, segment_flops(topology, facts), size)
+        shapes[lane] = shape_of_topology[id(topology)]
     others = [FED] if prepared.placement.fused or prepared.placement.meeting else []
     return Clock(shapes, speeds, party_names(prepared.topology, len(prepared.topologies)), others)

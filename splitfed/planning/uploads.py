@@ -6,7 +6,7 @@ from splitfed.core.defense import UPLOAD
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.engines.base import FED
 from splitfed.planning.counting import Dry
-from splitfed.planning.simulation import played
+from splitfed.planning.simulation import simulate_rounds
 from splitfed.planning.validation import Prepared
 
 ROUNDS = 2
@@ -15,12 +15,12 @@ ROUNDS = 2
 
 def sent_kinds(prepared: Prepared) -> frozenset[str]:
     """Return the kinds of messages that clients send to the fed server in the first rounds of `prepared`."""
-    return _kinds(_played(prepared))
+    return _kinds(_simulate_uploads(prepared))
 
 
-def _played(prepared: Prepared) -> Dry:
+def _simulate_uploads(prepared: Prepared) -> Dry:
     dry = Dry(prepared)
-    for _ in played(dry, prepared, ROUNDS):
+    for _ in simulate_rounds(dry, prepared, ROUNDS):
         pass
     return dry
 
@@ -34,7 +34,7 @@ def check_uploads(prepared: Prepared) -> None:
     guarding = [defense for defense in prepared.defenses if defense.uploads]
     if not guarding:
         return
-    dry = None if prepared.method is None else _played(prepared)
+    dry = None if prepared.method is None else _simulate_uploads(prepared)
     for defense in guarding:
         name = type(defense).__name__
         for kind in defense.uploads:

@@ -11,10 +11,10 @@ from torch import Tensor
 from splitfed.core.defense import Defense, overrides
 from splitfed.core.equivalence import EXAMPLES, check_topology
 from splitfed.core.errors import InvalidInput, unknown
-from splitfed.core.initial_weights import first_weights, local_segments, resolved
+from splitfed.core.initial_weights import first_weights, local_segments, resolve_starts
 from splitfed.core.optimizers import Optim
 from splitfed.core.per_client_defenses import check_clients, of_client
-from splitfed.core.probe import Facts, check_alike, probe
+from splitfed.core.probe import Facts, check_equal_shapes, probe
 from splitfed.core.random import derive
 from splitfed.core.step_plan import segment_plans
 from splitfed.core.topology import Topology
@@ -92,53 +92,59 @@ def prepare(
     for guard in guards:
         _check_kind("defenses", guard, Defense, "defenses, such as splitfed.defenses.Noise(scale=0.5)")
     clients = len(data.clients)
-    given = _one_a_client(topology, clients)
-    differ = len({id(t) for t in given}) > 1
-    if differ and (why := plan.binds(clients)):
+    client_topologies = _topology_per_client(topology, clients)
+    differ = len({id(t) for t in client_topologies}) > 1
+    if differ and (reason := plan.binds(clients)):
         raise InvalidInput(
-            f"schedule {type(plan).__name__} {why}, which differ here: take one that leaves them alone, such as "
+            f"schedule {type(plan).__name__} {reason}, which differ here: take one that leaves them alone, such as "
             "'splitfed_v3' or 'blind'"
         )
-    if differ and any(shared_roles(t) for t in given):
-        heterogeneous(given)
+    if differ and any(shared_roles(t) for t in client_topologies):
+        heterogeneous(client_topologies)
     elif differ:
-        _check_whole(given)
-    made: dict[int, tuple[Topology, Facts]] = {}
-    for lane, wanted in enumerate(given):
-        if id(wanted) not in made:
+        _check_whole(client_topologies)
+    prepared_topologies: dict[int, tuple[Topology, Facts]] = {}
+    for lane, client_topology in enumerate(client_topologies):
+        if id(client_topology) not in prepared_topologies:
             try:
-                made[id(wanted)] = _ready(wanted, data, lane, plan, guards, extra, training.seed)
+                prepared_topologies[id(client_topology)] = _prepare_topology(
+                    client_topology, data, lane, plan, guards, extra, training.seed
+                )
             except InvalidInput as error:
                 if not differ:
                     raise
                 raise InvalidInput(f"client {lane}: {error}") from error
-    topologies, facts = zip(*(made[id(t)] for t in given), strict=True)
+    topologies, facts = zip(*(prepared_topologies[id(t)] for t in client_topologies), strict=True)
     if differ:
-        check_alike(topologies, facts)
+        check_equal_shapes(topologies, facts)
     first: Topology = topologies[0]
     check_batches(facts, guards, data, training)
     check_sampling(plan, training)
-    for known, fact in made.values():
-        check_clients(guards, known, clients)
-        segment_plans(known, fact, guards)
+    for prepared_topology, fact in prepared_topologies.values():
+        check_clients(guards, prepared_topology, clients)
+        segment_plans(prepared_topology, fact, guards)
     rates = plan.rates(first, clients)
     optims = {role: o.scaled(rates.get(role, 1.0)) for role, o in optims_of(first, optimizer).items()}
-    place = plan.placement(first) if extra is None else layered(extra, plan, topologies, facts)
+    place = plan.placement(first) if extra is None else combine_placement(extra, plan, topologies, facts)
     if extra is not None:
-        check_led(extra, plan, training)
-        check_read(extra, topologies, guards)
+        check_training_steps(extra, plan, training)
+        check_label_reading(extra, topologies, guards)
         extra.check_public([len(client.shown) for client in data.clients])
         extra.check_optimizers({role: optims[role] for role in first.data_roles})
         if extra.restart is not None:
             _check_kind(f"{type(extra).__name__} restart", extra.restart, bool, "True, False, or None for the run's")
             training = replace(training, restart_optimizers=extra.restart)
     ready = Prepared(topologies, facts, data, plan, place, guards, optims, training, extra)
-    ready = replace(ready, training=replace(training, starts=resolved(training.starts, topologies, ready.local[0])))
+    ready = replace(
+        ready, training=replace(training, starts=resolve_starts(training.starts, topologies, ready.local[0]))
+    )
     ready.first_weights()
     return ready
 
 
-def layered(method: Method, plan: Schedule, topologies: Sequence[Topology], facts: Sequence[Facts]) -> Placement:
+def combine_placement(
+    method: Method, plan: Schedule, topologies: Sequence[Topology], facts: Sequence[Facts]
+) -> Placement:
     """Return what the schedule `plan` with `method` on it asks for, or refuse the two together."""
     place, name = plan.placement(topologies[0]), type(method).__name__
     if place.secure is not None:
@@ -160,7 +166,7 @@ def layered(method: Method, plan: Schedule, topologies: Sequence[Topology], fact
     return replace(place, kept=method.kept(topologies[0]), meeting=True)
 
 
-def check_led(method: Method, plan: Schedule, training: Training) -> None:
+def check_training_steps(method: Method, plan: Schedule, training: Training) -> None:
     """Refuse a method that trains clients in steps of its own, or weighs them, where others draw or share them."""
     name = type(method).__name__
     if training.sampling == "poisson" and method.weighs_steps:
@@ -181,7 +187,7 @@ def check_led(method: Method, plan: Schedule, training: Training) -> None:
         )
 
 
-def check_read(method: Method, topologies: Sequence[Topology], defenses: Sequence[Defense]) -> None:
+def check_label_reading(method: Method, topologies: Sequence[Topology], defenses: Sequence[Defense]) -> None:
     """Refuse a method that reads the labels of a step, where a defense puts something else in their place."""
     for topology in topologies if method.reads_labels else ():
         for head in topology.heads:
@@ -247,8 +253,8 @@ def check_outputs(topology: Topology, facts: Facts) -> None:
 
 def check_batches(facts: Sequence[Facts], defenses: Sequence[Defense], data: Federation, training: Training) -> None:
     """Refuse a batch size that leaves some client a batch too small for batch norm or for a defense."""
-    for number, (client, known) in enumerate(zip(data.clients, facts, strict=True)):
-        needs = [(2, f"batch norm in segment {name!r}") for name in sorted(known.batch_norm)]
+    for number, (client, client_facts) in enumerate(zip(data.clients, facts, strict=True)):
+        needs = [(2, f"batch norm in segment {name!r}") for name in sorted(client_facts.batch_norm)]
         needs += [(d.least_rows, type(d).__name__) for d in of_client(defenses, number)]
         least, who = max(needs, key=lambda need: need[0], default=(1, ""))
         rows = len(client.train)
@@ -274,19 +280,19 @@ def check_sampling(schedule: Schedule, training: Training) -> None:
         )
 
 
-def fitted(
+def fit_defenses(
     topology: Topology, facts: Facts, rows: Dataset, defenses: Sequence[Defense], seed: int
 ) -> tuple[Topology, Facts]:
     """Return `topology` with the layers that `defenses` put in, and its facts."""
     for position, defense in enumerate(defenses):
-        made = defense.fit(topology, facts, derive(seed, "fit", position))
-        if made is not topology:
+        fitted_topology = defense.fit(topology, facts, derive(seed, "fit", position))
+        if fitted_topology is not topology:
             if defense.clients:
                 raise InvalidInput(
                     f"{type(defense).__name__} for some clients alone is not allowed: it changes segments, and all "
                     "clients have the same"
                 )
-            topology, facts = made, probe_with(made, rows)
+            topology, facts = fitted_topology, probe_with(fitted_topology, rows)
     return topology, facts
 
 
@@ -296,15 +302,17 @@ def _check_kind(name: str, value: object, kind: type, expected: str) -> None:
         raise InvalidInput(f"{name}={told!r} is not allowed; expected {expected}")
 
 
-def _one_a_client(topology: Topology | Sequence[Topology], clients: int) -> list[Topology]:
+def _topology_per_client(topology: Topology | Sequence[Topology], clients: int) -> list[Topology]:
     if isinstance(topology, Topology):
         return [topology] * clients
-    given: list[Topology] = list(topology) if isinstance(topology, (list, tuple)) else [cast(Topology, topology)]
-    for one in given:
+    topologies: list[Topology] = list(topology) if isinstance(topology, (list, tuple)) else [cast(Topology, topology)]
+    for one in topologies:
         _check_kind("topology", one, Topology, "what a builder of splitfed.topologies returns, or one a client")
-    if len(given) != clients:
-        raise InvalidInput(f"{len(given)} topologies were given for {clients} clients; expected one a client, or one")
-    return given
+    if len(topologies) != clients:
+        raise InvalidInput(
+            f"{len(topologies)} topologies were given for {clients} clients; expected one a client, or one"
+        )
+    return topologies
 
 
 def _check_whole(given: Sequence[Topology]) -> None:
@@ -318,7 +326,7 @@ def _check_whole(given: Sequence[Topology]) -> None:
                 raise InvalidInput(f"client {client} has {what} {mine}; the first client has {first}")
 
 
-def _ready(
+def _prepare_topology(
     topology: Topology,
     data: Federation,
     lane: int,
@@ -328,20 +336,22 @@ def _ready(
     seed: int,
 ) -> tuple[Topology, Facts]:
     rows = data.clients[lane].train
-    known = topology.with_tasks(rows.tasks)
-    schedule.check(known, len(data.clients))
-    facts = probe_with(known, rows)
-    check_exact(known, rows)
+    checked_topology = topology.with_tasks(rows.tasks)
+    schedule.check(checked_topology, len(data.clients))
+    facts = probe_with(checked_topology, rows)
+    check_exact(checked_topology, rows)
     # Who is handed a topology must not find the user's model behind it.
-    known = replace(known, segments=tuple(replace(s, original=None) for s in known.segments))
-    prepared = schedule.prepare(known, facts, seed)
-    if prepared is not known:
+    checked_topology = replace(
+        checked_topology, segments=tuple(replace(s, original=None) for s in checked_topology.segments)
+    )
+    prepared = schedule.prepare(checked_topology, facts, seed)
+    if prepared is not checked_topology:
         facts = probe_with(prepared, rows)
     if method is not None:
         method.check(prepared, len(data.clients))
         prepared = method.fit(prepared, facts, derive(seed, "method"))
         facts = probe_with(prepared, rows)
-    prepared, facts = fitted(prepared, facts, rows, defenses, seed)
+    prepared, facts = fit_defenses(prepared, facts, rows, defenses, seed)
     if method is not None or any(overrides(d, "penalty", "penalty_at_receiver") for d in defenses):
         # Their terms may send a gradient where the losses of the heads send none.
         facts = replace(facts, no_gradient=frozenset())

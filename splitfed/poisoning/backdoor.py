@@ -17,7 +17,7 @@ from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.core.random import generator
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
-from splitfed.poisoning.base import Manipulation, check_class, rows_changed, with_training
+from splitfed.poisoning.base import Manipulation, check_class, replace_rows, replace_training_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +66,6 @@ class Backdoor(Manipulation):
             chosen = torch.randperm(len(rows), generator=generator(seed, "backdoor", client))[:count]
             x, y = rows.x.clone(), rows.y.clone()
             x[chosen], y[chosen] = self.trigger(rows.x[chosen], data), self.target
-            return rows_changed(rows, x, y)
+            return replace_rows(rows, x, y)
 
-        return with_training(data, self.clients, mark)
+        return replace_training_rows(data, self.clients, mark)

@@ -57,7 +57,9 @@ class Manipulation:
         return after
 
 
-def with_training(data: Federation, clients: tuple[int, ...], change: Callable[[int, Dataset], Dataset]) -> Federation:
+def replace_training_rows(
+    data: Federation, clients: tuple[int, ...], change: Callable[[int, Dataset], Dataset]
+) -> Federation:
     """Return `data` with `change(client, rows)` in place of the training rows of `clients`."""
     changed = [
         replace(client, train=change(number, client.train)) if number in clients else client
@@ -66,7 +68,7 @@ def with_training(data: Federation, clients: tuple[int, ...], change: Callable[[
     return replace(data, clients=tuple(changed))
 
 
-def moved(before: Tensors, after: Tensors, bend: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+def change_update(before: Tensors, after: Tensors, bend: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
     """Return before + bend(after - before) of every real tensor; whole numbers (counts of batches) stay `after`'s."""
     return {
         name: before[name] + bend(tensor - before[name]) if tensor.is_floating_point() and name in before else tensor
@@ -74,7 +76,7 @@ def moved(before: Tensors, after: Tensors, bend: Callable[[Tensor], Tensor]) -> 
     }
 
 
-def rows_changed(rows: Dataset, x: Tensor, y: Tensor) -> Dataset:
+def replace_rows(rows: Dataset, x: Tensor, y: Tensor) -> Dataset:
     """Return `rows` with other x and y of the same shape, checked as any data set is."""
     return Dataset(rows.name, x, y, rows.task, rows.value_range, rows.domains, dict(rows.features), dict(rows.targets))
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from splitfed.core.errors import check_number
-from splitfed.poisoning.base import Manipulation, Tensors, moved
+from splitfed.poisoning.base import Manipulation, Tensors, change_update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,4 +35,4 @@ class ByzantineNoise(Manipulation):
             noise = self.scale * drawn.to(step.device, step.dtype)
             return step + noise if self.add else noise
 
-        return moved(before, after, bend)
+        return change_update(before, after, bend)

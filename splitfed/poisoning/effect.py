@@ -66,8 +66,8 @@ def success_rate(run: Judged, trigger: Trigger, client: int = 0) -> float:
     if len(others) == 0:
         raise InvalidInput(f"there are no test rows of a class other than {trigger.target}: keep some (test=0.2)")
     output = run.predict(trigger.trigger(others.x, run.data), client)
-    said = output.argmax(1) if output.dim() == 2 and output.shape[1] > 1 else (output.flatten() > 0).long()
-    return float((said == trigger.target).double().mean())
+    predicted = output.argmax(1) if output.dim() == 2 and output.shape[1] > 1 else (output.flatten() > 0).long()
+    return float((predicted == trigger.target).double().mean())
 
 
 def effect(run: Judged, baseline: Judged, trigger: Trigger | None = None, client: int = 0) -> Effect:

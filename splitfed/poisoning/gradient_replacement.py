@@ -29,7 +29,7 @@ from splitfed.core.random import generator
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
 from splitfed.engines.local import LocalEngine
-from splitfed.poisoning.base import Manipulation, check_class, rows_changed, with_training
+from splitfed.poisoning.base import Manipulation, check_class, replace_rows, replace_training_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +92,9 @@ class GradientReplacement(Manipulation):
             chosen = order[order != self.row][:count]
             x = rows.x.clone()
             x[chosen] = self.trigger(rows.x[chosen], data)
-            return rows_changed(rows, x, rows.y)
+            return replace_rows(rows, x, rows.y)
 
-        return with_training(data, self.clients, mark)
+        return replace_training_rows(data, self.clients, mark)
 
     def enter(self, engine: LocalEngine, data: Federation) -> None:
         """Stand where the party receives; refuse one that gets no gradient back."""

@@ -13,7 +13,7 @@ from splitfed.engines.local import LocalEngine
 from splitfed.poisoning.base import Manipulation, Tensors
 
 
-def listed(given: Manipulation | Sequence[Manipulation]) -> tuple[Manipulation, ...]:
+def check_manipulations(given: Manipulation | Sequence[Manipulation]) -> tuple[Manipulation, ...]:
     """Return what was given as a tuple; refuse what is no manipulation."""
     found = (given,) if isinstance(given, Manipulation) else tuple(given)
     for one in found:
@@ -22,7 +22,7 @@ def listed(given: Manipulation | Sequence[Manipulation]) -> tuple[Manipulation, 
     return found
 
 
-def poisoned(data: Federation, manipulations: Sequence[Manipulation], seed: int) -> Federation:
+def poison_data(data: Federation, manipulations: Sequence[Manipulation], seed: int) -> Federation:
     """Return `data` as the manipulations leave it, one after another; they are checked first, all of them."""
     for one in manipulations:
         one.check(data)
@@ -40,18 +40,18 @@ def enter(
     """
     for one in manipulations:
         one.enter(engine, data)
-    bending = [(i, one) for i, one in enumerate(manipulations) if one.needs_upload]
+    bending_uploads = [(i, one) for i, one in enumerate(manipulations) if one.needs_upload]
     fused = engine.crew.placement.fused or (engine.topology.data_roles if method else ())
-    if bending and not fused:
-        who = type(bending[0][1]).__name__
+    if bending_uploads and not fused:
+        who = type(bending_uploads[0][1]).__name__
         raise InvalidInput(f"{who} bends what a client uploads; no client uploads weights under this schedule")
-    for client in sorted({client for _, one in bending for client in one.clients}):
-        mine = [(i, one) for i, one in bending if client in one.clients]
+    for client in sorted({client for _, one in bending_uploads for client in one.clients}):
+        client_manipulations = [(i, one) for i, one in bending_uploads if client in one.clients]
         for role in fused:
             party = engine.party(client, role).name
             if party in engine.insiders:
                 raise InvalidInput(f"{party!r} has an intruder already; a manipulation of its uploads cannot join it")
-            engine.join(party, Bender(mine, derive(seed, "bend", client, role)))
+            engine.join(party, Bender(client_manipulations, derive(seed, "bend", client, role)))
 
 
 class Bender:

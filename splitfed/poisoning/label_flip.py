@@ -16,7 +16,7 @@ from splitfed.core.errors import InvalidInput, check_number
 from splitfed.core.random import generator
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
-from splitfed.poisoning.base import Manipulation, check_class, rows_changed, with_training
+from splitfed.poisoning.base import Manipulation, check_class, replace_rows, replace_training_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +47,9 @@ class LabelFlip(Manipulation):
 
         def flip(client: int, rows: Dataset) -> Dataset:
             drawn = generator(seed, "label_flip", client)
-            return rows_changed(rows, rows.x, self._flipped(rows.y, classes, drawn))
+            return replace_rows(rows, rows.x, self._flipped(rows.y, classes, drawn))
 
-        return with_training(data, self.clients, flip)
+        return replace_training_rows(data, self.clients, flip)
 
     def _flipped(self, y: Tensor, classes: int, drawn: torch.Generator) -> Tensor:
         among = torch.arange(len(y)) if self.source is None else (y == self.source).nonzero().flatten()

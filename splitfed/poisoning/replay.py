@@ -44,9 +44,9 @@ class Replay(Manipulation):
         rows = data.clients[self.clients[0]].train
         if self.row >= len(rows):
             raise InvalidInput(f"replay row={self.row} is not allowed; expected 0 to {len(rows) - 1}")
-        found = int(rows.y[self.row])
-        if found != self.target:
-            raise InvalidInput(f"replay row {self.row} is of class {found}; expected one of class {self.target}")
+        label = int(rows.y[self.row])
+        if label != self.target:
+            raise InvalidInput(f"replay row {self.row} is of class {label}; expected one of class {self.target}")
 
     def trigger(self, x: Tensor, data: Federation) -> Tensor:
         """Return the rows x (n, ...) with the party's part replaced by that of its row."""

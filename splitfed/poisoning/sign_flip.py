@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from splitfed.core.errors import check_number
-from splitfed.poisoning.base import Manipulation, Tensors, moved
+from splitfed.poisoning.base import Manipulation, Tensors, change_update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,4 +27,4 @@ class SignFlip(Manipulation):
 
     def upload(self, before: Tensors, after: Tensors, random: torch.Generator) -> Tensors:
         """Return before - factor (after - before)."""
-        return moved(before, after, lambda step: -self.factor * step)
+        return change_update(before, after, lambda step: -self.factor * step)

@@ -37,22 +37,22 @@ def loss_epsilon(uses: Sequence[tuple[Mechanism, int]], delta: float, reach: flo
     top = reach + 1.0
     step = 2 * top / POINTS
     spectrum: npt.NDArray[np.complex128] | None = None
-    kept = 1.0
+    mass = 1.0
     for mechanism, times in uses:
         chances = _grid(mechanism, step)
-        kept *= float(chances.sum()) ** times
-        found = rfft(chances) ** times
-        spectrum = found if spectrum is None else spectrum * found
+        mass *= float(chances.sum()) ** times
+        power = rfft(chances) ** times
+        spectrum = power if spectrum is None else spectrum * power
     assert spectrum is not None
     total = np.clip(irfft(spectrum, POINTS), 0.0, None)
     losses: Floats = step * np.arange(1, POINTS // 2, dtype=np.float64)
     chances = total[1 : POINTS // 2]
     # The loss exceeds `top` with a chance of at most that delta over 1 - exp(-1).
-    spare = delta - max(0.0, 1.0 - kept) - delta * _TAIL / (1 - np.exp(-1.0))
-    return _smallest(losses, chances, spare)
+    spare = delta - max(0.0, 1.0 - mass) - delta * _TAIL / (1 - np.exp(-1.0))
+    return _smallest_epsilon(losses, chances, spare)
 
 
-def _smallest(losses: Floats, chances: Floats, delta: float) -> float:
+def _smallest_epsilon(losses: Floats, chances: Floats, delta: float) -> float:
     """Return the smallest grid point e with sum over losses > e of chance (1 - exp(e - loss)) <= delta, or inf."""
     # Sums from above, so that every point costs nothing: sum p and sum p exp(-loss).
     mass = np.append(np.cumsum(chances[::-1])[::-1], 0.0)
@@ -67,11 +67,11 @@ def _grid(mechanism: Mechanism, step: float) -> Floats:
     """Return the chance of every loss k step, (POINTS,), negative k at the end; losses are rounded up to it."""
     half = POINTS // 2
     edges: Floats = step * np.arange(-half, half, dtype=np.float64)
-    chances = np.diff(_below(mechanism, edges), prepend=0.0)
+    chances = np.diff(_loss_cdf(mechanism, edges), prepend=0.0)
     return np.roll(chances, -half)
 
 
-def _below(mechanism: Mechanism, loss: Floats) -> Floats:
+def _loss_cdf(mechanism: Mechanism, loss: Floats) -> Floats:
     """Return the chance that the loss of one use is at most `loss`."""
     from scipy.special import ndtr
 

@@ -52,8 +52,8 @@ def prv_epsilon(uses: Sequence[tuple[Event, int]], delta: float) -> float | str:
                 accountant.get_epsilon(delta=delta, eps_error=EPSILON_ERROR, delta_error=DELTA_ERROR * delta)
             )
         except (ArithmeticError, ValueError, RuntimeError, IndexError) as error:
-            told = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            return f"privacy loss variables do not resolve it ({told})"
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            return f"privacy loss variables do not resolve it ({reason})"
     return max(0.0, epsilon) if math.isfinite(epsilon) else "privacy loss variables do not resolve it"
 
 

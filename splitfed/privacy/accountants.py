@@ -34,7 +34,7 @@ from splitfed.privacy.accountant_rdp import (
     renyi_epsilon,
     sampled_epsilon,
 )
-from splitfed.privacy.gaussian_mechanism import gaussian_epsilon, joined_multiplier
+from splitfed.privacy.gaussian_mechanism import combine_multipliers, gaussian_epsilon
 
 ACCOUNTANTS = ("best", "gaussian", "rdp", "pld", "prv", "pure")
 
@@ -68,20 +68,20 @@ def compose(uses: Iterable[tuple[Event, int]], delta: float, accountant: str = "
     (mechanisms with an epsilon of their own). Raises `InvalidInput` for events that cannot be added, and where an
     accountant that was asked for by name does not apply.
     """
-    return _checked(uses, delta, accountant, stand_in=False)
+    return _check_and_compose(uses, delta, accountant, stand_in=False)
 
 
-def _checked(uses: Iterable[tuple[Event, int]], delta: float, accountant: str, stand_in: bool) -> Bound:
+def _check_and_compose(uses: Iterable[tuple[Event, int]], delta: float, accountant: str, stand_in: bool) -> Bound:
     check_number("delta", delta, low=0.0, high=1.0, open_low=True, open_high=True)
     if accountant not in ACCOUNTANTS:
         raise unknown("accountant", accountant, ACCOUNTANTS)
-    counted: Counter[Event] = Counter()
+    totals: Counter[Event] = Counter()
     for event, times in uses:
         check_count("uses", times)
-        counted[event] += times
-    kept = tuple((event, times) for event, times in counted.items() if times)
-    _check_alike([event for event, _ in kept])
-    return _compose(kept, float(delta), accountant, stand_in) if kept else Bound(0.0, delta, "nothing was released")
+        totals[event] += times
+    used = tuple((event, times) for event, times in totals.items() if times)
+    _check_alike([event for event, _ in used])
+    return _compose(used, float(delta), accountant, stand_in) if used else Bound(0.0, delta, "nothing was released")
 
 
 def calibrate(
@@ -97,7 +97,7 @@ def calibrate(
 
     def excess(exponent: float) -> float:
         # On the way an accountant may not apply, for want of noise; where the search ends it must.
-        found = _checked(make(math.exp(exponent)), delta, accountant, stand_in=True).epsilon
+        found = _check_and_compose(make(math.exp(exponent)), delta, accountant, stand_in=True).epsilon
         return min(found, sys.float_info.max) - epsilon
 
     low, high = 0.0, 0.0
@@ -122,22 +122,22 @@ def _compose(uses: UsageCounts, delta: float, accountant: str, stand_in: bool) -
     gaussian = all(isinstance(event.mechanism, Gaussian) for event, _ in uses)
     pure = all(not isinstance(event.mechanism, Gaussian) for event, _ in uses)
     several = sum(times for _, times in uses) > 1
-    found: list[Bound | str] = []
+    answers: list[Bound | str] = []
     if gaussian and not sampled and accountant in ("best", "gaussian"):
-        found.append(_exact(uses, delta))
+        answers.append(_gaussian_bound(uses, delta))
     if pure and accountant in ("best", "pure"):
-        found += _pure(uses, delta)
+        answers += _pure_bounds(uses, delta)
     # Nothing is better than what is exact.
     if accountant == "rdp" or (accountant == "best" and not (gaussian and not sampled)):
-        found.append(_renyi(uses, delta))
+        answers.append(_rdp_bound(uses, delta))
     if not sampled and (accountant == "pld" or (accountant == "best" and several and not gaussian)):
-        found.append(_losses(uses, delta))
+        answers.append(_pld_bound(uses, delta))
     if gaussian and sampled and accountant in ("best", "prv"):
-        found.append(_variables(uses, delta))
-    bounds = [one for one in found if isinstance(one, Bound)]
-    obstacles = [one for one in found if isinstance(one, str)]
+        answers.append(_prv_bound(uses, delta))
+    bounds = [one for one in answers if isinstance(one, Bound)]
+    obstacles = [one for one in answers if isinstance(one, str)]
     if not bounds and obstacles and stand_in:
-        bounds = [_renyi(uses, delta)]
+        bounds = [_rdp_bound(uses, delta)]
     if not bounds:
         why = f": the {obstacles[0]}" if obstacles else " to these mechanisms"
         raise InvalidInput(f"accountant={accountant!r} does not apply{why}; take 'best' or 'rdp'")
@@ -148,7 +148,7 @@ def _compose(uses: UsageCounts, delta: float, accountant: str, stand_in: bool) -
     return best
 
 
-def _exact(uses: UsageCounts, delta: float) -> Bound:
+def _gaussian_bound(uses: UsageCounts, delta: float) -> Bound:
     gaussians = [(e.mechanism.noise_multiplier, n) for e, n in uses if isinstance(e.mechanism, Gaussian)]
     mean = math.hypot(*(math.sqrt(n) / sigma for sigma, n in gaussians))
     if mean > 1 / _LEAST_MULTIPLIER:
@@ -156,11 +156,11 @@ def _exact(uses: UsageCounts, delta: float) -> Bound:
         epsilon = mean * mean / 2 + mean * math.sqrt(2 * math.log(1 / delta))
         return Bound(epsilon, delta, "Gaussian tail of the privacy loss")
     return Bound(
-        gaussian_epsilon(joined_multiplier(gaussians), delta), delta, "exact for Gaussians (Balle and Wang 2018)"
+        gaussian_epsilon(combine_multipliers(gaussians), delta), delta, "exact for Gaussians (Balle and Wang 2018)"
     )
 
 
-def _renyi(uses: UsageCounts, delta: float) -> Bound:
+def _rdp_bound(uses: UsageCounts, delta: float) -> Bound:
     orders = SAMPLED_ORDERS if any(event.sampling_rate < 1 for event, _ in uses) else ORDERS
     with np.errstate(over="ignore"):
         total = np.sum([times * renyi(event, orders) for event, times in uses], axis=0)
@@ -168,18 +168,18 @@ def _renyi(uses: UsageCounts, delta: float) -> Bound:
     return Bound(epsilon, delta, RENYI)
 
 
-def _losses(uses: UsageCounts, delta: float) -> Bound | str:
+def _pld_bound(uses: UsageCounts, delta: float) -> Bound | str:
     """By the loss itself, where delta is not so small that rounding would show, and epsilon not beyond all meaning."""
     if delta < LEAST_DELTA:
         return f"privacy loss distribution does not resolve delta {delta:g}"
-    reach = min(bound.epsilon for bound in (_renyi(uses, delta * 1e-6), *_pure_sum(uses)))
+    reach = min(bound.epsilon for bound in (_rdp_bound(uses, delta * 1e-6), *_pure_sum(uses)))
     if not reach <= MOST_REACH:
         return f"privacy loss distribution would reach epsilon {reach:.3g}, and ends at {MOST_REACH:g}"
     epsilon = loss_epsilon([(event.mechanism, times) for event, times in uses], delta, reach)
     return Bound(epsilon, delta, DISTRIBUTION)
 
 
-def _variables(uses: UsageCounts, delta: float) -> Bound | str:
+def _prv_bound(uses: UsageCounts, delta: float) -> Bound | str:
     if any(event.sampling_rate == 1 for event, _ in uses):
         return "privacy loss variables do not apply where some uses are sampled and some are not"
     epsilon = prv_epsilon(uses, delta)
@@ -190,12 +190,12 @@ def _pure_sum(uses: UsageCounts) -> list[Bound]:
     """What they cost without a delta, where each has an epsilon of its own."""
     if any(isinstance(event.mechanism, Gaussian) for event, _ in uses):
         return []
-    return [Bound(_added((pure_epsilon(e.mechanism), n) for e, n in uses), 0.0, SUM)]
+    return [Bound(_sum_epsilons((pure_epsilon(e.mechanism), n) for e, n in uses), 0.0, SUM)]
 
 
-def _pure(uses: UsageCounts, delta: float) -> list[Bound]:
+def _pure_bounds(uses: UsageCounts, delta: float) -> list[Bound]:
     each = [(sampled_epsilon(pure_epsilon(event.mechanism), event.sampling_rate), times) for event, times in uses]
-    found = [Bound(_added(each), delta, SUM)]
+    found = [Bound(_sum_epsilons(each), delta, SUM)]
     times = sum(times for _, times in each)
     if len({epsilon for epsilon, _ in each}) == 1 and 1 < times <= _MOST_EQUAL and found[0].epsilon < math.inf:
         epsilon = optimal_pure(each[0][0], times, delta)
@@ -203,7 +203,7 @@ def _pure(uses: UsageCounts, delta: float) -> list[Bound]:
     return found
 
 
-def _added(each: Iterable[tuple[float, int]]) -> float:
+def _sum_epsilons(each: Iterable[tuple[float, int]]) -> float:
     """Return the sum of epsilons, infinite where it leaves the numbers."""
     try:
         return math.fsum(epsilon * times for epsilon, times in each)

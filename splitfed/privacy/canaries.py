@@ -57,26 +57,26 @@ class Canaries:
         """
         seed, width = derive(self.seed, "audit", *words), rows[0].shape[1]
         probes = {seat.role: nn.Linear(width, 1, bias=False) for seat in self.seats}
-        shields = {seat.role: self._shield(seat, probes[seat.role], seed) for seat in self.seats}
-        found = []
-        for given, (epoch, step) in zip(rows, turns, strict=True):
+        privatizers = {seat.role: self._make_privatizer(seat, probes[seat.role], seed) for seat in self.seats}
+        step_sums = []
+        for gradients, (epoch, step) in zip(rows, turns, strict=True):
             stamp = Stamp("train", self.lane, epoch, step)
-            for role, privatizer in shields.items():
-                _pass(privatizer, probes[role], given, divisor, stamp)
-            told = {seat.role: shields[seat.role].norms() for seat in self.seats if seat.tells and len(given)}
+            for role, privatizer in privatizers.items():
+                _pass(privatizer, probes[role], gradients, divisor, stamp)
+            norms = {seat.role: privatizers[seat.role].norms() for seat in self.seats if seat.tells and len(gradients)}
             for seat in self.seats:
-                for receiver in seat.tells if len(given) else ():
-                    shields[receiver].hear(told[seat.role])
-            left = {}
-            for role, privatizer in shields.items():
+                for receiver in seat.tells if len(gradients) else ():
+                    privatizers[receiver].hear(norms[seat.role])
+            role_sums = {}
+            for role, privatizer in privatizers.items():
                 privatizer.finish()
                 gradient = probes[role].weight.grad
                 assert gradient is not None
-                left[role] = gradient.detach().flatten().double() * divisor
+                role_sums[role] = gradient.detach().flatten().double() * divisor
                 probes[role].weight.grad = None
                 privatizer.drop()
-            found.append(left)
-        return found
+            step_sums.append(role_sums)
+        return step_sums
 
     def deviations(self, width: int = 4096) -> dict[str, float]:
         """Return the noise's standard deviation at each role, from steps that no row takes part in."""
@@ -116,7 +116,7 @@ class Canaries:
         """Return the score of every coordinate, (width,): what all roles have of it, in deviations of their noise."""
         return torch.stack([left / scales[role] for role, left in sums.items()]).sum(0)
 
-    def _shield(self, seat: CanaryParty, probe: nn.Module, seed: int) -> GradientPrivatizer:
+    def _make_privatizer(self, seat: CanaryParty, probe: nn.Module, seed: int) -> GradientPrivatizer:
         device = torch.device("cpu")
         holder = PrivatizedParty(seat.party, seat.role, {"canary": probe}, seed, self.position, device, seat.tells)
         return self.defense.privatizer(holder)

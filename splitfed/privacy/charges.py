@@ -12,7 +12,7 @@ from splitfed.core.defense import UPLOAD, Defense
 from splitfed.core.privacy_events import Neighbours, Protects
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Edge, Topology, member
-from splitfed.core.usage_counts import OWN, Key, counted
+from splitfed.core.usage_counts import OWN, Key, counted_kinds
 from splitfed.privacy.ledger import Charge
 from splitfed.privacy.row_mixing import release_mixes, segments_mix
 
@@ -49,16 +49,16 @@ def charges(
     hands weights on or averages them. `mingles`: whether what one client sends to the fed server may show the rows of
     others in any way but by what they sent there under a promise.
     """
-    found: dict[tuple[int, str, str, int], dict[str, Tensor]] = {}
+    rows_of_uses: dict[tuple[int, str, str, int], dict[str, Tensor]] = {}
     roles: dict[str, str] = {}
     for party, role, client, uses in counts:
         roles[party] = role
         for (place, position, lane, part), rows in uses.items():
             whose = client if lane == OWN and client is not None else lane
-            found.setdefault((whose, party, place, position), {})[part] = rows
-    made = []
+            rows_of_uses.setdefault((whose, party, place, position), {})[part] = rows
+    charge_list = []
     mixing: dict[tuple[int, str, int], bool] = {}
-    for (client, party, place, position), parts in found.items():
+    for (client, party, place, position), parts in rows_of_uses.items():
         topology, defense = topologies[client], defenses[position]
         event = defense.event()
         assert event is not None
@@ -66,25 +66,27 @@ def charges(
             # Made of all of a client's rows of a class, by segments that learn: nothing is provable but all together.
             named = replace(event, protects=Protects.MESSAGES, neighbours=Neighbours.SAME_CLASS)
             label, some = type(defense).__name__, bool(defense.clients)
-            made.append(Charge(client, party, place, label, named, parts, 0, True, mingles, False, some))
+            charge_list.append(Charge(client, party, place, label, named, parts, 0, True, mingles, False, some))
             continue
-        learns, guarded = _learning(topology, place, defenses, counted(defense))
+        learns, guarded = _learning_segments(topology, place, defenses, counted_kinds(defense))
         shared = roles[party] not in topology.data_roles
         key = id(topology), place, position
         if key not in mixing:
-            mixing[key] = not learns and _mixing(topology, facts[client], place, defenses, position)
+            mixing[key] = not learns and _mixes_rows(topology, facts[client], place, defenses, position)
         # The rows of a batch are of one client, so that what mixes them carries nothing to another one.
         label, moves, wide = type(defense).__name__, learns and (travels or shared), learns or mixing[key]
-        made.append(Charge(client, party, place, label, event, parts, 0, wide, moves, guarded, bool(defense.clients)))
-    return [*made, *_weights(topologies, defenses, taken)]
+        charge_list.append(
+            Charge(client, party, place, label, event, parts, 0, wide, moves, guarded, bool(defense.clients))
+        )
+    return [*charge_list, *_weight_charges(topologies, defenses, taken)]
 
 
 def unprotected(topology: Topology, defenses: Sequence[Defense], fused: Sequence[str], travels: bool) -> list[str]:
     """Return what leaves a data owner without a promise, a few words each, in the order of the topology."""
     covered: dict[str, set[str]] = {"activation": set(), "gradient": set(), "labels": set()}
-    some: dict[tuple[str, str], set[int]] = {}
+    covered_clients: dict[tuple[str, str], set[int]] = {}
     for defense in defenses:
-        acts = {kind: set(defense.edges(topology)) for kind in counted(defense)}
+        acts = {kind: set(defense.edges(topology)) for kind in counted_kinds(defense)}
         event = defense.event()
         if event is not None and event.protects is Protects.LABELS:
             acts["labels"] = acts.get("labels", set()) | set(defense.heads(topology))
@@ -92,32 +94,43 @@ def unprotected(topology: Topology, defenses: Sequence[Defense], fused: Sequence
             if not defense.clients:
                 covered[kind] |= places
             for place in places:
-                some.setdefault((kind, place), set()).update(defense.clients)
+                covered_clients.setdefault((kind, place), set()).update(defense.clients)
     # Who guards weights without a promise, for want of noise say, covers nothing.
     weights = {role for d in defenses if d.event() is not None for role in d.guards(topology)}
-    owners, found = topology.data_roles, []
+    owners, exposed = topology.data_roles, []
     for edge in topology.crossings:
         source, target = topology.role_of(edge.source), topology.role_of(edge.target)
         if source in owners and edge.name not in covered["activation"]:
-            found.append(f"releases on {edge.name} ({source} to {target})" + _but(some.get(("activation", edge.name))))
+            exposed.append(
+                f"releases on {edge.name} ({source} to {target})"
+                + _exception_text(covered_clients.get(("activation", edge.name)))
+            )
         returns = edge.name not in topology.forward_only
         if target in owners and returns and edge.name not in covered["gradient"]:
-            found.append(f"gradients on {edge.name} ({target} to {source})" + _but(some.get(("gradient", edge.name))))
-    told = [head for head in topology.heads if len(head.path) > 1 and head.value not in covered["labels"]]
-    found += [f"labels of {h.value} ({' to '.join(h.path)})" + _but(some.get(("labels", h.value))) for h in told]
+            exposed.append(
+                f"gradients on {edge.name} ({target} to {source})"
+                + _exception_text(covered_clients.get(("gradient", edge.name)))
+            )
+    exposed_heads = [head for head in topology.heads if len(head.path) > 1 and head.value not in covered["labels"]]
+    exposed += [
+        f"labels of {h.value} ({' to '.join(h.path)})" + _exception_text(covered_clients.get(("labels", h.value)))
+        for h in exposed_heads
+    ]
     norms = dict.fromkeys(pair for defense in defenses for pair in defense.norms(topology))
-    found += [f"norms of each row's gradient ({a} to {b})" for a, b in norms if a in owners]
+    exposed += [f"norms of each row's gradient ({a} to {b})" for a, b in norms if a in owners]
     if fused or travels:
-        moved = fused or [role for role in owners if any(learning(s.module) for s in topology.segments_of(role))]
-        found += [f"weights of {role}" for role in moved if role not in weights]
-    return found
+        exposed_roles = fused or [
+            role for role in owners if any(learns_from_rows(s.module) for s in topology.segments_of(role))
+        ]
+        exposed += [f"weights of {role}" for role in exposed_roles if role not in weights]
+    return exposed
 
 
-def _but(clients: set[int] | None) -> str:
+def _exception_text(clients: set[int] | None) -> str:
     return f" of all clients but {', '.join(map(str, sorted(clients)))}" if clients else ""
 
 
-def learning(module: nn.Module) -> bool:
+def learns_from_rows(module: nn.Module) -> bool:
     """Tell whether `module` changes with the rows it sees, or lets the rows of a batch change each other's outputs."""
     if any(p.requires_grad for p in module.parameters()):
         return True
@@ -130,27 +143,29 @@ def learning(module: nn.Module) -> bool:
     return False
 
 
-def _learning(topology: Topology, place: str, defenses: Sequence[Defense], kinds: frozenset[str]) -> tuple[bool, bool]:
+def _learning_segments(
+    topology: Topology, place: str, defenses: Sequence[Defense], kinds: frozenset[str]
+) -> tuple[bool, bool]:
     """Tell of a place whether something that makes what leaves there learns without a guard, and with one."""
     edge = next((e for e in topology.crossings if e.name == place), None)
     if edge is None:
         return False, False
     # A gradient is made by everything: the way there and the way back.
-    makers = {s.name for s in topology.segments} if "gradient" in kinds else _before(topology, edge)
+    makers = {s.name for s in topology.segments} if "gradient" in kinds else _segments_before(topology, edge)
     # Who guards some weights, but has no promise for them, guards nothing here.
     promising = [defense for defense in defenses if defense.event() is not None]
     shields = {role for defense in promising for role in defense.guards(topology)}
-    mine = [s for s in topology.segments if s.name in makers and learning(s.module)]
-    return any(s.role not in shields for s in mine), any(s.role in shields for s in mine)
+    segments = [s for s in topology.segments if s.name in makers and learns_from_rows(s.module)]
+    return any(s.role not in shields for s in segments), any(s.role in shields for s in segments)
 
 
-def _mixing(topology: Topology, facts: Facts, place: str, defenses: Sequence[Defense], position: int) -> bool:
+def _mixes_rows(topology: Topology, facts: Facts, place: str, defenses: Sequence[Defense], position: int) -> bool:
     """Tell whether anything on the way to the mechanism at `position` of `place` mixes the rows of a batch."""
     edge = next((e for e in topology.crossings if e.name == place), None)
     if edge is None:
         return False
-    kinds = counted(defenses[position])
-    makers = {s.name for s in topology.segments} if "gradient" in kinds else _before(topology, edge)
+    kinds = counted_kinds(defenses[position])
+    makers = {s.name for s in topology.segments} if "gradient" in kinds else _segments_before(topology, edge)
     inner = [e for e in topology.crossings if e.name == place or e.target in makers]
     return segments_mix(topology, facts, makers) or any(
         release_mixes(defense, topology, facts, near.name)
@@ -160,18 +175,20 @@ def _mixing(topology: Topology, facts: Facts, place: str, defenses: Sequence[Def
     )
 
 
-def _before(topology: Topology, edge: Edge) -> set[str]:
+def _segments_before(topology: Topology, edge: Edge) -> set[str]:
     """Return the segments that what crosses on `edge` comes through."""
-    wanted, found = set(edge.values), set()
+    values, segments = set(edge.values), set()
     for segment in reversed(topology.segments):
-        if wanted.intersection(segment.outputs):
-            wanted.update(segment.inputs)
-            found.add(segment.name)
-    return found
+        if values.intersection(segment.outputs):
+            values.update(segment.inputs)
+            segments.add(segment.name)
+    return segments
 
 
-def _weights(topologies: Sequence[Topology], defenses: Sequence[Defense], taken: Sequence[Taken]) -> list[Charge]:
-    made = []
+def _weight_charges(
+    topologies: Sequence[Topology], defenses: Sequence[Defense], taken: Sequence[Taken]
+) -> list[Charge]:
+    charge_list = []
     for defense in defenses:
         for client, topology in enumerate(topologies):
             roles = defense.guards(topology)
@@ -180,5 +197,5 @@ def _weights(topologies: Sequence[Topology], defenses: Sequence[Defense], taken:
                 event, times = used
                 names = ", ".join(member(r, client) if r in topology.data_roles else r for r in roles)
                 place = f"weights of {', '.join(roles)}"
-                made.append(Charge(client, names, place, type(defense).__name__, event, every=times))
-    return made
+                charge_list.append(Charge(client, names, place, type(defense).__name__, event, every=times))
+    return charge_list

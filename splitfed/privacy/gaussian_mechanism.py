@@ -42,8 +42,8 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     mean = 1 / noise_multiplier
     # The tail of the privacy loss, which is normal with mean m²/2 and deviation m, bounds delta.
     high = mean * mean / 2 + mean * math.sqrt(2 * math.log(1 / delta)) + 1e-9
-    found = brentq(lambda e: gaussian_delta(noise_multiplier, e) - delta, 0.0, high, xtol=1e-12, rtol=1e-12)
-    return float(found) * _NUDGE
+    epsilon = brentq(lambda e: gaussian_delta(noise_multiplier, e) - delta, 0.0, high, xtol=1e-12, rtol=1e-12)
+    return float(epsilon) * _NUDGE
 
 
 def gaussian_multiplier(epsilon: float, delta: float) -> float:
@@ -64,6 +64,6 @@ def gaussian_multiplier(epsilon: float, delta: float) -> float:
     return math.exp(float(brentq(excess, low, high, xtol=1e-12))) * _NUDGE
 
 
-def joined_multiplier(multipliers: Iterable[tuple[float, int]]) -> float:
+def combine_multipliers(multipliers: Iterable[tuple[float, int]]) -> float:
     """Return the multiplier of one release that is as private as all of (multiplier, times) together."""
     return 1 / math.sqrt(math.fsum(times / multiplier**2 for multiplier, times in multipliers))

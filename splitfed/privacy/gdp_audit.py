@@ -53,7 +53,7 @@ class GaussianFound:
         """The largest bound that so few samples could have given."""
         mean = np.array([round((1 - self.rate) * self.samples)])
         none = np.zeros(1, dtype=np.int64)
-        mu = float(_distance(mean, none, self.samples, 1 - self.confidence, self.rate)[0])
+        mu = float(_mu_bound(mean, none, self.samples, 1 - self.confidence, self.rate)[0])
         return mu_epsilon(mu, self.delta, self.rate)
 
 
@@ -93,7 +93,7 @@ def gdp_audit(
     count = min(len(scores) for scores in (*first.values(), *second.values()))
     check_count("samples", count, low=20)
     a, b = (np.stack([given[name][:count] for name in names])[:, None] for given in (first, second))
-    mu, chosen, misses, alarms = _judged(a, b, 1 - confidence, rate)
+    mu, chosen, misses, alarms = _choose_and_test(a, b, 1 - confidence, rate)
     samples = count - count // CHOICE
     bound = max(0.0, float(mu[0]))
     rates = (int(misses[0]) / samples, int(alarms[0]) / samples)
@@ -103,48 +103,48 @@ def gdp_audit(
 
 def gdp_bounds(first: Array, second: Array, confidence: float = 0.95, rate: float = 1.0) -> Array:
     """Return the least mu of many audits at once: (audits,). `first`, `second`: (scores, audits, samples)."""
-    return np.maximum(_judged(first, second, 1 - confidence, rate)[0], 0.0)
+    return np.maximum(_choose_and_test(first, second, 1 - confidence, rate)[0], 0.0)
 
 
 def least_mu(misses: int, alarms: int, samples: int, confidence: float = 0.95, rate: float = 1.0) -> float:
     """Return the mu that so many errors in `samples` of each input prove, at a threshold fixed beforehand."""
-    found = _distance(np.array([misses]), np.array([alarms]), samples, 1 - confidence, rate)
+    found = _mu_bound(np.array([misses]), np.array([alarms]), samples, 1 - confidence, rate)
     return max(0.0, float(found[0]))
 
 
-def _judged(first: Array, second: Array, alpha: float, rate: float) -> tuple[Array, Counts, Counts, Counts]:
+def _choose_and_test(first: Array, second: Array, alpha: float, rate: float) -> tuple[Array, Counts, Counts, Counts]:
     """Choose on the first samples, test on the others: the bounds, the scores chosen, misses and alarms by audit."""
     cut = first.shape[-1] // CHOICE
-    sign, threshold, score = _chosen(first[..., :cut], second[..., :cut], alpha, rate)
+    sign, threshold, score = _choose_test(first[..., :cut], second[..., :cut], alpha, rate)
     audits = np.arange(first.shape[1])
     a, b = (sign[:, None] * given[score, audits, cut:] for given in (first, second))
     misses, alarms = (a < threshold[:, None]).sum(1), (b >= threshold[:, None]).sum(1)
-    return _distance(misses, alarms, a.shape[1], alpha, rate), score, misses, alarms
+    return _mu_bound(misses, alarms, a.shape[1], alpha, rate), score, misses, alarms
 
 
-def _chosen(first: Array, second: Array, alpha: float, rate: float) -> tuple[Array, Array, Counts]:
+def _choose_test(first: Array, second: Array, alpha: float, rate: float) -> tuple[Array, Array, Counts]:
     """Return the sign, the threshold and the score that prove most: (audits,) each."""
     pooled = np.concatenate([first, second], axis=-1)
-    found, thresholds = [], []
+    bounds, thresholds = [], []
     for sign in (1.0, -1.0):
         at = np.moveaxis(np.quantile(sign * pooled, np.linspace(0, 1, THRESHOLDS), axis=-1), 0, -1)
         # One threshold after the other, to hold no more than a copy of the samples.
         misses = np.stack([(sign * first < at[..., i : i + 1]).sum(-1) for i in range(THRESHOLDS)], -1)
         alarms = np.stack([(sign * second >= at[..., i : i + 1]).sum(-1) for i in range(THRESHOLDS)], -1)
-        found.append(_distance(misses, alarms, first.shape[-1], alpha, rate))
+        bounds.append(_mu_bound(misses, alarms, first.shape[-1], alpha, rate))
         thresholds.append(at)
     # (audits, scores x signs x thresholds)
-    proved, at = (np.stack(part, axis=2).transpose(1, 0, 2, 3) for part in (found, thresholds))
-    best = proved.reshape(len(proved), -1).argmax(1)
-    scores, signs, places = np.unravel_index(best, proved.shape[1:])
+    bound_of_test, at = (np.stack(part, axis=2).transpose(1, 0, 2, 3) for part in (bounds, thresholds))
+    best = bound_of_test.reshape(len(bound_of_test), -1).argmax(1)
+    scores, signs, places = np.unravel_index(best, bound_of_test.shape[1:])
     return np.where(signs == 0, 1.0, -1.0), at[np.arange(len(at)), scores, signs, places], scores
 
 
-def _distance(misses: Counts, alarms: Counts, samples: int, alpha: float, rate: float) -> Array:
+def _mu_bound(misses: Counts, alarms: Counts, samples: int, alpha: float, rate: float) -> Array:
     """Return the least mu that errors in `samples` of each input prove with confidence 1 - `alpha`; may be negative."""
     from scipy.special import ndtri
 
-    missed, alarmed = (_at_most(errors, samples, alpha / 2) for errors in (misses, alarms))
+    missed, alarmed = (_rate_bound(errors, samples, alpha / 2) for errors in (misses, alarms))
     if rate == 1:
         return np.asarray(-ndtri(alarmed) - ndtri(missed))
     # What those hits that are not due to chance are, of the releases that the row is in.
@@ -153,7 +153,7 @@ def _distance(misses: Counts, alarms: Counts, samples: int, alpha: float, rate: 
         return np.nan_to_num(ndtri(hits) - ndtri(alarmed), nan=-np.inf, posinf=np.inf, neginf=-np.inf)
 
 
-def _at_most(hits: Counts, trials: int, alpha: float) -> Array:
+def _rate_bound(hits: Counts, trials: int, alpha: float) -> Array:
     """Return what a rate of `hits` in `trials` stays below with probability 1 - `alpha` (Clopper and Pearson)."""
     from scipy.special import betaincinv
 

@@ -155,29 +155,29 @@ class Ledger:
         None also where promises cannot be added. What is promised of a part stands in `totals`, and `str(ledger)` says
         it together with what is not covered.
         """
-        if len(self.totals) != 1 or self.totals[0].only or beside(asdict(self.totals[0]), self.open):
+        if len(self.totals) != 1 or self.totals[0].only or related_exposure(asdict(self.totals[0]), self.open):
             return None
         return self.totals[0].epsilon
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Return the ledger as plain values."""
         return {"epsilon": self.epsilon, **asdict(self)}
 
     def __str__(self) -> str:
         """Return the totals in words, a line each, every one with what crosses beside it without a promise."""
-        return "\n".join(sentences(asdict(self)))
+        return "\n".join(describe_ledger(asdict(self)))
 
 
-def sentences(ledger: Mapping[str, Any]) -> list[str]:
+def describe_ledger(ledger: Mapping[str, Any]) -> list[str]:
     """Say what a ledger, as plain values, promises, what crosses without a promise, and what no figure counts."""
     if not ledger["totals"]:
         return ["no formal guarantee"]
-    said = [words(total, ledger["open"]) for total in ledger["totals"]]
+    said = [describe_total(total, ledger["open"]) for total in ledger["totals"]]
     said += ledger["replaced"]
     return [*said, f"not charged: {'; '.join(ledger['uncharged'])}"]
 
 
-def beside(total: Mapping[str, Any], unprotected: Sequence[str]) -> list[str]:
+def related_exposure(total: Mapping[str, Any], unprotected: Sequence[str]) -> list[str]:
     """Return what of `unprotected` tells of what `total`, as plain values, protects.
 
     Of a label alone only labels do, since features count as known; of an example or a client everything does.
@@ -187,24 +187,25 @@ def beside(total: Mapping[str, Any], unprotected: Sequence[str]) -> list[str]:
     return [place for place in unprotected if place.startswith("labels of ")]
 
 
-def words(total: Mapping[str, Any], unprotected: Sequence[str]) -> str:
+def describe_total(total: Mapping[str, Any], unprotected: Sequence[str]) -> str:
     """Say what a total, as plain values, promises, and what of `unprotected` crosses beside it without a promise."""
     # JSON knows no infinity.
     epsilon = "without bound" if total["epsilon"] is None else f"{total['epsilon']:.4g}"
-    left = beside(total, unprotected)
+    left = related_exposure(total, unprotected)
     return (
         f"epsilon {epsilon} at delta {total['delta']:.1g} for {total['protects']}, unit: {total['unit']} "
-        f"({total['neighbours']}), counted {_over(total['counted'])}, {total['method']}{_alone(total.get('only'))}"
+        f"({total['neighbours']}), counted {_counted_text(total['counted'])}, {total['method']}"
+        f"{_clients_text(total.get('only'))}"
         f"{': ' if total['note'] else ''}{total['note']}; "
         + (f"without a promise: {', '.join(left)}" if left else "nothing else crosses that tells of it")
     )
 
 
-def _over(counted: str) -> str:
+def _counted_text(counted: str) -> str:
     return counted if counted == PER_ROW else f"over {counted}"
 
 
-def _alone(clients: Sequence[int] | None) -> str:
+def _clients_text(clients: Sequence[int] | None) -> str:
     return f", for client {', '.join(map(str, clients))} alone" if clients else ""
 
 
@@ -232,8 +233,8 @@ def make_ledger(
     groups: dict[Group, list[Charge]] = {}
     for charge in used:
         groups.setdefault(charge.group, []).append(charge)
-    lines = [line for found in groups.values() for line in _lines(found, delta)]
-    totals = [_total(found, groups, delta) for found in groups.values()]
+    lines = [line for group in groups.values() for line in _lines(group, delta)]
+    totals = [_total(group, groups, delta) for group in groups.values()]
     zeros = [
         f"{rows} row{'' if rows == 1 else 's'} of {place} {'was' if rows == 1 else 'were'} not finite, taken for zeros"
         for place, rows in sorted((replaced or {}).items())
@@ -246,38 +247,42 @@ def _lines(charges: Sequence[Charge], delta: float) -> list[Line]:
     places: dict[tuple[str, str], list[Charge]] = {}
     for charge in charges:
         places.setdefault((charge.place, charge.defense), []).append(charge)
-    found = []
-    for mine in places.values():
-        costs = [_cost([charge], charges, delta) for charge in mine]
-        worst = max(range(len(mine)), key=lambda i: costs[i][0].epsilon)
-        charge, (bound, counted) = mine[worst], costs[worst]
-        uses = charge.most if not charge.learns else sum(c.sum for c in _reach(charge, charges))
+    lines = []
+    for place_charges in places.values():
+        costs = [_cost([charge], charges, delta) for charge in place_charges]
+        worst = max(range(len(place_charges)), key=lambda i: costs[i][0].epsilon)
+        charge, (bound, counted) = place_charges[worst], costs[worst]
+        uses = charge.most if not charge.learns else sum(c.sum for c in _reaching_charges(charge, charges))
         event = charge.event
         names = (str(event.protects), str(event.unit), str(event.neighbours))
         about = (charge.party, charge.place, charge.defense, mechanism(event), *names)
-        found.append(
-            Line(*about, len({c.client for c in mine}), uses, bound.epsilon, bound.delta, counted, bound.method)
+        lines.append(
+            Line(
+                *about, len({c.client for c in place_charges}), uses, bound.epsilon, bound.delta, counted, bound.method
+            )
         )
-    return found
+    return lines
 
 
 def _total(charges: Sequence[Charge], groups: Mapping[Group, Sequence[Charge]], delta: float) -> Total:
     """Return the cost of the client it is highest for; the cost of guarded weights is part of what they release."""
     protects, unit, neighbours = charges[0].group
     note = WARNING if any(charge.learns for charge in charges) else ""
-    behind: Sequence[Charge] = ()
+    weight_charges: Sequence[Charge] = ()
     if any(charge.guarded for charge in charges):
-        behind = [replace(c, event=replace(c.event, protects=protects)) for c in _weights(groups, unit, neighbours)]
+        weight_charges = [
+            replace(c, event=replace(c.event, protects=protects)) for c in _weights(groups, unit, neighbours)
+        ]
         note = note or (
             "the cost of the guarded weights is in this figure"
-            if behind
+            if weight_charges
             else "this figure is for given weights; what the weights cost is another line, on top of it"
         )
-    found = []
+    client_costs = []
     for client in dict.fromkeys(charge.client for charge in charges):
-        mine = [charge for charge in (*charges, *behind) if charge.client == client]
-        found.append((client, *_cost(mine, [*charges, *behind], delta)))
-    client, bound, counted = max(found, key=lambda one: one[1].epsilon)
+        client_charges = [charge for charge in (*charges, *weight_charges) if charge.client == client]
+        client_costs.append((client, *_cost(client_charges, [*charges, *weight_charges], delta)))
+    client, bound, counted = max(client_costs, key=lambda one: one[1].epsilon)
     names = (str(protects), str(unit), str(neighbours))
     only = tuple(sorted({c.client for c in charges})) if any(c.some for c in charges) else ()
     return Total(*names, client, bound.epsilon, bound.delta, counted, bound.method, note, only)
@@ -287,30 +292,30 @@ def _weights(groups: Mapping[Group, Sequence[Charge]], unit: Any, neighbours: Ne
     return groups.get((Protects.WEIGHTS, unit, neighbours), ())
 
 
-def _cost(mine: Sequence[Charge], everybody: Sequence[Charge], delta: float) -> tuple[Bound, str]:
+def _cost(client_charges: Sequence[Charge], everybody: Sequence[Charge], delta: float) -> tuple[Bound, str]:
     """Return what the charges of one client cost its worst row together, and how they were counted."""
-    if any(charge.some and charge.travels for charge in mine):
+    if any(charge.some and charge.travels for charge in client_charges):
         # What the weights learnt of a row shows in the releases of clients that have no such mechanism.
         return Bound(math.inf, delta, "shown by clients without the mechanism"), ALL_RELEASES
     fixed: list[tuple[Event, int]] = []
-    for charge in mine:
+    for charge in client_charges:
         if charge.learns:
-            fixed += [(other.event, other.sum) for other in _reach(charge, everybody)]
+            fixed += [(other.event, other.sum) for other in _reaching_charges(charge, everybody)]
         elif charge.every:
             fixed.append((charge.event, charge.every))
-    own = [charge for charge in mine if not charge.learns and charge.counts]
-    bounds = [compose([*fixed, *row], delta) for row in _rows(own)]
-    counted = ALL_RELEASES if any(c.learns for c in mine) else PER_ROW if own else STEPS
+    own = [charge for charge in client_charges if not charge.learns and charge.counts]
+    bounds = [compose([*fixed, *row], delta) for row in _uses_of_rows(own)]
+    counted = ALL_RELEASES if any(c.learns for c in client_charges) else PER_ROW if own else STEPS
     return max(bounds, key=lambda bound: bound.epsilon), counted
 
 
-def _reach(charge: Charge, everybody: Sequence[Charge]) -> list[Charge]:
+def _reaching_charges(charge: Charge, everybody: Sequence[Charge]) -> list[Charge]:
     """Return the charges of this place that a row of this client may show in: its own, or all clients'."""
     same = [c for c in everybody if (c.place, c.defense) == (charge.place, charge.defense)]
     return same if charge.travels else [c for c in same if c.client == charge.client]
 
 
-def _rows(charges: Sequence[Charge]) -> list[list[tuple[Event, int]]]:
+def _uses_of_rows(charges: Sequence[Charge]) -> list[list[tuple[Event, int]]]:
     """Return the different lists of uses that rows have, without those that another one exceeds throughout."""
     if not charges:
         return [[]]

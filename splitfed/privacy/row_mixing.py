@@ -14,7 +14,7 @@ import torch
 from splitfed.core.defense import Context, Defense, overrides
 from splitfed.core.messages import Stamp
 from splitfed.core.probe import Facts
-from splitfed.core.row_independence import FAILURES, ROWS, findings, made_up, others_same
+from splitfed.core.row_independence import FAILURES, ROWS, draw_values, findings, other_rows_equal
 from splitfed.core.topology import Topology
 
 
@@ -35,10 +35,10 @@ def release_mixes(defense: Defense, topology: Topology, facts: Facts, edge: str)
         with torch.no_grad():
             for value in topology.edge(edge).values:
                 shape, dtype = facts.shapes[value], facts.dtypes[value]
-                z = made_up((ROWS, *shape), dtype, "one", value)
-                new = 3 * made_up((1, *shape), dtype, "other", value) + 1
+                z = draw_values((ROWS, *shape), dtype, "one", value)
+                new = 3 * draw_values((1, *shape), dtype, "other", value) + 1
                 changed = torch.cat([new.to(dtype), z[1:]])
-                if not others_same(*(defense.release(value, t.clone(), context) for t in (z, changed))):
+                if not other_rows_equal(*(defense.release(value, t.clone(), context) for t in (z, changed))):
                     return True
     except FAILURES:
         return True

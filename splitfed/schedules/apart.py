@@ -19,7 +19,7 @@ from splitfed.core.errors import InvalidInput, check_count
 from splitfed.core.topology import Topology
 from splitfed.engines.base import Trainer
 from splitfed.schedules.base import Round, State, Training, shared_roles
-from splitfed.schedules.sampling import Sampled, Turn, cut_short, dropped, taking_part
+from splitfed.schedules.sampling import Sampled, Turn, dropped_clients, list_clients, shorten_turn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +47,13 @@ class Apart(Sampled):
         """Train every client that takes part."""
         turns = self.turns(engine, training, number)
         losses = engine.train_at_once({turn.client: turn.epochs for turn in turns})
-        return Round([loss for found in losses.values() for loss in found], taking_part(turns), dropped(turns))
+        return Round([loss for found in losses.values() for loss in found], list_clients(turns), dropped_clients(turns))
 
     def turn(self, training: Training, rows: int, number: int, client: int, drawn: Sequence[float]) -> Turn:
         """Return what `client` does in round `number`."""
         if self.steps is None:
             return super().turn(training, rows, number, client, drawn)
-        return cut_short(client, [(number, self._batches(training, rows, number, client))], drawn, self.drop_out)
+        return shorten_turn(client, [(number, self._batches(training, rows, number, client))], drawn, self.drop_out)
 
     def _batches(self, training: Training, rows: int, number: int, client: int) -> list[Tensor]:
         """Return the batches of round `number` out of the endless row of epochs."""

@@ -16,7 +16,7 @@ from splitfed.core.topology import Topology
 from splitfed.engines.base import FED, Placement, Source, Trainer
 from splitfed.schedules.base import Round, State, Training, client_roles
 from splitfed.schedules.joint_step import Together, by_rows
-from splitfed.schedules.sampling import dropped, examples, taking_part
+from splitfed.schedules.sampling import dropped_clients, examples, list_clients
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Blind(Together):
         losses: list[float] = []
         fused = True
         if self.average:
-            engine.download(taking_part(turns), number)
+            engine.download(list_clients(turns), number)
         for epoch, step, batches, fused in self.steps(training, number, turns):
             if not fused:
                 break
@@ -46,7 +46,7 @@ class Blind(Together):
         fused = fused and self.enough(turns)
         if self.average and fused:
             engine.upload(examples(engine, turns), number)
-        return Round(losses, taking_part(turns), dropped(turns), fused)
+        return Round(losses, list_clients(turns), dropped_clients(turns), fused)
 
     def newest(self, client: int, state: State) -> Source:
         """Each client's own segments, or the averaged ones."""

@@ -25,7 +25,7 @@ from splitfed.core.random import derive, stream
 from splitfed.core.topology import Edge, Head, Segment, Topology
 from splitfed.engines.base import FED, Placement, Source, Trainer
 from splitfed.schedules.base import Round, State, Training, client_roles, shared_roles
-from splitfed.schedules.sampling import Averaged, Turn, dropped, examples, taking_part
+from splitfed.schedules.sampling import Averaged, Turn, dropped_clients, examples, list_clients
 
 
 class AuxiliaryHead(nn.Module):
@@ -87,14 +87,14 @@ class LocalLoss(Averaged):
     def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:
         """Query, local training on both sides, fusion."""
         turns = self.turns(engine, training, number)
-        clients = taking_part(turns)
+        clients = list_clients(turns)
         engine.download(clients, number)
         engine.branch(clients)
         losses = engine.train_at_once({turn.client: turn.epochs for turn in turns})
         if fused := self.enough(turns):
             engine.upload(self._weights(engine, turns), number)
             engine.merge(self._weights(engine, turns))
-        return Round([loss for found in losses.values() for loss in found], clients, dropped(turns), fused)
+        return Round([loss for found in losses.values() for loss in found], clients, dropped_clients(turns), fused)
 
     def newest(self, client: int, state: State) -> Source:
         """Everybody uses what the fed server averaged."""

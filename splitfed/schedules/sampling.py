@@ -64,14 +64,14 @@ class Sampled(Schedule):
                 f"clients_per_round={self.clients_per_round} is not allowed; there are {clients} clients"
             )
 
-    def asked(self, clients: int) -> int:
+    def clients_asked(self, clients: int) -> int:
         """Return how many of `clients` are asked each round."""
         return clients if self.clients_per_round is None else _part(self.clients_per_round, clients)
 
     def turns(self, engine: Trainer, training: Training, number: int) -> list[Turn]:
         """Draw who takes part in round `number`, in the order of the clients, and what each of them does."""
         random = generator(training.seed, "participation", number)
-        order = torch.randperm(engine.lanes, generator=random)[: self.asked(engine.lanes)]
+        order = torch.randperm(engine.lanes, generator=random)[: self.clients_asked(engine.lanes)]
         chosen = sorted(order.tolist()) if self.clients_per_round is not None else range(engine.lanes)
         leaves = torch.rand(engine.lanes, 2, generator=random, dtype=torch.float64).tolist()
         rows = {client: engine.rows(client, "train") for client in chosen}
@@ -80,7 +80,7 @@ class Sampled(Schedule):
     def turn(self, training: Training, rows: int, number: int, client: int, drawn: Sequence[float]) -> Turn:
         """Return what `client`, who has `rows`, does in round `number`; `drawn`: two chances that say if it stays."""
         epochs = [(epoch, training.batches(rows, epoch, client)) for epoch in training.epochs(number)]
-        return cut_short(client, epochs, drawn, self.drop_out)
+        return shorten_turn(client, epochs, drawn, self.drop_out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ class Averaged(Sampled):
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse a quorum that can never be met, and a fusion that cannot fuse so few or has nothing to act on."""
         super().check(topology, clients)
-        asked = self.asked(clients)
+        asked = self.clients_asked(clients)
         if _whole(self.quorum) and self.quorum > asked:
             raise InvalidInput(f"quorum={self.quorum} is not allowed; {asked} clients take part in a round")
         fusion, summed = fusion_of(self.fusion), secure_of(self.secure)
@@ -132,7 +132,7 @@ class Averaged(Sampled):
     def enough(self, turns: Sequence[Turn]) -> bool:
         """Tell whether as many clients as the quorum, or a secure sum, asks for have finished."""
         summed = secure_of(self.secure)
-        needed = summed.needed(len(turns)) if summed else 0
+        needed = summed.required_members(len(turns)) if summed else 0
         return sum(turn.finished for turn in turns) >= max(_part(self.quorum, len(turns)), needed)
 
 
@@ -141,27 +141,27 @@ def examples(engine: Trainer, turns: Sequence[Turn]) -> Mapping[int, float]:
     return {turn.client: float(engine.rows(turn.client, "train")) for turn in turns if turn.finished}
 
 
-def dropped(turns: Sequence[Turn]) -> tuple[int, ...]:
+def dropped_clients(turns: Sequence[Turn]) -> tuple[int, ...]:
     """Return the clients that did not finish."""
     return tuple(turn.client for turn in turns if not turn.finished)
 
 
-def taking_part(turns: Sequence[Turn]) -> tuple[int, ...]:
+def list_clients(turns: Sequence[Turn]) -> tuple[int, ...]:
     """Return all clients that were asked."""
     return tuple(turn.client for turn in turns)
 
 
-def cut_short(client: int, epochs: Epochs, drawn: Sequence[float], chance: float) -> Turn:
+def shorten_turn(client: int, epochs: Epochs, drawn: Sequence[float], chance: float) -> Turn:
     """Return the turn of these `epochs`, ended early where the client leaves, with `chance`, during the round."""
     planned = tuple(len(steps) for _, steps in epochs)
     if drawn[0] >= chance:
         return Turn(client, epochs, True, planned)
-    left = math.floor(drawn[1] * sum(planned))
-    done: Epochs = []
+    steps_left = math.floor(drawn[1] * sum(planned))
+    taken_epochs: Epochs = []
     for epoch, steps in epochs:
-        done.append((epoch, steps[:left]))
-        left -= len(done[-1][1])
-    return Turn(client, done, False, planned)
+        taken_epochs.append((epoch, steps[:steps_left]))
+        steps_left -= len(taken_epochs[-1][1])
+    return Turn(client, taken_epochs, False, planned)
 
 
 def _part(wanted: int | float, count: int) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from splitfed.engines.base import Trainer
 from splitfed.schedules.base import Round, State, Training
-from splitfed.schedules.sampling import dropped, taking_part
+from splitfed.schedules.sampling import dropped_clients, list_clients
 from splitfed.schedules.segment_handover import Handing
 
 
@@ -28,4 +28,4 @@ class Sequential(Handing):
                 losses += engine.train(turn.client, epoch, steps)
             if turn.finished:
                 state["newest"] = turn.client
-        return Round(losses, taking_part(turns), dropped(turns))
+        return Round(losses, list_clients(turns), dropped_clients(turns))

@@ -27,7 +27,7 @@ from splitfed.core.topology import Topology
 from splitfed.engines.base import Trainer
 from splitfed.schedules.base import Round, State, Training, shared_roles
 from splitfed.schedules.joint_step import Together, by_rows
-from splitfed.schedules.sampling import dropped, taking_part
+from splitfed.schedules.sampling import dropped_clients, list_clients
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Sglr(Together):
 
     def rates(self, topology: Topology, clients: int) -> dict[str, float]:
         """The shared roles learn faster, by the number of clients in a step."""
-        return dict.fromkeys(shared_roles(topology), self.asked(clients) ** self.alpha)
+        return dict.fromkeys(shared_roles(topology), self.clients_asked(clients) ** self.alpha)
 
     def binds(self, clients: int) -> str | None:
         """The gradients of several clients are combined edge by edge."""
@@ -63,10 +63,10 @@ class Sglr(Together):
             if not fused:
                 break
             random = generator(training.seed, "sglr", epoch, step)
-            drawn = torch.randperm(len(batches), generator=random)[: round(self.phi * len(batches))].tolist()
-            back = self._combined(engine.topology, frozenset(drawn))
-            losses += engine.train_together(epoch, step, batches, by_rows(batches), back).values()
-        return Round(losses, taking_part(turns), dropped(turns), fused and self.enough(turns))
+            drawn_turns = torch.randperm(len(batches), generator=random)[: round(self.phi * len(batches))].tolist()
+            combine = self._combined(engine.topology, frozenset(drawn_turns))
+            losses += engine.train_together(epoch, step, batches, by_rows(batches), combine).values()
+        return Round(losses, list_clients(turns), dropped_clients(turns), fused and self.enough(turns))
 
     def _combined(self, topology: Topology, drawn: frozenset[int]) -> Combine:
         """Return what replaces the gradients of the `drawn` turns on every edge that leaves a client."""

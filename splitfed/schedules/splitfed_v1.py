@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from splitfed.core.topology import Topology
 from splitfed.engines.base import FED, Placement, Source, Trainer
 from splitfed.schedules.base import Round, State, Training, client_roles, shared_roles
-from splitfed.schedules.sampling import Averaged, dropped, examples, taking_part
+from splitfed.schedules.sampling import Averaged, dropped_clients, examples, list_clients
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,14 +31,14 @@ class SplitFedV1(Averaged):
     def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:
         """Query, local training, fusion."""
         turns = self.turns(engine, training, number)
-        clients = taking_part(turns)
+        clients = list_clients(turns)
         engine.download(clients, number)
         engine.branch(clients)
         losses = engine.train_at_once({turn.client: turn.epochs for turn in turns})
         if fused := self.enough(turns):
             engine.upload(examples(engine, turns), number)
             engine.merge(examples(engine, turns))
-        return Round([loss for found in losses.values() for loss in found], clients, dropped(turns), fused)
+        return Round([loss for found in losses.values() for loss in found], clients, dropped_clients(turns), fused)
 
     def newest(self, client: int, state: State) -> Source:
         """Everybody uses what the fed server averaged."""

@@ -17,7 +17,7 @@ from splitfed.core.random import generator
 from splitfed.core.topology import Topology
 from splitfed.engines.base import FED, Placement, Source, Trainer
 from splitfed.schedules.base import Round, State, Training, client_roles
-from splitfed.schedules.sampling import Averaged, dropped, examples, taking_part
+from splitfed.schedules.sampling import Averaged, dropped_clients, examples, list_clients
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +33,14 @@ class SplitFedV2(Averaged):
     def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:
         """Query, local training in random order, fusion."""
         turns = self.turns(engine, training, number)
-        engine.download(taking_part(turns), number)
+        engine.download(list_clients(turns), number)
         losses = []
         for place in torch.randperm(len(turns), generator=generator(training.seed, "turns", number)).tolist():
             for epoch, steps in turns[place].epochs:
                 losses += engine.train(turns[place].client, epoch, steps)
         if fused := self.enough(turns):
             engine.upload(examples(engine, turns), number)
-        return Round(losses, taking_part(turns), dropped(turns), fused)
+        return Round(losses, list_clients(turns), dropped_clients(turns), fused)
 
     def newest(self, client: int, state: State) -> Source:
         """Everybody uses what the fed server averaged."""

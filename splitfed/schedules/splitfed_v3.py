@@ -16,7 +16,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.topology import Topology
 from splitfed.engines.base import Placement, Trainer
 from splitfed.schedules.base import Round, State, Training, shared_roles
-from splitfed.schedules.sampling import Averaged, Turn, dropped, examples, taking_part
+from splitfed.schedules.sampling import Averaged, Turn, dropped_clients, examples, list_clients
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,14 +44,14 @@ class SplitFedV3(Averaged):
         fused = True
         for local in range(training.local_epochs):
             now = [_within(turn, local) for turn in turns]
-            engine.branch(taking_part(now))
-            found = engine.train_at_once({turn.client: turn.epochs for turn in now})
-            losses += [loss for steps in found.values() for loss in steps]
+            engine.branch(list_clients(now))
+            client_losses = engine.train_at_once({turn.client: turn.epochs for turn in now})
+            losses += [loss for steps in client_losses.values() for loss in steps]
             if self.enough(now):
                 engine.merge(self._weights(engine, now))
             else:
                 fused = False
-        return Round(losses, taking_part(turns), dropped(turns), fused)
+        return Round(losses, list_clients(turns), dropped_clients(turns), fused)
 
     def _weights(self, engine: Trainer, turns: list[Turn]) -> Mapping[int, float]:
         found = examples(engine, turns)

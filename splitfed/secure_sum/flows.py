@@ -10,7 +10,7 @@ Flow = tuple[str, str, str, int]
 """Kind, sender, receiver and bytes of one message."""
 
 
-def opening(members: Sequence[int], name: Callable[[int], str], server: str) -> Iterator[Flow]:
+def setup_flows(members: Sequence[int], name: Callable[[int], str], server: str) -> Iterator[Flow]:
     """Yield what is sent before the clients train: a row of keys each, and shares for each other by the server."""
     others = len(members) - 1
     for member in members:
@@ -19,7 +19,7 @@ def opening(members: Sequence[int], name: Callable[[int], str], server: str) -> 
         yield "shares", server, name(member), 2 * SIZE * others
 
 
-def closing(
+def upload_flows(
     members: Sequence[int], survivors: Sequence[int], numbers: int, name: Callable[[int], str], server: str
 ) -> Iterator[Flow]:
     """Yield what is sent by the clients that finish, each with `numbers` numbers to add up, and to them."""

@@ -34,7 +34,7 @@ def number(key: bytes, *purpose: str | int) -> int:
     return int.from_bytes(prf(key, *purpose, size=64), "little") % PRIME
 
 
-def covered(first: bytes, second: bytes) -> bytes:
+def xor_bytes(first: bytes, second: bytes) -> bytes:
     """Return the exclusive or of two texts of one length: covers with a pad, and uncovers with the same."""
     return bytes(a ^ b for a, b in zip(first, second, strict=True))
 
@@ -64,18 +64,18 @@ class Setup:
         """Return the secret of `member`, for that member alone."""
         return number(self._root, "secret", member)
 
-    def wrapping(self, sender: int, receiver: int) -> bytes:
+    def wrapping_key(self, sender: int, receiver: int) -> bytes:
         """Return the key under which `sender` wraps shares for `receiver`, for these two alone."""
         return prf(self._root, "wrapping", sender, receiver)
 
-    def own(self, member: int) -> bytes:
+    def member_secret(self, member: int) -> bytes:
         """Return what stands for the randomness of `member`, for that member alone."""
         return prf(self._root, "own", member)
 
     def row(self, member: int, others: Iterable[int]) -> dict[int, bytes]:
         """Return the public row of `member`: the seed of its pair with each of `others`, covered."""
         secret = as_bytes(self.secret(member))
-        return {other: covered(self._seed(member, other), pad(secret, other)) for other in others}
+        return {other: xor_bytes(self._seed(member, other), pad(secret, other)) for other in others}
 
     def _seed(self, member: int, other: int) -> bytes:
         return prf(self._root, "pair", min(member, other), max(member, other))

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from splitfed.core.errors import InvalidInput
-from splitfed.secure_sum.keys import Setup, as_bytes, as_number, covered, mask, number, pad, prf
+from splitfed.secure_sum.keys import Setup, as_bytes, as_number, mask, number, pad, prf, xor_bytes
 from splitfed.secure_sum.plan import Residues
 from splitfed.secure_sum.shamir import SIZE, share
 
@@ -28,8 +28,10 @@ class Member:
         self.others = tuple(other for other in self.members if other != number)
         self._threshold = threshold
         self._secret = setup.secret(number)
-        self._wrap = {other: (setup.wrapping(number, other), setup.wrapping(other, number)) for other in self.others}
-        self._own = setup.own(number)
+        self._wrap = {
+            other: (setup.wrapping_key(number, other), setup.wrapping_key(other, number)) for other in self.others
+        }
+        self._own = setup.member_secret(number)
         self._seeds: dict[int, bytes] = {}
         self._held: dict[int, tuple[int, int]] = {}
         self._revealed = False
@@ -37,24 +39,24 @@ class Member:
     def accept(self, row: Mapping[int, bytes]) -> None:
         """Uncover the seeds of its pairs, by the other member."""
         secret = as_bytes(self._secret)
-        self._seeds = {other: covered(text, pad(secret, other)) for other, text in row.items()}
+        self._seeds = {other: xor_bytes(text, pad(secret, other)) for other, text in row.items()}
 
     def shares(self) -> dict[int, bytes]:
         """Return, for each of the others, its shares of the secret and of the own seed, wrapped: 64 bytes."""
         both = [self._split("secret", self._secret), self._split("seed", self._seed)]
         self._held[self.number] = (both[0][self.number], both[1][self.number])
         return {
-            other: covered(as_bytes(both[0][other]) + as_bytes(both[1][other]), self._pad(self._wrap[other][0]))
+            other: xor_bytes(as_bytes(both[0][other]) + as_bytes(both[1][other]), self._pad(self._wrap[other][0]))
             for other in self.others
         }
 
     def take(self, wrapped: Mapping[int, bytes]) -> None:
         """Keep the shares that the others sent."""
         for other, text in wrapped.items():
-            plain = covered(text, self._pad(self._wrap[other][1]))
+            plain = xor_bytes(text, self._pad(self._wrap[other][1]))
             self._held[other] = (as_number(plain[:SIZE]), as_number(plain[SIZE:]))
 
-    def masked(self, values: Residues) -> Residues:
+    def mask_values(self, values: Residues) -> Residues:
         """Return `values` with its own mask and those of its pairs: the lower number adds, the higher takes away."""
         total = values + mask(as_bytes(self._seed), len(values))
         for other, seed in self._seeds.items():

@@ -42,7 +42,7 @@ class SecureSum:
         if self.threshold is not None:
             check_count("secure threshold", self.threshold, low=2)
 
-    def needed(self, asked: int) -> int:
+    def required_members(self, asked: int) -> int:
         """Return how many of the clients `asked` must finish: the threshold, by default more than half of them."""
         return asked // 2 + 1 if self.threshold is None else self.threshold
 
@@ -50,22 +50,22 @@ class SecureSum:
         """Refuse too few clients."""
         if asked < 2:
             raise InvalidInput(f"a secure sum of {asked} upload is that upload: let 2 clients or more take part")
-        if self.needed(asked) > asked:
+        if self.required_members(asked) > asked:
             raise InvalidInput(
                 f"secure threshold={self.threshold} is not allowed; {asked} clients take part in a round"
             )
 
     def check_weights(self, weights: Iterable[float]) -> None:
         """Refuse weights in the mean that are not whole, and such that a sum could leave the range of 64 bits."""
-        given = list(weights)
-        for weight in given:
+        weight_list = list(weights)
+        for weight in weight_list:
             if weight != int(weight) or weight < 1:
                 raise InvalidInput(f"a weight of {weight} in a secure sum is not allowed; expected a whole number >= 1")
         unit = self.limit * 2.0**self.bits
-        if max(given) * unit > 2**53 or sum(given) * max(unit, COUNT) >= 2**63:
+        if max(weight_list) * unit > 2**53 or sum(weight_list) * max(unit, COUNT) >= 2**63:
             raise InvalidInput(
-                f"secure bits={self.bits} and limit={self.limit:g} do not fit weights of {int(max(given))} at most and "
-                f"{int(sum(given))} in all; expected max * limit * 2^bits <= 2^53 and sum * limit * 2^bits < 2^63"
+                f"secure bits={self.bits} and limit={self.limit:g} do not fit weights of {int(max(weight_list))} at most "
+                f"and {int(sum(weight_list))} in all; expected max * limit * 2^bits <= 2^53 and sum * limit * 2^bits < 2^63"
             )
 
     def encode(self, tensors: Mapping[str, Tensor], weight: float, sender: str) -> Residues:
@@ -93,10 +93,10 @@ class SecureSum:
         sums = torch.from_numpy(total.view(np.int64).copy())
         weight = float(sums[-1])
         pieces = sums[:-1].split([tensor.numel() for tensor in like.values()])
-        found = {}
+        tensors = {}
         for (name, tensor), piece in zip(like.items(), pieces, strict=True):
             scale = weight * 2.0**self.bits if tensor.is_floating_point() else weight
             mean = piece.double() / scale
             mean = mean if tensor.is_floating_point() else mean.round()
-            found[name] = mean.reshape(tensor.shape).to(tensor.device, tensor.dtype)
-        return found
+            tensors[name] = mean.reshape(tensor.shape).to(tensor.device, tensor.dtype)
+        return tensors

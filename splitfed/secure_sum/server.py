@@ -7,14 +7,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from splitfed.core.errors import InvalidInput
-from splitfed.secure_sum.keys import as_bytes, as_number, covered, mask, pad
+from splitfed.secure_sum.keys import as_bytes, as_number, mask, pad, xor_bytes
 from splitfed.secure_sum.plan import Residues
 from splitfed.secure_sum.shamir import reconstruct
 
 Rows = Mapping[int, Mapping[int, bytes]]
 
 
-def unmasked(masked: Mapping[int, Residues], revealed: Rows, rows: Rows, threshold: int) -> Residues:
+def unmask_sum(masked: Mapping[int, Residues], revealed: Rows, rows: Rows, threshold: int) -> Residues:
     """Return the sum of what the members in `masked` have masked.
 
     `revealed`: member -> the shares that it reveals, of every member; `rows`: the public row of every member.
@@ -32,7 +32,7 @@ def unmasked(masked: Mapping[int, Residues], revealed: Rows, rows: Rows, thresho
             total -= mask(secret, count)
             continue
         for survivor in masked:
-            common = mask(covered(rows[member][survivor], pad(secret, survivor)), count)
+            common = mask(xor_bytes(rows[member][survivor], pad(secret, survivor)), count)
             # What the survivor did with it is undone.
             total = total - common if survivor < member else total + common
     return total

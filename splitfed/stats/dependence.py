@@ -117,7 +117,9 @@ def slope(x: Tensor, z: Tensor, statistic: Statistic, factor: float = 1.0) -> Te
     In the shape and type of `z`, attached to no graph.
     """
     form = _FORMS[statistic]
-    _, (weights,), (_, rows) = _evaluated(*_rows(x.detach(), z.detach(), form.least), form, (1,), factor=factor)
+    _, (weights,), (_, rows) = _evaluate_statistic(
+        *_check_pair(x.detach(), z.detach(), form.least), form, (1,), factor=factor
+    )
     found = _matmul(weights, rows).view_as(z)
     return found if found.dtype == z.dtype else found.to(z.dtype)
 
@@ -142,10 +144,11 @@ def permutation_test(
         if not bool(torch.isfinite(value).all()):
             raise InvalidInput(f"{name} holds a value that is not finite; expected finite numbers")
     form = _FORMS[statistic]
-    found = _with_care(*_rows(x.double(), z.double(), form.least), form)
-    n, dtype, device = len(x), found.distances.dtype, generator.device
+    matrices = _careful_matrices(*_check_pair(x.double(), z.double(), form.least), form)
+    n, dtype, device = len(x), matrices.distances.dtype, generator.device
     u, v = (
-        m * _to_unit((m * m).sum(), total / n, dtype) for m, total in zip(found.centered, found.totals, strict=True)
+        m * _to_unit((m * m).sum(), total / n, dtype)
+        for m, total in zip(matrices.centered, matrices.totals, strict=True)
     )
     orders = [torch.randperm(n, generator=generator, device=device) for _ in range(permutations)]
     # Centring commutes with shuffling, and the norms stay: only the product is taken again.
@@ -170,7 +173,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, z: Tensor, form: Form) -> Tensor:
         ctx.wanted = [side for side in (0, 1) if ctx.needs_input_grad[side]]
-        value, weights, rows = _evaluated(x, z, form, ctx.wanted)
+        value, weights, rows = _evaluate_statistic(x, z, form, ctx.wanted)
         if not isinstance(value, Tensor):
             value = torch.tensor(value, dtype=x.dtype, device=x.device)
         ctx.save_for_backward(*weights, *(rows[side] for side in ctx.wanted))
@@ -194,7 +197,7 @@ class _Stackable(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, z: Tensor, form: Form) -> tuple[Tensor, ...]:
-        value, weights, rows = _evaluated(x, z, form, (0, 1), short=False)
+        value, weights, rows = _evaluate_statistic(x, z, form, (0, 1), short=False)
         return value, *weights, *rows
 
     @staticmethod
@@ -210,7 +213,7 @@ class _Stackable(torch.autograd.Function):
         return _matmul(weights_x * gradient, rows_x), _matmul(weights_z * gradient, rows_z), None
 
 
-def _evaluated(
+def _evaluate_statistic(
     x: Tensor, z: Tensor, form: Form, wanted: Sequence[int], short: bool = True, factor: float = 1.0
 ) -> tuple[Number, list[Tensor], Sequence[Tensor]]:
     """Return the statistic, and of each of the `wanted` sides what times its rows is the gradient; then all rows.
@@ -220,11 +223,11 @@ def _evaluated(
     CPU the value is a float, and single numbers are taken out of their tensors.
     """
     plain, short = short, short and x.is_cpu
-    n, found = len(x), _at_once(x, z, form) if short else None
-    if found is None:
+    n, matrices = len(x), _fast_matrices(x, z, form) if short else None
+    if matrices is None:
         # A transform of torch.func lets nobody look at a number.
-        found = _with_care(*(_squarable(x, z) if plain else (x, z)), form)
-    centered, totals, flat = found.centered, found.totals, found.centered.flatten(1)
+        matrices = _careful_matrices(*(_squarable(x, z) if plain else (x, z)), form)
+    centered, totals, flat = matrices.centered, matrices.totals, matrices.centered.flatten(1)
     products: Any = _matmul(flat, flat.t())
     if short:
         products, totals = (t.tolist() if isinstance(t, Tensor) else t for t in (products, totals))
@@ -240,29 +243,29 @@ def _evaluated(
         direction = centered[1 - own] * factors[1 - own]
         if form.unit:
             direction -= centered[own] * (inner * factors[own])
-        back = _laplacian(direction, found.distances[own], -2 * factor * rise * factors[own])
-        weights.append(back.to(found.rows[own].dtype))
-    return value.to(x.dtype) if isinstance(value, Tensor) else value, weights, found.rows
+        back = _laplacian(direction, matrices.distances[own], -2 * factor * rise * factors[own])
+        weights.append(back.to(matrices.rows[own].dtype))
+    return value.to(x.dtype) if isinstance(value, Tensor) else value, weights, matrices.rows
 
 
 def _product(x: Tensor, z: Tensor, form: Form) -> Tensor:
     if not torch.is_grad_enabled():
         # Otherwise the gradient would be made along with the value.
         x, z = x.detach(), z.detach()
-    given = (*_rows(x, z, form.least), form)
+    arguments = (*_check_pair(x, z, form.least), form)
     if torch.is_autocast_enabled(x.device.type):
         # Products would be taken in half precision, where differences are noise.
         with torch.autocast(x.device.type, enabled=False):
             return _product(x, z, form)
     try:
-        value: Tensor = _Product.apply(*given)  # type: ignore[no-untyped-call]
+        value: Tensor = _Product.apply(*arguments)  # type: ignore[no-untyped-call]
     except RuntimeError:
         # Inside a transform of torch.func; any other error comes again.
-        value = _Stackable.apply(*given)[0]  # type: ignore[no-untyped-call]
+        value = _Stackable.apply(*arguments)[0]  # type: ignore[no-untyped-call]
     return value
 
 
-def _rows(x: Tensor, z: Tensor, least: int) -> tuple[Tensor, Tensor]:
+def _check_pair(x: Tensor, z: Tensor, least: int) -> tuple[Tensor, Tensor]:
     """Check the pair and return both as (n, d) in float32 or float64."""
     for name, value in (("x", x), ("z", z)):
         if 0 in (value.dim(), value.numel()) or value.is_complex():
@@ -292,7 +295,7 @@ def _distances(x: Tensor, z: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
     return _from_grams(grams if grams.device.type in _NO_FLOAT64 else grams.double(), x.dtype) ** 0.5, rows
 
 
-def _at_once(x: Tensor, z: Tensor, form: Form) -> Matrices | None:
+def _fast_matrices(x: Tensor, z: Tensor, form: Form) -> Matrices | None:
     """Return the matrices of float32 on the CPU, with the mean of wide rows left in; None where it costs digits.
 
     Behind a convolution each kind of operation takes several times its due, whatever its size: they are few here.
@@ -311,7 +314,7 @@ def _at_once(x: Tensor, z: Tensor, form: Form) -> Matrices | None:
     lows, tops, error = distances.amin((1, 2)).tolist(), norms.amax(1).tolist(), 2 * _GRAM_ERROR * _EPS[x.dtype]
     if not (lows[0] ** 2 > error * tops[0] and lows[1] ** 2 > error * tops[1]):
         # Some rows may be equal up to rounding.
-        distances, centered, sums = _spread(_from_grams(grams, x.dtype).sqrt_(), form)
+        distances, centered, sums = _center_distances(_from_grams(grams, x.dtype).sqrt_(), form)
     # Beyond that, squares leave the range of float32.
     if not all(_LEAST**2 < top < _MOST**2 for top in tops):
         return None
@@ -324,10 +327,10 @@ def _at_once(x: Tensor, z: Tensor, form: Form) -> Matrices | None:
     return None
 
 
-def _with_care(x: Tensor, z: Tensor, form: Form) -> Matrices:
+def _careful_matrices(x: Tensor, z: Tensor, form: Form) -> Matrices:
     """Return the matrices of any two tensors on any device."""
-    found, rows = _distances(x, z)
-    distances, centered, sums = _spread(found, form)
+    raw_distances, rows = _distances(x, z)
+    distances, centered, sums = _center_distances(raw_distances, form)
     return Matrices(distances, centered, sums.sum((1, 2)), rows)
 
 
@@ -339,7 +342,7 @@ def _squarable(x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     return (x, z) if all(_LEAST < top < _MOST for top in tops) else (x.double(), z.double())
 
 
-def _spread(distances: Tensor, form: Form) -> tuple[Tensor, Tensor, Tensor]:
+def _center_distances(distances: Tensor, form: Form) -> tuple[Tensor, Tensor, Tensor]:
     """Return the distances with infinity for 0, what is left of them centred, and the sums of their rows."""
     centered, sums = form.center(distances)
     return distances.masked_fill(distances == 0, math.inf), centered, sums

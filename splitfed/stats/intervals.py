@@ -61,10 +61,10 @@ def mean_interval(
     if n == 1:
         return Interval(mean, math.nan, math.nan, 1)
     half = float(stdtrit(n - 1, (1 + level) / 2)) * float(numbers.std()) / math.sqrt(n)
-    return Interval(mean, *_within(mean, half, low, high), n)
+    return Interval(mean, *_bounded_interval(mean, half, low, high), n)
 
 
-def _within(mean: float, half: float, low: float, high: float) -> tuple[float, float]:
+def _bounded_interval(mean: float, half: float, low: float, high: float) -> tuple[float, float]:
     """Return the bounds mean -+ half, taken on the scale on which [low, high] has no end."""
     bounded = math.isfinite(low), math.isfinite(high)
     if half == 0 or not any(bounded):
@@ -122,19 +122,19 @@ def metric_interval(
     check_count("resamples", resamples, low=1)
     check_number("level", level, low=0, high=1, open_low=True, open_high=True)
     value, rows = float(metric(output, y)), len(y)
-    drawn = []
+    resampled = []
     for _ in range(resamples if rows > 1 else 0):
-        chosen = torch.randint(rows, (rows,), generator=generator, device=generator.device).to(output.device)
+        row_indices = torch.randint(rows, (rows,), generator=generator, device=generator.device).to(output.device)
         try:
-            drawn.append(float(metric(output[chosen], y[chosen])))
+            resampled.append(float(metric(output[row_indices], y[row_indices])))
         except (ArithmeticError, ValueError, RuntimeError):
             # A metric of the user's own may refuse rows of a single class, which a drawing may hold.
             continue
-    known = torch.tensor([v for v in drawn if math.isfinite(v)], dtype=torch.float64)
-    if rows < 2 or len(known) < 0.9 * resamples:
+    finite = torch.tensor([v for v in resampled if math.isfinite(v)], dtype=torch.float64)
+    if rows < 2 or len(finite) < 0.9 * resamples:
         return Interval(value, math.nan, math.nan, rows)
     tails = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
-    low, high = known.quantile(tails).tolist()
+    low, high = finite.quantile(tails).tolist()
     return Interval(value, low, high, rows)
 
 

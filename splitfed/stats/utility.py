@@ -32,10 +32,10 @@ def over_rows(task: Task, output: Tensor, y: Tensor, generator: torch.Generator)
     right = round(value * rows) if math.isfinite(value) else -1
     # Only a share of rows has Wilson's interval; a balanced accuracy of the user's own has not.
     if task.metric_name == "accuracy" and 0 <= right <= rows and abs(value * rows - right) < 1e-6 * rows:
-        found, kind = share_interval(right, rows), WILSON
+        interval, kind = share_interval(right, rows), WILSON
     else:
-        found, kind = metric_interval(task.metric, output, y, generator), BOOTSTRAP
-    low, high = (found.low, found.high) if found.known else (None, None)
+        interval, kind = metric_interval(task.metric, output, y, generator), BOOTSTRAP
+    low, high = (interval.low, interval.high) if interval.known else (None, None)
     return {"low": low, "high": high, "rows": rows, "kind": kind}
 
 

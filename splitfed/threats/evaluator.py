@@ -98,12 +98,12 @@ class Evaluator(Grants):
         """Put the victims' rows through the parties of `client` once; return what `party` received."""
         number = derive(seed, "victims")
         self.lend(client, "victims", victims.x, victims if phase is Phase.STEP else None)
-        with self.engine.watching(party) as recorder:
+        with self.engine.record_party(party) as recorder:
             if phase is Phase.STEP:
                 self.engine.rehearse(client, "victims", number, borrow=self._newest(client))
             else:
                 self.engine.predict(client, "victims", "predict", number, borrow=self._newest(client))
-        return recorder.view(copy.deepcopy(self.engine.held_by(party, client)))
+        return recorder.view(copy.deepcopy(self.engine.modules_of_party(party, client)))
 
     def attack(
         self,

@@ -60,7 +60,7 @@ class Grants:
         auxiliary = self.data.auxiliary
         inputs = partial(feed, names=topology.inputs, features=self.data.victims.features)
         role = engine.parties[party].role
-        own = downstream(topology, engine.all_facts[client], role, engine.held_by(party, client), inputs)
+        own = downstream(topology, engine.all_facts[client], role, engine.modules_of_party(party, client), inputs)
         insider = engine.insiders.get(party)
         return Knowledge(
             self.data.shape,
@@ -89,7 +89,7 @@ class Grants:
         engine = self.engine
         topology, role = engine.topologies[client], engine.parties[party].role
         inputs = partial(feed, names=topology.inputs, features=self.data.victims.features)
-        own, guards = engine.held_by(party, client), of_client(engine.defenses, client)
+        own, guards = engine.modules_of_party(party, client), of_client(engine.defenses, client)
         epochs = self.rounds * (1 if self.training is None else self.training.local_epochs)
         return Architecture(
             topology, engine.all_facts[client], guards, role, self.seed, own, inputs, engine.device, max(epochs - 1, 0)
@@ -170,7 +170,7 @@ class Grants:
             calls += 1
             self.lend(client, "query", x)
             number = derive(stream, "predict", calls)
-            with self.engine.watching(None):
+            with self.engine.record_party(None):
                 found = self.engine.predict(client, "query", "query", number, borrow=self._newest(client))
             return found.outputs[self.engine.topologies[client].heads[0].value].to(self.engine.device)
 
@@ -185,7 +185,7 @@ class Grants:
             calls += 1
             self.lend(client, "query", x)
             number = derive(stream, calls)
-            with torch.no_grad(), self.engine.watching(party) as recorder:
+            with torch.no_grad(), self.engine.record_party(party) as recorder:
                 self.engine.predict(client, "query", "query", number, borrow=self._newest(client))
             return recorder.view().select(kind="activation").tensors(self.engine.device)
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.defense import Context, Defense, joined, penalty_term
+from splitfed.core.defense import Context, Defense, concatenate_values, penalty_term
 from splitfed.core.messages import Stamp
 from splitfed.core.probe import Facts
 from splitfed.core.step_plan import segment_plans
@@ -129,7 +129,7 @@ class Upstream:
             context = Context(role, port.edge, stamp, self._seed, guard.position, inputs, {}, state, module)
             if penalties is not None:
                 told = training_context(context, sample or 0, penalties.epoch, arrived)
-                z = joined(list(values.values()))
+                z = concatenate_values(list(values.values()))
                 penalties.terms.append(guard.share * penalty_term(guard.defense.penalty(z, told), z))
             act = guard.defense.expected if sample is None else guard.defense.release
             values = {name: act(name, z, context) for name, z in values.items()}

@@ -11,7 +11,7 @@ from splitfed.attacks.base import Knowledge, Needs
 from splitfed.attacks.training_time.training_attack import AttackSite, TrainingAttack
 from splitfed.core.errors import InvalidInput, check_count, unknown
 from splitfed.core.messages import View
-from splitfed.core.payload import module_copies
+from splitfed.core.payload import copy_modules
 from splitfed.core.per_client_defenses import of_client
 from splitfed.core.random import derive
 from splitfed.core.topology import Edge, Segment, Topology
@@ -73,7 +73,7 @@ def post_of(engine: LocalEngine, prepared: Prepared, party: str, who: str, knowl
     seed = derive(prepared.training.seed, "intruder", party)
 
     def modules(circuit: int) -> Mapping[str, nn.Module]:
-        return module_copies(next(lane for lane in engine.crew.lanes if lane.circuit == circuit).parties[role].modules)
+        return copy_modules(next(lane for lane in engine.crew.lanes if lane.circuit == circuit).parties[role].modules)
 
     found = AttackSite(
         party,

@@ -143,7 +143,7 @@ class Bench:
             for edge in topology.crossings
             if topology.role_of(edge.target) == role
         ]
-        return View(self._party, tuple(messages), copy.deepcopy(dict(engine.held_by(self._party, lane))))
+        return View(self._party, tuple(messages), copy.deepcopy(dict(engine.modules_of_party(self._party, lane))))
 
 
 def tune(

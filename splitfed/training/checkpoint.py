@@ -75,7 +75,7 @@ def save(folder: Path, number: int, states: Mapping[str, Any], metrics: str = ""
         hashes[name] = digests.of(buffer.getvalue())
         write_atomic(home / f"{name}.pt", buffer.getvalue())
     manifest = {"round": number, "metrics": metrics, "sha256": hashes}
-    write_atomic(home / "manifest.json", digests.sealed(manifest))
+    write_atomic(home / "manifest.json", digests.json_with_digest(manifest))
     for old in _complete(folder)[:-KEPT]:
         shutil.rmtree(old)
 

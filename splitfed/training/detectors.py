@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.messages import Stamp
 from splitfed.core.party import Party
-from splitfed.core.payload import copied
+from splitfed.core.payload import copy_nested
 from splitfed.core.per_client_defenses import of_client
 from splitfed.core.random import derive, generator, stream
 from splitfed.core.step_state import Batch
@@ -55,8 +55,8 @@ def _desk(prepared: Prepared, lane: int, party: Party) -> DetectorSite:
     assert task is not None
     return DetectorSite(
         party.name,
-        {name: x.to(party.device) for name, x in copied(inputs_of(graph, rows)).items()},
-        {name: y.to(party.device) for name, y in copied(labels_of(graph, rows)).items()},
+        {name: x.to(party.device) for name, x in copy_nested(inputs_of(graph, rows)).items()},
+        {name: y.to(party.device) for name, y in copy_nested(labels_of(graph, rows)).items()},
         task.outputs if task.name == "classification" and task.outputs else 2,
         _rehearsal(prepared, lane, party),
         derive(prepared.training.seed, "detector", party.name),

@@ -24,7 +24,7 @@ from splitfed.engines.byte_link import ByteLink
 from splitfed.engines.local import LocalEngine
 from splitfed.engines.message_link import LocalLink
 from splitfed.federated.base import Method
-from splitfed.planning.calibration import settled
+from splitfed.planning.calibration import calibrate_defenses
 from splitfed.planning.timed import clock_of
 from splitfed.planning.uploads import check_uploads
 from splitfed.planning.validation import Prepared, inputs_of, labels_of, prepare
@@ -102,8 +102,8 @@ def train(
         raise unknown("starts", str(starts), STARTS)
     if delta is not None:
         check_number("delta", delta, low=0.0, high=1.0, open_low=True, open_high=True)
-    misconduct = injection.listed(manipulations)
-    data = injection.poisoned(data, misconduct, seed)
+    misconduct = injection.check_manipulations(manipulations)
+    data = injection.poison_data(data, misconduct, seed)
     prepared = prepare(
         topology,
         data,
@@ -116,7 +116,7 @@ def train(
     tampered = [name for name, given in (intruders or {}).items() if intruder(given).active]
     # Who bends an upload only processes what is there; who stands inside a step may let one row show in another's.
     tampered += [type(one).__name__ for one in misconduct if type(one).enter is not Manipulation.enter]
-    prepared = settled(
+    prepared = calibrate_defenses(
         prepared,
         rounds,
         "detectors, which train on rows of their own choice" if detectors else None,

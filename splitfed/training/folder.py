@@ -57,12 +57,12 @@ class RunFolder:
             raise InvalidInput(f"folder {str(self.path)!r} is not empty and holds no run; give a new or empty folder")
         else:
             there = dict(described)
-            checkpoint.write_atomic(definition, digests.sealed(there))
+            checkpoint.write_atomic(definition, digests.json_with_digest(there))
         where = self.path / "environment.json"
         if where.is_file():
             digests.read(where, "delete it: it is written anew when the run is resumed")
         else:
-            checkpoint.write_atomic(where, digests.sealed(environment()))
+            checkpoint.write_atomic(where, digests.json_with_digest(environment()))
         self._start = self._chain = digests.content(there)
 
     def restore(self, run: Resumable) -> int:

@@ -15,7 +15,7 @@ from splitfed.core.optimizers import Optim
 from splitfed.core.party import Party
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology, member
-from splitfed.core.upload_defenses import Sent, count, defended, keepers
+from splitfed.core.upload_defenses import Sent, apply_upload_defenses, count, find_upload_defenses
 from splitfed.engines.base import FED
 from splitfed.engines.local import LocalEngine
 from splitfed.federated.base import ObjectivePlacement
@@ -61,11 +61,11 @@ class LocalLearner:
     @property
     def shown(self) -> Tensor:
         """Which rows of "train" are the public ones."""
-        return self.engine.party(self.lane, self.topology.data_roles[0]).among("public")
+        return self.engine.party(self.lane, self.topology.data_roles[0]).train_rows("public")
 
     def inputs(self, part: str = "train") -> dict[str, Tensor]:
         """Return the client's raw inputs in `part`: name -> (rows, ...)."""
-        return {name: x for party in self._parties().values() for name, x in party.raw(part).items()}
+        return {name: x for party in self._parties().values() for name, x in party.raw_inputs(part).items()}
 
     @property
     def rate(self) -> float:
@@ -139,7 +139,7 @@ class LocalLearner:
 
     def lend(self, tensors: Mapping[str, Tensor]) -> AbstractContextManager[None]:
         """Let the client's segments hold `tensors` inside the block."""
-        return self.engine.borrowed(self.lane, tensors)
+        return self.engine.borrow_segments(self.lane, tensors)
 
     def gradient(self, batches: Sequence[Tensor]) -> dict[str, Tensor]:
         """Return the gradient of the mean loss over the rows of `batches`; nothing moves."""
@@ -149,14 +149,14 @@ class LocalLearner:
         self, kind: str, tensors: Mapping[str, Tensor], number: int, role: str | None = None
     ) -> Mapping[str, Tensor]:
         """Send `tensors` to the fed server, behind the defenses on messages of this kind; return what has arrived."""
-        guards = keepers(self.engine.defenses, kind, self.lane)
+        guards = find_upload_defenses(self.engine.defenses, kind, self.lane)
         if not guards:
             return self._carry(self._name(role), FED, kind, tensors, number)
         party = self.engine.party(self.lane, role or self.topology.data_roles[0])
         detached = {name: t.detach().clone() for name, t in tensors.items()}
         sent = Sent(kind, detached, party.name, self.lane, number, self._turn(kind, number))
         count(party.uses, sent, guards, self.engine.crew.lanes[self.lane].circuit)
-        return self.engine.link.deliver(defended(sent, guards, self.engine.seed)).tensors
+        return self.engine.link.deliver(apply_upload_defenses(sent, guards, self.engine.seed)).tensors
 
     def receive(
         self, kind: str, tensors: Mapping[str, Tensor], number: int, role: str | None = None

@@ -101,7 +101,7 @@ class Run:
         return self.learners if self._meeting is None else self._meeting.learners
 
     def _timed(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._meeting is None else self._meeting.timed()
+        return nullcontext() if self._meeting is None else self._meeting.advance_clock()
 
     def query(self, training: Training, number: int) -> None:
         """Let the method, if there is one, tell the clients of round `number` what they need."""
@@ -235,7 +235,7 @@ class Run:
             source = self._newest(lane)
             wanted = self._wanted(lane, source)
             found = self.engine.predict(lane, part, "evaluate", number, borrow=source, also=wanted)
-            known[lane] = {(value, part): made for value, made in found.made.items()}
+            known[lane] = {(value, part): made for value, made in found.further_values.items()}
             for head in heads:
                 outputs[head.value].append(found.outputs[head.value])
                 labels[head.value].append(found.labels[head.value])
@@ -291,7 +291,7 @@ class Run:
         found: list[dict[str, float]] = [{} for _ in self.learners]
         for lane, one in enumerate(replace(own, known=k) for own, k in zip(self._learners, known, strict=True)):
             # As the schedule would have it: handed on or averaged, where it does that.
-            with self.engine.borrowed(lane, self.schedule.newest(lane, self.schedule_state)):
+            with self.engine.borrow_segments(lane, self.schedule.newest(lane, self.schedule_state)):
                 found[lane] |= method.scores(one, part, self.method_state) if one.rows(part) else {}
         names = dict.fromkeys(name for scores in found for name in scores)
         return {"method": {name: [scores.get(name) for scores in found] for name in names}} if names else {}

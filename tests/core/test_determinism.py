@@ -69,7 +69,7 @@ def test_clients_that_share_nothing_but_the_server_keep_their_streams() -> None:
     for lanes, rows in ((1, 20), (3, 60)):
         x, y = images(60)
         engine = engine_of(vanilla(model(), "relu1"), x[:rows], y[:rows], lanes=lanes, seed=4, defenses=[Noise()])
-        with engine.watching("server") as recorder:
+        with engine.record_party("server") as recorder:
             engine.train(0, 0, [torch.arange(20)])
         streams.append(recorder.view().select(kind="activation").tensors())
     assert_same(streams[0], streams[1])

@@ -121,7 +121,7 @@ def test_dropout_equals_a_reference_reseeded_at_the_cut() -> None:
 def test_a_receiver_that_overwrites_leaves_the_senders_memory_alone() -> None:
     model = InPlaceAfterCut()
     engine = engine_of(vanilla(model, "conv"), *images(16))
-    with engine.watching("server") as recorder:
+    with engine.record_party("server") as recorder:
         engine.train(0, 0, [torch.arange(16)])
     sent = recorder.view().select("activation").tensors()["conv"]
     assert bool((sent < 0).any()), "a ReLU in place at the receiver must not reach what was sent"

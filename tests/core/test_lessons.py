@@ -13,7 +13,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.topology import Segment, Topology
 from splitfed.defenses import GaussianRelease
 from splitfed.federated import FML, FedAKT
-from splitfed.planning.calibration import settled
+from splitfed.planning.calibration import calibrate_defenses
 from splitfed.planning.private import planned_ledger
 from splitfed.planning.validation import prepare
 from splitfed.schedules.base import Training
@@ -91,6 +91,6 @@ def test_the_ledger_counts_a_lesson_in_training_alone() -> None:
         method=FML(),
     )
     run = go("vanilla", FML(), defenses=defense)
-    assert planned_ledger(settled(ready, 2), 2) == run.ledger
+    assert planned_ledger(calibrate_defenses(ready, 2), 2) == run.ledger
     (line,) = run.ledger.lines
     assert line.uses == 2

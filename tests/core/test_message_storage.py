@@ -207,7 +207,7 @@ def test_what_passes_through_is_not_the_senders_memory() -> None:
             party = engine.parties[message.sender]
             if message.kind == "activation":
                 inputs = {t.data_ptr() for t in party.inputs(message.stamp.lane).values()}
-                made = party._step_states[message.stamp.lane].made  # the sender's own value
+                made = party._step_states[message.stamp.lane].values  # the sender's own value
                 pointers[message.edge] = message.tensors["z"].data_ptr()
                 assert message.tensors["z"].data_ptr() not in inputs
                 pointers["made"] = made["z"].data_ptr()
@@ -373,5 +373,5 @@ def test_a_receiver_that_overwrites_gets_a_copy_however_it_does(way: str) -> Non
     assert facts.overwritten["top"] == {"z"}
     engine = LocalEngine(topology, facts, 1)
     engine.own(0, "train", {"x": torch.ones(4, 4)}, {"out": torch.zeros(4, dtype=torch.int64)})
-    made = engine.predict(0, "train", "evaluate", also=("z",)).made["z"]
+    made = engine.predict(0, "train", "evaluate", also=("z",)).further_values["z"]
     assert torch.equal(made, torch.relu(engine.modules(0)["bottom"][0](torch.ones(4, 4))))

@@ -140,7 +140,7 @@ def test_a_client_receives_gradients_only_in_vanilla() -> None:
 
 def test_watching_leaves_the_runs_own_recorder_alone() -> None:
     engine = engine_of(vanilla(lenet((1, 8, 8), 10), "pool1"), *images(8), recording=Recording(("server",)))
-    with engine.watching("server") as recorder:
+    with engine.record_party("server") as recorder:
         engine.predict(0, "train", "predict")
     assert len(recorder.view().messages) == 1
     assert engine.view("server").messages == ()

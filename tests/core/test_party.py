@@ -50,7 +50,7 @@ def test_a_released_gradient_is_the_one_the_uncut_model_has_there() -> None:
     model = InPlaceAfterCut()
     x, y = images(12)
     engine = engine_of(vanilla(model, "conv"), x, y)
-    with engine.watching("client0") as recorder:
+    with engine.record_party("client0") as recorder:
         engine.train(0, 0, [torch.arange(12)])
     (message,) = recorder.view().messages
     z = model.conv(x).detach().requires_grad_()
@@ -98,7 +98,7 @@ def test_the_two_labels_go_to_the_two_servers() -> None:
     x = torch.rand(6, 3)
     engine = LocalEngine(topology, probe(topology, {"x": x}), 1)
     engine.own(0, "train", {"x": x}, {"class": torch.zeros(6, dtype=torch.int64), "number": torch.ones(6)})
-    with engine.watching("server") as one, engine.watching("other") as two:
+    with engine.record_party("server") as one, engine.record_party("other") as two:
         engine.train(0, 0, [torch.arange(6)])
     assert set(one.view().select(kind="label").tensors()) == {"class"}
     assert set(two.view().select(kind="label").tensors()) == {"number"}
@@ -129,7 +129,7 @@ def test_no_gradient_comes_back_for_a_value_that_nobody_needs_and_decay_leaves_i
     decay = Optim("SGD", {"lr": 0.1, "weight_decay": 0.1})
     engine = engine_of(topology, torch.rand(4, 3), torch.tensor([0, 1, 2, 3]), optim=decay)
     before = {name: p.clone() for name, p in engine.modules(0)["bottom"].named_parameters()}
-    with engine.watching("client0") as recorder:
+    with engine.record_party("client0") as recorder:
         engine.train(0, 0, [torch.arange(4)])
     back = recorder.view().tensors()
     assert back.keys() == {"h"}

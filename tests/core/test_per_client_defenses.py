@@ -31,7 +31,7 @@ from splitfed.defenses import (
     TopK,
 )
 from splitfed.models.mlp import mlp
-from splitfed.planning.calibration import settled
+from splitfed.planning.calibration import calibrate_defenses
 from splitfed.planning.plan import cost
 from splitfed.planning.private import planned_ledger
 from splitfed.planning.validation import Prepared, prepare
@@ -71,7 +71,7 @@ def trained(*defenses: Defense, **more: Any) -> Run:
 
 def arrived(run: Run, lane: int) -> Tensor:
     """What the server receives when this client predicts its training rows."""
-    with run.engine.watching("server") as recorder:
+    with run.engine.record_party("server") as recorder:
         run.engine.predict(lane, "train", "evaluate", 0)
     (value,) = recorder.view().select(kind="activation").tensors().values()
     return value
@@ -131,7 +131,7 @@ def test_the_ledger_is_of_the_clients_that_have_it() -> None:
     assert "; without a promise: " in str(run.ledger)
     (edge,) = run.engine.topology.crossings
     assert f"releases on {edge.name} (client to server) of all clients but 1" in run.ledger.open
-    assert planned_ledger(settled(ready(defense), 2), 2) == run.ledger
+    assert planned_ledger(calibrate_defenses(ready(defense), 2), 2) == run.ledger
 
 
 def test_weights_that_travel_to_clients_without_it_leave_no_bound() -> None:
@@ -139,7 +139,7 @@ def test_weights_that_travel_to_clients_without_it_leave_no_bound() -> None:
     run = trained(defense, schedule="splitfed_v1")
     assert math.isinf(run.ledger.totals[0].epsilon)
     assert "shown by clients without the mechanism, for client 1 alone: " in str(run.ledger)
-    assert planned_ledger(settled(ready(defense, schedule="splitfed_v1"), 2), 2) == run.ledger
+    assert planned_ledger(calibrate_defenses(ready(defense, schedule="splitfed_v1"), 2), 2) == run.ledger
 
 
 def test_labels_of_one_client() -> None:

@@ -20,7 +20,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Recording
 from splitfed.core.privacy_events import Event, Gaussian, Neighbours, Protects
 from splitfed.core.random import stream
-from splitfed.core.upload_defenses import Keeper, Sent, defended, rows_of, size
+from splitfed.core.upload_defenses import Keeper, Sent, apply_upload_defenses, rows_of, size
 from splitfed.defenses import DistanceCorrelation, GaussianRelease, LaplaceRelease, Noise, Quantization
 from splitfed.engines.base import FED
 from splitfed.federated import FedProto, Learner, Method
@@ -94,7 +94,7 @@ def test_a_row_is_clipped_and_whole_numbers_cross_as_they_are() -> None:
     """(3, 4) has length 5: clipped to 1 it is (.6, .8); with next to no noise that is what arrives."""
     quiet = GaussianRelease(clip=1.0, noise_multiplier=1e-9, on=AT)
     tensors = {"3": torch.tensor([3.0, 4.0]), "3/rows": torch.tensor(7), "two": torch.tensor([[3.0, 4.0], [0.3, 0.4]])}
-    message = defended(Sent("prototype", tensors, "client0", 0, 5), [Keeper(0, quiet)], seed=0)
+    message = apply_upload_defenses(Sent("prototype", tensors, "client0", 0, 5), [Keeper(0, quiet)], seed=0)
     assert message.tensors["3"].tolist() == pytest.approx([0.6, 0.8], abs=1e-6)
     assert message.tensors["two"].flatten().tolist() == pytest.approx([0.6, 0.8, 0.3, 0.4], abs=1e-6)
     assert message.tensors["3/rows"] is tensors["3/rows"]
@@ -117,7 +117,7 @@ def test_planned_is_counted_in_bytes_and_in_uses(shape: str) -> None:
     counted = {flow: found for flow, found in run.engine.traffic.flows.items() if flow.phase == "train"}
     assert cost(plan, 2).flows == counted
     assert run.engine.traffic.bytes(kind="prototype") < go(PRIVATE, shape=shape).engine.traffic.bytes(kind="prototype")
-    assert run.ledger.told() == planned_ledger(plan, 2, 2).told()
+    assert run.ledger.as_dict() == planned_ledger(plan, 2, 2).as_dict()
 
 
 def test_epsilon_of_whole_models_by_hand() -> None:
@@ -181,7 +181,7 @@ def test_a_guarded_run_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
         go(PRIVATE, rounds=3, folder=tmp_path / "run", progress=stop)
     again = go(PRIVATE, rounds=3, folder=tmp_path / "run", resume=True)
     assert_same(whole.method_state["prototypes"], again.method_state["prototypes"])
-    assert whole.ledger.told() == again.ledger.told()
+    assert whole.ledger.as_dict() == again.ledger.as_dict()
 
 
 def test_only_the_clients_that_have_it_are_guarded() -> None:

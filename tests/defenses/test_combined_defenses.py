@@ -89,7 +89,7 @@ def trained(*defenses: Defense, topology: Topology | None = None, data: Federati
 
 def sent(run: Run) -> dict[str, Tensor]:
     """What the server gets when the first client predicts its training rows, by value."""
-    with run.engine.watching("server") as recorder:
+    with run.engine.record_party("server") as recorder:
         run.engine.predict(0, "train", "evaluate", 0)
     return recorder.view().select(kind="activation").tensors()
 

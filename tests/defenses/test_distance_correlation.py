@@ -81,7 +81,7 @@ def test_alpha_one_removes_the_task() -> None:
         torch.manual_seed(0)
         model = InPlaceAfterCut()
         engine = engine_of(vanilla(model, "conv"), x, labels, defenses=[DistanceCorrelation(alpha=1.0)])
-        with engine.watching("client0") as recorder:
+        with engine.record_party("client0") as recorder:
             engine.train(0, 0, [torch.arange(16)])
         assert float(recorder.view().tensors()["conv"].abs().max()) == 0.0
         assert_same(dict(engine.modules(0)["top"].state_dict()), _top(model))
@@ -96,7 +96,7 @@ def _top(model: InPlaceAfterCut) -> dict[str, Tensor]:
 
 def release_of(engine: LocalEngine, x: Tensor) -> Tensor:
     engine.own(0, "held", {"x": x}, {})
-    with engine.watching("server") as recorder:
+    with engine.record_party("server") as recorder:
         engine.predict(0, "held", "predict")
     return next(iter(recorder.view().tensors().values()))
 

@@ -279,7 +279,7 @@ def test_noise_is_sigma_times_the_norm_fresh_and_the_same_again() -> None:
             found.append({n: last[n] - now[n] for n in now})
             last = now
         assert engine.traffic.messages("train") == 0
-        assert engine.taken(0) == (2, 0)
+        assert engine.step_counts(0) == (2, 0)
         return found
 
     first, second = moves()
@@ -354,7 +354,7 @@ def test_nothing_stays_behind_on_the_modules() -> None:
 def test_norms_cross_as_messages_that_are_counted_and_recorded() -> None:
     topology, (x, y) = u_shaped(made(InPlaceAfterCut), ("pool", "fc1")), images(12)
     engine = engine_of(topology, x, y, defenses=[DpSgd(noise_multiplier=1.0, clip="joint")])
-    with engine.watching("server") as recorder:
+    with engine.record_party("server") as recorder:
         engine.train(0, 0, [torch.arange(12)])
         engine.rehearse(0, "train", 0)
     heard = recorder.view().select(kind="norm").messages

@@ -18,10 +18,10 @@ from splitfed.data.batch_order import poisson_batches
 from splitfed.data.federation import Federation
 from splitfed.defenses import DpSgd
 from splitfed.engines.local import LocalEngine
-from splitfed.planning.calibration import settled
+from splitfed.planning.calibration import calibrate_defenses
 from splitfed.planning.counting import Dry
 from splitfed.planning.plan import cost
-from splitfed.planning.simulation import played
+from splitfed.planning.simulation import simulate_rounds
 from splitfed.planning.validation import prepare
 from splitfed.poisoning.base import Manipulation
 from splitfed.schedules.apart import Apart
@@ -45,7 +45,7 @@ def go(*defenses: Defense, **changes: Any) -> Run:
 
 
 def uses_of(run: Run, client: int = 0) -> tuple[Event, int]:
-    found = run.engine.defenses[0].weight_uses(client, *run.engine.taken(client))
+    found = run.engine.defenses[0].weight_uses(client, *run.engine.step_counts(client))
     assert found is not None
     return found
 
@@ -133,7 +133,7 @@ def test_planned_equals_counted(schedule: str, sampling: str) -> None:
     """Bytes of every flow, norms included, and what each client took part in; every weight ends up elsewhere."""
     data, defense = toy_data(100).clients(2, auxiliary=10, victims=10), DpSgd(noise_multiplier=1.0, clip="joint")
     run = go(defense, data=data, schedule=schedule, sampling=sampling, batch_size=2)
-    ready = settled(
+    ready = calibrate_defenses(
         prepare(
             vanilla(model(), "pool"),
             data,
@@ -151,7 +151,7 @@ def test_planned_equals_counted(schedule: str, sampling: str) -> None:
     assert isinstance(mine, DpSgd)
     assert mine._terms is not None
     for client in range(2):
-        assert (mine._terms.steps[client], mine._terms.epochs[client]) == run.engine.taken(client)
+        assert (mine._terms.steps[client], mine._terms.epochs[client]) == run.engine.step_counts(client)
 
 
 @pytest.mark.parametrize("schedule", [Apart(steps=7), Apart(steps=2), Apart(steps=2, clients_per_round=1)])
@@ -162,7 +162,7 @@ def test_rounds_counted_in_steps_cost_a_row_every_batch_that_it_is_in(schedule: 
     run = splitfed.train(local(model()), data, rounds=rounds, batch_size=16, **arguments)
     ready = prepare(local(model()), data, optimizer=None, training=training, **arguments)
     dry = Dry(ready)
-    for _ in played(dry, ready, rounds):
+    for _ in simulate_rounds(dry, ready, rounds):
         pass
     for client, rows in enumerate(len(held.train) for held in data.clients):
         seen = torch.zeros(rows, dtype=torch.int64)
@@ -170,7 +170,7 @@ def test_rounds_counted_in_steps_cost_a_row_every_batch_that_it_is_in(schedule: 
             for turn in schedule.turns(dry, training, number):
                 for batch in schedule._batches(training, rows, number, client) if turn.client == client else ():
                     seen[batch] += 1
-        assert uses_of(run, client)[1] == dry.taken(client)[1] == int(seen.max())
+        assert uses_of(run, client)[1] == dry.step_counts(client)[1] == int(seen.max())
     assert schedule.steps == 2 or uses_of(run)[1] > rounds
 
 

@@ -74,7 +74,7 @@ def finished(name: str | None) -> Run:
 
 def released(run: Run, number: int = 0) -> Tensor:
     """What arrives when the first client predicts its training rows."""
-    with run.engine.watching("server") as recorder:
+    with run.engine.record_party("server") as recorder:
         run.engine.predict(0, "train", "evaluate", number)
     return recorder.view().select(kind="activation").tensors()["conv"]
 

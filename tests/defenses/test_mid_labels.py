@@ -62,7 +62,7 @@ def fixed(weight: float, deviation: float = 0.5) -> LocalEngine:
 
 def step(engine: LocalEngine) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """What arrived at the labels in one step, the gradient that was sent back for it, and the head after it."""
-    with engine.watching("client0") as client, engine.watching("server") as server:
+    with engine.record_party("client0") as client, engine.record_party("server") as server:
         engine.train(0, 0, [torch.arange(ROWS)])
     (z,) = client.view().select(kind="activation").tensors().values()
     g = server.view().select(kind="gradient", edge="middle->head").tensors()["relu3"]

@@ -21,7 +21,7 @@ from splitfed.defenses import GaussianRelease, LaplaceRelease, Latent
 from splitfed.defenses.binary_encoding import from_bits, to_bits
 from splitfed.defenses.latent import FORMS
 from splitfed.engines.local import LocalEngine
-from splitfed.privacy.charges import learning
+from splitfed.privacy.charges import learns_from_rows
 from splitfed.topologies import u_shaped, vanilla
 from tests.examples import InPlaceAfterCut, SmallUNet, engine_of, images
 
@@ -69,19 +69,19 @@ def test_frozen_segments_do_not_move(make: type) -> None:
     for freeze in (False, True):
         made = engine(make(freeze=freeze, **more))
         segment = made.topology.segments[0]
-        assert learning(segment.module) is not freeze
+        assert learns_from_rows(segment.module) is not freeze
         before = {n: t.clone() for n, t in made.parties["client0"].modules[segment.name].state_dict().items()}
         made.train(0, 0, [torch.arange(16), torch.arange(16, 32)])
         after = made.parties["client0"].modules[segment.name].state_dict()
         assert all(torch.equal(before[n], after[n]) for n in before) is freeze
-    assert learning(topology().segments[0].module), "the model that was given is left alone"
+    assert learns_from_rows(topology().segments[0].module), "the model that was given is left alone"
 
 
 def test_a_frozen_batch_norm_ignores_its_batch() -> None:
     known = u_shaped(SmallUNet(), ("pool1", "up2")).with_task(classification(10))
     made = GaussianRelease(noise_multiplier=1.0, freeze=True).fit(known, probe(known, {"x": images(4)[0]}), 0)
-    assert not learning(made.segments[0].module)
-    assert learning(made.segments[1].module)
+    assert not learns_from_rows(made.segments[0].module)
+    assert learns_from_rows(made.segments[1].module)
     x = images(8)[0]
     module = made.segments[0].module
     one, all_ = module(x[:1]), module(x)

@@ -188,7 +188,7 @@ def test_embeddings_come_from_the_pass_that_scores_the_head(
     run, asked = go(shape, schedule=schedule), []
     again = []
     for lane, one in enumerate(run.learners):
-        with run.engine.borrowed(lane, run.schedule.newest(lane, run.schedule_state)):
+        with run.engine.borrow_segments(lane, run.schedule.newest(lane, run.schedule_state)):
             again.append(FedProto().scores(one, "test", run.method_state))
     compute = Party.compute
     monkeypatch.setattr(Party, "compute", lambda *given, **named: asked.append(given[1:]) or compute(*given, **named))

@@ -88,7 +88,7 @@ def test_nothing_is_promised_for_messages_whose_shape_tells() -> None:
     with pytest.raises(InvalidInput, match="cannot promise anything for 'update->fed_server': how many numbers"):
         go(FedKD(), defenses=at("update"))
     run = go(FedKD(rank=1), defenses=at("update"))
-    assert run.ledger.told() == planned_ledger(planned(FedKD(rank=1), defenses=at("update")), 2).told()
+    assert run.ledger.as_dict() == planned_ledger(planned(FedKD(rank=1), defenses=at("update")), 2).as_dict()
     assert go(FedKD(), rounds=1, defenses=Noise(scale=0.1, on=("update->fed_server",))).ledger.totals == ()
 
 
@@ -249,7 +249,7 @@ def test_steps_besides_the_schedule_count_as_the_epoch_the_client_has_come_to() 
 
     run = go(Besides(), rounds=3, local_epochs=2)
     assert [taken.newest for taken in run.engine._taken] == [5, 5, 5]
-    assert run.engine.taken(0)[1] == 6
+    assert run.engine.step_counts(0)[1] == 6
 
 
 def test_what_all_start_from_goes_to_where_the_update_is() -> None:

@@ -86,7 +86,7 @@ def of_run(run: Run) -> dict[str, str]:
     """Return the parts of a run: weights, whole state, metrics, predictions, views, ledger, traffic."""
     lanes = [run.engine.modules(lane) for lane in range(run.engine.lanes)]
     views = [run.engine.view(party) for party in sorted(run.engine.parties)]
-    ledger = run.ledger.told()
+    ledger = run.ledger.as_dict()
     lines = [*ledger.pop("lines"), *ledger.pop("totals")]
     numbers = [{k: v for k, v in line.items() if k not in TOLD} for line in lines]
     words = [{k: v for k, v in line.items() if k in TOLD} for line in lines]

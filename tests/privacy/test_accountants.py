@@ -14,7 +14,12 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.privacy_events import Event, Gaussian, Laplace, Neighbours, Protects, Pure, Unit
 from splitfed.privacy.accountant_rdp import renyi, sampled_epsilon
 from splitfed.privacy.accountants import calibrate, compose, optimal_pure
-from splitfed.privacy.gaussian_mechanism import gaussian_delta, gaussian_epsilon, gaussian_multiplier, joined_multiplier
+from splitfed.privacy.gaussian_mechanism import (
+    combine_multipliers,
+    gaussian_delta,
+    gaussian_epsilon,
+    gaussian_multiplier,
+)
 from tests.privacy import privacy_oracle
 
 
@@ -52,7 +57,7 @@ def test_epsilon_delta_and_multiplier_undo_each_other() -> None:
 
 def test_gaussians_add_up_in_inverse_squares() -> None:
     """Three of 3 and one of 4: 3/9 + 1/16 = 19/48."""
-    assert joined_multiplier([(3.0, 3), (4.0, 1)]) == pytest.approx(math.sqrt(48 / 19))
+    assert combine_multipliers([(3.0, 3), (4.0, 1)]) == pytest.approx(math.sqrt(48 / 19))
     found = compose([(gaussian(2.0), 16)], 1e-5)
     assert found.epsilon == pytest.approx(gaussian_epsilon(0.5, 1e-5), rel=1e-9)
     assert found.method.startswith("exact")

@@ -18,10 +18,10 @@ from splitfed.core.topology import Topology
 from splitfed.core.usage_counts import UsageCounts
 from splitfed.data.federation import Federation
 from splitfed.defenses import DpSgd, GaussianRelease, LabelDp, LaplaceRelease, Noise
-from splitfed.planning.calibration import settled
+from splitfed.planning.calibration import calibrate_defenses
 from splitfed.planning.private import planned_ledger
 from splitfed.planning.validation import prepare
-from splitfed.privacy.charges import learning
+from splitfed.privacy.charges import learns_from_rows
 from splitfed.privacy.gaussian_mechanism import gaussian_epsilon
 from splitfed.privacy.ledger import UNCHARGED, Charge, Ledger, default_delta, make_ledger
 from splitfed.schedules.base import Training
@@ -71,7 +71,7 @@ def planned(
         optimizer=SLOW,
         training=Training(20, 1, 0),
     )
-    return planned_ledger(settled(ready, 2), 2, every)
+    return planned_ledger(calibrate_defenses(ready, 2), 2, every)
 
 
 def test_a_frozen_sender_costs_a_row_its_own_releases() -> None:
@@ -210,7 +210,7 @@ def test_scoring_again_draws_again() -> None:
     run = trained(GaussianRelease(noise_multiplier=4.0, freeze=True))
     seen = []
     for number in (0, None, None):
-        with run.engine.watching("server") as recorder:
+        with run.engine.record_party("server") as recorder:
             run.evaluate("test", number)
         seen.append(recorder.view().select(kind="activation").messages[0].tensors["pool"])
     assert seen[0].shape == seen[1].shape == seen[2].shape
@@ -277,13 +277,13 @@ def test_a_delta_of_ones_own() -> None:
 
 def test_what_learns() -> None:
     linear = nn.Linear(2, 2)
-    assert learning(linear)
-    assert not learning(linear.requires_grad_(False))
+    assert learns_from_rows(linear)
+    assert not learns_from_rows(linear.requires_grad_(False))
     norm = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(2, affine=False))
-    assert learning(norm), "its statistics come from the rows"
+    assert learns_from_rows(norm), "its statistics come from the rows"
     norm[1].eval()
-    assert not learning(norm)
-    assert learning(norm.eval()), "given as a whole in evaluation mode it is trained"
+    assert not learns_from_rows(norm)
+    assert learns_from_rows(norm.eval()), "given as a whole in evaluation mode it is trained"
 
 
 def test_counts_by_row() -> None:

@@ -21,7 +21,7 @@ from splitfed.schedules.base import Schedule, Training
 from splitfed.secure_sum.keys import Setup
 from splitfed.secure_sum.member import Member
 from splitfed.secure_sum.plan import Residues, SecureSum
-from splitfed.secure_sum.server import unmasked
+from splitfed.secure_sum.server import unmask_sum
 from splitfed.secure_sum.shamir import PRIME, reconstruct, share
 from splitfed.topologies import vanilla
 from splitfed.training.run import Run
@@ -127,23 +127,23 @@ def test_the_sum_survives_drop_outs(gone: tuple[int, ...]) -> None:
     found, rows = members(5, 3)
     left = [i for i in found if i not in gone]
     values = {i: np.array([i + 1, 2**64 - 1 - i, 2**63 + i], dtype=np.uint64) for i in left}
-    masked = {i: found[i].masked(values[i]) for i in left}
+    masked = {i: found[i].mask_values(values[i]) for i in left}
     revealed = {i: found[i].reveal(left) for i in left}
     expected = [sum(int(v[k]) for v in values.values()) % 2**64 for k in range(3)]
-    assert unmasked(masked, revealed, rows, 3).tolist() == expected
+    assert unmask_sum(masked, revealed, rows, 3).tolist() == expected
     plain = [sum(int(v[k]) for v in masked.values()) % 2**64 for k in range(3)]
     assert plain != expected, "without the shares the masks stay"
 
 
 def test_below_the_threshold_the_sum_is_lost() -> None:
     found, rows = members(4, 3)
-    masked = {i: found[i].masked(np.zeros(2, dtype=np.uint64)) for i in (0, 1)}
+    masked = {i: found[i].mask_values(np.zeros(2, dtype=np.uint64)) for i in (0, 1)}
     with pytest.raises(
         InvalidInput, match=r"^member 0 reveals shares once, for 3 survivors or more; asked again or for 2$"
     ):
         found[0].reveal((0, 1))
     with pytest.raises(InvalidInput, match=r"^1 clients are left of a secure sum that needs 3: it is lost$"):
-        unmasked(masked, {0: {}}, rows, 3)
+        unmask_sum(masked, {0: {}}, rows, 3)
 
 
 def test_shares_are_revealed_once() -> None:
@@ -165,11 +165,11 @@ def test_an_upload_is_uniform_even_beside_the_pair_masks() -> None:
     """255 degrees of freedom: a chi-square over 350 has a chance of 7 in 100,000; zeros have one of millions."""
     found, _ = members(3, 2)
     plain = np.zeros(4000, dtype=np.uint64)
-    sealed = found[0].masked(plain)
+    sealed = found[0].mask_values(plain)
     assert chi_square(sealed) < 350 < chi_square(plain)
     # Nor do two of the three uploads add up to anything: the third's masks are missing.
-    assert chi_square(sealed + found[1].masked(plain)) < 350
-    other = members(3, 2, seed=1)[0][0].masked(plain)
+    assert chi_square(sealed + found[1].mask_values(plain)) < 350
+    other = members(3, 2, seed=1)[0][0].mask_values(plain)
     assert chi_square(sealed - other) < 350
 
 

@@ -230,7 +230,7 @@ def test_a_run_with_a_method_is_rebuilt_attacked_and_asked_to_predict(
     config = (home / "config.toml").read_text("utf-8")
     assert '[[method]]\nname = "fedproto"' in config
     body = config.partition(digests.COMMENT)[0]
-    (home / "config.toml").write_bytes(digests.signed(body.replace("weight = 1.0", "weight = 2.0")))
+    (home / "config.toml").write_bytes(digests.toml_with_digest(body.replace("weight = 1.0", "weight = 2.0")))
     assert main(["attack", str(home), "--attack", "membership_threshold"]) == 2
     assert re.search(r"holds another run: its method is .FedProto\(restart=None, weight=1\.0", capsys.readouterr().err)
 

@@ -146,7 +146,7 @@ def put(folder: Path, found: Mapping[str, Any], shape: Sequence[int], seed: int)
     tensors = place / "attacks" / "inverse_network.safetensors"
     save_file({"truth": truth, "guess": guess}, tensors)
     attacks = [{**one, "sha256": digests.of_file(tensors)} for one in found["attacks"]]
-    (place / "result.json").write_bytes(digests.sealed({**found, "attacks": attacks}))
+    (place / "result.json").write_bytes(digests.json_with_digest({**found, "attacks": attacks}))
 
 
 def study(folder: Path, seeds: Sequence[int] = (0, 1), shape: Sequence[int] = (1, 8, 8)) -> Path:
@@ -156,9 +156,9 @@ def study(folder: Path, seeds: Sequence[int] = (0, 1), shape: Sequence[int] = (1
             scores = {"psnr": decibels[seed], "ssim": decibels[seed] / 30, "mse": 1 / decibels[seed]}
             scores = scores if len(shape) == 3 else {"r2": decibels[seed] / 30}
             put(folder, result(defense, seed, strength, accuracies[seed], scores), shape, seed)
-    (folder / "config.toml").write_bytes(digests.signed(CONFIG))
+    (folder / "config.toml").write_bytes(digests.toml_with_digest(CONFIG))
     environment = {"python": "3.11", "packages": {"torch": "2.13.0"}}
-    (folder / "environment.json").write_bytes(digests.sealed(environment))
+    (folder / "environment.json").write_bytes(digests.json_with_digest(environment))
     return folder
 
 
@@ -315,13 +315,13 @@ def test_an_interrupted_study_says_so(tmp_path: Path, finished: Path) -> None:
     runs = sorted((folder / "runs").iterdir())
     assert [r.name for r in runs][2:4] == ["vanilla-pool1--noise-2--seed0", "vanilla-pool1--noise-2--seed1"]
     (runs[2] / "result.json").unlink()
-    (runs[2] / "run.json").write_bytes(digests.sealed({"rounds": 3}))
+    (runs[2] / "run.json").write_bytes(digests.json_with_digest({"rounds": 3}))
     start = digests.content({"rounds": 3})
     first, second = {"round": 0}, {"round": 1}
     lines = digests.link(start, first) + digests.link(digests.chain(start, first), second)
     (runs[2] / "metrics.jsonl").write_bytes(lines + b'{"round": 2, "lo')
     failed = {"id": runs[3].name, "failed": "the loss became NaN at party client, step 3"}
-    (runs[3] / "result.json").write_bytes(digests.sealed(failed))
+    (runs[3] / "result.json").write_bytes(digests.json_with_digest(failed))
     shutil.rmtree(runs[1])
     found = summarise(folder)
     assert found["finished"] == 3
@@ -476,7 +476,7 @@ def test_a_reversed_attack_does_not_count_as_safe(tmp_path: Path) -> None:
     label = defended["attacks"][0]["label"]
     defended["attacks"][0]["scores"]["auc"]["guess"] = {"mean": 0.02, "low": 0.01, "high": 0.03}
     (folder / "runs" / "turned").mkdir()
-    (folder / "runs" / "turned" / "result.json").write_bytes(digests.sealed(defended))
+    (folder / "runs" / "turned" / "result.json").write_bytes(digests.json_with_digest(defended))
     summary = summarise(folder)
     fronts = {s["defense"]: s["attacks"][label]["front"] for s in summary["settings"]}
     assert "auc" in fronts["none"]
@@ -713,7 +713,7 @@ def targets(folder: Path, auc: float, low: float, high: float) -> Path:
     save_file(faces, place / "attacks" / "model_inversion.safetensors")
     for one in found["attacks"]:
         one["sha256"] = digests.of_file(place / one["file"])
-    (place / "result.json").write_bytes(digests.sealed(found))
+    (place / "result.json").write_bytes(digests.json_with_digest(found))
     return folder
 
 
@@ -760,7 +760,7 @@ def test_a_reconstruction_comes_first_in_the_headline_whatever_else_was_guessed(
     found = json.loads(path.read_text())
     found["attacks"] += result("none", 0, 0.0, 0.9, {"psnr": 26.0})["attacks"]
     del found["digest"]
-    path.write_bytes(digests.sealed(found))
+    path.write_bytes(digests.json_with_digest(found))
     said = summarise(folder)["headline"]
     assert said[1] == (
         "Undefended (accuracy 90.0 %), inverse_network reconstructs at 26.0 dB PSNR (mean-image baseline 11.0 dB)."

@@ -56,8 +56,8 @@ def studied(tmp_path_factory: pytest.TempPathFactory) -> Path:
             found["topology"] = {"name": "vanilla", "label": f"vanilla(cut={cut})", "parameters": {"cut": cut}}
             found["attacks"][0]["depth"] = deep
             put(folder, found, (1, 8, 8), seed)
-    (folder / "config.toml").write_bytes(digests.signed('[study]\nname = "cuts"\n'))
-    (folder / "environment.json").write_bytes(digests.sealed({}))
+    (folder / "config.toml").write_bytes(digests.toml_with_digest('[study]\nname = "cuts"\n'))
+    (folder / "environment.json").write_bytes(digests.json_with_digest({}))
     return folder
 
 
@@ -116,8 +116,8 @@ def test_hijacked_trainings_keep_out_of_honest_lines(tmp_path: Path) -> None:
             found["intruder"] = intruder
             found["attacks"][0] |= {"depth": deep, **({"label": inside, "attack": "fsha"} if intruder else {})}
             put(folder, found, (1, 8, 8), 0)
-    (folder / "config.toml").write_bytes(digests.signed('[study]\nname = "both"\n'))
-    (folder / "environment.json").write_bytes(digests.sealed({}))
+    (folder / "config.toml").write_bytes(digests.toml_with_digest('[study]\nname = "both"\n'))
+    (folder / "environment.json").write_bytes(digests.json_with_digest({}))
     summary = summarise(folder)
     for attack in (LABEL, inside):
         assert [line.name for line in lines(summary, attack)] == ["vanilla, undefended"]

@@ -70,13 +70,15 @@ def test_every_text_of_a_result_stays_text(tmp_path: Path, payload: str) -> None
     put(folder, found, (3, 8, 8), 0)
     found = digests.read(folder / "runs" / found["id"] / "result.json", "")
     bad = tainted(found, payload, ("id", "file", "sha256", "topology_graph")) | {"topology_svg": payload}
-    (folder / "runs" / found["id"] / "result.json").write_bytes(digests.sealed(bad))
+    (folder / "runs" / found["id"] / "result.json").write_bytes(digests.json_with_digest(bad))
     failed = folder / "runs" / re.sub(r"[/\x00\ud800]", "", payload)[:80]
     failed.mkdir()
-    (failed / "result.json").write_bytes(digests.sealed({"id": "x", "failed": payload}))
+    (failed / "result.json").write_bytes(digests.json_with_digest({"id": "x", "failed": payload}))
     name = payload.encode(errors="replace").decode()
-    (folder / "config.toml").write_bytes(digests.signed(dumps({"study": {"name": name}})))
-    (folder / "environment.json").write_bytes(digests.sealed({payload: payload, "packages": {payload: payload}}))
+    (folder / "config.toml").write_bytes(digests.toml_with_digest(dumps({"study": {"name": name}})))
+    (folder / "environment.json").write_bytes(
+        digests.json_with_digest({payload: payload, "packages": {payload: payload}})
+    )
     text = write_report(folder).read_text("utf-8")
     parsed(text)
     page = Page(text)
@@ -214,7 +216,7 @@ def test_pictures_come_from_the_runs_own_folder(tmp_path: Path) -> None:
         ("out.safetensors", False),
         ("in.safetensors", True),
     ):
-        (home / "result.json").write_bytes(digests.sealed(found | {"attacks": [attack | {"file": file}]}))
+        (home / "result.json").write_bytes(digests.json_with_digest(found | {"attacks": [attack | {"file": file}]}))
         settings = read_study(tmp_path / "study", trust=True).settings
         assert bool(pairs(settings, attack["label"], 0)) == there, file
 

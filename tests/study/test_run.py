@@ -399,7 +399,7 @@ def test_one_schedule_in_a_list_is_one_schedule(finished: Path) -> None:
     assert plain == listed
     assert [cell.id for cell in plain.cells] == IDS
     # A folder from before speeds and lists of schedules goes on: its config says nothing of either.
-    assert digests.signed(dumps(plain.resolved)) == (finished / "config.toml").read_bytes()
+    assert digests.toml_with_digest(dumps(plain.resolved)) == (finished / "config.toml").read_bytes()
     assert "speeds" not in tomllib.loads(dumps(plain.resolved))["training"]
 
 

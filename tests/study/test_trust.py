@@ -141,7 +141,7 @@ def replaced(path: Path, old: str, new: str) -> None:
     changed = text.replace(old, new)
     if path.suffix == ".toml":
         # As somebody does who wants it to pass for whole: a digest is no secret.
-        path.write_bytes(digests.signed(changed.rpartition(digests.COMMENT)[0]))
+        path.write_bytes(digests.toml_with_digest(changed.rpartition(digests.COMMENT)[0]))
     else:
         path.write_text(changed, "utf-8")
 
@@ -220,7 +220,7 @@ def test_no_model_is_a_command(
     out, noticed = Path(shutil.copytree(plain, tmp_path / "out")), tmp_path / "noticed"
     model = {"name": "subprocess:Popen", "args": ["touch", str(noticed)]}
     for file in (out / "config.toml", out / "study.toml", out / "runs" / RUN / "config.toml"):
-        file.write_bytes(digests.signed(dumps({**tomllib.loads(file.read_text("utf-8")), "model": model})))
+        file.write_bytes(digests.toml_with_digest(dumps({**tomllib.loads(file.read_text("utf-8")), "model": model})))
     study = str(write(tmp_path, small(model=model)))
     given = {
         **commands(made, out),
@@ -290,7 +290,7 @@ def test_data_outside_of_a_strangers_folder_is_not_read(
     shutil.copy(secret, run / "data" / "secret.csv")
     config = tomllib.loads((run / "config.toml").read_text())
     config["data"]["path"] = "data/secret.csv"
-    (run / "config.toml").write_bytes(digests.signed(dumps(config)))
+    (run / "config.toml").write_bytes(digests.toml_with_digest(dumps(config)))
     assert said(capsys, ["attack", str(run), "--list"])[1] == ""
 
 

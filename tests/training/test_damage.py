@@ -234,7 +234,7 @@ def test_a_document_without_its_digest_is_refused(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(Damaged, match=f"result.json is damaged: {why}; do this"):
             digests.read(path, "do this")
-    path.write_bytes(digests.sealed({"a": [1, 2.5, None, "ü"], "b": {"c": float("nan")}}))
+    path.write_bytes(digests.json_with_digest({"a": [1, 2.5, None, "ü"], "b": {"c": float("nan")}}))
     assert digests.read(path, "")["a"] == [1, 2.5, None, "ü"]
     path.write_bytes(path.read_bytes().replace(b" ", b"  "))  # spaces say nothing
     assert digests.read(path, "")["a"][0] == 1

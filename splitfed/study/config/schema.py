@@ -199,7 +199,7 @@ def read(path: Path, advice: str | None = None) -> dict[str, Any]:
         content = path.read_bytes()
         if _DOTTED.search(content.decode("utf-8")):
             raise RecursionError
-        found = digests.toml(path, content, advice)
+        found = digests.read_toml(path, content, advice)
         _check_depth(found)
     except RecursionError:
         raise InvalidInput(f"{path} cannot be read as a study: it is nested more than {DEEPEST} levels deep") from None

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from splitfed.privacy.ledger import sentences
+from splitfed.privacy.ledger import describe_ledger
 from splitfed.study.report.remarks import begins, unlike
 from splitfed.study.report.units import plural, size, span
 
@@ -66,7 +66,7 @@ def show(plan: Json, console: Console) -> None:
     for place in plan["privacy"]:
         above = f" + {place['method']}" if "method" in place else ""
         say(f"\nprivacy of {place['defense']}, {place['topology']}, {place['schedule']}{above}")
-        for said in [place["refused"]] if place["refused"] else sentences(place["ledger"]):
+        for said in [place["refused"]] if place["refused"] else describe_ledger(place["ledger"]):
             say(f"  {said}")
 
 

@@ -9,10 +9,10 @@ from typing import Any
 from splitfed.core.defense import overrides
 from splitfed.core.errors import InvalidInput
 from splitfed.data.dataset import Dataset
-from splitfed.planning.calibration import settled
+from splitfed.planning.calibration import calibrate_defenses
 from splitfed.planning.private import planned_ledger
 from splitfed.planning.validation import prepare
-from splitfed.privacy.ledger import sentences
+from splitfed.privacy.ledger import describe_ledger
 from splitfed.study.config import build
 from splitfed.study.config.cell import Cell
 
@@ -33,8 +33,8 @@ def planned(cell: Cell, data: Dataset) -> Json | None:
         training=plan.training(cell.seed),
         method=build.method(cell, data),
     )
-    found = planned_ledger(settled(ready, plan.rounds), plan.rounds, plan.evaluate_every, plan.delta)
-    return found.told()
+    found = planned_ledger(calibrate_defenses(ready, plan.rounds), plan.rounds, plan.evaluate_every, plan.delta)
+    return found.as_dict()
 
 
 def plans(cells: Sequence[Cell], data: Dataset) -> list[Json]:
@@ -67,7 +67,7 @@ def privacy_of(runs: Sequence[Mapping[str, Any]]) -> Json | None:
         return None
     worst = max(known, key=lambda one: max(map(_epsilon, one["ledger"]["totals"]), default=0.0))
     agrees = all({**one["ledger"], "replaced": []} == {**one["planned"], "replaced": []} for one in known)
-    return {**worst["ledger"], "said": sentences(worst["ledger"]), "agrees": agrees}
+    return {**worst["ledger"], "said": describe_ledger(worst["ledger"]), "agrees": agrees}
 
 
 def _epsilon(total: Mapping[str, Any]) -> float:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from splitfed.core.defense import Defense
-from splitfed.core.party_state import trained_on
+from splitfed.core.party_state import relabel_for_training
 from splitfed.core.per_client_defenses import of_client
 from splitfed.core.privacy_events import Event
 from splitfed.core.random import derive, wide_generator
@@ -63,7 +63,7 @@ def _once(
     for label in range(count):
         given = {head.value: torch.full((trials,), label, dtype=dtype)}
         changed = {head.value: (head, (guard,))}
-        left = trained_on(given, changed, derive(seed, "audit", label), party, "train")[head.value].long()
+        left = relabel_for_training(given, changed, derive(seed, "audit", label), party, "train")[head.value].long()
         for table, part in ((chosen, left[: trials // 4]), (tested, left[trials // 4 :])):
             table[label] = torch.bincount(part, minlength=count)[:count].numpy()
     return outcomes_bound(chosen, tested, delta, confidence)

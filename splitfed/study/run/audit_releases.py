@@ -23,8 +23,8 @@ from splitfed.core.messages import Stamp
 from splitfed.core.per_client_defenses import of_client
 from splitfed.core.privacy_events import Event, Gaussian, Laplace, Neighbours, Protects
 from splitfed.core.random import derive, generator
-from splitfed.core.upload_defenses import Keeper, Sent, defended, keepers
-from splitfed.core.usage_counts import counted
+from splitfed.core.upload_defenses import Keeper, Sent, apply_upload_defenses, find_upload_defenses
+from splitfed.core.usage_counts import counted_kinds
 from splitfed.data.features import feed
 from splitfed.engines.base import FED
 from splitfed.study.run.audit_game import ONE, TEN, Game, Measured, Scores, named
@@ -65,7 +65,7 @@ class Route:
         """What one release costs."""
         events = [defense.event() for _, defense in self.guards]
         if not self.kind:
-            kept = [e for e, (_, d) in zip(events, self.guards, strict=True) if "activation" in counted(d)]
+            kept = [e for e, (_, d) in zip(events, self.guards, strict=True) if "activation" in counted_kinds(d)]
             return [event for event in kept if event is not None]
         return [
             replace(event, protects=Protects.MESSAGES, neighbours=Neighbours.SAME_CLASS)
@@ -83,7 +83,7 @@ class Route:
         seed = derive(self.seed, "audit", *words)
         if self.kind:
             sent = Sent(self.kind, {self.value: z}, self.party, self.lane, turn // 2, turn % 2)
-            return defended(sent, self.guards, seed).tensors[self.value]
+            return apply_upload_defenses(sent, self.guards, seed).tensors[self.value]
         for position, defense in self.guards:
             z = defense.release(self.value, z, self.context(position, turn, seed))
         return z
@@ -135,7 +135,7 @@ def _paths(run: Run, client: int) -> list[Route]:
     for edge in topology.crossings:
         mine = enumerate(of_client(engine.defenses, client))
         guards = tuple(Keeper(i, d) for i, d in mine if edge.name in d.edges(topology))
-        if any("activation" in counted(defense) for _, defense in guards):
+        if any("activation" in counted_kinds(defense) for _, defense in guards):
             party = engine.party(client, topology.role_of(edge.source)).name
             paths += [Route(party, edge.name, value, guards, run.seed, circuit) for value in edge.values]
     return paths
@@ -147,7 +147,7 @@ def _messages(run: Run, client: int) -> list[Route]:
     party = engine.party(client, topology.data_roles[0]).name
     paths = []
     for kind in kinds:
-        guards = tuple(keepers(engine.defenses, kind, client))
+        guards = tuple(find_upload_defenses(engine.defenses, kind, client))
         if any(keeper.defense.event() is not None for keeper in guards):
             paths.append(Route(party, f"{kind}{UPLOAD}", "canary", guards, run.seed, client, kind))
     return paths if FED in engine.parties or engine.crew.fed else []

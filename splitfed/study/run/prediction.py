@@ -62,7 +62,7 @@ def predict(
         raise unknown("party", view, run.engine.parties)
     before = {flow: counted for flow, counted in run.engine.traffic.flows.items() if flow.phase == "predict"}
     with ExitStack() as open_eyes:
-        seen = {name: open_eyes.enter_context(run.engine.watching(name)) for name in run.engine.parties}
+        seen = {name: open_eyes.enter_context(run.engine.record_party(name)) for name in run.engine.parties}
         outputs = run.predict(x, client=client, head=head, number=_draw(run, x))
     known = heads[head] if head is not None else next(iter(heads.values()))
     table = predictions(known, outputs)

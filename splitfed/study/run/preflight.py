@@ -18,7 +18,7 @@ from splitfed.core.topology import Topology, member
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
 from splitfed.engines.base import FED
-from splitfed.planning.calibration import settled
+from splitfed.planning.calibration import calibrate_defenses
 from splitfed.planning.uploads import check_uploads, sent_kinds
 from splitfed.planning.validation import (
     Prepared,
@@ -26,8 +26,8 @@ from splitfed.planning.validation import (
     check_exact,
     check_outputs,
     check_sampling,
-    fitted,
-    layered,
+    combine_placement,
+    fit_defenses,
     optims_of,
     probe_with,
 )
@@ -74,13 +74,15 @@ def rehearse(grid: Grid, source: str) -> Dataset:
         ready, facts = place
         guards = build.defenses(cell)
         with mistakes.at(cell.defense.where):
-            fit = fitted(ready, facts, split.clients[0].train, guards, cell.seed)
+            fit = fit_defenses(ready, facts, split.clients[0].train, guards, cell.seed)
             check_clients(guards, fit[0], len(split))
             segment_plans(*fit, guards)
             if any(guard.uploads for guard in guards):
                 check_uploads(replace(planned_costs.prepared(cell, data), defenses=tuple(guards)))
             if any(overrides(guard, "settle") for guard in guards):
-                settled(replace(planned_costs.prepared(cell, data), defenses=tuple(guards)), cell.training.rounds)
+                calibrate_defenses(
+                    replace(planned_costs.prepared(cell, data), defenses=tuple(guards)), cell.training.rounds
+                )
         training = cell.training.training(cell.seed)
         with mistakes.at("training.sampling"):
             check_sampling(build.schedule(cell), training)
@@ -239,7 +241,7 @@ def _place(mistakes: Mistakes, cell: Cell, data: Dataset, split: Federation) -> 
                 method.check(ready, len(split))
                 ready = method.fit(ready, facts, derive(cell.seed, "method"))
                 facts = probe_with(ready, rows)
-                layered(method, plan, [ready] * len(split), [facts] * len(split))
+                combine_placement(method, plan, [ready] * len(split), [facts] * len(split))
         with mistakes.at("training.optimizer"):
             optims_of(ready, cell.training.optimizer)
         with mistakes.at("training.record.parties"):

@@ -52,7 +52,7 @@ def attack(
     labels = {found.label for found in chosen}
     tables = [written(p) for p in [*(p for p in cell.attacks if p.label not in labels), *chosen]]
     sources = own_files(folder)
-    write_atomic(folder / "config.toml", digests.signed(dumps({**cell.config, "attack": tables})))
+    write_atomic(folder / "config.toml", digests.toml_with_digest(dumps({**cell.config, "attack": tables})))
     if sources is not None:
         # Defaults that a later version has are written out now.
         mark(folder, sources)

@@ -66,7 +66,7 @@ def perform(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Json:
         run = trained(cell, data, folder, watcher)
     except NonFinite as error:
         return write_result(folder, {**_identity(cell), "failed": str(error)})
-    write_atomic(folder / "config.toml", digests.signed(dumps(cell.config)))
+    write_atomic(folder / "config.toml", digests.toml_with_digest(dumps(cell.config)))
     mark(folder, cell.code.sources())
     found = {**_identity(cell), **_measured(run, cell), **_costs(run, cell, data)}
     found |= {"privacy": _privacy(run, cell, data), "attacks": []}
@@ -156,7 +156,7 @@ def attacked(run: Run, probe: Probe, folder: Path, watcher: Watcher) -> Json:
         entry["stolen"] = _scores(found.stolen)
     entry |= tuned
     entry |= {"parameters": dict(probe.attack.parameters), "asked": probe.adversary, "tune": probe.tune}
-    write_atomic(scores, digests.sealed(_finite(entry)))
+    write_atomic(scores, digests.json_with_digest(_finite(entry)))
     return entry
 
 
@@ -292,7 +292,7 @@ def _costs(run: Run, cell: Cell, data: Dataset) -> Json:
 def _privacy(run: Run, cell: Cell, data: Dataset) -> Json | None:
     """Return the ledger that was planned and the one that was counted; None where nothing is promised."""
     planned = privacy.planned(cell, data)
-    return None if planned is None else {"ledger": _json_ready(run.ledger.told()), "planned": _json_ready(planned)}
+    return None if planned is None else {"ledger": _json_ready(run.ledger.as_dict()), "planned": _json_ready(planned)}
 
 
 def _json_ready(value: Json) -> Json:
@@ -354,7 +354,7 @@ def _scores(grade: Grade) -> Json:
 
 def write_result(folder: Path, found: Json) -> Json:
     """Write `found` as the result of the run in `folder`, and return it."""
-    write_atomic(folder / "result.json", digests.sealed(_finite(found)))
+    write_atomic(folder / "result.json", digests.json_with_digest(_finite(found)))
     return found
 
 

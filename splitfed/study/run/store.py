@@ -12,7 +12,7 @@ from typing import Any
 
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
-from splitfed.privacy.ledger import sentences
+from splitfed.privacy.ledger import describe_ledger
 from splitfed.study.config import schema
 from splitfed.study.config.grid import Grid
 from splitfed.study.config.mistakes import shown
@@ -63,8 +63,8 @@ class StudyFolder:
         """Write what the study is, `text` being the file as the user wrote it."""
         if (self.path / "study.toml").is_file():
             return
-        write_atomic(self.path / "environment.json", digests.sealed(environment()))
-        write_atomic(self.path / "config.toml", digests.signed(dumps(grid.resolved)))
+        write_atomic(self.path / "environment.json", digests.json_with_digest(environment()))
+        write_atomic(self.path / "config.toml", digests.toml_with_digest(dumps(grid.resolved)))
         write_atomic(self.path / "study.toml", text.encode())
 
     @contextmanager
@@ -139,7 +139,7 @@ def rows(found: Json) -> Iterator[dict[str, Any]]:
         run["simulated_seconds"] = found["history"][-1]["simulated_seconds"]
     if found.get("privacy"):
         ledger = found["privacy"]["ledger"]
-        run |= {"epsilon": ledger["epsilon"], "delta": ledger["delta"], "promise": " | ".join(sentences(ledger))}
+        run |= {"epsilon": ledger["epsilon"], "delta": ledger["delta"], "promise": " | ".join(describe_ledger(ledger))}
     run |= {key: dependence.get(key) for key in ("u_distance_correlation_sqr", "p_value")}
     for attack in found["attacks"]:
         scored = {"attack": attack["attack"], "attack_label": attack["label"], "adversary": attack["adversary"]}
