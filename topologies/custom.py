@@ -40,7 +40,7 @@ def custom(
     losses = [_head(f"heads[{i}]", one, makers) for i, one in enumerate(heads)]
     _check_roles(losses, {*(s.role for s in given), *inputs.values(), *holders})
     ready = tuple(head if head.task else replace(head, task=task) for head in losses)
-    return Topology("custom", _in_order(given, inputs), dict(inputs), ready)
+    return Topology("custom", _sort_segments(given, inputs), dict(inputs), ready)
 
 
 def _check_roles(heads: Sequence[Head], roles: set[str]) -> None:
@@ -101,7 +101,7 @@ def _names(what: str, given: object) -> tuple[str, ...]:
     return tuple(given)
 
 
-def _in_order(segments: Sequence[Segment], inputs: Mapping[str, str]) -> tuple[Segment, ...]:
+def _sort_segments(segments: Sequence[Segment], inputs: Mapping[str, str]) -> tuple[Segment, ...]:
     """Return `segments` so that what a segment reads is made before it, otherwise as they stand."""
     made = {value for segment in segments for value in segment.outputs}
     for segment in segments:
@@ -112,7 +112,7 @@ def _in_order(segments: Sequence[Segment], inputs: Mapping[str, str]) -> tuple[S
     while left:
         ready = next((s for s in left if there.issuperset(s.inputs)), None)
         if ready is None:
-            waiting = _circle(left)
+            waiting = _find_cycle(left)
             if len(waiting) == 1:
                 raise InvalidInput(f"segment {waiting[0]} reads what it returns: a cycle")
             raise InvalidInput(f"segments {', '.join(waiting)} wait for one another: a cycle")
@@ -122,7 +122,7 @@ def _in_order(segments: Sequence[Segment], inputs: Mapping[str, str]) -> tuple[S
     return tuple(order)
 
 
-def _circle(segments: Sequence[Segment]) -> list[str]:
+def _find_cycle(segments: Sequence[Segment]) -> list[str]:
     """Return the names of those `segments` that are on a cycle or between two, not of those that wait behind one."""
     left = list(segments)
     while True:

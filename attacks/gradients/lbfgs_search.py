@@ -33,7 +33,7 @@ def best_fit(
     found: list[tuple[float, Tensor]] = []
     for start in range(restarts):
         x = client.draw((client.rows, *shape), generator)
-        drawn, back = client.unknowns(shape, generator)
+        drawn, back = client.draw_unknowns(shape, generator)
         chosen = drawn if labels is None else labels
         fits = [math.inf]
         for done, misfit in _search(client, x, chosen, back, iterations):

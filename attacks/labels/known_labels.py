@@ -32,7 +32,7 @@ def draw_hints(labels: Tensor, asked: Mapping[int, int], generator: torch.Genera
     return drawn
 
 
-def others(victims: int, hints: Mapping[int, Tensor]) -> Tensor:
+def rows_without_hints(victims: int, hints: Mapping[int, Tensor]) -> Tensor:
     """Return the positions of the `victims` that no hint names, in order: (m,) int64."""
     left = torch.ones(victims, dtype=torch.bool)
     for rows in hints.values():

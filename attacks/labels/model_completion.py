@@ -70,9 +70,9 @@ class ModelCompletion(Attack):
         assert knowledge.auxiliary_labels is not None
         classes = check_classes("model_completion", knowledge.classes)
         bottom = _bottom(view, knowledge)
-        victims, auxiliary = _only(view, knowledge.own), _only(view, knowledge.own_auxiliary)
+        victims, auxiliary = _single_input(view, knowledge.own), _single_input(view, knowledge.own_auxiliary)
         labels = knowledge.auxiliary_labels.cpu()
-        told = self._told(labels, classes, generator)
+        told = self._draw_labelled(labels, classes, generator)
         others = torch.ones(len(labels), dtype=torch.bool)
         others[told] = False
         settings = MixMatch(
@@ -89,7 +89,7 @@ class ModelCompletion(Attack):
             scores: Tensor = torch.cat([learnt(x) for x in victims.split(256)])
         return scores
 
-    def _told(self, labels: Tensor, classes: int, generator: torch.Generator) -> Tensor:
+    def _draw_labelled(self, labels: Tensor, classes: int, generator: torch.Generator) -> Tensor:
         """Return which auxiliary rows are known with their labels, `labelled` of each class: (rows,)."""
         drawn = []
         for number in range(classes):
@@ -115,7 +115,7 @@ def _bottom(view: View, knowledge: Knowledge) -> nn.Module:
     return copy.deepcopy(next(iter(view.segments.values()))).to(knowledge.device).eval()
 
 
-def _only(view: View, tensors: Mapping[str, Tensor] | None) -> Tensor:
+def _single_input(view: View, tensors: Mapping[str, Tensor] | None) -> Tensor:
     if tensors is None or len(tensors) != 1:
         raise InvalidInput(f"model_completion reads one input; {view.party} has {sorted(tensors or {})}")
     return next(iter(tensors.values()))

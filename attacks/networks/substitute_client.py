@@ -110,7 +110,7 @@ def layout_needs(layout: str, told: bool) -> frozenset[Needs]:
     return frozenset({Needs.ARCHITECTURE}) if told else frozenset({Needs.ARCHITECTURE, Needs.HEAD})
 
 
-def client_like(who: str, post: AttackSite, width: int, blocks: int, end: nn.Module | None = None) -> ClientModel:
+def build_client(who: str, post: AttackSite, width: int, blocks: int, end: nn.Module | None = None) -> ClientModel:
     """Return a network for the client's place: in its own layout where `post` knows that, or a generic one.
 
     `end`: what a generic one ends with. Weights come from torch's default generator; refuses a client without weights.
@@ -132,7 +132,7 @@ def client_like(who: str, post: AttackSite, width: int, blocks: int, end: nn.Mod
     return found
 
 
-def head_like(post: AttackSite, width: int, blocks: int) -> nn.Module:
+def build_head(post: AttackSite, width: int, blocks: int) -> nn.Module:
     """Return a network for the place of the head that keeps the labels: in its own layout, or a generic one."""
     known = post.knowledge
     assert known.classes is not None

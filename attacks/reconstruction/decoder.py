@@ -68,7 +68,7 @@ class Decoder(nn.Module):
         for name, scale in zip(self._names, self.scales, strict=True):
             assert isinstance(scale, _Standard)
             scale.fit(torch.cat([releases[name] for releases in passes]))
-        scaled = [self._scaled(releases) for releases in passes]
+        scaled = [self._scale(releases) for releases in passes]
         left = x - self.base
         if self._shown:
             covered = torch.zeros(self._target[1:], dtype=torch.bool)
@@ -83,7 +83,7 @@ class Decoder(nn.Module):
                     mine -= found(scaled[0][name])
                     self.linear[str(number)] = found
         else:
-            flat = [_flat(z) for z in scaled]
+            flat = [_flatten(z) for z in scaled]
             if (found := linear_inverse(flat, x)) is not None:
                 self.base.zero_()
                 self.linear["all"] = found
@@ -92,9 +92,9 @@ class Decoder(nn.Module):
 
     def forward(self, releases: Mapping[str, Tensor]) -> Tensor:
         """Return (n, *target); beyond the range the answer is its bound, and the gradient that of the number before."""
-        scaled = self._scaled(releases)
+        scaled = self._scale(releases)
         if not self._shown:
-            flat = _flat(scaled)
+            flat = _flatten(scaled)
             x: Tensor = self.base + self.unit * self.net(flat)
             x = x + self.linear["all"](flat) if "all" in self.linear else x
         else:
@@ -105,7 +105,7 @@ class Decoder(nn.Module):
                     x = x + functional.pad(part, box.margins(*self._target[1:]))
         return x if self._range is None else x + (x.clamp(*self._range) - x).detach()
 
-    def _scaled(self, releases: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _scale(self, releases: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: scale(releases[name]) for name, scale in zip(self._names, self.scales, strict=True)}
 
 
@@ -199,5 +199,5 @@ def _perceptron(inputs: int, target: tuple[int, ...], hidden: int) -> nn.Sequent
     )
 
 
-def _flat(values: Mapping[str, Tensor]) -> Tensor:
+def _flatten(values: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([z.flatten(1) for z in values.values()], 1)

@@ -76,7 +76,7 @@ class Ladder(Attack):
                 "expected at least one, and two left to train on"
             )
         kept, left = (knowledge.auxiliary[rows] for rows in (order[:count], order[count:]))
-        both = _behind(view, knowledge.query(kept))
+        both = _append_releases(view, knowledge.query(kept))
         best: tuple[float, Tensor] | None = None
         rungs = list(self.rungs())
         for done, attack in enumerate(rungs, 1):
@@ -91,7 +91,7 @@ class Ladder(Attack):
         return best[1]
 
 
-def _behind(view: View, released: Releases) -> View:
+def _append_releases(view: View, released: Releases) -> View:
     """Return the activations of `view` with `released`, value -> (n, ...), behind them."""
     seen = view.select(kind="activation")
     places = {name: message for message in seen.messages for name in message.tensors}

@@ -39,9 +39,9 @@ from splitfed.attacks.base import Needs, Target
 from splitfed.attacks.networks.frozen_copy import Replica
 from splitfed.attacks.networks.networks import Critic, Translator
 from splitfed.attacks.networks.scaling import Scale
-from splitfed.attacks.networks.substitute_client import check_layout, client_like, head_like, layout_needs
+from splitfed.attacks.networks.substitute_client import build_client, build_head, check_layout, layout_needs
 from splitfed.attacks.training_time.sdar_networks import CutCritic, ReleaseEnd, SdarCritic, SdarDecoder
-from splitfed.attacks.training_time.task_loss import check_classes, likely, loss_of
+from splitfed.attacks.training_time.task_loss import check_classes, class_scores, loss_of
 from splitfed.attacks.training_time.training_attack import AttackSite, Seen, TrainingAttack, TrainingAttackState
 from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.core.messages import View
@@ -115,7 +115,7 @@ class Simulator(TrainingAttackState):
         told = known.classes if post.labels is not None else None
         size = (plan.width, plan.blocks)
         self.end = None if known.architecture is not None else ReleaseEnd(post.shape)
-        self.client = client_like("sdar", post, *size, end=self.end)
+        self.client = build_client("sdar", post, *size, end=self.end)
         self.add("simulator", self.client, plan.lr)
         self.defenses["simulator"] = self.client.defenses
         self.authors = plan.normalise and len(known.shape) == len(post.shape) == 3
@@ -132,7 +132,7 @@ class Simulator(TrainingAttackState):
             judge = SdarCritic(known.shape, plan.width, told) if self.authors else Critic(known.shape, *size, told)
             self.add("decoder_critic", judge, plan.decoder_lr * plan.l2)
         if not post.makes_scores:
-            self.add("head", head_like(post, *size), plan.head_lr)
+            self.add("head", build_head(post, *size), plan.head_lr)
 
     def learn(self, seen: Seen, modules: Mapping[str, nn.Module], random: torch.Generator) -> None:
         """Train the simulator against the party's newest weights, then the decoder on the newest simulator."""
@@ -147,7 +147,7 @@ class Simulator(TrainingAttackState):
         rows = self.rows(len(seen.z), random).to(self.device)
         x, y = known.auxiliary[rows], known.auxiliary_labels[rows].long().view(-1)
         if seen.y is None:
-            y = self._flipped(y, random)
+            y = self._flip_labels(y, random)
         real = None if seen.y is None else seen.y.long().view(-1)
         self._simulate(x, y, seen._replace(y=real))
         self._decode(x, y, seen.z, real)
@@ -163,8 +163,8 @@ class Simulator(TrainingAttackState):
         losses = {"simulator": loss} if head is None else {"simulator": loss, "head": loss}
         if critic := self.nets.get("simulator_critic"):
             fake = critic(imitated.release, told)
-            losses["simulator"] = loss + self.plan.l1 * _verdict(fake, 1.0)
-            losses["simulator_critic"] = _verdict(critic(seen.z, real), 1.0) + _verdict(fake, 0.0)
+            losses["simulator"] = loss + self.plan.l1 * _critic_loss(fake, 1.0)
+            losses["simulator_critic"] = _critic_loss(critic(seen.z, real), 1.0) + _critic_loss(fake, 0.0)
         self.descend(losses)
         self.client.defenses.learn()
         self.note(auxiliary_task=task)
@@ -179,12 +179,12 @@ class Simulator(TrainingAttackState):
         if critic := self.nets.get("decoder_critic"):
             fake = critic(decoder(z, real), real)
             # The authors' images lie in [0, 1]: their weight belongs to an error a quarter of ours.
-            losses["decoder"] = rebuilt + self.plan.l2 / self.scale.unit**2 * _verdict(fake, 1.0)
-            losses["decoder_critic"] = _verdict(critic(goal, told), 1.0) + _verdict(fake, 0.0)
+            losses["decoder"] = rebuilt + self.plan.l2 / self.scale.unit**2 * _critic_loss(fake, 1.0)
+            losses["decoder_critic"] = _critic_loss(critic(goal, told), 1.0) + _critic_loss(fake, 0.0)
         self.descend(losses)
         self.note(auxiliary_mse=rebuilt * self.scale.unit**2)
 
-    def _flipped(self, y: Tensor, random: torch.Generator) -> Tensor:
+    def _flip_labels(self, y: Tensor, random: torch.Generator) -> Tensor:
         """Return the labels with a share of them drawn anew, from all classes alike."""
         assert self.post.knowledge.classes is not None
         drawn = torch.randint(self.post.knowledge.classes, y.shape, generator=random).to(y.device)
@@ -197,14 +197,14 @@ class Simulator(TrainingAttackState):
         self.own.follow(view.segments)
         head, decoder = self.nets.get("head"), self.nets["decoder"]
         made = self.own(z)
-        scores = likely(made if head is None else evaluated(head, made))
+        scores = class_scores(made if head is None else evaluate_network(head, made))
         if target is Target.LABELS:
             return scores
         told = None if self.post.labels is None else scores.argmax(1)
-        return self.scale.up(evaluated(decoder, z, told))
+        return self.scale.up(evaluate_network(decoder, z, told))
 
 
-def evaluated(net: nn.Module, *given: Tensor | None) -> Tensor:
+def evaluate_network(net: nn.Module, *given: Tensor | None) -> Tensor:
     """Return what `net` makes of `given` in evaluation mode, and leave it in the mode it was in."""
     mode = net.training
     try:
@@ -214,5 +214,5 @@ def evaluated(net: nn.Module, *given: Tensor | None) -> Tensor:
     return found
 
 
-def _verdict(scores: Tensor, wanted: float) -> Tensor:
+def _critic_loss(scores: Tensor, wanted: float) -> Tensor:
     return functional.binary_cross_entropy_with_logits(scores, torch.full_like(scores, wanted))

@@ -76,7 +76,7 @@ def values_of(topology: Topology, edges: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(value for name in edges for value in topology.edge(name).values))
 
 
-def behind(
+def append_layers(
     name: str,
     topology: Topology,
     edges: tuple[str, ...],

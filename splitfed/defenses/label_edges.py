@@ -38,22 +38,22 @@ def leaking_heads(topology: Topology, edge: Edge) -> tuple[Head, ...]:
     if edge.name in topology.forward_only:
         return ()
     sender, receiver = topology.role_of(edge.target), topology.role_of(edge.source)
-    behind = _behind(topology, edge)
+    behind = _values_with_gradients(topology, edge)
     return tuple(h for h in topology.heads if h.value in behind and sender in h.path and receiver not in h.path)
 
 
-def _behind(topology: Topology, edge: Edge) -> set[str]:
+def _values_with_gradients(topology: Topology, edge: Edge) -> set[str]:
     """Return the values whose gradients reach the target of `edge`."""
     reached = set(topology.segment(edge.target).outputs)
     for segment in topology.segments:
         for value in reached.intersection(segment.inputs):
-            if not _one_way(topology, value, segment.name):
+            if not _returns_no_gradient(topology, value, segment.name):
                 reached.update(segment.outputs)
                 break
     return reached
 
 
-def _one_way(topology: Topology, value: str, reader: str) -> bool:
+def _returns_no_gradient(topology: Topology, value: str, reader: str) -> bool:
     """Tell whether `value` comes to `reader`'s role over a crossing that returns no gradient."""
     role = topology.role_of(reader)
     return any(

@@ -18,10 +18,10 @@ class Bordered(Averaging):
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse clients that hold a single piece, and a head that is not there."""
-        self.divided(topology)
+        self.split_base_head(topology)
         super().check(topology, clients)
 
-    def divided(self, topology: Topology) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def split_base_head(self, topology: Topology) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the segments of the base and those of the head, in the order they run."""
         names = tuple(s.name for s in topology.segments_of(only_client(self.who, topology)))
         if len(names) < 2:

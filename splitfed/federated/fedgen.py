@@ -35,7 +35,7 @@ from splitfed.engines.mean import Mean
 from splitfed.federated.averaging import Averaging, check_whole
 from splitfed.federated.base import Learner, ObjectivePlacement, State
 from splitfed.federated.generator import ClientHead, Generator, diversity, ensemble_loss
-from splitfed.federated.objectives import NoObjective, moved, objective_of
+from splitfed.federated.objectives import NoObjective, objective_of, weights_with_gradients
 from splitfed.federated.topology_values import embedding, makers, only_head
 
 SHARES = ("model", "head")
@@ -137,7 +137,7 @@ class FedGen(Averaging):
         if state["generator"]:
             sent = learner.receive("generator", {**state["generator"], "labels": state["labels"]}, number)
             if (objective := objective_of(learner, Practice)) is not None:
-                objective.take(sent)
+                objective.load_generator(sent)
 
     def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Average the weights, and train the generator on the heads that came."""
@@ -154,7 +154,7 @@ class FedGen(Averaging):
             held = torch.bincount(learner.labels(head.value).view(-1).long(), minlength=head.task.outputs)
             counts.append(learner.send("label counts", {"rows": held}, number)["rows"])
             if objective_of(learner, Practice) is not None:  # in a plan nothing is computed
-                heads.append(self._received(learner.topology, arrived))
+                heads.append(self._receive_head(learner.topology, arrived))
         state["weights"] = mean.value()
         made = self._generator(learners[0], state)
         if heads:
@@ -202,7 +202,7 @@ class FedGen(Averaging):
             made.load_state_dict(state["generator"])
         return made.to(learner.labels(learner.topology.heads[0].value).device)
 
-    def _received(self, topology: Topology, arrived: Mapping[str, Tensor]) -> ClientHead:
+    def _receive_head(self, topology: Topology, arrived: Mapping[str, Tensor]) -> ClientHead:
         """Return a client's head as the server has received it."""
         segments, value = self._head(topology)
         modules = copy.deepcopy({s.name: s.module for s in segments})
@@ -238,7 +238,7 @@ class Practice(NoObjective):
         self.labels = torch.zeros(0, dtype=torch.int64)
         self.steps = 0
 
-    def take(self, sent: Mapping[str, Tensor]) -> None:
+    def load_generator(self, sent: Mapping[str, Tensor]) -> None:
         """Take the generator and the classes that it knows."""
         self.labels = sent["labels"].nonzero().view(-1).cpu()
         self.generator.load_state_dict({name: tensor for name, tensor in sent.items() if name != "labels"})
@@ -252,7 +252,7 @@ class Practice(NoObjective):
         device = next(self.generator.parameters()).device
         y = self.labels[torch.randint(len(self.labels), (self.rows,), generator=random)].to(device)
         z = self.generator(torch.randn(self.rows, self.generator.noise, generator=random).to(device), y)
-        learning = [weight for _, weight in moved(modules, [s.name for s in self.head])]
+        learning = [weight for _, weight in weights_with_gradients(modules, [s.name for s in self.head])]
         with stream(derive(self.seed, "dropout", self.steps), device) if self.stochastic else nullcontext():
             scores = ClientHead(self.head, modules, self.value, self.out)(z)
         loss = self.weight * functional.cross_entropy(scores, y)

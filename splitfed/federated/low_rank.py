@@ -11,7 +11,9 @@ from torch import Tensor
 MARKS = ("#u", "#s", "#v")
 
 
-def compressed(update: Mapping[str, Tensor], energy: float | None = None, rank: int | None = None) -> dict[str, Tensor]:
+def compress_update(
+    update: Mapping[str, Tensor], energy: float | None = None, rank: int | None = None
+) -> dict[str, Tensor]:
     """Return `update` with every matrix (a kernel's first dimension against the others) in three factors.
 
     As many singular values are kept as `rank` says, or the fewest whose squares add up to a share of `energy` of all;
@@ -28,7 +30,7 @@ def compressed(update: Mapping[str, Tensor], energy: float | None = None, rank: 
     return found
 
 
-def unpacked(sent: Mapping[str, Tensor], shapes: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def decompress_update(sent: Mapping[str, Tensor], shapes: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the update that `sent` stands for; `shapes`: tensors of the names and shapes it had."""
     found = {}
     for name, like in shapes.items():
@@ -40,14 +42,14 @@ def unpacked(sent: Mapping[str, Tensor], shapes: Mapping[str, Tensor]) -> dict[s
     return found
 
 
-def moved(base: Mapping[str, Tensor], update: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def add_update(base: Mapping[str, Tensor], update: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return `base` plus `update`, where that one is; `base` itself where only shapes are known of the update."""
     # What all start from may be on another device than what has been learnt.
     there = {name: tensor if update[name].is_meta else tensor.to(update[name].device) for name, tensor in base.items()}
     return {name: tensor if update[name].is_meta else tensor + update[name] for name, tensor in there.items()}
 
 
-def needed(values: Tensor, energy: float) -> int:
+def rank_for_energy(values: Tensor, energy: float) -> int:
     """Return how many of the singular `values` (largest first) carry a share of `energy` of their squares; one or more.
 
     `energy`: in (0, 1].
@@ -76,7 +78,7 @@ def _factors(tensor: Tensor, energy: float | None, rank: int | None) -> tuple[Te
     u, s, v = torch.linalg.svd(tensor.reshape(rows, columns), full_matrices=False)
     if rank is None:
         assert energy is not None
-        rank = needed(s, energy)
+        rank = rank_for_energy(s, energy)
         if rank >= most:
             return None
     return u[:, :rank].contiguous(), s[:rank].clone(), v[:rank].clone()

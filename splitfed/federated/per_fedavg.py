@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from splitfed.core.errors import check_number
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.topology import Topology
-from splitfed.federated.averaging import Averaging, check_whole, scored
+from splitfed.federated.averaging import Averaging, check_whole, score_value
 from splitfed.federated.base import Learner, ObjectivePlacement, State
-from splitfed.federated.objectives import NoObjective, learnt, moved, objective_of
+from splitfed.federated.objectives import NoObjective, objective_of, trainable_names, weights_with_gradients
 
 ROWS = 256
 
@@ -83,7 +83,7 @@ class PerFedAvg(Averaging):
         rows = learner.rows()
         with learner.lend(found):
             slope = learner.gradient(torch.arange(rows).chunk(-(-rows // ROWS)))
-        for name, one in learnt(learner.topology, self.shared(learner.topology)).items():
+        for name, one in trainable_names(learner.topology, self.shared(learner.topology)).items():
             if one in slope:
                 found[name] = found[name] - self._rate(learner) * slope[one]
         return found
@@ -96,7 +96,7 @@ class PerFedAvg(Averaging):
         if not state["weights"]:
             return {}
         with learner.lend(state["weights"]):
-            return {"global": scored(learner, learner.topology.heads[0].value, part)}
+            return {"global": score_value(learner, learner.topology.heads[0].value, part)}
 
 
 @dataclass
@@ -109,7 +109,7 @@ class Ahead(NoObjective):
 
     def correct(self, modules: Mapping[str, nn.Module]) -> None:
         """Go there, leaving no gradient to step on; or come back with the gradient met there."""
-        found = dict(moved(modules, self.segments))
+        found = dict(weights_with_gradients(modules, self.segments))
         if self.away:
             for segment in self.segments:
                 for name, weight in modules[segment].named_parameters():

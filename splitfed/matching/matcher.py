@@ -140,7 +140,7 @@ class Matcher:
     def _assign(self, best: str, scores: Mapping[str, float], values: Tensor, codes: Tensor) -> Match:
         expert = self._experts[best]
         nearest = cosine(codes, expert.reference.means).argmax(1)
-        calibration = self._calibration(self._size(len(values)))
+        calibration = self._calibration(self._rows_per_score(len(values)))
         probability = calibration.probability(best, self._scores(best, values, self.evidence))
         return Match(expert, scores, expert.reference.labels[nearest], probability >= 0.5, probability)
 
@@ -161,12 +161,12 @@ class Matcher:
         if len(set(counts.values())) > 1:
             raise InvalidInput(f"rows by expert are {counts}; expected the same rows under every encoder")
 
-    def _size(self, rows: int) -> int:
+    def _rows_per_score(self, rows: int) -> int:
         return min(rows, self.rows, *(len(expert.held_out) for expert in self._experts.values()))
 
     def _scores(self, name: str, values: Tensor, measures: Sequence[str]) -> Tensor:
         """Return the scores (sets, measures), float64, of `values` cut into sets."""
-        reference, size = self._experts[name].reference, self._size(len(values))
+        reference, size = self._experts[name].reference, self._rows_per_score(len(values))
         sets = values.split(size)[: len(values) // size]
         rows = [[MEASURES[measure].score(part, reference) for measure in measures] for part in sets]
         return torch.tensor(rows, dtype=torch.float64)

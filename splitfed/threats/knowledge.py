@@ -138,7 +138,7 @@ class Grants:
             options["momentum"] = 0.0
         batches, topology = self._batches(client, 0), self.engine.topologies[client]
         told = self.method is not None and self.method.sends_gradients
-        sizes = [len(rows) for rows in (_once(batches) if told else batches)]
+        sizes = [len(rows) for rows in (_first_epoch(batches) if told else batches)]
         private = () if self.method is None else self.method.kept(topology)
         return local_training(topology, role, type(optimizer).__name__, options, sizes, told, private)
 
@@ -197,7 +197,7 @@ def _classes(task: Task) -> int | None:
     return {"classification": task.outputs, "binary": 2}.get(task.name)
 
 
-def _once(batches: Sequence[Tensor]) -> Sequence[Tensor]:
+def _first_epoch(batches: Sequence[Tensor]) -> Sequence[Tensor]:
     """Return the batches of the first epoch: the mean gradient of several, at the same weights, is that of one."""
     counts = torch.cat(list(batches)).unique(return_counts=True)[1]
     if int(counts.min()) != int(counts.max()):

@@ -87,7 +87,7 @@ class Bench:
         self.victims: Dataset = rows.rows(self._kept)
         self._known: Dataset = rows.rows(self._left)
         x = self.victims.x.to(evaluator.engine.device)
-        self._view = self._seen(self._released(attack, self._knowledge(attack, "pseudo"), x))
+        self._view = self._make_view(self._query_releases(attack, self._knowledge(attack, "pseudo"), x))
 
     def score(self, attack: Attack) -> float | None:
         """Return what `attack` achieves by its metric; always from the same random numbers."""
@@ -118,7 +118,7 @@ class Bench:
             own_auxiliary=own(self._known),
         )
 
-    def _released(self, attack: Attack, knowledge: Knowledge, x: Tensor) -> Releases:
+    def _query_releases(self, attack: Attack, knowledge: Knowledge, x: Tensor) -> Releases:
         if Needs.QUERIES in attack.requires:
             assert knowledge.query is not None
             return knowledge.query(x)
@@ -126,7 +126,7 @@ class Bench:
         with torch.no_grad():
             return knowledge.sample(x)
 
-    def _seen(self, released: Releases) -> View:
+    def _make_view(self, released: Releases) -> View:
         """Return the view of a party at which `released` arrived."""
         engine, lane = self._inquiry.engine, self._client
         topology, role = engine.topologies[lane], engine.parties[self._party].role
@@ -162,7 +162,7 @@ def tune(
     tried: list[tuple[Attack, Trial]] = []
 
     def objective(trial: optuna.Trial) -> float:
-        chosen = {name: _suggested(trial, name, choice) for name, choice in space.items()}
+        chosen = {name: _suggest(trial, name, choice) for name, choice in space.items()}
         setting = replace(attack, **chosen)
         found = bench.score(setting)
         tried.append((setting, Trial(chosen, found)))
@@ -181,7 +181,7 @@ def tune(
     return Tuned(best, metric, score, given, tuple(t for _, t in tried))
 
 
-def _suggested(trial: Any, name: str, choice: Choice) -> Any:
+def _suggest(trial: Any, name: str, choice: Choice) -> Any:
     if not isinstance(choice, Span):
         return choice[trial.suggest_categorical(name, list(range(len(choice))))]
     if choice.whole:

@@ -33,7 +33,7 @@ from splitfed.schedules.base import Round, Schedule, State, Training
 from splitfed.stats.utility import ConstantAnswer, below_constant, constant_of, over_rows
 from splitfed.threats.evaluator import AttackResult, Evaluator
 from splitfed.threats.tuning import SHARE, Bench, Tuned, check_tunable, tune
-from splitfed.training.client_scores import reached, spread
+from splitfed.training.client_scores import find_first_reaching, summarize_clients
 from splitfed.training.folder import RunFolder
 from splitfed.training.local_learner import LocalLearner
 
@@ -85,7 +85,7 @@ class Run:
         clock, place = self.clock, self.engine.crew.placement
         self._meeting = None if clock is None or method is None else Meeting(clock, self.engine.traffic, self.learners)
         if method is not None:
-            engine = Guided(engine, method, self._taught)
+            engine = Guided(engine, method, self._timed_learners)
         if clock is not None:
             engine = Timed(engine, clock, self.engine.topologies, place, self._meeting)
         self.trainer = engine
@@ -96,26 +96,28 @@ class Run:
         return self._learners
 
     @property
-    def _taught(self) -> tuple[Learner, ...]:
+    def _timed_learners(self) -> tuple[Learner, ...]:
         """The same, their steps noted where a clock is to know them."""
         return self.learners if self._meeting is None else self._meeting.learners
 
-    def _timed(self) -> AbstractContextManager[None]:
+    def _measure_time(self) -> AbstractContextManager[None]:
         return nullcontext() if self._meeting is None else self._meeting.timed()
 
     def query(self, training: Training, number: int) -> None:
         """Let the method, if there is one, tell the clients of round `number` what they need."""
         self._served = None
         if self.method is not None:
-            with self._timed():
-                query(self.method, self._taught, self.schedule, self.engine, training, number, self.method_state)
+            with self._measure_time():
+                query(
+                    self.method, self._timed_learners, self.schedule, self.engine, training, number, self.method_state
+                )
 
     def fuse(self, done: Round, number: int) -> None:
         """Let the method, if there is one, fuse what the clients of round `number` have learnt."""
         self._served = None
         if self.method is not None:
-            with self._timed():
-                fuse(self.method, self._taught, done, number, self.method_state)
+            with self._measure_time():
+                fuse(self.method, self._timed_learners, done, number, self.method_state)
 
     @property
     def utility(self) -> float:
@@ -142,7 +144,7 @@ class Run:
 
         The most frequent class, or the mean; None where the task has no such answer, or without test rows.
         """
-        head = self._first()
+        head = self._first_head()
         assert head.task is not None
         train, test = ([getattr(c, part).label(head.target) for c in self.data.clients] for part in ("train", "test"))
         return constant_of(head.task, train, test)
@@ -154,7 +156,7 @@ class Run:
         if last is None or last["union"] is None:
             return f"Run({rounds}, {self.bytes:,} bytes, no test score)"
         said = f"Run({rounds}, {self.bytes:,} bytes, test {last['metric']} {last['union']:.4g}"
-        found, task = self.constant, self._first().task
+        found, task = self.constant, self._first_head().task
         below = found and task and below_constant(last["metric"], last["union"], found, task.higher_is_better)
         return f"{said}: {below})" if below else f"{said})"
 
@@ -163,7 +165,7 @@ class Run:
 
         A round that was not scored (`evaluate_every`) does not count as having reached it.
         """
-        found = reached(self.history, target, self.data.task.higher_is_better)
+        found = find_first_reaching(self.history, target, self.data.task.higher_is_better)
         return None if found is None else int(found["round"]) + 1
 
     @property
@@ -214,7 +216,7 @@ class Run:
         Each client's rows go through the segments it would use now. Defenses draw afresh at every call; `number` asks
         for the draw of a certain round. Clients without rows in the part have None. With several label sets the scores
         are those of the first head, and "heads" has the union's of each. "spread": how far several clients lie apart
-        (`splitfed.training.client_scores.spread`). `interval` asks for that of the union over rows
+        (`splitfed.training.client_scores.summarize_clients`). `interval` asks for that of the union over rows
         (`splitfed.stats.utility.over_rows`).
         """
         if part not in ("validation", "test"):
@@ -233,7 +235,7 @@ class Run:
                 scores.append(None)
                 continue
             source = self._newest(lane)
-            wanted = self._wanted(lane, source)
+            wanted = self._method_values(lane, source)
             found = self.engine.predict(lane, part, "evaluate", number, borrow=source, also=wanted)
             known[lane] = {(value, part): made for value, made in found.made.items()}
             for head in heads:
@@ -248,7 +250,7 @@ class Run:
             every = torch.cat(outputs[heads[0].value]), torch.cat(labels[heads[0].value])
             several["interval"] = over_rows(task, *every, generator(self.seed, "interval", part))
         if len(scores) > 1:
-            several["spread"] = spread(scores, task.higher_is_better)
+            several["spread"] = summarize_clients(scores, task.higher_is_better)
         if self.method is not None:
             several |= self._method_scores(self.method, part, known)
         if self.crosswise:
@@ -278,7 +280,7 @@ class Run:
                 found[name].append(_score(head, [told.outputs[head.value][rows]], some) if some else None)
         return found
 
-    def _wanted(self, lane: int, source: Source) -> Collection[str]:
+    def _method_values(self, lane: int, source: Source) -> Collection[str]:
         """Return the values that the method's own inference computes of the weights in `source` too."""
         if self.method is None or isinstance(source, Mapping):
             return ()
@@ -296,7 +298,7 @@ class Run:
         names = dict.fromkeys(name for scores in found for name in scores)
         return {"method": {name: [scores.get(name) for scores in found] for name in names}} if names else {}
 
-    def _first(self) -> Head:
+    def _first_head(self) -> Head:
         """Return the head whose score is the run's."""
         return next(h for h in self.engine.topology.heads if h.value in self._scored())
 

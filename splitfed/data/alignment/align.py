@@ -50,7 +50,7 @@ def align(
     learnt = as_task(task, y)
     keys = keys_of(tables, lengths)
     by_position = all(table.keys is None for table in tables.values())
-    usable = {party: _usable(party, mine, duplicates) for party, mine in keys.items()}
+    usable = {party: _usable_rows(party, mine, duplicates) for party, mine in keys.items()}
     offered = {party: [keys[party][i] for i in rows] for party, rows in usable.items()}
     _check_enough(offered, min(map(len, offered.values())), minimum)
     found = (in_order if by_position else intersect)(offered, labels)
@@ -63,7 +63,7 @@ def align(
     return Alignment(dataset, kept, rows, report)
 
 
-def _usable(party: str, keys: list[Key], duplicates: Duplicates) -> list[int]:
+def _usable_rows(party: str, keys: list[Key], duplicates: Duplicates) -> list[int]:
     """Return the rows of `party` that take part, each with a key of its own."""
     counts = Counter(keys)
     if duplicates == "refuse" and len(counts) < len(keys):

@@ -51,11 +51,11 @@ def npz(
 
 def _read(source: Path, names: list[str]) -> dict[str, np.ndarray]:
     try:
-        found = arrays.names(source)
+        found = arrays.array_names(source)
         for name in names:
             if name not in found:
                 raise unknown(f"array in {source}:", name, found)
-        return {name: arrays.member(source, name) for name in names}
+        return {name: arrays.read_member(source, name) for name in names}
     except InvalidInput:
         raise
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
