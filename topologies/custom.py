@@ -35,12 +35,12 @@ def custom(
     _check_list("heads", heads)
     if not isinstance(inputs, Mapping) or not all(isinstance(role, str) for role in inputs.values()) or not inputs:
         raise InvalidInput(f"inputs={inputs!r} is not allowed; expected value -> role that owns it, at least one")
-    given = [_segment(f"segments[{i}]", one) for i, one in enumerate(segments)]
-    makers = {value: segment.role for segment in given for value in segment.outputs}
+    parsed_segments = [_segment(f"segments[{i}]", one) for i, one in enumerate(segments)]
+    makers = {value: segment.role for segment in parsed_segments for value in segment.outputs}
     losses = [_head(f"heads[{i}]", one, makers) for i, one in enumerate(heads)]
-    _check_roles(losses, {*(s.role for s in given), *inputs.values(), *holders})
+    _check_roles(losses, {*(s.role for s in parsed_segments), *inputs.values(), *holders})
     ready = tuple(head if head.task else replace(head, task=task) for head in losses)
-    return Topology("custom", _sort_segments(given, inputs), dict(inputs), ready)
+    return Topology("custom", _sort_segments(parsed_segments, inputs), dict(inputs), ready)
 
 
 def _check_roles(heads: Sequence[Head], roles: set[str]) -> None:
@@ -103,11 +103,11 @@ def _names(what: str, given: object) -> tuple[str, ...]:
 
 def _sort_segments(segments: Sequence[Segment], inputs: Mapping[str, str]) -> tuple[Segment, ...]:
     """Return `segments` so that what a segment reads is made before it, otherwise as they stand."""
-    made = {value for segment in segments for value in segment.outputs}
+    produced = {value for segment in segments for value in segment.outputs}
     for segment in segments:
         for value in segment.inputs:
-            if value not in made and value not in inputs:
-                raise unknown(f"value read by segment {segment.name!r}:", value, [*inputs, *made])
+            if value not in produced and value not in inputs:
+                raise unknown(f"value read by segment {segment.name!r}:", value, [*inputs, *produced])
     there, left, order = set(inputs), list(segments), []
     while left:
         ready = next((s for s in left if there.issuperset(s.inputs)), None)

@@ -18,20 +18,20 @@ def heterogeneous(topologies: Sequence[Topology]) -> tuple[Topology, ...]:
     others around its server's modules. All must have the same inputs, segments by name and role, values that cross,
     and heads; what stays within a client may differ. Raises `InvalidInput` that names the client.
     """
-    given = tuple(topologies)
-    if not given:
+    client_topologies = tuple(topologies)
+    if not client_topologies:
         raise InvalidInput("heterogeneous needs at least one topology")
-    if not _shared(given[0]):
-        raise InvalidInput(f"topology {given[0].name!r} has no segment that clients share")
-    for client, topology in enumerate(given):
-        for what, wanted in _plan(given[0]).items():
-            found = _plan(topology)[what]
-            if found != wanted:
-                raise InvalidInput(f"client {client} has {what} {found}; the first client has {wanted}")
-        for name, module in _shared(given[0]).items():
+    if not _shared(client_topologies[0]):
+        raise InvalidInput(f"topology {client_topologies[0].name!r} has no segment that clients share")
+    for client, topology in enumerate(client_topologies):
+        for what, wanted in _plan(client_topologies[0]).items():
+            plan = _plan(topology)[what]
+            if plan != wanted:
+                raise InvalidInput(f"client {client} has {what} {plan}; the first client has {wanted}")
+        for name, module in _shared(client_topologies[0]).items():
             if not _same_module(module, _shared(topology)[name]):
                 raise InvalidInput(f"segment {name!r} of client {client} is another module than the first client's")
-    return given
+    return client_topologies
 
 
 def _plan(topology: Topology) -> dict[str, list[str]]:

@@ -216,16 +216,16 @@ def single_class(head: Head, client: ClientGradient) -> Tensor:
     return client.last_layer(head).argmin().view(1)
 
 
-def class_counts(bias: Tensor, said: Tensor, rows: int) -> Tensor:
+def class_counts(bias: Tensor, confidences: Tensor, rows: int) -> Tensor:
     """Return the most plausible classes of a batch, (rows,) int64 in ascending order.
 
     bias: (classes,) gradient of the last bias, the batch mean of p - y; said: (classes,) what the model is thought
     to say on average, p. Class by class the count is about rows (p - bias); the rows go, one at a time, where most is
     missing.
     """
-    missing = rows * (said - bias)
-    found = []
+    missing = rows * (confidences - bias)
+    classes = []
     for _ in range(rows):
-        found.append(int(missing.argmax()))
-        missing[found[-1]] -= 1
-    return torch.tensor(sorted(found), device=bias.device)
+        classes.append(int(missing.argmax()))
+        missing[classes[-1]] -= 1
+    return torch.tensor(sorted(classes), device=bias.device)

@@ -76,8 +76,8 @@ class MixMatch:
             with torch.no_grad():
                 guessed = model(unlabelled[others]).softmax(1)
             classes = guessed.shape[1]
-            told = functional.one_hot(labels[rows].long(), classes).to(guessed)
-            targets = torch.cat([told, sharpen(guessed, self.temperature)])
+            one_hot = functional.one_hot(labels[rows].long(), classes).to(guessed)
+            targets = torch.cat([one_hot, sharpen(guessed, self.temperature)])
             order = torch.randperm(len(x), generator=generator)
             logits = model(mix(x, order, strength))
             ramp = self.weight * iteration / self.iterations

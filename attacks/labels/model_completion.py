@@ -72,19 +72,19 @@ class ModelCompletion(Attack):
         bottom = _bottom(view, knowledge)
         victims, auxiliary = _single_input(view, knowledge.own), _single_input(view, knowledge.own_auxiliary)
         labels = knowledge.auxiliary_labels.cpu()
-        told = self._draw_labelled(labels, classes, generator)
+        labelled = self._draw_labelled(labels, classes, generator)
         others = torch.ones(len(labels), dtype=torch.bool)
-        others[told] = False
+        others[labelled] = False
         settings = MixMatch(
             self.iterations, self.batch_size, self.lr, self.temperature, self.alpha, self.weight, self.decay
         )
         with torch.no_grad():
             width = bottom(victims[:1].clone()).flatten(1).shape[1]
         model = _Completed(bottom, width, classes, self.tune).to(knowledge.device)
-        known, unlabelled = auxiliary[told], torch.cat([auxiliary[others], victims])
+        known, unlabelled = auxiliary[labelled], torch.cat([auxiliary[others], victims])
         if len(unlabelled) < 2:
             raise InvalidInput("model_completion has one row without a label; expected two or more")
-        learnt = settings.fit(model, known, knowledge.auxiliary_labels[told], unlabelled, generator, progress)
+        learnt = settings.fit(model, known, knowledge.auxiliary_labels[labelled], unlabelled, generator, progress)
         with torch.no_grad():
             scores: Tensor = torch.cat([learnt(x) for x in victims.split(256)])
         return scores

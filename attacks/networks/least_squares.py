@@ -107,18 +107,18 @@ def linear_inverse(passes: Sequence[Tensor], x: Tensor) -> nn.Module | None:
     z = passes[0]
     if all(torch.equal(z, other) for other in passes[1:]):
         passes = passes[:1]
-    found: list[tuple[float, nn.Module]] = []
+    solutions: list[tuple[float, nn.Module]] = []
     if z[0].numel() <= MOST_NUMBERS:
         mixed = _mixing(z[0].numel(), z.device)
         solved = _ridge(lambda rows: ((z[rows].flatten(1) @ mixed, x[rows].flatten(1)) for z in passes), len(x))
-        found.append((solved.error, Dense(tuple(x.shape[1:]), mixed.double() @ solved.weight, solved.bias)))
+        solutions.append((solved.error, Dense(tuple(x.shape[1:]), mixed.double() @ solved.weight, solved.bias)))
     if (local := _local(z.shape[1:], x.shape[1:])) is not None:
         count = min(len(x), max(50, MOST_PLACES * x.shape[1] // prod(x.shape[1:])))
         solved = _ridge(lambda rows: _patch_pairs(local, passes, x, rows), count)
         # It has few weights for many places, so what it leaves of these very rows is what it leaves of others, and a
         # network that learns from that gains more. The whole row at once must be much better to be preferred.
-        found.append((solved.error / 2, local.fit(solved.weight, solved.bias)))
-    return min(found, key=lambda pair: pair[0])[1] if found else None
+        solutions.append((solved.error / 2, local.fit(solved.weight, solved.bias)))
+    return min(solutions, key=lambda pair: pair[0])[1] if solutions else None
 
 
 def _local(source: Sequence[int], target: Sequence[int]) -> Local | None:

@@ -126,10 +126,10 @@ def build_client(who: str, post: AttackSite, width: int, blocks: int, end: nn.Mo
             )
         net: nn.Module = Translator(known.shape, post.shape, width, blocks)
         return GenericLayout(net if end is None else nn.Sequential(net, end), post, Scale(known.value_range))
-    found = SameLayout(known.architecture(int(torch.randint(2**62, ()))), post.value)
-    if not list(found.parameters()):
+    client = SameLayout(known.architecture(int(torch.randint(2**62, ()))), post.value)
+    if not list(client.parameters()):
         raise InvalidInput(f"{who} layout='client' needs segments with weights upstream; these have none")
-    return found
+    return client
 
 
 def build_head(post: AttackSite, width: int, blocks: int) -> nn.Module:

@@ -74,20 +74,22 @@ class Decoder(nn.Module):
             covered = torch.zeros(self._target[1:], dtype=torch.bool)
             for number, (name, box) in enumerate(self._shown):
                 mine, base = box.cut(left), box.cut(self.base)
-                found = linear_inverse([z[name] for z in scaled], mine + (0 if bool(box.cut(covered).any()) else base))
-                if found is not None:
+                inverse = linear_inverse(
+                    [z[name] for z in scaled], mine + (0 if bool(box.cut(covered).any()) else base)
+                )
+                if inverse is not None:
                     if not bool(box.cut(covered).any()):
                         mine += base
                         base.zero_()
                     box.cut(covered).fill_(True)
-                    mine -= found(scaled[0][name])
-                    self.linear[str(number)] = found
+                    mine -= inverse(scaled[0][name])
+                    self.linear[str(number)] = inverse
         else:
             flat = [_flatten(z) for z in scaled]
-            if (found := linear_inverse(flat, x)) is not None:
+            if (inverse := linear_inverse(flat, x)) is not None:
                 self.base.zero_()
-                self.linear["all"] = found
-                left = x - found(flat[0])
+                self.linear["all"] = inverse
+                left = x - inverse(flat[0])
         self.unit.copy_(left.square().mean().sqrt().clamp_min(1e-6 * self.unit))
 
     def forward(self, releases: Mapping[str, Tensor]) -> Tensor:

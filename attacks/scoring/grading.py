@@ -90,11 +90,13 @@ def grade_clone(outputs: Mapping[str, Tensor], truth: Tensor, generator: torch.G
     -> (n, classes), or (n, 1) logits of the second of two classes; truth: (n,) classes. Metrics: "accuracy", and
     "agreement", the share of rows on which the model says the same as with the trained segments.
     """
-    said = {name: (z.reshape(-1) > 0).long() if z[0].numel() == 1 else z.argmax(1) for name, z in outputs.items()}
+    predictions = {
+        name: (z.reshape(-1) > 0).long() if z[0].numel() == 1 else z.argmax(1) for name, z in outputs.items()
+    }
     return {
         name: {
             "accuracy": bootstrap_interval((found == truth).double(), generator),
-            "agreement": bootstrap_interval((found == said["trained"]).double(), generator),
+            "agreement": bootstrap_interval((found == predictions["trained"]).double(), generator),
         }
-        for name, found in said.items()
+        for name, found in predictions.items()
     }

@@ -32,8 +32,8 @@ def grade_labels(
     scores, known = guess.detach().double().cpu(), truth.cpu()
     if scored is not None:
         scores, known = scores[scored.cpu()], known[scored.cpu()]
-    said = (scores > 0).long() if scores.dim() == 1 else scores.argmax(1)
-    grades: Grade = {"guess": {"accuracy": _share_interval(said == known, generator)}}
+    predictions = (scores > 0).long() if scores.dim() == 1 else scores.argmax(1)
+    grades: Grade = {"guess": {"accuracy": _share_interval(predictions == known, generator)}}
     if len(prior):
         most = int(prior.long().mode().values)
         grades["majority"] = {"accuracy": _share_interval(known == most, generator)}
@@ -82,12 +82,12 @@ def auc_interval(scores: Tensor, positive: Tensor, generator: torch.Generator, r
     if min(len(positives), len(negatives)) == 1:
         return Interval(value, float("nan"), float("nan"), len(scores))
     marks = torch.arange(len(scores)) < len(positives)
-    found = [
+    resampled_aucs = [
         auc(torch.cat([_resample(positives, generator), _resample(negatives, generator)]), marks)
         for _ in range(resamples)
     ]
     tails = torch.tensor([0.025, 0.975], dtype=torch.float64)
-    low, high = torch.tensor(found, dtype=torch.float64).quantile(tails).tolist()
+    low, high = torch.tensor(resampled_aucs, dtype=torch.float64).quantile(tails).tolist()
     return Interval(value, low, high, len(scores))
 
 

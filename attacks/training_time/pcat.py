@@ -143,9 +143,9 @@ class PseudoClient(TrainingAttackState):
     def _follow(self, rows: Tensor, number: int) -> Tensor:
         x, y = self._auxiliary_rows()
         imitated = self.client.in_training(self.scale.up(x[rows]), number, self.epoch)
-        made = self.own(imitated.release)
+        release = self.own(imitated.release)
         head = self.nets.get("head")
-        task = loss_of(made if head is None else head(made), y[rows])
+        task = loss_of(release if head is None else head(release), y[rows])
         self.descend(dict.fromkeys(self.nets, imitated.loss(task)))
         self.client.defenses.learn()
         return task
@@ -229,8 +229,8 @@ class PseudoClient(TrainingAttackState):
         for number in range(plan.inverse_steps):
             rows = self.rows(64, random).to(self.device)
             with torch.no_grad():
-                made = self._release(x[rows], -1 - (plan.after or 0) - number)
-            _step(optimizer, functional.mse_loss(inverse(made), x[rows]))
+                release = self._release(x[rows], -1 - (plan.after or 0) - number)
+            _step(optimizer, functional.mse_loss(inverse(release), x[rows]))
         coarse = inverse(z).clamp(-1, 1) if self.scale.bounded else inverse(z)
         return self.scale.up(self._refine(coarse, z, random))
 

@@ -112,7 +112,7 @@ class Simulator(TrainingAttackState):
         plan, post, known = self.plan, self.post, self.post.knowledge
         self.scale = Scale(known.value_range)
         self.own = Replica(post.segments, post.value, post.out).to(self.device)
-        told = known.classes if post.labels is not None else None
+        classes = known.classes if post.labels is not None else None
         size = (plan.width, plan.blocks)
         self.end = None if known.architecture is not None else ReleaseEnd(post.shape)
         self.client = build_client("sdar", post, *size, end=self.end)
@@ -121,15 +121,19 @@ class Simulator(TrainingAttackState):
         self.authors = plan.normalise and len(known.shape) == len(post.shape) == 3
         decoder: nn.Module
         if self.authors:
-            decoder = SdarDecoder(post.shape, known.shape, *size, told, self.scale.bounded)
+            decoder = SdarDecoder(post.shape, known.shape, *size, classes, self.scale.bounded)
         else:
-            decoder = Translator(post.shape, known.shape, *size, classes=told, bounded=self.scale.bounded)
+            decoder = Translator(post.shape, known.shape, *size, classes=classes, bounded=self.scale.bounded)
         self.add("decoder", decoder, plan.decoder_lr)
         if plan.l1:
-            critic = CutCritic(post.shape, *size, told) if self.authors else Critic(post.shape, *size, classes=told)
+            critic = (
+                CutCritic(post.shape, *size, classes) if self.authors else Critic(post.shape, *size, classes=classes)
+            )
             self.add("simulator_critic", critic, plan.lr * plan.l1)
         if plan.l2:
-            judge = SdarCritic(known.shape, plan.width, told) if self.authors else Critic(known.shape, *size, told)
+            judge = (
+                SdarCritic(known.shape, plan.width, classes) if self.authors else Critic(known.shape, *size, classes)
+            )
             self.add("decoder_critic", judge, plan.decoder_lr * plan.l2)
         if not post.makes_scores:
             self.add("head", build_head(post, *size), plan.head_lr)
@@ -154,7 +158,7 @@ class Simulator(TrainingAttackState):
 
     def _simulate(self, x: Tensor, y: Tensor, seen: Seen) -> None:
         """Take a step of simulator, critic and head on rows x with labels y; the labels in `seen` are classes."""
-        real, told = seen.y, None if seen.y is None else y
+        real, known_labels = seen.y, None if seen.y is None else y
         imitated = self.client.in_training(x, 2 * self.steps, seen.epoch)
         scores = self.own(imitated.release)
         head = self.nets.get("head")
@@ -162,7 +166,7 @@ class Simulator(TrainingAttackState):
         loss = imitated.loss(task)
         losses = {"simulator": loss} if head is None else {"simulator": loss, "head": loss}
         if critic := self.nets.get("simulator_critic"):
-            fake = critic(imitated.release, told)
+            fake = critic(imitated.release, known_labels)
             losses["simulator"] = loss + self.plan.l1 * _critic_loss(fake, 1.0)
             losses["simulator_critic"] = _critic_loss(critic(seen.z, real), 1.0) + _critic_loss(fake, 0.0)
         self.descend(losses)
@@ -170,17 +174,17 @@ class Simulator(TrainingAttackState):
         self.note(auxiliary_task=task)
 
     def _decode(self, x: Tensor, y: Tensor, z: Tensor, real: Tensor | None) -> None:
-        told = None if real is None else y
+        known_labels = None if real is None else y
         decoder, goal = self.nets["decoder"], self.scale.down(x)
         with torch.no_grad():
-            made = self.client(x, 2 * self.steps + 1)
-        rebuilt = functional.mse_loss(decoder(made, told), goal)
+            release = self.client(x, 2 * self.steps + 1)
+        rebuilt = functional.mse_loss(decoder(release, known_labels), goal)
         losses = {"decoder": rebuilt}
         if critic := self.nets.get("decoder_critic"):
             fake = critic(decoder(z, real), real)
             # The authors' images lie in [0, 1]: their weight belongs to an error a quarter of ours.
             losses["decoder"] = rebuilt + self.plan.l2 / self.scale.unit**2 * _critic_loss(fake, 1.0)
-            losses["decoder_critic"] = _critic_loss(critic(goal, told), 1.0) + _critic_loss(fake, 0.0)
+            losses["decoder_critic"] = _critic_loss(critic(goal, known_labels), 1.0) + _critic_loss(fake, 0.0)
         self.descend(losses)
         self.note(auxiliary_mse=rebuilt * self.scale.unit**2)
 

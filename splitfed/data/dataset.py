@@ -154,13 +154,13 @@ class Dataset:
         One copy after another, each in the order of these rows. `groups` say of which row each is a copy, so that
         `clients` divides the images once for all angles.
         """
-        kept = [LabelSet(torch.cat([t.y] * len(angles)), t.task) for t in self.targets.values()]
+        label_sets = [LabelSet(torch.cat([t.y] * len(angles)), t.task) for t in self.targets.values()]
         return self._replace_fields(
             x=rotated(self.name, self.x, angles, self.value_range),
             y=torch.cat([self.y] * len(angles)),
             domains=torch.arange(len(angles)).repeat_interleave(len(self)),
             groups=(torch.arange(len(self)) if self.groups is None else self.groups).repeat(len(angles)),
-            targets=dict(zip(self.targets, kept, strict=True)),
+            targets=dict(zip(self.targets, label_sets, strict=True)),
         )
 
     def clients(

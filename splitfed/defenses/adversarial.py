@@ -90,9 +90,11 @@ class Adversarial(Defense):
         def narrow(value: str, shape: tuple[int, ...]) -> Narrow:
             return Narrow(value, shape[0], self.bottleneck)
 
-        made = append_layers("adversarial", topology, edges, facts, seed, narrow)
-        wanted = values_of(topology, edges)
-        return replace(made, segments=tuple(self._prepend_expansion(s, wanted, facts, seed) for s in made.segments))
+        narrowed = append_layers("adversarial", topology, edges, facts, seed, narrow)
+        guarded = values_of(topology, edges)
+        return replace(
+            narrowed, segments=tuple(self._prepend_expansion(s, guarded, facts, seed) for s in narrowed.segments)
+        )
 
     def start(self, place: DefenseSite) -> Adversary | None:
         """Return the decoder; none at the other end of the edge, where there is no raw input."""

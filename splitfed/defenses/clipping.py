@@ -46,11 +46,11 @@ def freeze_segments(topology: Topology, edges: tuple[str, ...]) -> Topology:
 
     Raises `InvalidInput` for a segment that is a batch norm alone, which has nothing around it to stay in training.
     """
-    wanted = {value for name in edges for value in topology.edge(name).values}
+    guarded = {value for name in edges for value in topology.edge(name).values}
     segments = []
     for segment in reversed(topology.segments):
-        if wanted.intersection(segment.outputs):
-            wanted.update(segment.inputs)
+        if guarded.intersection(segment.outputs):
+            guarded.update(segment.inputs)
             segment = replace(segment, module=_freeze_module(segment.name, segment.module))
         segments.append(segment)
     return replace(topology, segments=tuple(reversed(segments)))

@@ -139,15 +139,15 @@ class DpSgd(Defense):
         """Return `topology` with what Opacus can replace replaced, if that is asked for."""
         if not self.replace:
             return topology
-        segments, told = [], []
+        segments, replaced = [], []
         for segment in topology.segments:
             with stream(derive(seed, "replace", segment.name)):
                 module, names = _replace_layers(segment)
             segments.append(changed(segment, module=module) if names else segment)
-            told += names
-        if not told:
+            replaced += names
+        if not replaced:
             return topology
-        warnings.warn(f"dp_sgd replaced {', '.join(told)}", UserWarning, stacklevel=2)
+        warnings.warn(f"dp_sgd replaced {', '.join(replaced)}", UserWarning, stacklevel=2)
         return changed(topology, segments=tuple(segments))
 
     def privatizer(self, holder: PrivatizedParty) -> PrivateStep:
@@ -167,15 +167,15 @@ class DpSgd(Defense):
             raise InvalidInput(f"dp_sgd cannot be accounted for with {terms.obstacle}")
         for other in terms.others:
             _check_beside(other, terms)
-        made = self
+        settled = self
         if self.epsilon is not None and self.noise_multiplier is None:
             doubt = self._missing_guarantee(terms)
             if doubt is not None:
                 raise InvalidInput(f"dp_sgd epsilon={self.epsilon:g} cannot be promised: {doubt}")
-            made = _with_terms(self, terms)
-            multiplier = made._calibrated(terms)
-            made = changed(self, noise_multiplier=multiplier, epsilon=None)
-        return _with_terms(made, terms)
+            settled = _with_terms(self, terms)
+            multiplier = settled._calibrated(terms)
+            settled = changed(self, noise_multiplier=multiplier, epsilon=None)
+        return _with_terms(settled, terms)
 
     def weight_uses(self, client: int, steps: int, epochs: int) -> tuple[Event, int] | None:
         """Return the joint event of all guarded parties, and how often it happened to an example of `client`."""
@@ -227,11 +227,11 @@ class DpSgd(Defense):
 
         # Clients with equal numbers need the same.
         plans = {(terms.rows[c], terms.steps[c], terms.epochs[c]): c for c in range(len(terms.rows)) if terms.steps[c]}
-        found = [
+        multipliers = [
             terms.calibrate(partial(uses, client), self.epsilon, self.delta, self.accountant)
             for client in plans.values()
         ]
-        return max(found, default=1.0)
+        return max(multipliers, default=1.0)
 
 
 def _with_terms(defense: DpSgd, terms: Terms) -> DpSgd:
@@ -261,13 +261,13 @@ def _replace_layers(segment: Segment) -> tuple[nn.Module, list[str]]:
             continue
         # With as many groups as values, what Opacus makes of flat features would be constant.
         flat = isinstance(layer, nn.BatchNorm1d)
-        made = nn.GroupNorm(1, layer.num_features, affine=layer.affine) if flat else fixer(layer)
-        made.train(layer.training)
-        names.append(f"{name or 'all'} of {segment.name}: {type(layer).__name__} by {type(made).__name__}")
+        substitute = nn.GroupNorm(1, layer.num_features, affine=layer.affine) if flat else fixer(layer)
+        substitute.train(layer.training)
+        names.append(f"{name or 'all'} of {segment.name}: {type(layer).__name__} by {type(substitute).__name__}")
         if not name:
-            return made, names
+            return substitute, names
         parent, _, own = name.rpartition(".")
-        setattr(module.get_submodule(parent), own, made)
+        setattr(module.get_submodule(parent), own, substitute)
     return module, names
 
 

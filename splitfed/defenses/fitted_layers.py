@@ -88,13 +88,13 @@ def append_layers(
 
     `name`: of the defense, which is refused where a value has a layer of its make already.
     """
-    wanted = values_of(topology, edges)
+    guarded = values_of(topology, edges)
 
     def fitted(segment: Segment) -> Segment:
         layers = {}
         with stream(derive(seed, name, segment.name)):
             for i, value in enumerate(segment.outputs):
-                if value in wanted:
+                if value in guarded:
                     layer = make(value, facts.shapes[value]).to(facts.dtypes[value])
                     if layer_of(segment.module, type(layer), value) is not None:
                         raise InvalidInput(f"{name} guards value {value!r} twice; expected once")

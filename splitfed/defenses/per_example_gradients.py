@@ -96,16 +96,16 @@ class RowGradients(NamedTuple):
 def measure_norms(used: Sequence[Used], rows: int) -> RowGradients:
     """Return the norms of `rows` rows, from what went in and out of layers, and how to add the rows up."""
     dense: list[Used] = []
-    kept: dict[nn.Parameter, Tensor] = {}
+    gradients: dict[nn.Parameter, Tensor] = {}
     for one in used:
         if _dense(one, used):
             dense.append(one)
             continue
-        for weight, found in per_row_gradients(one).items():
-            kept[weight] = kept[weight] + found if weight in kept else found
+        for weight, row_gradients in per_row_gradients(one).items():
+            gradients[weight] = gradients[weight] + row_gradients if weight in gradients else row_gradients
     total = torch.zeros(rows, dtype=torch.float64)
-    for found in kept.values():
-        total = total.to(found.device) + _square_sum(found.reshape(rows, -1))
+    for row_gradients in gradients.values():
+        total = total.to(row_gradients.device) + _square_sum(row_gradients.reshape(rows, -1))
     for layer, x, g in dense:
         for weight in own_weights(layer):
             length = _square_sum(g)
@@ -114,11 +114,11 @@ def measure_norms(used: Sequence[Used], rows: int) -> RowGradients:
     replaced = rows - int(fine.sum())
     if replaced:
         total = total.where(fine, total.new_zeros(()))
-        kept = {weight: _zero_other_rows(found, fine) for weight, found in kept.items()}
+        gradients = {weight: _zero_other_rows(row_gradients, fine) for weight, row_gradients in gradients.items()}
         dense = [Used(layer, _zero_other_rows(x, fine), _zero_other_rows(g, fine)) for layer, x, g in dense]
 
     def add_up(factors: Tensor) -> Samples:
-        sums = {weight: _weighted_sum(factors, found) for weight, found in kept.items()}
+        sums = {weight: _weighted_sum(factors, row_gradients) for weight, row_gradients in gradients.items()}
         for layer, x, g in dense:
             scaled = g.double() * factors.to(g.device)[:, None]
             for weight in own_weights(layer):

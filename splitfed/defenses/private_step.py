@@ -83,14 +83,14 @@ class PrivateStep:
         places: list[Any] = [*(call.edge for call in calls), *leaves]
         if not places:
             return
-        found: Sequence[Tensor | None] = torch.autograd.grad(roots, places, gradients, allow_unused=True)
-        for call, g in zip(calls, found, strict=False):
+        gradients_found: Sequence[Tensor | None] = torch.autograd.grad(roots, places, gradients, allow_unused=True)
+        for call, g in zip(calls, gradients_found, strict=False):
             if g is None:
                 step.calls.append(call)  # of a segment whose turn is yet to come
             else:
                 # That of the sum of the losses, in which every row has a term of its own.
                 step.used.append(Used(call.layer, call.x, g * step.divisor))
-        for leaf, g in zip(leaves, found[len(calls) :], strict=True):
+        for leaf, g in zip(leaves, gradients_found[len(calls) :], strict=True):
             if g is not None:
                 leaf.grad = g if leaf.grad is None else leaf.grad + g
 
@@ -114,13 +114,13 @@ class PrivateStep:
             return 0
         sums = self._sum_clipped(step) if step.rows else {}
         words = (holder.party, holder.role, holder.position, *step.stamp)
-        drawn = wide_generator(holder.seed, "dp_sgd", *words, device=holder.device)
+        random = wide_generator(holder.seed, "dp_sgd", *words, device=holder.device)
         size = sum(weight.numel() for weight in self._weights)
         for weight in self._weights:
             total = sums[weight] if weight in sums else torch.zeros(weight.shape, dtype=torch.float64)
             total = total.to(weight.device)
             if self._noise_multiplier > 0:
-                total = add_gaussian(total, self._max_norm, self._noise_multiplier, size, drawn)
+                total = add_gaussian(total, self._max_norm, self._noise_multiplier, size, random)
             weight.grad = (total / step.divisor).to(weight.dtype)
         return self._measure(step).replaced
 

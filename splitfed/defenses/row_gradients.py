@@ -51,8 +51,8 @@ def check_rowwise(topology: Topology, facts: Facts, guarded: Sequence[str]) -> N
     """Refuse `topology` if a row's gradient, at the roles `guarded`, would not be a function of that row alone."""
     for segment in topology.segments:
         _check_batch_norm(segment)
-    for found in findings(topology, facts, [segment.name for segment in topology.segments]):
-        raise InvalidInput(f"{NAME} cannot train {_TOLD[found.kind].format(**found._asdict())}")
+    for finding in findings(topology, facts, [segment.name for segment in topology.segments]):
+        raise InvalidInput(f"{NAME} cannot train {_TOLD[finding.kind].format(**finding._asdict())}")
     one, other = _inputs(topology, facts), _inputs(topology, facts)
     for name, value in other.items():
         other[name] = torch.cat([_random_like(value[:1], "other", name), value[1:]])
@@ -114,9 +114,11 @@ def _check_sums(segment: Segment, watched: Mapping[str, nn.Module], ran: _Ran) -
     cotangents = [_random_like(t.detach(), segment.name, str(i)) for i, t in enumerate(roots)]
     weights = {n: p for n, p in ran.module.named_parameters() if p.requires_grad}
     places: list[Any] = [*weights.values(), *(call.edge for call in ran.calls)]
-    found: Sequence[Tensor | None] = torch.autograd.grad(roots, places, cotangents, allow_unused=True) if roots else ()
+    sums_found: Sequence[Tensor | None] = (
+        torch.autograd.grad(roots, places, cotangents, allow_unused=True) if roots else ()
+    )
     sums: dict[nn.Parameter, Tensor] = {}
-    for call, g in zip(ran.calls, found[len(weights) :], strict=True):
+    for call, g in zip(ran.calls, sums_found[len(weights) :], strict=True):
         if g is None:
             continue
         name = next(n for n in watched if ran.module.get_submodule(n) is call.layer)
@@ -128,7 +130,7 @@ def _check_sums(segment: Segment, watched: Mapping[str, nn.Module], ran: _Ran) -
         for weight, rows in own.items():
             sums[weight] = sums.get(weight, torch.zeros_like(weight)) + rows.sum(0)
     owners = {id(p): n for n in watched for p in own_weights(ran.module.get_submodule(n))}
-    for (name, weight), g in zip(weights.items(), found, strict=False):
+    for (name, weight), g in zip(weights.items(), sums_found, strict=False):
         mine, true = sums.get(weight, torch.zeros_like(weight)), torch.zeros_like(weight) if g is None else g
         if not torch.allclose(mine, true, rtol=1e-3, atol=1e-5 + 1e-4 * float(true.abs().max())):
             owner = owners[id(weight)]

@@ -74,14 +74,16 @@ def least_sum_kl(u: float, v: float, d: int, gap: float, p: float, power: float)
     most = power / ((1 - p) * d)
     if d > 1 and most > 0:
         # The minimum may lie many orders of magnitude below the greatest value allowed.
-        tried = torch.cat([around, most * torch.logspace(-12, 0, _POINTS, dtype=torch.float64)])
+        candidates = torch.cat([around, most * torch.logspace(-12, 0, _POINTS, dtype=torch.float64)])
         for _ in range(_ZOOMS):
-            best = int(_value(tried, u, v, d, p, power).argmin())
-            low, high = float(tried[max(best - 1, 0)]), float(tried[min(best + 1, len(tried) - 1)])
+            best = int(_value(candidates, u, v, d, p, power).argmin())
+            low, high = float(candidates[max(best - 1, 0)]), float(candidates[min(best + 1, len(candidates) - 1)])
             # The best one so far stays in.
-            tried = torch.cat([tried[best : best + 1], torch.linspace(low, high, _POINTS, dtype=torch.float64)])
-            tried = tried.sort().values
-        around = tried[_value(tried, u, v, d, p, power).argmin()].view(1)
+            candidates = torch.cat(
+                [candidates[best : best + 1], torch.linspace(low, high, _POINTS, dtype=torch.float64)]
+            )
+            candidates = candidates.sort().values
+        around = candidates[_value(candidates, u, v, d, p, power).argmin()].view(1)
     a, b = _best_variances(around, u, v, d, p, power)
     value = float(_value(around, u, v, d, p, power))
     along = (max(float(a) - u, float(around)) * gap, max(float(b) - v, 0.0) * gap)

@@ -218,7 +218,7 @@ def _lanes(
     lanes: Mapping[str, int],
 ) -> tuple[dict[str, tuple[float, float, float]], float]:
     """Return the top, the middle line and the height of every role's lane, and the height of all."""
-    found, y = {}, 0.0
+    lane_boxes, y = {}, 0.0
     for role in lanes:
         over = sum(
             r in ("over", "corridor") and by_key[w.target].role == role for w, r in zip(wires, routes, strict=True)
@@ -227,9 +227,9 @@ def _lanes(
         half = max((heights[n.key] / 2 for n in own if not n.low), default=27.0)
         below = max([half, *(STACK + heights[n.key] / 2 for n in own if n.low), 34.0])
         top = 22 + 16 * over + half
-        found[role] = (y, y + top, top + below + 22)
-        y += found[role][2] + 8
-    return found, y - 8
+        lane_boxes[role] = (y, y + top, top + below + 22)
+        y += lane_boxes[role][2] + 8
+    return lane_boxes, y - 8
 
 
 def _gutter_end(columns: Sequence[tuple[float, float]], gutter: int) -> float:

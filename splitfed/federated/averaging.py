@@ -78,7 +78,7 @@ class Averaging(Method):
     def query(self, learners: Sequence[Learner], number: int, state: State) -> None:
         """Send every client that takes part what is shared."""
         for learner in learners:
-            state["weights"] = state["weights"] or self.carried(learner, copies=True)
+            state["weights"] = state["weights"] or self.shared_tensors(learner, copies=True)
             self.begin(learner, learner.receive("weights", state["weights"], number), number, state)
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
@@ -89,14 +89,14 @@ class Averaging(Method):
         """Average what the clients that finished have learnt."""
         mean = Mean()
         for learner, part in self.parts(learners, shares):
-            mean.add(learner.send("weights", self.carried(learner), number), part)
+            mean.add(learner.send("weights", self.shared_tensors(learner), number), part)
         state["weights"] = mean.value()
 
     def newest(self, learner: Learner, state: State) -> Mapping[str, Tensor] | None:
         """Every client uses the newest average of what is shared."""
         return state["weights"] or None
 
-    def carried(self, learner: Learner, copies: bool = False) -> dict[str, Tensor]:
+    def shared_tensors(self, learner: Learner, copies: bool = False) -> dict[str, Tensor]:
         """Return what the client shares, as it is sent: its weights, and buffers where these go along."""
         names = self.shared(learner.topology)
         found = learner.contents(names, copies)

@@ -29,8 +29,8 @@ class Bordered(Averaging):
                 f"{self.who} needs a border within what the client holds, which is {', '.join(names)} here: cut the "
                 "model there (splitfed.topologies.local(model, cuts=...))"
             )
-        wanted = names[-1] if self.head is None else self.head
-        if wanted not in names[1:]:
-            raise unknown(f"{self.who} head", wanted, names[1:])
-        place = names.index(wanted)
+        first_of_head = names[-1] if self.head is None else self.head
+        if first_of_head not in names[1:]:
+            raise unknown(f"{self.who} head", first_of_head, names[1:])
+        place = names.index(first_of_head)
         return names[:place], names[place:]

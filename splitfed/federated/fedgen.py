@@ -122,9 +122,9 @@ class FedGen(Averaging):
         assert task.outputs is not None
         # Replaced by the first one that is sent; until then it is part of the run's state.
         with stream(derive(seat.seed, "generator")):
-            made = Generator(self.noise, task.outputs, self.hidden, shape).to(seat.device)
+            generator = Generator(self.noise, task.outputs, self.hidden, shape).to(seat.device)
         draws = any(s.name in seat.facts.stochastic for s in head)
-        return Practice(self.weight, self.rows, head, value, seat.topology.heads[0].value, made, seat.seed, draws)
+        return Practice(self.weight, self.rows, head, value, seat.topology.heads[0].value, generator, seat.seed, draws)
 
     def start(self, clients: int) -> State:
         """There is no generator before the first heads have come."""
@@ -146,7 +146,7 @@ class FedGen(Averaging):
             return
         mean, heads, counts = Mean(), [], []
         for learner, part in self.parts(learners, shares):
-            arrived = learner.send("weights", self.carried(learner), number)
+            arrived = learner.send("weights", self.shared_tensors(learner), number)
             mean.add(arrived, part)
             head = learner.topology.heads[0]
             assert head.task is not None
@@ -166,24 +166,24 @@ class FedGen(Averaging):
 
     def _train(
         self,
-        made: Generator,
+        generator: Generator,
         heads: Sequence[ClientHead],
         counts: Tensor,
         state: State,
         random: torch.Generator,
     ) -> None:
         """Let the generator take its steps on the heads of this round; its optimizer goes on where it was."""
-        optimizer = torch.optim.Adam(made.parameters(), lr=self.rate)
+        optimizer = torch.optim.Adam(generator.parameters(), lr=self.rate)
         if state["adam"]:
             optimizer.load_state_dict(state["adam"])
-        device = next(made.parameters()).device
+        device = next(generator.parameters()).device
         held = (counts.sum(0) > 0).nonzero().view(-1).cpu()
         for _ in range(self.steps):
             y = held[torch.randint(len(held), (self.batch,), generator=random)].to(device)
             noise = torch.randn(self.batch, self.noise, generator=random).to(device)
-            z = made(noise, y)
+            z = generator(noise, y)
             loss = ensemble_loss(heads, z, y, counts) + self.diversity * diversity(noise, z)
-            learning = list(made.parameters())
+            learning = list(generator.parameters())
             for weight, slope in zip(learning, torch.autograd.grad(loss, learning), strict=True):
                 weight.grad = slope
             optimizer.step()
@@ -197,10 +197,10 @@ class FedGen(Averaging):
         assert task.outputs is not None
         state["shape"] = state["shape"] or list(learner.compute(value).shape[1:])
         with stream(derive(learner.seed, "fedgen")):
-            made = Generator(self.noise, task.outputs, self.hidden, state["shape"])
+            generator = Generator(self.noise, task.outputs, self.hidden, state["shape"])
         if state["generator"]:
-            made.load_state_dict(state["generator"])
-        return made.to(learner.labels(learner.topology.heads[0].value).device)
+            generator.load_state_dict(state["generator"])
+        return generator.to(learner.labels(learner.topology.heads[0].value).device)
 
     def _receive_head(self, topology: Topology, arrived: Mapping[str, Tensor]) -> ClientHead:
         """Return a client's head as the server has received it."""
@@ -229,12 +229,12 @@ class Practice(NoObjective):
         head: Sequence[Segment],
         value: str,
         out: str,
-        made: Generator,
+        generator: Generator,
         seed: int,
         stochastic: bool,
     ) -> None:
         self.weight, self.rows, self.head, self.value, self.out = weight, rows, tuple(head), value, out
-        self.generator, self.seed, self.stochastic = made.eval().requires_grad_(False), seed, stochastic
+        self.generator, self.seed, self.stochastic = generator.eval().requires_grad_(False), seed, stochastic
         self.labels = torch.zeros(0, dtype=torch.int64)
         self.steps = 0
 

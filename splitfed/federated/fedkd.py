@@ -126,14 +126,14 @@ class FedKD(Method):
         own = embedding("fedkd", topology, self.embedding)
         second, hidden, out = self._second(topology, role, own, derive(seed, "mentee"))
         segments = (*topology.segments, *second.segments)
-        made = replace(topology, segments=segments, heads=(head, replace(head, value=out)))
+        twinned = replace(topology, segments=segments, heads=(head, replace(head, value=out)))
         # Shapes alone: the mentee may be of any make.
-        found = probe(made, {v: torch.zeros(2, *facts.shapes[v], dtype=facts.dtypes[v]) for v in topology.inputs})
+        probed = probe(twinned, {v: torch.zeros(2, *facts.shapes[v], dtype=facts.dtypes[v]) for v in topology.inputs})
         with stream(derive(seed, PROJECTION)):
-            matrix = Projection(prod(found.shapes[hidden]), prod(facts.shapes[own]))
+            matrix = Projection(prod(probed.shapes[hidden]), prod(facts.shapes[own]))
         bridge = Segment(PROJECTION, role, matrix, (hidden,), (PROJECTION,))
         lessons = frozenset({PROJECTION, *(s.name for s in second.segments)})
-        return replace(made, segments=(*made.segments, bridge), lessons=lessons)
+        return replace(twinned, segments=(*twinned.segments, bridge), lessons=lessons)
 
     def kept(self, topology: Topology) -> tuple[str, ...]:
         """Mentor and matrix stay with their client."""
@@ -241,11 +241,11 @@ class Mentoring(NoObjective):
             (hidden, functional.mse_loss(flat, made[projected].detach())),
             (projected, functional.mse_loss(made[projected], flat.detach())),
         )
-        found: dict[str, Tensor] = {}
+        losses: dict[str, Tensor] = {}
         for value, term in terms:
             segment = self.places[value]
-            found[segment] = found[segment] + term / below if segment in found else term / below
-        return found
+            losses[segment] = losses[segment] + term / below if segment in losses else term / below
+        return losses
 
     def state(self) -> dict[str, Any]:
         """Return the mentee that was sent."""

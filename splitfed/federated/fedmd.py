@@ -122,8 +122,8 @@ class FedMD(Method):
         total: Tensor | None = None
         for learner in learners:
             head = learner.topology.heads[0]
-            found = learner.consult(head.value, rows, PART, number)
-            arrived = learner.send("soft labels", {"scores": found}, number, head.role)["scores"]
+            scores = learner.consult(head.value, rows, PART, number)
+            arrived = learner.send("soft labels", {"scores": scores}, number, head.role)["scores"]
             total = arrived if total is None else total + arrived
         assert total is not None
         mean = {"scores": total / len(learners)}

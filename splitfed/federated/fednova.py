@@ -64,7 +64,7 @@ class FedNova(Averaging):
         for learner, part in self.parts(learners, shares):
             objective = objective_of(learner, Count)
             steps = sum_step_weights(learner.optim, objective.steps, objective.held)[0] if objective else 1.0
-            arrived = learner.send("weights", self.carried(learner), number)
+            arrived = learner.send("weights", self.shared_tensors(learner), number)
             a = float(learner.send("steps", {"a": torch.tensor(steps, dtype=torch.float64)}, number)["a"])
             plain.add({n: t for n, t in arrived.items() if n not in names}, part)
             # Who took no step, which batches of random size allow, has no change to normalise.

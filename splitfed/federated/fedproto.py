@@ -141,9 +141,9 @@ class FedProto(Method):
         chosen = sorted(losses, key=lambda lane: (losses[lane], int(lane)))[: self.further]
         for learner in learners if self.further else ():
             passes = torch.tensor(self.passes if str(learner.lane) in chosen else 1)
-            told = learner.receive("passes", {"passes": passes}, number)
+            received = learner.receive("passes", {"passes": passes}, number)
             if (pull := objective_of(learner, Pull)) is not None:
-                pull.passes, pull.losses = int(told["passes"]), []
+                pull.passes, pull.losses = int(received["passes"]), []
         known: dict[str, Tensor] = state["prototypes"]
         for learner in learners if known else ():
             arrived = learner.receive("prototype", known, number)
@@ -184,11 +184,11 @@ class FedProto(Method):
         value, head = _embedding_and_head(self, learner.topology)
         z, y = learner.compute(value, part), learner.labels(head, part).view(-1)
         own = {str(label) for label in learner.labels(head).long().unique().tolist()}
-        found = {
+        guesses = {
             "nearest_prototype": nearest(z, known),
             "nearest_own_prototype": nearest(z, _select_classes(known, own)),
         }
-        return {name: float((guess == y).double().mean()) for name, guess in found.items()}
+        return {name: float((guess == y).double().mean()) for name, guess in guesses.items()}
 
 
 @dataclass

@@ -85,10 +85,12 @@ class FedSgd(Averaging):
         """Take one step on the averaged gradient."""
         slope, beside = Mean(), Mean()
         for learner, part in self.parts(learners, shares):
-            shared, contents = self.shared(learner.topology), self.carried(learner)
+            shared, contents = self.shared(learner.topology), self.shared_tensors(learner)
             objective, names = objective_of(learner, Collect), trainable_names(learner.topology, shared)
-            found = {n: contents[n] if objective is None else objective.mean(n, contents[n]) for n in names.values()}
-            slope.add(learner.send(WEIGHT_GRADIENT, found, number), part)
+            gradients = {
+                n: contents[n] if objective is None else objective.mean(n, contents[n]) for n in names.values()
+            }
+            slope.add(learner.send(WEIGHT_GRADIENT, gradients, number), part)
             weights = weight_names(learner.topology, shared)
             if others := {n: t for n, t in contents.items() if n not in weights}:
                 beside.add(learner.send("weights", others, number), part)

@@ -93,14 +93,14 @@ class FML(Method):
             replace(head, weight=head.weight * own),
             replace(head, value=value, role=role, weight=head.weight * other, via=()),
         )
-        made = replace(topology, segments=(*topology.segments, *second.segments), heads=heads)
-        seen = [_delivering_segment(made, a, b) for a, b, weight in self._pairs(made) if weight < 1]
+        with_meme = replace(topology, segments=(*topology.segments, *second.segments), heads=heads)
+        seen = [_delivering_segment(with_meme, a, b) for a, b, weight in self._pairs(with_meme) if weight < 1]
         lessons = [segment for segment in seen if segment is not None]
         return replace(
-            made,
-            segments=(*made.segments, *lessons),
+            with_meme,
+            segments=(*with_meme.segments, *lessons),
             lessons=topology.lessons | {s.name for s in (*second.segments, *lessons)},
-            forward_only=frozenset(f"{making_segment(made, s.inputs[0]).name}->{s.name}" for s in lessons),
+            forward_only=frozenset(f"{making_segment(with_meme, s.inputs[0]).name}->{s.name}" for s in lessons),
         )
 
     def returns_weights(self, topology: Topology) -> bool:

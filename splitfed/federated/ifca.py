@@ -75,9 +75,11 @@ class Ifca(Averaging):
         """Send all models to every client, which goes on with the best."""
         for learner in learners:
             if not state["clusters"]:
-                first, topology = self.carried(learner, copies=True), learner.topology
-                drawn = [self._draw_weights(topology, cluster, learner.seed) for cluster in range(1, self.clusters)]
-                state["clusters"] = [first, *({n: found[n].to(first[n]) for n in first} for found in drawn)]
+                first, topology = self.shared_tensors(learner, copies=True), learner.topology
+                drawn_models = [
+                    self._draw_weights(topology, cluster, learner.seed) for cluster in range(1, self.clusters)
+                ]
+                state["clusters"] = [first, *({n: found[n].to(first[n]) for n in first} for found in drawn_models)]
             sent = {f"{i}/{name}": t for i, found in enumerate(state["clusters"]) for name, t in found.items()}
             arrived = learner.receive("weights", sent, number)
             models = [{n: arrived[f"{i}/{n}"] for n in found} for i, found in enumerate(state["clusters"])]
@@ -98,7 +100,7 @@ class Ifca(Averaging):
             total[cluster] = total.get(cluster, 0.0) + part
         for learner, part in parts:
             cluster = state["chosen"][str(learner.lane)]
-            arrived = learner.send("weights", self.carried(learner), number)
+            arrived = learner.send("weights", self.shared_tensors(learner), number)
             sums.setdefault(cluster, Mean()).add(arrived, part / total[cluster])
         for cluster, mean in sums.items():
             state["clusters"][cluster] = mean.value()

@@ -20,14 +20,14 @@ def compress_update(
     at least one. What takes no fewer numbers in factors stays whole, and so does all of other kinds. Of shapes alone
     (tensors on "meta") the factors for `energy` are not known: there every matrix stays whole.
     """
-    found: dict[str, Tensor] = {}
+    factors_by_name: dict[str, Tensor] = {}
     for name, tensor in update.items():
         factors = _factors(tensor, energy, rank) if tensor.dim() > 1 and tensor.is_floating_point() else None
         if factors is None:
-            found[name] = tensor
+            factors_by_name[name] = tensor
         else:
-            found |= {name + mark: factor for mark, factor in zip(MARKS, factors, strict=True)}
-    return found
+            factors_by_name |= {name + mark: factor for mark, factor in zip(MARKS, factors, strict=True)}
+    return factors_by_name
 
 
 def decompress_update(sent: Mapping[str, Tensor], shapes: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -141,7 +141,7 @@ class MAFML(Method):
     ) -> None:
         """Send the client what the others told, and let it take a mutual step on their rows."""
         head = learner.topology.heads[0]
-        message = {f"{lane}/{name}": t for lane, told in taught.items() for name, t in told.items()}
+        message = {f"{lane}/{name}": t for lane, predictions in taught.items() for name, t in predictions.items()}
         arrived = learner.receive("soft labels", message, number, head.role)
         objective = learner.objective(head.role)
         if isinstance(objective, MafmlObjective):

@@ -67,9 +67,9 @@ def replace_segments(
 
     Refuses where what stands behind `part` reads more than that one value.
     """
-    made = {v for s in topology.segments if s.name in part for v in s.outputs}
+    replaced_values = {v for s in topology.segments if s.name in part for v in s.outputs}
     read = {v for s in topology.segments if s.name not in part for v in s.inputs} | {h.value for h in topology.heads}
-    if left := sorted((made & read) - {value}):
+    if left := sorted((replaced_values & read) - {value}):
         raise InvalidInput(f"{who}: a module of one output cannot stand for segments that also make {left[0]!r}")
     name = f"{prefix}_{value}"
     return Mirror((Segment(prefix, role, module, tuple(topology.inputs), (name,)),), {value: name})

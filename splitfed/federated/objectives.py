@@ -50,12 +50,12 @@ def trainable_names(topology: Topology, segments: Collection[str]) -> dict[str, 
     They differ for weights that are tied to one before.
     """
     first: dict[int, str] = {}
-    found = {}
+    first_names = {}
     for segment in segments:
         for name, weight in topology.segment(segment).module.named_parameters(remove_duplicate=False):
             if weight.requires_grad:
-                found[f"{segment}/{name}"] = first.setdefault(id(weight), f"{segment}/{name}")
-    return found
+                first_names[f"{segment}/{name}"] = first.setdefault(id(weight), f"{segment}/{name}")
+    return first_names
 
 
 def weight_names(topology: Topology, segments: Collection[str]) -> set[str]:

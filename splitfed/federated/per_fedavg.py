@@ -79,14 +79,14 @@ class PerFedAvg(Averaging):
         """Return the newest average after the client's own step."""
         if not state["weights"]:
             return None
-        found: dict[str, Tensor] = dict(state["weights"])
+        adapted: dict[str, Tensor] = dict(state["weights"])
         rows = learner.rows()
-        with learner.lend(found):
+        with learner.lend(adapted):
             slope = learner.gradient(torch.arange(rows).chunk(-(-rows // ROWS)))
         for name, one in trainable_names(learner.topology, self.shared(learner.topology)).items():
             if one in slope:
-                found[name] = found[name] - self._rate(learner) * slope[one]
-        return found
+                adapted[name] = adapted[name] - self._rate(learner) * slope[one]
+        return adapted
 
     def _rate(self, learner: Learner) -> float:
         return learner.rate if self.rate is None else self.rate
@@ -109,7 +109,7 @@ class Ahead(NoObjective):
 
     def correct(self, modules: Mapping[str, nn.Module]) -> None:
         """Go there, leaving no gradient to step on; or come back with the gradient met there."""
-        found = dict(weights_with_gradients(modules, self.segments))
+        weights = dict(weights_with_gradients(modules, self.segments))
         if self.away:
             for segment in self.segments:
                 for name, weight in modules[segment].named_parameters():
@@ -117,8 +117,8 @@ class Ahead(NoObjective):
                         weight.data.copy_(self.away[f"{segment}/{name}"])
             self.away = {}
             return
-        self.away = {name: weight.detach().clone() for name, weight in found.items()}
-        for weight in found.values():
+        self.away = {name: weight.detach().clone() for name, weight in weights.items()}
+        for weight in weights.values():
             assert weight.grad is not None
             weight.data.sub_(weight.grad, alpha=self.rate)
             weight.grad = None

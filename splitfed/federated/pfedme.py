@@ -105,13 +105,13 @@ class PFedMe(Averaging):
         """Average the clients' w, and move towards the mean."""
         mean = Mean()
         for learner, part in self.parts(learners, shares):
-            found = self.carried(learner)
+            contents = self.shared_tensors(learner)
             if objective := objective_of(learner, Envelope):
-                objective.follow(found)
+                objective.follow(contents)
                 names = trainable_names(learner.topology, objective.segments)
-                found |= {name: objective.slow[one] for name, one in names.items()}
+                contents |= {name: objective.slow[one] for name, one in names.items()}
                 objective.slow = {}
-            mean.add(learner.send("weights", found, number), part)
+            mean.add(learner.send("weights", contents, number), part)
         before, after = state["weights"], mean.value()
         for name in (
             trainable_names(learners[0].topology, self.shared(learners[0].topology)) if self.beta != 1.0 else ()

@@ -82,7 +82,7 @@ def exchange_rows(learners: Sequence[Learner], number: int, state: State) -> lis
     Returns the clients whose parties must be given rows (see `received_rows`): new ones, those that were sent some,
     and those that forgot them.
     """
-    shown, told = state["shown"], state["told"]
+    shown, seen_by_client = state["shown"], state["told"]
     first = [learner.lane for learner in learners if learner.lane not in shown]
     for learner in learners:
         if learner.lane in first:
@@ -90,7 +90,7 @@ def exchange_rows(learners: Sequence[Learner], number: int, state: State) -> lis
             shown[learner.lane] = dict(learner.send("data", {"x": x, "y": learner.labels(head, "public")}, number))
     changed = []
     for learner in learners:
-        known, holder = told.setdefault(learner.lane, []), objective_of(learner, PublicRowsObjective)
+        known, holder = seen_by_client.setdefault(learner.lane, []), objective_of(learner, PublicRowsObjective)
         new = [lane for lane in sorted(shown) if lane != learner.lane and lane not in known]
         for lane in new:
             rows = dict(learner.receive("data", shown[lane], number))

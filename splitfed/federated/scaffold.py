@@ -76,7 +76,7 @@ class Scaffold(Averaging):
         """Move the weights by the mean change, and the variate by that of the clients' variates."""
         weights, change = Mean(), Mean()
         for learner, part in self.parts(learners, shares):
-            own = self.carried(learner)
+            own = self.shared_tensors(learner)
             weights.add(learner.send("weights", own, number), part)
             change.add(learner.send("variate", self._variate_change(learner, own), number), part)
         share = len(learners) / state["clients"]

@@ -151,10 +151,10 @@ class Matcher:
         least = max(MEASURES[name].least for name in (self.measure, *self.evidence))
         for name, expert in self._experts.items():
             width = () if self._on_errors else (expert.reference.means.shape[1],)
-            found = tuple(values[name].shape) if name in values else None
-            if found is None or found[1:] != width or found[0] < least:
-                wanted = f"({', '.join(['rows', *map(str, width)])}), at least {least} rows"
-                raise InvalidInput(f"what came for expert {name!r} has shape {found}; expected {wanted}")
+            shape = tuple(values[name].shape) if name in values else None
+            if shape is None or shape[1:] != width or shape[0] < least:
+                expected_shape = f"({', '.join(['rows', *map(str, width)])}), at least {least} rows"
+                raise InvalidInput(f"what came for expert {name!r} has shape {shape}; expected {expected_shape}")
             if not bool(torch.isfinite(values[name]).all()):
                 raise InvalidInput(f"what came for expert {name!r} is not finite; expected finite numbers")
         counts = {name: len(value) for name, value in values.items()}
@@ -174,13 +174,13 @@ class Matcher:
     def _calibration(self, size: int) -> _Calibration:
         """Return the calibration for sets of `size` rows, made when it is first asked for."""
         if size not in self._calibrations:
-            drawn = {name: self._trial_scores(name, size) for name in self._experts}
-            means = {name: scores[name].mean(0) for name, scores in drawn.items()}
+            trial_scores = {name: self._trial_scores(name, size) for name in self._experts}
+            means = {name: scores[name].mean(0) for name, scores in trial_scores.items()}
             # Scores that never vary (sets that are the whole held-out part) would divide by zero.
-            deviations = {name: scores[name].std(0).clamp_min(1e-6) for name, scores in drawn.items()}
+            deviations = {name: scores[name].std(0).clamp_min(1e-6) for name, scores in trial_scores.items()}
             standard = [
                 ((scores[judge] - means[judge]) / deviations[judge], owner == judge)
-                for owner, scores in drawn.items()
+                for owner, scores in trial_scores.items()
                 for judge in self._experts
             ]
             features = torch.cat([scores for scores, _ in standard])

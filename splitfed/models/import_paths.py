@@ -66,16 +66,16 @@ class Code:
             _check_unimported(path, module, attributes, self._expected)
         else:
             local.check(path, module)
-        found = self._resolved(path, module, attributes)
-        if inspect.isclass(found):
-            if not issubclass(found, nn.Module):
+        target = self._resolved(path, module, attributes)
+        if inspect.isclass(target):
+            if not issubclass(target, nn.Module):
                 raise InvalidInput(f"model {path!r} is a class, but no torch.nn.Module; expected {self._expected}")
-        elif not inspect.isroutine(found) or local is None:
-            what = "a function" if inspect.isroutine(found) else f"a {type(found).__name__}"
+        elif not inspect.isroutine(target) or local is None:
+            what = "a function" if inspect.isroutine(target) else f"a {type(target).__name__}"
             raise InvalidInput(f"model {path!r} is {what}; expected {self._expected}")
-        elif not local.defines(inspect.unwrap(getattr(found, "__func__", found))):
+        elif not local.defines(inspect.unwrap(getattr(target, "__func__", target))):
             raise InvalidInput(f"model {path!r} is a function from elsewhere; expected {self._expected}")
-        result: Callable[..., Any] = found
+        result: Callable[..., Any] = target
         return result
 
     def sources(self) -> dict[str, bytes]:

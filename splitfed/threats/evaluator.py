@@ -179,13 +179,13 @@ class Evaluator(Grants):
 
         By default the adversary is the one that `Run.attack` takes for the attack.
         """
-        found = {}
+        refusals = {}
         for name in TABLES["attacks"]:
             try:
-                found[name] = self.refusal(name, load("attacks", name).preset("fast"), adversary, client)
+                refusals[name] = self.refusal(name, load("attacks", name).preset("fast"), adversary, client)
             except InvalidInput as error:
-                found[name] = str(error)
-        return found
+                refusals[name] = str(error)
+        return refusals
 
     def refusal(self, name: str, attack: Attack, adversary: str | None = None, client: int = 0) -> str | None:
         """Return why `attack` by `adversary` would be refused here, in a line, or None.
@@ -317,8 +317,8 @@ class Evaluator(Grants):
         truth, scores = self._match_and_grade(attack, outcome.guess, victims, generator(seed, "grade"), classifier)
         if len(auxiliary := self.data.auxiliary):
             # Matching favours the guess, so the rows of somebody blind are matched in the same way.
-            drawn = torch.randint(len(auxiliary), (len(victims),), generator=generator(seed, "blind"))
-            blind = self._match_and_grade(attack, auxiliary.x[drawn], victims, generator(seed, "grade"), False)[1]
+            blind_guess = torch.randint(len(auxiliary), (len(victims),), generator=generator(seed, "blind"))
+            blind = self._match_and_grade(attack, auxiliary.x[blind_guess], victims, generator(seed, "grade"), False)[1]
             scores["random_pairing"] = blind["guess"]
         return AttackResult(name, party, outcome.guess, truth, scores, outcome.seconds)
 

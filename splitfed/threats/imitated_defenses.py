@@ -125,8 +125,8 @@ class ImitatedSender:
         for position, defense, state in self._guards:
             context = self._context(position, state, number)
             if overrides(defense, "penalty") and self._imitates_penalty(defense):
-                told = training_context(replace(context, inputs=held), number, epoch, {})
-                total = total + self._shares[position] * penalty_term(defense.penalty(z, told), z)
+                step_context = training_context(replace(context, inputs=held), number, epoch, {})
+                total = total + self._shares[position] * penalty_term(defense.penalty(z, step_context), z)
             z = defense.release(self._value, z, context)
         return z, total, task_weight(self._defenses, epoch)
 

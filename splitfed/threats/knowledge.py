@@ -137,10 +137,10 @@ class Grants:
         if self.training.restart_optimizers and "momentum" in options:
             options["momentum"] = 0.0
         batches, topology = self._batches(client, 0), self.engine.topologies[client]
-        told = self.method is not None and self.method.sends_gradients
-        sizes = [len(rows) for rows in (_first_epoch(batches) if told else batches)]
+        sends_gradients = self.method is not None and self.method.sends_gradients
+        sizes = [len(rows) for rows in (_first_epoch(batches) if sends_gradients else batches)]
         private = () if self.method is None else self.method.kept(topology)
-        return local_training(topology, role, type(optimizer).__name__, options, sizes, told, private)
+        return local_training(topology, role, type(optimizer).__name__, options, sizes, sends_gradients, private)
 
     def _feed(self, client: int, x: Tensor) -> dict[str, Tensor]:
         """Return what each input of the client's topology gets of `x`."""
@@ -171,8 +171,8 @@ class Grants:
             self.lend(client, "query", x)
             number = derive(stream, "predict", calls)
             with self.engine.watching(None):
-                found = self.engine.predict(client, "query", "query", number, borrow=self._newest(client))
-            return found.outputs[self.engine.topologies[client].heads[0].value].to(self.engine.device)
+                prediction = self.engine.predict(client, "query", "query", number, borrow=self._newest(client))
+            return prediction.outputs[self.engine.topologies[client].heads[0].value].to(self.engine.device)
 
         return predict
 

@@ -30,8 +30,8 @@ def place_attacks(engine: LocalEngine, prepared: Prepared, intruders: Mapping[st
 
     Raises `InvalidInput` for a party that is not there or where the intruder could not work.
     """
-    for name, given in intruders.items():
-        plan = resolve_attack(given)
+    for name, attack in intruders.items():
+        plan = resolve_attack(attack)
         if name not in engine.parties:
             raise unknown("party for an intruder", name, engine.parties)
         needs = plan.needs(_labels(prepared.topology, engine.parties[name].role) is not None)
@@ -75,7 +75,7 @@ def attack_site(engine: LocalEngine, prepared: Prepared, party: str, who: str, k
     def modules(circuit: int) -> Mapping[str, nn.Module]:
         return module_copies(next(lane for lane in engine.crew.lanes if lane.circuit == circuit).parties[role].modules)
 
-    found = AttackSite(
+    site = AttackSite(
         party,
         edge.name,
         value,
@@ -91,7 +91,7 @@ def attack_site(engine: LocalEngine, prepared: Prepared, party: str, who: str, k
         seed,
     )
     # What it knows is the experimenter's own: an intruder must not be able to change the run by writing into it.
-    return found.copy()
+    return site.copy()
 
 
 def _labels(topology: Topology, role: str) -> str | None:

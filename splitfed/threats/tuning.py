@@ -155,8 +155,8 @@ def tune(
     import optuna
 
     metric = METRICS[attack.target]
-    given = bench.score(attack)
-    if given is None:
+    default_score = bench.score(attack)
+    if default_score is None:
         raise InvalidInput(f"{type(attack).__name__} as given guesses what is not finite; start from finite guesses")
     better = min if metric == "mse" else max
     tried: list[tuple[Attack, Trial]] = []
@@ -164,21 +164,21 @@ def tune(
     def objective(trial: optuna.Trial) -> float:
         chosen = {name: _suggest(trial, name, choice) for name, choice in space.items()}
         setting = replace(attack, **chosen)
-        found = bench.score(setting)
-        tried.append((setting, Trial(chosen, found)))
+        setting_score = bench.score(setting)
+        tried.append((setting, Trial(chosen, setting_score)))
         if progress is not None:
             progress(len(tried), trials)
-        if found is None:
+        if setting_score is None:
             raise optuna.TrialPruned
-        return found
+        return setting_score
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     sampler = optuna.samplers.TPESampler(seed=derive(seed, "tune", "search") % 2**32)
     direction: Literal["minimize", "maximize"] = "minimize" if better is min else "maximize"
     optuna.create_study(sampler=sampler, direction=direction).optimize(objective, n_trials=trials)
-    scored = [(given, attack), *((t.score, setting) for setting, t in tried if t.score is not None)]
+    scored = [(default_score, attack), *((t.score, setting) for setting, t in tried if t.score is not None)]
     score, best = better(scored, key=lambda pair: pair[0])
-    return Tuned(best, metric, score, given, tuple(t for _, t in tried))
+    return Tuned(best, metric, score, default_score, tuple(t for _, t in tried))
 
 
 def _suggest(trial: Any, name: str, choice: Choice) -> Any:

@@ -118,12 +118,12 @@ def _write_node(node: Any, top: bool = False) -> str:
 
 def _bytecode(code: CodeType) -> str:
     """Write the instructions down: names and constants in place of their numbers, without lines."""
-    kept = [one for one in dis.get_instructions(code) if one.opname not in _IDLE]
+    instructions = [one for one in dis.get_instructions(code) if one.opname not in _IDLE]
     lines = [f"{code.co_argcount} {code.co_posonlyargcount} {code.co_kwonlyargcount} {code.co_varnames}"]
     jumps = {*dis.hasjabs, *dis.hasjrel}
-    for one in kept:
+    for one in instructions:
         if one.opcode in jumps:
-            what = str(sum(other.offset < one.argval for other in kept))
+            what = str(sum(other.offset < one.argval for other in instructions))
         elif isinstance(one.argval, CodeType):
             what = _bytecode(one.argval)
         elif isinstance(one.argval, frozenset):

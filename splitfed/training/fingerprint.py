@@ -40,13 +40,13 @@ def fingerprint(things: Mapping[str, object], weightless: Iterable[str] = ()) ->
     `things`: place -> value, as in `{"task of 'logits'": task}`. `weightless`: places of modules whose state is
     described elsewhere. The keys of what is returned are fit for a message.
     """
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     bare = set(weightless)
     for place, thing in things.items():
-        walk = _Walk(found, weights=place not in bare)
+        walk = _Walk(digests, weights=place not in bare)
         walk.value(thing)
-        found[f"the {place}"] = walk.digest()
-    return found
+        digests[f"the {place}"] = walk.digest()
+    return digests
 
 
 def differences(there: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
@@ -162,9 +162,9 @@ class _Walk:
             self._hash_words(name)
             self.value(own[name])
         if not names and kind.__repr__ is not object.__repr__:
-            told = repr(value)
+            text = repr(value)
             # An address in memory is another one in every process.
-            self._hash_words("" if _ADDRESS.search(told) else told)
+            self._hash_words("" if _ADDRESS.search(text) else text)
 
     def _module(self, module: nn.Module) -> None:
         for name, part in module.named_modules():
@@ -180,10 +180,10 @@ class _Walk:
                     self._hash_words(key)
                     self.value(found)
             self._hash_each([*part._forward_hooks.values(), *part._forward_pre_hooks.values()])
-        kept = module.state_dict()
+        state = module.state_dict()
         named = dict([*module.named_parameters(), *module.named_buffers()])
         for name in sorted(named):
-            if self._weights or name not in kept:
+            if self._weights or name not in state:
                 self._hash_words(name)
                 self._tensor(named[name])
 
@@ -289,7 +289,7 @@ def _rebound_names(code: CodeType) -> set[str]:
 def _globals(function: FunctionType) -> Iterator[tuple[str, object]]:
     """Yield what a function reads of its module, and of what is in there, by name."""
     written = _rebound_names(function.__code__)
-    found: dict[str, object] = {}
+    globals_read: dict[str, object] = {}
     for code in code_digest.nested_code(function.__code__):
         steps = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "EXTENDED_ARG")]
         for place, one in enumerate(steps):
@@ -303,8 +303,8 @@ def _globals(function: FunctionType) -> Iterator[tuple[str, object]]:
                 if after.opname not in ("LOAD_ATTR", "LOAD_METHOD") or after.argval not in inside:
                     break
                 name, value = f"{name}.{after.argval}", inside[after.argval]
-            found[name] = value
-    yield from sorted(found.items(), key=lambda pair: pair[0])
+            globals_read[name] = value
+    yield from sorted(globals_read.items(), key=lambda pair: pair[0])
 
 
 def _slot_attributes(value: object) -> Iterator[tuple[str, object]]:

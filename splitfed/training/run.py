@@ -236,11 +236,11 @@ class Run:
                 continue
             source = self._newest(lane)
             wanted = self._method_values(lane, source)
-            found = self.engine.predict(lane, part, "evaluate", number, borrow=source, also=wanted)
-            known[lane] = {(value, part): made for value, made in found.made.items()}
+            prediction = self.engine.predict(lane, part, "evaluate", number, borrow=source, also=wanted)
+            known[lane] = {(value, part): made for value, made in prediction.made.items()}
             for head in heads:
-                outputs[head.value].append(found.outputs[head.value])
-                labels[head.value].append(found.labels[head.value])
+                outputs[head.value].append(prediction.outputs[head.value])
+                labels[head.value].append(prediction.labels[head.value])
             scores.append(_score(heads[0], outputs[heads[0].value][-1:], labels[heads[0].value][-1:]))
         unions = {head.value: _score(head, outputs[head.value], labels[head.value]) for head in heads}
         task = heads[0].task
@@ -265,20 +265,20 @@ class Run:
         names = ("own", "others", "union")
         first, *others = parts = [getattr(client, part) for client in self.data.clients]
         union, ends = first.join(others), torch.tensor([0, *(len(rows) for rows in parts)]).cumsum(0).tolist()
-        found: dict[str, list[float | None]] = {name: [] for name in names}
+        scores: dict[str, list[float | None]] = {name: [] for name in names}
         if not len(union):
             return {name: [None] * self.engine.lanes for name in names}
         for lane in range(self.engine.lanes):
             head = next(h for h in self.engine.topologies[lane].heads if h.value in self._scored())
             self.evaluator.lend(lane, "across", union.x)
-            told = self.engine.predict(lane, "across", "evaluate", number, borrow=self._newest(lane))
+            prediction = self.engine.predict(lane, "across", "evaluate", number, borrow=self._newest(lane))
             self.engine.drop(lane, "across")
             own = torch.zeros(len(union), dtype=torch.bool)
             own[ends[lane] : ends[lane + 1]] = True
             for name, rows in zip(names, (own, ~own, own | True), strict=True):
                 some = [union.label(head.target)[rows]] if bool(rows.any()) else []
-                found[name].append(_score(head, [told.outputs[head.value][rows]], some) if some else None)
-        return found
+                scores[name].append(_score(head, [prediction.outputs[head.value][rows]], some) if some else None)
+        return scores
 
     def _method_values(self, lane: int, source: Source) -> Collection[str]:
         """Return the values that the method's own inference computes of the weights in `source` too."""
@@ -318,9 +318,11 @@ class Run:
         self.evaluator.lend(client, "predict", x)
         if number is None:
             number, self._calls = self._calls, self._calls + 1
-        asked = head or values[0]
-        found = self.engine.predict(client, "predict", "predict", number, borrow=self._newest(client), head=asked)
-        return found.outputs[asked]
+        head_value = head or values[0]
+        prediction = self.engine.predict(
+            client, "predict", "predict", number, borrow=self._newest(client), head=head_value
+        )
+        return prediction.outputs[head_value]
 
     def observe(
         self,
@@ -370,11 +372,11 @@ class Run:
             raise InvalidInput(f"{type(ready[past.index(True)]).__name__} goes against training rows: name no victims")
         truth = self.data.victims if all(past) else self.evaluator.victims(victims)
         names = [a if isinstance(a, str) else name_of("attacks", type(a)) for a in chosen]
-        found = (
+        results = (
             self.evaluator.attack(name, attack, party, truth, client, base, progress, round, classifier)
             for name, attack in zip(names, ready, strict=True)
         )
-        return [replace(result, quick=attack.quick) for result, attack in zip(found, ready, strict=True)]
+        return [replace(result, quick=attack.quick) for result, attack in zip(results, ready, strict=True)]
 
     def ask(self, party: str) -> dict[str, Any]:
         """Ask the intruder at `party` about the victims: metric -> who -> the mean over victims; changes nothing.
@@ -385,14 +387,14 @@ class Run:
         if not isinstance(plan, Attack):
             raise unknown("party with an intruder to ask", party, self.engine.insiders)
         try:
-            (found,) = self.attack(plan, adversary=party)
+            (result,) = self.attack(plan, adversary=party)
         except InvalidInput as error:
             return {"refused": str(error)}
-        told: dict[str, Any] = {}
-        for who, metrics in found.grade.items():
+        answer: dict[str, Any] = {}
+        for who, metrics in result.grade.items():
             for metric, interval in metrics.items():
-                told.setdefault(metric, {})[who] = interval.mean
-        return told
+                answer.setdefault(metric, {})[who] = interval.mean
+        return answer
 
     def tune(
         self,

@@ -31,17 +31,19 @@ def private_intersection(keys: Mapping[str, Sequence[Key]], leader: str) -> Inte
     crossings: list[Crossing] = []
     others = [party for party in keys if party != leader]
     for party in others:
-        found, sizes = _intersect(library, own, [key_text(key) for key in keys[party]])
-        shared &= found
+        shared_positions, sizes = _intersect(library, own, [key_text(key) for key in keys[party]])
+        shared &= shared_positions
         crossings += [
             Crossing(leader, party, "request", sizes[0]),
             Crossing(party, leader, "setup", sizes[1]),
             Crossing(party, leader, "response", sizes[2]),
         ]
-    told = sorted(keys[leader][i] for i in shared)
-    crossings += [Crossing(leader, party, "common keys", len(pack_keys(told))) for party in others]
+    common_keys = sorted(keys[leader][i] for i in shared)
+    crossings += [Crossing(leader, party, "common keys", len(pack_keys(common_keys))) for party in others]
     places = {party: {key: i for i, key in enumerate(mine)} for party, mine in keys.items()}
-    return Intersection({party: [place[key] for key in told] for party, place in places.items()}, tuple(crossings))
+    return Intersection(
+        {party: [place[key] for key in common_keys] for party, place in places.items()}, tuple(crossings)
+    )
 
 
 def _intersect(library: Any, client: list[str], server: list[str]) -> tuple[set[int], tuple[int, int, int]]:
