@@ -13,7 +13,7 @@ The weights by themselves say little: distance correlation does not change when 
 orthogonal to z and as long as 1 / D, D being the mean distance of two rows of z; the critic's is held by its penalty,
 in every channel by itself where `per_channel`. Both change with the width of the cut, and how far DCOR is from one
 changes too. So a defended run at another width compares with the authors' only where a1 is scaled to keep rho
-(`rescale_weight`), and a figure of it is read with its rho.
+(`kept_ratio`), and a figure of it is read with its rho.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def gradient_ratio(
     return GradientRatio(weight * defense, strength * attack, distance)
 
 
-def rescale_weight(weight: float, reference: GradientRatio, here: GradientRatio) -> float:
+def kept_ratio(weight: float, reference: GradientRatio, here: GradientRatio) -> float:
     """Return `weight`, that of the distance correlation in `reference`, scaled so that rho is the same `here`.
 
     Both ratios are measured with `weight`, and with one strength each as the runs will have it.

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from splitfed.attacks.training_time.gradient_ratio import GradientRatio, gradient_ratio, rescale_weight
+from splitfed.attacks.training_time.gradient_ratio import GradientRatio, gradient_ratio, kept_ratio
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import generator
 from splitfed.stats.dependence import distance_correlation, slope
@@ -71,13 +71,13 @@ def test_a_release_twice_as_large_feels_half_the_defense_and_the_same_attack() -
 
 def test_the_scaled_weight_has_the_ratio_of_the_reference() -> None:
     """Ratios .031 at the authors' width and .76 here: 1e4 becomes 408."""
-    assert rescale_weight(1e4, GradientRatio(0.031, 1.0, 1.0), GradientRatio(0.76, 1.0, 1.0)) == pytest.approx(
+    assert kept_ratio(1e4, GradientRatio(0.031, 1.0, 1.0), GradientRatio(0.76, 1.0, 1.0)) == pytest.approx(
         407.9, abs=0.1
     )
     x, critic = drawn(16, 5), linear(1.0, -2.0, 0.5)
     wide, narrow = drawn(16, 3, seed=1), 0.1 * drawn(16, 3, seed=2)
     reference, here = (gradient_ratio([(x, z)], critic, weight=20.0, strength=3.0) for z in (wide, narrow))
-    weight = rescale_weight(20.0, reference, here)
+    weight = kept_ratio(20.0, reference, here)
     assert abs(weight - 20.0) > 1
     again = gradient_ratio([(x, narrow)], critic, weight=weight, strength=3.0)
     assert again.rho == pytest.approx(reference.rho, rel=1e-9)
@@ -115,4 +115,4 @@ def test_refused_in_one_line(case: str) -> None:
     with pytest.raises(InvalidInput, match=re.escape(text)):
         gradient_ratio(**given)
     with pytest.raises(InvalidInput, match=r"kept_ratio weight=0.0 is not allowed"):
-        rescale_weight(0.0, GradientRatio(1.0, 1.0, 1.0), GradientRatio(1.0, 1.0, 1.0))
+        kept_ratio(0.0, GradientRatio(1.0, 1.0, 1.0), GradientRatio(1.0, 1.0, 1.0))

@@ -19,7 +19,7 @@ from torch.nn import functional
 import splitfed as sf
 from splitfed.attacks.training_time.fsha import Fsha, gradient_penalty
 from splitfed.attacks.training_time.fsha_networks import Encoder, FshaCritic, glorot
-from splitfed.attacks.training_time.gradient_ratio import GradientRatio, gradient_ratio, rescale_weight
+from splitfed.attacks.training_time.gradient_ratio import GradientRatio, gradient_ratio, kept_ratio
 from splitfed.attacks.training_time.training_attack import TrainingAttackState
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import generator, stream
@@ -125,7 +125,7 @@ def scaled(folder: Path, seed: int, width: int, blocks: int) -> dict[str, float]
     path = folder / "ratio.json"
     if not path.is_file():
         theirs, ours = (first_ratio(seed, each, blocks) for each in (FULL, width))
-        kept = {"weight": rescale_weight(AUTHORS, theirs, ours), "rho at 256": theirs.rho, "rho unscaled": ours.rho}
+        kept = {"weight": kept_ratio(AUTHORS, theirs, ours), "rho at 256": theirs.rho, "rho unscaled": ours.rho}
         path.write_text(json.dumps(kept), "utf-8")
     return dict(json.loads(path.read_text("utf-8")))
 
