@@ -35,12 +35,12 @@ def custom(
     _check_list("heads", heads)
     if not isinstance(inputs, Mapping) or not all(isinstance(role, str) for role in inputs.values()) or not inputs:
         raise InvalidInput(f"inputs={inputs!r} is not allowed; expected value -> role that owns it, at least one")
-    given = [_segment(f"segments[{i}]", one) for i, one in enumerate(segments)]
-    makers = {value: segment.role for segment in given for value in segment.outputs}
+    parsed_segments = [_segment(f"segments[{i}]", one) for i, one in enumerate(segments)]
+    makers = {value: segment.role for segment in parsed_segments for value in segment.outputs}
     losses = [_head(f"heads[{i}]", one, makers) for i, one in enumerate(heads)]
-    _check_roles(losses, {*(s.role for s in given), *inputs.values(), *holders})
+    _check_roles(losses, {*(s.role for s in parsed_segments), *inputs.values(), *holders})
     ready = tuple(head if head.task else replace(head, task=task) for head in losses)
-    return Topology("custom", _in_order(given, inputs), dict(inputs), ready)
+    return Topology("custom", _sort_segments(parsed_segments, inputs), dict(inputs), ready)
 
 
 def _check_roles(heads: Sequence[Head], roles: set[str]) -> None:
@@ -101,18 +101,18 @@ def _names(what: str, given: object) -> tuple[str, ...]:
     return tuple(given)
 
 
-def _in_order(segments: Sequence[Segment], inputs: Mapping[str, str]) -> tuple[Segment, ...]:
+def _sort_segments(segments: Sequence[Segment], inputs: Mapping[str, str]) -> tuple[Segment, ...]:
     """Return `segments` so that what a segment reads is made before it, otherwise as they stand."""
-    made = {value for segment in segments for value in segment.outputs}
+    produced = {value for segment in segments for value in segment.outputs}
     for segment in segments:
         for value in segment.inputs:
-            if value not in made and value not in inputs:
-                raise unknown(f"value read by segment {segment.name!r}:", value, [*inputs, *made])
+            if value not in produced and value not in inputs:
+                raise unknown(f"value read by segment {segment.name!r}:", value, [*inputs, *produced])
     there, left, order = set(inputs), list(segments), []
     while left:
         ready = next((s for s in left if there.issuperset(s.inputs)), None)
         if ready is None:
-            waiting = _circle(left)
+            waiting = _find_cycle(left)
             if len(waiting) == 1:
                 raise InvalidInput(f"segment {waiting[0]} reads what it returns: a cycle")
             raise InvalidInput(f"segments {', '.join(waiting)} wait for one another: a cycle")
@@ -122,7 +122,7 @@ def _in_order(segments: Sequence[Segment], inputs: Mapping[str, str]) -> tuple[S
     return tuple(order)
 
 
-def _circle(segments: Sequence[Segment]) -> list[str]:
+def _find_cycle(segments: Sequence[Segment]) -> list[str]:
     """Return the names of those `segments` that are on a cycle or between two, not of those that wait behind one."""
     left = list(segments)
     while True:

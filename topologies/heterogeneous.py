@@ -18,20 +18,20 @@ def heterogeneous(topologies: Sequence[Topology]) -> tuple[Topology, ...]:
     others around its server's modules. All must have the same inputs, segments by name and role, values that cross,
     and heads; what stays within a client may differ. Raises `InvalidInput` that names the client.
     """
-    given = tuple(topologies)
-    if not given:
+    client_topologies = tuple(topologies)
+    if not client_topologies:
         raise InvalidInput("heterogeneous needs at least one topology")
-    if not _shared(given[0]):
-        raise InvalidInput(f"topology {given[0].name!r} has no segment that clients share")
-    for client, topology in enumerate(given):
-        for what, wanted in _plan(given[0]).items():
-            found = _plan(topology)[what]
-            if found != wanted:
-                raise InvalidInput(f"client {client} has {what} {found}; the first client has {wanted}")
-        for name, module in _shared(given[0]).items():
-            if not _same(module, _shared(topology)[name]):
+    if not _shared(client_topologies[0]):
+        raise InvalidInput(f"topology {client_topologies[0].name!r} has no segment that clients share")
+    for client, topology in enumerate(client_topologies):
+        for what, wanted in _plan(client_topologies[0]).items():
+            plan = _plan(topology)[what]
+            if plan != wanted:
+                raise InvalidInput(f"client {client} has {what} {plan}; the first client has {wanted}")
+        for name, module in _shared(client_topologies[0]).items():
+            if not _same_module(module, _shared(topology)[name]):
                 raise InvalidInput(f"segment {name!r} of client {client} is another module than the first client's")
-    return given
+    return client_topologies
 
 
 def _plan(topology: Topology) -> dict[str, list[str]]:
@@ -40,12 +40,12 @@ def _plan(topology: Topology) -> dict[str, list[str]]:
         "inputs": [f"{value} of {role}" for value, role in topology.inputs.items()],
         "segments": [f"{s.name} at {s.role}" for s in topology.segments],
         "crossings": [f"{e.name} with {', '.join(e.values)}" for e in topology.crossings],
-        "heads": [_told(head) for head in topology.heads],
+        "heads": [_describe_head(head) for head in topology.heads],
         "forward_only": sorted(topology.forward_only),
     }
 
 
-def _told(head: Head) -> str:
+def _describe_head(head: Head) -> str:
     task = "the data's task" if head.task is None else f"{head.task.name} of {head.task.outputs}"
     labels = f"labels {head.target or ''}".strip()
     return f"{head.value} with {labels} by {' -> '.join(head.path)}, {task}, weight {head.weight:g}"
@@ -55,7 +55,7 @@ def _shared(topology: Topology) -> dict[str, nn.Module]:
     return {s.name: s.module for s in topology.segments if s.role not in topology.data_roles}
 
 
-def _same(one: nn.Module, other: nn.Module) -> bool:
+def _same_module(one: nn.Module, other: nn.Module) -> bool:
     # Every builder makes a fusion of its own; those without weights do the same work.
     fusions = isinstance(one, Fusion) and isinstance(other, Fusion) and one.how == other.how
     return one is other or fusions

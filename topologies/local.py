@@ -33,10 +33,10 @@ def local(model: nn.Module, cuts: Sequence[str] = (), task: Task | None = None) 
         return Topology("local", segments, {"x": "client"}, (Head("out", "client", "client", task),))
     bodies = ["body"] if len(cuts) == 1 else [f"body{i}" for i in range(1, len(cuts) + 1)]
     segments = cut_in_roles(model, tuple(cuts), (*bodies, "head"), ("client",) * (len(cuts) + 1))
-    return Topology("local", _plainly_named(segments), {"x": "client"}, (Head("out", "client", "client", task),))
+    return Topology("local", _rename_values(segments), {"x": "client"}, (Head("out", "client", "client", task),))
 
 
-def _plainly_named(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+def _rename_values(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
     """Return `segments` with their one input called `x` and their one output `out`."""
     ends = {only_input(segments): "x", only_output(segments): "out"}
     # A value between the pieces that has one of the two names gives it up.

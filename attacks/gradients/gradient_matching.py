@@ -44,7 +44,7 @@ def newest_step(view: View, local: LocalTraining) -> Step:
     if local.sends_gradients:
         return _sent_gradient(view, local)
     rate, momentum = float(local.options["lr"]), float(local.options.get("momentum", 0.0))
-    rounds = _rounds(view)
+    rounds = _message_pairs(view)
     if not rounds:
         raise InvalidInput(f"the view of {view.party!r} holds no weights that went to a client and came back")
     if rate == 0:
@@ -76,7 +76,7 @@ def _sent_gradient(view: View, local: LocalTraining) -> Step:
     return Step(before, {n: g.double() for n, g in came[-1].tensors.items()}, sum(local.batches))
 
 
-def _rounds(view: View) -> list[tuple[Message, Message]]:
+def _message_pairs(view: View) -> list[tuple[Message, Message]]:
     """Return what was sent and what came back, round by round."""
     sent: dict[int, Message] = {}
     pairs = []
@@ -114,7 +114,7 @@ class ClientGradient:
         for module in self._modules.values():
             module.to(device).double()
         for segment in local.segments:
-            _train_as(self._modules[segment.name], segment.module)
+            _copy_training_mode(self._modules[segment.name], segment.module)
         for name, module in self._modules.items():
             state = {n: step.before.get(f"{name}/{n}", t) for n, t in module.state_dict().items()}
             module.load_state_dict(state)
@@ -126,10 +126,12 @@ class ClientGradient:
         self.target = [step.gradient[name].to(device) for name in known]
         self._named = dict(zip(known, self.target, strict=True))
 
-    def unknowns(self, shape: Sequence[int], generator: torch.Generator) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def draw_unknowns(
+        self, shape: Sequence[int], generator: torch.Generator
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Draw a start for the labels of every head, as logits, and for the gradient of every released value."""
         with torch.no_grad():
-            made = self._walk(torch.zeros(self.rows, *shape, dtype=torch.float64, device=self.device))
+            made = self._forward(torch.zeros(self.rows, *shape, dtype=torch.float64, device=self.device))
         labels = {h.value: self.draw(made[h.value].shape, generator) for h in self.local.heads}
         return labels, {v: self.draw(made[v].shape, generator, 1 / self.rows) for v in self.local.released}
 
@@ -140,11 +142,11 @@ class ClientGradient:
 
     def gradient(self, x: Tensor, labels: Mapping[str, Tensor], back: Mapping[str, Tensor]) -> list[Tensor]:
         """Return the gradient of every weight, differentiable, for rows x, labels (as logits) and gradients `back`."""
-        made = self._walk(x)
+        made = self._forward(x)
         loss = x.new_zeros(())
         for head in self.local.heads:
             assert head.task is not None
-            loss = loss + head.weight * head.task.loss(made[head.value], soft(head, labels[head.value]))
+            loss = loss + head.weight * head.task.loss(made[head.value], soft_labels(head, labels[head.value]))
         for value, g in back.items():
             loss = loss + (made[value] * g).sum()
         found = torch.autograd.grad(loss, self._weights, create_graph=True, allow_unused=True)
@@ -153,7 +155,7 @@ class ClientGradient:
     def outputs(self, x: Tensor, head: Head) -> Tensor:
         """Return what the client's own model says of rows x at `head`."""
         with torch.no_grad():
-            return self._walk(x)[head.value]
+            return self._forward(x)[head.value]
 
     def last_layer(self, head: Head) -> Tensor:
         """Return the gradient of the bias of the linear layer that makes the output at `head`, (outputs,)."""
@@ -165,7 +167,7 @@ class ClientGradient:
             )
         return self._named[f"{segment.name}/{linear[-1][0]}.bias".replace("/.", "/")] / head.weight
 
-    def _walk(self, x: Tensor) -> dict[str, Tensor]:
+    def _forward(self, x: Tensor) -> dict[str, Tensor]:
         made = {self.local.value: x}
         for segment in self.local.segments:
             # A segment may begin with an operation in place.
@@ -175,13 +177,13 @@ class ClientGradient:
         return made
 
 
-def _train_as(module: nn.Module, given: nn.Module) -> None:
+def _copy_training_mode(module: nn.Module, given: nn.Module) -> None:
     """Put `module` into training mode, but for what was frozen in evaluation mode inside the module `given`."""
     for own, original in zip(module.modules(), given.modules(), strict=True):
         own.training = original.training or not given.training
 
 
-def soft(head: Head, free: Tensor) -> Tensor:
+def soft_labels(head: Head, free: Tensor) -> Tensor:
     """Return the labels that the unbounded numbers `free` stand for: probabilities, or targets themselves."""
     name = "" if head.task is None else head.task.name
     if name == "classification":
@@ -202,7 +204,7 @@ def classes_of(head: Head) -> int:
 
 
 def class_logits(labels: Tensor, outputs: int) -> Tensor:
-    """Return logits (rows, outputs) that `soft` turns into the classes `labels`, (rows,) int64, to six digits."""
+    """Return logits (rows, outputs) that `soft_labels` turns into the classes `labels` (rows,) int64, to six digits."""
     return functional.one_hot(labels, outputs).double() * 20.0
 
 
@@ -214,16 +216,16 @@ def single_class(head: Head, client: ClientGradient) -> Tensor:
     return client.last_layer(head).argmin().view(1)
 
 
-def class_counts(bias: Tensor, said: Tensor, rows: int) -> Tensor:
+def class_counts(bias: Tensor, confidences: Tensor, rows: int) -> Tensor:
     """Return the most plausible classes of a batch, (rows,) int64 in ascending order.
 
     bias: (classes,) gradient of the last bias, the batch mean of p - y; said: (classes,) what the model is thought
     to say on average, p. Class by class the count is about rows (p - bias); the rows go, one at a time, where most is
     missing.
     """
-    missing = rows * (said - bias)
-    found = []
+    missing = rows * (confidences - bias)
+    classes = []
     for _ in range(rows):
-        found.append(int(missing.argmax()))
-        missing[found[-1]] -= 1
-    return torch.tensor(sorted(found), device=bias.device)
+        classes.append(int(missing.argmax()))
+        missing[classes[-1]] -= 1
+    return torch.tensor(sorted(classes), device=bias.device)

@@ -89,7 +89,7 @@ class InvertingGradients(Attack):
         progress: Progress,
     ) -> tuple[Tensor, float]:
         x = client.draw((client.rows, *knowledge.shape), generator)
-        _, back = client.unknowns(knowledge.shape, generator)
+        _, back = client.draw_unknowns(knowledge.shape, generator)
         free = [x, *back.values()]
         optimizer = torch.optim.Adam(free, lr=self.lr)
         turns = [self.iterations * eighths // 8 for eighths in (3, 5, 7)]

@@ -30,19 +30,19 @@ def best_fit(
     `labels`: by head, as logits, where they are known; otherwise they are searched too. Which start is best is read off
     the gradients, as the adversary can.
     """
-    found: list[tuple[float, Tensor]] = []
+    candidates: list[tuple[float, Tensor]] = []
     for start in range(restarts):
         x = client.draw((client.rows, *shape), generator)
-        drawn, back = client.unknowns(shape, generator)
+        drawn, back = client.draw_unknowns(shape, generator)
         chosen = drawn if labels is None else labels
         fits = [math.inf]
         for done, misfit in _search(client, x, chosen, back, iterations):
             fits.append(misfit)
             progress(start * iterations + done, restarts * iterations)
-        found.append((fits[-1], x.detach()))
+        candidates.append((fits[-1], x.detach()))
         if fits[-1] < _ENOUGH:
             break
-    return min(found, key=lambda one: one[0])[1].nan_to_num().float()
+    return min(candidates, key=lambda one: one[0])[1].nan_to_num().float()
 
 
 def _search(

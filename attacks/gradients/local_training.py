@@ -54,16 +54,16 @@ def local_training(
     """
     if set(topology.inputs.values()) != {role} or len(topology.inputs) != 1:
         return None
-    made = set(topology.inputs)
+    available = set(topology.inputs)
     segments = []
     for segment in topology.segments_of(role):
-        if made.issuperset(segment.inputs):
+        if available.issuperset(segment.inputs):
             segments.append(segment)
-            made.update(segment.outputs)
-    heads = tuple(head for head in topology.heads if head.value in made and head.role == role)
+            available.update(segment.outputs)
+    heads = tuple(head for head in topology.heads if head.value in available and head.role == role)
     heads = tuple(head for head in heads if not set(topology.makers((head.value,))).issubset(private))
     back = [e for e in topology.crossings if e.name not in topology.forward_only]
-    released = tuple(dict.fromkeys(v for e in back for v in e.values if v in made))
+    released = tuple(dict.fromkeys(v for e in back for v in e.values if v in available))
     seen = topology.makers((*(head.value for head in heads), *released)) if private else {s.name for s in segments}
     return LocalTraining(
         tuple(segment for segment in segments if segment.name in seen),

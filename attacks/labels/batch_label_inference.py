@@ -68,8 +68,8 @@ class BatchLabelInference(Attack):
         if not any(p.requires_grad for p in module.parameters()):
             raise InvalidInput(f"batch_label_inference needs the weight gradient; {view.party} trains no weight")
         batches = [b for step in steps for b in _equations(module, step, self.batch_size)]
-        found = self._solve(batches, classes, generator, progress)
-        return torch.cat([one[: len(b.logits)] for one, b in zip(found, batches, strict=True)])
+        inferred = self._solve(batches, classes, generator, progress)
+        return torch.cat([one[: len(b.logits)] for one, b in zip(inferred, batches, strict=True)])
 
     def _solve(self, batches: list[_Equations], classes: int, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the scores of all batches at once, short ones padded: (batches, rows, classes)."""
@@ -111,16 +111,16 @@ def _equations(module: nn.Module, step: OwnStep, batch_size: int) -> list[_Equat
     """Return what the weight gradients of `batch_size` rows at a time say; J is (rows * classes, weights)."""
     weights = [p for p in module.parameters() if p.requires_grad]
     logits = module(step.inputs.clone())
-    found = []
+    equations = []
     for rows in torch.arange(len(logits)).split(batch_size):
         single = logits[rows].flatten()
         jacobian = torch.stack([_derivative(one, weights) for one in single])
         gradient = _derivative((logits[rows] * step.gradient[rows]).sum(), weights)
         size = jacobian.square().sum(1).mean().clamp_min(torch.finfo(jacobian.dtype).tiny)
-        found.append(
+        equations.append(
             _Equations(logits[rows].detach().double(), jacobian @ jacobian.T / size, jacobian @ gradient / size)
         )
-    return found
+    return equations
 
 
 def _derivative(of: Tensor, weights: list[nn.Parameter]) -> Tensor:

@@ -13,26 +13,26 @@ from torch import Tensor
 from splitfed.core.errors import InvalidInput, check_count
 
 
-def draw_hints(labels: Tensor, asked: Mapping[int, int], generator: torch.Generator) -> dict[int, Tensor]:
+def draw_hints(labels: Tensor, counts: Mapping[int, int], generator: torch.Generator) -> dict[int, Tensor]:
     """Return the positions of `asked[c]` victims of each class c, drawn without replacement: c -> (count,) int64.
 
     labels: (victims,). Raises `InvalidInput` for more hints than there are victims of the class, and when nobody
     would be left to attack.
     """
     drawn = {}
-    for number, count in asked.items():
+    for number, count in counts.items():
         check_count(f"hints of class {number}", count)
         members = (labels == number).nonzero()[:, 0].cpu()
         if count > len(members):
             raise InvalidInput(f"hints={count} is not allowed; there are {len(members)} victims of class {number}")
         order = torch.randperm(len(members), generator=generator, device=generator.device).cpu()
         drawn[number] = members[order[:count]]
-    if asked and sum(asked.values()) == len(labels):
+    if counts and sum(counts.values()) == len(labels):
         raise InvalidInput(f"hints for all {len(labels)} victims leave nobody to attack; expected fewer")
     return drawn
 
 
-def others(victims: int, hints: Mapping[int, Tensor]) -> Tensor:
+def rows_without_hints(victims: int, hints: Mapping[int, Tensor]) -> Tensor:
     """Return the positions of the `victims` that no hint names, in order: (m,) int64."""
     left = torch.ones(victims, dtype=torch.bool)
     for rows in hints.values():

@@ -63,8 +63,11 @@ class MixMatch:
         optimizer = torch.optim.Adam(weights, lr=self.lr)
         average = copy.deepcopy(model).eval()
         size = min(self.batch_size, len(labelled), len(unlabelled))
-        known, unknown = passes(len(labelled), size, generator), passes(len(unlabelled), size, generator)
-        mixing = strengths(self.alpha, self.iterations, generator).tolist()
+        known, unknown = (
+            endless_batches(len(labelled), size, generator),
+            endless_batches(len(unlabelled), size, generator),
+        )
+        mixing = draw_mixing_weights(self.alpha, self.iterations, generator).tolist()
         model.train()
         progress(0, self.iterations)
         for iteration, strength in enumerate(mixing):
@@ -73,8 +76,8 @@ class MixMatch:
             with torch.no_grad():
                 guessed = model(unlabelled[others]).softmax(1)
             classes = guessed.shape[1]
-            told = functional.one_hot(labels[rows].long(), classes).to(guessed)
-            targets = torch.cat([told, sharpen(guessed, self.temperature)])
+            one_hot = functional.one_hot(labels[rows].long(), classes).to(guessed)
+            targets = torch.cat([one_hot, sharpen(guessed, self.temperature)])
             order = torch.randperm(len(x), generator=generator)
             logits = model(mix(x, order, strength))
             ramp = self.weight * iteration / self.iterations
@@ -82,7 +85,7 @@ class MixMatch:
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
-            _follow(average, model, self.decay)
+            _update_average(average, model, self.decay)
             with torch.no_grad():
                 torch._foreach_mul_(weights, 1 - 0.02 * self.lr)
             if iteration % 50 == 49:
@@ -101,7 +104,7 @@ def mix(rows: Tensor, order: Tensor, strength: float) -> Tensor:
     return strength * rows + (1 - strength) * rows[order.to(rows.device)]
 
 
-def strengths(alpha: float, count: int, generator: torch.Generator) -> Tensor:
+def draw_mixing_weights(alpha: float, count: int, generator: torch.Generator) -> Tensor:
     """Draw l of Beta(alpha, alpha) and return max(l, 1 - l): (count,) in [.5, 1]."""
     # The distribution takes no generator.
     with stream(int(torch.randint(2**62, (), generator=generator))):
@@ -118,7 +121,7 @@ def mixed_loss(logits: Tensor, targets: Tensor, labelled: int, weight: float) ->
     return sure + weight * (logits[labelled:].softmax(1) - targets[labelled:]).square().mean()
 
 
-def passes(count: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+def endless_batches(count: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
     """Yield batches of `size` of `count` rows for ever, a new order every pass, a short last batch left out."""
     while True:
         for rows in torch.randperm(count, generator=generator).split(size):
@@ -126,7 +129,7 @@ def passes(count: int, size: int, generator: torch.Generator) -> Iterator[Tensor
                 yield rows
 
 
-def _follow(average: nn.Module, model: nn.Module, decay: float) -> None:
+def _update_average(average: nn.Module, model: nn.Module, decay: float) -> None:
     """Move all real numbers of `average`, buffers too, towards those of `model`; take over whole numbers."""
     with torch.no_grad():
         for kept, new in zip(average.state_dict().values(), model.state_dict().values(), strict=True):

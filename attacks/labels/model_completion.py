@@ -70,26 +70,26 @@ class ModelCompletion(Attack):
         assert knowledge.auxiliary_labels is not None
         classes = check_classes("model_completion", knowledge.classes)
         bottom = _bottom(view, knowledge)
-        victims, auxiliary = _only(view, knowledge.own), _only(view, knowledge.own_auxiliary)
+        victims, auxiliary = _single_input(view, knowledge.own), _single_input(view, knowledge.own_auxiliary)
         labels = knowledge.auxiliary_labels.cpu()
-        told = self._told(labels, classes, generator)
+        labelled = self._draw_labelled(labels, classes, generator)
         others = torch.ones(len(labels), dtype=torch.bool)
-        others[told] = False
+        others[labelled] = False
         settings = MixMatch(
             self.iterations, self.batch_size, self.lr, self.temperature, self.alpha, self.weight, self.decay
         )
         with torch.no_grad():
             width = bottom(victims[:1].clone()).flatten(1).shape[1]
         model = _Completed(bottom, width, classes, self.tune).to(knowledge.device)
-        known, unlabelled = auxiliary[told], torch.cat([auxiliary[others], victims])
+        known, unlabelled = auxiliary[labelled], torch.cat([auxiliary[others], victims])
         if len(unlabelled) < 2:
             raise InvalidInput("model_completion has one row without a label; expected two or more")
-        learnt = settings.fit(model, known, knowledge.auxiliary_labels[told], unlabelled, generator, progress)
+        learnt = settings.fit(model, known, knowledge.auxiliary_labels[labelled], unlabelled, generator, progress)
         with torch.no_grad():
             scores: Tensor = torch.cat([learnt(x) for x in victims.split(256)])
         return scores
 
-    def _told(self, labels: Tensor, classes: int, generator: torch.Generator) -> Tensor:
+    def _draw_labelled(self, labels: Tensor, classes: int, generator: torch.Generator) -> Tensor:
         """Return which auxiliary rows are known with their labels, `labelled` of each class: (rows,)."""
         drawn = []
         for number in range(classes):
@@ -115,7 +115,7 @@ def _bottom(view: View, knowledge: Knowledge) -> nn.Module:
     return copy.deepcopy(next(iter(view.segments.values()))).to(knowledge.device).eval()
 
 
-def _only(view: View, tensors: Mapping[str, Tensor] | None) -> Tensor:
+def _single_input(view: View, tensors: Mapping[str, Tensor] | None) -> Tensor:
     if tensors is None or len(tensors) != 1:
         raise InvalidInput(f"model_completion reads one input; {view.party} has {sorted(tensors or {})}")
     return next(iter(tensors.values()))

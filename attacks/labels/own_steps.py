@@ -37,7 +37,7 @@ def own_steps(attack: str, view: View, knowledge: Knowledge) -> tuple[nn.Module,
     for part in module.modules():
         if isinstance(part, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d | nn.AlphaDropout):
             part.eval()
-    backs = [_one(attack, "a gradient for", view, m.tensors) for m in view.select(kind="gradient").messages]
+    backs = [_single_value(attack, "a gradient for", view, m.tensors) for m in view.select(kind="gradient").messages]
     sizes = [len(g) for g in backs]
     inputs = _inputs(attack, view, knowledge, sizes)
     steps = [
@@ -56,11 +56,11 @@ def _inputs(attack: str, view: View, knowledge: Knowledge, sizes: list[int]) -> 
     if bool(received) == bool(own):
         raise InvalidInput(f"{attack} needs a segment that reads one value; {view.party} reads several or none")
     if received:
-        found = [_one(attack, "", view, m.tensors) for m in received]
+        found = [_single_value(attack, "", view, m.tensors) for m in received]
         if [len(z) for z in found] != sizes:
             raise InvalidInput(f"{attack} needs a gradient for every release; {view.party} receives fewer or more")
         return found
-    rows = _one(attack, "", view, own)
+    rows = _single_value(attack, "", view, own)
     if len(rows) != sum(sizes):
         raise InvalidInput(
             f"{attack} needs one gradient for every row; {view.party} receives {sum(sizes)} for {len(rows)} rows, as "
@@ -70,7 +70,7 @@ def _inputs(attack: str, view: View, knowledge: Knowledge, sizes: list[int]) -> 
     return parts
 
 
-def _one(attack: str, what: str, view: View, tensors: Mapping[str, Tensor]) -> Tensor:
+def _single_value(attack: str, what: str, view: View, tensors: Mapping[str, Tensor]) -> Tensor:
     if len(tensors) != 1:
         kind = f"{what} one value".strip()
         raise InvalidInput(f"{attack} reads {kind}; {view.party} has {sorted(tensors)}")

@@ -46,7 +46,11 @@ class Spectral(Attack):
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the projections, less the boundary, positive for the smaller group: (victims,)."""
         check_two_classes("spectral", knowledge.classes)
-        rows = gradient_rows(view, knowledge.device) if self.rows == "gradients" else _released(view, knowledge)
+        rows = (
+            gradient_rows(view, knowledge.device)
+            if self.rows == "gradients"
+            else _concatenate_releases(view, knowledge)
+        )
         centered = (rows - rows.mean(0)).double()
         first = torch.linalg.svd(centered, full_matrices=False).Vh[0]
         along: Tensor = centered @ first
@@ -54,7 +58,7 @@ class Spectral(Attack):
         return -along if int((along > 0).sum()) * 2 > len(along) else along
 
 
-def _released(view: View, knowledge: Knowledge) -> Tensor:
+def _concatenate_releases(view: View, knowledge: Knowledge) -> Tensor:
     seen = view.select(kind="activation").tensors(knowledge.device)
     if not seen:
         raise InvalidInput(f"spectral rows='releases' needs releases; {view.party} receives none")

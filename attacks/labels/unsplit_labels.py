@@ -79,8 +79,8 @@ class UnsplitLabels(Attack):
         received = received / received.square().mean().sqrt().clamp_min(torch.finfo(received.dtype).tiny)
         clone = _Clone(knowledge.head(), classes).to(knowledge.device).eval()
         optimizer = torch.optim.Adam(clone.parameters(), lr=self.lr)
-        told = [(c, row) for c, rows in knowledge.hints.items() for row in rows.tolist()]
-        labels, rows = torch.tensor(told, device=sent.device).T
+        hints = [(c, row) for c, rows in knowledge.hints.items() for row in rows.tolist()]
+        labels, rows = torch.tensor(hints, device=sent.device).T
         for iteration in range(self.iterations):
             errors = _errors(clone(sent), received)
             # Early on every class has a say; in the end the nearest one alone.

@@ -85,14 +85,14 @@ class Lira(Attack):
         if self.online:
             rows, labels = torch.cat([x, rows]), torch.cat([y, labels])
         held = halves(self.copies, len(rows), generator)
-        found = []
+        confidences = []
         for number, mine in enumerate(held.to(rows.device)):
             seed = int(torch.randint(2**62, (), generator=generator))
             copy = knowledge.imitate(rows[mine], labels[mine], self.epochs, self.batch_size, seed)
-            found.append(margins(copy.predict(x), y))
+            confidences.append(margins(copy.predict(x), y))
             progress(number + 1, self.copies)
         among = held[:, : len(x)] if self.online else torch.zeros(self.copies, len(x), dtype=torch.bool)
-        return torch.stack(found), among.to(x.device)
+        return torch.stack(confidences), among.to(x.device)
 
 
 def halves(copies: int, rows: int, generator: torch.Generator) -> Tensor:

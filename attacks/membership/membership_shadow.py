@@ -61,9 +61,9 @@ class MembershipShadow(Attack):
         assert y is not None
         assert knowledge.predict is not None
         check_classes("membership_shadow", knowledge.classes)
-        found, members = self._examples(knowledge, generator, progress)
-        network = Classifier({"features": tuple(found.shape[1:])}, 2, self.width).to(knowledge.device)
-        values = {"features": found}
+        examples, members = self._examples(knowledge, generator, progress)
+        network = Classifier({"features": tuple(examples.shape[1:])}, 2, self.width).to(knowledge.device)
+        values = {"features": examples}
         fit(network, lambda epoch: values, members, generator, epochs=self.classifier_epochs, lr=3e-3, batch_size=64)
         with torch.no_grad():
             scores: Tensor = network({"features": features(knowledge.predict(x), y)})
@@ -77,16 +77,16 @@ class MembershipShadow(Attack):
         assert knowledge.imitate is not None
         if len(x) < 4:
             raise InvalidInput(f"membership_shadow needs at least 4 auxiliary rows, to train on half; found {len(x)}")
-        found, members = [], []
+        examples, members = [], []
         for number in range(self.copies):
             order = torch.randperm(len(x), generator=generator).to(x.device)
             mine = order[: len(x) // 2]
             seed = int(torch.randint(2**62, (), generator=generator))
             copy = knowledge.imitate(x[mine], y[mine], self.epochs, self.batch_size, seed)
-            found.append(features(copy.predict(x[order]), y[order]))
+            examples.append(features(copy.predict(x[order]), y[order]))
             members.append((torch.arange(len(x), device=x.device) < len(mine)).long())
             progress(number + 1, self.copies)
-        return torch.cat(found), torch.cat(members)
+        return torch.cat(examples), torch.cat(members)
 
 
 def features(outputs: Tensor, labels: Tensor) -> Tensor:

@@ -53,15 +53,15 @@ def boxes(
     no rectangle, and one of which nothing is known.
     """
     whole = Rectangle(0, 0, shape[1], shape[2])
-    found = {}
+    rectangles = {}
     for name, released in releases.items():
         mine = [box(shape, places[i]) for i in origins.get(name, ()) if i in places]
         known = list(dict.fromkeys(b for b in mine if b is not None))
-        alone = len(known) == 1 or (len(released) == 3 and bool(known) and _nearer(released, known[0], whole))
-        found[name] = tuple(known) if known and len(known) == len(mine) and alone else (whole,)
-    return found
+        alone = len(known) == 1 or (len(released) == 3 and bool(known) and _part_fits_better(released, known[0], whole))
+        rectangles[name] = tuple(known) if known and len(known) == len(mine) and alone else (whole,)
+    return rectangles
 
 
-def _nearer(released: tuple[int, ...], part: Rectangle, whole: Rectangle) -> bool:
+def _part_fits_better(released: tuple[int, ...], part: Rectangle, whole: Rectangle) -> bool:
     grid = log(released[1] / released[2])
     return abs(grid - log(part.height / part.width)) < abs(grid - log(whole.height / whole.width))

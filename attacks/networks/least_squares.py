@@ -29,7 +29,7 @@ MOST_PLACES = 50_000  # of an image, over all rows: a few thousand decide what a
 Pairs = Iterable[tuple[Tensor, Tensor]]
 
 
-class _Solved(NamedTuple):
+class _Solution(NamedTuple):
     """`weight` (features, targets), `bias` (targets,), and the mean squared error on rows put aside."""
 
     weight: Tensor
@@ -107,18 +107,18 @@ def linear_inverse(passes: Sequence[Tensor], x: Tensor) -> nn.Module | None:
     z = passes[0]
     if all(torch.equal(z, other) for other in passes[1:]):
         passes = passes[:1]
-    found: list[tuple[float, nn.Module]] = []
+    solutions: list[tuple[float, nn.Module]] = []
     if z[0].numel() <= MOST_NUMBERS:
         mixed = _mixing(z[0].numel(), z.device)
         solved = _ridge(lambda rows: ((z[rows].flatten(1) @ mixed, x[rows].flatten(1)) for z in passes), len(x))
-        found.append((solved.error, Dense(tuple(x.shape[1:]), mixed.double() @ solved.weight, solved.bias)))
+        solutions.append((solved.error, Dense(tuple(x.shape[1:]), mixed.double() @ solved.weight, solved.bias)))
     if (local := _local(z.shape[1:], x.shape[1:])) is not None:
         count = min(len(x), max(50, MOST_PLACES * x.shape[1] // prod(x.shape[1:])))
-        solved = _ridge(lambda rows: _placed(local, passes, x, rows), count)
+        solved = _ridge(lambda rows: _patch_pairs(local, passes, x, rows), count)
         # It has few weights for many places, so what it leaves of these very rows is what it leaves of others, and a
         # network that learns from that gains more. The whole row at once must be much better to be preferred.
-        found.append((solved.error / 2, local.fit(solved.weight, solved.bias)))
-    return min(found, key=lambda pair: pair[0])[1] if found else None
+        solutions.append((solved.error / 2, local.fit(solved.weight, solved.bias)))
+    return min(solutions, key=lambda pair: pair[0])[1] if solutions else None
 
 
 def _local(source: Sequence[int], target: Sequence[int]) -> Local | None:
@@ -142,19 +142,19 @@ def _mixing(numbers: int, device: torch.device) -> Tensor:
     return (torch.randn(numbers, MOST_FEATURES, generator=drawn) / sqrt(numbers)).to(device)
 
 
-def _placed(local: Local, passes: Sequence[Tensor], x: Tensor, rows: Tensor) -> Pairs:
+def _patch_pairs(local: Local, passes: Sequence[Tensor], x: Tensor, rows: Tensor) -> Pairs:
     for i, few in enumerate(rows.split(16)):
         # Every few rows one pass: more rows say more than more draws for the same ones.
         yield local.features(passes[i % len(passes)][few]), local.blocks(x[few])
 
 
-def _ridge(pairs: Callable[[Tensor], Pairs], count: int) -> _Solved:
+def _ridge(pairs: Callable[[Tensor], Pairs], count: int) -> _Solution:
     """Return the ridge regression over the first `count` rows; `pairs` gives features and targets of rows."""
     aside = max(count // 5, 1)
     first, rest = (_Sums(pairs(rows)) for rows in torch.arange(count).split([count - aside, aside]))
-    tried = [(rest.error(*first.solved(ridge)), ridge) for ridge in (*RIDGES, float("inf"))]
+    tried = [(rest.error(*first.solve(ridge)), ridge) for ridge in (*RIDGES, float("inf"))]
     error, ridge = min(tried)
-    return _Solved(*(first + rest).solved(ridge), error)
+    return _Solution(*(first + rest).solve(ridge), error)
 
 
 class _Sums:
@@ -177,7 +177,7 @@ class _Sums:
         both.parts = [a + b for a, b in zip(self.parts, other.parts, strict=True)]
         return both
 
-    def solved(self, ridge: float) -> tuple[Tensor, Tensor]:
+    def solve(self, ridge: float) -> tuple[Tensor, Tensor]:
         """Return weight (k, t) and bias (t,); an infinite ridge leaves the mean target."""
         gram, cross, _ = self.parts
         a, b = gram[-1, :-1] / self.count, cross[-1] / self.count

@@ -110,7 +110,7 @@ def layout_needs(layout: str, told: bool) -> frozenset[Needs]:
     return frozenset({Needs.ARCHITECTURE}) if told else frozenset({Needs.ARCHITECTURE, Needs.HEAD})
 
 
-def client_like(who: str, post: AttackSite, width: int, blocks: int, end: nn.Module | None = None) -> ClientModel:
+def build_client(who: str, post: AttackSite, width: int, blocks: int, end: nn.Module | None = None) -> ClientModel:
     """Return a network for the client's place: in its own layout where `post` knows that, or a generic one.
 
     `end`: what a generic one ends with. Weights come from torch's default generator; refuses a client without weights.
@@ -126,13 +126,13 @@ def client_like(who: str, post: AttackSite, width: int, blocks: int, end: nn.Mod
             )
         net: nn.Module = Translator(known.shape, post.shape, width, blocks)
         return GenericLayout(net if end is None else nn.Sequential(net, end), post, Scale(known.value_range))
-    found = SameLayout(known.architecture(int(torch.randint(2**62, ()))), post.value)
-    if not list(found.parameters()):
+    client = SameLayout(known.architecture(int(torch.randint(2**62, ()))), post.value)
+    if not list(client.parameters()):
         raise InvalidInput(f"{who} layout='client' needs segments with weights upstream; these have none")
-    return found
+    return client
 
 
-def head_like(post: AttackSite, width: int, blocks: int) -> nn.Module:
+def build_head(post: AttackSite, width: int, blocks: int) -> nn.Module:
     """Return a network for the place of the head that keeps the labels: in its own layout, or a generic one."""
     known = post.knowledge
     assert known.classes is not None

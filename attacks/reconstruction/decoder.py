@@ -68,33 +68,35 @@ class Decoder(nn.Module):
         for name, scale in zip(self._names, self.scales, strict=True):
             assert isinstance(scale, _Standard)
             scale.fit(torch.cat([releases[name] for releases in passes]))
-        scaled = [self._scaled(releases) for releases in passes]
+        scaled = [self._scale(releases) for releases in passes]
         left = x - self.base
         if self._shown:
             covered = torch.zeros(self._target[1:], dtype=torch.bool)
             for number, (name, box) in enumerate(self._shown):
                 mine, base = box.cut(left), box.cut(self.base)
-                found = linear_inverse([z[name] for z in scaled], mine + (0 if bool(box.cut(covered).any()) else base))
-                if found is not None:
+                inverse = linear_inverse(
+                    [z[name] for z in scaled], mine + (0 if bool(box.cut(covered).any()) else base)
+                )
+                if inverse is not None:
                     if not bool(box.cut(covered).any()):
                         mine += base
                         base.zero_()
                     box.cut(covered).fill_(True)
-                    mine -= found(scaled[0][name])
-                    self.linear[str(number)] = found
+                    mine -= inverse(scaled[0][name])
+                    self.linear[str(number)] = inverse
         else:
-            flat = [_flat(z) for z in scaled]
-            if (found := linear_inverse(flat, x)) is not None:
+            flat = [_flatten(z) for z in scaled]
+            if (inverse := linear_inverse(flat, x)) is not None:
                 self.base.zero_()
-                self.linear["all"] = found
-                left = x - found(flat[0])
+                self.linear["all"] = inverse
+                left = x - inverse(flat[0])
         self.unit.copy_(left.square().mean().sqrt().clamp_min(1e-6 * self.unit))
 
     def forward(self, releases: Mapping[str, Tensor]) -> Tensor:
         """Return (n, *target); beyond the range the answer is its bound, and the gradient that of the number before."""
-        scaled = self._scaled(releases)
+        scaled = self._scale(releases)
         if not self._shown:
-            flat = _flat(scaled)
+            flat = _flatten(scaled)
             x: Tensor = self.base + self.unit * self.net(flat)
             x = x + self.linear["all"](flat) if "all" in self.linear else x
         else:
@@ -105,7 +107,7 @@ class Decoder(nn.Module):
                     x = x + functional.pad(part, box.margins(*self._target[1:]))
         return x if self._range is None else x + (x.clamp(*self._range) - x).detach()
 
-    def _scaled(self, releases: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _scale(self, releases: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: scale(releases[name]) for name, scale in zip(self._names, self.scales, strict=True)}
 
 
@@ -199,5 +201,5 @@ def _perceptron(inputs: int, target: tuple[int, ...], hidden: int) -> nn.Sequent
     )
 
 
-def _flat(values: Mapping[str, Tensor]) -> Tensor:
+def _flatten(values: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([z.flatten(1) for z in values.values()], 1)

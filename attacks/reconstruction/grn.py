@@ -84,8 +84,8 @@ class Grn(Attack):
         optimizer = torch.optim.Adam(net.parameters(), lr=self.lr)
 
         def generated(chosen: Tensor) -> Tensor:
-            drawn = torch.randn(len(chosen), noise, generator=generator).to(knowledge.device)
-            made: Tensor = net(torch.cat([inputs[chosen], drawn], 1))
+            noise_rows = torch.randn(len(chosen), noise, generator=generator).to(knowledge.device)
+            made: Tensor = net(torch.cat([inputs[chosen], noise_rows], 1))
             return made
 
         for epoch in range(self.epochs):

@@ -75,23 +75,23 @@ class Ladder(Attack):
                 f"ladder validation={self.validation!r} keeps {count} of {len(order)} auxiliary rows; "
                 "expected at least one, and two left to train on"
             )
-        kept, left = (knowledge.auxiliary[rows] for rows in (order[:count], order[count:]))
-        both = _behind(view, knowledge.query(kept))
+        held_out, training_rows = (knowledge.auxiliary[rows] for rows in (order[:count], order[count:]))
+        both = _append_releases(view, knowledge.query(held_out))
         best: tuple[float, Tensor] | None = None
         rungs = list(self.rungs())
         for done, attack in enumerate(rungs, 1):
             # Every rung draws its own random numbers, so that one more of them changes none of those before it.
             draws = torch.Generator().manual_seed(derive(generator.initial_seed(), "rung", done))
-            found = attack(both, replace(knowledge, auxiliary=left), draws).guess
-            error = float((found[-count:] - kept.cpu()).square().mean())
+            guesses = attack(both, replace(knowledge, auxiliary=training_rows), draws).guess
+            error = float((guesses[-count:] - held_out.cpu()).square().mean())
             if best is None or error < best[0]:
-                best = error, found[:-count]
+                best = error, guesses[:-count]
             progress(done, len(rungs))
         assert best is not None
         return best[1]
 
 
-def _behind(view: View, released: Releases) -> View:
+def _append_releases(view: View, released: Releases) -> View:
     """Return the activations of `view` with `released`, value -> (n, ...), behind them."""
     seen = view.select(kind="activation")
     places = {name: message for message in seen.messages for name in message.tensors}

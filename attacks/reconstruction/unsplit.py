@@ -89,14 +89,14 @@ class Unsplit(Attack):
                 best = loss, x.detach(), clone
         assert best is not None
         _, guess, clone = best
-        return GuessAndClone(stretched(guess, knowledge.value_range) if self.stretch else guess, clone)
+        return GuessAndClone(stretch_rows(guess, knowledge.value_range) if self.stretch else guess, clone)
 
     def prior(self, x: Tensor, value_range: tuple[float, float] | None) -> float:
         """Return how unlikely rows x (n, ...) are by themselves, whatever their scale: the regularisers, summed up.
 
         Of each row spread from 0 at the low end of the value range to 1 at its high end; as it is without a range.
         """
-        shown = stretched(x, None if value_range is None else (0.0, 1.0))
+        shown = stretch_rows(x, None if value_range is None else (0.0, 1.0))
         return float(self.tv * total_variation(shown) + self.l2 * shown.square().flatten(1).mean(1).sum())
 
     def _alternate(self, x: Tensor, clone: Clone, seen: Releases) -> Iterator[int]:
@@ -117,7 +117,7 @@ class Unsplit(Attack):
             yield done + 1
 
 
-def stretched(x: Tensor, value_range: tuple[float, float] | None) -> Tensor:
+def stretch_rows(x: Tensor, value_range: tuple[float, float] | None) -> Tensor:
     """Spread every row of x (n, ...) over the value range; a constant row stays as it is, as does x without a range."""
     if value_range is None:
         return x

@@ -49,8 +49,8 @@ def accuracies(
     rows = {"guess": guess, "truth": truth, "mean_image": mean_image(auxiliary.x).to(truth).expand(truth.shape)}
     if len(truth) > 1:
         rows["random_pairing"] = random_pairing(truth, generator)
-    said = {name: scores(x).argmax(1).cpu() for name, x in rows.items()}
-    return {n: {"accuracy": bootstrap_interval((s == labels).double(), generator)} for n, s in said.items()}
+    predictions = {name: scores(x).argmax(1).cpu() for name, x in rows.items()}
+    return {n: {"accuracy": bootstrap_interval((s == labels).double(), generator)} for n, s in predictions.items()}
 
 
 def check_gradable(auxiliary: LabelledRows) -> None:
@@ -73,9 +73,9 @@ def grade_representatives(
     if len(guess) <= int(present.max()):
         raise InvalidInput(f"guess has {len(guess)} rows; expected one a class, {int(present.max()) + 1} at least")
     truth = torch.stack([trained.x[trained.y == label].mean(0) for label in present.tolist()])
-    said = guess.detach().cpu()[present]
-    scores = grade(truth, said, trained.value_range, auxiliary.x, generator)
-    for name, metrics in accuracies(truth, said, present, auxiliary, generator).items():
+    guesses = guess.detach().cpu()[present]
+    scores = grade(truth, guesses, trained.value_range, auxiliary.x, generator)
+    for name, metrics in accuracies(truth, guesses, present, auxiliary, generator).items():
         scores.setdefault(name, {}).update(metrics)
     return truth, scores
 

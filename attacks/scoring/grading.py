@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from splitfed.attacks.base import Target
-from splitfed.attacks.labels.known_labels import others
+from splitfed.attacks.labels.known_labels import rows_without_hints
 from splitfed.attacks.scoring.class_metrics import accuracies, grade_representatives
 from splitfed.attacks.scoring.label_metrics import grade_labels
 from splitfed.attacks.scoring.member_metrics import grade_members
@@ -73,7 +73,7 @@ def grade_of(
         assert trained is not None
         return grade_shares(trained.y, guess, auxiliary.y)
     if target is Target.LABELS:
-        truth, left = victims.label(label_set), others(len(victims.y), hints or {})
+        truth, left = victims.label(label_set), rows_without_hints(len(victims.y), hints or {})
         return truth, grade_labels(truth, guess, auxiliary.label(label_set), generator, left)
     seen, shown, blind = (t if part is None else part(t) for t in (victims.x, guess, auxiliary.x))
     scores = grade(seen, shown, victims.value_range, blind, generator)
@@ -90,11 +90,13 @@ def grade_clone(outputs: Mapping[str, Tensor], truth: Tensor, generator: torch.G
     -> (n, classes), or (n, 1) logits of the second of two classes; truth: (n,) classes. Metrics: "accuracy", and
     "agreement", the share of rows on which the model says the same as with the trained segments.
     """
-    said = {name: (z.reshape(-1) > 0).long() if z[0].numel() == 1 else z.argmax(1) for name, z in outputs.items()}
+    predictions = {
+        name: (z.reshape(-1) > 0).long() if z[0].numel() == 1 else z.argmax(1) for name, z in outputs.items()
+    }
     return {
         name: {
             "accuracy": bootstrap_interval((found == truth).double(), generator),
-            "agreement": bootstrap_interval((found == said["trained"]).double(), generator),
+            "agreement": bootstrap_interval((found == predictions["trained"]).double(), generator),
         }
-        for name, found in said.items()
+        for name, found in predictions.items()
     }

@@ -32,15 +32,15 @@ def grade_labels(
     scores, known = guess.detach().double().cpu(), truth.cpu()
     if scored is not None:
         scores, known = scores[scored.cpu()], known[scored.cpu()]
-    said = (scores > 0).long() if scores.dim() == 1 else scores.argmax(1)
-    grades: Grade = {"guess": {"accuracy": _share(said == known, generator)}}
+    predictions = (scores > 0).long() if scores.dim() == 1 else scores.argmax(1)
+    grades: Grade = {"guess": {"accuracy": _share_interval(predictions == known, generator)}}
     if len(prior):
         most = int(prior.long().mode().values)
-        grades["majority"] = {"accuracy": _share(known == most, generator)}
+        grades["majority"] = {"accuracy": _share_interval(known == most, generator)}
     if len(known) > 1:
         # The chance, exact, that another victim drawn at random bears the same label.
         same = torch.bincount(known)[known] - 1
-        grades["random_pairing"] = {"accuracy": _share(same / (len(known) - 1), generator)}
+        grades["random_pairing"] = {"accuracy": _share_interval(same / (len(known) - 1), generator)}
     single = scores if scores.dim() == 1 else scores[:, 1] - scores[:, 0]
     if (scores.dim() == 1 or scores.shape[1] == 2) and 0 < int(known.sum()) < len(known):
         for name in ("majority", "random_pairing"):
@@ -82,12 +82,12 @@ def auc_interval(scores: Tensor, positive: Tensor, generator: torch.Generator, r
     if min(len(positives), len(negatives)) == 1:
         return Interval(value, float("nan"), float("nan"), len(scores))
     marks = torch.arange(len(scores)) < len(positives)
-    found = [
-        auc(torch.cat([_resampled(positives, generator), _resampled(negatives, generator)]), marks)
+    resampled_aucs = [
+        auc(torch.cat([_resample(positives, generator), _resample(negatives, generator)]), marks)
         for _ in range(resamples)
     ]
     tails = torch.tensor([0.025, 0.975], dtype=torch.float64)
-    low, high = torch.tensor(found, dtype=torch.float64).quantile(tails).tolist()
+    low, high = torch.tensor(resampled_aucs, dtype=torch.float64).quantile(tails).tolist()
     return Interval(value, low, high, len(scores))
 
 
@@ -104,10 +104,10 @@ def _check(truth: Tensor, guess: Tensor) -> None:
         raise InvalidInput("guess holds a score that is not finite")
 
 
-def _resampled(values: Tensor, generator: torch.Generator) -> Tensor:
+def _resample(values: Tensor, generator: torch.Generator) -> Tensor:
     drawn = torch.randint(len(values), (len(values),), generator=generator, device=generator.device)
     return values[drawn.to(values.device)]
 
 
-def _share(right: Tensor, generator: torch.Generator) -> Interval:
+def _share_interval(right: Tensor, generator: torch.Generator) -> Interval:
     return bootstrap_interval(right.double(), generator)

@@ -64,13 +64,13 @@ def tpr_at(scores: Tensor, member: Tensor, fpr: float) -> float:
 def chance_at(fpr: float, non_members: int) -> float:
     """Return the expected `tpr_at` of scores without ties that know nothing: (k + 1) / (n + 1), k = floor(fpr n)."""
     check_count("non_members", non_members, low=1)
-    admitted = _admitted(fpr, non_members)
+    admitted = _count_admitted(fpr, non_members)
     return min(1.0, (admitted + 1) / (non_members + 1))
 
 
 def tpr_interval(scores: Tensor, member: Tensor, fpr: float, generator: torch.Generator) -> Interval:
     """Return `tpr_at` with its 95 % percentile bootstrap interval, members and non-members resampled apart."""
-    drawn = [_resampled(scores[side], generator) for side in (member, ~member)]
+    drawn = [_resample(scores[side], generator) for side in (member, ~member)]
     tails = torch.tensor([0.025, 0.975], dtype=torch.float64)
     low, high = _tpr(drawn[0], drawn[1], fpr).quantile(tails).tolist()
     return Interval(tpr_at(scores, member, fpr), low, high, len(scores))
@@ -93,19 +93,19 @@ def roc(scores: Tensor, member: Tensor) -> Roc:
 
 def _tpr(members: Tensor, others: Tensor, fpr: float) -> Tensor:
     """Return the share of each row of members (r, m) above the threshold that its others (r, n) set: (r,)."""
-    admitted = _admitted(fpr, others.shape[1])
+    admitted = _count_admitted(fpr, others.shape[1])
     if admitted >= others.shape[1]:
         return torch.ones(len(members), dtype=torch.float64)
     threshold = others.sort(1, descending=True).values[:, admitted : admitted + 1]
     return (members > threshold).double().mean(1)
 
 
-def _admitted(fpr: float, non_members: int) -> int:
+def _count_admitted(fpr: float, non_members: int) -> int:
     # .29 * 100 is 28.999999999999996; the tolerance is far below one non-member.
     return math.floor(fpr * non_members + 1e-9)
 
 
-def _resampled(values: Tensor, generator: torch.Generator) -> Tensor:
+def _resample(values: Tensor, generator: torch.Generator) -> Tensor:
     size = (_RESAMPLES, len(values))
     return values[torch.randint(len(values), size, generator=generator, device=generator.device).to(values.device)]
 

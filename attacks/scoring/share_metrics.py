@@ -31,9 +31,9 @@ def grade_shares(labels: Tensor, guess: Tensor, prior: Tensor) -> tuple[Tensor, 
     held = truth > 0
     grades: Grade = {}
     for name, shares in guessers.items():
-        grades[name] = {"total_variation": _alone(float((shares - truth).abs().sum() / 2), classes)}
+        grades[name] = {"total_variation": _without_bounds(float((shares - truth).abs().sum() / 2), classes)}
         if 0 < int(held.sum()) < classes:
-            grades[name]["auc"] = _alone(auc(shares, held) if name == "guess" else 0.5, classes)
+            grades[name]["auc"] = _without_bounds(auc(shares, held) if name == "guess" else 0.5, classes)
     return truth, grades
 
 
@@ -42,5 +42,5 @@ def _shares(labels: Tensor, classes: int) -> Tensor:
     return counts / counts.sum()
 
 
-def _alone(value: float, n: int) -> Interval:
+def _without_bounds(value: float, n: int) -> Interval:
     return Interval(value, float("nan"), float("nan"), n)

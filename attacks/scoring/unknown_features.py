@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Unowned:
+class UnknownFeatures:
     """The part of rows of `shape` that stands at `positions` (k,), in order, of the flattened row.
 
     An upright rectangle of an image stays an image; anything else is a vector (k,).
@@ -37,7 +37,9 @@ class Unowned:
         return size if prod(size) == len(self.positions) and size[0] == self.shape[0] else None
 
 
-def unowned(shape: tuple[int, ...], places: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Unowned | None:
+def select_unknown(
+    shape: tuple[int, ...], places: Mapping[str, Tensor], own: Mapping[str, Tensor]
+) -> UnknownFeatures | None:
     """Return what of a row of `shape` no input in `own` holds; None where that is everything.
 
     `places`: input -> (k,) the positions in a flattened row that it reads.
@@ -45,4 +47,4 @@ def unowned(shape: tuple[int, ...], places: Mapping[str, Tensor], own: Mapping[s
     held = torch.zeros(prod(shape), dtype=torch.bool)
     for name in own:
         held[places[name]] = True
-    return Unowned(shape, (~held).nonzero().flatten()) if bool(held.any()) else None
+    return UnknownFeatures(shape, (~held).nonzero().flatten()) if bool(held.any()) else None

@@ -125,12 +125,12 @@ class Hijacker(TrainingAttackState):
         assert self.post.knowledge.auxiliary is not None
         encoder, decoder, critic = (self.nets[n] for n in ("encoder", "decoder", "critic"))
         x = self.scale.down(self.post.knowledge.auxiliary[self.rows(len(seen.z), random).to(self.device)])
-        made = self.post.sender.release(encoder(x), self.steps)
-        rebuilt = functional.mse_loss(decoder(made), x)
+        release = self.post.sender.release(encoder(x), self.steps)
+        rebuilt = functional.mse_loss(decoder(release), x)
         z = seen.z.detach().clone().requires_grad_()
-        real, own = critic(z).mean(), critic(made.detach()).mean()
+        real, own = critic(z).mean(), critic(release.detach()).mean()
         (gradient,) = torch.autograd.grad(real, z, retain_graph=True)
-        slope = gradient_penalty(critic, seen.z, made.detach(), random, self.plan.per_channel)
+        slope = gradient_penalty(critic, seen.z, release.detach(), random, self.plan.per_channel)
         self.descend({"encoder": rebuilt, "decoder": rebuilt, "critic": own - real + self.plan.penalty * slope})
         self.note(auxiliary_mse=rebuilt * self.scale.unit**2, critic_gap=real - own)
         return gradient * self.plan.strength

@@ -25,7 +25,7 @@ from splitfed.attacks.networks.networks import Residual, Shape
 _FULL = 3  # from this many halvings on the last one makes the image itself
 
 
-def sides(source: Shape, target: Shape) -> list[tuple[int, int]]:
+def halved_sizes(source: Shape, target: Shape) -> list[tuple[int, int]]:
     """Return the sizes from that of `source` (channels, height, width) towards `target`'s, halved (rounded up)."""
     found = [(source[1], source[2])]
     goal = (target[1], target[2])
@@ -42,7 +42,7 @@ class Encoder(nn.Module):
 
     def __init__(self, source: Shape, target: Shape) -> None:
         super().__init__()
-        steps, channels = sides(source, target), source[0]
+        steps, channels = halved_sizes(source, target), source[0]
         layers: list[nn.Module] = []
         for left in reversed(range(len(steps) - 1)):
             width = max(target[0] >> min(left, _FULL - 1), 1)
@@ -63,7 +63,7 @@ class FshaDecoder(nn.Module):
 
     def __init__(self, source: Shape, target: Shape, width: int, bounded: bool) -> None:
         super().__init__()
-        steps = sides(target, source)[::-1]
+        steps = halved_sizes(target, source)[::-1]
         layers, channels = _resize((source[1], source[2]), steps[0]), source[0]
         whole = len(steps) > _FULL
         for number, (small, large) in enumerate(pairwise(steps)):

@@ -55,10 +55,10 @@ def gradient_ratio(
     """
     check_number("gradient_ratio weight", weight, low=0.0, open_low=True)
     check_number("gradient_ratio strength", strength, low=0.0, open_low=True)
-    found = [_lengths(x, z, critic, statistic) for x, z in batches]
-    if not found:
+    batch_lengths = [_lengths(x, z, critic, statistic) for x, z in batches]
+    if not batch_lengths:
         raise InvalidInput("gradient_ratio batches=() is not allowed; expected one batch or more")
-    defense, attack, distance = (sum(each) / len(found) for each in zip(*found, strict=True))
+    defense, attack, distance = (sum(each) / len(batch_lengths) for each in zip(*batch_lengths, strict=True))
     for name, length in (("distance correlation", defense), ("the critic", attack)):
         if not 0.0 < length < float("inf"):
             raise InvalidInput(f"the gradient of {name} has length {length:g}; expected a finite one above zero")

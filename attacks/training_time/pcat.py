@@ -39,9 +39,9 @@ from splitfed.attacks.base import Needs, Target
 from splitfed.attacks.networks.frozen_copy import Replica
 from splitfed.attacks.networks.networks import Translator
 from splitfed.attacks.networks.scaling import Scale
-from splitfed.attacks.networks.substitute_client import check_layout, client_like, head_like, layout_needs
+from splitfed.attacks.networks.substitute_client import build_client, build_head, check_layout, layout_needs
 from splitfed.attacks.reconstruction.inversion import Search
-from splitfed.attacks.training_time.task_loss import check_classes, likely, loss_of
+from splitfed.attacks.training_time.task_loss import check_classes, class_scores, loss_of
 from splitfed.attacks.training_time.training_attack import AttackSite, Seen, TrainingAttack, TrainingAttackState
 from splitfed.core.errors import check_count, check_number
 from splitfed.core.messages import Message, View
@@ -114,11 +114,11 @@ class PseudoClient(TrainingAttackState):
         self.scale = Scale(known.value_range)
         self.own = Replica(post.segments, post.value, post.out).to(self.device)
         self.epoch = 0
-        self.client = client_like("pcat", post, plan.width, plan.blocks)
+        self.client = build_client("pcat", post, plan.width, plan.blocks)
         self.add("client", self.client, plan.lr)
         self.defenses["client"] = self.client.defenses
         if not post.makes_scores:
-            self.add("head", head_like(post, plan.width, plan.blocks), plan.lr)
+            self.add("head", build_head(post, plan.width, plan.blocks), plan.lr)
 
     def send(self, message: Message) -> Message:
         """Learn when the honest gradient leaves, for then the party's segments have not yet taken their step."""
@@ -137,25 +137,25 @@ class PseudoClient(TrainingAttackState):
         if self.steps <= self.plan.start or self.plan.after is not None:
             return
         self.own.follow(modules)
-        rows = self.rows(len(seen.z), random) if seen.y is None else self._alike(seen.y, random)
+        rows = self.rows(len(seen.z), random) if seen.y is None else self._draw_same_labels(seen.y, random)
         self.note(auxiliary_task=self._follow(rows.to(self.device), self.steps))
 
     def _follow(self, rows: Tensor, number: int) -> Tensor:
-        x, y = self._known()
+        x, y = self._auxiliary_rows()
         imitated = self.client.in_training(self.scale.up(x[rows]), number, self.epoch)
-        made = self.own(imitated.release)
+        release = self.own(imitated.release)
         head = self.nets.get("head")
-        task = loss_of(made if head is None else head(made), y[rows])
+        task = loss_of(release if head is None else head(release), y[rows])
         self.descend(dict.fromkeys(self.nets, imitated.loss(task)))
         self.client.defenses.learn()
         return task
 
-    def _made(self, x: Tensor, number: int) -> Tensor:
+    def _release(self, x: Tensor, number: int) -> Tensor:
         """Return what the pseudo-client releases of scaled rows x (n, *shape) at draw `number`."""
         found: Tensor = self.client(self.scale.up(x), number)
         return found
 
-    def _expected(self, x: Tensor) -> Tensor:
+    def _expected_release(self, x: Tensor) -> Tensor:
         """Return the same with every defense at its mean, differentiable in x."""
         return self.client.expected(self.scale.up(x))
 
@@ -167,15 +167,15 @@ class PseudoClient(TrainingAttackState):
         """Take it back."""
         self.epoch = int(memory["epoch"])
 
-    def _known(self) -> tuple[Tensor, Tensor]:
+    def _auxiliary_rows(self) -> tuple[Tensor, Tensor]:
         known = self.post.knowledge
         assert known.auxiliary is not None
         assert known.auxiliary_labels is not None
         return self.scale.down(known.auxiliary), known.auxiliary_labels.long().view(-1)
 
-    def _alike(self, wanted: Tensor, random: torch.Generator) -> Tensor:
+    def _draw_same_labels(self, wanted: Tensor, random: torch.Generator) -> Tensor:
         """Draw auxiliary rows with the labels `wanted` (rows,); any row for a label that is not there."""
-        return same_labels(self._known()[1].cpu(), wanted.long().view(-1).cpu(), random)
+        return same_labels(self._auxiliary_rows()[1].cpu(), wanted.long().view(-1).cpu(), random)
 
     def guess(self, view: View, target: Target) -> Tensor:
         """Return (victims, *shape) from an inverse of the pseudo-client, or scores of labels (victims, classes).
@@ -184,7 +184,7 @@ class PseudoClient(TrainingAttackState):
         """
         z = self.released(view)
         labels = target is Target.LABELS
-        return self._asked(view, lambda random: self._labels(z) if labels else self._invert(z, random))
+        return self._answer_on_copy(view, lambda random: self._labels(z) if labels else self._invert(z, random))
 
     def classify(self, view: View, x: Tensor) -> Tensor:
         """Return what the stolen model says of x (n, *shape), scores (n, classes).
@@ -192,20 +192,22 @@ class PseudoClient(TrainingAttackState):
         That is the pseudo-client, defenses at their mean, then the party's segments as they are in the view, then the
         pseudo-head if any.
         """
-        return self._asked(view, lambda _: self._labels(self._expected(self.scale.down(x.to(self.device)))))
+        return self._answer_on_copy(
+            view, lambda _: self._labels(self._expected_release(self.scale.down(x.to(self.device))))
+        )
 
-    def _asked(self, view: View, answer: Callable[[torch.Generator], Tensor]) -> Tensor:
+    def _answer_on_copy(self, view: View, answer: Callable[[torch.Generator], Tensor]) -> Tensor:
         kept = self.state()
         with torch.enable_grad(), stream(derive(self.post.seed, "guess"), self.device):
             self.own.follow(view.segments)
             random = generator(self.post.seed, "guess draws")
             for number in range(self.plan.after or 0):
                 self._follow(self.rows(64, random).to(self.device), -1 - number)
-            found = self._evaluated(answer, random)
+            found = self._in_evaluation_mode(answer, random)
         self.load_state(kept)
         return found.detach()
 
-    def _evaluated(self, answer: Callable[[torch.Generator], Tensor], random: torch.Generator) -> Tensor:
+    def _in_evaluation_mode(self, answer: Callable[[torch.Generator], Tensor], random: torch.Generator) -> Tensor:
         """Return the answer of networks in evaluation mode, as what arrives after training is made."""
         try:
             for net in self.nets.values():
@@ -217,22 +219,22 @@ class PseudoClient(TrainingAttackState):
 
     def _labels(self, z: Tensor) -> Tensor:
         scores = self.own(z)
-        return self.nets["head"](scores) if "head" in self.nets else likely(scores)
+        return self.nets["head"](scores) if "head" in self.nets else class_scores(scores)
 
     def _invert(self, z: Tensor, random: torch.Generator) -> Tensor:
         plan, shape = self.plan, self.post.knowledge.shape
         inverse = Translator(self.post.shape, shape, plan.width, plan.blocks)
         optimizer = torch.optim.Adam(inverse.to(self.device).parameters(), lr=plan.inverse_lr)
-        x = self._known()[0]
+        x = self._auxiliary_rows()[0]
         for number in range(plan.inverse_steps):
             rows = self.rows(64, random).to(self.device)
             with torch.no_grad():
-                made = self._made(x[rows], -1 - (plan.after or 0) - number)
-            _step(optimizer, functional.mse_loss(inverse(made), x[rows]))
+                release = self._release(x[rows], -1 - (plan.after or 0) - number)
+            _step(optimizer, functional.mse_loss(inverse(release), x[rows]))
         coarse = inverse(z).clamp(-1, 1) if self.scale.bounded else inverse(z)
-        return self.scale.up(self._refined(coarse, z, random))
+        return self.scale.up(self._refine(coarse, z, random))
 
-    def _refined(self, x: Tensor, z: Tensor, random: torch.Generator) -> Tensor:
+    def _refine(self, x: Tensor, z: Tensor, random: torch.Generator) -> Tensor:
         """Return rows near x (n, *shape) that the pseudo-client releases as z (n, ...), defenses at their mean.
 
         They stay in the value range, where there is one.
@@ -241,11 +243,11 @@ class PseudoClient(TrainingAttackState):
         x = x.detach().requires_grad_()
 
         def mean(x: Tensor) -> dict[str, Tensor]:
-            return {value: self._expected(x)}
+            return {value: self._expected_release(x)}
 
         def sample(x: Tensor) -> dict[str, Tensor]:
             number = int(torch.randint(1 << 30, (1,), generator=random))
-            return {value: self._made(x, -1 - number)}
+            return {value: self._release(x, -1 - number)}
 
         search = Search({value: z}, mean, sample, tv=0.0, l2=0.0, smoothness=_SMOOTHNESS / self.scale.unit**2)
         optimizer = torch.optim.Adam([x], lr=plan.refine_lr)

@@ -39,9 +39,9 @@ from splitfed.attacks.base import Needs, Target
 from splitfed.attacks.networks.frozen_copy import Replica
 from splitfed.attacks.networks.networks import Critic, Translator
 from splitfed.attacks.networks.scaling import Scale
-from splitfed.attacks.networks.substitute_client import check_layout, client_like, head_like, layout_needs
+from splitfed.attacks.networks.substitute_client import build_client, build_head, check_layout, layout_needs
 from splitfed.attacks.training_time.sdar_networks import CutCritic, ReleaseEnd, SdarCritic, SdarDecoder
-from splitfed.attacks.training_time.task_loss import check_classes, likely, loss_of
+from splitfed.attacks.training_time.task_loss import check_classes, class_scores, loss_of
 from splitfed.attacks.training_time.training_attack import AttackSite, Seen, TrainingAttack, TrainingAttackState
 from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.core.messages import View
@@ -112,27 +112,31 @@ class Simulator(TrainingAttackState):
         plan, post, known = self.plan, self.post, self.post.knowledge
         self.scale = Scale(known.value_range)
         self.own = Replica(post.segments, post.value, post.out).to(self.device)
-        told = known.classes if post.labels is not None else None
+        classes = known.classes if post.labels is not None else None
         size = (plan.width, plan.blocks)
         self.end = None if known.architecture is not None else ReleaseEnd(post.shape)
-        self.client = client_like("sdar", post, *size, end=self.end)
+        self.client = build_client("sdar", post, *size, end=self.end)
         self.add("simulator", self.client, plan.lr)
         self.defenses["simulator"] = self.client.defenses
         self.authors = plan.normalise and len(known.shape) == len(post.shape) == 3
         decoder: nn.Module
         if self.authors:
-            decoder = SdarDecoder(post.shape, known.shape, *size, told, self.scale.bounded)
+            decoder = SdarDecoder(post.shape, known.shape, *size, classes, self.scale.bounded)
         else:
-            decoder = Translator(post.shape, known.shape, *size, classes=told, bounded=self.scale.bounded)
+            decoder = Translator(post.shape, known.shape, *size, classes=classes, bounded=self.scale.bounded)
         self.add("decoder", decoder, plan.decoder_lr)
         if plan.l1:
-            critic = CutCritic(post.shape, *size, told) if self.authors else Critic(post.shape, *size, classes=told)
+            critic = (
+                CutCritic(post.shape, *size, classes) if self.authors else Critic(post.shape, *size, classes=classes)
+            )
             self.add("simulator_critic", critic, plan.lr * plan.l1)
         if plan.l2:
-            judge = SdarCritic(known.shape, plan.width, told) if self.authors else Critic(known.shape, *size, told)
+            judge = (
+                SdarCritic(known.shape, plan.width, classes) if self.authors else Critic(known.shape, *size, classes)
+            )
             self.add("decoder_critic", judge, plan.decoder_lr * plan.l2)
         if not post.makes_scores:
-            self.add("head", head_like(post, *size), plan.head_lr)
+            self.add("head", build_head(post, *size), plan.head_lr)
 
     def learn(self, seen: Seen, modules: Mapping[str, nn.Module], random: torch.Generator) -> None:
         """Train the simulator against the party's newest weights, then the decoder on the newest simulator."""
@@ -147,14 +151,14 @@ class Simulator(TrainingAttackState):
         rows = self.rows(len(seen.z), random).to(self.device)
         x, y = known.auxiliary[rows], known.auxiliary_labels[rows].long().view(-1)
         if seen.y is None:
-            y = self._flipped(y, random)
+            y = self._flip_labels(y, random)
         real = None if seen.y is None else seen.y.long().view(-1)
         self._simulate(x, y, seen._replace(y=real))
         self._decode(x, y, seen.z, real)
 
     def _simulate(self, x: Tensor, y: Tensor, seen: Seen) -> None:
         """Take a step of simulator, critic and head on rows x with labels y; the labels in `seen` are classes."""
-        real, told = seen.y, None if seen.y is None else y
+        real, known_labels = seen.y, None if seen.y is None else y
         imitated = self.client.in_training(x, 2 * self.steps, seen.epoch)
         scores = self.own(imitated.release)
         head = self.nets.get("head")
@@ -162,29 +166,29 @@ class Simulator(TrainingAttackState):
         loss = imitated.loss(task)
         losses = {"simulator": loss} if head is None else {"simulator": loss, "head": loss}
         if critic := self.nets.get("simulator_critic"):
-            fake = critic(imitated.release, told)
-            losses["simulator"] = loss + self.plan.l1 * _verdict(fake, 1.0)
-            losses["simulator_critic"] = _verdict(critic(seen.z, real), 1.0) + _verdict(fake, 0.0)
+            fake = critic(imitated.release, known_labels)
+            losses["simulator"] = loss + self.plan.l1 * _critic_loss(fake, 1.0)
+            losses["simulator_critic"] = _critic_loss(critic(seen.z, real), 1.0) + _critic_loss(fake, 0.0)
         self.descend(losses)
         self.client.defenses.learn()
         self.note(auxiliary_task=task)
 
     def _decode(self, x: Tensor, y: Tensor, z: Tensor, real: Tensor | None) -> None:
-        told = None if real is None else y
+        known_labels = None if real is None else y
         decoder, goal = self.nets["decoder"], self.scale.down(x)
         with torch.no_grad():
-            made = self.client(x, 2 * self.steps + 1)
-        rebuilt = functional.mse_loss(decoder(made, told), goal)
+            release = self.client(x, 2 * self.steps + 1)
+        rebuilt = functional.mse_loss(decoder(release, known_labels), goal)
         losses = {"decoder": rebuilt}
         if critic := self.nets.get("decoder_critic"):
             fake = critic(decoder(z, real), real)
             # The authors' images lie in [0, 1]: their weight belongs to an error a quarter of ours.
-            losses["decoder"] = rebuilt + self.plan.l2 / self.scale.unit**2 * _verdict(fake, 1.0)
-            losses["decoder_critic"] = _verdict(critic(goal, told), 1.0) + _verdict(fake, 0.0)
+            losses["decoder"] = rebuilt + self.plan.l2 / self.scale.unit**2 * _critic_loss(fake, 1.0)
+            losses["decoder_critic"] = _critic_loss(critic(goal, known_labels), 1.0) + _critic_loss(fake, 0.0)
         self.descend(losses)
         self.note(auxiliary_mse=rebuilt * self.scale.unit**2)
 
-    def _flipped(self, y: Tensor, random: torch.Generator) -> Tensor:
+    def _flip_labels(self, y: Tensor, random: torch.Generator) -> Tensor:
         """Return the labels with a share of them drawn anew, from all classes alike."""
         assert self.post.knowledge.classes is not None
         drawn = torch.randint(self.post.knowledge.classes, y.shape, generator=random).to(y.device)
@@ -197,14 +201,14 @@ class Simulator(TrainingAttackState):
         self.own.follow(view.segments)
         head, decoder = self.nets.get("head"), self.nets["decoder"]
         made = self.own(z)
-        scores = likely(made if head is None else evaluated(head, made))
+        scores = class_scores(made if head is None else evaluate_network(head, made))
         if target is Target.LABELS:
             return scores
         told = None if self.post.labels is None else scores.argmax(1)
-        return self.scale.up(evaluated(decoder, z, told))
+        return self.scale.up(evaluate_network(decoder, z, told))
 
 
-def evaluated(net: nn.Module, *given: Tensor | None) -> Tensor:
+def evaluate_network(net: nn.Module, *given: Tensor | None) -> Tensor:
     """Return what `net` makes of `given` in evaluation mode, and leave it in the mode it was in."""
     mode = net.training
     try:
@@ -214,5 +218,5 @@ def evaluated(net: nn.Module, *given: Tensor | None) -> Tensor:
     return found
 
 
-def _verdict(scores: Tensor, wanted: float) -> Tensor:
+def _critic_loss(scores: Tensor, wanted: float) -> Tensor:
     return functional.binary_cross_entropy_with_logits(scores, torch.full_like(scores, wanted))

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from splitfed.attacks.networks.networks import LabelChannel, Shape
-from splitfed.attacks.training_time.fsha_networks import glorot, sides
+from splitfed.attacks.training_time.fsha_networks import glorot, halved_sizes
 
 _SMALL, _WORD, _SLOPE, _DROPOUT = 8, 0.05, 0.2, 0.4
 
@@ -59,7 +59,7 @@ class SdarDecoder(nn.Module):
         self, source: Shape, target: Shape, width: int, blocks: int, classes: int | None, bounded: bool
     ) -> None:
         super().__init__()
-        steps = sides(target, source)[::-1]
+        steps = halved_sizes(target, source)[::-1]
         self.label, channels = _labelled(source, classes)
         layers: list[nn.Module] = []
         if steps[0] != (source[1], source[2]):
@@ -105,7 +105,7 @@ class CutCritic(_Critic):
         super().__init__()
         self.label, channels = _labelled(shape, classes)
         size, halvings = [shape[1], shape[2]], 0
-        while max(_half(size, halvings)) > _SMALL:
+        while max(_halve(size, halvings)) > _SMALL:
             halvings += 1
         wide = max(2 * width >> halvings, 1)
         layers: list[nn.Module] = [nn.Conv2d(channels, wide, 3, padding=1), nn.LeakyReLU(_SLOPE)]
@@ -116,7 +116,7 @@ class CutCritic(_Critic):
             layers += _convolution(wide, outputs, stride, _SLOPE)
             wide = outputs
         layers.append(nn.Conv2d(wide, 4 * width, 3, stride=2, padding=1))
-        self.net = _judged(layers, 4 * width * prod(_half(size, halvings + 1)))
+        self.net = _critic_layers(layers, 4 * width * prod(_halve(size, halvings + 1)))
 
 
 class SdarCritic(_Critic):
@@ -128,7 +128,7 @@ class SdarCritic(_Critic):
         layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), nn.LeakyReLU(_SLOPE)]
         layers += _convolution(width, 2 * width, 2, _SLOPE) + _convolution(2 * width, 2 * width, 2, _SLOPE)
         layers += [nn.Conv2d(2 * width, 4 * width, 3, stride=2, padding=1), nn.LeakyReLU(_SLOPE)]
-        self.net = _judged(layers, 4 * width * prod(_half([shape[1], shape[2]], 3)))
+        self.net = _critic_layers(layers, 4 * width * prod(_halve([shape[1], shape[2]], 3)))
 
 
 def _labelled(shape: Shape, classes: int | None) -> tuple[LabelChannel | None, int]:
@@ -146,10 +146,10 @@ def _convolution(inputs: int, outputs: int, stride: int = 1, slope: float = 0.0)
     return [nn.Conv2d(inputs, outputs, 3, stride, padding=1), nn.BatchNorm2d(outputs), bend]
 
 
-def _judged(layers: list[nn.Module], left: int) -> nn.Sequential:
+def _critic_layers(layers: list[nn.Module], left: int) -> nn.Sequential:
     return glorot(nn.Sequential(*layers, nn.Flatten(), nn.Dropout(_DROPOUT), nn.Linear(left, 1)))
 
 
-def _half(size: list[int], times: int) -> list[int]:
+def _halve(size: list[int], times: int) -> list[int]:
     """Return `size` halved so many times, rounded up."""
     return [-(-length // 2**times) for length in size]

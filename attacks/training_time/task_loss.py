@@ -23,7 +23,7 @@ def loss_of(scores: Tensor, y: Tensor) -> Tensor:
     return functional.cross_entropy(scores, y.long())
 
 
-def likely(scores: Tensor) -> Tensor:
+def class_scores(scores: Tensor) -> Tensor:
     """Return scores a class, (rows, classes), also of one logit a row."""
     if scores.dim() == 1 or scores.shape[1] == 1:
         return torch.stack([torch.zeros_like(scores.flatten()), scores.flatten()], 1)

@@ -38,7 +38,7 @@ class ClassShares(Attack):
         check_classes("class_shares", knowledge.classes)
         assert knowledge.classes is not None
         found = newest(view, self.reads)
-        for read in (_counted, _named, _scored):
+        for read in (_shares_of_counts, _shares_of_names, _shares_of_scores):
             for message in found.values():
                 shares = read(message, knowledge.classes)
                 if shares is not None:
@@ -46,7 +46,7 @@ class ClassShares(Attack):
         raise InvalidInput(f"class_shares finds nothing of classes in what the client sent to {view.party!r}")
 
 
-def _counted(message: Message, classes: int) -> Tensor | None:
+def _shares_of_counts(message: Message, classes: int) -> Tensor | None:
     """Return numbers of rows by class, (classes,), where they were sent."""
     whole = message.tensors.get("rows")
     if whole is not None and tuple(whole.shape) == (classes,):
@@ -60,7 +60,7 @@ def _counted(message: Message, classes: int) -> Tensor | None:
     return _positive(shares)
 
 
-def _named(message: Message, classes: int) -> Tensor | None:
+def _shares_of_names(message: Message, classes: int) -> Tensor | None:
     """Return equal shares, (classes,), of the classes that are named."""
     labels = [label for label in by_class(message) if label < classes]
     shares = torch.zeros(classes, dtype=torch.float64)
@@ -68,7 +68,7 @@ def _named(message: Message, classes: int) -> Tensor | None:
     return _positive(shares)
 
 
-def _scored(message: Message, classes: int) -> Tensor | None:
+def _shares_of_scores(message: Message, classes: int) -> Tensor | None:
     """Return the mean probability of each class, (classes,), over rows that were scored."""
     for scores in message.tensors.values():
         if scores.dim() == 2 and scores.shape[1] == classes and len(scores):

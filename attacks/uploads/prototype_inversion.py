@@ -77,8 +77,8 @@ class PrototypeInversion(Attack):
             optimizer.step()
             with torch.no_grad():
                 x.clamp_(low, high)
-        found = known.mean(0).expand(knowledge.classes, *knowledge.shape).clone()
+        reconstructions = known.mean(0).expand(knowledge.classes, *knowledge.shape).clone()
         inside = [(i, label) for i, label in enumerate(labels) if label < knowledge.classes]
         for i, label in inside:
-            found[label] = x.detach()[i]
-        return found
+            reconstructions[label] = x.detach()[i]
+        return reconstructions

@@ -53,13 +53,13 @@ def check_unpacked(size: int, packed: int) -> None:
         )
 
 
-def names(path: Path) -> list[str]:
+def array_names(path: Path) -> list[str]:
     """Return the names of the arrays in a .npz file."""
     with zipfile.ZipFile(path) as archive:
         return [entry.removesuffix(".npy") for entry in archive.namelist()]
 
 
-def member(path: Path, name: str) -> np.ndarray:
+def read_member(path: Path, name: str) -> np.ndarray:
     """Return the array `name` of a .npz file; raises one of `MALFORMED`."""
     with zipfile.ZipFile(path) as archive:
         entry = archive.getinfo(f"{name}.npy" if f"{name}.npy" in archive.NameToInfo else name)
@@ -70,10 +70,10 @@ def member(path: Path, name: str) -> np.ndarray:
             raise ValueError(f"{name!r} claims {entry.file_size} bytes; there are {packed}")
         check_unpacked(entry.file_size, max(packed, 1))
         with archive.open(entry) as file:
-            return array(file, entry.file_size)
+            return read_array(file, entry.file_size)
 
 
-def array(file: IO[bytes], size: int) -> np.ndarray:
+def read_array(file: IO[bytes], size: int) -> np.ndarray:
     """Return the array that a .npy file of `size` bytes holds; raises one of `MALFORMED`."""
     version = np.lib.format.read_magic(file)
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}

@@ -56,7 +56,7 @@ class Dataset:
             found = getattr(self, what)
             if found is not None and (found.shape != (len(self),) or found.dtype != torch.int64):
                 raise InvalidInput(
-                    f"{self.name}: {what} have shape {tuple(found.shape)} and type {_type(found)}; expected "
+                    f"{self.name}: {what} have shape {tuple(found.shape)} and type {_type_name(found)}; expected "
                     f"({len(self)},) and int64"
                 )
 
@@ -90,7 +90,7 @@ class Dataset:
         outside = (chosen < 0) | (chosen >= len(self))
         if bool(outside.any()):
             raise InvalidInput(f"{self.name} has no row {int(chosen[outside][0])}; expected 0 to {len(self) - 1}")
-        return self._with(
+        return self._replace_fields(
             x=self.x[chosen],
             y=self.y[chosen],
             domains=None if self.domains is None else self.domains[chosen],
@@ -110,7 +110,7 @@ class Dataset:
                     )
         domains = [part.domains for part in parts if part.domains is not None]
         groups = [part.groups for part in parts if part.groups is not None]
-        return self._with(
+        return self._replace_fields(
             x=torch.cat([part.x for part in parts]),
             y=torch.cat([part.y for part in parts]),
             domains=torch.cat(domains) if len(domains) == len(parts) else None,
@@ -124,14 +124,14 @@ class Dataset:
     def with_features(self, features: Mapping[str, Feature]) -> Dataset:
         """Return these rows with `features`, and no others: which part of a row each party holds."""
         check_features(self.name, self.shape, features)
-        return self._with(features=dict(features))
+        return self._replace_fields(features=dict(features))
 
     def with_target(self, name: str, y: Tensor, task: Task) -> Dataset:
         """Return these rows with one more label set: y as in a data set, `name` not taken yet."""
         if not name or name in self.targets:
             raise InvalidInput(f"target name {name!r} of {self.name} is not allowed; expected a new one, not empty")
         check_labels(f"{self.name}: target {name!r}", y, len(self), task)
-        return self._with(targets={**self.targets, name: LabelSet(y, task)})
+        return self._replace_fields(targets={**self.targets, name: LabelSet(y, task)})
 
     def vertical(self, parties: int | Mapping[str, Sequence[int]], *, overlap: bool = False) -> Dataset:
         """Return these rows, of columns, with a feature a party: see `vertical.columns`.
@@ -154,13 +154,13 @@ class Dataset:
         One copy after another, each in the order of these rows. `groups` say of which row each is a copy, so that
         `clients` divides the images once for all angles.
         """
-        kept = [LabelSet(torch.cat([t.y] * len(angles)), t.task) for t in self.targets.values()]
-        return self._with(
+        label_sets = [LabelSet(torch.cat([t.y] * len(angles)), t.task) for t in self.targets.values()]
+        return self._replace_fields(
             x=rotated(self.name, self.x, angles, self.value_range),
             y=torch.cat([self.y] * len(angles)),
             domains=torch.arange(len(angles)).repeat_interleave(len(self)),
             groups=(torch.arange(len(self)) if self.groups is None else self.groups).repeat(len(angles)),
-            targets=dict(zip(self.targets, kept, strict=True)),
+            targets=dict(zip(self.targets, label_sets, strict=True)),
         )
 
     def clients(
@@ -198,7 +198,7 @@ class Dataset:
             seed=seed,
         )
 
-    def _with(self, **changes: Any) -> Dataset:
+    def _replace_fields(self, **changes: Any) -> Dataset:
         # Rows of checked data need no second check, and unlike a data set a part may be empty.
         part = copy.copy(self)
         for name, value in changes.items():
@@ -206,7 +206,7 @@ class Dataset:
         return part
 
 
-def _type(tensor: Tensor) -> str:
+def _type_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
@@ -221,7 +221,7 @@ def _check_x(name: str, x: Tensor) -> None:
         raise InvalidInput(f"{name}: x is on {x.device}; expected cpu, batches move to a device when they are used")
     if x.dtype != torch.float32 or x.dim() < 2 or x.numel() == 0:
         raise InvalidInput(
-            f"{name}: x has shape {tuple(x.shape)} and type {_type(x)}; "
+            f"{name}: x has shape {tuple(x.shape)} and type {_type_name(x)}; "
             f"expected (rows, ...) with at least one row, and float32"
         )
     bad = _first_bad(torch.isfinite(x))

@@ -89,9 +89,9 @@ def feed(x: Tensor, names: Mapping[str, str], features: Mapping[str, Feature]) -
     if len(roles) > 1:
         if features:
             raise unknown("feature for an input:", strangers[0], features)
-        asked = ", ".join(f"{name!r} of {role}" for name, role in names.items())
+        input_roles = ", ".join(f"{name!r} of {role}" for name, role in names.items())
         raise InvalidInput(
-            f"inputs {asked}: the data has no features, so every role would get the whole of each row; "
+            f"inputs {input_roles}: the data has no features, so every role would get the whole of each row; "
             "say which part each holds with Dataset.vertical, halves, strips or with_features"
         )
     return dict.fromkeys(names, x)

@@ -37,15 +37,15 @@ def from_arrays(
         labels = labels.flatten()
     if labels.numel() == 0:
         raise InvalidInput(f"{name}: y has shape {tuple(labels.shape)}; expected at least one label")
-    found = as_task(task, labels)
-    if found.name in ("classification", "binary"):
+    resolved_task = as_task(task, labels)
+    if resolved_task.name in ("classification", "binary"):
         if labels.is_floating_point():
-            found.check(labels)  # before the conversion rounds a label that is no whole number
+            resolved_task.check(labels)  # before the conversion rounds a label that is no whole number
         labels = labels.to(torch.int64)
-    elif labels.is_floating_point() or found.name == "regression":
+    elif labels.is_floating_point() or resolved_task.name == "regression":
         labels = labels.to(torch.float32)
     places = None if domains is None else as_tensor(f"{name}: domains", domains).to(torch.int64)
-    return Dataset(name, inputs.to(torch.float32), labels, found, value_range, places)
+    return Dataset(name, inputs.to(torch.float32), labels, resolved_task, value_range, places)
 
 
 def from_torch(

@@ -34,9 +34,9 @@ def rotated(name: str, x: Tensor, angles: Sequence[float], value_range: tuple[fl
     if len(set(turns)) < len(turns):
         raise InvalidInput(f"angles={list(angles)} has one turn twice; expected domains that differ")
     low, high = value_range or (0.0, None)
-    found = [x if turn == 0 else _turn(x - low, turn) + low for turn in turns]
+    rotations = [x if turn == 0 else _turn(x - low, turn) + low for turn in turns]
     # What is interpolated may leave the range by a rounding.
-    return torch.cat(found) if high is None else torch.cat(found).clamp_(low, high)
+    return torch.cat(rotations) if high is None else torch.cat(rotations).clamp_(low, high)
 
 
 def _turn(x: Tensor, angle: float) -> Tensor:

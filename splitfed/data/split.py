@@ -76,7 +76,7 @@ def split(
         domains=by_domain,
     )
     sources = {"auxiliary": prior, "victims": chosen}
-    places = _places(data, order, validation, test, seed)
+    places = _group_parts(data, order, validation, test, seed)
     clients = []
     for i, mine in enumerate(positions):
         shuffled = order[mine][torch.randperm(len(mine), generator=generator(seed, "data", "client", i))]
@@ -95,7 +95,7 @@ def split(
     return Federation(data.name, data.task, tuple(clients), data.rows(prior), data.rows(chosen), sources)
 
 
-def _places(data: Dataset, order: Tensor, validation: float, test: float, seed: int) -> Tensor | None:
+def _group_parts(data: Dataset, order: Tensor, validation: float, test: float, seed: int) -> Tensor | None:
     """Return for each row of `data` whether its group is set aside for validation (0), test (1) or none of them (2).
 
     None where none of the rows in `order` are of one group.

@@ -24,7 +24,7 @@ def columns(
         raise InvalidInput(f"{name} has rows of {shape}, which are no columns; take halves or strips of an image")
     (width,) = shape
     if not isinstance(parties, Mapping):
-        names = _numbered("parties", parties, width, f"{name} has {width} columns")
+        names = _party_names("parties", parties, width, f"{name} has {width} columns")
         parts = torch.arange(width).tensor_split(len(names))
         return {party: Feature(part, (len(part),)) for party, part in zip(names, parts, strict=True)}
     _check_columns(name, width, parties, overlap)
@@ -42,7 +42,7 @@ def strips(name: str, shape: tuple[int, ...], count: int, names: Sequence[str] |
     """
     if len(shape) < 2:
         raise InvalidInput(f"{name} has rows of {shape}, which are no images; take vertical for columns")
-    called = _numbered("strips", count, shape[-1], f"{name} is {shape[-1]} pixels wide")
+    called = _party_names("strips", count, shape[-1], f"{name} is {shape[-1]} pixels wide")
     if names is not None:
         called = list(names)
         if len(called) != count or len(set(called)) < count:
@@ -52,7 +52,7 @@ def strips(name: str, shape: tuple[int, ...], count: int, names: Sequence[str] |
     return {part: Feature(piece.flatten(), tuple(piece.shape)) for part, piece in zip(called, parts, strict=True)}
 
 
-def _numbered(what: str, count: object, most: int, fact: str) -> list[str]:
+def _party_names(what: str, count: object, most: int, fact: str) -> list[str]:
     check_count(what, count, low=1)
     assert isinstance(count, int)
     if count > most:

@@ -27,8 +27,8 @@ from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.core.probe import Facts
 from splitfed.core.random import derive, stream
 from splitfed.core.topology import Segment, Topology
-from splitfed.defenses.adversary import Adversary, check_raw, raw
-from splitfed.defenses.fitted_layers import Layer, Preceded, behind, values_of
+from splitfed.defenses.adversary import Adversary, check_raw, concatenate_inputs
+from splitfed.defenses.fitted_layers import Layer, Preceded, append_layers, values_of
 from splitfed.defenses.ssim import ssim
 
 
@@ -90,9 +90,11 @@ class Adversarial(Defense):
         def narrow(value: str, shape: tuple[int, ...]) -> Narrow:
             return Narrow(value, shape[0], self.bottleneck)
 
-        made = behind("adversarial", topology, edges, facts, seed, narrow)
-        wanted = values_of(topology, edges)
-        return replace(made, segments=tuple(self._widened(s, wanted, facts, seed) for s in made.segments))
+        narrowed = append_layers("adversarial", topology, edges, facts, seed, narrow)
+        guarded = values_of(topology, edges)
+        return replace(
+            narrowed, segments=tuple(self._prepend_expansion(s, guarded, facts, seed) for s in narrowed.segments)
+        )
 
     def start(self, place: DefenseSite) -> Adversary | None:
         """Return the decoder; none at the other end of the edge, where there is no raw input."""
@@ -106,11 +108,11 @@ class Adversarial(Defense):
     def penalty(self, z: Tensor, context: Context) -> Tensor:
         """Return `weight` times the decoder's mean SSIM above the threshold."""
         adversary: Adversary = context.state
-        adversary.study(z, context)
-        similarity = ssim(adversary.decode(z), raw(context.inputs), self.data_range)
+        adversary.accumulate_gradient(z, context)
+        similarity = ssim(adversary.decode(z), concatenate_inputs(context.inputs), self.data_range)
         return self.weight * torch.relu(similarity - self.threshold)
 
-    def _widened(self, segment: Segment, wanted: tuple[str, ...], facts: Facts, seed: int) -> Segment:
+    def _prepend_expansion(self, segment: Segment, wanted: tuple[str, ...], facts: Facts, seed: int) -> Segment:
         """Return `segment` with the second half before what it reads of `wanted`."""
         layers: dict[int, nn.Module] = {}
         with stream(derive(seed, "adversarial", "wide", segment.name)):

@@ -55,14 +55,14 @@ class Adversary:
 
     def error(self, z: Tensor, context: Context) -> Tensor:
         """Return the mean squared error of `decode`, a scalar in squared units of the data."""
-        return functional.mse_loss(self.decode(z), raw(context.inputs))
+        return functional.mse_loss(self.decode(z), concatenate_inputs(context.inputs))
 
-    def study(self, z: Tensor, context: Context) -> None:
+    def accumulate_gradient(self, z: Tensor, context: Context) -> None:
         """Gather the gradient of its own error on `z` for the next `step`; in training only."""
         if context.stamp.phase != "train":
             return
         with torch.enable_grad():
-            loss = functional.mse_loss(self.net(z.detach()), raw(context.inputs))
+            loss = functional.mse_loss(self.net(z.detach()), concatenate_inputs(context.inputs))
         parameters = list(self.net.parameters())
         for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
             p.grad = g if p.grad is None else p.grad + g
@@ -84,7 +84,7 @@ class Adversary:
         self._optimizer.load_state_dict(state["optimizer"])
 
 
-def raw(inputs: Mapping[str, Tensor]) -> Tensor:
+def concatenate_inputs(inputs: Mapping[str, Tensor]) -> Tensor:
     """Return a party's raw inputs as one tensor: (batch, ...)."""
     return concatenate_values(list(inputs.values()))
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def aligned(g: Tensor, generator: torch.Generator) -> Tensor:
+def add_aligned_noise(g: Tensor, generator: torch.Generator) -> Tensor:
     """Return g_i (1 + sigma_i N), sigma_i = sqrt(max‖g‖²/‖g_i‖² - 1), for each row of `g`: (batch, ...).
 
     Rows of zeros stay as they are.

@@ -33,7 +33,7 @@ from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
 from splitfed.defenses.adversary import Adversary, check_raw
-from splitfed.defenses.fitted_layers import Layer, behind, layers_on, values_of
+from splitfed.defenses.fitted_layers import Layer, append_layers, layers_on, values_of
 
 TEMPERATURE = 1 / 30
 
@@ -82,7 +82,7 @@ class ChannelPruning(Defense):
         def pruner(value: str, shape: tuple[int, ...]) -> Pruner:
             return Pruner(value, shape, self.ratio, 1 - self.alpha, self.hard)
 
-        return behind("channel_pruning", topology, self.edges(topology), facts, seed, pruner)
+        return append_layers("channel_pruning", topology, self.edges(topology), facts, seed, pruner)
 
     def start(self, place: DefenseSite) -> Adversary | None:
         """Return the adversary; none at the other end of the edge, where there is no raw input."""
@@ -103,7 +103,7 @@ class ChannelPruning(Defense):
         adversary: Adversary = context.state
         pruners = layers_on(context.module, Pruner, context.edge)
         again = concatenate_values([m.prune(m.kept[0], m.scores(m.kept[0])) for m in pruners])
-        adversary.study(again, context)
+        adversary.accumulate_gradient(again, context)
         return -self.alpha * adversary.error(again, context)
 
 
@@ -125,7 +125,7 @@ class Pruner(Layer):
     def forward(self, z: Tensor) -> Tensor:
         """Return `z` with the channels that score least hidden."""
         self.kept = (z.detach(),)
-        weights = {name: _shared(p, self.share) for name, p in self.scores.named_parameters()}
+        weights = {name: _scale_backward(p, self.share) for name, p in self.scores.named_parameters()}
         return self.prune(z, functional_call(self.scores, weights, (z,)))
 
     def prune(self, z: Tensor, scores: Tensor) -> Tensor:
@@ -151,6 +151,6 @@ class _Share(torch.autograd.Function):
         return g * ctx.share, None
 
 
-def _shared(x: Tensor, share: float) -> Tensor:
+def _scale_backward(x: Tensor, share: float) -> Tensor:
     found: Tensor = _Share.apply(x, share)  # type: ignore[no-untyped-call]
     return found

@@ -41,22 +41,22 @@ def check_values(name: str, topology: Topology, facts: Facts, edges: tuple[str, 
             check_precision(name, f"{value!r} on {edge}", facts.dtypes[value])
 
 
-def frozen(topology: Topology, edges: tuple[str, ...]) -> Topology:
+def freeze_segments(topology: Topology, edges: tuple[str, ...]) -> Topology:
     """Return `topology` with all segments before `edges` frozen: no weight learns, no batch norm reads its batch.
 
     Raises `InvalidInput` for a segment that is a batch norm alone, which has nothing around it to stay in training.
     """
-    wanted = {value for name in edges for value in topology.edge(name).values}
+    guarded = {value for name in edges for value in topology.edge(name).values}
     segments = []
     for segment in reversed(topology.segments):
-        if wanted.intersection(segment.outputs):
-            wanted.update(segment.inputs)
-            segment = replace(segment, module=_still(segment.name, segment.module))
+        if guarded.intersection(segment.outputs):
+            guarded.update(segment.inputs)
+            segment = replace(segment, module=_freeze_module(segment.name, segment.module))
         segments.append(segment)
     return replace(topology, segments=tuple(reversed(segments)))
 
 
-def _still(name: str, module: nn.Module) -> nn.Module:
+def _freeze_module(name: str, module: nn.Module) -> nn.Module:
     made = copy.deepcopy(module).requires_grad_(False)
     made.train()
     for inner in made.modules():

@@ -66,10 +66,10 @@ class DistanceCorrelation(Defense):
     def penalty(self, z: Tensor, context: Context) -> PenaltyGradient:
         """Return alpha times the distance correlation of this batch's raw inputs and all that leaves on the edge."""
         name: Statistic = "distance_correlation" if self.statistic == "biased" else "u_distance_correlation_sqr"
-        return PenaltyGradient(slope(_raw(context), z, name, number_at(self.alpha, context.epoch)))
+        return PenaltyGradient(slope(_private_inputs(context), z, name, number_at(self.alpha, context.epoch)))
 
 
-def _raw(context: Context) -> Tensor:
+def _private_inputs(context: Context) -> Tensor:
     """Return what the release may not tell of: the party's raw inputs or, if it has none, what it has received."""
     raw = list(context.inputs.values()) or [x.detach() for x in context.arrived.values()]
     return raw[0] if len(raw) == 1 else torch.cat([value.reshape(len(value), -1) for value in raw], 1)

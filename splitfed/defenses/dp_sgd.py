@@ -101,7 +101,7 @@ class DpSgd(Defense):
     def guarantee(self) -> str:
         """The formal promise, in one line."""
         if self._terms is not None and self.event() is None:
-            return f"no formal guarantee: {self._doubt(self._terms)}"
+            return f"no formal guarantee: {self._missing_guarantee(self._terms)}"
         return "differential privacy of the weights, example by example, if all that learn are guarded"
 
     @property
@@ -115,7 +115,7 @@ class DpSgd(Defense):
 
     def guards(self, topology: Topology) -> tuple[str, ...]:
         """Return `roles`, by default every role with weights that learn."""
-        able = _learning(topology)
+        able = _trainable_roles(topology)
         for role in (*self.roles, *(self.max_norm if isinstance(self.max_norm, Mapping) else ())):
             if role not in topology.roles:
                 raise unknown("role of dp_sgd", role, topology.roles)
@@ -139,15 +139,15 @@ class DpSgd(Defense):
         """Return `topology` with what Opacus can replace replaced, if that is asked for."""
         if not self.replace:
             return topology
-        segments, told = [], []
+        segments, replaced = [], []
         for segment in topology.segments:
             with stream(derive(seed, "replace", segment.name)):
-                module, names = _replaced(segment)
+                module, names = _replace_layers(segment)
             segments.append(changed(segment, module=module) if names else segment)
-            told += names
-        if not told:
+            replaced += names
+        if not replaced:
             return topology
-        warnings.warn(f"dp_sgd replaced {', '.join(told)}", UserWarning, stacklevel=2)
+        warnings.warn(f"dp_sgd replaced {', '.join(replaced)}", UserWarning, stacklevel=2)
         return changed(topology, segments=tuple(segments))
 
     def privatizer(self, holder: PrivatizedParty) -> PrivateStep:
@@ -167,19 +167,19 @@ class DpSgd(Defense):
             raise InvalidInput(f"dp_sgd cannot be accounted for with {terms.obstacle}")
         for other in terms.others:
             _check_beside(other, terms)
-        made = self
+        settled = self
         if self.epsilon is not None and self.noise_multiplier is None:
-            doubt = self._doubt(terms)
+            doubt = self._missing_guarantee(terms)
             if doubt is not None:
                 raise InvalidInput(f"dp_sgd epsilon={self.epsilon:g} cannot be promised: {doubt}")
-            made = _settled(self, terms)
-            multiplier = made._calibrated(terms)
-            made = changed(self, noise_multiplier=multiplier, epsilon=None)
-        return _settled(made, terms)
+            settled = _with_terms(self, terms)
+            multiplier = settled._calibrated(terms)
+            settled = changed(self, noise_multiplier=multiplier, epsilon=None)
+        return _with_terms(settled, terms)
 
     def weight_uses(self, client: int, steps: int, epochs: int) -> tuple[Event, int] | None:
         """Return the joint event of all guarded parties, and how often it happened to an example of `client`."""
-        if self._terms is None or not self.noise_multiplier or self._doubt(self._terms) is not None:
+        if self._terms is None or not self.noise_multiplier or self._missing_guarantee(self._terms) is not None:
             return None
         return self._uses(self._terms, self.noise_multiplier, client, steps, epochs)
 
@@ -197,12 +197,12 @@ class DpSgd(Defense):
             raise unknown("role in dp_sgd max_norm:", role, self.max_norm)
         return self.max_norm[role]
 
-    def _doubt(self, terms: Terms) -> str | None:
+    def _missing_guarantee(self, terms: Terms) -> str | None:
         """Say why there is no promise, where there is none."""
         if self.noise_multiplier == 0:
             return "noise_multiplier=0 adds no noise"
         for topology in terms.topologies:
-            for role in _learning(topology):
+            for role in _trainable_roles(topology):
                 if role not in self.guards(topology):
                     return f"the weights of role {role!r} learn from the same rows unguarded"
         return terms.doubt
@@ -227,20 +227,20 @@ class DpSgd(Defense):
 
         # Clients with equal numbers need the same.
         plans = {(terms.rows[c], terms.steps[c], terms.epochs[c]): c for c in range(len(terms.rows)) if terms.steps[c]}
-        found = [
+        multipliers = [
             terms.calibrate(partial(uses, client), self.epsilon, self.delta, self.accountant)
             for client in plans.values()
         ]
-        return max(found, default=1.0)
+        return max(multipliers, default=1.0)
 
 
-def _settled(defense: DpSgd, terms: Terms) -> DpSgd:
+def _with_terms(defense: DpSgd, terms: Terms) -> DpSgd:
     made = changed(defense)
     object.__setattr__(made, "_terms", terms)
     return made
 
 
-def _learning(topology: Topology) -> tuple[str, ...]:
+def _trainable_roles(topology: Topology) -> tuple[str, ...]:
     """Return the roles with weights that learn."""
     return tuple(
         role
@@ -249,7 +249,7 @@ def _learning(topology: Topology) -> tuple[str, ...]:
     )
 
 
-def _replaced(segment: Segment) -> tuple[nn.Module, list[str]]:
+def _replace_layers(segment: Segment) -> tuple[nn.Module, list[str]]:
     """Return a copy of the segment's module with what Opacus has a substitute for replaced, and what that was."""
     from opacus.validators import ModuleValidator
 
@@ -261,13 +261,13 @@ def _replaced(segment: Segment) -> tuple[nn.Module, list[str]]:
             continue
         # With as many groups as values, what Opacus makes of flat features would be constant.
         flat = isinstance(layer, nn.BatchNorm1d)
-        made = nn.GroupNorm(1, layer.num_features, affine=layer.affine) if flat else fixer(layer)
-        made.train(layer.training)
-        names.append(f"{name or 'all'} of {segment.name}: {type(layer).__name__} by {type(made).__name__}")
+        substitute = nn.GroupNorm(1, layer.num_features, affine=layer.affine) if flat else fixer(layer)
+        substitute.train(layer.training)
+        names.append(f"{name or 'all'} of {segment.name}: {type(layer).__name__} by {type(substitute).__name__}")
         if not name:
-            return made, names
+            return substitute, names
         parent, _, own = name.rpartition(".")
-        setattr(module.get_submodule(parent), own, made)
+        setattr(module.get_submodule(parent), own, substitute)
     return module, names
 
 
@@ -288,13 +288,13 @@ def _check_beside(other: Defense, terms: Terms) -> None:
         edge = topology.edge(name)
         for value in edge.values:
             z = torch.linspace(-1, 1, 4 * math.prod(facts.shapes[value])).reshape(4, *facts.shapes[value])
-            one, two = (_released(other, value, t, edge.name) for t in (z, torch.cat([z[:1] + 1, z[1:]])))
+            one, two = (_release_rows(other, value, t, edge.name) for t in (z, torch.cat([z[:1] + 1, z[1:]])))
             if not torch.allclose(one[1:], two[1:], rtol=1e-4, atol=1e-5):
                 raise InvalidInput(
                     f"dp_sgd cannot stand beside {kind.__name__}: its release mixes the rows of a batch on {name!r}"
                 )
 
 
-def _released(defense: Defense, value: str, z: Tensor, edge: str) -> Tensor:
+def _release_rows(defense: Defense, value: str, z: Tensor, edge: str) -> Tensor:
     with torch.no_grad():
         return defense.release(value, z, Context("", edge, Stamp("train", 0, 0, 0), 0, 0)).reshape(len(z), -1)

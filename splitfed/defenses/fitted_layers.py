@@ -76,7 +76,7 @@ def values_of(topology: Topology, edges: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(value for name in edges for value in topology.edge(name).values))
 
 
-def behind(
+def append_layers(
     name: str,
     topology: Topology,
     edges: tuple[str, ...],
@@ -88,13 +88,13 @@ def behind(
 
     `name`: of the defense, which is refused where a value has a layer of its make already.
     """
-    wanted = values_of(topology, edges)
+    guarded = values_of(topology, edges)
 
     def fitted(segment: Segment) -> Segment:
         layers = {}
         with stream(derive(seed, name, segment.name)):
             for i, value in enumerate(segment.outputs):
-                if value in wanted:
+                if value in guarded:
                     layer = make(value, facts.shapes[value]).to(facts.dtypes[value])
                     if layer_of(segment.module, type(layer), value) is not None:
                         raise InvalidInput(f"{name} guards value {value!r} twice; expected once")

@@ -26,7 +26,7 @@ from splitfed.core.errors import InvalidInput, check_number
 from splitfed.core.privacy_events import Event, Gaussian, Protects
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
-from splitfed.defenses.clipping import check_values, clip_rows, frozen, noisy_release
+from splitfed.defenses.clipping import check_values, clip_rows, freeze_segments, noisy_release
 from splitfed.defenses.private_noise import add_gaussian, check_precision
 from splitfed.privacy.gaussian_mechanism import gaussian_multiplier
 
@@ -89,7 +89,7 @@ class GaussianRelease(Defense):
 
     def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
         """Return `topology`, with all that comes before the guarded edges frozen if that is asked for."""
-        return frozen(topology, self.edges(topology)) if self.freeze else topology
+        return freeze_segments(topology, self.edges(topology)) if self.freeze else topology
 
     def event(self) -> Event:
         """Return the cost of one release of a row."""

@@ -84,7 +84,7 @@ class LabelDp(Defense):
         for head in topology.heads:
             if head.value in chosen:
                 classes_of(head.task)
-                _check_told_once(topology, head)
+                _check_labels_used_once(topology, head)
                 if self.mode == "gradient" and head.role != head.labels:
                     raise InvalidInput(
                         f"label_dp mode 'gradient' needs the loss of {head.value!r} where its labels are; role "
@@ -134,7 +134,7 @@ def classes_of(task: Task | None) -> int:
     return found
 
 
-def _check_told_once(topology: Topology, head: Head) -> None:
+def _check_labels_used_once(topology: Topology, head: Head) -> None:
     """Refuse a second head with the same labels: it would tell them again."""
     for other in topology.heads:
         if other.value != head.value and other.target == head.target:

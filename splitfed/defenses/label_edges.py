@@ -15,22 +15,22 @@ def guarded_edges(name: str, topology: Topology, on: tuple[str, ...]) -> tuple[s
 
     Raises `InvalidInput` where there is none, and for an edge of `on` that is none of them.
     """
-    found = tuple(edge.name for edge in topology.crossings if leaking_heads(topology, edge))
+    leaking = tuple(edge.name for edge in topology.crossings if leaking_heads(topology, edge))
     for edge in on:
         topology.edge(edge)
-    if not found:
-        told = " and ".join(f"{head.value!r} are known to {', '.join(head.path)}" for head in topology.heads)
+    if not leaking:
+        label_holders = " and ".join(f"{head.value!r} are known to {', '.join(head.path)}" for head in topology.heads)
         raise InvalidInput(
             f"{name} has no gradient to guard: none goes from a party that knows labels to one that does not (labels "
-            f"of {told}); take u_shaped, or vertical with the labels at the server or at a head"
+            f"of {label_holders}); take u_shaped, or vertical with the labels at the server or at a head"
         )
     for edge in on:
-        if edge not in found:
+        if edge not in leaking:
             raise InvalidInput(
                 f"{name} cannot guard edge {edge!r}: no gradient goes back on it from a party that knows labels to one "
-                f"that does not (allowed: {', '.join(found)})"
+                f"that does not (allowed: {', '.join(leaking)})"
             )
-    return on or found
+    return on or leaking
 
 
 def leaking_heads(topology: Topology, edge: Edge) -> tuple[Head, ...]:
@@ -38,22 +38,22 @@ def leaking_heads(topology: Topology, edge: Edge) -> tuple[Head, ...]:
     if edge.name in topology.forward_only:
         return ()
     sender, receiver = topology.role_of(edge.target), topology.role_of(edge.source)
-    behind = _behind(topology, edge)
+    behind = _values_with_gradients(topology, edge)
     return tuple(h for h in topology.heads if h.value in behind and sender in h.path and receiver not in h.path)
 
 
-def _behind(topology: Topology, edge: Edge) -> set[str]:
+def _values_with_gradients(topology: Topology, edge: Edge) -> set[str]:
     """Return the values whose gradients reach the target of `edge`."""
     reached = set(topology.segment(edge.target).outputs)
     for segment in topology.segments:
         for value in reached.intersection(segment.inputs):
-            if not _one_way(topology, value, segment.name):
+            if not _returns_no_gradient(topology, value, segment.name):
                 reached.update(segment.outputs)
                 break
     return reached
 
 
-def _one_way(topology: Topology, value: str, reader: str) -> bool:
+def _returns_no_gradient(topology: Topology, value: str, reader: str) -> bool:
     """Tell whether `value` comes to `reader`'s role over a crossing that returns no gradient."""
     role = topology.role_of(reader)
     return any(

@@ -20,7 +20,7 @@ from splitfed.core.errors import check_number
 from splitfed.core.privacy_events import Event, Laplace, Protects
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
-from splitfed.defenses.clipping import check_values, clip_rows, frozen, noisy_release
+from splitfed.defenses.clipping import check_values, clip_rows, freeze_segments, noisy_release
 from splitfed.defenses.private_noise import add_laplace, check_precision
 
 
@@ -68,7 +68,7 @@ class LaplaceRelease(Defense):
 
     def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
         """Return `topology`, with all that comes before the guarded edges frozen if that is asked for."""
-        return frozen(topology, self.edges(topology)) if self.freeze else topology
+        return freeze_segments(topology, self.edges(topology)) if self.freeze else topology
 
     def event(self) -> Event:
         """Return the cost of one release of a row."""

@@ -41,7 +41,7 @@ from splitfed.core.probe import Facts
 from splitfed.core.random import derive, stream
 from splitfed.core.topology import Segment, Topology
 from splitfed.defenses.binary_encoding import Binarised, Reader
-from splitfed.defenses.clipping import frozen
+from splitfed.defenses.clipping import freeze_segments
 
 FORMS = ("symmetric", "unary", "modified", "utility")
 
@@ -117,7 +117,7 @@ class Latent(Defense):
         edges = self.edges(topology)
         values = {value for name in edges for value in topology.edge(name).values}
         self._check_taken(topology, edges, values)
-        made = frozen(topology, edges) if self.freeze else topology
+        made = freeze_segments(topology, edges) if self.freeze else topology
         segments = [self._with_bits(s, values, facts, seed) for s in made.segments]
         return changed(made, segments=tuple(segments))
 

@@ -28,7 +28,7 @@ from splitfed.core.errors import InvalidInput, check_number
 from splitfed.core.probe import Facts
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Topology
-from splitfed.defenses.aligned_noise import aligned
+from splitfed.defenses.aligned_noise import add_aligned_noise
 from splitfed.defenses.label_edges import guarded_edges, leaking_heads
 from splitfed.defenses.sum_kl import NoiseVariances, least_sum_kl
 
@@ -81,12 +81,12 @@ class Marvell(Defense):
     def gradient(self, name: str, g: Tensor, context: Context) -> Tensor:
         """Return `g` plus noise by class, drawn afresh for this step: same shape."""
         (y,) = context.labels.values()
-        return self.noised(g, positives(y), context.generator(name, g.device))
+        return self.add_noise(g, positives(y), context.generator(name, g.device))
 
-    def noised(self, g: Tensor, positive: Tensor, generator: torch.Generator) -> Tensor:
+    def add_noise(self, g: Tensor, positive: Tensor, generator: torch.Generator) -> Tensor:
         """Return the gradients `g` (batch, ...) with the noise for the marks `positive` (batch,) of true and false."""
         if not 0 < int(positive.sum()) < len(positive):
-            return aligned(g, generator)
+            return add_aligned_noise(g, generator)
         # In double precision: squares of small gradients would vanish in single.
         rows = g.detach().double().flatten(1)
         apart = rows[positive].mean(0) - rows[~positive].mean(0)
@@ -98,8 +98,8 @@ class Marvell(Defense):
             torch.randn(shape, generator=generator, device=g.device, dtype=torch.float64)
             for shape in ((len(rows), 1), rows.shape)
         )
-        around = _by_class(noise.around, positive)
-        extra = (_by_class(noise.along, positive) - around).clamp_min(0)
+        around = _variance_per_row(noise.around, positive)
+        extra = (_variance_per_row(noise.along, positive) - around).clamp_min(0)
         drawn: Tensor = once * extra.sqrt() * (apart / apart.norm()) + each * around.sqrt()
         return g + drawn.view(g.shape).to(g.dtype)
 
@@ -124,7 +124,7 @@ def positives(y: Tensor) -> Tensor:
     return y > 0.5 if y.dim() == 1 else y[:, 1] > y[:, 0]
 
 
-def _by_class(variances: tuple[float, float], positive: Tensor) -> Tensor:
+def _variance_per_row(variances: tuple[float, float], positive: Tensor) -> Tensor:
     values = torch.tensor(variances, dtype=torch.float64, device=positive.device)
     return values[positive.long()].unsqueeze(1)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from splitfed.core.defense import Context, Defense, Strength
 from splitfed.core.topology import Topology
-from splitfed.defenses.aligned_noise import aligned
+from splitfed.defenses.aligned_noise import add_aligned_noise
 from splitfed.defenses.label_edges import guarded_edges
 
 
@@ -35,4 +35,4 @@ class MaxNorm(Defense):
 
     def gradient(self, name: str, g: Tensor, context: Context) -> Tensor:
         """Return `g` with every row stretched by a factor of mean one: same shape."""
-        return aligned(g, context.generator(name, g.device))
+        return add_aligned_noise(g, context.generator(name, g.device))

@@ -29,7 +29,7 @@ from splitfed.core.annealing import Course, number_at, number_or_course, numbers
 from splitfed.core.defense import Context, Defense, Strength
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
-from splitfed.defenses.fitted_layers import behind, check_all_guarded, layer_of, layers_on
+from splitfed.defenses.fitted_layers import append_layers, check_all_guarded, layer_of, layers_on
 from splitfed.defenses.variational_encoder import Variational, divergence
 
 
@@ -52,7 +52,7 @@ class Mid(Defense):
         """Return `topology` with a bottleneck behind every value that is guarded."""
         edges = self.edges(topology)
         check_all_guarded("mid", topology, edges)
-        return behind("mid", topology, edges, facts, seed, Variational)
+        return append_layers("mid", topology, edges, facts, seed, Variational)
 
     @property
     def peeks(self) -> bool:

@@ -68,7 +68,7 @@ class MidLabels(Defense):
             arriving = {value: edge.name for edge in edges if edge.target == segment.name for value in edge.values}
             for value in arriving:
                 _check_only_reader(topology, segment, value)
-            segments.append(_preceded(segment, arriving, facts, seed) if arriving else segment)
+            segments.append(_prepend_layers(segment, arriving, facts, seed) if arriving else segment)
         return replace(topology, segments=tuple(segments))
 
     def penalty_at_receiver(self, context: Context) -> Tensor:
@@ -89,7 +89,7 @@ class SampledBottleneck(Variational):
         return mean + self.kept[1] * torch.randn_like(mean) if self.training else mean
 
 
-def _preceded(segment: Segment, arriving: dict[str, str], facts: Facts, seed: int) -> Segment:
+def _prepend_layers(segment: Segment, arriving: dict[str, str], facts: Facts, seed: int) -> Segment:
     """Return `segment` with a layer before each of its inputs in `arriving`: value -> the edge that it comes on."""
     layers = {}
     with stream(derive(seed, "mid_labels", segment.name)):

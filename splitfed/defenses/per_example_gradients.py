@@ -45,13 +45,13 @@ def own_weights(layer: nn.Module) -> list[nn.Parameter]:
     return [p for p in layer.parameters(recurse=False) if p.requires_grad]
 
 
-def weighted(module: nn.Module) -> dict[str, nn.Module]:
+def layers_with_weights(module: nn.Module) -> dict[str, nn.Module]:
     """Return the modules within `module` that have trainable weights of their own, by name, each once."""
     return {name: inner for name, inner in module.named_modules() if own_weights(inner)}
 
 
 @contextmanager
-def noting(layers: Sequence[nn.Module], calls: list[Call]) -> Iterator[None]:
+def record_calls(layers: Sequence[nn.Module], calls: list[Call]) -> Iterator[None]:
     """Add every use of one of `layers` inside the block to `calls`; nothing stays behind on the modules.
 
     A use that takes or returns anything but one tensor is left out: whoever checks the sums finds it missing.
@@ -71,7 +71,7 @@ def noting(layers: Sequence[nn.Module], calls: list[Call]) -> Iterator[None]:
             handle.remove()
 
 
-def samples(used: Used) -> Samples:
+def per_row_gradients(used: Used) -> Samples:
     """Return, for every trainable weight of the layer, the gradient of each row: (rows, *shape of the weight)."""
     formula = _formulas().get(type(used.layer))
     if formula is None:
@@ -93,19 +93,19 @@ class RowGradients(NamedTuple):
     replaced: int
 
 
-def measured(used: Sequence[Used], rows: int) -> RowGradients:
+def measure_norms(used: Sequence[Used], rows: int) -> RowGradients:
     """Return the norms of `rows` rows, from what went in and out of layers, and how to add the rows up."""
     dense: list[Used] = []
-    kept: dict[nn.Parameter, Tensor] = {}
+    gradients: dict[nn.Parameter, Tensor] = {}
     for one in used:
         if _dense(one, used):
             dense.append(one)
             continue
-        for weight, found in samples(one).items():
-            kept[weight] = kept[weight] + found if weight in kept else found
+        for weight, row_gradients in per_row_gradients(one).items():
+            gradients[weight] = gradients[weight] + row_gradients if weight in gradients else row_gradients
     total = torch.zeros(rows, dtype=torch.float64)
-    for found in kept.values():
-        total = total.to(found.device) + _square_sum(found.reshape(rows, -1))
+    for row_gradients in gradients.values():
+        total = total.to(row_gradients.device) + _square_sum(row_gradients.reshape(rows, -1))
     for layer, x, g in dense:
         for weight in own_weights(layer):
             length = _square_sum(g)
@@ -114,11 +114,11 @@ def measured(used: Sequence[Used], rows: int) -> RowGradients:
     replaced = rows - int(fine.sum())
     if replaced:
         total = total.where(fine, total.new_zeros(()))
-        kept = {weight: _only(found, fine) for weight, found in kept.items()}
-        dense = [Used(layer, _only(x, fine), _only(g, fine)) for layer, x, g in dense]
+        gradients = {weight: _zero_other_rows(row_gradients, fine) for weight, row_gradients in gradients.items()}
+        dense = [Used(layer, _zero_other_rows(x, fine), _zero_other_rows(g, fine)) for layer, x, g in dense]
 
     def add_up(factors: Tensor) -> Samples:
-        sums = {weight: _weighed(factors, found) for weight, found in kept.items()}
+        sums = {weight: _weighted_sum(factors, row_gradients) for weight, row_gradients in gradients.items()}
         for layer, x, g in dense:
             scaled = g.double() * factors.to(g.device)[:, None]
             for weight in own_weights(layer):
@@ -133,14 +133,14 @@ def _square_sum(rows: Tensor) -> Tensor:
     return torch.cat([part.double().square().sum(1) for part in rows.split(_AT_ONCE)])
 
 
-def _weighed(factors: Tensor, found: Tensor) -> Tensor:
+def _weighted_sum(factors: Tensor, found: Tensor) -> Tensor:
     """Return the sum over rows of `factors` (rows,) times `found` (rows, ...), in float64; a few rows at a time."""
     parts = zip(factors.to(found.device).split(_AT_ONCE), found.split(_AT_ONCE), strict=True)
     sums = [torch.tensordot(f, part.double(), dims=1) for f, part in parts]
     return torch.stack(sums).sum(0)
 
 
-def _only(found: Tensor, fine: Tensor) -> Tensor:
+def _zero_other_rows(found: Tensor, fine: Tensor) -> Tensor:
     """Return `found` (rows, ...) with zeros in the rows that are not `fine`."""
     mask = fine.to(found.device).view(-1, *[1] * (found.dim() - 1))
     return torch.where(mask, found, torch.zeros_like(found))

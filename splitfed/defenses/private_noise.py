@@ -50,7 +50,7 @@ def add_gaussian(value: Tensor, sensitivity: float, multiplier: float, size: int
     """
     step = _grid(multiplier * sensitivity)
     scale = multiplier * (sensitivity * _SLACK + step * math.sqrt(size))
-    return _on_grid(value, step, lambda: scale * gaussian(value.shape, random))
+    return _add_on_grid(value, step, lambda: scale * gaussian(value.shape, random))
 
 
 def add_laplace(value: Tensor, sensitivity: float, multiplier: float, size: int, random: torch.Generator) -> Tensor:
@@ -60,7 +60,7 @@ def add_laplace(value: Tensor, sensitivity: float, multiplier: float, size: int,
     """
     step = _grid(multiplier * sensitivity)
     scale = multiplier * (sensitivity * _SLACK + step * size)
-    return _on_grid(value, step, lambda: scale * laplace(value.shape, random))
+    return _add_on_grid(value, step, lambda: scale * laplace(value.shape, random))
 
 
 def gaussian(shape: torch.Size, random: torch.Generator) -> Tensor:
@@ -94,6 +94,6 @@ def _grid(scale: float) -> float:
     return math.ldexp(1.0, math.frexp(scale)[1] - 1 - GRID_BITS)
 
 
-def _on_grid(value: Tensor, step: float, noise: Callable[[], Tensor]) -> Tensor:
+def _add_on_grid(value: Tensor, step: float, noise: Callable[[], Tensor]) -> Tensor:
     # Division by a power of two is exact.
     return ((value / step).round_() + (noise() / step).round_()) * step

@@ -22,7 +22,15 @@ from splitfed.core.defense import PrivatizedParty
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Stamp
 from splitfed.core.random import wide_generator
-from splitfed.defenses.per_example_gradients import Call, RowGradients, Samples, Used, measured, noting, weighted
+from splitfed.defenses.per_example_gradients import (
+    Call,
+    RowGradients,
+    Samples,
+    Used,
+    layers_with_weights,
+    measure_norms,
+    record_calls,
+)
 from splitfed.defenses.private_noise import add_gaussian
 
 
@@ -48,7 +56,7 @@ class PrivateStep:
         self._holder, self._max_norm, self._noise_multiplier = holder, max_norm, noise_multiplier
         found = {id(p): p for m in holder.modules.values() for p in m.parameters() if p.requires_grad}
         self._weights: list[nn.Parameter] = list(found.values())
-        self._layers = {id(m): tuple(weighted(m).values()) for m in holder.modules.values()}
+        self._layers = {id(m): tuple(layers_with_weights(m).values()) for m in holder.modules.values()}
         self._step: _Step | None = None
 
     def begin(self, rows: int, divisor: float, stamp: Stamp, active: bool) -> None:
@@ -65,38 +73,38 @@ class PrivateStep:
     @contextmanager
     def watching(self, module: nn.Module) -> Iterator[None]:
         """Take note of what goes through the weights of `module` inside the block."""
-        with noting(self._layers[id(module)], self._now.calls):
+        with record_calls(self._layers[id(module)], self._open_step.calls):
             yield
 
     def backward(self, roots: Sequence[Tensor], gradients: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
         """Send `gradients` back from `roots` to the `leaves`, and keep what reaches the layers; no weight gets any."""
-        step = self._now
+        step = self._open_step
         calls, step.calls = step.calls, []
         places: list[Any] = [*(call.edge for call in calls), *leaves]
         if not places:
             return
-        found: Sequence[Tensor | None] = torch.autograd.grad(roots, places, gradients, allow_unused=True)
-        for call, g in zip(calls, found, strict=False):
+        gradients_found: Sequence[Tensor | None] = torch.autograd.grad(roots, places, gradients, allow_unused=True)
+        for call, g in zip(calls, gradients_found, strict=False):
             if g is None:
                 step.calls.append(call)  # of a segment whose turn is yet to come
             else:
                 # That of the sum of the losses, in which every row has a term of its own.
                 step.used.append(Used(call.layer, call.x, g * step.divisor))
-        for leaf, g in zip(leaves, found[len(calls) :], strict=True):
+        for leaf, g in zip(leaves, gradients_found[len(calls) :], strict=True):
             if g is not None:
                 leaf.grad = g if leaf.grad is None else leaf.grad + g
 
     def total(self) -> float:
         """Return the sum of the squared norms of all rows' gradients."""
-        return float(self._measure(self._now).norms.sum())
+        return float(self._measure(self._open_step).norms.sum())
 
     def norms(self) -> Tensor:
         """Return the squared norm of every row's own gradient: (rows,), in float32 as it is told."""
-        return self._measure(self._now).norms.float()
+        return self._measure(self._open_step).norms.float()
 
     def hear(self, norms: Tensor) -> None:
         """Take the squared norms of the same rows' gradients at another party: (rows,)."""
-        step = self._now
+        step = self._open_step
         step.others = norms if step.others is None else step.others + norms
 
     def finish(self) -> int:
@@ -104,15 +112,15 @@ class PrivateStep:
         step, holder = self._step, self._holder
         if step is None:
             return 0
-        sums = self._clipped(step) if step.rows else {}
+        sums = self._sum_clipped(step) if step.rows else {}
         words = (holder.party, holder.role, holder.position, *step.stamp)
-        drawn = wide_generator(holder.seed, "dp_sgd", *words, device=holder.device)
+        random = wide_generator(holder.seed, "dp_sgd", *words, device=holder.device)
         size = sum(weight.numel() for weight in self._weights)
         for weight in self._weights:
             total = sums[weight] if weight in sums else torch.zeros(weight.shape, dtype=torch.float64)
             total = total.to(weight.device)
             if self._noise_multiplier > 0:
-                total = add_gaussian(total, self._max_norm, self._noise_multiplier, size, drawn)
+                total = add_gaussian(total, self._max_norm, self._noise_multiplier, size, random)
             weight.grad = (total / step.divisor).to(weight.dtype)
         return self._measure(step).replaced
 
@@ -121,11 +129,11 @@ class PrivateStep:
         self._step = None
 
     @property
-    def _now(self) -> _Step:
+    def _open_step(self) -> _Step:
         assert self._step is not None
         return self._step
 
-    def _clipped(self, step: _Step) -> Samples:
+    def _sum_clipped(self, step: _Step) -> Samples:
         found = self._measure(step)
         length = (found.norms if step.others is None else found.norms + step.others.to(found.norms)).sqrt()
         # A little below the bound, so that the rounding of norms that were told cannot lift a row above it.
@@ -133,6 +141,6 @@ class PrivateStep:
 
     def _measure(self, step: _Step) -> RowGradients:
         if step.measured is None:
-            step.measured = measured(step.used, step.rows)
+            step.measured = measure_norms(step.used, step.rows)
             step.used = []
         return step.measured

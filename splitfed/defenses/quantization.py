@@ -54,7 +54,7 @@ class Quantization(Defense):
     def release(self, name: str, z: Tensor, context: Context) -> Tensor:
         """Return the levels that the receiver unpacks, with the gradient of `z`: same shape."""
         # In this order the sum is exact: a release in which digits of z are left over would be no level.
-        return decoded(*encoded(z.detach(), self.bits, self.per)) + (z - z.detach())
+        return decode(*encode(z.detach(), self.bits, self.per)) + (z - z.detach())
 
     def packed(self, kind: str, rows: int, shape: tuple[int, ...], dtype: torch.dtype) -> int | None:
         """Return the bytes of the codes and of the ranges."""
@@ -64,7 +64,7 @@ class Quantization(Defense):
         return min(packed_size(numbers, self.bits) + 2 * ranges * dtype.itemsize, numbers * dtype.itemsize)
 
 
-def encoded(z: Tensor, bits: int, per: str) -> tuple[Tensor, Tensor, Tensor]:
+def encode(z: Tensor, bits: int, per: str) -> tuple[Tensor, Tensor, Tensor]:
     """Return the codes of `z` (batch, ...), whole numbers of its own type, and least number and step of each range.
 
     The ranges broadcast against `z`. Where all numbers of a range are equal its step is 0.
@@ -80,18 +80,18 @@ def encoded(z: Tensor, bits: int, per: str) -> tuple[Tensor, Tensor, Tensor]:
     return codes.round().clamp(0, 2**bits - 1), low, step
 
 
-def decoded(codes: Tensor, low: Tensor, step: Tensor) -> Tensor:
+def decode(codes: Tensor, low: Tensor, step: Tensor) -> Tensor:
     """Return the levels that `codes` stand for."""
     return (low.float() + codes * step.float()).to(low.dtype)
 
 
 def pack(z: Tensor, bits: int, per: str) -> tuple[Tensor, Tensor]:
     """Return what crosses for `z`: the codes as bytes, and the ranges (2, ...) of the type of `z`."""
-    codes, low, step = encoded(z, bits, per)
+    codes, low, step = encode(z, bits, per)
     return pack_bits(codes, bits), torch.stack([low, step])
 
 
 def unpack(packed: Tensor, ranges: Tensor, shape: torch.Size, bits: int) -> Tensor:
     """Return the levels in `shape`."""
     codes = unpack_bits(packed, shape.numel(), bits).view(shape)
-    return decoded(codes.float(), ranges[0], ranges[1])
+    return decode(codes.float(), ranges[0], ranges[1])

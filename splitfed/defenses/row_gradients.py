@@ -20,7 +20,14 @@ from splitfed.core.probe import Facts
 from splitfed.core.random import derive, stream
 from splitfed.core.row_independence import ROWS, draw_values, findings, in_training, other_rows_equal
 from splitfed.core.topology import Head, Segment, Topology
-from splitfed.defenses.per_example_gradients import Call, Used, noting, own_weights, samples, weighted
+from splitfed.defenses.per_example_gradients import (
+    Call,
+    Used,
+    layers_with_weights,
+    own_weights,
+    per_row_gradients,
+    record_calls,
+)
 
 NAME = "dp_sgd"
 
@@ -44,14 +51,14 @@ def check_rowwise(topology: Topology, facts: Facts, guarded: Sequence[str]) -> N
     """Refuse `topology` if a row's gradient, at the roles `guarded`, would not be a function of that row alone."""
     for segment in topology.segments:
         _check_batch_norm(segment)
-    for found in findings(topology, facts, [segment.name for segment in topology.segments]):
-        raise InvalidInput(f"{NAME} cannot train {_TOLD[found.kind].format(**found._asdict())}")
+    for finding in findings(topology, facts, [segment.name for segment in topology.segments]):
+        raise InvalidInput(f"{NAME} cannot train {_TOLD[finding.kind].format(**finding._asdict())}")
     one, other = _inputs(topology, facts), _inputs(topology, facts)
     for name, value in other.items():
-        other[name] = torch.cat([_made_up(value[:1], "other", name), value[1:]])
+        other[name] = torch.cat([_random_like(value[:1], "other", name), value[1:]])
     for segment in topology.segments:
-        watched = weighted(segment.module) if segment.role in guarded else {}
-        first, second = (_run(segment, values, watched) for values in (one, other))
+        watched = layers_with_weights(segment.module) if segment.role in guarded else {}
+        first, second = (_run_segment(segment, values, watched) for values in (one, other))
         if watched:
             _check_layers(segment, watched, first, second)
             _check_sums(segment, watched, first)
@@ -72,21 +79,21 @@ def _check_batch_norm(segment: Segment) -> None:
 
 def _inputs(topology: Topology, facts: Facts) -> dict[str, Tensor]:
     return {
-        name: _made_up(torch.empty(ROWS, *facts.shapes[name], dtype=facts.dtypes[name]), "one", name)
+        name: _random_like(torch.empty(ROWS, *facts.shapes[name], dtype=facts.dtypes[name]), "one", name)
         for name in topology.inputs
     }
 
 
-def _made_up(like: Tensor, *words: str) -> Tensor:
+def _random_like(like: Tensor, *words: str) -> Tensor:
     return draw_values(like.shape, like.dtype, *words)
 
 
-def _run(segment: Segment, values: Mapping[str, Tensor], watched: Mapping[str, nn.Module]) -> _Ran:
+def _run_segment(segment: Segment, values: Mapping[str, Tensor], watched: Mapping[str, nn.Module]) -> _Ran:
     module = in_training(segment.module)
     calls: list[Call] = []
     given = [values[name].clone() for name in segment.inputs]
     layers = [module.get_submodule(name) for name in watched]
-    with torch.enable_grad(), stream(derive(0, NAME, segment.name)), noting(layers, calls):
+    with torch.enable_grad(), stream(derive(0, NAME, segment.name)), record_calls(layers, calls):
         result = module(*given)
     return _Ran(module, tuple(result) if isinstance(result, (tuple, list)) else (result,), calls)
 
@@ -96,38 +103,42 @@ def _check_layers(segment: Segment, watched: Mapping[str, nn.Module], one: _Ran,
     for first, second in zip(one.calls, other.calls, strict=True):
         whole = len(first.x) == ROWS and other_rows_equal(first.x, second.x)
         if not whole:
-            raise _unfit(segment, names[id(first.layer)], first.layer, "its input has no row for each row of the batch")
+            raise _layer_error(
+                segment, names[id(first.layer)], first.layer, "its input has no row for each row of the batch"
+            )
 
 
 def _check_sums(segment: Segment, watched: Mapping[str, nn.Module], ran: _Ran) -> None:
     """Compare the sum of the rows' gradients with that of autograd, for a made-up gradient of the outputs."""
     roots = [t for t in ran.outputs if t.requires_grad]
-    cotangents = [_made_up(t.detach(), segment.name, str(i)) for i, t in enumerate(roots)]
+    cotangents = [_random_like(t.detach(), segment.name, str(i)) for i, t in enumerate(roots)]
     weights = {n: p for n, p in ran.module.named_parameters() if p.requires_grad}
     places: list[Any] = [*weights.values(), *(call.edge for call in ran.calls)]
-    found: Sequence[Tensor | None] = torch.autograd.grad(roots, places, cotangents, allow_unused=True) if roots else ()
+    sums_found: Sequence[Tensor | None] = (
+        torch.autograd.grad(roots, places, cotangents, allow_unused=True) if roots else ()
+    )
     sums: dict[nn.Parameter, Tensor] = {}
-    for call, g in zip(ran.calls, found[len(weights) :], strict=True):
+    for call, g in zip(ran.calls, sums_found[len(weights) :], strict=True):
         if g is None:
             continue
         name = next(n for n in watched if ran.module.get_submodule(n) is call.layer)
         try:
-            own = samples(Used(call.layer, call.x, g))
+            own = per_row_gradients(Used(call.layer, call.x, g))
         except (RuntimeError, ValueError, TypeError, NotImplementedError, AttributeError) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise _unfit(segment, name, call.layer, f"no gradient row by row ({reason})") from error
+            raise _layer_error(segment, name, call.layer, f"no gradient row by row ({reason})") from error
         for weight, rows in own.items():
             sums[weight] = sums.get(weight, torch.zeros_like(weight)) + rows.sum(0)
     owners = {id(p): n for n in watched for p in own_weights(ran.module.get_submodule(n))}
-    for (name, weight), g in zip(weights.items(), found, strict=False):
+    for (name, weight), g in zip(weights.items(), sums_found, strict=False):
         mine, true = sums.get(weight, torch.zeros_like(weight)), torch.zeros_like(weight) if g is None else g
         if not torch.allclose(mine, true, rtol=1e-3, atol=1e-5 + 1e-4 * float(true.abs().max())):
             owner = owners[id(weight)]
             layer = ran.module.get_submodule(owner)
-            raise _unfit(segment, owner, layer, f"the gradient of weight {name!r} row by row is unknown")
+            raise _layer_error(segment, owner, layer, f"the gradient of weight {name!r} row by row is unknown")
 
 
-def _unfit(segment: Segment, name: str, layer: nn.Module, why: str) -> InvalidInput:
+def _layer_error(segment: Segment, name: str, layer: nn.Module, why: str) -> InvalidInput:
     place = f"layer {name!r} ({type(layer).__name__})" if name else f"the {type(layer).__name__} itself"
     return InvalidInput(f"{NAME} cannot train {place} of segment {segment.name!r}: {why}")
 

@@ -26,8 +26,8 @@ from splitfed.core.defense import Context, Defense, Strength
 from splitfed.core.errors import check_count, check_number
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
-from splitfed.defenses.clipping import frozen
-from splitfed.defenses.fitted_layers import Layer, behind, check_all_guarded, layer_of, layers_on
+from splitfed.defenses.clipping import freeze_segments
+from splitfed.defenses.fitted_layers import Layer, append_layers, check_all_guarded, layer_of, layers_on
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Shredder(Defense):
         def noises(value: str, shape: tuple[int, ...]) -> NoiseSet:
             return NoiseSet(value, self.members, shape, self.scale)
 
-        return behind("shredder", frozen(topology, edges), edges, facts, seed, noises)
+        return append_layers("shredder", freeze_segments(topology, edges), edges, facts, seed, noises)
 
     @property
     def peeks(self) -> bool:

@@ -56,7 +56,7 @@ def sum_kl(along: tuple[float, float], around: tuple[float, float], u: float, v:
     """Return the sum of both divergences of classes of variances `u`, `v` and squared distance `gap`, so noised."""
     a, b = (torch.tensor(x, dtype=torch.float64) for x in (along[0] + u, along[1] + v))
     c, e = (torch.tensor(x, dtype=torch.float64) for x in (around[0] + u, around[1] + v))
-    return float(_across(c, e, d) + _beside(a, b, gap))
+    return float(_kl_of_other_dimensions(c, e, d) + _kl_along_difference(a, b, gap))
 
 
 def least_sum_kl(u: float, v: float, d: int, gap: float, p: float, power: float) -> NoiseVariances:
@@ -74,15 +74,17 @@ def least_sum_kl(u: float, v: float, d: int, gap: float, p: float, power: float)
     most = power / ((1 - p) * d)
     if d > 1 and most > 0:
         # The minimum may lie many orders of magnitude below the greatest value allowed.
-        tried = torch.cat([around, most * torch.logspace(-12, 0, _POINTS, dtype=torch.float64)])
+        candidates = torch.cat([around, most * torch.logspace(-12, 0, _POINTS, dtype=torch.float64)])
         for _ in range(_ZOOMS):
-            best = int(_value(tried, u, v, d, p, power).argmin())
-            low, high = float(tried[max(best - 1, 0)]), float(tried[min(best + 1, len(tried) - 1)])
+            best = int(_value(candidates, u, v, d, p, power).argmin())
+            low, high = float(candidates[max(best - 1, 0)]), float(candidates[min(best + 1, len(candidates) - 1)])
             # The best one so far stays in.
-            tried = torch.cat([tried[best : best + 1], torch.linspace(low, high, _POINTS, dtype=torch.float64)])
-            tried = tried.sort().values
-        around = tried[_value(tried, u, v, d, p, power).argmin()].view(1)
-    a, b = _split(around, u, v, d, p, power)
+            candidates = torch.cat(
+                [candidates[best : best + 1], torch.linspace(low, high, _POINTS, dtype=torch.float64)]
+            )
+            candidates = candidates.sort().values
+        around = candidates[_value(candidates, u, v, d, p, power).argmin()].view(1)
+    a, b = _best_variances(around, u, v, d, p, power)
     value = float(_value(around, u, v, d, p, power))
     along = (max(float(a) - u, float(around)) * gap, max(float(b) - v, 0.0) * gap)
     return NoiseVariances(along, (float(around) * gap, 0.0), max(value, 0.0))
@@ -90,11 +92,13 @@ def least_sum_kl(u: float, v: float, d: int, gap: float, p: float, power: float)
 
 def _value(around: Tensor, u: float, v: float, d: int, p: float, power: float) -> Tensor:
     """The least sum of divergences by the `around` of the negatives: (n,), for a gap of one."""
-    a, b = _split(around, u, v, d, p, power)
-    return _across(around + u, torch.tensor(v, dtype=torch.float64), d) + _beside(a, b, 1.0)
+    a, b = _best_variances(around, u, v, d, p, power)
+    return _kl_of_other_dimensions(around + u, torch.tensor(v, dtype=torch.float64), d) + _kl_along_difference(
+        a, b, 1.0
+    )
 
 
-def _split(around: Tensor, u: float, v: float, d: int, p: float, power: float) -> tuple[Tensor, Tensor]:
+def _best_variances(around: Tensor, u: float, v: float, d: int, p: float, power: float) -> tuple[Tensor, Tensor]:
     """The best variances (a, b) along the difference, noise and spread together, with what power is left of it."""
     left = power - (1 - p) * (d - 1) * around + p * v + (1 - p) * u
     slope = ((left + (1 - p)) / (left + p)).sqrt()
@@ -104,13 +108,13 @@ def _split(around: Tensor, u: float, v: float, d: int, p: float, power: float) -
     return a, (left - (1 - p) * a) / p
 
 
-def _across(c: Tensor, e: Tensor, d: int) -> Tensor:
+def _kl_of_other_dimensions(c: Tensor, e: Tensor, d: int) -> Tensor:
     """What the d - 1 other dimensions add: (d-1)/2 (c/e + e/c - 2), nothing for equal variances, zero ones too."""
     if d == 1:
         return torch.zeros(())
     return torch.where(c == e, 0.0, (d - 1) / 2 * (c - e).square() / (c * e))
 
 
-def _beside(a: Tensor, b: Tensor, gap: float) -> Tensor:
+def _kl_along_difference(a: Tensor, b: Tensor, gap: float) -> Tensor:
     """What the direction of the difference adds: (a + gap)/(2b) + (b + gap)/(2a) - 1."""
     return (a - b).square() / (2 * a * b) + gap / 2 * (1 / a + 1 / b)

@@ -81,7 +81,7 @@ class _Guard(DetectorState):
         self.group = "fake" if fake else ("one", "two")[half < 0.5]
         if not fake:
             return None
-        return {name: wrong(y[rows], self.desk.classes, random) for name, y in self.desk.labels.items()}
+        return {name: draw_wrong_labels(y[rows], self.desk.classes, random) for name, y in self.desk.labels.items()}
 
     def look(self, gradient: Tensor) -> bool:
         """File the gradient; after a fake batch, score."""
@@ -118,7 +118,7 @@ class _Guard(DetectorState):
         self.scores, self.last, self.lowest = list(state["scores"]), state["last"], state["lowest"]
 
 
-def wrong(y: Tensor, classes: int, random: torch.Generator) -> Tensor:
+def draw_wrong_labels(y: Tensor, classes: int, random: torch.Generator) -> Tensor:
     """Return for each label another one, every other class as likely: (rows,)."""
     shift = torch.randint(1, classes, y.shape, generator=random).to(y.device)
     return ((y + shift) % classes).to(y.dtype)

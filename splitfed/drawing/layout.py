@@ -118,8 +118,8 @@ def plan(topology: Topology, nodes: Sequence[Node], wires: Sequence[Wire], left:
         role = by_key[wire.target].role
         level = lane_boxes[role][0] + 24 + 16 * corridors[role]
         corridors[role] += route in ("over", "corridor")
-        turns = [_edge_of(columns, gutter) - STRIDE - TRACK * track for gutter, track in tracks[number]]
-        paths.append(_points(route, start, end, out_y, in_y, level, turns))
+        turns = [_gutter_end(columns, gutter) - STRIDE - TRACK * track for gutter, track in tracks[number]]
+        paths.append(_wire_corners(route, start, end, out_y, in_y, level, turns))
     shown = tuple((role, lane_boxes[role][0], lane_boxes[role][2]) for role in lanes)
     return DrawingLayout(tuple(nodes), tuple(wires), boxes, tuple(paths), shown, width, height)
 
@@ -158,12 +158,12 @@ def _ports(
         # What comes down from nearby arrives above what comes from further left, so that the two do not cross.
         here = [(lane, column if lane > 0 else -column, i) for lane, column, i in here]
         wide = node.kind == "segment"
-        leaving.update(_spread(sorted(there), PORT_OUT if wide else PORT_SMALL))
-        arriving.update(_spread(sorted(here), PORT_IN if wide else PORT_SMALL))
+        leaving.update(_stack_ports(sorted(there), PORT_OUT if wide else PORT_SMALL))
+        arriving.update(_stack_ports(sorted(here), PORT_IN if wide else PORT_SMALL))
     return [(leaving.get(i, 0.0), arriving.get(i, 0.0)) for i in range(len(wires))]
 
 
-def _spread(sides: Sequence[tuple[int, int, int]], gap: float) -> dict[int, float]:
+def _stack_ports(sides: Sequence[tuple[int, int, int]], gap: float) -> dict[int, float]:
     """Stack wires from the highest lane to the lowest; one that stays in its lane keeps to the middle."""
     middle = next((i for i, (lane, _, _) in enumerate(sides) if lane == 0), (len(sides) - 1) / 2)
     return {number: (i - middle) * gap for i, (_, _, number) in enumerate(sides)}
@@ -218,7 +218,7 @@ def _lanes(
     lanes: Mapping[str, int],
 ) -> tuple[dict[str, tuple[float, float, float]], float]:
     """Return the top, the middle line and the height of every role's lane, and the height of all."""
-    found, y = {}, 0.0
+    lane_boxes, y = {}, 0.0
     for role in lanes:
         over = sum(
             r in ("over", "corridor") and by_key[w.target].role == role for w, r in zip(wires, routes, strict=True)
@@ -227,18 +227,18 @@ def _lanes(
         half = max((heights[n.key] / 2 for n in own if not n.low), default=27.0)
         below = max([half, *(STACK + heights[n.key] / 2 for n in own if n.low), 34.0])
         top = 22 + 16 * over + half
-        found[role] = (y, y + top, top + below + 22)
-        y += found[role][2] + 8
-    return found, y - 8
+        lane_boxes[role] = (y, y + top, top + below + 22)
+        y += lane_boxes[role][2] + 8
+    return lane_boxes, y - 8
 
 
-def _edge_of(columns: Sequence[tuple[float, float]], gutter: int) -> float:
+def _gutter_end(columns: Sequence[tuple[float, float]], gutter: int) -> float:
     """Return the right end of a gutter: where the next column begins."""
     middle, wide = columns[gutter + 1]
     return middle - wide / 2
 
 
-def _points(
+def _wire_corners(
     route: str, start: Box, end: Box, out_y: float, in_y: float, level: float, turns: Sequence[float]
 ) -> tuple[Point, ...]:
     """Return the corners of a wire, from the edge of one box to the edge of the other."""

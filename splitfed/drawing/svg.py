@@ -37,7 +37,7 @@ def to_svg(topology: Topology, defended: Mapping[str, str] | None = None) -> str
     `defended`: name of an edge -> what stands there, say "noise(0.5)"; a shield marks it. An edge that is not in
     the topology raises `InvalidInput`.
     """
-    layout = plan(topology, *_nodes_and_wires(topology, _checked(topology, defended)), LEFT)
+    layout = plan(topology, *_nodes_and_wires(topology, _check_defended(topology, defended)), LEFT)
     width, height = max(layout.width, 580.0), layout.height + LEGEND
     title = f"Topology {topology.name}: {len(topology.segments)} segments at {', '.join(topology.roles)}"
     parts = [
@@ -48,7 +48,7 @@ def to_svg(topology: Topology, defended: Mapping[str, str] | None = None) -> str
         *_lanes(layout),
         *(_wire(wire, points) for wire, points in zip(layout.wires, layout.paths, strict=True)),
         *(_box(node, layout, topology) for node in layout.nodes),
-        *(_words(wire, points) for wire, points in zip(layout.wires, layout.paths, strict=True)),
+        *(_wire_labels(wire, points) for wire, points in zip(layout.wires, layout.paths, strict=True)),
         _legend(layout),
         "</svg>",
     ]
@@ -57,27 +57,27 @@ def to_svg(topology: Topology, defended: Mapping[str, str] | None = None) -> str
 
 def to_mermaid(topology: Topology, defended: Mapping[str, str] | None = None) -> str:
     """Return `topology` as a Mermaid flow chart; `defended` as for `to_svg`."""
-    nodes, wires = _nodes_and_wires(topology, _checked(topology, defended))
+    nodes, wires = _nodes_and_wires(topology, _check_defended(topology, defended))
     ids = {node.key: f"n{i}" for i, node in enumerate(nodes)}
     shapes = {"segment": '["{}"]', "loss": '(("{}"))'}
     pill = '(["{}"])'
     lines = ["flowchart LR"]
     for number, role in enumerate(lane_order(topology)):
-        lines.append(f'  subgraph r{number}["{_quoted(role)}"]')
+        lines.append(f'  subgraph r{number}["{_escape_label(role)}"]')
         for node in nodes:
             if node.role == role:
-                text = "<br/>".join(_quoted(line) for line in node.text)
+                text = "<br/>".join(_escape_label(line) for line in node.text)
                 lines.append(f"    {ids[node.key]}{shapes.get(node.kind, pill).format(text)}")
         lines.append("  end")
     for wire in wires:
-        words = [_quoted(word) for word in (*wire.text, wire.guard) if word]
+        words = [_escape_label(word) for word in (*wire.text, wire.guard) if word]
         label = f'|"{"<br/>".join(words)}"|' if words else ""
         arrow = {"inside": "-->", "crossing": "<==>", "one way": "==>", "label": "-.->"}[wire.kind]
         lines.append(f"  {ids[wire.source]} {arrow}{label} {ids[wire.target]}")
     return "\n".join(lines) + "\n"
 
 
-def _checked(topology: Topology, defended: Mapping[str, str] | None) -> Mapping[str, str]:
+def _check_defended(topology: Topology, defended: Mapping[str, str] | None) -> Mapping[str, str]:
     names = [e.name for e in topology.crossings]
     for name in defended or {}:
         if name not in names:
@@ -104,12 +104,12 @@ def _nodes_and_wires(topology: Topology, defended: Mapping[str, str]) -> tuple[t
     """Return all boxes with their columns, and all lines between them."""
     sheet, wires = _Sheet(), list[Wire]()
     for value, role in topology.inputs.items():
-        sheet.put(f"input {value}", "input", role, 0, f"raw data {_short(value)}")
+        sheet.put(f"input {value}", "input", role, 0, f"raw data {_shorten(value)}")
     for segment in topology.segments:
         sources = [e.source for e in topology.edges if e.target == segment.name]
         raw = [f"input {v}" for v in segment.inputs if v in topology.inputs]
         before = [sheet.nodes[k].column for k in (*(f"segment {s}" for s in sources), *raw)]
-        sheet.put(f"segment {segment.name}", "segment", segment.role, max(before) + 1, *_described(segment))
+        sheet.put(f"segment {segment.name}", "segment", segment.role, max(before) + 1, *_segment_text(segment))
         wires += [Wire(key, f"segment {segment.name}", "inside") for key in raw]
     wires += [_edge_wire(topology, edge, defended.get(edge.name, "")) for edge in topology.edges]
     maker = {v: s.name for s in topology.segments for v in s.outputs}
@@ -126,7 +126,7 @@ def _put_head(sheet: _Sheet, head: Head, made: str) -> list[Wire]:
     while any((role, column - i) in sheet.taken for i, role in enumerate(reversed(head.path))):
         column += 1
     sheet.put(loss, "loss", head.role, column, "loss" if head.weight == 1 else f"loss x {head.weight:g}")
-    labels = f"labels {_short(head.target)}" if head.target else "labels"
+    labels = f"labels {_shorten(head.target)}" if head.target else "labels"
     if not stops:
         sheet.put(label, "label", head.labels, column, labels, below=loss)
         return [Wire(made, loss, "inside"), Wire(label, loss, "inside")]
@@ -138,19 +138,19 @@ def _put_head(sheet: _Sheet, head: Head, made: str) -> list[Wire]:
     return [Wire(made, loss, "inside"), *(Wire(a, b, "label", w) for (a, b), w in zip(hops, words, strict=True))]
 
 
-def _described(segment: Segment) -> tuple[str, str]:
+def _segment_text(segment: Segment) -> tuple[str, str]:
     count = sum(p.numel() for p in segment.module.parameters())
-    return _short(segment.name, 26), f"{count:,} parameters" if count else "no parameters"
+    return _shorten(segment.name, 26), f"{count:,} parameters" if count else "no parameters"
 
 
 def _edge_wire(topology: Topology, edge: Edge, guard: str) -> Wire:
     crosses = topology.role_of(edge.source) != topology.role_of(edge.target)
-    values = _short(edge.values[0], 16) + (f" +{len(edge.values) - 1}" if len(edge.values) > 1 else "")
+    values = _shorten(edge.values[0], 16) + (f" +{len(edge.values) - 1}" if len(edge.values) > 1 else "")
     returns = edge.name not in topology.forward_only
     text = (f"activation {values}", "⇄ gradient" if returns else "no gradient back") if crosses else (values,)
     ends = f"segment {edge.source}", f"segment {edge.target}"
     kind = ("crossing" if returns else "one way") if crosses else "inside"
-    return Wire(*ends, kind, text, _short(guard, 30), f"{edge.name}: {', '.join(edge.values)} {guard}".strip())
+    return Wire(*ends, kind, text, _shorten(guard, 30), f"{edge.name}: {', '.join(edge.values)} {guard}".strip())
 
 
 def _lanes(layout: DrawingLayout) -> list[str]:
@@ -161,7 +161,7 @@ def _lanes(layout: DrawingLayout) -> list[str]:
             f'<rect x="0" y="{top:.1f}" width="{layout.width:.1f}" height="{height:.1f}" rx="8" fill="{tint}"/>',
             f'<rect x="0" y="{top:.1f}" width="6" height="{height:.1f}" rx="3" fill="{strong}"/>',
             f'<text x="18" y="{top + height / 2 + 4:.1f}" font-size="13.5" font-weight="600" fill="{strong}">'
-            f"{escape(_short(role, 13))}<title>{escape(role)}</title></text>",
+            f"{escape(_shorten(role, 13))}<title>{escape(role)}</title></text>",
         ]
     return parts
 
@@ -190,19 +190,19 @@ def _wire(wire: Wire, points: tuple[Point, ...]) -> str:
     if wire.kind == "crossing":
         heads.append(_arrow(points[1], points[0], colour))
     title = f"<title>{escape(wire.title)}</title>" if wire.title else ""
-    return f'<path d="{_rounded(points)}" fill="none" stroke="{colour}" {look}>{title}</path>\n' + "\n".join(heads)
+    return f'<path d="{_rounded_path(points)}" fill="none" stroke="{colour}" {look}>{title}</path>\n' + "\n".join(heads)
 
 
-def _rounded(points: tuple[Point, ...], radius: float = 9.0) -> str:
+def _rounded_path(points: tuple[Point, ...], radius: float = 9.0) -> str:
     """Return a path through `points` whose corners are rounded."""
     text = f"M{points[0][0]:.1f} {points[0][1]:.1f}"
     for before, corner, after in zip(points, points[1:], points[2:], strict=False):
-        near, far = _towards(corner, before, radius), _towards(corner, after, radius)
+        near, far = _point_towards(corner, before, radius), _point_towards(corner, after, radius)
         text += f" L{near[0]:.1f} {near[1]:.1f} Q{corner[0]:.1f} {corner[1]:.1f} {far[0]:.1f} {far[1]:.1f}"
     return f"{text} L{points[-1][0]:.1f} {points[-1][1]:.1f}"
 
 
-def _towards(start: Point, end: Point, distance: float) -> Point:
+def _point_towards(start: Point, end: Point, distance: float) -> Point:
     """Return the point `distance` from `start` on the way to `end`, at most half way."""
     dx, dy = end[0] - start[0], end[1] - start[1]
     length = abs(dx) + abs(dy)  # wires run along the axes
@@ -212,13 +212,13 @@ def _towards(start: Point, end: Point, distance: float) -> Point:
 
 def _arrow(before: Point, tip: Point, colour: str) -> str:
     """Return an arrow head at `tip`, for a line that comes from `before` along an axis."""
-    base = _towards(tip, before, 8.0)
+    base = _point_towards(tip, before, 8.0)
     dx, dy = (tip[0] - base[0]) / 2, (tip[1] - base[1]) / 2
     a, b = (base[0] - dy, base[1] + dx), (base[0] + dy, base[1] - dx)
     return f'<path d="M{tip[0]:.1f} {tip[1]:.1f} L{a[0]:.1f} {a[1]:.1f} L{b[0]:.1f} {b[1]:.1f} Z" fill="{colour}"/>'
 
 
-def _words(wire: Wire, points: tuple[Point, ...]) -> str:
+def _wire_labels(wire: Wire, points: tuple[Point, ...]) -> str:
     """Return what is written on a wire: above and below its first level stretch, with a shield where defended."""
     if not wire.text:
         return ""
@@ -252,10 +252,10 @@ def _legend(layout: DrawingLayout) -> str:
     return "\n".join(parts)
 
 
-def _short(text: str, most: int = 20) -> str:
+def _shorten(text: str, most: int = 20) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def _quoted(text: str) -> str:
+def _escape_label(text: str) -> str:
     """Escape what ends a quoted Mermaid label or is read as markup inside it."""
     return text.replace("#", "#35;").replace('"', "#quot;").replace("<", "#lt;").replace(">", "#gt;")

@@ -49,14 +49,16 @@ class Aggregation(Method):
 
     def query(self, learners: Sequence[Learner], number: int, state: State) -> None:
         """Let everybody have everybody's public rows."""
-        for learner in public_rows.exchange(learners, number, state):
-            shown = public_rows.others(learner, state).values()
-            public_rows.hold(learner, PART, [public_rows.own(learner, "train"), *shown])
+        for learner in public_rows.exchange_rows(learners, number, state):
+            shown = public_rows.received_rows(learner, state).values()
+            public_rows.store_rows(learner, PART, [public_rows.own_rows(learner, "train"), *shown])
 
     def train(self, learner: Learner, epoch: int, batches: Sequence[Tensor], first: int) -> list[float]:
         """Train on as many rows of the union as there are in `batches`."""
         seed, size = derive(learner.seed, "aggregation", learner.lane, epoch), max(map(len, batches), default=0)
         starts = [(first + i) * size for i in range(len(batches))]
         count = learner.rows(PART)
-        drawn = [public_rows.endless(seed, count, at, len(rows)) for at, rows in zip(starts, batches, strict=True)]
+        drawn = [
+            public_rows.draw_row_numbers(seed, count, at, len(rows)) for at, rows in zip(starts, batches, strict=True)
+        ]
         return learner.train(epoch, drawn, first, part=PART)

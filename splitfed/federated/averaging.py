@@ -18,9 +18,9 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
 from splitfed.federated.base import Learner, Method, State
-from splitfed.federated.objectives import learnt, named
+from splitfed.federated.objectives import trainable_names, weight_names
 from splitfed.federated.shared_weights import check_alike
-from splitfed.federated.topology_values import only_client, whole
+from splitfed.federated.topology_values import clients_hold_all, only_client
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class Averaging(Method):
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse clients that have nothing to share."""
-        if not learnt(topology, self.shared(topology)):
+        if not trainable_names(topology, self.shared(topology)):
             raise InvalidInput(f"{self.who} averages weights; the clients of topology {topology.name!r} hold none")
 
     def check_together(self, topologies: Sequence[Topology], facts: Sequence[Facts], bound: str | None) -> None:
@@ -78,7 +78,7 @@ class Averaging(Method):
     def query(self, learners: Sequence[Learner], number: int, state: State) -> None:
         """Send every client that takes part what is shared."""
         for learner in learners:
-            state["weights"] = state["weights"] or self.carried(learner, copies=True)
+            state["weights"] = state["weights"] or self.shared_tensors(learner, copies=True)
             self.begin(learner, learner.receive("weights", state["weights"], number), number, state)
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
@@ -89,20 +89,20 @@ class Averaging(Method):
         """Average what the clients that finished have learnt."""
         mean = RunningMean()
         for learner, part in self.parts(learners, shares):
-            mean.add(learner.send("weights", self.carried(learner), number), part)
+            mean.add(learner.send("weights", self.shared_tensors(learner), number), part)
         state["weights"] = mean.value()
 
     def newest(self, learner: Learner, state: State) -> Mapping[str, Tensor] | None:
         """Every client uses the newest average of what is shared."""
         return state["weights"] or None
 
-    def carried(self, learner: Learner, copies: bool = False) -> dict[str, Tensor]:
+    def shared_tensors(self, learner: Learner, copies: bool = False) -> dict[str, Tensor]:
         """Return what the client shares, as it is sent: its weights, and buffers where these go along."""
         names = self.shared(learner.topology)
         found = learner.contents(names, copies)
         if self.buffers:
             return found
-        own = named(learner.topology, names)
+        own = weight_names(learner.topology, names)
         return {name: tensor for name, tensor in found.items() if name in own}
 
     def parts(self, learners: Sequence[Learner], shares: Mapping[int, float]) -> list[tuple[Learner, float]]:
@@ -114,7 +114,7 @@ class Averaging(Method):
 def check_whole(who: str, topology: Topology) -> None:
     """Refuse a topology whose clients do not hold the whole model."""
     only_client(who, topology)
-    if not whole(topology):
+    if not clients_hold_all(topology):
         others = [s.role for s in topology.segments if s.role not in topology.data_roles]
         raise InvalidInput(
             f"{who} trains whole models; in topology {topology.name!r} role {others[0]!r} holds a part: take "
@@ -122,7 +122,7 @@ def check_whole(who: str, topology: Topology) -> None:
         )
 
 
-def scored(learner: Learner, value: str, part: str) -> float:
+def score_value(learner: Learner, value: str, part: str) -> float:
     """Return the metric of the head on `value`, as the client's segments stand, on all rows of `part`."""
     task = next(head.task for head in learner.topology.heads if head.value == value)
     assert task is not None

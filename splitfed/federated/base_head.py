@@ -18,10 +18,10 @@ class Bordered(Averaging):
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse clients that hold a single piece, and a head that is not there."""
-        self.divided(topology)
+        self.split_base_head(topology)
         super().check(topology, clients)
 
-    def divided(self, topology: Topology) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def split_base_head(self, topology: Topology) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the segments of the base and those of the head, in the order they run."""
         names = tuple(s.name for s in topology.segments_of(only_client(self.who, topology)))
         if len(names) < 2:
@@ -29,8 +29,8 @@ class Bordered(Averaging):
                 f"{self.who} needs a border within what the client holds, which is {', '.join(names)} here: cut the "
                 "model there (splitfed.topologies.local(model, cuts=...))"
             )
-        wanted = names[-1] if self.head is None else self.head
-        if wanted not in names[1:]:
-            raise unknown(f"{self.who} head", wanted, names[1:])
-        place = names.index(wanted)
+        first_of_head = names[-1] if self.head is None else self.head
+        if first_of_head not in names[1:]:
+            raise unknown(f"{self.who} head", first_of_head, names[1:])
+        place = names.index(first_of_head)
         return names[:place], names[place:]

@@ -20,7 +20,7 @@ from splitfed.core.errors import check_number
 from splitfed.core.local_objective import LocalObjective
 from splitfed.federated.base import Learner, ObjectivePlacement, State
 from splitfed.federated.dual_model import PREFIX, Doubled
-from splitfed.federated.objectives import NoObjective, moved, objective_of
+from splitfed.federated.objectives import NoObjective, objective_of, weights_with_gradients
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +61,6 @@ class Near(NoObjective):
 
     def correct(self, modules: Mapping[str, nn.Module]) -> None:
         """Add weight (v - w) to every gradient of the client's own model."""
-        for name, own in moved(modules, self.segments) if self.weight else ():
+        for name, own in weights_with_gradients(modules, self.segments) if self.weight else ():
             assert own.grad is not None
             own.grad.add_(own.detach() - self.anchor[f"{PREFIX}_{name}"], alpha=self.weight)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from splitfed.core.errors import InvalidInput
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
-from splitfed.federated.averaging import Averaging, check_whole, scored
+from splitfed.federated.averaging import Averaging, check_whole, score_value
 from splitfed.federated.base import Learner, State
-from splitfed.federated.model_copy import renamed
+from splitfed.federated.model_copy import copy_with_modules
 
 PREFIX = "shared"
 
@@ -35,7 +35,7 @@ class Doubled(Averaging):
     def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
         """Return the topology with a second model and its heads."""
         modules = copy.deepcopy({s.name: s.module for s in topology.segments})
-        twin = renamed(topology, list(modules), PREFIX, None, modules)
+        twin = copy_with_modules(topology, list(modules), PREFIX, None, modules)
         heads = tuple(replace(head, value=twin.names[head.value]) for head in topology.heads)
         return replace(
             topology,
@@ -62,4 +62,4 @@ class Doubled(Averaging):
         if not state["weights"]:
             return {}
         with learner.lend(state["weights"]):
-            return {"global": scored(learner, f"{PREFIX}_{learner.topology.heads[0].value}", part)}
+            return {"global": score_value(learner, f"{PREFIX}_{learner.topology.heads[0].value}", part)}

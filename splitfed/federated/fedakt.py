@@ -35,10 +35,18 @@ from splitfed.core.random import derive
 from splitfed.core.topology import Topology
 from splitfed.federated.base import Learner, Method, ObjectivePlacement, State
 from splitfed.federated.distillation import accuracy
-from splitfed.federated.model_copy import Mirror, mirror, renamed, stand_in
+from splitfed.federated.model_copy import Mirror, copy_segments, copy_with_modules, replace_segments
 from splitfed.federated.objectives import NoObjective
-from splitfed.federated.shared_weights import check_alike, gathered, sent_down
-from splitfed.federated.topology_values import embedding, maker, makers, of_own_data, only_client, only_head, whole
+from splitfed.federated.shared_weights import average_weights, broadcast_current, check_alike
+from splitfed.federated.topology_values import (
+    clients_hold_all,
+    embedding,
+    made_of_own_data,
+    makers,
+    making_segment,
+    only_client,
+    only_head,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +82,7 @@ class FedAKT(Method):
             raise InvalidInput("fedakt needs a way back through the whole of the model; here a cut returns no gradient")
         only_head("fedakt", topology, classes=False)
         embedding("fedakt", topology, self.embedding)
-        wrong, where = ("extractor", "whole") if whole(topology) else ("adapter", "split")
+        wrong, where = ("extractor", "whole") if clients_hold_all(topology) else ("adapter", "split")
         if getattr(self, wrong) is not None:
             raise InvalidInput(f"fedakt takes no {wrong}= on {where} models: it is the topology's own segment")
 
@@ -86,7 +94,7 @@ class FedAKT(Method):
             mine, others = (known.shapes[v] for v in self._features(topology))
             if mine != others:
                 raise InvalidInput(f"fedakt: client {client} has features {mine} a row, its second model {others}")
-        if not whole(topologies[0]):
+        if not clients_hold_all(topologies[0]):
             return
         if bound is not None:
             raise InvalidInput(f"fedakt averages the adapters itself, and the schedule {bound}: take 'apart'")
@@ -102,13 +110,13 @@ class FedAKT(Method):
         second = self._second(topology, front, value, derive(seed, "fedakt"))
         if self.dual_use:
             modules = {s.name: s.module for s in back}
-            again = renamed(topology, list(modules), "again", None, modules, second.names)
+            again = copy_with_modules(topology, list(modules), "again", None, modules, second.names)
             other = replace(head, value=again.names[head.value])
             new = (*second.segments, *again.segments)
-            heads, lessons = ((head, other), new) if whole(topology) else ((other, head), topology.segments)
+            heads, lessons = ((head, other), new) if clients_hold_all(topology) else ((other, head), topology.segments)
             names = frozenset(s.name for s in lessons)
             return replace(topology, segments=(*topology.segments, *new), heads=heads, lessons=names)
-        if whole(topology):
+        if clients_hold_all(topology):
             names = frozenset(s.name for s in second.segments)
             return replace(topology, segments=(*topology.segments, *second.segments), lessons=names)
         moved = [replace(s, inputs=tuple(second.names.get(v, v) for v in s.inputs)) for s in back]
@@ -117,11 +125,11 @@ class FedAKT(Method):
 
     def returns_weights(self, topology: Topology) -> bool:
         """The adapter's, where no schedule does it."""
-        return self.use_adapter and whole(topology)
+        return self.use_adapter and clients_hold_all(topology)
 
     def broadcast(self, topology: Topology) -> tuple[str, ...]:
         """The adapter, where no schedule sends it."""
-        return self._adapter(topology) if self.use_adapter and whole(topology) else ()
+        return self._adapter(topology) if self.use_adapter and clients_hold_all(topology) else ()
 
     def kept(self, topology: Topology) -> tuple[str, ...]:
         """All but the adapter stays with its client."""
@@ -134,7 +142,7 @@ class FedAKT(Method):
         if not self.use_adapter or self.weight == 0 or seat.lane is None:
             return None
         one, other = self._features(seat.topology)
-        return FeatureMatching({v: maker(seat.topology, v).name for v in (one, other)}, self.weight)
+        return FeatureMatching({v: making_segment(seat.topology, v).name for v in (one, other)}, self.weight)
 
     def start(self, clients: int) -> State:
         """Nobody has sent an adapter yet."""
@@ -143,14 +151,14 @@ class FedAKT(Method):
     def query(self, learners: Sequence[Learner], number: int, state: State) -> None:
         """Send the adapter to every client, where no schedule does."""
         topology = learners[0].topology
-        if self.use_adapter and whole(topology):
-            state["adapter"] = sent_down(learners, self._adapter(topology), number, state["adapter"])
+        if self.use_adapter and clients_hold_all(topology):
+            state["adapter"] = broadcast_current(learners, self._adapter(topology), number, state["adapter"])
 
     def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Average the adapters, where no schedule does."""
         topology = learners[0].topology
-        if self.use_adapter and whole(topology):
-            state["adapter"] = gathered(learners, shares, self._adapter(topology), number)
+        if self.use_adapter and clients_hold_all(topology):
+            state["adapter"] = average_weights(learners, shares, self._adapter(topology), number)
 
     def scores(self, learner: Learner, part: str, state: State) -> Mapping[str, float]:
         """Return the accuracy of the averaged adapter under the client's head, where a client has both."""
@@ -163,21 +171,21 @@ class FedAKT(Method):
 
     def _second(self, topology: Topology, front: Sequence[str], value: str, seed: int) -> Mirror:
         prefix, role = _prefix(topology), only_client("fedakt", topology)
-        module = self.adapter if whole(topology) else self.extractor
+        module = self.adapter if clients_hold_all(topology) else self.extractor
         if module is None:
-            return mirror("fedakt", topology, front, prefix, role, seed)
-        return stand_in("fedakt", topology, front, prefix, role, module, value)
+            return copy_segments("fedakt", topology, front, prefix, role, seed)
+        return replace_segments("fedakt", topology, front, prefix, role, module, value)
 
     def _features(self, topology: Topology) -> tuple[str, str]:
         """Return the features of the topology's own extractor, as `fit` has left it, and of the second one."""
         values = [v for s in topology.segments for v in s.outputs]
-        twice = [v for v in values if f"{_prefix(topology)}_{v}" in values and of_own_data(topology, v)]
+        twice = [v for v in values if f"{_prefix(topology)}_{v}" in values and made_of_own_data(topology, v)]
         value = self.embedding or twice[-1]
         return value, f"{_prefix(topology)}_{value}"
 
     def _adapter(self, topology: Topology) -> tuple[str, ...]:
         own, second = self._features(topology)
-        return makers(topology, second if whole(topology) else own)
+        return makers(topology, second if clients_hold_all(topology) else own)
 
 
 @dataclass(frozen=True)
@@ -197,4 +205,4 @@ class FeatureMatching(NoObjective):
 
 
 def _prefix(topology: Topology) -> str:
-    return "adapter" if whole(topology) else "extractor"
+    return "adapter" if clients_hold_all(topology) else "extractor"

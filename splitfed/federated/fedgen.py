@@ -35,7 +35,7 @@ from splitfed.core.topology import Segment, Topology
 from splitfed.federated.averaging import Averaging, check_whole
 from splitfed.federated.base import Learner, ObjectivePlacement, State
 from splitfed.federated.generator import ClientHead, Generator, diversity, ensemble_loss
-from splitfed.federated.objectives import NoObjective, moved, objective_of
+from splitfed.federated.objectives import NoObjective, objective_of, weights_with_gradients
 from splitfed.federated.topology_values import embedding, makers, only_head
 
 SHARES = ("model", "head")
@@ -122,9 +122,9 @@ class FedGen(Averaging):
         assert task.outputs is not None
         # Replaced by the first one that is sent; until then it is part of the run's state.
         with stream(derive(seat.seed, "generator")):
-            made = Generator(self.noise, task.outputs, self.hidden, shape).to(seat.device)
+            generator = Generator(self.noise, task.outputs, self.hidden, shape).to(seat.device)
         draws = any(s.name in seat.facts.stochastic for s in head)
-        return Practice(self.weight, self.rows, head, value, seat.topology.heads[0].value, made, seat.seed, draws)
+        return Practice(self.weight, self.rows, head, value, seat.topology.heads[0].value, generator, seat.seed, draws)
 
     def start(self, clients: int) -> State:
         """There is no generator before the first heads have come."""
@@ -137,7 +137,7 @@ class FedGen(Averaging):
         if state["generator"]:
             sent = learner.receive("generator", {**state["generator"], "labels": state["labels"]}, number)
             if (objective := objective_of(learner, Practice)) is not None:
-                objective.take(sent)
+                objective.load_generator(sent)
 
     def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Average the weights, and train the generator on the heads that came."""
@@ -146,7 +146,7 @@ class FedGen(Averaging):
             return
         mean, heads, counts = RunningMean(), [], []
         for learner, part in self.parts(learners, shares):
-            arrived = learner.send("weights", self.carried(learner), number)
+            arrived = learner.send("weights", self.shared_tensors(learner), number)
             mean.add(arrived, part)
             head = learner.topology.heads[0]
             assert head.task is not None
@@ -154,7 +154,7 @@ class FedGen(Averaging):
             held = torch.bincount(learner.labels(head.value).view(-1).long(), minlength=head.task.outputs)
             counts.append(learner.send("label counts", {"rows": held}, number)["rows"])
             if objective_of(learner, Practice) is not None:  # in a plan nothing is computed
-                heads.append(self._received(learner.topology, arrived))
+                heads.append(self._receive_head(learner.topology, arrived))
         state["weights"] = mean.value()
         made = self._generator(learners[0], state)
         if heads:
@@ -166,24 +166,24 @@ class FedGen(Averaging):
 
     def _train(
         self,
-        made: Generator,
+        generator: Generator,
         heads: Sequence[ClientHead],
         counts: Tensor,
         state: State,
         random: torch.Generator,
     ) -> None:
         """Let the generator take its steps on the heads of this round; its optimizer goes on where it was."""
-        optimizer = torch.optim.Adam(made.parameters(), lr=self.rate)
+        optimizer = torch.optim.Adam(generator.parameters(), lr=self.rate)
         if state["adam"]:
             optimizer.load_state_dict(state["adam"])
-        device = next(made.parameters()).device
+        device = next(generator.parameters()).device
         held = (counts.sum(0) > 0).nonzero().view(-1).cpu()
         for _ in range(self.steps):
             y = held[torch.randint(len(held), (self.batch,), generator=random)].to(device)
             noise = torch.randn(self.batch, self.noise, generator=random).to(device)
-            z = made(noise, y)
+            z = generator(noise, y)
             loss = ensemble_loss(heads, z, y, counts) + self.diversity * diversity(noise, z)
-            learning = list(made.parameters())
+            learning = list(generator.parameters())
             for weight, slope in zip(learning, torch.autograd.grad(loss, learning), strict=True):
                 weight.grad = slope
             optimizer.step()
@@ -197,12 +197,12 @@ class FedGen(Averaging):
         assert task.outputs is not None
         state["shape"] = state["shape"] or list(learner.compute(value).shape[1:])
         with stream(derive(learner.seed, "fedgen")):
-            made = Generator(self.noise, task.outputs, self.hidden, state["shape"])
+            generator = Generator(self.noise, task.outputs, self.hidden, state["shape"])
         if state["generator"]:
-            made.load_state_dict(state["generator"])
-        return made.to(learner.labels(learner.topology.heads[0].value).device)
+            generator.load_state_dict(state["generator"])
+        return generator.to(learner.labels(learner.topology.heads[0].value).device)
 
-    def _received(self, topology: Topology, arrived: Mapping[str, Tensor]) -> ClientHead:
+    def _receive_head(self, topology: Topology, arrived: Mapping[str, Tensor]) -> ClientHead:
         """Return a client's head as the server has received it."""
         segments, value = self._head(topology)
         modules = copy.deepcopy({s.name: s.module for s in segments})
@@ -229,16 +229,16 @@ class Practice(NoObjective):
         head: Sequence[Segment],
         value: str,
         out: str,
-        made: Generator,
+        generator: Generator,
         seed: int,
         stochastic: bool,
     ) -> None:
         self.weight, self.rows, self.head, self.value, self.out = weight, rows, tuple(head), value, out
-        self.generator, self.seed, self.stochastic = made.eval().requires_grad_(False), seed, stochastic
+        self.generator, self.seed, self.stochastic = generator.eval().requires_grad_(False), seed, stochastic
         self.labels = torch.zeros(0, dtype=torch.int64)
         self.steps = 0
 
-    def take(self, sent: Mapping[str, Tensor]) -> None:
+    def load_generator(self, sent: Mapping[str, Tensor]) -> None:
         """Take the generator and the classes that it knows."""
         self.labels = sent["labels"].nonzero().view(-1).cpu()
         self.generator.load_state_dict({name: tensor for name, tensor in sent.items() if name != "labels"})
@@ -252,7 +252,7 @@ class Practice(NoObjective):
         device = next(self.generator.parameters()).device
         y = self.labels[torch.randint(len(self.labels), (self.rows,), generator=random)].to(device)
         z = self.generator(torch.randn(self.rows, self.generator.noise, generator=random).to(device), y)
-        learning = [weight for _, weight in moved(modules, [s.name for s in self.head])]
+        learning = [weight for _, weight in weights_with_gradients(modules, [s.name for s in self.head])]
         with stream(derive(self.seed, "dropout", self.steps), device) if self.stochastic else nullcontext():
             scores = ClientHead(self.head, modules, self.value, self.out)(z)
         loss = self.weight * functional.cross_entropy(scores, y)

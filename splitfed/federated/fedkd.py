@@ -44,11 +44,11 @@ from splitfed.core.topology import Segment, Topology
 from splitfed.federated.averaging import check_whole
 from splitfed.federated.base import Learner, Method, ObjectivePlacement, State
 from splitfed.federated.distillation import accuracy, divergence
-from splitfed.federated.low_rank import compressed, moved, unpacked
-from splitfed.federated.model_copy import Mirror, mirror, renamed
+from splitfed.federated.low_rank import add_update, compress_update, decompress_update
+from splitfed.federated.model_copy import Mirror, copy_segments, copy_with_modules
 from splitfed.federated.objectives import NoObjective, objective_of
-from splitfed.federated.shared_weights import check_alike, initial
-from splitfed.federated.topology_values import embedding, maker, makers, only_client, only_head
+from splitfed.federated.shared_weights import check_alike, initial_weights
+from splitfed.federated.topology_values import embedding, makers, making_segment, only_client, only_head
 
 PROJECTION = "projection"
 
@@ -126,14 +126,14 @@ class FedKD(Method):
         own = embedding("fedkd", topology, self.embedding)
         second, hidden, out = self._second(topology, role, own, derive(seed, "mentee"))
         segments = (*topology.segments, *second.segments)
-        made = replace(topology, segments=segments, heads=(head, replace(head, value=out)))
+        twinned = replace(topology, segments=segments, heads=(head, replace(head, value=out)))
         # Shapes alone: the mentee may be of any make.
-        found = probe(made, {v: torch.zeros(2, *facts.shapes[v], dtype=facts.dtypes[v]) for v in topology.inputs})
+        probed = probe(twinned, {v: torch.zeros(2, *facts.shapes[v], dtype=facts.dtypes[v]) for v in topology.inputs})
         with stream(derive(seed, PROJECTION)):
-            matrix = Projection(prod(found.shapes[hidden]), prod(facts.shapes[own]))
+            matrix = Projection(prod(probed.shapes[hidden]), prod(facts.shapes[own]))
         bridge = Segment(PROJECTION, role, matrix, (hidden,), (PROJECTION,))
         lessons = frozenset({PROJECTION, *(s.name for s in second.segments)})
-        return replace(made, segments=(*made.segments, bridge), lessons=lessons)
+        return replace(twinned, segments=(*twinned.segments, bridge), lessons=lessons)
 
     def kept(self, topology: Topology) -> tuple[str, ...]:
         """Mentor and matrix stay with their client."""
@@ -145,7 +145,7 @@ class FedKD(Method):
         topology = seat.topology
         hidden = embedding("fedkd", _mentor(topology), self.embedding)
         out, other = (head.value for head in topology.heads)
-        return Mentoring({v: maker(topology, v).name for v in (out, other, hidden, PROJECTION)})
+        return Mentoring({v: making_segment(topology, v).name for v in (out, other, hidden, PROJECTION)})
 
     def start(self, clients: int) -> State:
         """The server has no mentee yet; `seen`: client -> the number of the mentee it has."""
@@ -153,14 +153,14 @@ class FedKD(Method):
 
     def query(self, learners: Sequence[Learner], number: int, state: State) -> None:
         """Bring every client up to the newest mentee: by the last update where it has the one before, else whole."""
-        state["mentee"] = state["mentee"] or initial(learners[0].topology, _mentee(learners[0].topology))
+        state["mentee"] = state["mentee"] or initial_weights(learners[0].topology, _mentee(learners[0].topology))
         for learner in learners:
             objective, seen = objective_of(learner, Mentoring), state["seen"].get(str(learner.lane))
             if seen is None or seen < state["version"] - 1:
                 base = dict(learner.receive("weights", state["mentee"], number))
             elif seen == state["version"] - 1:
                 sent = learner.receive("update", state["update"], number)
-                base = {} if objective is None else moved(objective.base, unpacked(sent, objective.base))
+                base = {} if objective is None else add_update(objective.base, decompress_update(sent, objective.base))
             else:
                 base = {} if objective is None else objective.base
             state["seen"][str(learner.lane)] = state["version"]
@@ -174,10 +174,10 @@ class FedKD(Method):
         for learner in learners:
             now, objective = learner.contents(_mentee(learner.topology)), objective_of(learner, Mentoring)
             change = now if objective is None else {n: t - objective.base[n].to(t.device) for n, t in now.items()}
-            sent = learner.send("update", compressed(change, energy, self.rank), number)
-            mean.add(unpacked(sent, state["mentee"]), shares[learner.lane])
-        state["update"] = compressed(mean.value(), energy, self.rank)
-        state["mentee"] = moved(state["mentee"], unpacked(state["update"], state["mentee"]))
+            sent = learner.send("update", compress_update(change, energy, self.rank), number)
+            mean.add(decompress_update(sent, state["mentee"]), shares[learner.lane])
+        state["update"] = compress_update(mean.value(), energy, self.rank)
+        state["mentee"] = add_update(state["mentee"], decompress_update(state["update"], state["mentee"]))
         state["version"] += 1
 
     def energy_of(self, number: int) -> float:
@@ -198,11 +198,11 @@ class FedKD(Method):
     def _second(self, topology: Topology, role: str, own: str, seed: int) -> tuple[Mirror, str, str]:
         """Return the mentee, its hidden value and its output."""
         if self.mentee is None:
-            made = mirror("fedkd", topology, [s.name for s in topology.segments], "mentee", role, seed)
+            made = copy_segments("fedkd", topology, [s.name for s in topology.segments], "mentee", role, seed)
             return made, made.names[own], made.names[topology.heads[0].value]
         modules = copy.deepcopy({s.name: s.module for s in self.mentee.segments})
         inputs = dict(zip(self.mentee.inputs, topology.inputs, strict=True))
-        made = renamed(self.mentee, list(modules), "mentee", role, modules, inputs)
+        made = copy_with_modules(self.mentee, list(modules), "mentee", role, modules, inputs)
         return made, made.names[embedding("fedkd", self.mentee, None)], made.names[self.mentee.heads[0].value]
 
 
@@ -241,11 +241,11 @@ class Mentoring(NoObjective):
             (hidden, functional.mse_loss(flat, made[projected].detach())),
             (projected, functional.mse_loss(made[projected], flat.detach())),
         )
-        found: dict[str, Tensor] = {}
+        losses: dict[str, Tensor] = {}
         for value, term in terms:
             segment = self.places[value]
-            found[segment] = found[segment] + term / below if segment in found else term / below
-        return found
+            losses[segment] = losses[segment] + term / below if segment in losses else term / below
+        return losses
 
     def state(self) -> dict[str, Any]:
         """Return the mentee that was sent."""

@@ -39,7 +39,7 @@ from splitfed.core.topology import Topology
 from splitfed.federated import public_rows
 from splitfed.federated.base import Learner, Method, ObjectivePlacement, State
 from splitfed.federated.distillation import divergence
-from splitfed.federated.topology_values import maker
+from splitfed.federated.topology_values import making_segment
 
 PART = "shown by all"
 DISTANCES = ("l1", "kl")
@@ -90,7 +90,7 @@ class FedMD(Method):
     def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
         """Return who draws a party's class scores towards everybody's."""
         value = seat.topology.heads[0].value
-        return Follower(value, maker(seat.topology, value).name, self.distance)
+        return Follower(value, making_segment(seat.topology, value).name, self.distance)
 
     def start(self, clients: int) -> State:
         """Nobody has shown anything, and nobody has been through the public rows."""
@@ -98,38 +98,38 @@ class FedMD(Method):
 
     def query(self, learners: Sequence[Learner], number: int, state: State) -> None:
         """Share public rows; new clients go through them, the others follow the mean of their scores."""
-        for learner in public_rows.exchange(learners, number, state):
-            rows = {**public_rows.others(learner, state), learner.lane: public_rows.own(learner, "public")}
-            public_rows.hold(learner, PART, [rows[lane] for lane in sorted(rows)])
+        for learner in public_rows.exchange_rows(learners, number, state):
+            rows = {**public_rows.received_rows(learner, state), learner.lane: public_rows.own_rows(learner, "public")}
+            public_rows.store_rows(learner, PART, [rows[lane] for lane in sorted(rows)])
         known = [learner for learner in learners if learner.lane in state["met"]]
         for learner in learners:
             if learner.lane not in state["met"] and learner.rows(PART) > 1:
                 state["met"].append(learner.lane)
                 self._transfer(learner, number)
         if len(known) > 1:
-            self._agree(known, number)
+            self._reach_consensus(known, number)
 
     def _transfer(self, learner: Learner, number: int) -> None:
         """Train a client on all public rows and their labels."""
         count, steps = learner.rows(PART), 0
         for turn in range(self.transfer):
-            order = public_rows.endless(
+            order = public_rows.draw_row_numbers(
                 derive(learner.seed, "fedmd transfer", learner.lane), count, turn * count, count
             )
-            batches = public_rows.parted(order, self.batch)
+            batches = public_rows.split_batches(order, self.batch)
             learner.train(number, batches, steps, part=PART)
             steps += len(batches)
 
-    def _agree(self, learners: Sequence[Learner], number: int) -> None:
+    def _reach_consensus(self, learners: Sequence[Learner], number: int) -> None:
         """Let clients score the same public rows, and follow the mean of the scores."""
         count = learners[0].rows(PART)
         size = count if self.rows is None else self.rows
-        rows = public_rows.endless(derive(learners[0].seed, "fedmd"), count, number * size, size)
+        rows = public_rows.draw_row_numbers(derive(learners[0].seed, "fedmd"), count, number * size, size)
         total: Tensor | None = None
         for learner in learners:
             head = learner.topology.heads[0]
-            found = learner.consult(head.value, rows, PART, number)
-            arrived = learner.send("soft labels", {"scores": found}, number, head.role)["scores"]
+            scores = learner.consult(head.value, rows, PART, number)
+            arrived = learner.send("soft labels", {"scores": scores}, number, head.role)["scores"]
             total = arrived if total is None else total + arrived
         assert total is not None
         mean = {"scores": total / len(learners)}
@@ -143,8 +143,8 @@ class FedMD(Method):
         objective, steps = learner.objective(learner.topology.heads[0].role), 0
         for turn in range(self.passes):
             seed = derive(learner.seed, "fedmd digest", learner.lane, number)
-            order = public_rows.endless(seed, len(rows), turn * len(rows), len(rows))
-            for some in public_rows.parted(order, self.batch):
+            order = public_rows.draw_row_numbers(seed, len(rows), turn * len(rows), len(rows))
+            for some in public_rows.split_batches(order, self.batch):
                 if isinstance(objective, Follower):
                     objective.goal = goal[some]
                 learner.train(number, [rows[some]], steps, part=PART, task=0.0)

@@ -26,8 +26,8 @@ from splitfed.core.local_objective import LocalObjective
 from splitfed.core.optimizers import Optim
 from splitfed.federated.averaging import Averaging
 from splitfed.federated.base import Learner, ObjectivePlacement, State
-from splitfed.federated.objectives import NoObjective, learnt, objective_of
-from splitfed.federated.sgd_reach import check_sgd, reach
+from splitfed.federated.objectives import NoObjective, objective_of, trainable_names
+from splitfed.federated.sgd_reach import check_sgd, sum_step_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +60,11 @@ class FedNova(Averaging):
         """Step by tau_eff times the mean of the normalised changes."""
         plain, changes, reached = RunningMean(), RunningMean(), 0.0
         before: dict[str, Tensor] = state["weights"]
-        names = learnt(learners[0].topology, self.shared(learners[0].topology))
+        names = trainable_names(learners[0].topology, self.shared(learners[0].topology))
         for learner, part in self.parts(learners, shares):
             objective = objective_of(learner, Count)
-            steps = reach(learner.optim, objective.steps, objective.held)[0] if objective else 1.0
-            arrived = learner.send("weights", self.carried(learner), number)
+            steps = sum_step_weights(learner.optim, objective.steps, objective.held)[0] if objective else 1.0
+            arrived = learner.send("weights", self.shared_tensors(learner), number)
             a = float(learner.send("steps", {"a": torch.tensor(steps, dtype=torch.float64)}, number)["a"])
             plain.add({n: t for n, t in arrived.items() if n not in names}, part)
             # Who took no step, which batches of random size allow, has no change to normalise.
@@ -84,7 +84,7 @@ class Count(NoObjective):
 
     def begin(self, optim: Optim, remembers: bool) -> None:
         """Start a round; `remembers`: whether there is a momentum, which steps of a client that left have moved too."""
-        self.held = reach(optim, self.steps, self.held)[1] if remembers else None
+        self.held = sum_step_weights(optim, self.steps, self.held)[1] if remembers else None
         self.steps = 0
 
     def correct(self, modules: Mapping[str, nn.Module]) -> None:

@@ -26,8 +26,8 @@ class FedPer(Bordered):
 
     def shared(self, topology: Topology) -> tuple[str, ...]:
         """Return the segments of the base."""
-        return self.divided(topology)[0]
+        return self.split_base_head(topology)[0]
 
     def kept(self, topology: Topology) -> tuple[str, ...]:
         """The head never leaves its client."""
-        return self.divided(topology)[1]
+        return self.split_base_head(topology)[1]

@@ -41,7 +41,7 @@ from splitfed.core.random import generator
 from splitfed.core.topology import Topology
 from splitfed.federated.base import Learner, Method, ObjectivePlacement, State
 from splitfed.federated.objectives import NoObjective, objective_of
-from splitfed.federated.topology_values import embedding, labelled, maker
+from splitfed.federated.topology_values import embedding, labelled_head, making_segment
 
 DISTANCES = ("mse", "l2")
 
@@ -94,11 +94,11 @@ class FedProto(Method):
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse a topology without an embedding, or without class labels beside it."""
-        _place(self, topology)
+        _embedding_and_head(self, topology)
 
     def check_together(self, topologies: Sequence[Topology], facts: Sequence[Facts], bound: str | None) -> None:
         """Refuse embeddings of different widths."""
-        wide = [prod(known.shapes[_place(self, t)[0]]) for t, known in zip(topologies, facts, strict=True)]
+        wide = [prod(known.shapes[_embedding_and_head(self, t)[0]]) for t, known in zip(topologies, facts, strict=True)]
         for client, mine in enumerate(wide):
             if mine != wide[0]:
                 raise InvalidInput(f"fedproto: client {client} has embeddings of {mine} numbers, client 0 of {wide[0]}")
@@ -121,15 +121,15 @@ class FedProto(Method):
 
     def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
         """Return who pulls the embeddings of a client towards the prototypes it was sent."""
-        value, head = _place(self, seat.topology)
-        segment = maker(seat.topology, value)
+        value, head = _embedding_and_head(self, seat.topology)
+        segment = making_segment(seat.topology, value)
         if seat.lane is None or segment.role != seat.role:
             return None
         return Pull(self, segment.name, value, head, seed=seat.seed)
 
     def class_means(self, topology: Topology) -> Mapping[str, str]:
         """The prototypes are means of the embedding."""
-        return {"prototype": _place(self, topology)[0]}
+        return {"prototype": _embedding_and_head(self, topology)[0]}
 
     def start(self, clients: int) -> State:
         """No class has a prototype yet, and no client a loss."""
@@ -141,9 +141,9 @@ class FedProto(Method):
         chosen = sorted(losses, key=lambda lane: (losses[lane], int(lane)))[: self.further]
         for learner in learners if self.further else ():
             passes = torch.tensor(self.passes if str(learner.lane) in chosen else 1)
-            told = learner.receive("passes", {"passes": passes}, number)
+            received = learner.receive("passes", {"passes": passes}, number)
             if (pull := objective_of(learner, Pull)) is not None:
-                pull.passes, pull.losses = int(told["passes"]), []
+                pull.passes, pull.losses = int(received["passes"]), []
         known: dict[str, Tensor] = state["prototypes"]
         for learner in learners if known else ():
             arrived = learner.receive("prototype", known, number)
@@ -156,7 +156,7 @@ class FedProto(Method):
         sums: dict[str, Tensor] = {}
         counts: dict[str, float] = {}
         for learner in learners:
-            value, head = _place(self, learner.topology)
+            value, head = _embedding_and_head(self, learner.topology)
             means, rows = prototypes(learner.compute(value), learner.labels(head))
             sizes = {f"{name}/rows": torch.tensor(count) for name, count in rows.items()} if self.weighted else {}
             arrived = learner.send("prototype", {**means, **sizes}, number)
@@ -174,18 +174,21 @@ class FedProto(Method):
 
     def scored(self, topology: Topology) -> Collection[str]:
         """The embeddings, which are compared with prototypes."""
-        return (_place(self, topology)[0],)
+        return (_embedding_and_head(self, topology)[0],)
 
     def scores(self, learner: Learner, part: str, state: State) -> Mapping[str, float]:
         """Return the accuracy of the nearest prototype, among the client's own classes and among all."""
         known: dict[str, Tensor] = state["prototypes"]
         if not known:
             return {}
-        value, head = _place(self, learner.topology)
+        value, head = _embedding_and_head(self, learner.topology)
         z, y = learner.compute(value, part), learner.labels(head, part).view(-1)
         own = {str(label) for label in learner.labels(head).long().unique().tolist()}
-        found = {"nearest_prototype": nearest(z, known), "nearest_own_prototype": nearest(z, _only(known, own))}
-        return {name: float((guess == y).double().mean()) for name, guess in found.items()}
+        guesses = {
+            "nearest_prototype": nearest(z, known),
+            "nearest_own_prototype": nearest(z, _select_classes(known, own)),
+        }
+        return {name: float((guess == y).double().mean()) for name, guess in guesses.items()}
 
 
 @dataclass
@@ -244,14 +247,14 @@ def _distance(kind: str, z: Tensor, goal: Tensor) -> Tensor:
     return (z - goal).square().sum(1).clamp_min(1e-12).sqrt().mean()
 
 
-def _only(known: Mapping[str, Tensor], names: set[str]) -> dict[str, Tensor]:
+def _select_classes(known: Mapping[str, Tensor], names: set[str]) -> dict[str, Tensor]:
     return {name: row for name, row in known.items() if name in names} or dict(known)
 
 
-def _place(method: FedProto, topology: Topology) -> tuple[str, str]:
+def _embedding_and_head(method: FedProto, topology: Topology) -> tuple[str, str]:
     """Return the embedding and the head whose labels stand beside it, or refuse."""
     value = embedding("fedproto", topology, method.embedding)
-    head = labelled("fedproto", topology, maker(topology, value).role)
+    head = labelled_head("fedproto", topology, making_segment(topology, value).role)
     if head.task is None or head.task.name not in ("classification", "binary"):
         told = "no task" if head.task is None else head.task.name
         raise InvalidInput(f"fedproto needs classes; head {head.value!r} has {told}")

@@ -21,7 +21,7 @@ from splitfed.core.errors import check_number
 from splitfed.core.local_objective import LocalObjective
 from splitfed.federated.averaging import Averaging
 from splitfed.federated.base import Learner, ObjectivePlacement, State
-from splitfed.federated.objectives import NoObjective, moved, objective_of
+from splitfed.federated.objectives import NoObjective, objective_of, weights_with_gradients
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +67,6 @@ class Hold(NoObjective):
 
     def correct(self, modules: Mapping[str, nn.Module]) -> None:
         """Add mu (w - anchor) to every gradient."""
-        for name, weight in moved(modules, self.segments) if self.mu else ():
+        for name, weight in weights_with_gradients(modules, self.segments) if self.mu else ():
             assert weight.grad is not None
             weight.grad.add_(weight.detach() - self.anchor[name], alpha=self.mu)

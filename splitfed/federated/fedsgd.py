@@ -25,7 +25,13 @@ from splitfed.core.messages import WEIGHT_GRADIENT, Stamp
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging, check_whole
 from splitfed.federated.base import Learner, ObjectivePlacement, State
-from splitfed.federated.objectives import NoObjective, learnt, moved, named, objective_of
+from splitfed.federated.objectives import (
+    NoObjective,
+    objective_of,
+    trainable_names,
+    weight_names,
+    weights_with_gradients,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +85,13 @@ class FedSgd(Averaging):
         """Take one step on the averaged gradient."""
         slope, beside = RunningMean(), RunningMean()
         for learner, part in self.parts(learners, shares):
-            shared, contents = self.shared(learner.topology), self.carried(learner)
-            objective, names = objective_of(learner, Collect), learnt(learner.topology, shared)
-            found = {n: contents[n] if objective is None else objective.mean(n, contents[n]) for n in names.values()}
-            slope.add(learner.send(WEIGHT_GRADIENT, found, number), part)
-            weights = named(learner.topology, shared)
+            shared, contents = self.shared(learner.topology), self.shared_tensors(learner)
+            objective, names = objective_of(learner, Collect), trainable_names(learner.topology, shared)
+            gradients = {
+                n: contents[n] if objective is None else objective.mean(n, contents[n]) for n in names.values()
+            }
+            slope.add(learner.send(WEIGHT_GRADIENT, gradients, number), part)
+            weights = weight_names(learner.topology, shared)
             if others := {n: t for n, t in contents.items() if n not in weights}:
                 beside.add(learner.send("weights", others, number), part)
         rate = learners[0].rate if self.rate is None else self.rate
@@ -109,7 +117,7 @@ class Collect(NoObjective):
     def correct(self, modules: Mapping[str, nn.Module]) -> None:
         """Keep the gradients."""
         self.rows += self.batch
-        for name, weight in moved(modules, self.segments):
+        for name, weight in weights_with_gradients(modules, self.segments):
             assert weight.grad is not None
             if name in self.sums:
                 self.sums[name].add_(weight.grad, alpha=self.batch)

@@ -34,9 +34,9 @@ from splitfed.core.random import derive
 from splitfed.core.topology import Segment, Topology
 from splitfed.federated.base import Learner, Method, ObjectivePlacement, State
 from splitfed.federated.distillation import Lesson, MutualDistillation, accuracy
-from splitfed.federated.model_copy import Mirror, mirror, stand_in
-from splitfed.federated.shared_weights import check_alike, gathered, sent_down
-from splitfed.federated.topology_values import maker, makers, only_client, only_head, whole
+from splitfed.federated.model_copy import Mirror, copy_segments, replace_segments
+from splitfed.federated.shared_weights import average_weights, broadcast_current, check_alike
+from splitfed.federated.topology_values import clients_hold_all, makers, making_segment, only_client, only_head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,13 +71,13 @@ class FML(Method):
         if topology.forward_only:
             raise InvalidInput("fml needs a way back through the whole of the meme; here a cut returns no gradient")
         only_head("fml", topology)
-        wrong, where = ("private", "whole") if whole(topology) else ("meme", "split")
+        wrong, where = ("private", "whole") if clients_hold_all(topology) else ("meme", "split")
         if getattr(self, wrong) is not None:
             raise InvalidInput(f"fml takes no {wrong}= on {where} models: the topology's own model is that one")
 
     def check_together(self, topologies: Sequence[Topology], facts: Sequence[Facts], bound: str | None) -> None:
         """Refuse memes that cannot be averaged, or would be averaged twice."""
-        if not whole(topologies[0]):
+        if not clients_hold_all(topologies[0]):
             return
         if bound is not None:
             raise InvalidInput(f"fml averages the memes itself, and the schedule {bound}: take 'apart'")
@@ -86,30 +86,30 @@ class FML(Method):
     def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
         """Return the topology with the second model at the client, and with the logits where they are compared."""
         head, role = topology.heads[0], only_client("fml", topology)
-        own, other = (self.alpha, self.beta) if whole(topology) else (self.beta, self.alpha)
+        own, other = (self.alpha, self.beta) if clients_hold_all(topology) else (self.beta, self.alpha)
         second = self._second(topology, role, derive(seed, "fml"))
         value = second.names[head.value]
         heads = (
             replace(head, weight=head.weight * own),
             replace(head, value=value, role=role, weight=head.weight * other, via=()),
         )
-        made = replace(topology, segments=(*topology.segments, *second.segments), heads=heads)
-        seen = [_seen(made, a, b) for a, b, weight in self._pairs(made) if weight < 1]
+        with_meme = replace(topology, segments=(*topology.segments, *second.segments), heads=heads)
+        seen = [_delivering_segment(with_meme, a, b) for a, b, weight in self._pairs(with_meme) if weight < 1]
         lessons = [segment for segment in seen if segment is not None]
         return replace(
-            made,
-            segments=(*made.segments, *lessons),
+            with_meme,
+            segments=(*with_meme.segments, *lessons),
             lessons=topology.lessons | {s.name for s in (*second.segments, *lessons)},
-            forward_only=frozenset(f"{maker(made, s.inputs[0]).name}->{s.name}" for s in lessons),
+            forward_only=frozenset(f"{making_segment(with_meme, s.inputs[0]).name}->{s.name}" for s in lessons),
         )
 
     def returns_weights(self, topology: Topology) -> bool:
         """The meme's, where no schedule does it."""
-        return whole(topology)
+        return clients_hold_all(topology)
 
     def broadcast(self, topology: Topology) -> tuple[str, ...]:
         """The meme, where no schedule sends it."""
-        return makers(topology, _meme(topology)) if whole(topology) else ()
+        return makers(topology, _meme(topology)) if clients_hold_all(topology) else ()
 
     def kept(self, topology: Topology) -> tuple[str, ...]:
         """The private model never leaves its client."""
@@ -119,10 +119,12 @@ class FML(Method):
         """Return who lets the models at a party learn from the other model's class scores."""
         found = []
         for student, teacher, weight in self._pairs(seat.topology):
-            segment = maker(seat.topology, student)
+            segment = making_segment(seat.topology, student)
             if segment.role == seat.role and weight < 1:
-                there = maker(seat.topology, teacher).role == seat.role
-                found.append(Lesson(segment.name, student, teacher if there else _told(teacher), 1 - weight))
+                there = making_segment(seat.topology, teacher).role == seat.role
+                found.append(
+                    Lesson(segment.name, student, teacher if there else _copied_value_name(teacher), 1 - weight)
+                )
         return MutualDistillation(tuple(found)) if found else None
 
     def start(self, clients: int) -> State:
@@ -132,19 +134,19 @@ class FML(Method):
     def query(self, learners: Sequence[Learner], number: int, state: State) -> None:
         """Send the meme to every client, where no schedule does."""
         topology = learners[0].topology
-        if whole(topology):
-            state["meme"] = sent_down(learners, makers(topology, _meme(topology)), number, state["meme"])
+        if clients_hold_all(topology):
+            state["meme"] = broadcast_current(learners, makers(topology, _meme(topology)), number, state["meme"])
 
     def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Average the memes, where no schedule does."""
         topology = learners[0].topology
-        if whole(topology):
-            state["meme"] = gathered(learners, shares, makers(topology, _meme(topology)), number)
+        if clients_hold_all(topology):
+            state["meme"] = average_weights(learners, shares, makers(topology, _meme(topology)), number)
 
     def scores(self, learner: Learner, part: str, state: State) -> Mapping[str, float]:
         """Return the accuracy of the averaged meme on whole models, of the private model on split ones."""
         topology = learner.topology
-        if not whole(topology):
+        if not clients_hold_all(topology):
             return {"private": accuracy(learner, _private(topology), part)}
         if not state["meme"]:
             return {}
@@ -152,11 +154,11 @@ class FML(Method):
             return {"meme": accuracy(learner, _meme(topology), part)}
 
     def _second(self, topology: Topology, role: str, seed: int) -> Mirror:
-        name = "meme" if whole(topology) else "private"
+        name = "meme" if clients_hold_all(topology) else "private"
         module, part = getattr(self, name), [s.name for s in topology.segments]
         if module is None:
-            return mirror("fml", topology, part, name, role, seed)
-        return stand_in("fml", topology, part, name, role, module, topology.heads[0].value)
+            return copy_segments("fml", topology, part, name, role, seed)
+        return replace_segments("fml", topology, part, name, role, module, topology.heads[0].value)
 
     def _pairs(self, topology: Topology) -> tuple[tuple[str, str, float], ...]:
         """Return (student, teacher, weight of the student's own loss) of both ways, by their outputs."""
@@ -165,20 +167,20 @@ class FML(Method):
 
 
 def _private(topology: Topology) -> str:
-    return topology.heads[0 if whole(topology) else 1].value
+    return topology.heads[0 if clients_hold_all(topology) else 1].value
 
 
 def _meme(topology: Topology) -> str:
-    return topology.heads[1 if whole(topology) else 0].value
+    return topology.heads[1 if clients_hold_all(topology) else 0].value
 
 
-def _told(value: str) -> str:
+def _copied_value_name(value: str) -> str:
     return f"told_{value}"
 
 
-def _seen(topology: Topology, student: str, teacher: str) -> Segment | None:
+def _delivering_segment(topology: Topology, student: str, teacher: str) -> Segment | None:
     """Return the segment by which the student's party gets the teacher's output; None where it makes it itself."""
-    role = maker(topology, student).role
-    if maker(topology, teacher).role == role:
+    role = making_segment(topology, student).role
+    if making_segment(topology, teacher).role == role:
         return None
-    return Segment(_told(teacher), role, nn.Identity(), (teacher,), (_told(teacher),))
+    return Segment(_copied_value_name(teacher), role, nn.Identity(), (teacher,), (_copied_value_name(teacher),))

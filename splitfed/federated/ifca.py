@@ -61,7 +61,7 @@ class Ifca(Averaging):
         """Refuse a model that clients do not hold whole, or that nobody can draw anew."""
         check_whole("ifca", topology)
         super().check(topology, clients)
-        self._drawn(topology, min(1, self.clusters - 1), 0)
+        self._draw_weights(topology, min(1, self.clusters - 1), 0)
 
     def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
         """Return who remembers which cluster a client is in."""
@@ -75,15 +75,17 @@ class Ifca(Averaging):
         """Send all models to every client, which goes on with the best."""
         for learner in learners:
             if not state["clusters"]:
-                first, topology = self.carried(learner, copies=True), learner.topology
-                drawn = [self._drawn(topology, cluster, learner.seed) for cluster in range(1, self.clusters)]
-                state["clusters"] = [first, *({n: found[n].to(first[n]) for n in first} for found in drawn)]
+                first, topology = self.shared_tensors(learner, copies=True), learner.topology
+                drawn_models = [
+                    self._draw_weights(topology, cluster, learner.seed) for cluster in range(1, self.clusters)
+                ]
+                state["clusters"] = [first, *({n: found[n].to(first[n]) for n in first} for found in drawn_models)]
             sent = {f"{i}/{name}": t for i, found in enumerate(state["clusters"]) for name, t in found.items()}
             arrived = learner.receive("weights", sent, number)
             models = [{n: arrived[f"{i}/{n}"] for n in found} for i, found in enumerate(state["clusters"])]
             chosen = 0
             if objective := objective_of(learner, ClusterChoice):
-                chosen = objective.cluster = best(learner, models)
+                chosen = objective.cluster = best_cluster(learner, models)
             self.begin(learner, models[chosen], number, state)
 
     def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
@@ -98,7 +100,7 @@ class Ifca(Averaging):
             total[cluster] = total.get(cluster, 0.0) + part
         for learner, part in parts:
             cluster = state["chosen"][str(learner.lane)]
-            arrived = learner.send("weights", self.carried(learner), number)
+            arrived = learner.send("weights", self.shared_tensors(learner), number)
             sums.setdefault(cluster, RunningMean()).add(arrived, part / total[cluster])
         for cluster, mean in sums.items():
             state["clusters"][cluster] = mean.value()
@@ -106,9 +108,9 @@ class Ifca(Averaging):
     def newest(self, learner: Learner, state: State) -> Mapping[str, Tensor] | None:
         """Return the model with the lowest loss on the client's training rows."""
         models: list[dict[str, Tensor]] = state["clusters"]
-        return models[best(learner, models)] if models else None
+        return models[best_cluster(learner, models)] if models else None
 
-    def _drawn(self, topology: Topology, cluster: int, seed: int) -> dict[str, Tensor]:
+    def _draw_weights(self, topology: Topology, cluster: int, seed: int) -> dict[str, Tensor]:
         """Return the weights that `cluster` starts from in a run with this seed."""
         modules = {s.name: s.module for s in topology.segments}
         made = redraw_weights("ifca", modules, derive(seed, "ifca", cluster)) if cluster else modules
@@ -130,7 +132,7 @@ class ClusterChoice(NoObjective):
         self.cluster = int(state["cluster"])
 
 
-def best(learner: Learner, models: Sequence[Mapping[str, Tensor]]) -> int:
+def best_cluster(learner: Learner, models: Sequence[Mapping[str, Tensor]]) -> int:
     """Return the number of the model with the lowest loss on the client's training rows; the first of equals."""
     if len(models) == 1:
         return 0

@@ -28,8 +28,8 @@ class LgFedAvg(Bordered):
 
     def shared(self, topology: Topology) -> tuple[str, ...]:
         """Return the segments of the head."""
-        return self.divided(topology)[1]
+        return self.split_base_head(topology)[1]
 
     def kept(self, topology: Topology) -> tuple[str, ...]:
         """The representation never leaves its client."""
-        return self.divided(topology)[0]
+        return self.split_base_head(topology)[0]

@@ -11,24 +11,26 @@ from torch import Tensor
 MARKS = ("#u", "#s", "#v")
 
 
-def compressed(update: Mapping[str, Tensor], energy: float | None = None, rank: int | None = None) -> dict[str, Tensor]:
+def compress_update(
+    update: Mapping[str, Tensor], energy: float | None = None, rank: int | None = None
+) -> dict[str, Tensor]:
     """Return `update` with every matrix (a kernel's first dimension against the others) in three factors.
 
     As many singular values are kept as `rank` says, or the fewest whose squares add up to a share of `energy` of all;
     at least one. What takes no fewer numbers in factors stays whole, and so does all of other kinds. Of shapes alone
     (tensors on "meta") the factors for `energy` are not known: there every matrix stays whole.
     """
-    found: dict[str, Tensor] = {}
+    factors_by_name: dict[str, Tensor] = {}
     for name, tensor in update.items():
         factors = _factors(tensor, energy, rank) if tensor.dim() > 1 and tensor.is_floating_point() else None
         if factors is None:
-            found[name] = tensor
+            factors_by_name[name] = tensor
         else:
-            found |= {name + mark: factor for mark, factor in zip(MARKS, factors, strict=True)}
-    return found
+            factors_by_name |= {name + mark: factor for mark, factor in zip(MARKS, factors, strict=True)}
+    return factors_by_name
 
 
-def unpacked(sent: Mapping[str, Tensor], shapes: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def decompress_update(sent: Mapping[str, Tensor], shapes: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the update that `sent` stands for; `shapes`: tensors of the names and shapes it had."""
     found = {}
     for name, like in shapes.items():
@@ -40,14 +42,14 @@ def unpacked(sent: Mapping[str, Tensor], shapes: Mapping[str, Tensor]) -> dict[s
     return found
 
 
-def moved(base: Mapping[str, Tensor], update: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def add_update(base: Mapping[str, Tensor], update: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return `base` plus `update`, where that one is; `base` itself where only shapes are known of the update."""
     # What all start from may be on another device than what has been learnt.
     there = {name: tensor if update[name].is_meta else tensor.to(update[name].device) for name, tensor in base.items()}
     return {name: tensor if update[name].is_meta else tensor + update[name] for name, tensor in there.items()}
 
 
-def needed(values: Tensor, energy: float) -> int:
+def rank_for_energy(values: Tensor, energy: float) -> int:
     """Return how many of the singular `values` (largest first) carry a share of `energy` of their squares; one or more.
 
     `energy`: in (0, 1].
@@ -76,7 +78,7 @@ def _factors(tensor: Tensor, energy: float | None, rank: int | None) -> tuple[Te
     u, s, v = torch.linalg.svd(tensor.reshape(rows, columns), full_matrices=False)
     if rank is None:
         assert energy is not None
-        rank = needed(s, energy)
+        rank = rank_for_energy(s, energy)
         if rank >= most:
             return None
     return u[:, :rank].contiguous(), s[:rank].clone(), v[:rank].clone()

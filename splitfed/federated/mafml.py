@@ -48,8 +48,8 @@ from splitfed.core.random import derive
 from splitfed.core.topology import Topology
 from splitfed.federated import public_rows
 from splitfed.federated.base import Learner, Method, ObjectivePlacement, State
-from splitfed.federated.objectives import moved
-from splitfed.federated.topology_values import maker
+from splitfed.federated.objectives import weights_with_gradients
+from splitfed.federated.topology_values import making_segment
 
 PART = "shown by others"
 
@@ -89,7 +89,7 @@ class MAFML(Method):
     def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
         """Return who adds the divergence to a party's loss, and projects its gradient."""
         value = seat.topology.heads[0].value
-        return MafmlObjective(value, maker(seat.topology, value).name, self.projected)
+        return MafmlObjective(value, making_segment(seat.topology, value).name, self.projected)
 
     def start(self, clients: int) -> State:
         """Nobody has shown anything."""
@@ -97,9 +97,9 @@ class MAFML(Method):
 
     def query(self, learners: Sequence[Learner], number: int, state: State) -> None:
         """Let everybody have everybody's public rows."""
-        for learner in public_rows.exchange(learners, number, state):
-            if rows := public_rows.others(learner, state):
-                public_rows.hold(learner, PART, list(rows.values()))
+        for learner in public_rows.exchange_rows(learners, number, state):
+            if rows := public_rows.received_rows(learner, state):
+                public_rows.store_rows(learner, PART, list(rows.values()))
 
     def train(self, learner: Learner, epoch: int, batches: Sequence[Tensor], first: int) -> list[float]:
         """Train as the schedule asks; the gradient of the last step alone is remembered."""
@@ -117,15 +117,15 @@ class MAFML(Method):
         """Let the clients that finished tell each other what they make of their public rows, and learn from it."""
         if len(learners) < 2:
             return
-        taught = {learner.lane: self._tell(learner, number, state) for learner in learners}
+        taught = {learner.lane: self._score_public_batch(learner, number, state) for learner in learners}
         for learner in learners:
-            self._learn(learner, {k: v for k, v in taught.items() if k != learner.lane}, number, state)
+            self._take_mutual_step(learner, {k: v for k, v in taught.items() if k != learner.lane}, number, state)
 
     def _rows(self, learner: Learner, lane: int, count: int, number: int) -> Tensor:
         seed = derive(learner.seed, "mafml", lane)
-        return public_rows.endless(seed, count, number * self.batch, self.batch)
+        return public_rows.draw_row_numbers(seed, count, number * self.batch, self.batch)
 
-    def _tell(self, learner: Learner, number: int, state: State) -> dict[str, Tensor]:
+    def _score_public_batch(self, learner: Learner, number: int, state: State) -> dict[str, Tensor]:
         """Have the client tell its class probabilities on a public batch; return them with their accuracy."""
         head, known = learner.topology.heads[0], state["shown"][learner.lane]["y"]
         rows = self._rows(learner, learner.lane, len(known), number)
@@ -136,17 +136,19 @@ class MAFML(Method):
         right = (arrived.argmax(1) == known[rows]).to(arrived.dtype)
         return {"probabilities": arrived, "accuracy": right.mean() if self.weighted else torch.ones_like(right.mean())}
 
-    def _learn(self, learner: Learner, taught: Mapping[int, Mapping[str, Tensor]], number: int, state: State) -> None:
+    def _take_mutual_step(
+        self, learner: Learner, taught: Mapping[int, Mapping[str, Tensor]], number: int, state: State
+    ) -> None:
         """Send the client what the others told, and let it take a mutual step on their rows."""
         head = learner.topology.heads[0]
-        message = {f"{lane}/{name}": t for lane, told in taught.items() for name, t in told.items()}
+        message = {f"{lane}/{name}": t for lane, predictions in taught.items() for name, t in predictions.items()}
         arrived = learner.receive("soft labels", message, number, head.role)
         objective = learner.objective(head.role)
         if isinstance(objective, MafmlObjective):
             probabilities = torch.cat([arrived[f"{lane}/probabilities"] for lane in taught])
             accuracies = torch.stack([arrived[f"{lane}/accuracy"] for lane in taught])
             objective.lesson = probabilities, accuracies.repeat_interleave(self.batch)
-        sizes = {lane: len(rows["y"]) for lane, rows in public_rows.others(learner, state).items()}
+        sizes = {lane: len(rows["y"]) for lane, rows in public_rows.received_rows(learner, state).items()}
         chosen, before = [], 0
         for lane, count in sizes.items():
             if lane in taught:
@@ -181,9 +183,11 @@ class MafmlObjective(public_rows.PublicRowsObjective):
         if step is None or not self.projected:
             return
         if step.part == "train" and self.remembers:
-            self._local[step.lane] = {name: w.grad.clone() for name, w in moved(modules, modules) if w.grad is not None}
+            self._local[step.lane] = {
+                name: w.grad.clone() for name, w in weights_with_gradients(modules, modules) if w.grad is not None
+            }
         elif step.part == PART and (local := self._local.pop(step.lane, None)) is not None:
-            project({name: w.grad for name, w in moved(modules, modules) if w.grad is not None}, local)
+            project({name: w.grad for name, w in weights_with_gradients(modules, modules) if w.grad is not None}, local)
 
 
 def distribution(told: Tensor) -> Tensor:

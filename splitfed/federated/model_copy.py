@@ -20,7 +20,7 @@ class Mirror:
     names: Mapping[str, str]
 
 
-def mirror(who: str, topology: Topology, part: Collection[str], prefix: str, role: str, seed: int) -> Mirror:
+def copy_segments(who: str, topology: Topology, part: Collection[str], prefix: str, role: str, seed: int) -> Mirror:
     """Return the segments `part` of `topology` once more, at `role`, with weights drawn anew from `seed`.
 
     Names of segments and values get `prefix` and an underscore before them. What they read from outside of `part`,
@@ -28,10 +28,10 @@ def mirror(who: str, topology: Topology, part: Collection[str], prefix: str, rol
     """
     own = [s for s in topology.segments if s.name in part]
     modules = redraw_weights(who, {s.name: s.module for s in own}, seed)
-    return renamed(topology, part, prefix, role, modules)
+    return copy_with_modules(topology, part, prefix, role, modules)
 
 
-def renamed(
+def copy_with_modules(
     topology: Topology,
     part: Collection[str],
     prefix: str,
@@ -60,16 +60,16 @@ def renamed(
     return Mirror(again, names)
 
 
-def stand_in(
+def replace_segments(
     who: str, topology: Topology, part: Collection[str], prefix: str, role: str, module: nn.Module, value: str
 ) -> Mirror:
     """Return `module` as one segment at `role` that makes of the raw inputs what the segments `part` make: `value`.
 
     Refuses where what stands behind `part` reads more than that one value.
     """
-    made = {v for s in topology.segments if s.name in part for v in s.outputs}
+    replaced_values = {v for s in topology.segments if s.name in part for v in s.outputs}
     read = {v for s in topology.segments if s.name not in part for v in s.inputs} | {h.value for h in topology.heads}
-    if left := sorted((made & read) - {value}):
+    if left := sorted((replaced_values & read) - {value}):
         raise InvalidInput(f"{who}: a module of one output cannot stand for segments that also make {left[0]!r}")
     name = f"{prefix}_{value}"
     return Mirror((Segment(prefix, role, module, tuple(topology.inputs), (name,)),), {value: name})

@@ -32,7 +32,9 @@ class NoObjective:
         """Go back to `state`."""
 
 
-def moved(modules: Mapping[str, nn.Module], segments: Collection[str]) -> Iterator[tuple[str, nn.Parameter]]:
+def weights_with_gradients(
+    modules: Mapping[str, nn.Module], segments: Collection[str]
+) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield `segment/name` and the weight of all in `segments` that have a gradient; tied weights once."""
     seen: set[int] = set()
     for segment in segments:
@@ -42,21 +44,21 @@ def moved(modules: Mapping[str, nn.Module], segments: Collection[str]) -> Iterat
                 yield f"{segment}/{name}", weight
 
 
-def learnt(topology: Topology, segments: Collection[str]) -> dict[str, str]:
-    """Return `segment/name` of every weight in `segments` that learns -> the name that `moved` gives it.
+def trainable_names(topology: Topology, segments: Collection[str]) -> dict[str, str]:
+    """Return `segment/name` of every weight in `segments` that learns -> its name in `weights_with_gradients`.
 
     They differ for weights that are tied to one before.
     """
     first: dict[int, str] = {}
-    found = {}
+    first_names = {}
     for segment in segments:
         for name, weight in topology.segment(segment).module.named_parameters(remove_duplicate=False):
             if weight.requires_grad:
-                found[f"{segment}/{name}"] = first.setdefault(id(weight), f"{segment}/{name}")
-    return found
+                first_names[f"{segment}/{name}"] = first.setdefault(id(weight), f"{segment}/{name}")
+    return first_names
 
 
-def named(topology: Topology, segments: Collection[str]) -> set[str]:
+def weight_names(topology: Topology, segments: Collection[str]) -> set[str]:
     """Return `segment/name` of every weight in `segments`, buffers left out."""
     return {f"{segment}/{name}" for segment in segments for name in weights(topology.segment(segment).module)}
 

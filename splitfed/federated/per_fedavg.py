@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from splitfed.core.errors import check_number
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.topology import Topology
-from splitfed.federated.averaging import Averaging, check_whole, scored
+from splitfed.federated.averaging import Averaging, check_whole, score_value
 from splitfed.federated.base import Learner, ObjectivePlacement, State
-from splitfed.federated.objectives import NoObjective, learnt, moved, objective_of
+from splitfed.federated.objectives import NoObjective, objective_of, trainable_names, weights_with_gradients
 
 ROWS = 256
 
@@ -79,14 +79,14 @@ class PerFedAvg(Averaging):
         """Return the newest average after the client's own step."""
         if not state["weights"]:
             return None
-        found: dict[str, Tensor] = dict(state["weights"])
+        adapted: dict[str, Tensor] = dict(state["weights"])
         rows = learner.rows()
-        with learner.lend(found):
+        with learner.lend(adapted):
             slope = learner.gradient(torch.arange(rows).chunk(-(-rows // ROWS)))
-        for name, one in learnt(learner.topology, self.shared(learner.topology)).items():
+        for name, one in trainable_names(learner.topology, self.shared(learner.topology)).items():
             if one in slope:
-                found[name] = found[name] - self._rate(learner) * slope[one]
-        return found
+                adapted[name] = adapted[name] - self._rate(learner) * slope[one]
+        return adapted
 
     def _rate(self, learner: Learner) -> float:
         return learner.rate if self.rate is None else self.rate
@@ -96,7 +96,7 @@ class PerFedAvg(Averaging):
         if not state["weights"]:
             return {}
         with learner.lend(state["weights"]):
-            return {"global": scored(learner, learner.topology.heads[0].value, part)}
+            return {"global": score_value(learner, learner.topology.heads[0].value, part)}
 
 
 @dataclass
@@ -109,7 +109,7 @@ class Ahead(NoObjective):
 
     def correct(self, modules: Mapping[str, nn.Module]) -> None:
         """Go there, leaving no gradient to step on; or come back with the gradient met there."""
-        found = dict(moved(modules, self.segments))
+        weights = dict(weights_with_gradients(modules, self.segments))
         if self.away:
             for segment in self.segments:
                 for name, weight in modules[segment].named_parameters():
@@ -117,8 +117,8 @@ class Ahead(NoObjective):
                         weight.data.copy_(self.away[f"{segment}/{name}"])
             self.away = {}
             return
-        self.away = {name: weight.detach().clone() for name, weight in found.items()}
-        for weight in found.values():
+        self.away = {name: weight.detach().clone() for name, weight in weights.items()}
+        for weight in weights.values():
             assert weight.grad is not None
             weight.data.sub_(weight.grad, alpha=self.rate)
             weight.grad = None

@@ -27,9 +27,9 @@ from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.optimizers import Optim
 from splitfed.core.topology import Topology
-from splitfed.federated.averaging import Averaging, check_whole, scored
+from splitfed.federated.averaging import Averaging, check_whole, score_value
 from splitfed.federated.base import Learner, ObjectivePlacement, State
-from splitfed.federated.objectives import NoObjective, learnt, moved, objective_of
+from splitfed.federated.objectives import NoObjective, objective_of, trainable_names, weights_with_gradients
 from splitfed.federated.sgd_reach import first_rate
 
 
@@ -93,7 +93,7 @@ class PFedMe(Averaging):
         """Start both theta and w at what has arrived."""
         super().begin(learner, arrived, number, state)
         if objective := objective_of(learner, Envelope):
-            names = set(learnt(learner.topology, objective.segments).values())
+            names = set(trainable_names(learner.topology, objective.segments).values())
             objective.slow = {name: arrived[name].clone() for name in names}
             objective.rate, objective.taken = learner.rate if self.rate is None else self.rate, 0
 
@@ -105,15 +105,17 @@ class PFedMe(Averaging):
         """Average the clients' w, and move towards the mean."""
         mean = RunningMean()
         for learner, part in self.parts(learners, shares):
-            found = self.carried(learner)
+            contents = self.shared_tensors(learner)
             if objective := objective_of(learner, Envelope):
-                objective.follow(found)
-                names = learnt(learner.topology, objective.segments)
-                found |= {name: objective.slow[one] for name, one in names.items()}
+                objective.follow(contents)
+                names = trainable_names(learner.topology, objective.segments)
+                contents |= {name: objective.slow[one] for name, one in names.items()}
                 objective.slow = {}
-            mean.add(learner.send("weights", found, number), part)
+            mean.add(learner.send("weights", contents, number), part)
         before, after = state["weights"], mean.value()
-        for name in learnt(learners[0].topology, self.shared(learners[0].topology)) if self.beta != 1.0 else ():
+        for name in (
+            trainable_names(learners[0].topology, self.shared(learners[0].topology)) if self.beta != 1.0 else ()
+        ):
             after[name] = before[name] + self.beta * (after[name] - before[name])
         state["weights"] = after
 
@@ -126,7 +128,7 @@ class PFedMe(Averaging):
         if not state["weights"]:
             return {}
         with learner.lend(state["weights"]):
-            return {"global": scored(learner, learner.topology.heads[0].value, part)}
+            return {"global": score_value(learner, learner.topology.heads[0].value, part)}
 
 
 @dataclass
@@ -145,7 +147,7 @@ class Envelope(NoObjective):
         if self.taken % self.steps == 0:
             self.follow({f"{s}/{name}": theta for s in self.segments for name, theta in modules[s].named_parameters()})
         self.taken += 1
-        for name, theta in moved(modules, self.segments):
+        for name, theta in weights_with_gradients(modules, self.segments):
             assert theta.grad is not None
             theta.grad.add_(theta.detach() - self.slow[name], alpha=self.weight)
 

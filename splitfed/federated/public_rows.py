@@ -76,13 +76,13 @@ def start() -> State:
     return {"shown": {}, "told": {}}
 
 
-def exchange(learners: Sequence[Learner], number: int, state: State) -> list[Learner]:
+def exchange_rows(learners: Sequence[Learner], number: int, state: State) -> list[Learner]:
     """Have clients that are there for the first time show their rows, and send everybody what is new to it.
 
-    Returns the clients whose parties must be given rows (see `others`): new ones, those that were sent some, and those
-    that forgot them.
+    Returns the clients whose parties must be given rows (see `received_rows`): new ones, those that were sent some,
+    and those that forgot them.
     """
-    shown, told = state["shown"], state["told"]
+    shown, seen_by_client = state["shown"], state["told"]
     first = [learner.lane for learner in learners if learner.lane not in shown]
     for learner in learners:
         if learner.lane in first:
@@ -90,7 +90,7 @@ def exchange(learners: Sequence[Learner], number: int, state: State) -> list[Lea
             shown[learner.lane] = dict(learner.send("data", {"x": x, "y": learner.labels(head, "public")}, number))
     changed = []
     for learner in learners:
-        known, holder = told.setdefault(learner.lane, []), objective_of(learner, PublicRowsObjective)
+        known, holder = seen_by_client.setdefault(learner.lane, []), objective_of(learner, PublicRowsObjective)
         new = [lane for lane in sorted(shown) if lane != learner.lane and lane not in known]
         for lane in new:
             rows = dict(learner.receive("data", shown[lane], number))
@@ -104,7 +104,7 @@ def exchange(learners: Sequence[Learner], number: int, state: State) -> list[Lea
     return changed
 
 
-def others(learner: Learner, state: State) -> dict[int, Rows]:
+def received_rows(learner: Learner, state: State) -> dict[int, Rows]:
     """Return what others have shown to the client: client -> rows, in the order of the clients."""
     holder = objective_of(learner, PublicRowsObjective)
     # A plan has no tutors; what was sent is what the fed server has.
@@ -112,14 +112,14 @@ def others(learner: Learner, state: State) -> dict[int, Rows]:
     return dict(sorted(known.items()))
 
 
-def own(learner: Learner, part: str) -> Rows:
+def own_rows(learner: Learner, part: str) -> Rows:
     """Return the client's own rows of `part`, "train" or "public", as others would show them, and which they are."""
     (x,) = learner.inputs(part).values()
     which = learner.shown if part == "public" else torch.arange(len(x))
     return {"x": x, "y": learner.labels(learner.topology.heads[0].value, part), "own": which}
 
 
-def hold(learner: Learner, part: str, rows: Sequence[Rows]) -> None:
+def store_rows(learner: Learner, part: str, rows: Sequence[Rows]) -> None:
     """Give the client's party all of `rows`, one after another, as its `part`.
 
     Rows of the client's own say in "own" which of "train" they are.
@@ -130,7 +130,7 @@ def hold(learner: Learner, part: str, rows: Sequence[Rows]) -> None:
     learner.hold(part, {name: x}, {head: y}, own)
 
 
-def parted(order: Tensor, size: int) -> list[Tensor]:
+def split_batches(order: Tensor, size: int) -> list[Tensor]:
     """Return `order` (rows,) in batches of `size`; a single row that is left joins the batch before, for batch norm."""
     found = list(order.split(size))
     if len(found) > 1 and len(found[-1]) == 1 < size:
@@ -138,7 +138,7 @@ def parted(order: Tensor, size: int) -> list[Tensor]:
     return found
 
 
-def endless(seed: int, rows: int, first: int, count: int) -> Tensor:
+def draw_row_numbers(seed: int, rows: int, first: int, count: int) -> Tensor:
     """Return `count` row numbers below `rows`, from `first` on, out of permutations without end, drawn by `seed`."""
     found = []
     for turn in range(first // rows, (first + count - 1) // rows + 1):

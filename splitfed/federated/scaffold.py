@@ -28,8 +28,8 @@ from splitfed.core.local_objective import LocalObjective
 from splitfed.core.optimizers import Optim
 from splitfed.federated.averaging import Averaging
 from splitfed.federated.base import Learner, ObjectivePlacement, State
-from splitfed.federated.objectives import NoObjective, learnt, moved, objective_of
-from splitfed.federated.sgd_reach import check_sgd, reach
+from splitfed.federated.objectives import NoObjective, objective_of, trainable_names, weights_with_gradients
+from splitfed.federated.sgd_reach import check_sgd, sum_step_weights
 
 VARIATES = ("change", "gradient")
 
@@ -65,33 +65,35 @@ class Scaffold(Averaging):
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
         """Send the server's variate, too."""
         super().begin(learner, arrived, number, state)
-        state["variate"] = state["variate"] or {n: torch.zeros_like(arrived[n]) for n in self._learnt(learner).values()}
+        state["variate"] = state["variate"] or {
+            n: torch.zeros_like(arrived[n]) for n in self._trainable_names(learner).values()
+        }
         common = learner.receive("variate", state["variate"], number)
         if objective := objective_of(learner, Steer):
-            objective.set_out(arrived, common, {} if self.variates == "gradient" else learner.momentum())
+            objective.begin_round(arrived, common, {} if self.variates == "gradient" else learner.momentum())
 
     def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Move the weights by the mean change, and the variate by that of the clients' variates."""
         weights, change = RunningMean(), RunningMean()
         for learner, part in self.parts(learners, shares):
-            own = self.carried(learner)
+            own = self.shared_tensors(learner)
             weights.add(learner.send("weights", own, number), part)
-            change.add(learner.send("variate", self._change(learner, own), number), part)
+            change.add(learner.send("variate", self._variate_change(learner, own), number), part)
         share = len(learners) / state["clients"]
         before, after = state["weights"], weights.value()
         state["variate"] = {n: state["variate"][n] + share * moved for n, moved in change.value().items()}
-        for name in self._learnt(learners[0]) if self.server_rate != 1.0 else ():
+        for name in self._trainable_names(learners[0]) if self.server_rate != 1.0 else ():
             after[name] = before[name] + self.server_rate * (after[name] - before[name])
         state["weights"] = after
 
-    def _change(self, learner: Learner, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _variate_change(self, learner: Learner, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return how the client's variate changes; only the shapes in a plan."""
         if objective := objective_of(learner, Steer):
-            return objective.arrive(own, learner.optim, learner.rate)
-        return {name: own[name] for name in self._learnt(learner).values()}
+            return objective.end_round(own, learner.optim, learner.rate)
+        return {name: own[name] for name in self._trainable_names(learner).values()}
 
-    def _learnt(self, learner: Learner) -> dict[str, str]:
-        return learnt(learner.topology, self.shared(learner.topology))
+    def _trainable_names(self, learner: Learner) -> dict[str, str]:
+        return trainable_names(learner.topology, self.shared(learner.topology))
 
 
 @dataclass
@@ -108,7 +110,7 @@ class Steer(NoObjective):
     momentum: Mapping[str, Tensor] = field(default_factory=dict)
     steps: int = 0
 
-    def set_out(
+    def begin_round(
         self, first: Mapping[str, Tensor], common: Mapping[str, Tensor], momentum: Mapping[str, Tensor]
     ) -> None:
         """Start a round at the weights `first` with the server's variate `common`, and the `momentum` there is."""
@@ -121,13 +123,13 @@ class Steer(NoObjective):
     def correct(self, modules: Mapping[str, nn.Module]) -> None:
         """Add c - c_i to every gradient."""
         self.steps += 1
-        for name, weight in moved(modules, self.segments):
+        for name, weight in weights_with_gradients(modules, self.segments):
             assert weight.grad is not None
             if self.raw:
                 self.sums[name] += weight.grad
             weight.grad.add_(self.drift[name])
 
-    def arrive(self, last: Mapping[str, Tensor], optim: Optim, rate: float) -> dict[str, Tensor]:
+    def end_round(self, last: Mapping[str, Tensor], optim: Optim, rate: float) -> dict[str, Tensor]:
         """End a round of steps of this `rate` at the weights `last`; return by what the client's variate changes."""
         if self.steps == 0 or (rate == 0 and not self.raw):
             return {name: torch.zeros_like(tensor) for name, tensor in self.own.items()}
@@ -142,10 +144,10 @@ class Steer(NoObjective):
     def _mean(self, name: str, last: Tensor, optim: Optim, rate: float) -> Tensor:
         """Return the mean, weighted by the a_i, of what one weight was stepped on in this round."""
         if name not in self.momentum:
-            return (self.first[name] - last) / (reach(optim, self.steps)[0] * rate)
-        length = reach(optim, self.steps, 0.0)[0]
+            return (self.first[name] - last) / (sum_step_weights(optim, self.steps)[0] * rate)
+        length = sum_step_weights(optim, self.steps, 0.0)[0]
         # What a momentum of one adds to the way.
-        carried = reach(optim, self.steps, 1.0)[0] - length
+        carried = sum_step_weights(optim, self.steps, 1.0)[0] - length
         return ((self.first[name] - last) / rate - carried * self.momentum[name]) / length
 
     def state(self) -> dict[str, Any]:

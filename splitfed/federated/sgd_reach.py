@@ -6,7 +6,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.optimizers import Optim, default_rate
 
 
-def reach(optim: Optim, steps: int, held: float | None = None) -> tuple[float, float | None]:
+def sum_step_weights(optim: Optim, steps: int, held: float | None = None) -> tuple[float, float | None]:
     """Return the sum of the a_i, how often a constant gradient, times the rate, is taken in `steps` steps of SGD.
 
     And what the momentum holds of that gradient after them. `held`: what it holds before, None where it is empty: the

@@ -12,7 +12,7 @@ from splitfed.core.topology import Topology
 from splitfed.federated.base import Learner
 
 
-def initial(topology: Topology, segments: Sequence[str]) -> dict[str, Tensor]:
+def initial_weights(topology: Topology, segments: Sequence[str]) -> dict[str, Tensor]:
     """Return the weights and buffers that `segments` start from, as `Learner.contents` names them: known to all."""
     return {
         f"{name}/{key}": tensor.clone()
@@ -21,22 +21,22 @@ def initial(topology: Topology, segments: Sequence[str]) -> dict[str, Tensor]:
     }
 
 
-def sent_down(
+def broadcast_current(
     learners: Sequence[Learner], segments: Sequence[str], number: int, known: Mapping[str, Tensor]
 ) -> Mapping[str, Tensor]:
     """Send every learner what the fed server has of `segments`, at first what they start from; return it."""
-    tensors = known or initial(learners[0].topology, segments)
-    spread(learners, tensors, number)
+    tensors = known or initial_weights(learners[0].topology, segments)
+    broadcast_weights(learners, tensors, number)
     return tensors
 
 
-def spread(learners: Sequence[Learner], tensors: Mapping[str, Tensor], number: int) -> None:
+def broadcast_weights(learners: Sequence[Learner], tensors: Mapping[str, Tensor], number: int) -> None:
     """Send `tensors` to every learner, which puts them in place of its own."""
     for learner in learners:
         learner.adopt(learner.receive("weights", tensors, number))
 
 
-def gathered(
+def average_weights(
     learners: Sequence[Learner], shares: Mapping[int, float], segments: Sequence[str], number: int
 ) -> dict[str, Tensor]:
     """Have every learner send the contents of `segments`; return their mean, weighted by `shares`."""
@@ -55,4 +55,4 @@ def check_alike(who: str, what: str, topologies: Sequence[Topology], segments: S
 
 
 def _layout(topology: Topology, segments: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in initial(topology, segments).items()}
+    return {name: tuple(tensor.shape) for name, tensor in initial_weights(topology, segments).items()}

@@ -6,7 +6,7 @@ from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.topology import Head, Segment, Topology
 
 
-def maker(topology: Topology, value: str) -> Segment:
+def making_segment(topology: Topology, value: str) -> Segment:
     """Return the segment that makes `value`."""
     for segment in topology.segments:
         if value in segment.outputs:
@@ -14,7 +14,7 @@ def maker(topology: Topology, value: str) -> Segment:
     raise unknown("value", value, [v for s in topology.segments for v in s.outputs])
 
 
-def of_own_data(topology: Topology, value: str) -> bool:
+def made_of_own_data(topology: Topology, value: str) -> bool:
     """Tell whether `value` is made at a data owner from its own inputs alone: nothing has to cross for it."""
     if value in topology.inputs:
         return True
@@ -23,7 +23,9 @@ def of_own_data(topology: Topology, value: str) -> bool:
         return False
     same = all(topology.inputs.get(v, segment.role) == segment.role for v in segment.inputs)
     makers = [s.role for s in topology.segments if set(s.outputs) & set(segment.inputs)]
-    return same and all(r == segment.role for r in makers) and all(of_own_data(topology, v) for v in segment.inputs)
+    return (
+        same and all(r == segment.role for r in makers) and all(made_of_own_data(topology, v) for v in segment.inputs)
+    )
 
 
 def embedding(who: str, topology: Topology, wanted: str | None) -> str:
@@ -31,10 +33,10 @@ def embedding(who: str, topology: Topology, wanted: str | None) -> str:
 
     In a split lane that is what crosses at the first cut; a whole model names it, by a cut at a client of its own.
     """
-    own = [v for s in topology.segments for v in s.outputs if of_own_data(topology, v)]
+    own = [v for s in topology.segments for v in s.outputs if made_of_own_data(topology, v)]
     heads = {head.value for head in topology.heads}
     if wanted is not None:
-        maker(topology, wanted)
+        making_segment(topology, wanted)
         if wanted not in own:
             raise InvalidInput(f"{who} embedding={wanted!r} is not made of a client's own data alone; one of {own} is")
         return wanted
@@ -47,7 +49,7 @@ def embedding(who: str, topology: Topology, wanted: str | None) -> str:
     return left[-1]
 
 
-def labelled(who: str, topology: Topology, role: str) -> Head:
+def labelled_head(who: str, topology: Topology, role: str) -> Head:
     """Return the head whose labels the party in `role` holds, or refuse."""
     for head in topology.heads:
         if head.labels == role:
@@ -60,7 +62,7 @@ def makers(topology: Topology, value: str) -> tuple[str, ...]:
     return topology.makers((value,))
 
 
-def whole(topology: Topology) -> bool:
+def clients_hold_all(topology: Topology) -> bool:
     """Tell whether every client holds a whole model: all segments are at the owners of the data."""
     return all(s.role in topology.data_roles for s in topology.segments)
 

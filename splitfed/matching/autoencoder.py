@@ -109,7 +109,7 @@ def fit(
     check_number("learning_rate", learning_rate, low=0.0, open_low=True)
     optimizer = torch.optim.Adam(autoencoder.parameters(), lr=learning_rate)
     losses: list[float] = []
-    best, kept = 0, copy.deepcopy(autoencoder.state_dict())
+    best, best_state = 0, copy.deepcopy(autoencoder.state_dict())
     for epoch in range(epochs):
         order = torch.randperm(len(train), generator=generator(seed, "autoencoder", "order", epoch))
         for rows in order.split(batch_size):
@@ -121,12 +121,12 @@ def fit(
         if not math.isfinite(losses[-1]):
             raise NonFinite(f"the autoencoder's loss is {losses[-1]} after epoch {epoch}: lower the learning rate")
         if epoch == 0 or losses[-1] < losses[best]:
-            best, kept = epoch, copy.deepcopy(autoencoder.state_dict())
+            best, best_state = epoch, copy.deepcopy(autoencoder.state_dict())
         if progress is not None:
             progress(epoch + 1, epochs, {"validation": losses[-1], "best": losses[best]})
         if epoch - best >= patience:
             break
-    autoencoder.load_state_dict(kept)
+    autoencoder.load_state_dict(best_state)
     return Fit(tuple(losses), best)
 
 

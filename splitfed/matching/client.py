@@ -49,17 +49,19 @@ class Client:
     @torch.no_grad()
     def codes(self, expert: str, receiver: str, stamp: Stamp) -> Message:
         """Return the codes (n, d) of all rows under `expert`'s encoder, as a message to `receiver`."""
-        codes = encode(self._held(self._encoders, expert), self._x)
+        codes = encode(self._find_network(self._encoders, expert), self._x)
         return Message(self.name, receiver, "activation", "encoder->matcher", {expert: codes}, stamp)
 
     @torch.no_grad()
     def errors(self, expert: str, receiver: str, stamp: Stamp) -> Message:
         """Return each row's mean squared reconstruction error (n,) under `expert`, as a message to `receiver`."""
-        made = reconstruct(self._held(self._encoders, expert), self._held(self._decoders, expert), self._x)
+        made = reconstruct(
+            self._find_network(self._encoders, expert), self._find_network(self._decoders, expert), self._x
+        )
         errors = (made - self._x.flatten(1)).square().mean(1)
         return Message(self.name, receiver, "activation", "decoder->matcher", {expert: errors}, stamp)
 
-    def _held(self, home: dict[str, nn.Module], expert: str) -> nn.Module:
+    def _find_network(self, home: dict[str, nn.Module], expert: str) -> nn.Module:
         if expert not in home:
             raise unknown(f"expert whose weights {self.name} holds:", expert, home)
         return home[expert]

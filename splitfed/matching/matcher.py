@@ -140,7 +140,7 @@ class Matcher:
     def _assign(self, best: str, scores: Mapping[str, float], values: Tensor, codes: Tensor) -> Match:
         expert = self._experts[best]
         nearest = cosine(codes, expert.reference.means).argmax(1)
-        calibration = self._calibration(self._size(len(values)))
+        calibration = self._calibration(self._rows_per_score(len(values)))
         probability = calibration.probability(best, self._scores(best, values, self.evidence))
         return Match(expert, scores, expert.reference.labels[nearest], probability >= 0.5, probability)
 
@@ -151,22 +151,22 @@ class Matcher:
         least = max(MEASURES[name].least for name in (self.measure, *self.evidence))
         for name, expert in self._experts.items():
             width = () if self._on_errors else (expert.reference.means.shape[1],)
-            found = tuple(values[name].shape) if name in values else None
-            if found is None or found[1:] != width or found[0] < least:
-                wanted = f"({', '.join(['rows', *map(str, width)])}), at least {least} rows"
-                raise InvalidInput(f"what came for expert {name!r} has shape {found}; expected {wanted}")
+            shape = tuple(values[name].shape) if name in values else None
+            if shape is None or shape[1:] != width or shape[0] < least:
+                expected_shape = f"({', '.join(['rows', *map(str, width)])}), at least {least} rows"
+                raise InvalidInput(f"what came for expert {name!r} has shape {shape}; expected {expected_shape}")
             if not bool(torch.isfinite(values[name]).all()):
                 raise InvalidInput(f"what came for expert {name!r} is not finite; expected finite numbers")
         counts = {name: len(value) for name, value in values.items()}
         if len(set(counts.values())) > 1:
             raise InvalidInput(f"rows by expert are {counts}; expected the same rows under every encoder")
 
-    def _size(self, rows: int) -> int:
+    def _rows_per_score(self, rows: int) -> int:
         return min(rows, self.rows, *(len(expert.held_out) for expert in self._experts.values()))
 
     def _scores(self, name: str, values: Tensor, measures: Sequence[str]) -> Tensor:
         """Return the scores (sets, measures), float64, of `values` cut into sets."""
-        reference, size = self._experts[name].reference, self._size(len(values))
+        reference, size = self._experts[name].reference, self._rows_per_score(len(values))
         sets = values.split(size)[: len(values) // size]
         rows = [[MEASURES[measure].score(part, reference) for measure in measures] for part in sets]
         return torch.tensor(rows, dtype=torch.float64)
@@ -174,13 +174,13 @@ class Matcher:
     def _calibration(self, size: int) -> _Calibration:
         """Return the calibration for sets of `size` rows, made when it is first asked for."""
         if size not in self._calibrations:
-            drawn = {name: self._trial_scores(name, size) for name in self._experts}
-            means = {name: scores[name].mean(0) for name, scores in drawn.items()}
+            trial_scores = {name: self._trial_scores(name, size) for name in self._experts}
+            means = {name: scores[name].mean(0) for name, scores in trial_scores.items()}
             # Scores that never vary (sets that are the whole held-out part) would divide by zero.
-            deviations = {name: scores[name].std(0).clamp_min(1e-6) for name, scores in drawn.items()}
+            deviations = {name: scores[name].std(0).clamp_min(1e-6) for name, scores in trial_scores.items()}
             standard = [
                 ((scores[judge] - means[judge]) / deviations[judge], owner == judge)
-                for owner, scores in drawn.items()
+                for owner, scores in trial_scores.items()
                 for judge in self._experts
             ]
             features = torch.cat([scores for scores, _ in standard])

@@ -54,5 +54,5 @@ def fit_rejection(scores: Tensor, matches: Tensor) -> Rejection:
         return value, np.concatenate([[pull.sum()], x.T @ pull + weights])
 
     bounds = [(None, None), *[(0, None)] * x.shape[1]]
-    found = minimize(loss, np.zeros(x.shape[1] + 1), jac=True, method="L-BFGS-B", bounds=bounds)
-    return Rejection(tuple(float(w) for w in found.x[1:]), float(found.x[0]))
+    solution = minimize(loss, np.zeros(x.shape[1] + 1), jac=True, method="L-BFGS-B", bounds=bounds)
+    return Rejection(tuple(float(w) for w in solution.x[1:]), float(solution.x[0]))

@@ -125,8 +125,8 @@ class Repository:
             seed=derive(seed, "expert", name),
             progress=progress,
         )
-        found = _reference(module, x[train], y[train], x[reference])
-        self.experts[name] = Expert(name, module.eval(), found, x[held_out], copy.deepcopy(model))
+        reference_codes = _reference(module, x[train], y[train], x[reference])
+        self.experts[name] = Expert(name, module.eval(), reference_codes, x[held_out], copy.deepcopy(model))
         return self.experts[name]
 
     def _check(self, name: str, data: Dataset) -> None:

@@ -40,9 +40,9 @@ def make(
     params: Mapping[str, Any],
 ) -> nn.Module:
     """Return the model that `factory`, called `name` in messages, makes of its arguments; as `build`."""
-    given = _arguments(name, factory, {"shape": shape, "outputs": outputs, "seed": seed}, params)
+    arguments = _arguments(name, factory, {"shape": shape, "outputs": outputs, "seed": seed}, params)
     with initialization(seed):
-        model = factory(**given)
+        model = factory(**arguments)
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"model {name!r} returned a {type(model).__name__}; expected an nn.Module")
     return model
@@ -61,8 +61,8 @@ def _arguments(
     for key in params:
         if key not in names and not takes_any:
             raise unknown(f"parameter of model {name!r}:", key, [n for n in names if n not in offered])
-    given = {key: value for key, value in offered.items() if key in names} | dict(params)
-    missing = [p.name for p in accepted if p.default is p.empty and p.name in names and p.name not in given]
+    arguments = {key: value for key, value in offered.items() if key in names} | dict(params)
+    missing = [p.name for p in accepted if p.default is p.empty and p.name in names and p.name not in arguments]
     if missing:
         raise InvalidInput(f"model {name!r} needs {', '.join(missing)}; give it among the model's parameters")
-    return given
+    return arguments

@@ -66,16 +66,16 @@ class Code:
             _check_unimported(path, module, attributes, self._expected)
         else:
             local.check(path, module)
-        found = self._resolved(path, module, attributes)
-        if inspect.isclass(found):
-            if not issubclass(found, nn.Module):
+        target = self._resolved(path, module, attributes)
+        if inspect.isclass(target):
+            if not issubclass(target, nn.Module):
                 raise InvalidInput(f"model {path!r} is a class, but no torch.nn.Module; expected {self._expected}")
-        elif not inspect.isroutine(found) or local is None:
-            what = "a function" if inspect.isroutine(found) else f"a {type(found).__name__}"
+        elif not inspect.isroutine(target) or local is None:
+            what = "a function" if inspect.isroutine(target) else f"a {type(target).__name__}"
             raise InvalidInput(f"model {path!r} is {what}; expected {self._expected}")
-        elif not local.holds(inspect.unwrap(getattr(found, "__func__", found))):
+        elif not local.defines(inspect.unwrap(getattr(target, "__func__", target))):
             raise InvalidInput(f"model {path!r} is a function from elsewhere; expected {self._expected}")
-        result: Callable[..., Any] = found
+        result: Callable[..., Any] = target
         return result
 
     def sources(self) -> dict[str, bytes]:
@@ -115,7 +115,7 @@ def _check_unimported(path: str, module: str, attributes: str, expected: str) ->
     """Refuse what can be told to be no model without running any of it."""
     if module.partition(".")[0] in sys.stdlib_module_names:
         raise InvalidInput(f"model {path!r} is part of Python itself, which has no models; expected {expected}")
-    spec = _located(module)
+    spec = _find_spec(module)
     if spec is None:
         raise InvalidInput(f"model {path!r}: cannot import {module!r} (No module named {module!r})")
     file = Path(spec.origin or "")
@@ -131,7 +131,7 @@ def _check_unimported(path: str, module: str, attributes: str, expected: str) ->
             raise InvalidInput(f"model {path!r}: {module!r} has no {name!r}")
 
 
-def _located(module: str) -> ModuleSpec | None:
+def _find_spec(module: str) -> ModuleSpec | None:
     """Return where `module` would be imported from, without importing the packages that it is in."""
     spec, names = None, module.split(".")
     for i in range(len(names)):
@@ -148,10 +148,10 @@ def _located(module: str) -> ModuleSpec | None:
 
 def _may_have(tree: ast.Module, name: str) -> bool:
     """Tell whether the module could hold `name`: some line binds it, or makes names that cannot be read off."""
-    return any(bound in (name, "*", "__getattr__") for node in ast.walk(tree) for bound in _bound(node))
+    return any(bound in (name, "*", "__getattr__") for node in ast.walk(tree) for bound in _bound_names(node))
 
 
-def _bound(node: ast.AST) -> Iterator[str]:
+def _bound_names(node: ast.AST) -> Iterator[str]:
     if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
         yield node.name
     elif isinstance(node, (ast.Import, ast.ImportFrom)):

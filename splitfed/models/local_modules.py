@@ -46,14 +46,14 @@ class LocalModules:
         if own is None:
             return False
         file = getattr(sys.modules.get(name), "__file__", None)
-        same = file is not None and Path(file).resolve() == own.resolve() and not self._taken_before(name)
+        same = file is not None and Path(file).resolve() == own.resolve() and not self._came_from_a_folder(name)
         return self._files is not None or not same
 
     def check(self, path: str, module: str) -> None:
         """Refuse a file whose name is that of a module elsewhere: either could be meant."""
         name = module.partition(".")[0]
-        loaded = name in sys.modules and not self._taken_before(name)
-        if name in sys.stdlib_module_names or loaded or self._elsewhere(name):
+        loaded = name in sys.modules and not self._came_from_a_folder(name)
+        if name in sys.stdlib_module_names or loaded or self._exists_elsewhere(name):
             raise InvalidInput(
                 f"model {path!r}: {name!r} in {str(self.folder)!r} has the name of a module of Python, of an installed "
                 "package, or of one that is loaded; rename it"
@@ -65,13 +65,13 @@ class LocalModules:
             sys.meta_path.remove(finder)
             for name in [n for n, m in list(sys.modules.items()) if finder.modules.loaded(m)]:
                 del sys.modules[name]
-            sys.modules.update(finder.modules.restored())
+            sys.modules.update(finder.modules.take_replaced())
         self._set_aside()
         if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
             sys.meta_path.insert(0, _Finder(self))
         importlib.invalidate_caches()
 
-    def restored(self) -> dict[str, ModuleType]:
+    def take_replaced(self) -> dict[str, ModuleType]:
         """Return the modules, by name, in whose place those of the folder were, which are theirs no more."""
         aside, self._aside = self._aside, {}
         return aside
@@ -80,12 +80,12 @@ class LocalModules:
         """Take out of `sys.modules` what somebody else has loaded under the name of a known file."""
         for top in {name.partition("/")[0].removesuffix(".py") for name in self._files or ()}:
             module = sys.modules.get(top)
-            if module is None or self._taken_before(top) or top == "splitfed" or _installed(module.__spec__):
+            if module is None or self._came_from_a_folder(top) or top == "splitfed" or _installed(module.__spec__):
                 continue
             for name in [n for n in sys.modules if n == top or n.startswith(f"{top}.")]:
                 self._aside[name] = sys.modules.pop(name)
 
-    def holds(self, function: Any) -> bool:
+    def defines(self, function: Any) -> bool:
         """Tell whether `function` is written in a file that was run from the folder."""
         code = getattr(function, "__code__", None)
         return code is not None and code.co_filename in {str(self.folder / name) for name in self._run}
@@ -106,7 +106,7 @@ class LocalModules:
                 raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         else:
             file = self._file(self.folder, last)
-            if file is None or last in sys.stdlib_module_names or self._elsewhere(last):
+            if file is None or last in sys.stdlib_module_names or self._exists_elsewhere(last):
                 return None
         if file is None:
             return None
@@ -136,7 +136,7 @@ class LocalModules:
             return home if any(known.startswith(below) for known in self._files) else None
         return home if home.is_dir() and any(home.glob("*.py")) else None
 
-    def _elsewhere(self, name: str) -> bool:
+    def _exists_elsewhere(self, name: str) -> bool:
         """Tell whether Python finds another module `name` than the one in the folder, which may not stand in for it."""
         own = self._file(self.folder, name)
         for finder in sys.meta_path:
@@ -147,7 +147,7 @@ class LocalModules:
                 return not same and (self._files is None or _installed(spec))
         return False
 
-    def _taken_before(self, name: str) -> bool:
+    def _came_from_a_folder(self, name: str) -> bool:
         """Tell whether the module `name` that is loaded came from a folder, this one or another."""
         return name in sys.modules and isinstance(_loader(sys.modules[name]), _Source)
 

@@ -15,7 +15,7 @@ class Begun(Exception):
     """An attack has begun: it refused nothing before the first thing that takes time."""
 
 
-def begun(*given: Any) -> NoReturn:
+def stop_attack(*given: Any) -> NoReturn:
     """End the attack that calls this."""
     raise Begun
 
@@ -23,7 +23,7 @@ def begun(*given: Any) -> NoReturn:
 class _Idle:
     """A clone with its weights, which ends the attack that uses it."""
 
-    sample = in_training = staticmethod(begun)
+    sample = in_training = staticmethod(stop_attack)
 
     def __init__(self, clone: Clone) -> None:
         self.parameters, self.modules = clone.parameters, clone.modules
@@ -49,10 +49,10 @@ class _IdleInside:
         return self
 
 
-def idle(knowledge: Knowledge) -> Knowledge:
+def stop_at_first_use(knowledge: Knowledge) -> Knowledge:
     """Return `knowledge` with everything in it that computes replaced by what ends the attack."""
     names = ("query", "upstream", "sample", "predict", "model", "imitate", "loss", "extractor")
-    used: dict[str, Any] = {name: begun for name in names if getattr(knowledge, name) is not None}
+    used: dict[str, Any] = {name: stop_attack for name in names if getattr(knowledge, name) is not None}
     made, insider = knowledge.architecture, knowledge.insider
     return replace(
         knowledge,

@@ -17,7 +17,7 @@ from splitfed.attacks.scoring.assignment import assignment
 from splitfed.attacks.scoring.class_metrics import check_gradable
 from splitfed.attacks.scoring.grading import grade_clone, grade_of
 from splitfed.attacks.scoring.reconstruction_metrics import Grade
-from splitfed.attacks.scoring.unknown_features import unowned
+from splitfed.attacks.scoring.unknown_features import select_unknown
 from splitfed.core.errors import InvalidInput, check_count, unknown
 from splitfed.core.messages import WEIGHT_GRADIENT, View
 from splitfed.core.per_client_defenses import of_client
@@ -29,7 +29,7 @@ from splitfed.data.federation import Federation
 from splitfed.engines.base import FED, Source
 from splitfed.engines.local import LocalEngine
 from splitfed.registry import TABLES, load
-from splitfed.threats.dry_run import Begun, begun, idle
+from splitfed.threats.dry_run import Begun, stop_at_first_use, stop_attack
 from splitfed.threats.knowledge import Grants
 from splitfed.threats.segments_downstream import head_after
 from splitfed.threats.segments_fresh import FreshUpstream
@@ -142,9 +142,9 @@ class Evaluator(Grants):
             members=case.members,
             trained=trained_rows(self.data) if attack.target is Target.REPRESENTATIVES else None,
             classifier=classifier,
-            part=unowned(self.data.shape, case.knowledge.places, case.knowledge.own or {}),
+            part=select_unknown(self.data.shape, case.knowledge.places, case.knowledge.own or {}),
         )
-        stolen = self._stolen(outcome.clone, party, client, derive(seed, "stolen"))
+        stolen = self._grade_stolen_model(outcome.clone, party, client, derive(seed, "stolen"))
         return AttackResult(name, party, outcome.guess, truth, scores, outcome.seconds, outcome.clone, stolen)
 
     def _case(self, name: str, attack: Attack, party: str, victims: Dataset, client: int, seed: int) -> _Case:
@@ -179,13 +179,13 @@ class Evaluator(Grants):
 
         By default the adversary is the one that `Run.attack` takes for the attack.
         """
-        found = {}
+        refusals = {}
         for name in TABLES["attacks"]:
             try:
-                found[name] = self.refusal(name, load("attacks", name).preset("fast"), adversary, client)
+                refusals[name] = self.refusal(name, load("attacks", name).preset("fast"), adversary, client)
             except InvalidInput as error:
-                found[name] = str(error)
-        return found
+                refusals[name] = str(error)
+        return refusals
 
     def refusal(self, name: str, attack: Attack, adversary: str | None = None, client: int = 0) -> str | None:
         """Return why `attack` by `adversary` would be refused here, in a line, or None.
@@ -203,7 +203,7 @@ class Evaluator(Grants):
                 self._begin_training(name, attack, party, client)
                 return None
             case = self._case(name, attack, party, self.victims(None), client, self.seed)
-            attack(case.view, idle(case.knowledge), generator(self.seed, "attack", name), begun)
+            attack(case.view, stop_at_first_use(case.knowledge), generator(self.seed, "attack", name), stop_attack)
         except Begun:
             return None
         except InvalidInput as error:
@@ -222,14 +222,14 @@ class Evaluator(Grants):
         view = self.recorded(party, client)
         check_one_step(local)
         if view.messages:
-            knowledge = replace(idle(self.knowledge(party, client, self.seed)), local=local)
-            attack(view, knowledge, generator(self.seed, "attack", name), begun)
+            knowledge = replace(stop_at_first_use(self.knowledge(party, client, self.seed)), local=local)
+            attack(view, knowledge, generator(self.seed, "attack", name), stop_attack)
 
     def _begin_uploads(self, name: str, attack: Attack, party: str, client: int) -> None:
         """Begin an attack on what a method's clients send; before training, check only what will be sent."""
         case = self.uploads.case(attack, party, client, self.seed)
         if case.view.messages:
-            attack(case.view, idle(case.knowledge), generator(self.seed, "attack", name), begun)
+            attack(case.view, stop_at_first_use(case.knowledge), generator(self.seed, "attack", name), stop_attack)
 
     def _attack_uploads(
         self, name: str, attack: Attack, party: str, client: int, seed: int, number: int | None, progress: Any
@@ -314,22 +314,22 @@ class Evaluator(Grants):
         outcome = attack(view, knowledge, generator(seed, "attack", name, client, uploads[-1]), progress)
         rows = torch.cat(self._batches(client, uploads[-1])).unique()
         victims = self.data.clients[client].train.rows(rows)
-        truth, scores = self._matched(attack, outcome.guess, victims, generator(seed, "grade"), classifier)
+        truth, scores = self._match_and_grade(attack, outcome.guess, victims, generator(seed, "grade"), classifier)
         if len(auxiliary := self.data.auxiliary):
             # Matching favours the guess, so the rows of somebody blind are matched in the same way.
-            drawn = torch.randint(len(auxiliary), (len(victims),), generator=generator(seed, "blind"))
-            blind = self._matched(attack, auxiliary.x[drawn], victims, generator(seed, "grade"), False)[1]
+            blind_guess = torch.randint(len(auxiliary), (len(victims),), generator=generator(seed, "blind"))
+            blind = self._match_and_grade(attack, auxiliary.x[blind_guess], victims, generator(seed, "grade"), False)[1]
             scores["random_pairing"] = blind["guess"]
         return AttackResult(name, party, outcome.guess, truth, scores, outcome.seconds)
 
-    def _matched(
+    def _match_and_grade(
         self, attack: Attack, guess: Tensor, victims: Dataset, drawn: torch.Generator, classifier: bool
     ) -> tuple[Tensor, Grade]:
         """Match the rows of `victims` to the guesses, here where the truth is known, and grade them."""
         ordered = victims.rows(assignment(victims.x, guess))
         return grade_of(attack.target, guess, ordered, self.data.auxiliary, drawn, classifier=classifier)
 
-    def _stolen(self, clone: Clone | None, party: str, client: int, seed: int) -> Grade | None:
+    def _grade_stolen_model(self, clone: Clone | None, party: str, client: int, seed: int) -> Grade | None:
         """Grade the whole model with the upstream segments of `clone`, beside the trained and fresh ones."""
         rows, engine = self.data.test_union(), self.engine
         if not isinstance(clone, FreshUpstream) or self._classes is None or len(rows) == 0:

@@ -98,7 +98,8 @@ class ImitatedSender:
         self.omitted = tuple(
             type(d).__name__
             for d, edges in zip(defenses, guarded, strict=True)
-            if overrides(d, "penalty") and (above.intersection(edges) or (edge.name in edges and not self._tells(d)))
+            if overrides(d, "penalty")
+            and (above.intersection(edges) or (edge.name in edges and not self._imitates_penalty(d)))
         )
 
     def release(self, z: Tensor, number: int) -> Tensor:
@@ -123,9 +124,9 @@ class ImitatedSender:
         held, total = {name: fed[name] for name in self._inputs}, z.new_zeros(())
         for position, defense, state in self._guards:
             context = self._context(position, state, number)
-            if overrides(defense, "penalty") and self._tells(defense):
-                told = training_context(replace(context, inputs=held), number, epoch, {})
-                total = total + self._shares[position] * penalty_term(defense.penalty(z, told), z)
+            if overrides(defense, "penalty") and self._imitates_penalty(defense):
+                step_context = training_context(replace(context, inputs=held), number, epoch, {})
+                total = total + self._shares[position] * penalty_term(defense.penalty(z, step_context), z)
             z = defense.release(self._value, z, context)
         return z, total, task_weight(self._defenses, epoch)
 
@@ -140,7 +141,7 @@ class ImitatedSender:
         found._guards = [(i, defense, copy.deepcopy(state)) for i, defense, state in self._guards]
         return found
 
-    def _tells(self, defense: Defense) -> bool:
+    def _imitates_penalty(self, defense: Defense) -> bool:
         return bool(self._inputs) and not defense.penalty_reads_layers
 
     def _context(self, position: int, state: Any, number: int) -> Context:

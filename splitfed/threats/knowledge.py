@@ -137,10 +137,10 @@ class Grants:
         if self.training.restart_optimizers and "momentum" in options:
             options["momentum"] = 0.0
         batches, topology = self._batches(client, 0), self.engine.topologies[client]
-        told = self.method is not None and self.method.sends_gradients
-        sizes = [len(rows) for rows in (_once(batches) if told else batches)]
+        sends_gradients = self.method is not None and self.method.sends_gradients
+        sizes = [len(rows) for rows in (_first_epoch(batches) if sends_gradients else batches)]
         private = () if self.method is None else self.method.kept(topology)
-        return local_training(topology, role, type(optimizer).__name__, options, sizes, told, private)
+        return local_training(topology, role, type(optimizer).__name__, options, sizes, sends_gradients, private)
 
     def _feed(self, client: int, x: Tensor) -> dict[str, Tensor]:
         """Return what each input of the client's topology gets of `x`."""
@@ -171,8 +171,8 @@ class Grants:
             self.lend(client, "query", x)
             number = derive(stream, "predict", calls)
             with self.engine.record_party(None):
-                found = self.engine.predict(client, "query", "query", number, borrow=self._newest(client))
-            return found.outputs[self.engine.topologies[client].heads[0].value].to(self.engine.device)
+                prediction = self.engine.predict(client, "query", "query", number, borrow=self._newest(client))
+            return prediction.outputs[self.engine.topologies[client].heads[0].value].to(self.engine.device)
 
         return predict
 
@@ -197,7 +197,7 @@ def _classes(task: Task) -> int | None:
     return {"classification": task.outputs, "binary": 2}.get(task.name)
 
 
-def _once(batches: Sequence[Tensor]) -> Sequence[Tensor]:
+def _first_epoch(batches: Sequence[Tensor]) -> Sequence[Tensor]:
     """Return the batches of the first epoch: the mean gradient of several, at the same weights, is that of one."""
     counts = torch.cat(list(batches)).unique(return_counts=True)[1]
     if int(counts.min()) != int(counts.max()):

@@ -26,15 +26,15 @@ def head_after(topology: Topology, role: str, seed: int) -> Callable[[], nn.Modu
         segments = _between(topology, sent, head.value, role)
         if segments is None:
             continue
-        kept = {s.name for s in segments}
+        own_segments = {s.name for s in segments}
         blank = tuple(
-            s if s.name in kept else replace(s, module=nn.Identity(), original=None) for s in topology.segments
+            s if s.name in own_segments else replace(s, module=nn.Identity(), original=None) for s in topology.segments
         )
         try:
-            drawn = fresh(replace(topology, segments=blank), derive(seed, 0))
+            redrawn = fresh(replace(topology, segments=blank), derive(seed, 0))
         except InvalidInput:
             return None
-        return _Maker(drawn, tuple(s.name for s in segments), seed)
+        return _Maker(redrawn, tuple(s.name for s in segments), seed)
     return None
 
 

@@ -56,7 +56,7 @@ class Upstream:
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return what arrives at the role for raw `inputs`, every defense at its mean: value -> (n, ...)."""
-        return self._walk(inputs, None)
+        return self._forward(inputs, None)
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -65,7 +65,7 @@ class Upstream:
 
     def sample(self, inputs: Mapping[str, Tensor], number: int | None = None) -> dict[str, Tensor]:
         """Return what might arrive at the role for raw `inputs`: every defense draws afresh, or as at draw `number`."""
-        return self._walk(inputs, self._draw(number))
+        return self._forward(inputs, self._draw(number))
 
     def in_training(
         self, inputs: Mapping[str, Tensor], number: int | None, epoch: int
@@ -76,7 +76,7 @@ class Upstream:
         defense gives its penalty by the gradient alone.
         """
         penalties = _Penalties(epoch, [])
-        releases = self._walk(inputs, self._draw(number), penalties)
+        releases = self._forward(inputs, self._draw(number), penalties)
         return releases, torch.stack(penalties.terms).sum() if penalties.terms else torch.zeros(())
 
     @property
@@ -91,26 +91,28 @@ class Upstream:
             return self._samples
         return number
 
-    def _walk(
+    def _forward(
         self, inputs: Mapping[str, Tensor], sample: int | None, penalties: _Penalties | None = None
     ) -> dict[str, Tensor]:
-        made = dict(inputs)
+        values_made = dict(inputs)
         arrived: dict[str, dict[str, Tensor]] = {role: {} for role in self._topology.roles}
         for segment in self._segments:
-            given = {**made, **arrived[segment.role]}
+            readable = {**values_made, **arrived[segment.role]}
             overwritten = self._facts.overwritten[segment.name]
-            arguments = [given[n].clone() if n in overwritten else given[n] for n in segment.inputs]
+            arguments = [readable[n].clone() if n in overwritten else readable[n] for n in segment.inputs]
             result = self._modules[segment.name](*arguments)
             outputs = result if isinstance(result, (tuple, list)) else (result,)
-            made.update(zip(segment.outputs, outputs, strict=True))
+            values_made.update(zip(segment.outputs, outputs, strict=True))
             for edge in self._topology.crossings:
                 if edge.source == segment.name:
                     held = {n: t for n, t in inputs.items() if self._topology.inputs[n] == segment.role}
-                    values = self._defended(edge, made, held, arrived[segment.role], sample, penalties)
+                    values = self._defend_edge(edge, values_made, held, arrived[segment.role], sample, penalties)
                     arrived[self._topology.role_of(edge.target)].update(values)
-        return {h.value: made[h.value] for h in self._topology.heads} if self._role is None else arrived[self._role]
+        return (
+            {h.value: values_made[h.value] for h in self._topology.heads} if self._role is None else arrived[self._role]
+        )
 
-    def _defended(
+    def _defend_edge(
         self,
         edge: Edge,
         made: Mapping[str, Tensor],
@@ -128,9 +130,9 @@ class Upstream:
             stamp = Stamp("sample", 0, sample or 0, 0)
             context = Context(role, port.edge, stamp, self._seed, guard.position, inputs, {}, state, module)
             if penalties is not None:
-                told = training_context(context, sample or 0, penalties.epoch, arrived)
+                step_context = training_context(context, sample or 0, penalties.epoch, arrived)
                 z = concatenate_values(list(values.values()))
-                penalties.terms.append(guard.share * penalty_term(guard.defense.penalty(z, told), z))
+                penalties.terms.append(guard.share * penalty_term(guard.defense.penalty(z, step_context), z))
             act = guard.defense.expected if sample is None else guard.defense.release
             values = {name: act(name, z, context) for name, z in values.items()}
         return values

@@ -25,13 +25,13 @@ from splitfed.threats.segments_downstream import head_after
 from splitfed.threats.segments_fresh import Architecture
 
 
-def enter(engine: LocalEngine, prepared: Prepared, intruders: Mapping[str, TrainingAttack | str]) -> None:
+def place_attacks(engine: LocalEngine, prepared: Prepared, intruders: Mapping[str, TrainingAttack | str]) -> None:
     """Let every intruder (or the usual preset of the one named) into the training, at the party that it is for.
 
     Raises `InvalidInput` for a party that is not there or where the intruder could not work.
     """
-    for name, given in intruders.items():
-        plan = intruder(given)
+    for name, attack in intruders.items():
+        plan = resolve_attack(attack)
         if name not in engine.parties:
             raise unknown("party for an intruder", name, engine.parties)
         needs = plan.needs(_labels(prepared.topology, engine.parties[name].role) is not None)
@@ -39,10 +39,10 @@ def enter(engine: LocalEngine, prepared: Prepared, intruders: Mapping[str, Train
         missing = knowledge.missing(needs, View(name, ()))
         if missing:
             raise InvalidInput(f"{type(plan).__name__} needs {', '.join(missing)}; this run does not grant that")
-        engine.join(name, plan.enter(post_of(engine, prepared, name, type(plan).__name__, knowledge)))
+        engine.join(name, plan.enter(attack_site(engine, prepared, name, type(plan).__name__, knowledge)))
 
 
-def check_asked(engine: LocalEngine, data: Federation, ask: Mapping[str, int]) -> None:
+def check_questions(engine: LocalEngine, data: Federation, ask: Mapping[str, int]) -> None:
     """Refuse questions to a party without an intruder, counts below one, and questions about nobody."""
     for party, every in ask.items():
         if party not in engine.insiders:
@@ -52,7 +52,7 @@ def check_asked(engine: LocalEngine, data: Federation, ask: Mapping[str, int]) -
             raise InvalidInput(f"there are no victims to ask {party!r} about: set some aside (victims=64)")
 
 
-def intruder(given: TrainingAttack | str) -> TrainingAttack:
+def resolve_attack(given: TrainingAttack | str) -> TrainingAttack:
     """Return the intruder meant; refuse an attack that does not live in training."""
     found = load("attacks", given) if isinstance(given, str) else given
     plan = found.preset() if isinstance(found, type) and issubclass(found, TrainingAttack) else found
@@ -61,7 +61,7 @@ def intruder(given: TrainingAttack | str) -> TrainingAttack:
     return plan
 
 
-def post_of(engine: LocalEngine, prepared: Prepared, party: str, who: str, knowledge: Knowledge) -> AttackSite:
+def attack_site(engine: LocalEngine, prepared: Prepared, party: str, who: str, knowledge: Knowledge) -> AttackSite:
     """Return the post at `party`; refuse one where not exactly one value of another party arrives."""
     topology, facts = prepared.topology, prepared.facts[0]
     role = engine.parties[party].role
@@ -69,13 +69,13 @@ def post_of(engine: LocalEngine, prepared: Prepared, party: str, who: str, knowl
         raise InvalidInput(f"{who} works at a party that others send to and that has no data; {party!r} is none")
     edge = _arrival(topology, role, who, party)
     (value,) = edge.values
-    segments, out = _own(topology, role, value, who, party)
+    segments, out = _segments_and_output(topology, role, value, who, party)
     seed = derive(prepared.training.seed, "intruder", party)
 
     def modules(circuit: int) -> Mapping[str, nn.Module]:
         return copy_modules(next(lane for lane in engine.crew.lanes if lane.circuit == circuit).parties[role].modules)
 
-    found = AttackSite(
+    site = AttackSite(
         party,
         edge.name,
         value,
@@ -91,7 +91,7 @@ def post_of(engine: LocalEngine, prepared: Prepared, party: str, who: str, knowl
         seed,
     )
     # What it knows is the experimenter's own: an intruder must not be able to change the run by writing into it.
-    return found.copy()
+    return site.copy()
 
 
 def _labels(topology: Topology, role: str) -> str | None:
@@ -108,7 +108,9 @@ def _arrival(topology: Topology, role: str, who: str, party: str) -> Edge:
     return arriving[0]
 
 
-def _own(topology: Topology, role: str, value: str, who: str, party: str) -> tuple[tuple[Segment, ...], str]:
+def _segments_and_output(
+    topology: Topology, role: str, value: str, who: str, party: str
+) -> tuple[tuple[Segment, ...], str]:
     """Return the role's segments in the order they run, and the one value that they make for a head or for others."""
     segments = topology.segments_of(role)
     inner = {v for s in segments for v in s.inputs}

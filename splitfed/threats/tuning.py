@@ -87,7 +87,7 @@ class Bench:
         self.victims: Dataset = rows.rows(self._kept)
         self._known: Dataset = rows.rows(self._left)
         x = self.victims.x.to(evaluator.engine.device)
-        self._view = self._seen(self._released(attack, self._knowledge(attack, "pseudo"), x))
+        self._view = self._make_view(self._query_releases(attack, self._knowledge(attack, "pseudo"), x))
 
     def score(self, attack: Attack) -> float | None:
         """Return what `attack` achieves by its metric; always from the same random numbers."""
@@ -118,7 +118,7 @@ class Bench:
             own_auxiliary=own(self._known),
         )
 
-    def _released(self, attack: Attack, knowledge: Knowledge, x: Tensor) -> Releases:
+    def _query_releases(self, attack: Attack, knowledge: Knowledge, x: Tensor) -> Releases:
         if Needs.QUERIES in attack.requires:
             assert knowledge.query is not None
             return knowledge.query(x)
@@ -126,7 +126,7 @@ class Bench:
         with torch.no_grad():
             return knowledge.sample(x)
 
-    def _seen(self, released: Releases) -> View:
+    def _make_view(self, released: Releases) -> View:
         """Return the view of a party at which `released` arrived."""
         engine, lane = self._inquiry.engine, self._client
         topology, role = engine.topologies[lane], engine.parties[self._party].role
@@ -155,33 +155,33 @@ def tune(
     import optuna
 
     metric = METRICS[attack.target]
-    given = bench.score(attack)
-    if given is None:
+    default_score = bench.score(attack)
+    if default_score is None:
         raise InvalidInput(f"{type(attack).__name__} as given guesses what is not finite; start from finite guesses")
     better = min if metric == "mse" else max
     tried: list[tuple[Attack, Trial]] = []
 
     def objective(trial: optuna.Trial) -> float:
-        chosen = {name: _suggested(trial, name, choice) for name, choice in space.items()}
+        chosen = {name: _suggest(trial, name, choice) for name, choice in space.items()}
         setting = replace(attack, **chosen)
-        found = bench.score(setting)
-        tried.append((setting, Trial(chosen, found)))
+        setting_score = bench.score(setting)
+        tried.append((setting, Trial(chosen, setting_score)))
         if progress is not None:
             progress(len(tried), trials)
-        if found is None:
+        if setting_score is None:
             raise optuna.TrialPruned
-        return found
+        return setting_score
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     sampler = optuna.samplers.TPESampler(seed=derive(seed, "tune", "search") % 2**32)
     direction: Literal["minimize", "maximize"] = "minimize" if better is min else "maximize"
     optuna.create_study(sampler=sampler, direction=direction).optimize(objective, n_trials=trials)
-    scored = [(given, attack), *((t.score, setting) for setting, t in tried if t.score is not None)]
+    scored = [(default_score, attack), *((t.score, setting) for setting, t in tried if t.score is not None)]
     score, best = better(scored, key=lambda pair: pair[0])
-    return Tuned(best, metric, score, given, tuple(t for _, t in tried))
+    return Tuned(best, metric, score, default_score, tuple(t for _, t in tried))
 
 
-def _suggested(trial: Any, name: str, choice: Choice) -> Any:
+def _suggest(trial: Any, name: str, choice: Choice) -> Any:
     if not isinstance(choice, Span):
         return choice[trial.suggest_categorical(name, list(range(len(choice))))]
     if choice.whole:

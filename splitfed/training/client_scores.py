@@ -12,7 +12,7 @@ from statistics import fmean, pstdev
 from typing import Any
 
 
-def spread(scores: Sequence[float | None], higher_is_better: bool = True) -> dict[str, float] | None:
+def summarize_clients(scores: Sequence[float | None], higher_is_better: bool = True) -> dict[str, float] | None:
     """Return mean, least, greatest, standard deviation and worst tenth of the clients' `scores`; None without any.
 
     Every client counts alike, those without a score (None) not at all. The deviation is that of these very clients
@@ -34,7 +34,7 @@ def spread(scores: Sequence[float | None], higher_is_better: bool = True) -> dic
     }
 
 
-def reached(
+def find_first_reaching(
     history: Sequence[Mapping[str, Any]], target: float, higher_is_better: bool = True
 ) -> Mapping[str, Any] | None:
     """Return the first entry of `history` whose score on the union of the validation rows is `target` or better.
@@ -48,7 +48,7 @@ def reached(
     return None
 
 
-def selected(history: Sequence[Mapping[str, Any]], higher_is_better: bool = True) -> Mapping[str, Any] | None:
+def find_best_round(history: Sequence[Mapping[str, Any]], higher_is_better: bool = True) -> Mapping[str, Any] | None:
     """Return the first entry of `history` with the best score on the union of the validation rows; None without any.
 
     Its test score is what stopping there would have given; the best test score over rounds is nobody's.

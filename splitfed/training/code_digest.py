@@ -28,23 +28,23 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 def digest(code: CodeType) -> str:
     """Return the digest of `code`: `source:...` where its source is known, and `python3.11:...`, its bytecode's."""
     tree = _tree(code)
-    parts = [] if tree is None else [f"source:{_short(_told(tree, top=True))}"]
+    parts = [] if tree is None else [f"source:{_short(_write_node(tree, top=True))}"]
     return " ".join([*parts, f"{_PYTHON}:{_short(_bytecode(code))}"])
 
 
-def same(first: str, second: str) -> bool:
+def same_code(first: str, second: str) -> bool:
     """Tell whether two digests are of the same code: by the source where both have one, else by the bytecode."""
     one, other = (dict(part.partition(":")[::2] for part in text.split()) for text in (first, second))
     kinds = [kind for kind in one if kind in other]
     return bool(kinds) and one[kinds[0]] == other[kinds[0]]
 
 
-def inner(code: CodeType) -> Iterator[CodeType]:
+def nested_code(code: CodeType) -> Iterator[CodeType]:
     """Yield `code` and the code of everything defined in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from inner(constant)
+            yield from nested_code(constant)
 
 
 def _short(text: str) -> str:
@@ -57,7 +57,7 @@ def _tree(code: CodeType) -> ast.AST | None:
     text = "".join(linecache.getlines(code.co_filename))
     if not text:
         return None
-    known, found = _parsed(code.co_filename, text)
+    known, found = _parse_definitions(code.co_filename, text)
     key = (code.co_name, code.co_firstlineno)
     if len(found.get(key, ())) != 1 or not any(_equal(code, other) for other in known.get(key, ())):
         return None
@@ -68,7 +68,7 @@ Place = tuple[str, int]
 
 
 @lru_cache(maxsize=32)
-def _parsed(name: str, text: str) -> tuple[dict[Place, list[CodeType]], dict[Place, list[ast.AST]]]:
+def _parse_definitions(name: str, text: str) -> tuple[dict[Place, list[CodeType]], dict[Place, list[ast.AST]]]:
     """Return the code and the definitions in a source file, by their name and first line."""
     codes: dict[Place, list[CodeType]] = {}
     nodes: dict[Place, list[ast.AST]] = {}
@@ -77,7 +77,7 @@ def _parsed(name: str, text: str) -> tuple[dict[Place, list[CodeType]], dict[Pla
         compiled = compile(text, name, "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError):
         return codes, nodes
-    for code in inner(compiled):
+    for code in nested_code(compiled):
         codes.setdefault((code.co_name, code.co_firstlineno), []).append(code)
     for node in ast.walk(whole):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -99,10 +99,10 @@ def _equal(code: CodeType, other: object) -> bool:
     )
 
 
-def _told(node: Any, top: bool = False) -> str:
+def _write_node(node: Any, top: bool = False) -> str:
     """Write a syntax tree down without what changes nothing; of a definition on its own the name is left out too."""
     if isinstance(node, list):
-        return "[" + ", ".join(map(_told, node)) + "]"
+        return "[" + ", ".join(map(_write_node, node)) + "]"
     if not isinstance(node, ast.AST):
         return f"{type(node).__name__} {node!r}"
     parts = []
@@ -112,18 +112,18 @@ def _told(node: Any, top: bool = False) -> str:
         if name == "body" and isinstance(node, _DEFINITIONS) and ast.get_docstring(node, clean=False) is not None:
             value = value[1:]
         if value != []:
-            parts.append(f"{name}={_told(value)}")
+            parts.append(f"{name}={_write_node(value)}")
     return f"{type(node).__name__}({', '.join(parts)})"
 
 
 def _bytecode(code: CodeType) -> str:
     """Write the instructions down: names and constants in place of their numbers, without lines."""
-    kept = [one for one in dis.get_instructions(code) if one.opname not in _IDLE]
+    instructions = [one for one in dis.get_instructions(code) if one.opname not in _IDLE]
     lines = [f"{code.co_argcount} {code.co_posonlyargcount} {code.co_kwonlyargcount} {code.co_varnames}"]
     jumps = {*dis.hasjabs, *dis.hasjrel}
-    for one in kept:
+    for one in instructions:
         if one.opcode in jumps:
-            what = str(sum(other.offset < one.argval for other in kept))
+            what = str(sum(other.offset < one.argval for other in instructions))
         elif isinstance(one.argval, CodeType):
             what = _bytecode(one.argval)
         elif isinstance(one.argval, frozenset):

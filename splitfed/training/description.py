@@ -48,11 +48,11 @@ def describe(
         "training": asdict(prepared.training),
         "record": repr(record or Recording()),
         "device": str(device),
-        "code": code(prepared, besides or {}),
+        "code": fingerprint_user_code(prepared, besides or {}),
     }
 
 
-def code(prepared: Prepared, besides: Mapping[str, object]) -> dict[str, str]:
+def fingerprint_user_code(prepared: Prepared, besides: Mapping[str, object]) -> dict[str, str]:
     """Return the fingerprint of everything that a user may have given: values, and code that is no package's."""
     things: dict[str, object] = {}
     for i, topology in enumerate({id(t): t for t in prepared.topologies}.values()):

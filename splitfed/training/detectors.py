@@ -46,10 +46,12 @@ def post(engine: LocalEngine, prepared: Prepared, detectors: Mapping[str, Detect
         detector.check(topology)
         for lane in lanes:
             party = engine.party(lane, topology.data_roles[0])
-            engine.sentries[party.name] = _Sentry(detector.watch(desk := _desk(prepared, lane, party)), desk.inputs)
+            engine.sentries[party.name] = _Sentry(
+                detector.watch(desk := _detector_site(prepared, lane, party)), desk.inputs
+            )
 
 
-def _desk(prepared: Prepared, lane: int, party: Party) -> DetectorSite:
+def _detector_site(prepared: Prepared, lane: int, party: Party) -> DetectorSite:
     graph, rows = prepared.topologies[lane], prepared.data.clients[lane].train
     task = graph.heads[0].task
     assert task is not None
@@ -81,7 +83,7 @@ class _Sentry:
         return self.watchman.judge(_first_gradient(party))
 
 
-class _Diary:
+class _GradientRecorder:
     """Stands by the client of a rehearsal and writes down its gradients."""
 
     def __init__(self) -> None:
@@ -115,7 +117,7 @@ def _rehearsal(prepared: Prepared, lane: int, party: Party) -> Rehearsal:
         seed = derive(prepared.training.seed, "rehearsal", party.name, number)
         size = prepared.training.batch_size
         engine = LocalEngine(
-            _fresh(graph, seed),
+            _redraw_servers(graph, seed),
             facts,
             1,
             defenses=of_client(prepared.defenses, lane),
@@ -129,7 +131,7 @@ def _rehearsal(prepared: Prepared, lane: int, party: Party) -> Rehearsal:
         )
         engine.own(0, "train", inputs, labels)
         client = engine.party(0, graph.data_roles[0])
-        diary = engine.sentries[client.name] = _Diary()
+        diary = engine.sentries[client.name] = _GradientRecorder()
         for epoch in range(epochs):
             order = torch.randperm(len(rows), generator=generator(seed, "order", epoch))
             engine.train(0, epoch, [b for b in order.split(size) if len(b) > 1 or len(rows) == 1])
@@ -147,7 +149,7 @@ def _first_gradient(party: Party) -> Tensor | None:
     return None
 
 
-def _fresh(topology: Topology, seed: int) -> Topology:
+def _redraw_servers(topology: Topology, seed: int) -> Topology:
     """Return the topology with all but the clients' weights drawn anew, wherever a module knows how to."""
     segments = []
     with stream(seed):

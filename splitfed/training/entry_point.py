@@ -31,7 +31,7 @@ from splitfed.planning.validation import Prepared, inputs_of, labels_of, prepare
 from splitfed.poisoning import injection
 from splitfed.poisoning.base import Manipulation
 from splitfed.schedules.base import Schedule, Training
-from splitfed.threats.training_time import check_asked, enter, intruder
+from splitfed.threats.training_time import check_questions, place_attacks, resolve_attack
 from splitfed.training.description import describe
 from splitfed.training.detectors import post
 from splitfed.training.folder import RunFolder
@@ -113,7 +113,7 @@ def train(
         training=Training(batch_size, local_epochs, seed, sampling, restart_optimizers, starts),
         method=method,
     )
-    tampered = [name for name, given in (intruders or {}).items() if intruder(given).active]
+    tampered = [name for name, given in (intruders or {}).items() if resolve_attack(given).active]
     # Who bends an upload only processes what is there; who stands inside a step may let one row show in another's.
     tampered += [type(one).__name__ for one in misconduct if type(one).enter is not Manipulation.enter]
     prepared = calibrate_defenses(
@@ -132,14 +132,14 @@ def train(
     for lane, tensors in enumerate(prepared.first_weights()):
         engine.start_from(lane, tensors)
     place_objectives(engine, prepared)
-    enter(engine, prepared, intruders or {})
-    check_asked(engine, data, ask or {})
+    place_attacks(engine, prepared, intruders or {})
+    check_questions(engine, data, ask or {})
     post(engine, prepared, detectors or {})
     returned = prepared.method is not None and prepared.method.returns_weights(prepared.topology)
     injection.enter(engine, data, misconduct, seed, returned)
     if place is not None:
-        others = _told(intruders or {}, ask or {}, detectors or {}, misconduct, speeds)
-        besides = _besides(intruders or {}, detectors or {}, misconduct)
+        others = _describe_extras(intruders or {}, ask or {}, detectors or {}, misconduct, speeds)
+        besides = _user_objects(intruders or {}, detectors or {}, misconduct)
         described = describe(prepared, rounds, record, device, besides)
         place.claim({**described, **others, "delta": delta}, resume=resume)
     run = Run(engine, data, prepared.schedule, prepared.schedule.start(len(data.clients)), seed, place, clock)
@@ -191,7 +191,7 @@ def engine_of(
         recording=record,
         folder=views,
         placement=prepared.placement,
-        expected=_expected(prepared),
+        expected=_expected_batch_sizes(prepared),
         link=link,
     )
     for lane, (client, graph) in enumerate(zip(prepared.data.clients, prepared.topologies, strict=True)):
@@ -202,7 +202,7 @@ def engine_of(
     return engine
 
 
-def _told(
+def _describe_extras(
     intruders: Mapping[str, TrainingAttack | str],
     ask: Mapping[str, int],
     detectors: Mapping[str, Detector],
@@ -211,7 +211,7 @@ def _told(
 ) -> dict[str, Any]:
     """Describe what else a resumed run must have, None where there is none."""
     return {
-        "intruders": {name: repr(intruder(given)) for name, given in intruders.items()} or None,
+        "intruders": {name: repr(resolve_attack(given)) for name, given in intruders.items()} or None,
         "ask": dict(ask) or None,
         "detectors": {name: repr(detector) for name, detector in detectors.items()} or None,
         "manipulations": {str(i): repr(one) for i, one in enumerate(manipulations)} or None,
@@ -219,14 +219,14 @@ def _told(
     }
 
 
-def _besides(
+def _user_objects(
     intruders: Mapping[str, TrainingAttack | str],
     detectors: Mapping[str, Detector],
     manipulations: Sequence[Manipulation],
 ) -> dict[str, object]:
     """Return what may hold code of the user's, by its place."""
     return {
-        **{f"intruder at {name!r}": intruder(given) for name, given in intruders.items()},
+        **{f"intruder at {name!r}": resolve_attack(given) for name, given in intruders.items()},
         **{f"detector at {name!r}": detector for name, detector in detectors.items()},
         **{f"manipulation {type(one).__name__} ({i})": one for i, one in enumerate(manipulations)},
     }
@@ -280,7 +280,7 @@ def _mean(losses: Sequence[float]) -> float | None:
     return sum(losses) / len(losses) if losses and all(map(math.isfinite, losses)) else None
 
 
-def _expected(prepared: Prepared) -> list[float] | None:
+def _expected_batch_sizes(prepared: Prepared) -> list[float] | None:
     """Return the expected size of every client's batches; None where sizes are not left to chance."""
     found = [prepared.training.expected(len(client.train)) for client in prepared.data.clients]
     return [size for size in found if size is not None] or None

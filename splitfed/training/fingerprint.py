@@ -40,13 +40,13 @@ def fingerprint(things: Mapping[str, object], weightless: Iterable[str] = ()) ->
     `things`: place -> value, as in `{"task of 'logits'": task}`. `weightless`: places of modules whose state is
     described elsewhere. The keys of what is returned are fit for a message.
     """
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     bare = set(weightless)
     for place, thing in things.items():
-        walk = _Walk(found, weights=place not in bare)
+        walk = _Walk(digests, weights=place not in bare)
         walk.value(thing)
-        found[f"the {place}"] = walk.digest()
-    return found
+        digests[f"the {place}"] = walk.digest()
+    return digests
 
 
 def differences(there: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
@@ -59,7 +59,7 @@ _CODE = "the code of "
 
 
 def _same(there: str | None, wanted: str | None) -> bool:
-    return there == wanted or (there is not None and wanted is not None and code_digest.same(there, wanted))
+    return there == wanted or (there is not None and wanted is not None and code_digest.same_code(there, wanted))
 
 
 class _Walk:
@@ -80,49 +80,49 @@ class _Walk:
     def value(self, value: object) -> None:
         """Take up `value` and all that is in it."""
         if isinstance(value, _PLAIN):
-            self._say(type(value).__name__, repr(value))
+            self._hash_words(type(value).__name__, repr(value))
             return
-        self._say(_name(type(value)))
+        self._hash_words(_name(type(value)))
         if id(value) in self._open or len(self._open) > _DEPTH:
             return
         if isinstance(value, (FunctionType, type)):
-            self._say(_name(value))
+            self._hash_words(_name(value))
             if id(value) in self._seen:
                 return
             self._seen[id(value)] = value
         self._open.add(id(value))
-        self._inside(value)
+        self._hash_content(value)
         self._open.remove(id(value))
 
-    def _say(self, *words: str) -> None:
+    def _hash_words(self, *words: str) -> None:
         for word in words:
             self._hash.update(f"{len(word)}:{word}".encode("utf-8", "surrogatepass"))
 
-    def _inside(self, value: Any) -> None:
+    def _hash_content(self, value: Any) -> None:
         if isinstance(value, Tensor):
             self._tensor(value)
         elif isinstance(value, (np.ndarray, np.generic)):
             array = np.asarray(value)
-            self._say(str(array.dtype), str(array.shape))
+            self._hash_words(str(array.dtype), str(array.shape))
             self._hash.update(repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes())
         elif isinstance(value, (torch.dtype, torch.device, enum.Enum, range, slice)):
-            self._say(repr(value))
+            self._hash_words(repr(value))
         elif isinstance(value, Mapping):
-            self._each(part for pair in value.items() for part in pair)
+            self._hash_each(part for pair in value.items() for part in pair)
         elif isinstance(value, Set):
-            self._say(*sorted(map(self._alone, value)))
+            self._hash_words(*sorted(map(self._digest_element, value)))
         elif isinstance(value, re.Pattern):
-            self._each((value.pattern, value.flags))
+            self._hash_each((value.pattern, value.flags))
         elif isinstance(value, (list, tuple, deque)):
-            self._each(value)
+            self._hash_each(value)
         elif isinstance(value, partial):
-            self._each((value.func, value.args, value.keywords))
+            self._hash_each((value.func, value.args, value.keywords))
         elif isinstance(value, MethodType):
-            self._each((value.__self__, value.__func__))
+            self._hash_each((value.__self__, value.__func__))
         elif isinstance(value, FunctionType):
             self._function(value)
         elif isinstance(value, ModuleType):
-            self._say(value.__name__)
+            self._hash_words(value.__name__)
         elif isinstance(value, type):
             self._class(value)
         elif isinstance(value, nn.Module):
@@ -130,15 +130,15 @@ class _Walk:
         elif hasattr(value, "__wrapped__"):
             self.value(value.__wrapped__)
         elif callable(value) and hasattr(value, "__qualname__"):
-            self._say(_name(value))
+            self._hash_words(_name(value))
         else:
             self._instance(value)
 
-    def _each(self, values: Iterable[object]) -> None:
+    def _hash_each(self, values: Iterable[object]) -> None:
         for value in values:
             self.value(value)
 
-    def _alone(self, value: object) -> str:
+    def _digest_element(self, value: object) -> str:
         """Return a digest of one element of a set, which has no order: what was met before counts, no other element."""
         walk = _Walk(self._code, self._weights)
         walk._seen, walk._open = dict(self._seen), set(self._open)
@@ -146,7 +146,7 @@ class _Walk:
         return walk.digest()
 
     def _tensor(self, tensor: Tensor) -> None:
-        self._say(str(tensor.dtype), str(tuple(tensor.shape)))
+        self._hash_words(str(tensor.dtype), str(tuple(tensor.shape)))
         if tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_quantized:
             self._hash.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
 
@@ -154,21 +154,21 @@ class _Walk:
         kind = type(value)
         if not _installed(kind.__module__):
             self._class(kind)
-        own = dict(_slots(value)) | getattr(value, "__dict__", {})
+        own = dict(_slot_attributes(value)) | getattr(value, "__dict__", {})
         if is_dataclass(value):
             own |= {field.name: getattr(value, field.name, None) for field in fields(value)}
         names = [name for name in sorted(own) if not (name.startswith("_") and _installed(kind.__module__))]
         for name in names:
-            self._say(name)
+            self._hash_words(name)
             self.value(own[name])
         if not names and kind.__repr__ is not object.__repr__:
-            told = repr(value)
+            text = repr(value)
             # An address in memory is another one in every process.
-            self._say("" if _ADDRESS.search(told) else told)
+            self._hash_words("" if _ADDRESS.search(text) else text)
 
     def _module(self, module: nn.Module) -> None:
         for name, part in module.named_modules():
-            self._say(name, _name(type(part)))
+            self._hash_words(name, _name(type(part)))
             if isinstance(part, fx.GraphModule):
                 self._graph(part)
                 continue
@@ -177,19 +177,19 @@ class _Walk:
                 self._class(type(part))
             for key, found in sorted(vars(part).items()):
                 if key not in _MACHINERY and (user or not key.startswith("_")) and not isinstance(found, nn.Module):
-                    self._say(key)
+                    self._hash_words(key)
                     self.value(found)
-            self._each([*part._forward_hooks.values(), *part._forward_pre_hooks.values()])
-        kept = module.state_dict()
+            self._hash_each([*part._forward_hooks.values(), *part._forward_pre_hooks.values()])
+        state = module.state_dict()
         named = dict([*module.named_parameters(), *module.named_buffers()])
         for name in sorted(named):
-            if self._weights or name not in kept:
-                self._say(name)
+            if self._weights or name not in state:
+                self._hash_words(name)
                 self._tensor(named[name])
 
     def _graph(self, module: fx.GraphModule) -> None:
         """Take up a traced module: its operations as written by torch, and functions of the user's among them."""
-        self._say(module.code)
+        self._hash_words(module.code)
         for node in module.graph.nodes:
             if node.op == "call_function":
                 self.value(node.target)
@@ -201,21 +201,21 @@ class _Walk:
                     self._tensor(found)
 
     def _function(self, function: FunctionType) -> None:
-        written = _stored(function.__code__)
+        written = _rebound_names(function.__code__)
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        self._each((function.__defaults__, function.__kwdefaults__))
+        self._hash_each((function.__defaults__, function.__kwdefaults__))
         for name, cell in cells:
             if name not in written:
-                self._say(name)
+                self._hash_words(name)
                 self.value(_content(cell))
         if _installed(function.__module__):
             return
-        self._note(function)
+        self._list_code(function)
         for name, value in _globals(function):
-            self._say(name)
+            self._hash_words(name)
             self.value(value)
 
-    def _note(self, function: FunctionType) -> None:
+    def _list_code(self, function: FunctionType) -> None:
         """List the code of a function of the user's."""
         found = code_digest.digest(function.__code__)
         name = key = f"{_CODE}{_name(function)}"
@@ -229,16 +229,16 @@ class _Walk:
         """Take up a class of the user's; of a module the methods that can have a part in its forward."""
         for base in kind.__mro__:
             if _installed(base.__module__):
-                self._say(_name(base))
+                self._hash_words(_name(base))
                 continue
             members = dict(vars(base))
             wanted = _forward(kind) if issubclass(kind, nn.Module) else set(members)
             for name in sorted(members):
                 if name not in wanted or name in _UNTOLD or name.startswith("__dataclass"):
                     continue
-                for part in _unwrapped(members[name]):
+                for part in _unwrap_member(members[name]):
                     if not isinstance(part, FunctionType):
-                        self._say(name)
+                        self._hash_words(name)
                         self.value(part)
                     elif part.__code__.co_filename != "<string>" or not is_dataclass(base):
                         self.value(part)
@@ -259,15 +259,15 @@ def _forward(kind: type) -> set[str]:
     found = {name for name in own if hasattr(nn.Module, name)} - {"__init__"}
     left = list(found)
     while left:
-        for part in _unwrapped(members[left.pop()]):
+        for part in _unwrap_member(members[left.pop()]):
             if isinstance(part, FunctionType):
-                names = {name for code in code_digest.inner(part.__code__) for name in code.co_names}
+                names = {name for code in code_digest.nested_code(part.__code__) for name in code.co_names}
                 left += (names & own) - found
                 found |= names & own
     return found
 
 
-def _unwrapped(member: Any) -> list[Any]:
+def _unwrap_member(member: Any) -> list[Any]:
     """Return the functions behind a property or a method of the class, else the member itself."""
     if isinstance(member, (staticmethod, classmethod)):
         return [member.__func__]
@@ -276,11 +276,11 @@ def _unwrapped(member: Any) -> list[Any]:
     return [] if type(member).__name__ in ("member_descriptor", "getset_descriptor") else [member]
 
 
-def _stored(code: CodeType) -> set[str]:
+def _rebound_names(code: CodeType) -> set[str]:
     """Return the names outside of a function that it binds itself: they say how often it was called."""
     return {
         str(one.argval)
-        for part in code_digest.inner(code)
+        for part in code_digest.nested_code(code)
         for one in dis.get_instructions(part)
         if one.opname in ("STORE_GLOBAL", "STORE_DEREF")
     }
@@ -288,9 +288,9 @@ def _stored(code: CodeType) -> set[str]:
 
 def _globals(function: FunctionType) -> Iterator[tuple[str, object]]:
     """Yield what a function reads of its module, and of what is in there, by name."""
-    written = _stored(function.__code__)
-    found: dict[str, object] = {}
-    for code in code_digest.inner(function.__code__):
+    written = _rebound_names(function.__code__)
+    globals_read: dict[str, object] = {}
+    for code in code_digest.nested_code(function.__code__):
         steps = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "EXTENDED_ARG")]
         for place, one in enumerate(steps):
             name = str(one.argval)
@@ -303,11 +303,11 @@ def _globals(function: FunctionType) -> Iterator[tuple[str, object]]:
                 if after.opname not in ("LOAD_ATTR", "LOAD_METHOD") or after.argval not in inside:
                     break
                 name, value = f"{name}.{after.argval}", inside[after.argval]
-            found[name] = value
-    yield from sorted(found.items(), key=lambda pair: pair[0])
+            globals_read[name] = value
+    yield from sorted(globals_read.items(), key=lambda pair: pair[0])
 
 
-def _slots(value: object) -> Iterator[tuple[str, object]]:
+def _slot_attributes(value: object) -> Iterator[tuple[str, object]]:
     """Yield the attributes that the classes of `value` keep in slots, where they are set."""
     for base in type(value).__mro__:
         for name, member in vars(base).items() if "__slots__" in vars(base) else ():

@@ -67,24 +67,24 @@ class RunFolder:
 
     def restore(self, run: Resumable) -> int:
         """Bring `run` to the newest checkpoint and return the number of the next round (0 where there is none)."""
-        found = checkpoint.load(self.path / "checkpoints")
+        newest = checkpoint.load(self.path / "checkpoints")
         done = 0
-        if found is not None:
-            if found.damaged:
-                text = f"{found.damaged[0]} is damaged; the run goes on from the checkpoint of round {found.number}"
+        if newest is not None:
+            if newest.damaged:
+                text = f"{newest.damaged[0]} is damaged; the run goes on from the checkpoint of round {newest.number}"
                 warnings.warn(text, UserWarning, stacklevel=3)
-            done = found.number + 1
+            done = newest.number + 1
         path = self.path / "metrics.jsonl"
         content = path.read_bytes() if path.is_file() else b""
-        kept = list(islice(digests.links(content, self._start), done))
-        if len(kept) < done:
-            raise Damaged(path, digests.RETRAIN, f"the line of round {len(kept)} does not match its digest")
-        self._chain = kept[-1][1] if kept else self._start
-        if found is not None:
-            if self._chain != found.metrics:
-                raise Damaged(path, digests.RETRAIN, f"it does not belong to the checkpoint of round {found.number}")
-            run.load_state(found.states)
-        run.history[:] = [entry for entry, _ in kept]
+        lines = list(islice(digests.links(content, self._start), done))
+        if len(lines) < done:
+            raise Damaged(path, digests.RETRAIN, f"the line of round {len(lines)} does not match its digest")
+        self._chain = lines[-1][1] if lines else self._start
+        if newest is not None:
+            if self._chain != newest.metrics:
+                raise Damaged(path, digests.RETRAIN, f"it does not belong to the checkpoint of round {newest.number}")
+            run.load_state(newest.states)
+        run.history[:] = [entry for entry, _ in lines]
         # Rounds after the checkpoint, and what a crash left of a line, are written again.
         whole = b"".join(line + b"\n" for line in content.split(b"\n")[:done])
         if whole != content:
@@ -101,10 +101,10 @@ class RunFolder:
             return []
         content = path.read_bytes()
         start = digests.content(digests.read(definition, digests.RETRAIN))
-        found = [entry for entry, _ in digests.links(content, start)]
-        if len(found) < content.count(b"\n"):
-            raise Damaged(path, digests.RETRAIN, f"the line of round {len(found)} does not match its digest")
-        return found
+        entries = [entry for entry, _ in digests.links(content, start)]
+        if len(entries) < content.count(b"\n"):
+            raise Damaged(path, digests.RETRAIN, f"the line of round {len(entries)} does not match its digest")
+        return entries
 
     def save(self, run: Resumable, metrics: Mapping[str, Any]) -> None:
         """Append this round's `metrics`, then save a checkpoint; in this order nothing computed is lost."""

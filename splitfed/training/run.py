@@ -33,7 +33,7 @@ from splitfed.schedules.base import Round, Schedule, State, Training
 from splitfed.stats.utility import ConstantAnswer, below_constant, constant_of, over_rows
 from splitfed.threats.evaluator import AttackResult, Evaluator
 from splitfed.threats.tuning import SHARE, Bench, Tuned, check_tunable, tune
-from splitfed.training.client_scores import reached, spread
+from splitfed.training.client_scores import find_first_reaching, summarize_clients
 from splitfed.training.folder import RunFolder
 from splitfed.training.local_learner import LocalLearner
 
@@ -85,7 +85,7 @@ class Run:
         clock, place = self.clock, self.engine.crew.placement
         self._meeting = None if clock is None or method is None else Meeting(clock, self.engine.traffic, self.learners)
         if method is not None:
-            engine = Guided(engine, method, self._taught)
+            engine = Guided(engine, method, self._timed_learners)
         if clock is not None:
             engine = Timed(engine, clock, self.engine.topologies, place, self._meeting)
         self.trainer = engine
@@ -96,26 +96,28 @@ class Run:
         return self._learners
 
     @property
-    def _taught(self) -> tuple[Learner, ...]:
+    def _timed_learners(self) -> tuple[Learner, ...]:
         """The same, their steps noted where a clock is to know them."""
         return self.learners if self._meeting is None else self._meeting.learners
 
-    def _timed(self) -> AbstractContextManager[None]:
+    def _measure_time(self) -> AbstractContextManager[None]:
         return nullcontext() if self._meeting is None else self._meeting.advance_clock()
 
     def query(self, training: Training, number: int) -> None:
         """Let the method, if there is one, tell the clients of round `number` what they need."""
         self._served = None
         if self.method is not None:
-            with self._timed():
-                query(self.method, self._taught, self.schedule, self.engine, training, number, self.method_state)
+            with self._measure_time():
+                query(
+                    self.method, self._timed_learners, self.schedule, self.engine, training, number, self.method_state
+                )
 
     def fuse(self, done: Round, number: int) -> None:
         """Let the method, if there is one, fuse what the clients of round `number` have learnt."""
         self._served = None
         if self.method is not None:
-            with self._timed():
-                fuse(self.method, self._taught, done, number, self.method_state)
+            with self._measure_time():
+                fuse(self.method, self._timed_learners, done, number, self.method_state)
 
     @property
     def utility(self) -> float:
@@ -142,7 +144,7 @@ class Run:
 
         The most frequent class, or the mean; None where the task has no such answer, or without test rows.
         """
-        head = self._first()
+        head = self._first_head()
         assert head.task is not None
         train, test = ([getattr(c, part).label(head.target) for c in self.data.clients] for part in ("train", "test"))
         return constant_of(head.task, train, test)
@@ -154,7 +156,7 @@ class Run:
         if last is None or last["union"] is None:
             return f"Run({rounds}, {self.bytes:,} bytes, no test score)"
         said = f"Run({rounds}, {self.bytes:,} bytes, test {last['metric']} {last['union']:.4g}"
-        found, task = self.constant, self._first().task
+        found, task = self.constant, self._first_head().task
         below = found and task and below_constant(last["metric"], last["union"], found, task.higher_is_better)
         return f"{said}: {below})" if below else f"{said})"
 
@@ -163,7 +165,7 @@ class Run:
 
         A round that was not scored (`evaluate_every`) does not count as having reached it.
         """
-        found = reached(self.history, target, self.data.task.higher_is_better)
+        found = find_first_reaching(self.history, target, self.data.task.higher_is_better)
         return None if found is None else int(found["round"]) + 1
 
     @property
@@ -214,7 +216,7 @@ class Run:
         Each client's rows go through the segments it would use now. Defenses draw afresh at every call; `number` asks
         for the draw of a certain round. Clients without rows in the part have None. With several label sets the scores
         are those of the first head, and "heads" has the union's of each. "spread": how far several clients lie apart
-        (`splitfed.training.client_scores.spread`). `interval` asks for that of the union over rows
+        (`splitfed.training.client_scores.summarize_clients`). `interval` asks for that of the union over rows
         (`splitfed.stats.utility.over_rows`).
         """
         if part not in ("validation", "test"):
@@ -233,12 +235,12 @@ class Run:
                 scores.append(None)
                 continue
             source = self._newest(lane)
-            wanted = self._wanted(lane, source)
-            found = self.engine.predict(lane, part, "evaluate", number, borrow=source, also=wanted)
-            known[lane] = {(value, part): made for value, made in found.further_values.items()}
+            wanted = self._method_values(lane, source)
+            prediction = self.engine.predict(lane, part, "evaluate", number, borrow=source, also=wanted)
+            known[lane] = {(value, part): made for value, made in prediction.further_values.items()}
             for head in heads:
-                outputs[head.value].append(found.outputs[head.value])
-                labels[head.value].append(found.labels[head.value])
+                outputs[head.value].append(prediction.outputs[head.value])
+                labels[head.value].append(prediction.labels[head.value])
             scores.append(_score(heads[0], outputs[heads[0].value][-1:], labels[heads[0].value][-1:]))
         unions = {head.value: _score(head, outputs[head.value], labels[head.value]) for head in heads}
         task = heads[0].task
@@ -248,7 +250,7 @@ class Run:
             every = torch.cat(outputs[heads[0].value]), torch.cat(labels[heads[0].value])
             several["interval"] = over_rows(task, *every, generator(self.seed, "interval", part))
         if len(scores) > 1:
-            several["spread"] = spread(scores, task.higher_is_better)
+            several["spread"] = summarize_clients(scores, task.higher_is_better)
         if self.method is not None:
             several |= self._method_scores(self.method, part, known)
         if self.crosswise:
@@ -263,22 +265,22 @@ class Run:
         names = ("own", "others", "union")
         first, *others = parts = [getattr(client, part) for client in self.data.clients]
         union, ends = first.join(others), torch.tensor([0, *(len(rows) for rows in parts)]).cumsum(0).tolist()
-        found: dict[str, list[float | None]] = {name: [] for name in names}
+        scores: dict[str, list[float | None]] = {name: [] for name in names}
         if not len(union):
             return {name: [None] * self.engine.lanes for name in names}
         for lane in range(self.engine.lanes):
             head = next(h for h in self.engine.topologies[lane].heads if h.value in self._scored())
             self.evaluator.lend(lane, "across", union.x)
-            told = self.engine.predict(lane, "across", "evaluate", number, borrow=self._newest(lane))
+            prediction = self.engine.predict(lane, "across", "evaluate", number, borrow=self._newest(lane))
             self.engine.drop(lane, "across")
             own = torch.zeros(len(union), dtype=torch.bool)
             own[ends[lane] : ends[lane + 1]] = True
             for name, rows in zip(names, (own, ~own, own | True), strict=True):
                 some = [union.label(head.target)[rows]] if bool(rows.any()) else []
-                found[name].append(_score(head, [told.outputs[head.value][rows]], some) if some else None)
-        return found
+                scores[name].append(_score(head, [prediction.outputs[head.value][rows]], some) if some else None)
+        return scores
 
-    def _wanted(self, lane: int, source: Source) -> Collection[str]:
+    def _method_values(self, lane: int, source: Source) -> Collection[str]:
         """Return the values that the method's own inference computes of the weights in `source` too."""
         if self.method is None or isinstance(source, Mapping):
             return ()
@@ -296,7 +298,7 @@ class Run:
         names = dict.fromkeys(name for scores in found for name in scores)
         return {"method": {name: [scores.get(name) for scores in found] for name in names}} if names else {}
 
-    def _first(self) -> Head:
+    def _first_head(self) -> Head:
         """Return the head whose score is the run's."""
         return next(h for h in self.engine.topology.heads if h.value in self._scored())
 
@@ -316,9 +318,11 @@ class Run:
         self.evaluator.lend(client, "predict", x)
         if number is None:
             number, self._calls = self._calls, self._calls + 1
-        asked = head or values[0]
-        found = self.engine.predict(client, "predict", "predict", number, borrow=self._newest(client), head=asked)
-        return found.outputs[asked]
+        head_value = head or values[0]
+        prediction = self.engine.predict(
+            client, "predict", "predict", number, borrow=self._newest(client), head=head_value
+        )
+        return prediction.outputs[head_value]
 
     def observe(
         self,
@@ -368,11 +372,11 @@ class Run:
             raise InvalidInput(f"{type(ready[past.index(True)]).__name__} goes against training rows: name no victims")
         truth = self.data.victims if all(past) else self.evaluator.victims(victims)
         names = [a if isinstance(a, str) else name_of("attacks", type(a)) for a in chosen]
-        found = (
+        results = (
             self.evaluator.attack(name, attack, party, truth, client, base, progress, round, classifier)
             for name, attack in zip(names, ready, strict=True)
         )
-        return [replace(result, quick=attack.quick) for result, attack in zip(found, ready, strict=True)]
+        return [replace(result, quick=attack.quick) for result, attack in zip(results, ready, strict=True)]
 
     def ask(self, party: str) -> dict[str, Any]:
         """Ask the intruder at `party` about the victims: metric -> who -> the mean over victims; changes nothing.
@@ -383,14 +387,14 @@ class Run:
         if not isinstance(plan, Attack):
             raise unknown("party with an intruder to ask", party, self.engine.insiders)
         try:
-            (found,) = self.attack(plan, adversary=party)
+            (result,) = self.attack(plan, adversary=party)
         except InvalidInput as error:
             return {"refused": str(error)}
-        told: dict[str, Any] = {}
-        for who, metrics in found.grade.items():
+        answer: dict[str, Any] = {}
+        for who, metrics in result.grade.items():
             for metric, interval in metrics.items():
-                told.setdefault(metric, {})[who] = interval.mean
-        return told
+                answer.setdefault(metric, {})[who] = interval.mean
+        return answer
 
     def tune(
         self,

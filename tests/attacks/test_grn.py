@@ -9,7 +9,7 @@ from torch import Tensor
 import splitfed as sf
 from splitfed.attacks.base import Knowledge
 from splitfed.attacks.reconstruction.grn import Grn, VictimRows, network
-from splitfed.attacks.scoring.unknown_features import Unowned, unowned
+from splitfed.attacks.scoring.unknown_features import UnknownFeatures, select_unknown
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import generator
 from splitfed.data.features import places
@@ -175,13 +175,13 @@ def test_rows_by_hand() -> None:
 )
 def test_a_rectangle_of_an_image_stays_one(positions: list[int], expected: list[object]) -> None:
     x: Tensor = torch.arange(8.0).view(1, 1, 2, 4)
-    assert Unowned((1, 2, 4), torch.tensor(positions))(x).tolist() == expected
+    assert UnknownFeatures((1, 2, 4), torch.tensor(positions))(x).tolist() == expected
 
 
 def test_what_nobody_else_holds_is_scored_too() -> None:
     where = places((3,), ["a", "b"], linked().vertical({"a": [0], "b": range(1, 12)}).features)
     assert where["a"].tolist() == [0]
-    part = unowned((12,), where, {"a": torch.zeros(1, 1)})
+    part = select_unknown((12,), where, {"a": torch.zeros(1, 1)})
     assert part is not None
     assert part.positions.tolist() == list(range(1, 12))
-    assert unowned((12,), where, {}) is None
+    assert select_unknown((12,), where, {}) is None

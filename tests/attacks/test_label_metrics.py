@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from splitfed.attacks.labels.known_labels import draw_hints, others
+from splitfed.attacks.labels.known_labels import draw_hints, rows_without_hints
 from splitfed.attacks.labels.two_means import boundary
 from splitfed.attacks.scoring.label_metrics import auc, auc_interval, grade_labels
 from splitfed.core.errors import InvalidInput
@@ -195,8 +195,8 @@ def test_every_positive_is_drawn_equally_often() -> None:
 
 
 def test_others_are_those_that_no_hint_names() -> None:
-    assert others(5, {1: torch.tensor([3]), 0: torch.tensor([0])}).tolist() == [1, 2, 4]
-    assert others(3, {}).tolist() == [0, 1, 2]
+    assert rows_without_hints(5, {1: torch.tensor([3]), 0: torch.tensor([0])}).tolist() == [1, 2, 4]
+    assert rows_without_hints(3, {}).tolist() == [0, 1, 2]
     assert draw_hints(torch.tensor([0, 1]), {}, generator(0)) == {}
 
 

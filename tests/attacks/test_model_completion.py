@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import splitfed
 from splitfed.attacks.base import Attack, Knowledge, Progress
 from splitfed.attacks.labels import model_completion
-from splitfed.attacks.labels.mixmatch import MixMatch, mix, mixed_loss, passes, sharpen, strengths
+from splitfed.attacks.labels.mixmatch import MixMatch, draw_mixing_weights, endless_batches, mix, mixed_loss, sharpen
 from splitfed.attacks.labels.model_completion import ModelCompletion
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import View
@@ -55,14 +55,14 @@ def test_the_loss_by_hand() -> None:
 
 def test_mixing_strengths() -> None:
     """The greater of l and 1 - l: 3/4 in the mean where l is uniform, and near 1 where l is near either end."""
-    uniform = strengths(1.0, 20_000, generator(0))
+    uniform = draw_mixing_weights(1.0, 20_000, generator(0))
     assert 0.5 <= float(uniform.min()) <= float(uniform.max()) <= 1.0
     assert float(uniform.mean()) == pytest.approx(0.75, abs=0.01)
-    assert float(strengths(0.01, 2000, generator(0)).mean()) > 0.98
+    assert float(draw_mixing_weights(0.01, 2000, generator(0)).mean()) > 0.98
 
 
 def test_passes_take_every_row_once_and_leave_out_what_is_short() -> None:
-    batches = list(islice(passes(7, 3, generator(0)), 4))
+    batches = list(islice(endless_batches(7, 3, generator(0)), 4))
     assert [len(b) for b in batches] == [3, 3, 3, 3]
     for first, second in (batches[:2], batches[2:]):
         assert len(torch.cat([first, second]).unique()) == 6

@@ -113,7 +113,7 @@ def test_the_refinement_knows_the_defenses_mean() -> None:
     client = pseudo(run)
     with torch.no_grad():
         z = client.nets["client"].net(torch.rand(6, 16)) + 5
-    found = client._refined(torch.zeros(6, 16), z, generator(0))
+    found = client._refine(torch.zeros(6, 16), z, generator(0))
     with torch.no_grad():
         assert float((client.nets["client"].net(found) + 5 - z).abs().max()) < 0.05
 
@@ -121,7 +121,7 @@ def test_the_refinement_knows_the_defenses_mean() -> None:
 def test_the_refinement_stays_in_the_range_of_values() -> None:
     """Rows that nothing in the range releases as wanted end at its edge."""
     client = pseudo(go(Pcat(start=0, refine_lr=0.5, refine=20, width=8, inverse_steps=5)))
-    found = client._refined(torch.zeros(6, 16), torch.full((6, 2), 1e3), generator(0)).detach()
+    found = client._refine(torch.zeros(6, 16), torch.full((6, 2), 1e3), generator(0)).detach()
     assert found.abs().amax(1).tolist() == [1.0] * 6
 
 

@@ -48,7 +48,7 @@ def test_what_is_a_quick_look() -> None:
     assert not Rmle.preset("fast", iterations=301).quick
     assert Rmle.preset("fast", smoothness=0.3).quick, "no part of the budget"
     assert not Norm.preset("fast").quick, "the authors' own settings"
-    assert training_time.intruder("sdar") == Sdar.preset("fast")
+    assert training_time.resolve_attack("sdar") == Sdar.preset("fast")
 
 
 @pytest.mark.parametrize(("preset", "quick"), [("fast", True), ("paper", False), (None, False)])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from splitfed.attacks.training_time.insider_labels import InsiderLabels
 from splitfed.attacks.training_time.sdar import Sdar, Simulator
-from splitfed.attacks.training_time.task_loss import likely, loss_of
+from splitfed.attacks.training_time.task_loss import class_scores, loss_of
 from splitfed.attacks.training_time.training_attack import Seen
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import generator
@@ -147,7 +147,7 @@ def test_flipped_labels_are_drawn_from_all_classes() -> None:
     for share, low, high in ((1.0, 0.45, 0.55), (0.4, 0.15, 0.25), (0.0, 0.0, 0.0)):
         simulator = insider(go(Sdar(flip=share), "u_shaped"))
         assert isinstance(simulator, Simulator)
-        changed = float(simulator._flipped(torch.zeros(4000, dtype=torch.long), generator(0)).float().mean())
+        changed = float(simulator._flip_labels(torch.zeros(4000, dtype=torch.long), generator(0)).float().mean())
         assert low <= changed <= high
 
 
@@ -155,8 +155,8 @@ def test_losses_and_likely_classes_of_one_logit_and_of_several() -> None:
     logit, pair = torch.tensor([[2.0], [-1.0]]), torch.tensor([[0.0, 2.0], [0.0, -1.0]])
     y = torch.tensor([1, 0])
     assert float(loss_of(logit, y)) == single(float(loss_of(pair, y)))
-    assert torch.equal(likely(logit), pair)
-    assert likely(pair) is pair
+    assert torch.equal(class_scores(logit), pair)
+    assert class_scores(pair) is pair
 
 
 @pytest.mark.parametrize(

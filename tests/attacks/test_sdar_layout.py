@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import splitfed
-from splitfed.attacks.training_time.sdar import Sdar, Simulator, evaluated
+from splitfed.attacks.training_time.sdar import Sdar, Simulator, evaluate_network
 from splitfed.attacks.training_time.sdar_networks import CutCritic, ReleaseEnd, SdarCritic, SdarDecoder
 from splitfed.attacks.training_time.training_attack import Seen
 from splitfed.core.errors import InvalidInput
@@ -137,9 +137,9 @@ def test_a_guess_depends_on_its_own_row_alone_and_changes_no_mode() -> None:
 
 def test_a_net_is_put_back_into_its_mode_even_where_it_fails() -> None:
     net = nn.Sequential(nn.Dropout(0.5), nn.Linear(2, 2))
-    assert torch.equal(evaluated(net, torch.ones(1, 2)), net[1](torch.ones(1, 2)))
+    assert torch.equal(evaluate_network(net, torch.ones(1, 2)), net[1](torch.ones(1, 2)))
     with pytest.raises(RuntimeError):
-        evaluated(net, torch.ones(1, 3))
+        evaluate_network(net, torch.ones(1, 3))
     assert net.training
     assert net[0].training
 

@@ -59,7 +59,7 @@ def test_wrong_labels_teach_the_shadow_nothing() -> None:
     assert known.auxiliary_labels is not None
     dealt = known.auxiliary_labels[torch.randperm(400, generator=generator(0))]
     outcome = Shadow(iterations=1)(run.observe(), replace(known, auxiliary_labels=dealt), generator(1))
-    stolen = run.evaluator._stolen(outcome.clone, "server", 0, 0)
+    stolen = run.evaluator._grade_stolen_model(outcome.clone, "server", 0, 0)
     assert stolen is not None
     assert stolen["clone"]["accuracy"].mean < 0.3
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import splitfed
 from splitfed.attacks.base import Knowledge
 from splitfed.attacks.reconstruction.inversion import misfit
-from splitfed.attacks.reconstruction.unsplit import Unsplit, stretched
+from splitfed.attacks.reconstruction.unsplit import Unsplit, stretch_rows
 from splitfed.core.defense import Defense
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Message, Stamp, View
@@ -231,9 +231,9 @@ def test_a_u_shaped_server_can_steal_too() -> None:
 def test_stretched_by_hand() -> None:
     """1 2 3 spread over 0 to 1 is 0 .5 1; a constant row has nothing to spread."""
     x = torch.tensor([[1.0, 2.0, 3.0], [2.0, 2.0, 2.0]])
-    assert stretched(x, (0.0, 1.0)).tolist() == [[0.0, 0.5, 1.0], [2.0, 2.0, 2.0]]
-    assert stretched(x, (-1.0, 1.0))[0].tolist() == [-1.0, 0.0, 1.0]
-    assert torch.equal(stretched(x, None), x)
+    assert stretch_rows(x, (0.0, 1.0)).tolist() == [[0.0, 0.5, 1.0], [2.0, 2.0, 2.0]]
+    assert stretch_rows(x, (-1.0, 1.0))[0].tolist() == [-1.0, 0.0, 1.0]
+    assert torch.equal(stretch_rows(x, None), x)
 
 
 def test_misfit_by_hand() -> None:

@@ -107,9 +107,9 @@ def test_arrays_of_all_makes_are_read_as_numpy_does(tmp_path: Path) -> None:
     }
     for save in (np.savez, np.savez_compressed):
         save(tmp_path / "all.npz", **made)  # type: ignore[arg-type]
-        assert arrays.names(tmp_path / "all.npz") == list(made)
+        assert arrays.array_names(tmp_path / "all.npz") == list(made)
         for name, expected in made.items():
-            found = arrays.member(tmp_path / "all.npz", name)
+            found = arrays.read_member(tmp_path / "all.npz", name)
             assert found.dtype == expected.dtype
             np.testing.assert_array_equal(found, expected)
             assert found.flags.writeable
@@ -117,7 +117,7 @@ def test_arrays_of_all_makes_are_read_as_numpy_does(tmp_path: Path) -> None:
 
 def test_honest_zeros_are_read(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "zeros.npz", x=np.zeros((2**20, 8), np.float32), y=np.arange(2**20) % 2)
-    assert not arrays.member(tmp_path / "zeros.npz", "x").any()
+    assert not arrays.read_member(tmp_path / "zeros.npz", "x").any()
 
 
 def test_more_than_the_machine_has_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -215,16 +215,16 @@ def test_an_adversary_learns_in_training_only_and_comes_back_from_its_state() ->
     one, other = (adversary_of(defense, (2, 4, 4), (1, 4, 4)) for _ in range(2))
     z = drawn(6, 2, 4, 4, seed=1)
     start = number(one.error(z, here(x=x)))
-    one.study(z, here(x=x, stamp=Stamp("rehearse", 0, 0, 0)))
+    one.accumulate_gradient(z, here(x=x, stamp=Stamp("rehearse", 0, 0, 0)))
     one.step()
     assert number(one.error(z, here(x=x))) == start
     for _ in range(30):
-        one.study(z, here(x=x))
+        one.accumulate_gradient(z, here(x=x))
         one.step()
     assert number(one.error(z, here(x=x))) < 0.9 * start
     other.load_state_dict(copy.deepcopy(one.state_dict()))
     for adversary in (one, other):
-        adversary.study(z, here(x=x))
+        adversary.accumulate_gradient(z, here(x=x))
         adversary.step()
     assert torch.equal(one.decode(z), other.decode(z))
     assert defense.start(DefenseSite("server", EDGE, {"z": (2, 4, 4)}, {}, 0)) is None

@@ -15,7 +15,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Stamp
 from splitfed.core.random import generator
 from splitfed.defenses import Iso, Marvell
-from splitfed.defenses.aligned_noise import aligned
+from splitfed.defenses.aligned_noise import add_aligned_noise
 from splitfed.defenses.marvell import positives
 from splitfed.defenses.sum_kl import NoiseVariances, detection_error, least_sum_kl, sum_kl
 
@@ -169,7 +169,7 @@ def test_batches_without_two_classes() -> None:
     defense = Marvell()
     for y in (torch.zeros(40).long(), torch.ones(40).long()):
         here = context(y)
-        assert torch.equal(defense.gradient("z", g, here), aligned(g, here.generator("z", g.device)))
+        assert torch.equal(defense.gradient("z", g, here), add_aligned_noise(g, here.generator("z", g.device)))
         assert defense.noise(g, y.bool()) is None
     twice, both = torch.cat([g, g]), torch.arange(80) < 40
     assert torch.equal(defense.gradient("z", twice, context(both.long())), twice)

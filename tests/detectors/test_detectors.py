@@ -16,7 +16,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import generator
 from splitfed.detectors import Detector, SplitGuard, SplitOut
-from splitfed.detectors.splitguard import score, wrong
+from splitfed.detectors.splitguard import draw_wrong_labels, score
 from splitfed.training.run import Run
 from tests.attacks.training_time_examples import go, ramps
 from tests.examples import assert_same
@@ -79,12 +79,12 @@ def test_the_score_by_hand() -> None:
 
 def test_wrong_labels_are_all_wrong_and_all_other_classes_occur() -> None:
     y = torch.arange(3).repeat(100)
-    found = wrong(y, 3, generator(0))
+    found = draw_wrong_labels(y, 3, generator(0))
     assert bool((found != y).all())
     assert {(int(a), int(b)) for a, b in zip(y, found, strict=True)} == {(a, b) for a in range(3) for b in range(3)} - {
         (k, k) for k in range(3)
     }
-    assert torch.equal(wrong(torch.tensor([0.0, 1.0]), 2, generator(0)), torch.tensor([1.0, 0.0]))
+    assert torch.equal(draw_wrong_labels(torch.tensor([0.0, 1.0]), 2, generator(0)), torch.tensor([1.0, 0.0]))
 
 
 def weights(run: Run) -> dict[str, Any]:

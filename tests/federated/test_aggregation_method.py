@@ -16,7 +16,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.random import derive
 from splitfed.defenses import LabelDp
 from splitfed.federated.aggregation import PART, Aggregation
-from splitfed.federated.public_rows import endless
+from splitfed.federated.public_rows import draw_row_numbers
 from splitfed.schedules import Apart
 from splitfed.schedules.base import Training
 from splitfed.topologies import local, vertical
@@ -30,11 +30,11 @@ def data(clients: int = 3, **options: Any) -> Any:
 
 
 def test_rows_come_without_repetition_until_all_were_there() -> None:
-    whole = endless(5, 7, 0, 21)
+    whole = draw_row_numbers(5, 7, 0, 21)
     assert [sorted(whole[i : i + 7].tolist()) for i in (0, 7, 14)] == [list(range(7))] * 3
     assert len({tuple(whole[i : i + 7].tolist()) for i in (0, 7, 14)}) == 3
     for first, count in ((0, 3), (5, 4), (6, 9), (20, 1), (14, 0), (0, 0)):
-        assert endless(5, 7, first, count).tolist() == whole[first : first + count].tolist()
+        assert draw_row_numbers(5, 7, first, count).tolist() == whole[first : first + count].tolist()
 
 
 def test_trains_as_if_shown_rows_were_its_own() -> None:
@@ -49,7 +49,7 @@ def test_trains_as_if_shown_rows_were_its_own() -> None:
         for number in range(4):
             seed = derive(0, "aggregation", lane, number)
             for i, batch in enumerate(Apart(steps=3)._batches(Training(16), len(client.train), number, lane)):
-                some = endless(seed, len(union), 16 * i, len(batch))
+                some = draw_row_numbers(seed, len(union), 16 * i, len(batch))
                 optimizer.zero_grad()
                 functional.cross_entropy(model(union.x[some]), union.y[some]).backward()
                 optimizer.step()

@@ -58,7 +58,7 @@ def test_a_head_learns_from_generated_rows_by_hand() -> None:
     head.weight.grad, head.bias.grad = torch.ones(4, 3), torch.zeros(4)
     objective.correct(modules)
     assert torch.equal(head.weight.grad, torch.ones(4, 3))
-    objective.take({**made.state_dict(), "labels": torch.tensor([False, True, False, True])})
+    objective.load_generator({**made.state_dict(), "labels": torch.tensor([False, True, False, True])})
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
     made.register_forward_hook(lambda module, given, z: seen.append((given[1], z)))
     objective.correct(modules)

@@ -13,7 +13,7 @@ from torch.nn import functional
 import splitfed as sf
 from splitfed.core.errors import InvalidInput
 from splitfed.federated import FedKD
-from splitfed.federated.low_rank import compressed, needed, unpacked
+from splitfed.federated.low_rank import compress_update, decompress_update, rank_for_energy
 from splitfed.models.mlp import mlp
 from splitfed.topologies import local, vanilla
 from tests.federated.methods import (
@@ -33,30 +33,30 @@ from tests.federated.methods import (
 def test_energy_says_how_many_singular_values() -> None:
     # Squares 9, 4, 1, 0 of 14: shares .643, .929, 1.
     values = torch.tensor([3.0, 2.0, 1.0, 0.0])
-    assert [needed(values, share) for share in (0.1, 9 / 14, 0.65, 13 / 14, 0.95, 1.0)] == [1, 1, 2, 2, 3, 3]
-    assert needed(torch.zeros(3), 0.95) == 1
+    assert [rank_for_energy(values, share) for share in (0.1, 9 / 14, 0.65, 13 / 14, 0.95, 1.0)] == [1, 1, 2, 2, 3, 3]
+    assert rank_for_energy(torch.zeros(3), 0.95) == 1
 
 
 def test_compression_keeps_what_it_says() -> None:
     turn = torch.linalg.qr(torch.randn(12, 12, generator=torch.Generator().manual_seed(0)))[0]
     matrix = turn[:, :3] @ torch.diag(torch.tensor([4.0, 2.0, 0.1])) @ turn[:3]
     update = {"a": matrix, "kernel": matrix.reshape(12, 3, 2, 2), "bias": torch.ones(5), "count": torch.tensor(3)}
-    sent = compressed(update, energy=0.95)
+    sent = compress_update(update, energy=0.95)
     factors = {"#u": (12, 2), "#s": (2,), "#v": (2, 12)}
     shapes = {f"{name}{mark}": shape for name in ("a", "kernel") for mark, shape in factors.items()}
     assert {name: tuple(t.shape) for name, t in sent.items()} == {**shapes, "bias": (5,), "count": ()}
-    back = unpacked(sent, update)
+    back = decompress_update(sent, update)
     assert back["kernel"].shape == (12, 3, 2, 2)
     assert float((back["a"] - matrix).norm()) == pytest.approx(0.1, rel=1e-4)
     torch.testing.assert_close(back["kernel"].reshape(12, 12), back["a"])
     assert torch.equal(back["bias"], update["bias"])
     # 144 numbers in 25 times the rank: from rank 6 on, factors take more than the matrix itself.
-    assert "a#u" in compressed(update, rank=5)
-    assert "a" in compressed(update, rank=6)
-    assert {n: t.shape for n, t in compressed(update, rank=5).items()} == {
-        n: t.shape for n, t in compressed({n: t.to("meta") for n, t in update.items()}, rank=5).items()
+    assert "a#u" in compress_update(update, rank=5)
+    assert "a" in compress_update(update, rank=6)
+    assert {n: t.shape for n, t in compress_update(update, rank=5).items()} == {
+        n: t.shape for n, t in compress_update({n: t.to("meta") for n, t in update.items()}, rank=5).items()
     }
-    assert set(compressed({n: t.to("meta") for n, t in update.items()}, energy=0.5)) == set(update)
+    assert set(compress_update({n: t.to("meta") for n, t in update.items()}, energy=0.5)) == set(update)
 
 
 def test_a_round_by_hand() -> None:
@@ -162,9 +162,9 @@ def test_the_energy_rises_with_the_rounds_of_the_run(rounds: int, monkeypatch: p
 
     def heard(update: Any, energy: float | None = None, rank: int | None = None) -> Any:
         asked.append(energy)
-        return compressed(update, energy, rank)
+        return compress_update(update, energy, rank)
 
-    monkeypatch.setattr("splitfed.federated.fedkd.compressed", heard)
+    monkeypatch.setattr("splitfed.federated.fedkd.compress_update", heard)
     run = go("local", FedKD(), rounds, data=data(2))
     shares = list(dict.fromkeys(asked))
     assert shares == pytest.approx([0.95 + 0.03 * (t + 1) / rounds for t in range(rounds)])

@@ -17,7 +17,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.random import derive
 from splitfed.federated.fedmd import PART, FedMD
 from splitfed.federated.mafml import MAFML
-from splitfed.federated.public_rows import endless, parted
+from splitfed.federated.public_rows import draw_row_numbers, split_batches
 from splitfed.schedules import Apart, Sequential
 from splitfed.schedules.base import Training
 from splitfed.topologies import local
@@ -55,16 +55,16 @@ def by_hand(model: nn.Module, rows: Any, rounds: int, method: FedMD) -> list[nn.
         optimizer.step()
 
     for number in range(rounds):
-        chosen = endless(derive(0, "fedmd"), len(public), number * size, size)
+        chosen = draw_row_numbers(derive(0, "fedmd"), len(public), number * size, size)
         mean = torch.stack([m(public.x[chosen]).detach() for m in models]).mean(0)
         for lane, (m, client) in enumerate(zip(models, rows.clients, strict=True)):
             for turn in range(method.transfer if number == 0 else 0):
                 seed = derive(0, "fedmd transfer", lane)
-                for some in endless(seed, len(public), turn * len(public), len(public)).split(method.batch):
+                for some in draw_row_numbers(seed, len(public), turn * len(public), len(public)).split(method.batch):
                     step(optimizers[lane], functional.cross_entropy(m(public.x[some]), public.y[some]))
             for turn in range(method.passes if number > 0 else 0):
                 seed = derive(0, "fedmd digest", lane, number)
-                for some in endless(seed, size, turn * size, size).split(method.batch):
+                for some in draw_row_numbers(seed, size, turn * size, size).split(method.batch):
                     z = m(public.x[chosen[some]])
                     apart = (z - mean[some]).abs().mean()
                     if method.distance == "kl":
@@ -117,10 +117,10 @@ def test_rows_in_several_messages_are_planned() -> None:
 
 
 def test_a_single_row_that_is_left_joins_the_batch_before() -> None:
-    assert [len(some) for some in parted(torch.arange(9), 4)] == [4, 5]
-    assert [len(some) for some in parted(torch.arange(10), 4)] == [4, 4, 2]
-    assert [len(some) for some in parted(torch.arange(3), 1)] == [1, 1, 1]
-    assert [len(some) for some in parted(torch.arange(1), 4)] == [1]
+    assert [len(some) for some in split_batches(torch.arange(9), 4)] == [4, 5]
+    assert [len(some) for some in split_batches(torch.arange(10), 4)] == [4, 4, 2]
+    assert [len(some) for some in split_batches(torch.arange(3), 1)] == [1, 1, 1]
+    assert [len(some) for some in split_batches(torch.arange(1), 4)] == [1]
     # Batch norm takes no row alone: five rows a round are four and one.
     run = beside(FedMD(rows=5, batch=4), rounds=2, data=pictures_shown(), batch_size=6)
     assert len(run.history) == 2

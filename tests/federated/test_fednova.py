@@ -7,7 +7,7 @@ import torch
 
 from splitfed.core.optimizers import Optim
 from splitfed.federated import FedAvg, FedNova
-from splitfed.federated.sgd_reach import reach
+from splitfed.federated.sgd_reach import sum_step_weights
 from tests.federated.examples import common, go, hand
 from tests.rounding import single
 
@@ -46,16 +46,16 @@ def test_the_reach_is_what_torch_does_with_a_constant_gradient(options: dict[str
     for steps in range(1, 6):
         weight.grad = torch.ones_like(weight)
         optimizer.step()
-        assert reach(Optim("SGD", {"lr": 0.1, **options}), steps)[0] == single(-float(weight.detach()) / 0.1)
-    assert reach(Optim("SGD", {"lr": 0.1}), 0) == (0.0, None)
+        assert sum_step_weights(Optim("SGD", {"lr": 0.1, **options}), steps)[0] == single(-float(weight.detach()) / 0.1)
+    assert sum_step_weights(Optim("SGD", {"lr": 0.1}), 0) == (0.0, None)
 
 
 @pytest.mark.parametrize("options", [{"momentum": 0.9}, {"momentum": 0.5, "dampening": 0.3}], ids=str)
 def test_the_reach_goes_on_from_what_the_momentum_holds(options: dict[str, float]) -> None:
     optim = Optim("SGD", {"lr": 0.1, **options})
-    whole, after = reach(optim, 7)
-    first, held = reach(optim, 3)
-    second, end = reach(optim, 4, held)
+    whole, after = sum_step_weights(optim, 7)
+    first, held = sum_step_weights(optim, 3)
+    second, end = sum_step_weights(optim, 4, held)
     assert (first + second, end) == (pytest.approx(whole), pytest.approx(after))
 
 

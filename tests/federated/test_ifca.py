@@ -9,7 +9,7 @@ from torch import nn
 from splitfed.core.errors import InvalidInput
 from splitfed.core.optimizers import Optim
 from splitfed.federated import Ifca
-from splitfed.federated.ifca import best
+from splitfed.federated.ifca import best_cluster
 from splitfed.topologies import local
 from tests.examples import assert_same
 from tests.federated.examples import go, hand, own, weights
@@ -20,13 +20,13 @@ GROUPS = ((2, 1.0), (1, -3.0), (1, 1.0), (3, -3.0))
 def test_a_client_takes_the_model_of_lowest_loss() -> None:
     run = hand(Ifca(clusters=2), clients=GROUPS)
     models = [{"model/weight": torch.tensor([[w]])} for w in (0.5, -2.0)]
-    assert [best(learner, models) for learner in run.learners] == [0, 1, 0, 1]
-    assert best(run.learners[0], [models[0], models[0]]) == 0
+    assert [best_cluster(learner, models) for learner in run.learners] == [0, 1, 0, 1]
+    assert best_cluster(run.learners[0], [models[0], models[0]]) == 0
 
 
 def test_a_round_by_hand() -> None:
     run = hand(Ifca(clusters=2), rounds=1, clients=GROUPS)
-    second = float(Ifca(clusters=2)._drawn(run.engine.topology, 1, run.seed)["model/weight"])
+    second = float(Ifca(clusters=2)._draw_weights(run.engine.topology, 1, run.seed)["model/weight"])
     assert -1 <= second <= 1, "as torch draws it; 2 suits nobody better"
     # All take the second model: two and one steps towards 1, one and three towards -3; shares 2, 1, 1, 3 of 7.
     ends = [label + 0.8**rows * (second - label) for rows, label in GROUPS]
@@ -61,7 +61,7 @@ def test_models_differ_from_the_start_and_by_seed() -> None:
         assert torch.allclose(one, other, atol=1e-6) == same
     topology = runs[0].engine.topology
     which = ((0, 0), (0, 1), (0, 2), (1, 1))
-    firsts = [Ifca(clusters=3)._drawn(topology, cluster, seed)["head/fc2.weight"] for seed, cluster in which]
+    firsts = [Ifca(clusters=3)._draw_weights(topology, cluster, seed)["head/fc2.weight"] for seed, cluster in which]
     assert all(not torch.equal(a, b) for i, a in enumerate(firsts) for b in firsts[:i])
 
 

@@ -20,7 +20,7 @@ from splitfed.core.optimizers import Optim
 from splitfed.core.random import derive, stream
 from splitfed.core.topology import Topology
 from splitfed.federated.mafml import MAFML, distribution, project, weighted_divergence
-from splitfed.federated.public_rows import endless
+from splitfed.federated.public_rows import draw_row_numbers
 from splitfed.models.mlp import mlp
 from splitfed.schedules import Apart, Sequential
 from splitfed.schedules.base import Training
@@ -141,7 +141,7 @@ def by_hand(topology: Topology, rows: Any, rounds: int, epochs: bool, method: MA
         told = []
         for lane, client in enumerate(rows.clients):
             seed = derive(0, "mafml", lane)
-            chosen = endless(seed, len(client.public), number * method.batch, method.batch)
+            chosen = draw_row_numbers(seed, len(client.public), number * method.batch, method.batch)
             x, y = client.public.x[chosen], client.public.y[chosen]
             p = scores(lane, x).softmax(1).detach()
             told.append((x, y, p, float((p.argmax(1) == y).float().mean()) if method.weighted else 1.0))

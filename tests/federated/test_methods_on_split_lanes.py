@@ -26,7 +26,7 @@ from splitfed.defenses import DpSgd, GaussianRelease, LabelDp, Noise
 from splitfed.engines.base import FED
 from splitfed.federated import FedDistill, FedGen, FedKD, FedProto, Learner, PerFedAvg
 from splitfed.federated.fedproto import nearest
-from splitfed.federated.low_rank import moved
+from splitfed.federated.low_rank import add_update
 from splitfed.planning.plan import cost
 from splitfed.planning.private import planned_ledger
 from splitfed.planning.validation import Prepared, prepare
@@ -254,5 +254,5 @@ def test_steps_besides_the_schedule_count_as_the_epoch_the_client_has_come_to() 
 
 def test_what_all_start_from_goes_to_where_the_update_is() -> None:
     base, update = {"a": torch.ones(2)}, {"a": torch.ones(2)}
-    assert moved(base, update)["a"].tolist() == [2.0, 2.0]
-    assert moved(base, {"a": torch.ones(2, device="meta")})["a"] is base["a"]
+    assert add_update(base, update)["a"].tolist() == [2.0, 2.0]
+    assert add_update(base, {"a": torch.ones(2, device="meta")})["a"] is base["a"]

@@ -20,7 +20,7 @@ from splitfed.data.sources.idx import idx
 from splitfed.federated import FedProto, Method
 from splitfed.registry import load
 from splitfed.schedules import Apart
-from splitfed.training.client_scores import spread
+from splitfed.training.client_scores import summarize_clients
 from tests.papers.fedproto_models import cnn, narrow_lenet
 from tests.papers.installed import FASHION, WhereInstalled
 from tests.papers.table import Cell, Measured, markdown, mean, signed, verdict
@@ -150,7 +150,7 @@ def measure(
     told = scored[-1].get("method", {})
     by_client = {HEADED: scored[-1]["clients"], OWN: own_accuracies(run)}
     by_client |= {s: told[s.replace(" ", "_")] for s in (NEAREST_OWN, NEAREST) if told}
-    found = {score: spread(values) for score, values in by_client.items()}
+    found = {score: summarize_clients(values) for score, values in by_client.items()}
     return {
         "scores": {s: {"mean": 100 * f["mean"], "std": 100 * f["std"]} for s, f in found.items() if f is not None},
         "curve": [[number, 100 * fmean(test["clients"])] for number, test in curve],

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import splitfed as sf
 from splitfed.attacks.base import Attack, Knowledge
 from splitfed.attacks.labels.direction import Direction
-from splitfed.attacks.labels.known_labels import draw_hints, others
+from splitfed.attacks.labels.known_labels import draw_hints, rows_without_hints
 from splitfed.attacks.labels.norm import Norm
 from splitfed.attacks.labels.spectral import Spectral
 from splitfed.attacks.scoring.label_metrics import auc
@@ -139,7 +139,7 @@ def _leak(attack: str, view: View, labels: Tensor, seed: int, number: int) -> fl
             return 0.5
         hints = draw_hints(labels, asked, random)
         scores = plan(view, Knowledge((), classes=2, hints=hints), random).guess
-    left = others(len(labels), hints)
+    left = rows_without_hints(len(labels), hints)
     positive = labels[left] == 1
     return auc(scores[left], positive) if 0 < int(positive.sum()) < len(left) else 0.5
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import splitfed as sf
-from splitfed.attacks.reconstruction.unsplit import Unsplit, stretched
+from splitfed.attacks.reconstruction.unsplit import Unsplit, stretch_rows
 from splitfed.attacks.scoring.reconstruction_metrics import grade
 from splitfed.core.random import generator, stream
 from splitfed.data.dataset import Dataset
@@ -48,7 +48,7 @@ def measure(depth: str, seed: int, state: Path, rounds: int = ROUNDS, epochs: in
     (result,) = run.attack(attack, victims=victims, seed=seed)
     assert result.stolen is not None
     assert result.guess is not None
-    spread, limits = stretched(result.guess, victims.value_range), victims.value_range
+    spread, limits = stretch_rows(result.guess, victims.value_range), victims.value_range
     again = grade(victims.x, spread, limits, run.data.auxiliary.x, generator(seed, "stretched"))
     grades = {**result.grade, "stretched": again["guess"]}
     images = {

@@ -185,9 +185,9 @@ class Broken(PrivateStep):
     def begin(self, rows: int, divisor: float, stamp: Stamp, active: bool) -> None:
         super().begin(rows, divisor, stamp._replace(epoch=0, step=0) if self.fault == "repeated" else stamp, active)
 
-    def _clipped(self, step: Any) -> Any:
+    def _sum_clipped(self, step: Any) -> Any:
         if self.fault != "clipped after the sum":
-            return super()._clipped(step)
+            return super()._sum_clipped(step)
         add_up = self._measure(step).add_up
         sums = add_up(torch.ones(step.rows))
         length = math.sqrt(sum(float(t.square().sum()) for t in sums.values()))

@@ -18,19 +18,19 @@ from splitfed.study.report.data import Setting, read_study
 from splitfed.study.report.document import summarise
 from splitfed.study.report.figures.clients import rounds
 from splitfed.topologies import local
-from splitfed.training.client_scores import reached, selected, spread
+from splitfed.training.client_scores import find_best_round, find_first_reaching, summarize_clients
 from tests.study.examples import checked, small, write
 
 
 def test_spread_by_hand() -> None:
     # Mean .6; squared distances .16, .04, .04 and .16 of four clients: variance .1.
-    found = spread([0.2, 0.8, None, 0.4, 1.0])
+    found = summarize_clients([0.2, 0.8, None, 0.4, 1.0])
     assert found is not None
     assert found == pytest.approx({"mean": 0.6, "min": 0.2, "max": 1.0, "std": 0.1**0.5, "worst_decile": 0.2})
     # Of eleven clients the worst tenth is two.
-    assert spread([i / 10 for i in range(11)])["worst_decile"] == pytest.approx(0.05)  # type: ignore[index]
-    assert spread([1.0, 3.0], higher_is_better=False)["worst_decile"] == 3.0  # type: ignore[index]
-    assert spread([None, None]) is None
+    assert summarize_clients([i / 10 for i in range(11)])["worst_decile"] == pytest.approx(0.05)  # type: ignore[index]
+    assert summarize_clients([1.0, 3.0], higher_is_better=False)["worst_decile"] == 3.0  # type: ignore[index]
+    assert summarize_clients([None, None]) is None
 
 
 def test_a_target_is_reached_on_validation_rows_alone() -> None:
@@ -41,9 +41,9 @@ def test_a_target_is_reached_on_validation_rows_alone() -> None:
         {"round": 3, "validation": {"union": 0.8}, "test": {"union": 0.1}},
         {"round": 4, "validation": {"union": 0.9}, "test": {"union": 0.1}},
     ]
-    assert reached(history, 0.8) is history[3]
-    assert reached(history, 0.95) is None
-    assert reached(history, 0.6, higher_is_better=False) is history[0]
+    assert find_first_reaching(history, 0.8) is history[3]
+    assert find_first_reaching(history, 0.95) is None
+    assert find_first_reaching(history, 0.6, higher_is_better=False) is history[0]
 
 
 def test_the_round_is_chosen_by_validation_rows() -> None:
@@ -51,9 +51,9 @@ def test_the_round_is_chosen_by_validation_rows() -> None:
         return {"round": number, "validation": {"union": validation}, "test": {"union": test}}
 
     history = [entry(0, 0.5, 0.9), entry(1, 0.8, 0.6), entry(2, 0.8, 0.7), entry(3, None, 1.0), {"round": 4}]
-    assert selected(history) is history[1]
-    assert selected(history, higher_is_better=False) is history[0]
-    assert selected(history[3:]) is None
+    assert find_best_round(history) is history[1]
+    assert find_best_round(history, higher_is_better=False) is history[0]
+    assert find_best_round(history[3:]) is None
 
 
 def test_a_run_tells_both() -> None:
@@ -61,7 +61,7 @@ def test_a_run_tells_both() -> None:
     run = splitfed.train(local(mlp((1, 8, 8), 10, (12,))), data, schedule="splitfed_v1", rounds=4)
     for part in ("validation", "test"):
         last = run.history[-1][part]
-        assert last["spread"] == spread(last["clients"])
+        assert last["spread"] == summarize_clients(last["clients"])
         assert last["spread"]["min"] < last["union"] < last["spread"]["max"]
     curve = [entry["validation"]["union"] for entry in run.history]
     assert run.rounds_to(curve[1]) == 1 + next(i for i, score in enumerate(curve) if score >= curve[1])
@@ -93,16 +93,16 @@ def test_results_hold_what_the_history_says(finished: Path) -> None:
     for path in (finished / "runs").glob("*/result.json"):
         found = json.loads(path.read_text("utf-8"))
         last, row = found["history"][-1]["test"], table.loc[path.parent.name]
-        assert found["utility"]["spread"] == spread(last["clients"])
+        assert found["utility"]["spread"] == summarize_clients(last["clients"])
         assert row["client_worst_decile"] == row["client_min"] == min(last["clients"])
-        chosen = selected(found["history"])
+        chosen = find_best_round(found["history"])
         assert chosen is not None
         assert row["selected_round"] == chosen["round"] + 1
         assert row["selected_utility"] == chosen["test"]["union"]
         for name, scores in last["across"].items():
             assert row[f"across_{name}"] == pytest.approx(sum(scores) / 3)
         assert last["across"]["own"] == pytest.approx(last["clients"])
-        first = reached(found["history"], 0.3)
+        first = find_first_reaching(found["history"], 0.3)
         assert (found["target"]["rounds"] is None) == (first is None)
         if first is not None:
             assert found["target"] == {
@@ -170,7 +170,7 @@ def test_a_target_that_cannot_be_told_is_refused(changes: dict[str, Any], text: 
 
 
 def test_the_spread_of_scores_beyond_all_squares_is_finite() -> None:
-    found = spread([1.0, -1e300])
+    found = summarize_clients([1.0, -1e300])
     assert found is not None
     assert (found["min"], found["max"], found["worst_decile"]) == (-1e300, 1.0, -1e300)
     assert found["mean"] == pytest.approx(-5e299)

@@ -137,19 +137,23 @@ def digest_of(text: str, name: str = "f") -> str:
 def test_code_without_a_file_is_told_by_its_bytecode() -> None:
     plain = digest_of("def f(x):\n    return [y + 1 for y in x if y in {'a', 'b', 'c'}]")
     assert "source:" not in plain
-    assert code_digest.same(
+    assert code_digest.same_code(
         plain, digest_of('\n\ndef f(x):\n    "Doc."\n    return [\n y + 1 for y in x if y in {"a", "b", "c"}]')
     )
-    assert not code_digest.same(plain, digest_of("def f(x):\n    return [y + 2 for y in x if y in {'a', 'b', 'c'}]"))
-    assert not code_digest.same(plain, digest_of("def f(x):\n    return [y + 1 for y in x if y in {'a', 'b', 'd'}]"))
+    assert not code_digest.same_code(
+        plain, digest_of("def f(x):\n    return [y + 2 for y in x if y in {'a', 'b', 'c'}]")
+    )
+    assert not code_digest.same_code(
+        plain, digest_of("def f(x):\n    return [y + 1 for y in x if y in {'a', 'b', 'd'}]")
+    )
 
 
 def test_another_python_is_compared_by_the_source() -> None:
-    assert code_digest.same("source:1 python3.11:2", "source:1 python3.12:3")
-    assert not code_digest.same("source:1 python3.11:2", "source:9 python3.12:2")
+    assert code_digest.same_code("source:1 python3.11:2", "source:1 python3.12:3")
+    assert not code_digest.same_code("source:1 python3.11:2", "source:9 python3.12:2")
     # Without a source nothing can be said across versions, and what cannot be compared is not the same.
-    assert not code_digest.same("python3.11:2", "python3.12:2")
-    assert code_digest.same("source:1 python3.11:2", "python3.11:2")
+    assert not code_digest.same_code("python3.11:2", "python3.12:2")
+    assert code_digest.same_code("source:1 python3.11:2", "python3.11:2")
 
 
 def test_a_file_that_was_edited_after_its_import_is_not_taken_for_what_runs(tmp_path: Path) -> None:

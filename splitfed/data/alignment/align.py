@@ -50,20 +50,22 @@ def align(
     learnt = as_task(task, y)
     keys = keys_of(tables, lengths)
     by_position = all(table.keys is None for table in tables.values())
-    usable = {party: _usable(party, mine, duplicates) for party, mine in keys.items()}
+    usable = {party: _usable_rows(party, mine, duplicates) for party, mine in keys.items()}
     offered = {party: [keys[party][i] for i in rows] for party, rows in usable.items()}
     _check_enough(offered, min(map(len, offered.values())), minimum)
-    found = (in_order if by_position else intersect)(offered, labels)
-    rows = {party: torch.tensor([mine[i] for i in found.positions[party]]) for party, mine in usable.items()}
+    intersection = (in_order if by_position else intersect)(offered, labels)
+    rows = {party: torch.tensor([mine[i] for i in intersection.positions[party]]) for party, mine in usable.items()}
     _check_enough(offered, len(rows[labels]), minimum)
-    report = Report({party: _counts(keys[party], usable[party], len(rows[party])) for party in keys}, found.crossings)
+    report = Report(
+        {party: _counts(keys[party], usable[party], len(rows[party])) for party in keys}, intersection.crossings
+    )
     x = torch.cat([part[rows[party]].flatten(1) for party, part in xs.items()], dim=1)
     dataset = from_arrays(x, y[rows[labels]], task=learnt, name=name).with_features(_features(xs))
-    kept = () if by_position else tuple(keys[labels][i] for i in rows[labels].tolist())
-    return Alignment(dataset, kept, rows, report)
+    common_keys = () if by_position else tuple(keys[labels][i] for i in rows[labels].tolist())
+    return Alignment(dataset, common_keys, rows, report)
 
 
-def _usable(party: str, keys: list[Key], duplicates: Duplicates) -> list[int]:
+def _usable_rows(party: str, keys: list[Key], duplicates: Duplicates) -> list[int]:
     """Return the rows of `party` that take part, each with a key of its own."""
     counts = Counter(keys)
     if duplicates == "refuse" and len(counts) < len(keys):

@@ -17,7 +17,15 @@ import secrets
 from collections.abc import Mapping, Sequence
 
 from splitfed.core.errors import InvalidInput
-from splitfed.data.alignment.keys import Crossing, Intersect, Intersection, Key, common, replies, written
+from splitfed.data.alignment.keys import (
+    Crossing,
+    Intersect,
+    Intersection,
+    Key,
+    intersect_keys,
+    key_text,
+    position_messages,
+)
 
 HASH_BYTES = 32
 LEAST_SECRET = 16
@@ -29,13 +37,13 @@ def new_secret() -> bytes:
 
 
 def hashes(secret: bytes, keys: Sequence[Key]) -> bytes:
-    """Return what a party sends: for each key the HMAC-SHA-256 of it, as `written` in UTF-8, 32 bytes each."""
-    return b"".join(hmac.digest(secret, written(key).encode(), "sha256") for key in keys)
+    """Return what a party sends: for each key the HMAC-SHA-256 of it, as `key_text` in UTF-8, 32 bytes each."""
+    return b"".join(hmac.digest(secret, key_text(key).encode(), "sha256") for key in keys)
 
 
 def join(sent: Mapping[str, bytes]) -> dict[str, list[int]]:
     """Return what the joiner makes of the hashes, all it ever sees: where the common ones stand at each party."""
-    return common(
+    return intersect_keys(
         {
             party: [hashed[i : i + HASH_BYTES] for i in range(0, len(hashed), HASH_BYTES)]
             for party, hashed in sent.items()
@@ -59,6 +67,6 @@ def keyed_hash(secret: bytes, joiner: str = "joiner") -> Intersect:
         sent = {party: hashes(secret, mine) for party, mine in keys.items()}
         positions = join(sent)
         crossings = [Crossing(party, joiner, "hashes", len(hashed)) for party, hashed in sent.items()]
-        return Intersection(positions, (*crossings, *replies(joiner, list(keys), len(positions[leader]))))
+        return Intersection(positions, (*crossings, *position_messages(joiner, list(keys), len(positions[leader]))))
 
     return intersect

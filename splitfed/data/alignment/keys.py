@@ -39,10 +39,10 @@ def in_clear(keys: Mapping[str, Sequence[Key]], leader: str) -> Intersection:
     Reveals all keys of all parties to the leader, and the intersection to everybody. Text sorts by code point,
     whole numbers by size.
     """
-    positions = common(keys)
+    positions = intersect_keys(keys)
     others = [party for party in keys if party != leader]
-    sent = [Crossing(party, leader, "keys", len(packed(keys[party]))) for party in others]
-    return Intersection(positions, (*sent, *replies(leader, others, len(positions[leader]))))
+    sent = [Crossing(party, leader, "keys", len(pack_keys(keys[party]))) for party in others]
+    return Intersection(positions, (*sent, *position_messages(leader, others, len(positions[leader]))))
 
 
 def in_order(keys: Mapping[str, Sequence[Key]], leader: str) -> Intersection:
@@ -50,7 +50,7 @@ def in_order(keys: Mapping[str, Sequence[Key]], leader: str) -> Intersection:
     return Intersection({party: list(range(len(mine))) for party, mine in keys.items()}, ())
 
 
-def common(keys: Mapping[str, Sequence[Key]] | Mapping[str, Sequence[bytes]]) -> dict[str, list[int]]:
+def intersect_keys(keys: Mapping[str, Sequence[Key]] | Mapping[str, Sequence[bytes]]) -> dict[str, list[int]]:
     """Return for each party where the keys that all hold stand among its own, in sorted order of the keys."""
     places = {party: {key: i for i, key in enumerate(mine)} for party, mine in keys.items()}
     first, *others = places.values()
@@ -58,12 +58,12 @@ def common(keys: Mapping[str, Sequence[Key]] | Mapping[str, Sequence[bytes]]) ->
     return {party: [place[key] for key in shared] for party, place in places.items()}
 
 
-def replies(sender: str, receivers: Sequence[str], count: int) -> list[Crossing]:
+def position_messages(sender: str, receivers: Sequence[str], count: int) -> list[Crossing]:
     """Return the messages in which `sender` tells `count` positions to each of `receivers`, 8 bytes each."""
     return [Crossing(sender, party, "rows", POSITION_BYTES * count) for party in receivers]
 
 
-def written(key: Key) -> str:
+def key_text(key: Key) -> str:
     """Return `key` as text that differs for 12 and "12".
 
     >>> written(12), written("12")
@@ -72,11 +72,11 @@ def written(key: Key) -> str:
     return f"{'s' if isinstance(key, str) else 'i'}{key}"
 
 
-def packed(keys: Sequence[Key]) -> bytes:
-    """Return a message with these keys: each as `written`, in UTF-8, behind its length in four bytes.
+def pack_keys(keys: Sequence[Key]) -> bytes:
+    """Return a message with these keys: each as `key_text`, in UTF-8, behind its length in four bytes.
 
     >>> packed(["ann"])
     b'\\x00\\x00\\x00\\x04sann'
     """
-    texts = [written(key).encode() for key in keys]
+    texts = [key_text(key).encode() for key in keys]
     return b"".join(len(text).to_bytes(4, "big") + text for text in texts)

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from splitfed.core.errors import InvalidInput
-from splitfed.data.alignment.keys import Crossing, Intersection, Key, packed, written
+from splitfed.data.alignment.keys import Crossing, Intersection, Key, key_text, pack_keys
 
 
 def private_intersection(keys: Mapping[str, Sequence[Key]], leader: str) -> Intersection:
@@ -26,22 +26,24 @@ def private_intersection(keys: Mapping[str, Sequence[Key]], leader: str) -> Inte
     Needs the extra `psi`; raises `InvalidInput` without it. The bytes are those that the library serializes.
     """
     library = _library()
-    own = [written(key) for key in keys[leader]]
+    own = [key_text(key) for key in keys[leader]]
     shared = set(range(len(own)))
     crossings: list[Crossing] = []
     others = [party for party in keys if party != leader]
     for party in others:
-        found, sizes = _intersect(library, own, [written(key) for key in keys[party]])
-        shared &= found
+        shared_positions, sizes = _intersect(library, own, [key_text(key) for key in keys[party]])
+        shared &= shared_positions
         crossings += [
             Crossing(leader, party, "request", sizes[0]),
             Crossing(party, leader, "setup", sizes[1]),
             Crossing(party, leader, "response", sizes[2]),
         ]
-    told = sorted(keys[leader][i] for i in shared)
-    crossings += [Crossing(leader, party, "common keys", len(packed(told))) for party in others]
+    common_keys = sorted(keys[leader][i] for i in shared)
+    crossings += [Crossing(leader, party, "common keys", len(pack_keys(common_keys))) for party in others]
     places = {party: {key: i for i, key in enumerate(mine)} for party, mine in keys.items()}
-    return Intersection({party: [place[key] for key in told] for party, place in places.items()}, tuple(crossings))
+    return Intersection(
+        {party: [place[key] for key in common_keys] for party, place in places.items()}, tuple(crossings)
+    )
 
 
 def _intersect(library: Any, client: list[str], server: list[str]) -> tuple[set[int], tuple[int, int, int]]:

@@ -60,12 +60,12 @@ def keys_of(tables: Mapping[str, Table], lengths: Mapping[str, int]) -> dict[str
         return {party: list(range(length)) for party, length in lengths.items()}
     if without:
         raise InvalidInput(f"party {without[0]!r} has no keys, others have; expected keys of all parties or of none")
-    found = {party: _keys(party, table.keys, lengths[party]) for party, table in tables.items()}
-    kinds = {party: "text" if isinstance(mine[0], str) else "numbers" for party, mine in found.items()}
+    keys = {party: _keys(party, table.keys, lengths[party]) for party, table in tables.items()}
+    kinds = {party: "text" if isinstance(mine[0], str) else "numbers" for party, mine in keys.items()}
     if len(set(kinds.values())) > 1:
         listed = ", ".join(f"{party!r} has {kind}" for party, kind in kinds.items())
         raise InvalidInput(f"keys of two kinds never match: {listed}; expected one kind")
-    return found
+    return keys
 
 
 def _numbers(party: str, what: str, value: Any) -> Tensor:

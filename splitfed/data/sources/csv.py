@@ -71,7 +71,7 @@ def _read(source: Path, separator: str) -> pd.DataFrame:
     import pandas as pd
 
     try:
-        with _opened(source) as file:
+        with _open_text(source) as file:
             table = pd.read_csv(file, sep=separator, skipinitialspace=True)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{source} cannot be read as CSV: {str(error).strip().splitlines()[0]}") from None
@@ -86,7 +86,7 @@ def _read(source: Path, separator: str) -> pd.DataFrame:
     return table
 
 
-def _opened(source: Path) -> IO[bytes]:
+def _open_text(source: Path) -> IO[bytes]:
     """Return the text of a file, unpacked where its name says that it is packed, as far as memory reaches."""
     if source.suffix in (".zip", ".zst", ".tar"):
         raise InvalidInput(f"{source} is packed as {source.suffix}; unpack it, or pack it as .gz, .bz2 or .xz")

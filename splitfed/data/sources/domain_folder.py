@@ -27,7 +27,7 @@ def domain_folder(path: str | Path, size: int | tuple[int, int] | None = None, g
     """
     root = existing_folder(path)
     pictures = Pictures(size, grayscale)
-    found: list[int] = []
+    domain_numbers: list[int] = []
     domains = folders(root, "domain")
     classes = folders(root / domains[0], "class")
     for number, domain in enumerate(domains):
@@ -36,12 +36,14 @@ def domain_folder(path: str | Path, size: int | tuple[int, int] | None = None, g
             odd = sorted(set(others) ^ set(classes))[0]
             where = domain if odd in others else domains[0]
             raise InvalidInput(f"{root} has class {odd!r} in domain {where!r}, not in all; expected the same in each")
-        found += [number] * sum(pictures.add(root / domain / name, label) for label, name in enumerate(classes))
+        domain_numbers += [number] * sum(
+            pictures.add(root / domain / name, label) for label, name in enumerate(classes)
+        )
     return from_arrays(
         pictures.x(),
         np.asarray(pictures.labels),
         task=classification(len(classes)),
         name=root.resolve().name,
         value_range=(0.0, 1.0),
-        domains=np.asarray(found),
+        domains=np.asarray(domain_numbers),
     )

@@ -26,7 +26,7 @@ class Pictures:
         """Take what `image_folder` takes; refuse a `size` that is none."""
         self.images: list[np.ndarray] = []
         self.labels: list[int] = []
-        self._size = _size(size)
+        self._size = _check_size(size)
         self._mode = "L" if grayscale else "RGB"
 
     def add(self, folder: Path, label: int) -> int:
@@ -50,7 +50,7 @@ class Pictures:
         return np.stack(self.images).astype(np.float32) / 255
 
 
-def _size(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
+def _check_size(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
     if size is None:
         return None
     sides = (size, size) if isinstance(size, int) else tuple(size)

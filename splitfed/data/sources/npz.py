@@ -30,8 +30,8 @@ def npz(
     """
     source = existing_file(path)
     names = [x, y] if domains is None else [x, y, domains]
-    found = _read(source, names)
-    inputs = found[x]
+    arrays_read = _read(source, names)
+    inputs = arrays_read[x]
     image = inputs.dtype == np.uint8 and inputs.ndim >= 3
     if channels_last:
         if inputs.ndim != 4:
@@ -41,21 +41,21 @@ def npz(
         inputs = (inputs[:, None] if inputs.ndim == 3 else inputs).astype(np.float32) / 255
     return from_arrays(
         inputs,
-        found[y],
+        arrays_read[y],
         task=task,
         name=source.stem,
         value_range=(0.0, 1.0) if image else None,
-        domains=None if domains is None else found[domains],
+        domains=None if domains is None else arrays_read[domains],
     )
 
 
 def _read(source: Path, names: list[str]) -> dict[str, np.ndarray]:
     try:
-        found = arrays.names(source)
+        available = arrays.array_names(source)
         for name in names:
-            if name not in found:
-                raise unknown(f"array in {source}:", name, found)
-        return {name: arrays.member(source, name) for name in names}
+            if name not in available:
+                raise unknown(f"array in {source}:", name, available)
+        return {name: arrays.read_member(source, name) for name in names}
     except InvalidInput:
         raise
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:

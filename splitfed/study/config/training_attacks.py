@@ -20,7 +20,7 @@ from splitfed.study.config import build
 from splitfed.study.config.cell import Cell, Probe
 from splitfed.study.config.mistakes import Mistakes
 from splitfed.threats.evaluator import curious
-from splitfed.threats.training_time import enter
+from splitfed.threats.training_time import place_attacks
 
 
 class World(NamedTuple):
@@ -71,7 +71,7 @@ def join(engine: LocalEngine, ready: Prepared, probe: Probe) -> None:
         raise InvalidInput(f"{names} are both at {party!r}; expected one intruder a party: give each its own study")
     plan = build.attack(probe)
     assert isinstance(plan, TrainingAttack)
-    enter(engine, ready, {party: plan})
+    place_attacks(engine, ready, {party: plan})
 
 
 def _party(probe: Probe, topology: Topology) -> str:

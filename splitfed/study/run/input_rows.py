@@ -64,12 +64,12 @@ def _array(path: Path) -> np.ndarray:
         with path.open("rb") as file:
             if file.read(2) != b"PK":
                 file.seek(0)
-                return arrays.array(file, path.stat().st_size)
-        names = arrays.names(path)
+                return arrays.read_array(file, path.stat().st_size)
+        names = arrays.array_names(path)
         if "x" not in names and len(names) != 1:
             listed = ", ".join([*names[:10], *(["..."] if len(names) > 10 else [])]) or "none"
             raise InvalidInput(f"{str(path)!r} has no array 'x' (there is {listed}); expected x, or one array")
-        return arrays.member(path, "x" if "x" in names else names[0])
+        return arrays.read_member(path, "x" if "x" in names else names[0])
     except InvalidInput:
         raise
     except arrays.MALFORMED as error:

@@ -43,7 +43,7 @@ from splitfed.study.report.topology_data import graph_of
 from splitfed.study.run.progress import Watcher
 from splitfed.study.run.trust import mark
 from splitfed.training.checkpoint import write_atomic
-from splitfed.training.client_scores import reached, selected, spread
+from splitfed.training.client_scores import find_best_round, find_first_reaching, summarize_clients
 from splitfed.training.entry_point import train
 from splitfed.training.run import Run
 
@@ -229,8 +229,8 @@ def _measured(run: Run, cell: Cell) -> Json:
             "constant": None if run.constant is None else run.constant._asdict(),
             "clients": last["test"]["clients"],
             "spread": last["test"].get("spread"),
-            "method": {name: spread(scores) for name, scores in last["test"].get("method", {}).items()},
-            "across": {name: spread(scores) for name, scores in last["test"].get("across", {}).items()},
+            "method": {name: summarize_clients(scores) for name, scores in last["test"].get("method", {}).items()},
+            "across": {name: summarize_clients(scores) for name, scores in last["test"].get("across", {}).items()},
         },
         "selected": _selected(run),
         "target": _target(run, cell),
@@ -254,18 +254,18 @@ def _target(run: Run, cell: Cell) -> Json | None:
     """Return when training first reached the study's target on validation rows, and what had crossed by then."""
     if cell.target is None:
         return None
-    found = reached(run.history, cell.target, run.data.task.higher_is_better) or {}
+    found = find_first_reaching(run.history, cell.target, run.data.task.higher_is_better) or {}
     told: Json = {"value": cell.target, "rounds": int(found["round"]) + 1 if found else None}
     return {**told, "bytes": found.get("bytes"), "simulated_seconds": found.get("simulated_seconds")}
 
 
 def _selected(run: Run) -> Json | None:
     """Return the round that validation rows would choose, and its scores; None without validation rows."""
-    best = selected(run.history, run.data.task.higher_is_better)
+    best = find_best_round(run.history, run.data.task.higher_is_better)
     if best is None:
         return None
     scores = {part: best[part]["union"] for part in ("validation", "test")}
-    across = {name: spread(found) for name, found in best["test"].get("across", {}).items()}
+    across = {name: summarize_clients(found) for name, found in best["test"].get("across", {}).items()}
     return {"round": int(best["round"]) + 1, **scores, "across": across}
 
 
