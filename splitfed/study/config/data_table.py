@@ -12,7 +12,7 @@ from splitfed.core.tasks import classification
 from splitfed.data.dataset import Dataset
 from splitfed.study.config.config import DataTable
 from splitfed.study.config.mistakes import Mistakes
-from splitfed.study.config.parameters import Parameter, check
+from splitfed.study.config.parameters import Parameter, check_parameters
 
 WAYS = ("vertical", "halves", "strips")
 HINTS = {
@@ -24,11 +24,11 @@ HINTS = {
 }
 
 
-def parts(mistakes: Mistakes, table: DataTable) -> dict[str, Any]:
+def parse_parts(mistakes: Mistakes, table: DataTable) -> dict[str, Any]:
     """Return the keys of `table` that divide rows or add label sets, after a check of their types."""
     given = {key: getattr(table, key) for key in DataTable.PARTS if getattr(table, key) is not None}
     allowed = {key: Parameter(key, HINTS[key], None) for key in given}
-    check(mistakes, "data", allowed, given)
+    check_parameters(mistakes, "data", allowed, given)
     ways = [way for way in WAYS if given.get(way) not in (None, False)]
     for way in ways[1:]:
         mistakes.add(f"data.{way}", f"is not allowed beside {ways[0]}: rows are divided in one way")
@@ -42,10 +42,10 @@ def parts(mistakes: Mistakes, table: DataTable) -> dict[str, Any]:
     return given
 
 
-def divided(data: Dataset, given: Mapping[str, Any]) -> Dataset:
+def apply_parts(data: Dataset, given: Mapping[str, Any]) -> Dataset:
     """Return `data` with the features and the label sets that `given` asks for."""
     for name, target in given.get("targets", {}).items():
-        data = _coarser(data, name, target["classes"])
+        data = _with_coarser_labels(data, name, target["classes"])
     if "vertical" in given:
         return data.vertical(given["vertical"], overlap=given.get("overlap", False))
     if "strips" in given:
@@ -53,7 +53,7 @@ def divided(data: Dataset, given: Mapping[str, Any]) -> Dataset:
     return data.halves() if given.get("halves") else data
 
 
-def _coarser(data: Dataset, name: str, classes: list[int]) -> Dataset:
+def _with_coarser_labels(data: Dataset, name: str, classes: list[int]) -> Dataset:
     """Return `data` with a label set that puts main class i into class `classes[i]`."""
     where = f"targets.{name}.classes"
     known = {"classification": data.task.outputs, "binary": 2}.get(data.task.name)

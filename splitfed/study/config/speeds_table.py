@@ -12,26 +12,28 @@ from splitfed.costs.clock import party_names
 from splitfed.costs.speeds import Machine, Speeds
 from splitfed.engines.base import FED
 from splitfed.schedules.base import Schedule
-from splitfed.study.config.lookup import checked
-from splitfed.study.config.mistakes import Mistakes, shown
+from splitfed.study.config.lookup import check_parameters_strictly
+from splitfed.study.config.mistakes import Mistakes, short_repr
 from splitfed.study.config.parameters import parameters_of
 
 EXAMPLE = "{compute = 1e9, up = 1e6, down = 1e6, latency = 0.01}"
 
 
-def read(mistakes: Mistakes, where: str, given: Any) -> tuple[dict[str, Any] | None, Speeds | None]:
+def parse_speeds(mistakes: Mistakes, where: str, given: Any) -> tuple[dict[str, Any] | None, Speeds | None]:
     """Return the table `given` with defaults, and what it means; None for both where there is none."""
     if given is None:
         return None, None
     own = mistakes.fresh()
-    table = _table(own, where, given, f"default = {EXAMPLE}")
+    table = _check_table(own, where, given, f"default = {EXAMPLE}")
     allowed = parameters_of(Speeds)
     names = ("stragglers", "spread", "seed")
     rest = {key: value for key, value in table.items() if key not in ("default", "named")}
-    found = checked(own, where, {name: allowed[name] for name in names}, rest, keys=["default", "named"])
-    default_written, default = _machine(own, f"{where}.default", table.get("default", {}))
-    each = _table(own, f"{where}.named", table.get("named", {}), f"server = {EXAMPLE}")
-    machines = {name: _machine(own, f"{where}.named.{name}", one) for name, one in each.items()}
+    found = check_parameters_strictly(
+        own, where, {name: allowed[name] for name in names}, rest, keys=["default", "named"]
+    )
+    default_written, default = _parse_machine(own, f"{where}.default", table.get("default", {}))
+    each = _check_table(own, f"{where}.named", table.get("named", {}), f"server = {EXAMPLE}")
+    machines = {name: _parse_machine(own, f"{where}.named.{name}", one) for name, one in each.items()}
     speeds = None
     if not own:
         with own.at(where):
@@ -42,7 +44,7 @@ def read(mistakes: Mistakes, where: str, given: Any) -> tuple[dict[str, Any] | N
     return {"default": default_written, "named": {n: w for n, (w, _) in machines.items()}, **found.written}, speeds
 
 
-class Names:
+class PartyNames:
     """The parties of one run and their roles: those of the topology, and the fed server where there is one.
 
     `meeting`: whether a federated method brings one.
@@ -66,9 +68,11 @@ class Names:
         )
 
 
-def _machine(mistakes: Mistakes, where: str, given: Any) -> tuple[dict[str, Any], Machine]:
+def _parse_machine(mistakes: Mistakes, where: str, given: Any) -> tuple[dict[str, Any], Machine]:
     own = mistakes.fresh()
-    found = checked(own, where, parameters_of(Machine), _table(own, where, given, EXAMPLE.strip("{}")))
+    found = check_parameters_strictly(
+        own, where, parameters_of(Machine), _check_table(own, where, given, EXAMPLE.strip("{}"))
+    )
     made = Machine()
     if not own:
         with own.at(where):
@@ -77,8 +81,8 @@ def _machine(mistakes: Mistakes, where: str, given: Any) -> tuple[dict[str, Any]
     return found.written, made
 
 
-def _table(mistakes: Mistakes, where: str, given: Any, example: str) -> Mapping[str, Any]:
+def _check_table(mistakes: Mistakes, where: str, given: Any, example: str) -> Mapping[str, Any]:
     if isinstance(given, Mapping):
         return given
-    mistakes.add(where, f"{shown(given)} is not allowed; expected a table such as {{{example}}}")
+    mistakes.add(where, f"{short_repr(given)} is not allowed; expected a table such as {{{example}}}")
     return {}

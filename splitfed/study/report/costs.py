@@ -32,7 +32,7 @@ def costs_of(runs: Runs) -> Json | None:
         "messages": fmean(one["messages"] for one in known),
         "flops": {role: fmean(n for one in known for n in one["flops"][role]) for role in known[0]["flops"]},
         "memory": {role: m["total"] for role, m in known[0]["memory"].items()},
-        "agrees": all(_agrees(run) for run in runs),
+        "agrees": all(_matches_prediction(run) for run in runs),
         "at_most": next((one["at_most"] for one in known if one.get("at_most")), None),
     }
 
@@ -52,17 +52,19 @@ def participation(runs: Runs) -> Json | None:
         "asked": fmean(asked),
         "dropped": sum(len(entry["dropped"]) for entry in entries),
         "missed": sum(not entry["fused"] for entry in entries),
-        "noted": [said for run in runs for entry in run["history"] if (said := _noted(run["seed"], entry))],
+        "noted": [
+            said for run in runs for entry in run["history"] if (said := _participation_note(run["seed"], entry))
+        ],
     }
     return found if found["dropped"] or found["missed"] or min(asked) < runs[0]["clients"] else None
 
 
-def over_time(setting: Setting) -> tuple[Line, list[Line]] | None:
+def utility_over_time(setting: Setting) -> tuple[Line, list[Line]] | None:
     """Return the utility against simulated seconds: the mean over seeds, and every seed; None without a clock.
 
     A point is a round that was scored in every seed; its time is the mean over seeds as well.
     """
-    each = [_scored(run["history"]) for run in setting.runs]
+    each = [_scores_by_round(run["history"]) for run in setting.runs]
     shared = [number for number in each[0] if all(number in rounds for rounds in each)] if each else []
     if not shared:
         return None
@@ -87,21 +89,21 @@ def crossovers(settings: Sequence[Setting]) -> dict[str, Crossover]:
     return found
 
 
-def _agrees(run: Mapping[str, Any]) -> bool:
+def _matches_prediction(run: Mapping[str, Any]) -> bool:
     told, kinds = run["predicted"], run["bytes_by_kind"]
     if told.get("at_most"):
         return all(n <= told["bytes_by_kind"].get(kind, 0) for kind, n in kinds.items())
     return bool(told["bytes_by_kind"] == kinds and told["messages"] == run["messages"])
 
 
-def _noted(seed: int, entry: Mapping[str, Any]) -> str:
+def _participation_note(seed: int, entry: Mapping[str, Any]) -> str:
     gone = ", ".join(map(str, entry.get("dropped", [])))
     said = [f"client {gone} dropped out"] if gone else []
     said += [] if entry.get("fused", True) else ["no quorum"]
     return f"seed {seed}, round {entry['round'] + 1}: {'; '.join(said)}" if said else ""
 
 
-def _scored(history: Runs) -> dict[int, tuple[float, float]]:
+def _scores_by_round(history: Runs) -> dict[int, tuple[float, float]]:
     """Return round -> simulated seconds and utility, on the validation rows where there are any."""
     found = {}
     for entry in history:

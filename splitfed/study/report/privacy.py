@@ -19,7 +19,7 @@ from splitfed.study.config.cell import Cell
 Json = dict[str, Any]
 
 
-def planned(cell: Cell, data: Dataset) -> Json | None:
+def plan_ledger(cell: Cell, data: Dataset) -> Json | None:
     """Return the privacy ledger that the run `cell` will have; None where none of its defenses promises anything."""
     defenses, plan = build.defenses(cell), cell.training
     if not any(overrides(defense, "event") for defense in defenses):
@@ -37,7 +37,7 @@ def planned(cell: Cell, data: Dataset) -> Json | None:
     return found.told()
 
 
-def plans(cells: Sequence[Cell], data: Dataset) -> list[Json]:
+def plan_ledgers(cells: Sequence[Cell], data: Dataset) -> list[Json]:
     """Return the planned ledger of every run of `cells` that promises something, or why it refuses."""
     found: list[Json] = []
     for cell in cells:
@@ -48,7 +48,7 @@ def plans(cells: Sequence[Cell], data: Dataset) -> list[Json]:
             **({} if cell.method.part is None else {"method": cell.method.label}),
         }
         try:
-            ledger = planned(cell, data)
+            ledger = plan_ledger(cell, data)
         except InvalidInput as error:
             found.append({**who, "refused": str(error), "ledger": None})
             continue
@@ -74,7 +74,7 @@ def _epsilon(total: Mapping[str, Any]) -> float:
     return math.inf if total["epsilon"] is None else float(total["epsilon"])
 
 
-def over_rounds(runs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[list[int], list[float]]]:
+def epsilon_per_round(runs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[list[int], list[float]]]:
     """Return what is protected -> rounds and epsilon after each, the largest over seeds."""
     found: dict[str, dict[int, float]] = {}
     for run in runs:

@@ -15,8 +15,12 @@ def remarks(found: Json) -> list[str]:
     """Return what is to be said beside the scores of the result `found`, in clauses; nothing of a run that failed."""
     if "utility" not in found:
         return []
-    told = unlike(found.get("starts_asked"), found.get("starts"))
-    return [*_useless(found), *told, *(said for attack in found["attacks"] for said in reversals(attack))]
+    told = start_warnings(found.get("starts_asked"), found.get("starts"))
+    return [
+        *_constant_answer_remark(found),
+        *told,
+        *(said for attack in found["attacks"] for said in reversals(attack)),
+    ]
 
 
 def reversals(attack: Json) -> list[str]:
@@ -43,20 +47,20 @@ WEIGHTS = {
 }
 
 
-def begins(restart_optimizers: bool, starts: str) -> str:
+def describe_start(restart_optimizers: bool, starts: str) -> str:
     """Tell in a line what happens to optimizers between rounds, and from which weights clients start."""
     kept = "are restarted every round" if restart_optimizers else "keep their state from round to round"
     return f"optimizers {kept}; {WEIGHTS[starts]}"
 
 
-def unlike(asked: str | None, starts: str | None) -> list[str]:
+def start_warnings(asked: str | None, starts: str | None) -> list[str]:
     """Return a clause where clients were to start from weights of their own, and all that they hold is broadcast."""
     if asked != "own" or starts != "shared":
         return []
     return ["starts = 'own' changes nothing: all that clients hold is sent to them before they first train"]
 
 
-def _useless(found: Json) -> list[str]:
+def _constant_answer_remark(found: Json) -> list[str]:
     told = found["utility"]
     if found.get("intruder") or not told.get("constant") or told["test"] is None:
         return []

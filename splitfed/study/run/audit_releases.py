@@ -27,7 +27,7 @@ from splitfed.core.upload_defenses import Keeper, Sent, defended, keepers
 from splitfed.core.usage_counts import counted
 from splitfed.data.features import feed
 from splitfed.engines.base import FED
-from splitfed.study.run.audit_game import ONE, TEN, Game, Measured, Scores, named
+from splitfed.study.run.audit_game import ONE, TEN, Game, Scores, SensitivityCheck, class_names
 from splitfed.threats.segments_upstream import Upstream
 from splitfed.training.run import Run
 
@@ -97,30 +97,34 @@ class Route:
 
 def release_games(run: Run, client: int) -> Iterator[Game]:
     """Yield what is to be audited of the releases of `client`, and of its messages to the fed server."""
-    for path in _paths(run, client):
-        z = _rows(run, path, client)
-        yield _game(path, "rows of the data", _apart(path, z), 1)
-        yield _game(path, "worst case", _worst(path, z), 1, partial(_sensitivity, path, z, run.seed))
-        yield _game(path, "worst case", _worst(path, z), len(TURNS))
-    for path in _messages(run, client):
+    for path in _edge_routes(run, client):
+        z = _mechanism_inputs(run, path, client)
+        yield _release_game(path, "rows of the data", _most_distant_rows(path, z), 1)
+        yield _release_game(
+            path, "worst case", _worst_case_pair(path, z), 1, partial(_measure_sensitivity, path, z, run.seed)
+        )
+        yield _release_game(path, "worst case", _worst_case_pair(path, z), len(TURNS))
+    for path in _upload_routes(run, client):
         z = torch.full((1, WIDTH), 0.5)
-        yield _game(path, "worst case", _worst(path, z), 1, partial(_sensitivity, path, z, run.seed))
-        yield _game(path, "worst case", _worst(path, z), len(TURNS))
+        yield _release_game(
+            path, "worst case", _worst_case_pair(path, z), 1, partial(_measure_sensitivity, path, z, run.seed)
+        )
+        yield _release_game(path, "worst case", _worst_case_pair(path, z), len(TURNS))
 
 
-def _game(
+def _release_game(
     path: Route,
     canaries: str,
     pair: tuple[Tensor, Tensor],
     times: int,
-    measure: Callable[[], Measured | None] | None = None,
+    measure: Callable[[], SensitivityCheck | None] | None = None,
 ) -> Game:
-    scores = _scores(*(path.expected(z).flatten().double() for z in pair))
+    scores = _score_functions(*(path.expected(z).flatten().double() for z in pair))
 
     def draw(which: int, trials: int) -> Scores:
-        return _sampled(path, pair, times, which, trials, scores)
+        return _sample_scores(path, pair, times, which, trials, scores)
 
-    mechanism, audited = named([d for _, d in path.guards]), ONE if times == 1 else TEN
+    mechanism, audited = class_names([d for _, d in path.guards]), ONE if times == 1 else TEN
     claim = tuple((event, times) for event in path.claim)
     # Ten releases show more, and cost ten times as much.
     return Game(
@@ -128,7 +132,7 @@ def _game(
     )
 
 
-def _paths(run: Run, client: int) -> list[Route]:
+def _edge_routes(run: Run, client: int) -> list[Route]:
     engine = run.engine
     topology, circuit = engine.topologies[client], engine.crew.lanes[client].circuit
     paths = []
@@ -141,7 +145,7 @@ def _paths(run: Run, client: int) -> list[Route]:
     return paths
 
 
-def _messages(run: Run, client: int) -> list[Route]:
+def _upload_routes(run: Run, client: int) -> list[Route]:
     engine, topology = run.engine, run.engine.topologies[client]
     kinds = dict.fromkeys(kind for d in engine.defenses if d.event() is not None for kind in d.uploads)
     party = engine.party(client, topology.data_roles[0]).name
@@ -153,7 +157,7 @@ def _messages(run: Run, client: int) -> list[Route]:
     return paths if FED in engine.parties or engine.crew.fed else []
 
 
-def _rows(run: Run, path: Route, client: int) -> Tensor:
+def _mechanism_inputs(run: Run, path: Route, client: int) -> Tensor:
     """Return what the segments hand to the mechanism for some rows of the client, (rows, ...): test rows if it can."""
     engine, topology = run.engine, run.engine.topologies[client]
     given = run.data.clients[client]
@@ -169,14 +173,14 @@ def _rows(run: Run, path: Route, client: int) -> Tensor:
     return found
 
 
-def _apart(path: Route, z: Tensor) -> tuple[Tensor, Tensor]:
+def _most_distant_rows(path: Route, z: Tensor) -> tuple[Tensor, Tensor]:
     """Return the two rows whose mean releases are furthest apart: (1, ...) each."""
     distances = torch.cdist(path.expected(z).flatten(1).double(), path.expected(z).flatten(1).double())
     i, j = divmod(int(distances.argmax()), len(z))
     return z[i : i + 1], z[j : j + 1]
 
 
-def _worst(path: Route, z: Tensor) -> tuple[Tensor, Tensor]:
+def _worst_case_pair(path: Route, z: Tensor) -> tuple[Tensor, Tensor]:
     """Return the pair, among some that are built to be hard, whose mean releases are furthest apart: (1, ...) each.
 
     Signs that alternate come first: they cancel noise that the numbers of a row have in common.
@@ -195,7 +199,7 @@ def _worst(path: Route, z: Tensor) -> tuple[Tensor, Tensor]:
     return next(pair for pair, far in zip(pairs, distances, strict=True) if far >= 0.999 * max(distances))
 
 
-def _scores(first: Tensor, second: Tensor) -> dict[str, Score]:
+def _score_functions(first: Tensor, second: Tensor) -> dict[str, Score]:
     """Return what tells the two means apart best under Gaussian noise, under Laplace noise, and where bits are sent."""
     found: dict[str, Score] = {
         "linear": lambda z: z @ (second - first),
@@ -207,7 +211,7 @@ def _scores(first: Tensor, second: Tensor) -> dict[str, Score]:
     return found
 
 
-def _sampled(
+def _sample_scores(
     path: Route, pair: tuple[Tensor, Tensor], times: int, which: int, trials: int, scores: Mapping[str, Score]
 ) -> Scores:
     """Return the scores of `trials` sequences of `times` releases that begin with canary `which`: name -> (trials,)."""
@@ -229,7 +233,7 @@ def _sampled(
     return {name: torch.cat(parts).numpy() for name, parts in found.items()}
 
 
-def _sensitivity(path: Route, z: Tensor, seed: int) -> Measured | None:
+def _measure_sensitivity(path: Route, z: Tensor, seed: int) -> SensitivityCheck | None:
     """Return the largest change of the mean release that a row in place of another made; None where none is claimed."""
     claims: Sequence[tuple[Defense, Any]] = [(d, d.event()) for _, d in path.guards if hasattr(d, "sensitivity")]
     if len(claims) != 1 or not isinstance(claims[0][1].mechanism, (Gaussian, Laplace)):
@@ -249,4 +253,4 @@ def _sensitivity(path: Route, z: Tensor, seed: int) -> Measured | None:
         measured = max(measured, float(torch.linalg.vector_norm(first - second, ord=order, dim=1).max()))
     claimed = float(defense.sensitivity)  # type: ignore[attr-defined]
     assert math.isfinite(claimed)
-    return Measured(f"sensitivity L{order}", measured, claimed, sum(len(a) for a, _ in pairs))
+    return SensitivityCheck(f"sensitivity L{order}", measured, claimed, sum(len(a) for a, _ in pairs))

@@ -18,7 +18,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.privacy_events import Event, Gaussian, Neighbours
 from splitfed.core.random import derive
 from splitfed.privacy.canaries import Canaries, CanaryParty, diagonal
-from splitfed.study.run.audit_game import SLACK, Draw, Game, Measure, Measured, Scores, named
+from splitfed.study.run.audit_game import SLACK, Draw, Game, Measure, Scores, SensitivityCheck, class_names
 from splitfed.training.run import Run
 
 CANARIES = 250
@@ -42,12 +42,12 @@ def step_games(run: Run, client: int) -> Iterator[Game]:
             for role in defense.guards(topology)
         )
         canaries = Canaries(defense, position, seats, engine.crew.lanes[client].circuit, run.seed)
-        yield from _games(run, client, canaries, event)
+        yield from _party_games(run, client, canaries, event)
 
 
-def _games(run: Run, client: int, canaries: Canaries, event: Event) -> Iterator[Game]:
+def _party_games(run: Run, client: int, canaries: Canaries, event: Event) -> Iterator[Game]:
     scales = canaries.deviations()
-    parties, mechanism = ", ".join(seat.party for seat in canaries.seats), named([canaries.defense])
+    parties, mechanism = ", ".join(seat.party for seat in canaries.seats), class_names([canaries.defense])
     replaced = event.neighbours is Neighbours.REPLACE
     always = replace(event, sampling_rate=1.0)
 
@@ -55,15 +55,17 @@ def _games(run: Run, client: int, canaries: Canaries, event: Event) -> Iterator[
         kind = "gradients of one coordinate"
         return Game(parties, "weights", mechanism, audited, kind, ((claim, times),), draw, None, measure)
 
-    present = partial(_present, canaries, scales, replaced)
-    distance = partial(_distance, canaries, event)
+    present = partial(_present_row_scores, canaries, scales, replaced)
+    distance = partial(_measure_distance, canaries, event)
     yield line("one step that the row takes part in", always, 1, partial(present, 1), distance)
     yield line("ten steps in a row that the row takes part in", always, len(TURNS), partial(present, len(TURNS)))
     if event.sampling_rate < 1:
-        yield line("one step with its rows drawn", event, 1, partial(_drawn, run, client, canaries, scales))
+        yield line(
+            "one step with its rows drawn", event, 1, partial(_sampled_row_scores, run, client, canaries, scales)
+        )
 
 
-def _present(
+def _present_row_scores(
     canaries: Canaries, scales: dict[str, float], replaced: bool, times: int, which: int, trials: int
 ) -> Scores:
     """Return the scores of canaries that are in every one of `times` steps (input 0), or are replaced, or are not."""
@@ -80,7 +82,9 @@ def _present(
     return {"sum": torch.cat(found).numpy()}
 
 
-def _drawn(run: Run, client: int, canaries: Canaries, scales: dict[str, float], which: int, trials: int) -> Scores:
+def _sampled_row_scores(
+    run: Run, client: int, canaries: Canaries, scales: dict[str, float], which: int, trials: int
+) -> Scores:
     """Return the scores of canaries that are rows of the client (input 0), or are not, in steps drawn as the run's."""
     training = run.evaluator.training
     if training is None:
@@ -102,7 +106,9 @@ def _drawn(run: Run, client: int, canaries: Canaries, scales: dict[str, float], 
     return {"sum": torch.cat(found)[:trials].numpy()}
 
 
-def _distance(canaries: Canaries, event: Event) -> Measured:
+def _measure_distance(canaries: Canaries, event: Event) -> SensitivityCheck:
     assert isinstance(event.mechanism, Gaussian)
     measured, pairs = canaries.distance(event.neighbours is Neighbours.REPLACE)
-    return Measured("distance of two steps in deviations", measured, 1 / event.mechanism.noise_multiplier, pairs, SLACK)
+    return SensitivityCheck(
+        "distance of two steps in deviations", measured, 1 / event.mechanism.noise_multiplier, pairs, SLACK
+    )

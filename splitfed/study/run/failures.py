@@ -52,11 +52,11 @@ class Terminated(KeyboardInterrupt):
     """The process was asked to end by SIGTERM; handled wherever an interruption from the keyboard is."""
 
 
-def reason(error: BaseException) -> tuple[str, str] | None:
+def explain_failure(error: BaseException) -> tuple[str, str] | None:
     """Return what the machine refused and how to mend it, where that is behind `error`; None for anything else."""
     seen: BaseException | None = error
     while seen is not None:
-        known = _REASONS.get(_number(seen) or 0)
+        known = _REASONS.get(_error_number(seen) or 0)
         if known is not None:
             name = getattr(seen, "filename", None)
             return (f"{os.fspath(name)}: {known[0]}" if isinstance(name, (str, os.PathLike)) else known[0]), known[1]
@@ -67,7 +67,7 @@ def reason(error: BaseException) -> tuple[str, str] | None:
     return None
 
 
-def _number(error: BaseException) -> int | None:
+def _error_number(error: BaseException) -> int | None:
     """Return the error number behind `error`; None where it has none."""
     if isinstance(error, MemoryError):
         return errno.ENOMEM
@@ -79,13 +79,13 @@ def _number(error: BaseException) -> int | None:
 
 
 @contextmanager
-def stoppable() -> Iterator[None]:
+def catch_termination() -> Iterator[None]:
     """Raise `Terminated` inside the block when SIGTERM arrives; handlers are afterwards what they were before."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, _raise_terminated)
     try:
         yield
     finally:
@@ -93,12 +93,12 @@ def stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def calm() -> None:
+def ignore_signals() -> None:
     """Ignore further requests to stop: what is left to do is brief, and is to be done whole."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
+def _raise_terminated(number: int, frame: FrameType | None) -> None:
     raise Terminated

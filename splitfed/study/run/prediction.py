@@ -17,11 +17,11 @@ from splitfed.core.random import derive
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head
 from splitfed.study.config import config
-from splitfed.study.report.units import plural, size
+from splitfed.study.report.units import count_noun, format_bytes
 from splitfed.study.run import session
 from splitfed.study.run.input_rows import check_kind, read_rows
 from splitfed.study.run.progress import Lines
-from splitfed.study.run.runner import Json, result, trained
+from splitfed.study.run.runner import Json, read_result, train_cell
 from splitfed.study.run.trust import code_of
 from splitfed.training.checkpoint import write_atomic
 from splitfed.training.run import Run
@@ -51,7 +51,7 @@ def predict(
     check_kind(rows)
     for path in (output, view_output):
         _check_writable(path, rows)
-    run = _rebuilt(folder, trust)
+    run = _rebuild_run(folder, trust)
     x = read_rows(rows, run.data.shape, run.data.victims.value_range)
     heads = {h.value: h for h in run.engine.topology.heads}
     if head is not None and head not in heads:
@@ -63,11 +63,11 @@ def predict(
     before = {flow: counted for flow, counted in run.engine.traffic.flows.items() if flow.phase == "predict"}
     with ExitStack() as open_eyes:
         seen = {name: open_eyes.enter_context(run.engine.watching(name)) for name in run.engine.parties}
-        outputs = run.predict(x, client=client, head=head, number=_draw(run, x))
+        outputs = run.predict(x, client=client, head=head, number=_draw_number(run, x))
     known = heads[head] if head is not None else next(iter(heads.values()))
-    table = predictions(known, outputs)
+    table = prediction_table(known, outputs)
     if output is not None:
-        write_atomic(output, _csv(table).encode())
+        write_atomic(output, _format_csv(table).encode())
     if view is not None and view_output is not None:
         received = seen[view].view().tensors()
         write_atomic(view_output, save({name: tensor.contiguous() for name, tensor in received.items()}))
@@ -77,14 +77,14 @@ def predict(
         "head": known.value,
         "rows": len(x),
         "predictions": table,
-        **_traffic(run, before),
-        "views": {name: views for name, recorder in seen.items() if (views := _views(recorder))},
+        **_predict_traffic(run, before),
+        "views": {name: views for name, recorder in seen.items() if (views := _list_views(recorder))},
         "output": None if output is None else str(output),
         "view_output": None if view_output is None else str(view_output),
     }
 
 
-def predictions(head: Head, outputs: Tensor) -> dict[str, list[Any]]:
+def prediction_table(head: Head, outputs: Tensor) -> dict[str, list[Any]]:
     """Return column -> values for `outputs` (rows, ...) of `head`.
 
     Of a classification the label and the probability of each class, of a binary task the label and the probability
@@ -102,18 +102,20 @@ def predictions(head: Head, outputs: Tensor) -> dict[str, list[Any]]:
     return {f"value_{i}": flat[:, i].tolist() for i in range(flat.shape[1])}
 
 
-def told(found: Json) -> str:
+def format_prediction(found: Json) -> str:
     """Return what `predict` found as text for people."""
     lines = []
     if found["output"] is None:
         shown = {name: values[:SHOWN] for name, values in found["predictions"].items()}
-        lines += _csv(shown, digits=4).splitlines()
+        lines += _format_csv(shown, digits=4).splitlines()
         if found["rows"] > SHOWN:
             lines.append(f"... {found['rows'] - SHOWN} more rows; --output FILE.csv has them all")
     else:
-        lines.append(f"{plural(found['rows'], 'row')} predicted by client {found['client']}: {found['output']}")
-    kinds = ", ".join(f"{kind} {size(n)}" for kind, n in found["bytes_by_kind"].items())
-    lines.append(f"crossed: {plural(found['messages'], 'message')}, {size(found['bytes'])} ({kinds or 'nothing'})")
+        lines.append(f"{count_noun(found['rows'], 'row')} predicted by client {found['client']}: {found['output']}")
+    kinds = ", ".join(f"{kind} {format_bytes(n)}" for kind, n in found["bytes_by_kind"].items())
+    lines.append(
+        f"crossed: {count_noun(found['messages'], 'message')}, {format_bytes(found['bytes'])} ({kinds or 'nothing'})"
+    )
     for party, views in found["views"].items():
         for view in views:
             shape = "x".join(map(str, view["shape"]))
@@ -127,19 +129,19 @@ def told(found: Json) -> str:
     return "\n".join(lines)
 
 
-def _rebuilt(folder: Path, trust: bool) -> Run:
+def _rebuild_run(folder: Path, trust: bool) -> Run:
     """Return the finished run in `folder`, as its newest checkpoint has it."""
-    known = result(folder)
+    known = read_result(folder)
     if known is None or "failed" in known or not (folder / "config.toml").is_file():
         raise InvalidInput(f"{str(folder)!r} holds no finished run; expected a folder .../runs/NAME")
     if not any((folder / "checkpoints").glob("*/*")):
         raise InvalidInput(f"{str(folder)!r} holds no checkpoint any more; run its study again to predict with it")
-    raw = config.read(folder / "config.toml", digests.RUN_CONFIG)
-    grid, data = session.check(raw, "config.toml", folder, code_of(folder, raw, trust))
-    return trained(grid.cells[0], data, folder, Lines(1))
+    raw = config.read_toml(folder / "config.toml", digests.RUN_CONFIG)
+    grid, data = session.check_study(raw, "config.toml", folder, code_of(folder, raw, trust))
+    return train_cell(grid.cells[0], data, folder, Lines(1))
 
 
-def _draw(run: Run, x: Tensor) -> int:
+def _draw_number(run: Run, x: Tensor) -> int:
     """Return the number of the call, by which defenses draw: the same rows the same draw, other rows another.
 
     Two calls that shared their noise would give away the difference of their releases.
@@ -156,7 +158,7 @@ def _check_writable(path: Path | None, rows: Path) -> None:
         raise InvalidInput(f"{str(path)!r} is the input; give another file for what comes out")
 
 
-def _traffic(run: Run, before: Any) -> Json:
+def _predict_traffic(run: Run, before: Any) -> Json:
     """Return messages and bytes of phase "predict" since `before`."""
     flows = []
     for flow, (messages, nbytes) in run.engine.traffic.flows.items():
@@ -171,7 +173,7 @@ def _traffic(run: Run, before: Any) -> Json:
     }
 
 
-def _views(recorder: Recorder) -> list[Json]:
+def _list_views(recorder: Recorder) -> list[Json]:
     """Return what one party received: each value with its whole shape, sender and edge."""
     view: View = recorder.view()
     found: dict[tuple[str, str, str, str], list[Tensor]] = {}
@@ -191,7 +193,7 @@ def _views(recorder: Recorder) -> list[Json]:
     ]
 
 
-def _csv(table: dict[str, list[Any]], digits: int = 17) -> str:
+def _format_csv(table: dict[str, list[Any]], digits: int = 17) -> str:
     lines = [",".join(["row", *table])]
     for i, row in enumerate(zip(*table.values(), strict=True)):
         lines.append(",".join([str(i), *(str(v) if isinstance(v, int) else f"{v:.{digits}g}" for v in row)]))

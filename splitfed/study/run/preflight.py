@@ -32,19 +32,19 @@ from splitfed.planning.validation import (
     probe_with,
 )
 from splitfed.study.config import build
-from splitfed.study.config.assembly import Refused
+from splitfed.study.config.assembly import PieceError
 from splitfed.study.config.cell import Cell, Probe
 from splitfed.study.config.grid import Grid
 from splitfed.study.config.mistakes import Mistakes
-from splitfed.study.config.speeds_table import Names
-from splitfed.study.config.training_attacks import join
+from splitfed.study.config.speeds_table import PartyNames
+from splitfed.study.config.training_attacks import add_intruder
 from splitfed.study.report import planned_costs
 from splitfed.threats.tuning import SHARE, Bench, check_tunable
 from splitfed.training.entry_point import check_across, engine_of
 from splitfed.training.run import Run
 
 
-def rehearse(grid: Grid, source: str) -> Dataset:
+def check_grid(grid: Grid, source: str) -> Dataset:
     """Load the data and put every run together without training it; return the data.
 
     Raises `InvalidStudy` with a line a mistake, its place in the study called `source` in front.
@@ -55,7 +55,7 @@ def rehearse(grid: Grid, source: str) -> Dataset:
         _check_device(first.training.device)
     with mistakes.at("data"):
         data = build.dataset(first.data)
-        splits = {seed: _split(data, first, seed) for seed in dict.fromkeys(c.seed for c in grid.cells)}
+        splits = {seed: _split_data(data, first, seed) for seed in dict.fromkeys(c.seed for c in grid.cells)}
     mistakes.stop()
     with mistakes.at("study.target"):
         _check_target(first.target, data, list(splits.values()))
@@ -66,7 +66,7 @@ def rehearse(grid: Grid, source: str) -> Dataset:
         split = splits[cell.seed]
         label = (cell.topology.builder.label, cell.training.schedule.label, cell.method.label)
         if label not in checked:
-            checked[label] = _place(mistakes, cell, data, split)
+            checked[label] = _check_topology(mistakes, cell, data, split)
         place = checked[label]
         if place is None:
             continue
@@ -78,9 +78,9 @@ def rehearse(grid: Grid, source: str) -> Dataset:
             check_clients(guards, fit[0], len(split))
             segment_plans(*fit, guards)
             if any(guard.uploads for guard in guards):
-                check_uploads(replace(planned_costs.prepared(cell, data), defenses=tuple(guards)))
+                check_uploads(replace(planned_costs.prepare_cell(cell, data), defenses=tuple(guards)))
             if any(overrides(guard, "settle") for guard in guards):
-                settled(replace(planned_costs.prepared(cell, data), defenses=tuple(guards)), cell.training.rounds)
+                settled(replace(planned_costs.prepare_cell(cell, data), defenses=tuple(guards)), cell.training.rounds)
         training = cell.training.training(cell.seed)
         with mistakes.at("training.sampling"):
             check_sampling(build.schedule(cell), training)
@@ -122,25 +122,25 @@ def check_attack(probe: Probe, run: Run) -> None:
         Bench(run.evaluator, attack, run.evaluator.adversary(probe.adversary), 0, run.seed, SHARE)
     why = run.evaluator.refusal(probe.attack.name, attack, probe.adversary)
     if why is not None:
-        raise _whose(probe, why)
+        raise _attack_error(probe, why)
 
 
-def _whose(probe: Probe, why: object) -> InvalidInput:
+def _attack_error(probe: Probe, why: object) -> InvalidInput:
     whose = "" if probe.adversary is None else f" by {probe.adversary}"
     return InvalidInput(f"{probe.attack.name}{whose}: {why}")
 
 
-def untrained(cell: Cell, data: Dataset) -> Run:
+def build_untrained_run(cell: Cell, data: Dataset) -> Run:
     """Return the run `cell` before its first round, its intruders in it, without its defenses, on the CPU."""
-    run, ready = _bare(cell, data)
+    run, ready = _build_run(cell, data)
     for probe in cell.attacks:
         if probe.lives != "outside":
-            join(run.engine, ready, probe)
+            add_intruder(run.engine, ready, probe)
     return run
 
 
-def _bare(cell: Cell, data: Dataset) -> tuple[Run, Prepared]:
-    ready = planned_costs.prepared(cell, data)
+def _build_run(cell: Cell, data: Dataset) -> tuple[Run, Prepared]:
+    ready = planned_costs.prepare_cell(cell, data)
     engine = engine_of(ready, record=cell.training.record)
     run = Run(engine, ready.data, ready.schedule, ready.schedule.start(len(ready.data)), cell.seed)
     run.follow(ready.method)
@@ -164,7 +164,7 @@ def _check_methods(mistakes: Mistakes, grid: Grid, data: Dataset) -> None:
             continue
         seen.add(label)
         with mistakes.at("training.starts" if bare else cell.method.where):
-            planned_costs.prepared(cell, data)
+            planned_costs.prepare_cell(cell, data)
 
 
 def _check_attacks(mistakes: Mistakes, cells: Sequence[Cell], data: Dataset) -> None:
@@ -174,30 +174,32 @@ def _check_attacks(mistakes: Mistakes, cells: Sequence[Cell], data: Dataset) -> 
             continue
         own = mistakes.fresh()
         with own.at(cell.topology.where):
-            run, ready = _bare(cell, data)
+            run, ready = _build_run(cell, data)
         if own and not mistakes:
             mistakes.take(own)
         if own:
             continue
         # Intruders first, for others may ask them; one that could not enter has been complained of already.
-        inside = [probe for probe in cell.attacks if probe.lives != "outside" and _enters(mistakes, run, ready, probe)]
+        inside = [
+            probe for probe in cell.attacks if probe.lives != "outside" and _can_enter(mistakes, run, ready, probe)
+        ]
         for probe in [*inside, *(probe for probe in cell.attacks if probe.lives == "outside")]:
             with mistakes.at(probe.where):
                 check_attack(probe, run)
 
 
-def _enters(mistakes: Mistakes, run: Run, ready: Prepared, probe: Probe) -> bool:
+def _can_enter(mistakes: Mistakes, run: Run, ready: Prepared, probe: Probe) -> bool:
     own = mistakes.fresh()
     with own.at(probe.where):
         try:
-            join(run.engine, ready, probe)
+            add_intruder(run.engine, ready, probe)
         except InvalidInput as error:
-            raise _whose(probe, error) from None
+            raise _attack_error(probe, error) from None
     mistakes.take(own)
     return not own
 
 
-def _split(data: Dataset, cell: Cell, seed: int) -> Federation:
+def _split_data(data: Dataset, cell: Cell, seed: int) -> Federation:
     found = build.federation(data, cell.data, seed)
     if not any(len(client.test) for client in found.clients):
         raise InvalidInput("no client has a test row, so utility cannot be measured; give a larger test fraction")
@@ -216,13 +218,13 @@ def _check_target(target: float | None, data: Dataset, splits: Sequence[Federati
         raise InvalidInput("target is told of validation rows, and no client has one; give a larger validation")
 
 
-def _place(mistakes: Mistakes, cell: Cell, data: Dataset, split: Federation) -> tuple[Topology, Facts] | None:
+def _check_topology(mistakes: Mistakes, cell: Cell, data: Dataset, split: Federation) -> tuple[Topology, Facts] | None:
     """Build and probe the topology of `cell`, and check what does not depend on seed or defense."""
     where = cell.topology.where
     with mistakes.at(where):
         try:
             ready = build.topology(cell, data)
-        except Refused as error:
+        except PieceError as error:
             mistakes.add(f"{where}.{error.path}", error)
             return None
         plan, rows = build.schedule(cell), split.clients[0].train
@@ -244,7 +246,7 @@ def _place(mistakes: Mistakes, cell: Cell, data: Dataset, split: Federation) -> 
             optims_of(ready, cell.training.optimizer)
         with mistakes.at("training.record.parties"):
             fed = {FED: FED} if cell.method.part is not None or plan.placement(ready).fused else {}
-            _check_known(cell.training.record.parties, _parties(ready, len(split)) | fed)
+            _check_known(cell.training.record.parties, _party_roles(ready, len(split)) | fed)
         return ready, facts
     return None
 
@@ -256,7 +258,7 @@ def _check_speeds(mistakes: Mistakes, grid: Grid, ready: Mapping[tuple[str, str,
         return
     schedules = {cell.training.schedule.label: build.schedule(cell) for cell in grid.cells}
     names = [
-        Names(topology, schedules[label], clients, meeting=method != "none")
+        PartyNames(topology, schedules[label], clients, meeting=method != "none")
         for (_, label, method), topology in ready.items()
     ]
     with mistakes.at("training.speeds"):
@@ -269,7 +271,7 @@ def _check_known(names: Iterable[str], parties: Iterable[str]) -> None:
             raise unknown("party to record", name, parties)
 
 
-def _parties(topology: Topology, clients: int) -> dict[str, str]:
+def _party_roles(topology: Topology, clients: int) -> dict[str, str]:
     """Return the names of all parties with their roles: data owners are numbered."""
     shared = {role: role for role in topology.roles if role not in topology.data_roles}
     return shared | {member(role, i): role for role in topology.data_roles for i in range(clients)}

@@ -31,17 +31,17 @@ from splitfed.engines.base import FED
 from splitfed.planning.validation import labels_of
 from splitfed.stats.dependence import permutation_test
 from splitfed.study.config import build
-from splitfed.study.config.cell import Cell, Guarded, Probe
-from splitfed.study.config.speeds_table import Names
+from splitfed.study.config.cell import Cell, DefenseSetting, Probe
+from splitfed.study.config.speeds_table import PartyNames
 from splitfed.study.config.toml import dumps
-from splitfed.study.config.training_attacks import sent
+from splitfed.study.config.training_attacks import training_arguments
 from splitfed.study.report import planned_costs, privacy
-from splitfed.study.report.depth import depth
-from splitfed.study.report.exposure import holdings
-from splitfed.study.report.prototypes import keep
+from splitfed.study.report.depth import input_depth
+from splitfed.study.report.exposure import role_holdings
+from splitfed.study.report.prototypes import save_prototypes
 from splitfed.study.report.topology_data import graph_of
 from splitfed.study.run.progress import Watcher
-from splitfed.study.run.trust import mark
+from splitfed.study.run.trust import write_mark
 from splitfed.training.checkpoint import write_atomic
 from splitfed.training.client_scores import reached, selected, spread
 from splitfed.training.entry_point import train
@@ -51,29 +51,29 @@ PERMUTATIONS = 200
 Json = dict[str, Any]
 
 
-def perform(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Json:
+def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Json:
     """Do the run `cell` in `folder`, or what is left of it; return its result, as written to result.json.
 
     A training that diverges is a result too: `{"id", ..., "failed": one line}`.
     """
-    done = result(folder)
+    done = read_result(folder)
     if done is not None:
         return done
     if folder.is_dir() and not (folder / "run.json").is_file():
         # A crash came before the run had been described: nothing has been computed yet.
         shutil.rmtree(folder)
     try:
-        run = trained(cell, data, folder, watcher)
+        run = train_cell(cell, data, folder, watcher)
     except NonFinite as error:
         return write_result(folder, {**_identity(cell), "failed": str(error)})
     write_atomic(folder / "config.toml", digests.signed(dumps(cell.config)))
-    mark(folder, cell.code.sources())
-    found = {**_identity(cell), **_measured(run, cell), **_costs(run, cell, data)}
-    found |= {"privacy": _privacy(run, cell, data), "attacks": []}
-    found["files"] = keep(run, folder)
+    write_mark(folder, cell.code.sources())
+    found = {**_identity(cell), **_measure_run(run, cell), **_planned_costs(run, cell, data)}
+    found |= {"privacy": _privacy_ledgers(run, cell, data), "attacks": []}
+    found["files"] = save_prototypes(run, folder)
     for probe in cell.attacks:
         try:
-            found["attacks"].append(attacked(run, probe, folder, watcher))
+            found["attacks"].append(run_attack(run, probe, folder, watcher))
         except Damaged:
             raise
         except SplitfedError as error:
@@ -81,7 +81,7 @@ def perform(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Json:
     return write_result(folder, found)
 
 
-def result(folder: Path) -> Json | None:
+def read_result(folder: Path) -> Json | None:
     """Return the result in the run folder `folder`, or None if it has not finished."""
     path = folder / "result.json"
     if not path.is_file():
@@ -89,11 +89,11 @@ def result(folder: Path) -> Json | None:
     return digests.read(path, digests.REMEASURE)
 
 
-def trained(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Run:
+def train_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Run:
     """Train the run of `cell` in `folder`, from its newest checkpoint if there is one."""
     plan, topology, schedule = cell.training, build.topology(cell, data), build.schedule(cell)
     method = build.method(cell, data)
-    names = Names(topology, schedule, cell.data.clients, meeting=method is not None)
+    names = PartyNames(topology, schedule, cell.data.clients, meeting=method is not None)
 
     def progress(done: int, total: int, metrics: Mapping[str, Any]) -> None:
         epsilon = metrics.get("epsilon")
@@ -121,12 +121,12 @@ def trained(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Run:
         evaluate_every=plan.evaluate_every,
         across=plan.across,
         delta=plan.delta,
-        **sent(cell, topology),
+        **training_arguments(cell, topology),
         progress=progress,
     )
 
 
-def attacked(run: Run, probe: Probe, folder: Path, watcher: Watcher) -> Json:
+def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher) -> Json:
     """Run one attack and write guess, truth and scores; scores that are there already are read back."""
     scores = folder / "attacks" / f"{probe.key}.json"
     if scores.is_file():
@@ -137,7 +137,7 @@ def attacked(run: Run, probe: Probe, folder: Path, watcher: Watcher) -> Json:
             digests.check_file(folder / done["file"], done["sha256"], advice.replace("it", f"it and {scores.name}", 1))
             return done
     watcher.attack(probe.key, 0, 1)
-    attack, tuned = _tuned(run, probe, watcher)
+    attack, tuned = _tune_attack(run, probe, watcher)
     (found,) = run.attack(
         attack,
         adversary=probe.adversary,
@@ -148,19 +148,19 @@ def attacked(run: Run, probe: Probe, folder: Path, watcher: Watcher) -> Json:
     tensors = save(pair)
     write_atomic(folder / file, tensors)
     entry = {"attack": probe.key, "label": probe.label, "adversary": found.adversary, "seconds": found.seconds}
-    entry |= {"target": attack.target.name.lower(), "victims": len(found.truth), "scores": _scores(found.grade)}
+    entry |= {"target": attack.target.name.lower(), "victims": len(found.truth), "scores": _score_table(found.grade)}
     entry |= {"file": file, "sha256": digests.of(tensors), "lives": probe.lives}
     entry["quick"] = attack.quick_look(str(probe.attack.told.get("preset")))
-    entry["depth"] = depth(run.engine.topology, run.engine.parties[found.adversary].role)
+    entry["depth"] = input_depth(run.engine.topology, run.engine.parties[found.adversary].role)
     if found.stolen is not None:
-        entry["stolen"] = _scores(found.stolen)
+        entry["stolen"] = _score_table(found.stolen)
     entry |= tuned
     entry |= {"parameters": dict(probe.attack.parameters), "asked": probe.adversary, "tune": probe.tune}
-    write_atomic(scores, digests.sealed(_finite(entry)))
+    write_atomic(scores, digests.sealed(_without_infinities(entry)))
     return entry
 
 
-def _tuned(run: Run, probe: Probe, watcher: Watcher) -> tuple[Attack, Json]:
+def _tune_attack(run: Run, probe: Probe, watcher: Watcher) -> tuple[Attack, Json]:
     """Return the attack of `probe`, tuned on auxiliary rows where it asks for that, and what is to be told of it."""
     attack = build.attack(probe)
     if not probe.tune:
@@ -185,7 +185,7 @@ def _identity(cell: Cell) -> Json:
         "defense": {
             "label": guard.label,
             "name": guard.name,
-            **_strength(guard),
+            **_describe_strength(guard),
             "guarantee": guard.guarantee,
             "parts": [{"name": p.name, "parameters": dict(p.told)} for p in guard.parts],
         },
@@ -199,7 +199,7 @@ def _identity(cell: Cell) -> Json:
     }
 
 
-def _strength(guard: Guarded) -> Json:
+def _describe_strength(guard: DefenseSetting) -> Json:
     """Tell the strength of a setting, and in which parameter, unit and direction it counts; None without one."""
     found = guard.strength
     if found is None:
@@ -213,11 +213,11 @@ def _strength(guard: Guarded) -> Json:
     }
 
 
-def _measured(run: Run, cell: Cell) -> Json:
+def _measure_run(run: Run, cell: Cell) -> Json:
     last = run.history[-1]
     task = run.data.task
     topology = run.engine.topology
-    defended = _defended(cell, topology)
+    defended = _defense_labels(cell, topology)
     return {
         "utility": {
             "metric": task.metric_name,
@@ -232,8 +232,8 @@ def _measured(run: Run, cell: Cell) -> Json:
             "method": {name: spread(scores) for name, scores in last["test"].get("method", {}).items()},
             "across": {name: spread(scores) for name, scores in last["test"].get("across", {}).items()},
         },
-        "selected": _selected(run),
-        "target": _target(run, cell),
+        "selected": _selected_round(run),
+        "target": _rounds_to_target(run, cell),
         "turned_off": None if run.method is None else run.method.turned_off,
         "restart_optimizers": run.restart_optimizers,
         "starts": run.starts,
@@ -244,13 +244,13 @@ def _measured(run: Run, cell: Cell) -> Json:
         "seconds": run.seconds,
         "rounds": len(run.history),
         "history": run.history,
-        "dependence": _dependence(run),
+        "dependence": _measure_dependence(run),
         "topology_graph": graph_of(topology, defended),
         "topology_mermaid": to_mermaid(topology, defended),
     }
 
 
-def _target(run: Run, cell: Cell) -> Json | None:
+def _rounds_to_target(run: Run, cell: Cell) -> Json | None:
     """Return when training first reached the study's target on validation rows, and what had crossed by then."""
     if cell.target is None:
         return None
@@ -259,7 +259,7 @@ def _target(run: Run, cell: Cell) -> Json | None:
     return {**told, "bytes": found.get("bytes"), "simulated_seconds": found.get("simulated_seconds")}
 
 
-def _selected(run: Run) -> Json | None:
+def _selected_round(run: Run) -> Json | None:
     """Return the round that validation rows would choose, and its scores; None without validation rows."""
     best = selected(run.history, run.data.task.higher_is_better)
     if best is None:
@@ -269,39 +269,44 @@ def _selected(run: Run) -> Json | None:
     return {"round": int(best["round"]) + 1, **scores, "across": across}
 
 
-def _costs(run: Run, cell: Cell, data: Dataset) -> Json:
+def _planned_costs(run: Run, cell: Cell, data: Dataset) -> Json:
     """Return what was predicted before training, what the formulas need, and who sees what."""
-    ready = planned_costs.prepared(cell, data)
+    ready = planned_costs.prepare_cell(cell, data)
     topology, rows = run.engine.topology, run.data.clients[0].train
     known, sizes = run.engine.all_facts[0], planned_costs.sizes(ready)
     return {
-        "predicted": planned_costs.predicted(cell, planned_costs.prepared(cell, data, defended=True)),
+        "predicted": planned_costs.predict_costs(cell, planned_costs.prepare_cell(cell, data, defended=True)),
         "sizes": None if sizes is None else asdict(sizes),
-        "parties": holdings(
+        "parties": role_holdings(
             topology,
             known,
             labels_of(topology, rows),
-            _defended(cell, topology, lambda defense: not _acts_back(defense) or _acts_forth(defense), uploads=True),
-            _defended(cell, topology, _acts_back),
+            _defense_labels(
+                cell,
+                topology,
+                lambda defense: not _acts_on_gradients(defense) or _acts_on_releases(defense),
+                uploads=True,
+            ),
+            _defense_labels(cell, topology, _acts_on_gradients),
             run.engine.traffic.flows,
             {name: FED if name == FED else party.role for name, party in run.engine.parties.items()},
         ),
     }
 
 
-def _privacy(run: Run, cell: Cell, data: Dataset) -> Json | None:
+def _privacy_ledgers(run: Run, cell: Cell, data: Dataset) -> Json | None:
     """Return the ledger that was planned and the one that was counted; None where nothing is promised."""
-    planned = privacy.planned(cell, data)
+    planned = privacy.plan_ledger(cell, data)
     return None if planned is None else {"ledger": _json_ready(run.ledger.told()), "planned": _json_ready(planned)}
 
 
 def _json_ready(value: Json) -> Json:
     """Lists in place of tuples, as they are read back."""
-    found: Json = json.loads(_json(value))
+    found: Json = json.loads(_to_json(value))
     return found
 
 
-def _defended(
+def _defense_labels(
     cell: Cell, topology: Topology, counts: Callable[[Defense], bool] = lambda defense: True, uploads: bool = False
 ) -> dict[str, str]:
     """Return for each guarded edge, and each message of a method if `uploads`, the defenses there that count."""
@@ -314,15 +319,15 @@ def _defended(
     return {edge: " + ".join(parts) for edge, parts in labels.items()}
 
 
-def _acts_back(defense: Defense) -> bool:
+def _acts_on_gradients(defense: Defense) -> bool:
     return overrides(defense, "gradient", "penalty_at_receiver")
 
 
-def _acts_forth(defense: Defense) -> bool:
+def _acts_on_releases(defense: Defense) -> bool:
     return overrides(defense, "release", "penalty")
 
 
-def _dependence(run: Run) -> Json | None:
+def _measure_dependence(run: Run) -> Json | None:
     """Return how strongly the victims' releases, as the curious party received them, depend on their input."""
     topology = run.engine.topology
     if len(run.data.victims) < 4 or all(role in topology.data_roles for role in topology.roles):
@@ -342,7 +347,7 @@ def _dependence(run: Run) -> Json | None:
     }
 
 
-def _scores(grade: Grade) -> Json:
+def _score_table(grade: Grade) -> Json:
     """Return metric -> guesser -> mean and interval, the order in which the report reads them."""
     scores: Json = {}
     for who, metrics in grade.items():
@@ -354,18 +359,18 @@ def _scores(grade: Grade) -> Json:
 
 def write_result(folder: Path, found: Json) -> Json:
     """Write `found` as the result of the run in `folder`, and return it."""
-    write_atomic(folder / "result.json", digests.sealed(_finite(found)))
+    write_atomic(folder / "result.json", digests.sealed(_without_infinities(found)))
     return found
 
 
-def _json(value: Mapping[str, Any]) -> bytes:
+def _to_json(value: Mapping[str, Any]) -> bytes:
     """JSON knows no infinity and no NaN: they become null."""
-    return json.dumps(_finite(value), indent=1, allow_nan=False).encode()
+    return json.dumps(_without_infinities(value), indent=1, allow_nan=False).encode()
 
 
-def _finite(value: Any) -> Any:
+def _without_infinities(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _without_infinities(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [_without_infinities(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

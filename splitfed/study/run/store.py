@@ -15,9 +15,9 @@ from splitfed.core.errors import InvalidInput
 from splitfed.privacy.ledger import sentences
 from splitfed.study.config import config
 from splitfed.study.config.grid import Grid
-from splitfed.study.config.mistakes import shown
+from splitfed.study.config.mistakes import short_repr
 from splitfed.study.config.toml import dumps
-from splitfed.study.run.runner import Json, result
+from splitfed.study.run.runner import Json, read_result
 from splitfed.training.checkpoint import write_atomic
 from splitfed.training.folder import environment
 
@@ -44,7 +44,7 @@ class StudyFolder:
         if not there.is_file() or not (self.path / "study.toml").is_file():
             raise InvalidInput(f"folder {str(self.path)!r} is not empty and holds no study; give a new or empty folder")
         wanted = tomllib.loads(dumps(grid.resolved))
-        difference = next(_differences("", config.read(there, digests.STUDY_CONFIG), wanted), None)
+        difference = next(_differences("", config.read_toml(there, digests.STUDY_CONFIG), wanted), None)
         if difference is not None:
             raise InvalidInput(f"folder {str(self.path)!r} holds another study: {difference}; give another folder")
         if not resume:
@@ -90,21 +90,21 @@ class StudyFolder:
 
     def results(self, names: Iterable[str]) -> list[Json]:
         """Return the results of those runs that have one, in the order of `names`."""
-        return [found for name in names if (found := result(self.run(name))) is not None]
+        return [found for name in names if (found := read_result(self.run(name))) is not None]
 
     def write_table(self, results: Iterable[Json]) -> None:
         """Write results.csv and results.parquet, a row a run and attack."""
         # pandas takes half a second to import.
         import pandas as pd
 
-        table = pd.DataFrame([row for found in results for row in rows(found)])
+        table = pd.DataFrame([row for found in results for row in table_rows(found)])
         write_atomic(self.path / "results.csv", table.to_csv(index=False).encode())
         columns = io.BytesIO()
         table.to_parquet(columns, index=False)
         write_atomic(self.path / "results.parquet", columns.getvalue())
 
 
-def rows(found: Json) -> Iterator[dict[str, Any]]:
+def table_rows(found: Json) -> Iterator[dict[str, Any]]:
     """Yield one flat row an attack of the result `found`; one alone where there was no attack."""
     run = {
         "run": found["id"],
@@ -131,7 +131,7 @@ def rows(found: Json) -> Iterator[dict[str, Any]]:
         "utility_interval": bounds.get("kind"),
     }
     run["utility_of_constant_answer"] = (utility.get("constant") or {}).get("score")
-    run |= _clients(found)
+    run |= _client_columns(found)
     run |= {key: found.get(key) for key in ("restart_optimizers", "starts")}
     run |= {key: found[key] for key in ("bytes", "messages", "seconds", "rounds")}
     run |= {f"bytes_{kind.replace(' ', '_')}": n for kind, n in found["bytes_by_kind"].items()}
@@ -154,7 +154,7 @@ def rows(found: Json) -> Iterator[dict[str, Any]]:
         yield run
 
 
-def _clients(found: Json) -> dict[str, Any]:
+def _client_columns(found: Json) -> dict[str, Any]:
     """Return what a result says of its clients one by one, of further scores, of the round chosen, and its target."""
     utility, target = found["utility"], found.get("target")
     told = {f"client_{name}": value for name, value in (utility.get("spread") or {}).items()}
@@ -176,4 +176,4 @@ def _differences(where: str, there: Any, wanted: Any) -> Iterator[str]:
         for i, pair in enumerate(zip(there, wanted, strict=True)):
             yield from _differences(f"{where}[{i}]", *pair)
     elif there != wanted:
-        yield f"its {where.removeprefix('.')} is {shown(there)}, not {shown(wanted)}"
+        yield f"its {where.removeprefix('.')} is {short_repr(there)}, not {short_repr(wanted)}"
