@@ -26,12 +26,12 @@ EPILOG += "130: interrupted; 143: terminated."
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command in `arguments` (default: those of the process) and return its exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    arguments_given = list(sys.argv[1:] if arguments is None else arguments)
     # Small models run four times as fast on one thread; whoever trains large ones sets more.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with failures.catch_termination(), _one_line_warnings():
         try:
-            options = _parse_options(given)
+            options = _parse_options(arguments_given)
             command: Callable[[Options], None] = options.command
             command(options)
             # What cannot be written is to be known here, not when the process ends.
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             failures.ignore_signals()
             ended = isinstance(stop, failures.Terminated)
             _print_error(
-                f"{'terminated' if ended else 'interrupted'}; what is finished is kept: {_resume_command(given)}"
+                f"{'terminated' if ended else 'interrupted'}; what is finished is kept: {_resume_command(arguments_given)}"
             )
             return 143 if ended else 130
         except BrokenPipeError:
@@ -50,20 +50,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _abandon_output()
             return 1
         except Exception as error:  # the last line of defence: a failure of ours is one line too
-            if "--debug" in given:
+            if "--debug" in arguments_given:
                 raise
-            return _report_failure(error, given)
+            return _report_failure(error, arguments_given)
     return 0
 
 
 def _report_failure(error: Exception, given: Sequence[str]) -> int:
     """Say in one line what went wrong, or one a mistake, and return the exit code."""
-    refused = None if isinstance(error, SplitfedError) else failures.explain_failure(error)
+    machine_failure = None if isinstance(error, SplitfedError) else failures.explain_failure(error)
     if isinstance(error, SplitfedError):
         _print_error(str(error))
         return 2 if isinstance(error, InvalidInput) else 1
-    if refused is not None:
-        what, advice = refused
+    if machine_failure is not None:
+        what, advice = machine_failure
         try:
             sys.stdout.flush()
         except OSError:
@@ -212,11 +212,11 @@ def _attack_run(options: Options) -> None:
         )
         return
     names = [name.strip() for name in options.attack.split(",") if name.strip()]
-    found = reattack.attack_run(Path(options.run), names, options.preset, options.adversary, trust=options.trust)
+    entries = reattack.attack_run(Path(options.run), names, options.preset, options.adversary, trust=options.trust)
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(entries))
         return
-    for attack in found:
+    for attack in entries:
         means = {metric: who["guess"]["mean"] for metric, who in attack["scores"].items() if "guess" in who}
         scores = ", ".join(f"{metric} {'-' if mean is None else format(mean, '.3g')}" for metric, mean in means.items())
         quick = " (quick look)" if attack.get("quick") else ""
@@ -241,15 +241,15 @@ def _print_plan(options: Options) -> None:
     from splitfed.study.report import plan_table, planned_costs
     from splitfed.study.run import session
 
-    given = [name.strip() for name in options.schedules.split(",") if name.strip()]
-    others = list(TABLES["schedules"]) if given == ["all"] else planned_costs.check_schedule_names(given)
-    ready = session.prepare_study(Path(options.study), trust=options.trust)
-    found = planned_costs.plan_study(ready.grid, ready.data, others)
+    names = [name.strip() for name in options.schedules.split(",") if name.strip()]
+    others = list(TABLES["schedules"]) if names == ["all"] else planned_costs.check_schedule_names(names)
+    study = session.prepare_study(Path(options.study), trust=options.trust)
+    costs = planned_costs.plan_study(study.grid, study.data, others)
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(costs))
         return
     # A file is as wide as it needs to be.
-    plan_table.print_plan(found, Console(width=None if sys.stdout.isatty() else 120))
+    plan_table.print_plan(costs, Console(width=None if sys.stdout.isatty() else 120))
 
 
 def _predict_rows(options: Options) -> None:
@@ -266,9 +266,9 @@ def _predict_rows(options: Options) -> None:
 def _audit_run(options: Options) -> None:
     from splitfed.study.run import audit
 
-    found = audit.audit(Path(options.run), options.trials, trust=options.trust)
-    print(json.dumps(found) if options.json else audit.format_audit(found))
-    if not found["held"]:
+    findings = audit.audit(Path(options.run), options.trials, trust=options.trust)
+    print(json.dumps(findings) if options.json else audit.format_audit(findings))
+    if not findings["held"]:
         raise SystemExit(1)
 
 
@@ -341,10 +341,10 @@ def _one_line_warnings() -> Iterator[None]:
 
 
 def _report_thread_failure(what: threading.ExceptHookArgs) -> None:
-    refused = None if what.exc_value is None else failures.explain_failure(what.exc_value)
-    told = f"{what.exc_type.__name__}: {what.exc_value}" if refused is None else refused[0]
+    machine_failure = None if what.exc_value is None else failures.explain_failure(what.exc_value)
+    text = f"{what.exc_type.__name__}: {what.exc_value}" if machine_failure is None else machine_failure[0]
     # Optuna's thread, which says that a run is still being done.
-    _print_error(f"warning: the heartbeat in study.db has stopped: {' '.join(told.split())[:300]}")
+    _print_error(f"warning: the heartbeat in study.db has stopped: {' '.join(text.split())[:300]}")
 
 
 def _print_warning(

@@ -46,19 +46,21 @@ class PiecePlaceholder(nn.Module):
 
 
 def assemble_topology(
-    builder: Callable[..., Topology], given: Mapping[str, Any], data: Dataset, seed: int, code: Code
+    builder: Callable[..., Topology], parameters: Mapping[str, Any], data: Dataset, seed: int, code: Code
 ) -> Topology:
-    """Return what `builder` makes of `given`, tables of pieces replaced by modules initialised from `seed`.
+    """Return what `builder` makes of `parameters`, tables of pieces replaced by modules initialised from `seed`.
 
     The last pieces are as wide as the labels in `data` need; import paths lead where `code` lets them. Raises
     `InvalidInput`, for a piece `PieceError`.
     """
     allowed = parameters_of(builder)
-    ready = {key: _insert_placeholders(key, piece_kind(allowed[key].hint), value, data) for key, value in given.items()}
+    arguments = {
+        key: _insert_placeholders(key, piece_kind(allowed[key].hint), value, data) for key, value in parameters.items()
+    }
     if "targets" in allowed:
         # TOML has no null: a server that is not named learns the main label set.
-        ready["targets"] = {**dict.fromkeys(ready["tops"]), **ready.get("targets", {})}
-    topology = builder(**ready).with_tasks(data.tasks)
+        arguments["targets"] = {**dict.fromkeys(arguments["tops"]), **arguments.get("targets", {})}
+    topology = builder(**arguments).with_tasks(data.tasks)
     values = feed(data.x[:2], topology.inputs, data.features)
     segments = []
     for segment in topology.segments:
@@ -89,11 +91,11 @@ def build_model(
         raise
     except Exception as error:
         # A width that no memory holds, or a factory of the user's own that fails, in any way it likes.
-        known = isinstance(error, (RuntimeError, ValueError, TypeError, OverflowError, MemoryError))
-        if not known and ":" not in name:
+        expected_error = isinstance(error, (RuntimeError, ValueError, TypeError, OverflowError, MemoryError))
+        if not expected_error and ":" not in name:
             raise
         reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
-        reason = reason if known else [f"{type(error).__name__}: {reason[0]}"]
+        reason = reason if expected_error else [f"{type(error).__name__}: {reason[0]}"]
         raise InvalidInput(f"model {label} cannot be built: {reason[0]}") from error
 
 

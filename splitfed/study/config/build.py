@@ -36,13 +36,13 @@ def topology(cell: Cell, data: Dataset) -> Topology:
 
     Raises `InvalidInput`, and `PieceError`, which knows the place, for a piece that cannot be made.
     """
-    placed = cell.topology.builder
-    builder, given = load("topologies", placed.name), lists_to_tuples(placed.parameters)
+    algorithm = cell.topology.builder
+    builder, arguments = load("topologies", algorithm.name), lists_to_tuples(algorithm.parameters)
     if cell.model is None:
-        return assemble_topology(builder, given, data, cell.seed, cell.code)
+        return assemble_topology(builder, arguments, data, cell.seed, cell.code)
     name, parameters = cell.model.name, cell.model.parameters
     model = build_model(cell.model.label, name, data.shape, data.task.outputs or 1, cell.seed, parameters, cell.code)
-    built: Topology = builder(model, **given)
+    built: Topology = builder(model, **arguments)
     return built.with_tasks(data.tasks)
 
 
@@ -65,15 +65,15 @@ def method(cell: Cell, data: Dataset) -> Method | None:
     part = cell.method.part
     if part is None:
         return None
-    given = dict(part.parameters)
-    for key, table in given.items():
+    own_parameters = dict(part.parameters)
+    for key, table in own_parameters.items():
         if isinstance(table, Mapping) and isinstance(table.get("model"), str):
             parameters = dict(table)
             name, width = parameters.pop("model"), parameters.pop("width", None)
             outputs = (data.task.outputs or 1) if width is None else width
             seed = derive(cell.seed, "method", key)
-            given[key] = build_model(name, name, data.shape, outputs, seed, parameters, cell.code)
-    found: Method = construct("methods", replace(part, parameters=given))
+            own_parameters[key] = build_model(name, name, data.shape, outputs, seed, parameters, cell.code)
+    found: Method = construct("methods", replace(part, parameters=own_parameters))
     return found
 
 

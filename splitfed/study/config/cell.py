@@ -20,22 +20,22 @@ from splitfed.schedules.base import Training
 
 @dataclass(frozen=True)
 class NamedAlgorithm:
-    """An algorithm by name with all its parameters; `told` are those worth telling, in its label."""
+    """An algorithm by name with all its parameters; `label_values` are those worth telling, in its label."""
 
     name: str
     parameters: Mapping[str, Any]
-    told: Mapping[str, Any]
+    label_values: Mapping[str, Any]
 
     @property
     def label(self) -> str:
         """The name with its telling parameters, for people: `noise(scale=0.5, relative=true)`."""
-        inner = ", ".join(f"{key}={format_value(value)}" for key, value in self.told.items())
+        inner = ", ".join(f"{key}={format_value(value)}" for key, value in self.label_values.items())
         return f"{self.name}({inner})" if inner else self.name
 
     @property
     def slug(self) -> str:
         """The same for file names: `noise-0.5`; switches are left out."""
-        values = [_format_for_file_name(v) for v in self.told.values() if not isinstance(v, bool)]
+        values = [_format_for_file_name(v) for v in self.label_values.values() if not isinstance(v, bool)]
         return slug("-".join([self.name, *values]))
 
 

@@ -199,8 +199,8 @@ def read_toml(path: Path, advice: str | None = None) -> dict[str, Any]:
         content = path.read_bytes()
         if _DOTTED.search(content.decode("utf-8")):
             raise RecursionError
-        found = digests.toml(path, content, advice)
-        _check_depth(found)
+        document = digests.toml(path, content, advice)
+        _check_depth(document)
     except RecursionError:
         raise InvalidInput(f"{path} cannot be read as a study: it is nested more than {DEEPEST} levels deep") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -208,7 +208,7 @@ def read_toml(path: Path, advice: str | None = None) -> dict[str, Any]:
             raise  # The file is not at fault.
         reason = error.strerror if isinstance(error, OSError) else error
         raise InvalidInput(f"{path} cannot be read as a study: {reason}") from None
-    return found
+    return document
 
 
 def _check_depth(document: Mapping[str, Any]) -> None:

@@ -95,17 +95,17 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
         between = [*([way] if len(trained) > 1 else []), *([tier] if len(layered) > 1 else [])]
         name = "--".join([first, *between, second, *inside, f"seed{seed}"])
         hijacked = {"honest": False} if inside else {}
-        alone: dict[str, Any] = {
+        own_tables: dict[str, Any] = {
             "study": {"name": slug(name).replace("+", "-"), "seeds": [seed], **hijacked, **target},
             "topology": [where],
             **({} if plain else {"method": [also]}),
             "defense": [how],
             "attack": [attack_table(p) for p in world.attacks],
         }
-        alone["training"] = training
+        own_tables["training"] = training
         cut = model if topology_tables.cuts_model(place.builder.name) else None
-        asked = {key: table for key, table in resolved.items() if key != "model" or cut is not None}
-        config_alone = {**asked, **alone}
+        tables_alone = {key: table for key, table in resolved.items() if key != "model" or cut is not None}
+        config_alone = {**tables_alone, **own_tables}
         more = (world.attacks, config_alone, world.intruder, layer, config.study.target, code)
         cells.append(Cell(name, seed, data, cut, place, guard, plan, *more))
     return Grid(config.study.name, resolved, tuple(cells))
@@ -123,15 +123,15 @@ def parse_attack_table(mistakes: Mistakes, where: str, table: AttackTable) -> Pr
         mistakes.add(f"{where}.preset", unknown("preset", preset, kind.presets))
         return None
     preferred = {k: replace(p, default=kind.presets[preset].get(k, p.default)) for k, p in parameters_of(kind).items()}
-    found = check_parameters_strictly(mistakes, where, preferred, table.extra, keys=AttackTable.OWN)
-    lives = training_role(kind)
-    if table.every is not None and lives == "outside":
+    checked = check_parameters_strictly(mistakes, where, preferred, table.extra, keys=AttackTable.OWN)
+    role = training_role(kind)
+    if table.every is not None and role == "outside":
         mistakes.add(f"{where}.every", f"is for attacks that live in training; {name} is asked once, after it")
     if table.tune is not None and not kind.space:
         mistakes.add(f"{where}.tune", f"{name} has no space of parameters to tune")
-    if not found.points:
+    if not checked.points:
         return None
-    point = found.points[0]
+    point = checked.points[0]
     changed = {key: value for key, value in point.items() if as_tuple(value) != preferred[key].default}
     tuned = {} if table.tune is None else {"tune": table.tune}
     # Part of the label: what two parties find with the same attack is never one figure.
@@ -139,7 +139,7 @@ def parse_attack_table(mistakes: Mistakes, where: str, table: AttackTable) -> Pr
     attack = NamedAlgorithm(name, point, {"preset": preset, **changed, **tuned, **placed})
     if not can_construct(mistakes, where, "attacks", attack):
         return None
-    return Probe(where, name, attack.label, attack, table.adversary, lives, table.every, table.tune or 0)
+    return Probe(where, name, attack.label, attack, table.adversary, role, table.every, table.tune or 0)
 
 
 def attack_table(probe: Probe) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def attack_table(probe: Probe) -> dict[str, Any]:
     every = {} if probe.every is None else {"every": probe.every}
     return {
         "name": probe.attack.name,
-        **probe.attack.told,
+        **probe.attack.label_values,
         **probe.attack.parameters,
         **every,
         "adversary": probe.adversary,
@@ -161,11 +161,11 @@ def _parse_data_table(mistakes: Mistakes, table: DataTable, base: Path) -> tuple
     split = {key: getattr(table, key) for key in DataTable.SPLIT if getattr(table, key) is not None}
     keys = [key for key in DataTable.model_fields if key != "name"]
     loader: dict[str, Parameter] = parameters_of(load("data", table.name))
-    found = check_parameters_strictly(mistakes, "data", loader, table.extra, keys=keys, base=base)
-    point = found.points[0] if found.points else {}
-    whose = data_tables.parse_parts(mistakes, table)
-    resolved = {"name": table.name, **found.written, "clients": table.clients, **split, **whose}
-    return resolved, Source(table.name, point, table.clients, split, whose)
+    checked = check_parameters_strictly(mistakes, "data", loader, table.extra, keys=keys, base=base)
+    point = checked.points[0] if checked.points else {}
+    feature_parts = data_tables.parse_parts(mistakes, table)
+    resolved = {"name": table.name, **checked.written, "clients": table.clients, **split, **feature_parts}
+    return resolved, Source(table.name, point, table.clients, split, feature_parts)
 
 
 def _parse_model_table(mistakes: Mistakes, config: StudyConfig) -> tuple[dict[str, Any], NamedAlgorithm | None]:
@@ -195,9 +195,9 @@ def _check_distinct(mistakes: Mistakes, where: str, values: Sequence[Any]) -> No
 
 def _number_repeats(names: Sequence[str]) -> list[str]:
     """Return `names` with a number at those that came before."""
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     result = []
     for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        result.append(name if seen[name] == 1 else f"{name}-{seen[name]}")
+        counts[name] = counts.get(name, 0) + 1
+        result.append(name if counts[name] == 1 else f"{name}-{counts[name]}")
     return result

@@ -20,7 +20,7 @@ HIDDEN = {"topologies": ("model", "task"), "models": ("shape", "outputs", "seed"
 
 
 def look_up_algorithm(
-    mistakes: Mistakes, where: str, kind: str, name: str, given: Mapping[str, Any], *, grid: bool = False
+    mistakes: Mistakes, where: str, kind: str, name: str, values: Mapping[str, Any], *, grid: bool = False
 ) -> tuple[dict[str, Any], list[NamedAlgorithm]]:
     """Return the parameters of `name` with defaults, and the algorithm at every point of their grid."""
     if name not in TABLES[kind]:
@@ -28,15 +28,15 @@ def look_up_algorithm(
         mistakes.add(f"{where}.name", unknown(SINGULAR[kind], name, [*TABLES[kind], *others]))
         return {}, []
     allowed = parameters_of(load(kind, name), HIDDEN.get(kind, ()))
-    found = check_parameters_strictly(mistakes, where, allowed, given, grid=grid)
+    found = check_parameters_strictly(mistakes, where, allowed, values, grid=grid)
     return found.written, [
         NamedAlgorithm(name, point, _label_parameters_of(kind, name, allowed, point)) for point in found.points
     ]
 
 
-def take_name(mistakes: Mistakes, where: str, given: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
+def take_name(mistakes: Mistakes, where: str, table: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
     """Take the name out of a table; None where it is missing or no text."""
-    rest = dict(given)
+    rest = dict(table)
     name = rest.pop("name", None)
     if name is None:
         mistakes.add(f"{where}.name", "is missing; add name = ...")

@@ -44,8 +44,8 @@ def expand_table(mistakes: Mistakes, where: str, table: MethodTable) -> tuple[Ta
     axes: list[Sequence[Any]] = [fitting, *(choice.points for choice in choices.values())]
     for point, *chosen in combinations(mistakes, where, axes):
         full = {**point.parameters, **{key: one.full for key, one in zip(choices, chosen, strict=True)}}
-        told = {**point.told, **{key: one.told for key, one in zip(choices, chosen, strict=True)}}
-        named = NamedAlgorithm(point.name, full, told)
+        in_label = {**point.label_values, **{key: one.in_label for key, one in zip(choices, chosen, strict=True)}}
+        named = NamedAlgorithm(point.name, full, in_label)
         settings.append(({"name": named.name, **named.parameters}, MethodSetting(where, named)))
     return {"name": table.name, **written, **{key: choice.written for key, choice in choices.items()}}, settings
 

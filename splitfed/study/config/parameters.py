@@ -74,30 +74,30 @@ def check_parameters(
     mistakes: Mistakes,
     where: str,
     allowed: Mapping[str, Parameter],
-    given: Mapping[str, Any],
+    values: Mapping[str, Any],
     *,
     keys: Sequence[str] = (),
     grid: bool = False,
     base: Path | None = None,
 ) -> Points:
-    """Note every parameter of `given` that is unknown, missing or of another type; return the grid points.
+    """Note every parameter of `values` that is unknown, missing or of another type; return the grid points.
 
     `keys`: what else may stand in the table, for the hint. `grid`: a list of values in place of one value makes a
     grid. `base`: the folder that relative paths start from.
     """
-    for name in given:
+    for name in values:
         if name not in allowed:
             mistakes.add(f"{where}.{name}", unknown("key", name, [*keys, *allowed]))
     written: dict[str, Any] = {}
     axes: dict[str, list[Any]] = {}
     for name, parameter in allowed.items():
-        if name not in given:
+        if name not in values:
             if parameter.required:
                 mistakes.add(f"{where}.{name}", f"is missing; expected {describe_type(parameter.hint)}")
             elif _is_plain(parameter.default):
                 written[name] = _tuples_to_lists(parameter.default)
             continue
-        value = given[name] if base is None else _absolute_path(given[name], parameter.hint, base)
+        value = values[name] if base is None else _absolute_path(values[name], parameter.hint, base)
         written[name] = value
         if parameter.takes(value):
             axes[name] = [value]

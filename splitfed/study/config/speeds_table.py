@@ -28,7 +28,7 @@ def parse_speeds(mistakes: Mistakes, where: str, given: Any) -> tuple[dict[str, 
     allowed = parameters_of(Speeds)
     names = ("stragglers", "spread", "seed")
     rest = {key: value for key, value in table.items() if key not in ("default", "named")}
-    found = check_parameters_strictly(
+    points = check_parameters_strictly(
         own, where, {name: allowed[name] for name in names}, rest, keys=["default", "named"]
     )
     default_written, default = _parse_machine(own, f"{where}.default", table.get("default", {}))
@@ -37,11 +37,11 @@ def parse_speeds(mistakes: Mistakes, where: str, given: Any) -> tuple[dict[str, 
     speeds = None
     if not own:
         with own.at(where):
-            check_count("seed", found.points[0]["seed"])
+            check_count("seed", points.points[0]["seed"])
             named = {name: machine for name, (_, machine) in machines.items()}
-            speeds = Speeds(default, named, **found.points[0])
+            speeds = Speeds(default, named, **points.points[0])
     mistakes.take(own)
-    return {"default": default_written, "named": {n: w for n, (w, _) in machines.items()}, **found.written}, speeds
+    return {"default": default_written, "named": {n: w for n, (w, _) in machines.items()}, **points.written}, speeds
 
 
 class PartyNames:
@@ -60,10 +60,10 @@ class PartyNames:
         """Return `speeds` without those of parties that this run does not have, but another of its study may."""
         if speeds is None:
             return None
-        known = self.parties | self.roles
+        present = self.parties | self.roles
         return replace(
             speeds,
-            named={name: machine for name, machine in speeds.named.items() if name in known},
+            named={name: machine for name, machine in speeds.named.items() if name in present},
             stragglers={name: factor for name, factor in speeds.stragglers.items() if name in self.parties},
         )
 
@@ -73,12 +73,12 @@ def _parse_machine(mistakes: Mistakes, where: str, given: Any) -> tuple[dict[str
     found = check_parameters_strictly(
         own, where, parameters_of(Machine), _check_table(own, where, given, EXAMPLE.strip("{}"))
     )
-    made = Machine()
+    machine = Machine()
     if not own:
         with own.at(where):
-            made = Machine(**found.points[0])
+            machine = Machine(**found.points[0])
     mistakes.take(own)
-    return found.written, made
+    return found.written, machine
 
 
 def _check_table(mistakes: Mistakes, where: str, given: Any, example: str) -> Mapping[str, Any]:

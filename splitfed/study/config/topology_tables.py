@@ -30,7 +30,7 @@ class TopologyPoint:
     """One value of a parameter: `full` with every default, and what of it is worth telling."""
 
     full: Any
-    told: Any
+    in_label: Any
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ def expand_table(
     kinds = {key: kind for key, p in allowed.items() if (kind := _table_kind(p, table.extra.get(key))) is not None}
     own = mistakes.fresh()
     plain = {key: _plain_parameter(p) for key, p in allowed.items() if key not in kinds}
-    given = {key: value for key, value in table.extra.items() if key not in kinds}
-    found = check_parameters_strictly(own, where, plain, given, keys=list(kinds), grid=True)
+    plain_values = {key: value for key, value in table.extra.items() if key not in kinds}
+    found = check_parameters_strictly(own, where, plain, plain_values, keys=list(kinds), grid=True)
     choices: dict[str, Choice] = {}
     for key, kind in kinds.items():
         if key in table.extra:
@@ -66,8 +66,10 @@ def expand_table(
     axes: list[Sequence[Any]] = [found.points if not own else (), *(choice.points for choice in choices.values())]
     for point, *chosen in combinations(mistakes, where, axes):
         full = point | {key: one.full for key, one in zip(choices, chosen, strict=True)}
-        told = label_parameters(plain, point) | {key: one.told for key, one in zip(choices, chosen, strict=True)}
-        named = NamedAlgorithm(table.name, _in_order_of(allowed, full), _in_order_of(allowed, told))
+        in_label = label_parameters(plain, point) | {
+            key: one.in_label for key, one in zip(choices, chosen, strict=True)
+        }
+        named = NamedAlgorithm(table.name, _in_order_of(allowed, full), _in_order_of(allowed, in_label))
         points.append(({"name": table.name, **named.parameters}, TopologySetting(where, named)))
     return {"name": table.name, **_in_order_of(allowed, written)}, points
 
@@ -139,9 +141,9 @@ def _expand_list(mistakes: Mistakes, where: str, read: Any, kind: str, value: An
             parts[str(i)] = read(mistakes, f"{where}[{i}]", table)
         else:
             mistakes.add(f"{where}[{i}]", f"{short_repr(table)} is not allowed; expected a table")
-    found = _combine_choices(mistakes, where, parts)
-    points = tuple(TopologyPoint(list(p.full.values()), list(p.told.values())) for p in found.points)
-    return Choice(list(found.written.values()), points)
+    combined = _combine_choices(mistakes, where, parts)
+    points = tuple(TopologyPoint(list(p.full.values()), list(p.in_label.values())) for p in combined.points)
+    return Choice(list(combined.written.values()), points)
 
 
 def _combine_choices(mistakes: Mistakes, where: str, parts: Mapping[str, Choice]) -> Choice:
@@ -149,7 +151,7 @@ def _combine_choices(mistakes: Mistakes, where: str, parts: Mapping[str, Choice]
     points = tuple(
         TopologyPoint(
             {key: one.full for key, one in zip(parts, chosen, strict=True)},
-            {key: one.told for key, one in zip(parts, chosen, strict=True)},
+            {key: one.in_label for key, one in zip(parts, chosen, strict=True)},
         )
         for chosen in combinations(mistakes, where, [part.points for part in parts.values()])
     )

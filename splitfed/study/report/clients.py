@@ -36,16 +36,16 @@ def clients_of(runs: RunResults) -> Json | None:
 
 def target_of(runs: RunResults) -> Json | None:
     """Return how many of `runs` reached the study's target, after how many rounds and bytes; None without a target."""
-    told = [run["target"] for run in runs if run.get("target")]
-    if not told:
+    targets = [run["target"] for run in runs if run.get("target")]
+    if not targets:
         return None
-    there = [one for one in told if one["rounds"] is not None]
+    reached = [one for one in targets if one["rounds"] is not None]
     return {
-        "value": told[0]["value"],
-        "reached": len(there),
-        "of": len(told),
-        "rounds": _estimate_to_json(estimate([one["rounds"] for one in there], bounds=AMOUNT)),
-        "bytes": _estimate_to_json(estimate([one["bytes"] for one in there], bounds=AMOUNT)),
+        "value": targets[0]["value"],
+        "reached": len(reached),
+        "of": len(targets),
+        "rounds": _estimate_to_json(estimate([one["rounds"] for one in reached], bounds=AMOUNT)),
+        "bytes": _estimate_to_json(estimate([one["bytes"] for one in reached], bounds=AMOUNT)),
     }
 
 

@@ -21,19 +21,24 @@ def costs_of(runs: Runs) -> Json | None:
 
     None where a run says nothing of it, as one that an older version did.
     """
-    found = [run.get("predicted") for run in runs]
-    known = [one for one in found if one]
-    if not known or len(known) < len(found):
+    predictions = [run.get("predicted") for run in runs]
+    known_predictions = [one for one in predictions if one]
+    if not known_predictions or len(known_predictions) < len(predictions):
         return None
-    kinds = dict.fromkeys(kind for one in known for kind in one["bytes_by_kind"])
+    kinds = dict.fromkeys(kind for one in known_predictions for kind in one["bytes_by_kind"])
     return {
-        "bytes": fmean(one["bytes"] for one in known),
-        "bytes_by_kind": {kind: fmean(one["bytes_by_kind"].get(kind, 0) for one in known) for kind in kinds},
-        "messages": fmean(one["messages"] for one in known),
-        "flops": {role: fmean(n for one in known for n in one["flops"][role]) for role in known[0]["flops"]},
-        "memory": {role: m["total"] for role, m in known[0]["memory"].items()},
+        "bytes": fmean(one["bytes"] for one in known_predictions),
+        "bytes_by_kind": {
+            kind: fmean(one["bytes_by_kind"].get(kind, 0) for one in known_predictions) for kind in kinds
+        },
+        "messages": fmean(one["messages"] for one in known_predictions),
+        "flops": {
+            role: fmean(n for one in known_predictions for n in one["flops"][role])
+            for role in known_predictions[0]["flops"]
+        },
+        "memory": {role: m["total"] for role, m in known_predictions[0]["memory"].items()},
         "agrees": all(_matches_prediction(run) for run in runs),
-        "at_most": next((one["at_most"] for one in known if one.get("at_most")), None),
+        "at_most": next((one["at_most"] for one in known_predictions if one.get("at_most")), None),
     }
 
 
@@ -46,7 +51,7 @@ def participation(runs: Runs) -> Json | None:
     if not entries:
         return None
     asked = [entry["clients"] for entry in entries]
-    found = {
+    summary = {
         "rounds": len(entries),
         "clients": runs[0]["clients"],
         "asked": fmean(asked),
@@ -56,7 +61,7 @@ def participation(runs: Runs) -> Json | None:
             said for run in runs for entry in run["history"] if (said := _participation_note(run["seed"], entry))
         ],
     }
-    return found if found["dropped"] or found["missed"] or min(asked) < runs[0]["clients"] else None
+    return summary if summary["dropped"] or summary["missed"] or min(asked) < runs[0]["clients"] else None
 
 
 def utility_over_time(setting: Setting) -> tuple[Line, list[Line]] | None:
@@ -90,10 +95,10 @@ def crossovers(settings: Sequence[Setting]) -> dict[str, Crossover]:
 
 
 def _matches_prediction(run: Mapping[str, Any]) -> bool:
-    told, kinds = run["predicted"], run["bytes_by_kind"]
-    if told.get("at_most"):
-        return all(n <= told["bytes_by_kind"].get(kind, 0) for kind, n in kinds.items())
-    return bool(told["bytes_by_kind"] == kinds and told["messages"] == run["messages"])
+    predicted, kinds = run["predicted"], run["bytes_by_kind"]
+    if predicted.get("at_most"):
+        return all(n <= predicted["bytes_by_kind"].get(kind, 0) for kind, n in kinds.items())
+    return bool(predicted["bytes_by_kind"] == kinds and predicted["messages"] == run["messages"])
 
 
 def _participation_note(seed: int, entry: Mapping[str, Any]) -> str:

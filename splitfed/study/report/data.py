@@ -189,8 +189,8 @@ def read_study(folder: Path, *, trust: bool = False) -> Study:
     if not runs.is_dir():
         raise InvalidInput(f"folder {str(folder)!r} holds no study: it has no runs/ in it")
     results, unfinished = [], []
-    begun = [p.name for p in runs.iterdir() if p.is_dir()]
-    for name in sorted({*begun, *_planned_runs(folder)}):
+    run_names = [p.name for p in runs.iterdir() if p.is_dir()]
+    for name in sorted({*run_names, *_planned_runs(folder)}):
         found = _read_json(runs / name / "result.json", digests.REMEASURE)
         if "utility" in found:
             results.append(found | {"folder": str(runs / name)})
@@ -198,7 +198,7 @@ def read_study(folder: Path, *, trust: bool = False) -> Study:
             unfinished.append((escape_invisible(name), _unfinished_reason(runs / name, found)))
     if not results:
         raise InvalidInput(
-            f"study {str(folder)!r} has no finished run to report on ({len(begun)} begun): finish it first"
+            f"study {str(folder)!r} has no finished run to report on ({len(run_names)} begun): finish it first"
         )
     environment = _read_json(folder / "environment.json", "delete it to go on without it")
     config = escape_invisible(_read_text(folder / "config.toml").rpartition(digests.COMMENT)[0])
@@ -220,22 +220,24 @@ def estimate(
     and high) have them. Values that are missing or not finite are left out; None when nothing is left.
     """
     pairs = itertools.zip_longest(values, scores[: len(values)])
-    kept = [(float(v), s) for v, s in pairs if v is not None and math.isfinite(v)]
-    if not kept:
+    finite_values = [(float(v), s) for v, s in pairs if v is not None and math.isfinite(v)]
+    if not finite_values:
         return None
-    numbers, n = [v for v, _ in kept], len(kept)
+    numbers, n = [v for v, _ in finite_values], len(finite_values)
     if n >= LEAST_SEEDS:
         low, high = bounds
         # A result of somebody else's metric may lie where ours cannot.
-        ours = {"low": low, "high": high} if all(low <= v <= high for v in numbers) else {}
-        found = mean_interval(numbers, **ours)
+        metric_bounds = {"low": low, "high": high} if all(low <= v <= high for v in numbers) else {}
+        found = mean_interval(numbers, **metric_bounds)
         return Estimate(found.mean, found.low, found.high, n, "seeds")
     mean = fmean(numbers)
-    own = [(s["low"], s["high"]) for _, s in kept if s and s.get("low") is not None and s.get("high") is not None]
-    if len(own) < n:
+    own_bounds = [
+        (s["low"], s["high"]) for _, s in finite_values if s and s.get("low") is not None and s.get("high") is not None
+    ]
+    if len(own_bounds) < n:
         return Estimate(mean, None, None, n, "nothing")
     # Seeds share rows, so their errors need not cancel: the mean of bounds is never too narrow for the mean.
-    return Estimate(mean, fmean(low for low, _ in own), fmean(high for _, high in own), n, over)
+    return Estimate(mean, fmean(low for low, _ in own_bounds), fmean(high for _, high in own_bounds), n, over)
 
 
 def utility_of(runs: Sequence[Mapping[str, Any]]) -> Estimate | None:

@@ -28,8 +28,8 @@ VICTIMS = {
 
 def leak_sections(study: Study, summary: Summary, looks: SeriesStyles) -> list[Json]:
     """Return, for every attack on labels, membership or class shares, what it achieved in words, rows and figures."""
-    told = [a for a in summary["attacks"] if summary["targets"][a] in GUESSED and scored_metrics(summary, a)]
-    return [_leak_section(study, summary, attack, looks, i) for i, attack in enumerate(told)]
+    attacks = [a for a in summary["attacks"] if summary["targets"][a] in GUESSED and scored_metrics(summary, a)]
+    return [_leak_section(study, summary, attack, looks, i) for i, attack in enumerate(attacks)]
 
 
 def stolen_model_rows(summary: Summary) -> list[Json]:
@@ -48,13 +48,13 @@ WHO = ("clone", "trained", "fresh")
 
 def _leak_section(study: Study, summary: Summary, attack: str, looks: SeriesStyles, number_of_it: int) -> Json:
     target, metrics = summary["targets"][attack], scored_metrics(summary, attack)
-    there = [s for s in summary["settings"] if attack in s["attacks"]]
+    settings = [s for s in summary["settings"] if attack in s["attacks"]]
     name = f"leak{number_of_it}"
     page: Json = {
         "attack": summary["names"][attack],
         "title": TARGETS[target].title,
-        "said": [_sentence(summary, s, attack, metrics) for s in there if s["family"] == NO_DEFENSE],
-        "figure": Markup(plot_scores(summary, there, attack, metrics[:2], looks, name)),
+        "said": [_sentence(summary, s, attack, metrics) for s in settings if s["family"] == NO_DEFENSE],
+        "figure": Markup(plot_scores(summary, settings, attack, metrics[:2], looks, name)),
         "roc": Markup(""),
         "seed": None,
     }

@@ -41,11 +41,12 @@ Json = dict[str, Any]
 def page_content(study: Study, summary: Summary) -> Json:
     """Return everything the template shows, by name."""
     looks = SeriesStyles(summary)
-    shown = [(m, target) for target in TARGETS for m in _leading_metrics(summary, target)]
+    metric_targets = [(m, target) for target in TARGETS for m in _leading_metrics(summary, target)]
     strengths = (
-        plot_leakage_by_strength(summary, m, target, looks, f"strength{i}") for i, (m, target) in enumerate(shown)
+        plot_leakage_by_strength(summary, m, target, looks, f"strength{i}")
+        for i, (m, target) in enumerate(metric_targets)
     )
-    told = [
+    sections = [
         _reconstruction_section(study, summary, attack)
         for attack in summary["attacks"]
         if summary["targets"][attack] in ("inputs", "representatives")
@@ -57,8 +58,8 @@ def page_content(study: Study, summary: Summary) -> Json:
         "metrics": {m: METRICS[m] for m in summary["metrics"]},
         "over": _interval_note(summary),
         "targets": TARGETS,
-        "pictures": told,
-        "shades": range(76) if any(page["features"] for page in told) else (),
+        "pictures": sections,
+        "shades": range(76) if any(page["features"] for page in sections) else (),
         "leaks": leak_sections(study, summary, looks),
         "stolen": stolen_model_rows(summary),
         "tradeoffs": [
@@ -190,18 +191,23 @@ def _picture_row(summary: Summary, pair: Pair, attack: str, seed: int, low: floa
 
 def _client_section(summary: Summary, settings: Sequence[Setting]) -> Json:
     """Return what is told of several clients one by one: rows of a table and two figures; nothing for one client."""
-    told = [s for s in summary["settings"] if s["clients"] or s["target"]]
+    shown_settings = [s for s in summary["settings"] if s["clients"] or s["target"]]
     # What hijacked clients reach is no result of a method.
     named = [(name_of(summary, s), s) for s in settings if not s.intruder]
     several = [(label, s) for label, s in named if any(run["utility"].get("spread") for run in s.runs)]
-    metric, target = summary["utility"]["metric"], next((s["target"]["value"] for s in told if s["target"]), None)
+    metric, target = (
+        summary["utility"]["metric"],
+        next((s["target"]["value"] for s in shown_settings if s["target"]), None),
+    )
     return {
-        "clients": told,
-        "client_scores": list(dict.fromkeys(name for s in told if s["clients"] for name in s["clients"]["method"])),
-        "across": any(s["clients"] and s["clients"]["across"] for s in told),
+        "clients": shown_settings,
+        "client_scores": list(
+            dict.fromkeys(name for s in shown_settings if s["clients"] for name in s["clients"]["method"])
+        ),
+        "across": any(s["clients"] and s["clients"]["across"] for s in shown_settings),
         "target": target,
         "prototypes": prototype_pictures(several),
-        "by_round": Markup(plot_utility_by_round(named, metric, "byround", target) if told else ""),
+        "by_round": Markup(plot_utility_by_round(named, metric, "byround", target) if shown_settings else ""),
         "per_client": Markup(plot_client_scores(several, metric, "perclient") if several else ""),
     }
 

@@ -62,11 +62,11 @@ def privacy_of(runs: Sequence[Mapping[str, Any]]) -> Json | None:
 
     `agrees`: whether every run has the ledger that was planned. None where nothing is promised.
     """
-    known = [run["privacy"] for run in runs if run.get("privacy")]
-    if not known:
+    ledgers = [run["privacy"] for run in runs if run.get("privacy")]
+    if not ledgers:
         return None
-    worst = max(known, key=lambda one: max(map(_epsilon, one["ledger"]["totals"]), default=0.0))
-    agrees = all({**one["ledger"], "replaced": []} == {**one["planned"], "replaced": []} for one in known)
+    worst = max(ledgers, key=lambda one: max(map(_epsilon, one["ledger"]["totals"]), default=0.0))
+    agrees = all({**one["ledger"], "replaced": []} == {**one["planned"], "replaced": []} for one in ledgers)
     return {**worst["ledger"], "said": sentences(worst["ledger"]), "agrees": agrees}
 
 
@@ -76,11 +76,11 @@ def _epsilon(total: Mapping[str, Any]) -> float:
 
 def epsilon_per_round(runs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[list[int], list[float]]]:
     """Return what is protected -> rounds and epsilon after each, the largest over seeds."""
-    found: dict[str, dict[int, float]] = {}
+    epsilons: dict[str, dict[int, float]] = {}
     for run in runs:
         for entry in run["history"]:
             for protects, epsilon in (entry.get("epsilons") or {}).items():
                 if epsilon is not None:
-                    rounds = found.setdefault(protects, {})
+                    rounds = epsilons.setdefault(protects, {})
                     rounds[entry["round"] + 1] = max(epsilon, rounds.get(entry["round"] + 1, 0.0))
-    return {name: (sorted(rounds), [rounds[r] for r in sorted(rounds)]) for name, rounds in found.items()}
+    return {name: (sorted(rounds), [rounds[r] for r in sorted(rounds)]) for name, rounds in epsilons.items()}

@@ -25,19 +25,19 @@ def remarks(found: Json) -> list[str]:
 
 def reversals(attack: Json) -> list[str]:
     """Return a clause for every metric in which `attack`, as a result holds it, is measurably the wrong way round."""
-    said = []
+    clauses = []
     for metric, who in attack["scores"].items():
-        known = METRICS.get(metric)
-        if known is None or known.centre is None or "guess" not in who:
+        metric_info = METRICS.get(metric)
+        if metric_info is None or metric_info.centre is None or "guess" not in who:
             continue
         guess = who["guess"]
         bound = guess["mean"] if guess.get("high") is None else guess["high"]
-        if bound is not None and bound < known.centre:
-            leak = known.leak(guess["mean"])
-            said.append(
-                f"{attack['label']} is reversed: {known.title} {guess['mean']:.3g} leaks as much as {leak:.3g} does"
+        if bound is not None and bound < metric_info.centre:
+            leak = metric_info.leak(guess["mean"])
+            clauses.append(
+                f"{attack['label']} is reversed: {metric_info.title} {guess['mean']:.3g} leaks as much as {leak:.3g} does"
             )
-    return said
+    return clauses
 
 
 WEIGHTS = {
@@ -61,8 +61,10 @@ def start_warnings(asked: str | None, starts: str | None) -> list[str]:
 
 
 def _constant_answer_remark(found: Json) -> list[str]:
-    told = found["utility"]
-    if found.get("intruder") or not told.get("constant") or told["test"] is None:
+    utility = found["utility"]
+    if found.get("intruder") or not utility.get("constant") or utility["test"] is None:
         return []
-    said = below_constant(told["metric"], told["test"], ConstantAnswer(**told["constant"]), told["higher_is_better"])
+    said = below_constant(
+        utility["metric"], utility["test"], ConstantAnswer(**utility["constant"]), utility["higher_is_better"]
+    )
     return [said] if said else []

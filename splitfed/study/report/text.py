@@ -124,8 +124,8 @@ def _compare_methods(summary: Summary) -> list[str]:
         if alone is None:
             continue
         own, other = setting["utility"], alone["utility"]
-        said = f"{name_of(summary, setting)}: {summary['utility']['metric']} {format_utility(summary, own['mean'])} over all "
-        said += f"clients, {format_utility(summary, other['mean'])} without the method"
+        said = f"{name_of(summary, setting)}: {summary['utility']['metric']} {format_utility(summary, own['mean'])} "
+        said += f"over all clients, {format_utility(summary, other['mean'])} without the method"
         if own["low"] is None or other["low"] is None:
             said += " (no interval)"
         elif _intervals_overlap(own, other):
@@ -137,7 +137,7 @@ def _compare_methods(summary: Summary) -> list[str]:
 def _useless_models(summary: Summary) -> list[str]:
     """Name the settings whose model is no better than whoever gives the same answer to every row."""
     metric, up = summary["utility"]["metric"], summary["utility"]["higher_is_better"]
-    told = []
+    sentences = []
     for setting in summary["settings"]:
         found = setting["constant"]
         # What hijacked clients reach is said to be no result anyway.
@@ -146,28 +146,28 @@ def _useless_models(summary: Summary) -> list[str]:
         said = below_constant(metric, setting["utility"]["mean"], ConstantAnswer(**found), up)
         if said:
             name = name_of(summary, setting)
-            told.append((name, f"{name}: {said}, so this model is of no use."))
-    rest = ", ".join(name for name, _ in told[SHOWN:])
+            sentences.append((name, f"{name}: {said}, so this model is of no use."))
+    rest = ", ".join(name for name, _ in sentences[SHOWN:])
     more = [f"Of no use either, in the same way: {rest}."] if rest else []
-    return [*(said for _, said in told[:SHOWN]), *more]
+    return [*(said for _, said in sentences[:SHOWN]), *more]
 
 
 def _place_findings(summary: Summary, settings: list[Mapping[str, Any]]) -> list[str]:
     base = next((s for s in settings if s["family"] == NO_DEFENSE), None)
     if base is None:
         return ["no undefended run finished, so nothing can be said of what the defenses change."]
-    told = [(target, m) for target in TARGETS if (m := _first_metric(summary, base, target))]
-    if not told:
+    scored_targets = [(target, m) for target in TARGETS if (m := _first_metric(summary, base, target))]
+    if not scored_targets:
         return ["no attack was scored, so nothing can be said about leakage."]
-    (target, metric), *further = told
-    named = {strongest(base, m, t) for t, m in told if METRICS[m].centre is not None}
+    (target, metric), *further = scored_targets
+    named_attacks = {strongest(base, m, t) for t, m in scored_targets if METRICS[m].centre is not None}
     before = f"undefended ({summary['utility']['metric']} {format_utility(summary, base['utility']['mean'])}), "
     first = before + _attack_finding(summary, base, metric, target)
     more = [f"undefended, {_attack_finding(summary, base, m, t)}" for t, m in further]
     more += [
         f"undefended, {summary['names'][label]} {said}."
         for label, a in base["attacks"].items()
-        if label not in named and (said := reversal_clause(a))
+        if label not in named_attacks and (said := reversal_clause(a))
     ]
     others = [s for s in settings if s is not base and strongest(s, metric, target)]
     return [first, *_defense_findings(summary, base, others, metric, target), *more]
@@ -200,8 +200,8 @@ def reversal_clause(attack: Mapping[str, Any], metric: str = "auc") -> str:
         return ""
     title = METRICS[metric].title
     return (
-        f"is reversed: it ranks the wrong way round ({title} {format_score(metric, guess['mean'])}), and whoever turns its "
-        f"guesses over has {title} {format_score(metric, METRICS[metric].leak(guess['mean']))}"
+        f"is reversed: it ranks the wrong way round ({title} {format_score(metric, guess['mean'])}), and whoever turns "
+        f"its guesses over has {title} {format_score(metric, METRICS[metric].leak(guess['mean']))}"
     )
 
 

@@ -31,8 +31,8 @@ def audit(folder: Path, trials: int = 20_000, confidence: float = 0.95, *, trust
     """Audit the run in `folder` with `trials` releases of each of two inputs; see `audit_run` and `load_finished_run`."""
     check_count("trials", trials, low=40)
     _, cell, data = load_finished_run(folder, trust=trust)
-    with open_watcher(1, 0) as told:
-        run = train_cell(cell, data, folder, told)
+    with open_watcher(1, 0) as watcher:
+        run = train_cell(cell, data, folder, watcher)
     return audit_run(run, trials, confidence)
 
 
@@ -49,7 +49,7 @@ def audit_run(run: Run, trials: int = 20_000, confidence: float = 0.95) -> Json:
         why = f"there is no game for {missed[0]}" if missed else "nothing in it carries a claim"
         raise InvalidInput(f"the run has no private mechanism to audit: {why}")
     each, delta = 1 - (1 - confidence) / len(games), run.ledger.delta
-    lines = [game.played(trials, delta, each) for game in games]
+    lines = [game.play(trials, delta, each) for game in games]
     return {
         "delta": delta,
         "confidence": confidence,

@@ -82,7 +82,7 @@ class Game:
             return Bound(epsilon, delta, "exact for one step of a sampled Gaussian (Balle, Barthe, Gaboardi 2018)")
         return compose(self.claim, delta)
 
-    def played(self, trials: int, delta: float, confidence: float) -> Json:
+    def play(self, trials: int, delta: float, confidence: float) -> Json:
         """Return what was found with `trials` releases of each input (a part of them where one is a long row)."""
         claimed = self.claimed(delta)
         # A claim without a delta is held to what it says.
@@ -117,21 +117,21 @@ class Game:
 
 
 def format_line(line: Mapping[str, Any]) -> str:
-    """Return a line of what `Game.played` found as text for people."""
+    """Return a line of what `Game.play` found as text for people."""
     found = line["found"]
     verdict = "violated" if line["refuted"] else "holds"
     text = (
         f"{line['party']}, {line['place']}, {line['mechanism']}, {line['audited']}, {line['canaries']}: epsilon is at "
         f"least {_format_epsilon(found['epsilon'])} by {found['samples']} samples of each input; claimed "
-        f"{_format_epsilon(line['claimed'])} at delta {line['delta']:.1g}: {verdict}; a claim of up to {_format_epsilon(line['most'])} "
-        f"could have been refuted"
+        f"{_format_epsilon(line['claimed'])} at delta {line['delta']:.1g}: {verdict}; a claim of up to "
+        f"{_format_epsilon(line['most'])} could have been refuted"
     )
-    measured = line["sensitivity"]
-    if measured is None:
+    sensitivity = line["sensitivity"]
+    if sensitivity is None:
         return text
     return (
-        f"{text}\n  {measured['norm']} measured over {measured['pairs']} pairs: {measured['measured']:.6g}, claimed "
-        f"{measured['claimed']:.6g}: {'holds' if measured['held'] else 'violated'}"
+        f"{text}\n  {sensitivity['norm']} measured over {sensitivity['pairs']} pairs: {sensitivity['measured']:.6g}, claimed "
+        f"{sensitivity['claimed']:.6g}: {'holds' if sensitivity['held'] else 'violated'}"
     )
 
 

@@ -61,10 +61,12 @@ def _bound_fixed_labels(
     dtype = torch.float32 if head.task.name == "binary" else torch.int64
     chosen, tested = (np.zeros((count, count), dtype=np.int64) for _ in range(2))
     for label in range(count):
-        given = {head.value: torch.full((trials,), label, dtype=dtype)}
-        changed = {head.value: (head, (guard,))}
-        left = trained_on(given, changed, derive(seed, "audit", label), party, "train")[head.value].long()
-        for table, part in ((chosen, left[: trials // 4]), (tested, left[trials // 4 :])):
+        true_labels = {head.value: torch.full((trials,), label, dtype=dtype)}
+        defended_heads = {head.value: (head, (guard,))}
+        noisy_labels = trained_on(true_labels, defended_heads, derive(seed, "audit", label), party, "train")[
+            head.value
+        ].long()
+        for table, part in ((chosen, noisy_labels[: trials // 4]), (tested, noisy_labels[trials // 4 :])):
             table[label] = torch.bincount(part, minlength=count)[:count].numpy()
     return outcomes_bound(chosen, tested, delta, confidence)
 
@@ -92,8 +94,8 @@ def _step_game(seed: int, party: str, head: Head, guard: EdgeDefense, event: Eve
 
 def _distance_difference(defense: Defense, y: Tensor, task: Task, random: torch.Generator) -> Tensor:
     """Return, of noisy targets, how much nearer they are to class 1 than to class 0 in L1: (rows,)."""
-    found = defense.targets(y, task, random).double()
-    if found.dim() == 1:
-        return found.abs() - (found - 1).abs()
-    zero, one = (torch.nn.functional.one_hot(torch.tensor(c), found.shape[1]).double() for c in (0, 1))
-    return (found - zero).abs().sum(1) - (found - one).abs().sum(1)
+    targets = defense.targets(y, task, random).double()
+    if targets.dim() == 1:
+        return targets.abs() - (targets - 1).abs()
+    zero, one = (torch.nn.functional.one_hot(torch.tensor(c), targets.shape[1]).double() for c in (0, 1))
+    return (targets - zero).abs().sum(1) - (targets - one).abs().sum(1)

@@ -88,14 +88,14 @@ def _read_csv(path: Path) -> np.ndarray:
     rows = lines[1:] if header else lines
     if not rows:
         raise InvalidInput(f"{str(path)!r} holds no row; expected at least one")
-    found = []
+    number_rows = []
     for i, line in enumerate(rows):
         numbers = [_parse_number(field) for field in line]
         if None in numbers or len(numbers) != len(rows[0]):
             wrong = next((repr(f) for f, n in zip(line, numbers, strict=True) if n is None), f"{len(numbers)} fields")
             raise InvalidInput(f"{str(path)!r} has {wrong} in row {i}; expected {len(rows[0])} numbers")
-        found.append(numbers)
-    return np.array(found, dtype=np.float64)
+        number_rows.append(numbers)
+    return np.array(number_rows, dtype=np.float64)
 
 
 def _parse_number(field: str) -> float | None:

@@ -61,24 +61,24 @@ def predict(
     if view is not None and view not in run.engine.parties:
         raise unknown("party", view, run.engine.parties)
     before = {flow: counted for flow, counted in run.engine.traffic.flows.items() if flow.phase == "predict"}
-    with ExitStack() as open_eyes:
-        seen = {name: open_eyes.enter_context(run.engine.watching(name)) for name in run.engine.parties}
+    with ExitStack() as recorder_stack:
+        recorders = {name: recorder_stack.enter_context(run.engine.watching(name)) for name in run.engine.parties}
         outputs = run.predict(x, client=client, head=head, number=_draw_number(run, x))
-    known = heads[head] if head is not None else next(iter(heads.values()))
-    table = prediction_table(known, outputs)
+    chosen_head = heads[head] if head is not None else next(iter(heads.values()))
+    table = prediction_table(chosen_head, outputs)
     if output is not None:
         write_atomic(output, _format_csv(table).encode())
     if view is not None and view_output is not None:
-        received = seen[view].view().tensors()
+        received = recorders[view].view().tensors()
         write_atomic(view_output, save({name: tensor.contiguous() for name, tensor in received.items()}))
     return {
         "run": str(folder),
         "client": client,
-        "head": known.value,
+        "head": chosen_head.value,
         "rows": len(x),
         "predictions": table,
         **_predict_traffic(run, before),
-        "views": {name: views for name, recorder in seen.items() if (views := _list_views(recorder))},
+        "views": {name: views for name, recorder in recorders.items() if (views := _list_views(recorder))},
         "output": None if output is None else str(output),
         "view_output": None if view_output is None else str(view_output),
     }
@@ -102,37 +102,39 @@ def prediction_table(head: Head, outputs: Tensor) -> dict[str, list[Any]]:
     return {f"value_{i}": flat[:, i].tolist() for i in range(flat.shape[1])}
 
 
-def format_prediction(found: Json) -> str:
+def format_prediction(prediction: Json) -> str:
     """Return what `predict` found as text for people."""
     lines = []
-    if found["output"] is None:
-        shown = {name: values[:SHOWN] for name, values in found["predictions"].items()}
+    if prediction["output"] is None:
+        shown = {name: values[:SHOWN] for name, values in prediction["predictions"].items()}
         lines += _format_csv(shown, digits=4).splitlines()
-        if found["rows"] > SHOWN:
-            lines.append(f"... {found['rows'] - SHOWN} more rows; --output FILE.csv has them all")
+        if prediction["rows"] > SHOWN:
+            lines.append(f"... {prediction['rows'] - SHOWN} more rows; --output FILE.csv has them all")
     else:
-        lines.append(f"{count_noun(found['rows'], 'row')} predicted by client {found['client']}: {found['output']}")
-    kinds = ", ".join(f"{kind} {format_bytes(n)}" for kind, n in found["bytes_by_kind"].items())
+        lines.append(
+            f"{count_noun(prediction['rows'], 'row')} predicted by client {prediction['client']}: {prediction['output']}"
+        )
+    kinds = ", ".join(f"{kind} {format_bytes(n)}" for kind, n in prediction["bytes_by_kind"].items())
     lines.append(
-        f"crossed: {count_noun(found['messages'], 'message')}, {format_bytes(found['bytes'])} ({kinds or 'nothing'})"
+        f"crossed: {count_noun(prediction['messages'], 'message')}, {format_bytes(prediction['bytes'])} ({kinds or 'nothing'})"
     )
-    for party, views in found["views"].items():
+    for party, views in prediction["views"].items():
         for view in views:
             shape = "x".join(map(str, view["shape"]))
             lines.append(
                 f"{party} saw {view['value']} ({view['kind']}, {shape}) from {view['from']}, over {view['edge']}"
             )
-    if not found["views"]:
+    if not prediction["views"]:
         lines.append("nobody saw anything: no value crosses in this topology")
-    if found["view_output"] is not None:
-        lines.append(f"view: {found['view_output']}")
+    if prediction["view_output"] is not None:
+        lines.append(f"view: {prediction['view_output']}")
     return "\n".join(lines)
 
 
 def _rebuild_run(folder: Path, trust: bool) -> Run:
     """Return the finished run in `folder`, as its newest checkpoint has it."""
-    known = read_result(folder)
-    if known is None or "failed" in known or not (folder / "config.toml").is_file():
+    result = read_result(folder)
+    if result is None or "failed" in result or not (folder / "config.toml").is_file():
         raise InvalidInput(f"{str(folder)!r} holds no finished run; expected a folder .../runs/NAME")
     if not any((folder / "checkpoints").glob("*/*")):
         raise InvalidInput(f"{str(folder)!r} holds no checkpoint any more; run its study again to predict with it")
@@ -176,10 +178,10 @@ def _predict_traffic(run: Run, before: Any) -> Json:
 def _list_views(recorder: Recorder) -> list[Json]:
     """Return what one party received: each value with its whole shape, sender and edge."""
     view: View = recorder.view()
-    found: dict[tuple[str, str, str, str], list[Tensor]] = {}
+    tensors_by_message: dict[tuple[str, str, str, str], list[Tensor]] = {}
     for message in view.messages:
         for value, tensor in message.tensors.items():
-            found.setdefault((value, message.kind, message.sender, message.edge), []).append(tensor)
+            tensors_by_message.setdefault((value, message.kind, message.sender, message.edge), []).append(tensor)
     return [
         {
             "value": value,
@@ -189,7 +191,7 @@ def _list_views(recorder: Recorder) -> list[Json]:
             "shape": [sum(len(t) for t in tensors), *tensors[0].shape[1:]],
             "bytes": sum(t.nbytes for t in tensors),
         }
-        for (value, kind, sender, edge), tensors in found.items()
+        for (value, kind, sender, edge), tensors in tensors_by_message.items()
     ]
 
 

@@ -59,39 +59,39 @@ def check_grid(grid: Grid, source: str) -> Dataset:
     mistakes.stop()
     with mistakes.at("study.target"):
         _check_target(first.target, data, list(splits.values()))
-    checked: dict[tuple[str, str, str], tuple[Topology, Facts] | None] = {}
+    topologies: dict[tuple[str, str, str], tuple[Topology, Facts] | None] = {}
     cells: dict[tuple[str, str, str, str], Cell] = {}
     for cell in grid.cells:
         mistakes.stop_if_many()
         split = splits[cell.seed]
         label = (cell.topology.builder.label, cell.training.schedule.label, cell.method.label)
-        if label not in checked:
-            checked[label] = _check_topology(mistakes, cell, data, split)
-        place = checked[label]
-        if place is None:
+        if label not in topologies:
+            topologies[label] = _check_topology(mistakes, cell, data, split)
+        probed = topologies[label]
+        if probed is None:
             continue
         cells.setdefault((*label, cell.intruder.key if cell.intruder else ""), cell)
-        ready, facts = place
-        guards = build.defenses(cell)
+        topology, facts = probed
+        defenses = build.defenses(cell)
         with mistakes.at(cell.defense.where):
-            fit = fitted(ready, facts, split.clients[0].train, guards, cell.seed)
-            check_clients(guards, fit[0], len(split))
-            segment_plans(*fit, guards)
-            if any(guard.uploads for guard in guards):
-                check_uploads(replace(planned_costs.prepare_cell(cell, data), defenses=tuple(guards)))
-            if any(overrides(guard, "settle") for guard in guards):
-                settled(replace(planned_costs.prepare_cell(cell, data), defenses=tuple(guards)), cell.training.rounds)
+            fit = fitted(topology, facts, split.clients[0].train, defenses, cell.seed)
+            check_clients(defenses, fit[0], len(split))
+            segment_plans(*fit, defenses)
+            if any(guard.uploads for guard in defenses):
+                check_uploads(replace(planned_costs.prepare_cell(cell, data), defenses=tuple(defenses)))
+            if any(overrides(guard, "settle") for guard in defenses):
+                settled(replace(planned_costs.prepare_cell(cell, data), defenses=tuple(defenses)), cell.training.rounds)
         training = cell.training.training(cell.seed)
         with mistakes.at("training.sampling"):
             check_sampling(build.schedule(cell), training)
         with mistakes.at("training.across"):
-            check_across(cell.training.across, guards)
+            check_across(cell.training.across, defenses)
         with mistakes.at("training.batch_size"):
-            check_batches([facts] * len(split), guards, split, training)
+            check_batches([facts] * len(split), defenses, split, training)
     _check_methods(mistakes, grid, data)
     _check_attacks(mistakes, list(cells.values()), data)
     _check_speeds(
-        mistakes, grid, {label: place[0] for label, place in checked.items() if place}, len(splits[first.seed])
+        mistakes, grid, {label: probed[0] for label, probed in topologies.items() if probed}, len(splits[first.seed])
     )
     mistakes.stop()
     return data
@@ -103,15 +103,15 @@ def check_attack(probe: Probe, run: Run) -> None:
     What an attack needs only the attack knows: it is begun and stopped; see `Evaluator.refusal`.
     """
     attack, data = build.attack(probe), run.data
-    pictured = attack.target in (Target.INPUTS, Target.REPRESENTATIVES)
+    shows_inputs = attack.target in (Target.INPUTS, Target.REPRESENTATIVES)
     if len(data.auxiliary) == 0 and attack.target is not Target.MEMBERS:
         raise InvalidInput("there is no auxiliary row for the baseline of a score; give some (data.auxiliary=0.2)")
     if len(data.victims) == 0 and attack.phase is not Phase.TRAINING:
         raise InvalidInput("there are no victims to attack; set some aside (data.victims=64)")
-    if pictured and len(data.shape) == 3 and data.victims.value_range is None:
+    if shows_inputs and len(data.shape) == 3 and data.victims.value_range is None:
         raise InvalidInput(f"{data.name} holds images without a value range, so no score has a scale; store bytes")
-    past = attack.phase is Phase.TRAINING and probe.adversary in (None, FED) and FED in run.engine.parties
-    if not past:
+    against_recording = attack.phase is Phase.TRAINING and probe.adversary in (None, FED) and FED in run.engine.parties
+    if not against_recording:
         run.evaluator.adversary(probe.adversary)
     elif FED not in run.engine.link.recorders:
         raise InvalidInput(
@@ -120,9 +120,9 @@ def check_attack(probe: Probe, run: Run) -> None:
     if probe.tune:
         check_tunable(probe.attack.name, attack, attack.space)
         Bench(run.evaluator, attack, run.evaluator.adversary(probe.adversary), 0, run.seed, SHARE)
-    why = run.evaluator.refusal(probe.attack.name, attack, probe.adversary)
-    if why is not None:
-        raise _attack_error(probe, why)
+    refusal = run.evaluator.refusal(probe.attack.name, attack, probe.adversary)
+    if refusal is not None:
+        raise _attack_error(probe, refusal)
 
 
 def _attack_error(probe: Probe, why: object) -> InvalidInput:

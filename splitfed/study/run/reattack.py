@@ -30,25 +30,25 @@ def attack_run(
     """Run the attacks `names` on the run in `folder`, add them to its result, and return what they achieved."""
     if not names:
         raise InvalidInput("no attack is named; expected --attack inverse_network,rmle")
-    known, cell, data = load_finished_run(folder, trust=trust)
+    result, cell, data = load_finished_run(folder, trust=trust)
     mistakes = Mistakes("attack")
     probes = [parse_attack_table(mistakes, n, AttackTable(name=n, preset=preset, adversary=adversary)) for n in names]
-    there = [(p.attack.name, p.attack.parameters) for p in cell.attacks]
+    trained_attacks = [(p.attack.name, p.attack.parameters) for p in cell.attacks]
     for found in filter(None, probes):
-        if found.lives != "outside" and (found.attack.name, found.attack.parameters) not in there:
+        if found.lives != "outside" and (found.attack.name, found.attack.parameters) not in trained_attacks:
             text = f"{found.attack.name} lives in training, and was not in this one with these parameters"
             mistakes.add(found.where, text)
     mistakes.stop()
-    chosen = [replace(found, key=_attack_key(known, found.label, found.attack.name)) for found in filter(None, probes)]
-    with open_watcher(1, 0) as told:
-        run = train_cell(cell, data, folder, told)
+    chosen = [replace(found, key=_attack_key(result, found.label, found.attack.name)) for found in filter(None, probes)]
+    with open_watcher(1, 0) as watcher:
+        run = train_cell(cell, data, folder, watcher)
         for found in chosen:
             with mistakes.at(found.where):
                 check_attack(found, run)
         mistakes.stop()
-        entries = [run_attack(run, found, folder, told) for found in chosen]
-    done = {entry["attack"] for entry in entries}
-    kept = [a for a in known["attacks"] if a["attack"] not in done]
+        entries = [run_attack(run, found, folder, watcher) for found in chosen]
+    attack_keys = {entry["attack"] for entry in entries}
+    other_entries = [a for a in result["attacks"] if a["attack"] not in attack_keys]
     labels = {found.label for found in chosen}
     tables = [attack_table(p) for p in [*(p for p in cell.attacks if p.label not in labels), *chosen]]
     sources = read_own_files(folder)
@@ -56,7 +56,7 @@ def attack_run(
     if sources is not None:
         # Defaults that a later version has are written out now.
         write_mark(folder, sources)
-    write_result(folder, {**known, "attacks": [*kept, *entries]})
+    write_result(folder, {**result, "attacks": [*other_entries, *entries]})
     _rewrite_results_table(folder.resolve().parent.parent)
     return entries
 
@@ -67,8 +67,8 @@ def applicable_attacks(folder: Path, adversary: str | None, *, trust: bool = Fal
     `adversary`: the one party to ask for (default: all of them).
     """
     _, cell, data = load_finished_run(folder, trust=trust)
-    with open_watcher(1, 0) as told:
-        run = train_cell(cell, data, folder, told)
+    with open_watcher(1, 0) as watcher:
+        run = train_cell(cell, data, folder, watcher)
     parties = list(run.engine.parties) if adversary is None else [run.evaluator.adversary(adversary)]
     return {party: run.evaluator.applicable(party) for party in parties}
 

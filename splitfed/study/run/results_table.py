@@ -69,12 +69,12 @@ def _largest_epsilon(runs: Sequence[Json]) -> float | None:
 
 def _largest_promises(runs: Sequence[Json]) -> dict[str, float]:
     """Return what is protected -> the largest epsilon over the seeds, infinity where it has no bound."""
-    found: dict[str, float] = {}
+    epsilons: dict[str, float] = {}
     for one in runs:
         for total in (one.get("privacy") or {}).get("ledger", {}).get("totals", ()):
             epsilon = math.inf if total["epsilon"] is None else float(total["epsilon"])
-            found[total["protects"]] = max(epsilon, found.get(total["protects"], 0.0))
-    return found
+            epsilons[total["protects"]] = max(epsilon, epsilons.get(total["protects"], 0.0))
+    return epsilons
 
 
 def _format_epsilon(row: dict[str, Any]) -> str:
@@ -83,18 +83,18 @@ def _format_epsilon(row: dict[str, Any]) -> str:
     if row["epsilon"] is not None:
         return f"{row['epsilon']:.3g}"
     # A promise for some of what crosses is never told without saying so.
-    told = " and ".join(f"{epsilon:.3g} for {protects}" for protects, epsilon in row["promises"].items())
-    return f"{told}, none for the rest" if told else "none"
+    promises = " and ".join(f"{epsilon:.3g} for {protects}" for protects, epsilon in row["promises"].items())
+    return f"{promises}, none for the rest" if promises else "none"
 
 
 def _mean_scores(scores: Sequence[Json]) -> dict[str, dict[str, float]]:
     """Average what the seeds have: metric -> who -> mean; nothing where a metric came out as no number."""
-    found: dict[str, dict[str, list[float]]] = {}
+    values_by_metric: dict[str, dict[str, list[float]]] = {}
     for one in scores:
         for metric, (who, score) in ((m, pair) for m, by in one.items() for pair in by.items()):
             if score["mean"] is not None:
-                found.setdefault(metric, {}).setdefault(who, []).append(score["mean"])
-    return {metric: {who: fmean(values) for who, values in by.items()} for metric, by in found.items()}
+                values_by_metric.setdefault(metric, {}).setdefault(who, []).append(score["mean"])
+    return {metric: {who: fmean(values) for who, values in by.items()} for metric, by in values_by_metric.items()}
 
 
 def print_table(results: Sequence[Json], console: Console) -> None:

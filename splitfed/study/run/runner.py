@@ -68,17 +68,17 @@ def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Json:
         return write_result(folder, {**_identity(cell), "failed": str(error)})
     write_atomic(folder / "config.toml", digests.signed(dumps(cell.config)))
     write_mark(folder, cell.code.sources())
-    found = {**_identity(cell), **_measure_run(run, cell), **_planned_costs(run, cell, data)}
-    found |= {"privacy": _privacy_ledgers(run, cell, data), "attacks": []}
-    found["files"] = save_prototypes(run, folder)
+    measurements = {**_identity(cell), **_measure_run(run, cell), **_planned_costs(run, cell, data)}
+    measurements |= {"privacy": _privacy_ledgers(run, cell, data), "attacks": []}
+    measurements["files"] = save_prototypes(run, folder)
     for probe in cell.attacks:
         try:
-            found["attacks"].append(run_attack(run, probe, folder, watcher))
+            measurements["attacks"].append(run_attack(run, probe, folder, watcher))
         except Damaged:
             raise
         except SplitfedError as error:
             return write_result(folder, {**_identity(cell), "failed": f"attack {probe.key}: {error}"})
-    return write_result(folder, found)
+    return write_result(folder, measurements)
 
 
 def read_result(folder: Path) -> Json | None:
@@ -132,28 +132,32 @@ def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher) -> Json:
     if scores.is_file():
         advice = "delete it and repeat the command: the attack is then run anew"
         done: Json = digests.read(scores, advice)
-        same = done["parameters"] == dict(probe.attack.parameters) and done.get("tune", 0) == probe.tune
-        if same and done["asked"] == probe.adversary:
+        same_parameters = done["parameters"] == dict(probe.attack.parameters) and done.get("tune", 0) == probe.tune
+        if same_parameters and done["asked"] == probe.adversary:
             digests.check_file(folder / done["file"], done["sha256"], advice.replace("it", f"it and {scores.name}", 1))
             return done
     watcher.attack(probe.key, 0, 1)
     attack, tuned = _tune_attack(run, probe, watcher)
-    (found,) = run.attack(
+    (outcome,) = run.attack(
         attack,
         adversary=probe.adversary,
         progress=lambda done, total: watcher.attack(probe.key, done, total),
     )
     file = f"attacks/{probe.key}.safetensors"
-    pair = {"guess": found.guess.float().contiguous(), "truth": found.truth.float().contiguous()}
+    pair = {"guess": outcome.guess.float().contiguous(), "truth": outcome.truth.float().contiguous()}
     tensors = save(pair)
     write_atomic(folder / file, tensors)
-    entry = {"attack": probe.key, "label": probe.label, "adversary": found.adversary, "seconds": found.seconds}
-    entry |= {"target": attack.target.name.lower(), "victims": len(found.truth), "scores": _score_table(found.grade)}
+    entry = {"attack": probe.key, "label": probe.label, "adversary": outcome.adversary, "seconds": outcome.seconds}
+    entry |= {
+        "target": attack.target.name.lower(),
+        "victims": len(outcome.truth),
+        "scores": _score_table(outcome.grade),
+    }
     entry |= {"file": file, "sha256": digests.of(tensors), "lives": probe.lives}
-    entry["quick"] = attack.quick_look(str(probe.attack.told.get("preset")))
-    entry["depth"] = input_depth(run.engine.topology, run.engine.parties[found.adversary].role)
-    if found.stolen is not None:
-        entry["stolen"] = _score_table(found.stolen)
+    entry["quick"] = attack.quick_look(str(probe.attack.label_values.get("preset")))
+    entry["depth"] = input_depth(run.engine.topology, run.engine.parties[outcome.adversary].role)
+    if outcome.stolen is not None:
+        entry["stolen"] = _score_table(outcome.stolen)
     entry |= tuned
     entry |= {"parameters": dict(probe.attack.parameters), "asked": probe.adversary, "tune": probe.tune}
     write_atomic(scores, digests.sealed(_without_infinities(entry)))
@@ -165,16 +169,16 @@ def _tune_attack(run: Run, probe: Probe, watcher: Watcher) -> tuple[Attack, Json
     attack = build.attack(probe)
     if not probe.tune:
         return attack, {}
-    found = run.tune(
+    tuning = run.tune(
         attack,
         trials=probe.tune,
         adversary=probe.adversary,
         progress=lambda done, total: watcher.attack(f"{probe.key}, tuned", done, total),
     )
-    chosen = {name: getattr(found.attack, name) for name in attack.space}
-    told = {"parameters": chosen, "metric": found.metric, "score": found.score, "given": found.given}
-    trials = [{"parameters": dict(t.parameters), "score": t.score} for t in found.trials]
-    return found.attack, {"tuned": {**told, "trials": trials}}
+    chosen = {name: getattr(tuning.attack, name) for name in attack.space}
+    chosen_setting = {"parameters": chosen, "metric": tuning.metric, "score": tuning.score, "given": tuning.given}
+    trials = [{"parameters": dict(t.parameters), "score": t.score} for t in tuning.trials]
+    return tuning.attack, {"tuned": {**chosen_setting, "trials": trials}}
 
 
 def _identity(cell: Cell) -> Json:
@@ -187,7 +191,7 @@ def _identity(cell: Cell) -> Json:
             "name": guard.name,
             **_describe_strength(guard),
             "guarantee": guard.guarantee,
-            "parts": [{"name": p.name, "parameters": dict(p.told)} for p in guard.parts],
+            "parts": [{"name": p.name, "parameters": dict(p.label_values)} for p in guard.parts],
         },
         "seed": cell.seed,
         "intruder": None if cell.intruder is None else cell.intruder.label,
@@ -254,9 +258,9 @@ def _rounds_to_target(run: Run, cell: Cell) -> Json | None:
     """Return when training first reached the study's target on validation rows, and what had crossed by then."""
     if cell.target is None:
         return None
-    found = reached(run.history, cell.target, run.data.task.higher_is_better) or {}
-    told: Json = {"value": cell.target, "rounds": int(found["round"]) + 1 if found else None}
-    return {**told, "bytes": found.get("bytes"), "simulated_seconds": found.get("simulated_seconds")}
+    entry = reached(run.history, cell.target, run.data.task.higher_is_better) or {}
+    target: Json = {"value": cell.target, "rounds": int(entry["round"]) + 1 if entry else None}
+    return {**target, "bytes": entry.get("bytes"), "simulated_seconds": entry.get("simulated_seconds")}
 
 
 def _selected_round(run: Run) -> Json | None:
@@ -332,13 +336,13 @@ def _measure_dependence(run: Run) -> Json | None:
     topology = run.engine.topology
     if len(run.data.victims) < 4 or all(role in topology.data_roles for role in topology.roles):
         return None
-    seen = run.observe().select(kind="activation")
-    released = torch.cat([z.flatten(1) for z in seen.tensors().values()], 1)
+    view = run.observe().select(kind="activation")
+    released = torch.cat([z.flatten(1) for z in view.tensors().values()], 1)
     if not bool(torch.isfinite(released).all()):
         return None
-    drawn = generator(run.seed, "dependence")
-    test = permutation_test(run.data.victims.x, released, PERMUTATIONS, drawn)
-    edges = dict.fromkeys(message.edge for message in seen.messages)
+    random = generator(run.seed, "dependence")
+    test = permutation_test(run.data.victims.x, released, PERMUTATIONS, random)
+    edges = dict.fromkeys(message.edge for message in view.messages)
     return {
         "u_distance_correlation_sqr": test.statistic,
         "p_value": test.p_value,

@@ -89,16 +89,18 @@ def run_study(
         home.claim(ready.grid, ready.text)
         if not trust:  # what is trusted for one call is not the user's own for ever
             write_mark(folder, ready.code.sources(), tomllib.loads(ready.text))
-        left = [name for name in cells if read_result(home.run(name)) is None]
+        unfinished = [name for name in cells if read_result(home.run(name)) is None]
         with trials.detect_damage(folder / "study.db"):
             queue = trials.open_queue(folder / "study.db", best=_optimize_direction(ready.data))
-            trials.fill_queue(queue, left, cells)
-        with open_watcher(len(cells), len(cells) - len(left)) as told:
-            if workers > 1 and len(left) > 1:
-                with failures.catch_termination():  # what `ignore_signals` does is undone, also for a caller that goes on
-                    _run_workers(folder, ready.code, min(workers, len(left)), lock, told)
-            elif left:
-                _work_queue(home, cells, ready.data, queue, told)
+            trials.fill_queue(queue, unfinished, cells)
+        with open_watcher(len(cells), len(cells) - len(unfinished)) as watcher:
+            if workers > 1 and len(unfinished) > 1:
+                with (
+                    failures.catch_termination()
+                ):  # what `ignore_signals` does is undone, also for a caller that goes on
+                    _run_workers(folder, ready.code, min(workers, len(unfinished)), lock, watcher)
+            elif unfinished:
+                _work_queue(home, cells, ready.data, queue, watcher)
         results = home.results(cells)
         home.write_table(results)
         return results
@@ -121,54 +123,54 @@ def _optimize_direction(data: Dataset) -> Literal["minimize", "maximize"]:
     return "maximize" if data.task.higher_is_better else "minimize"
 
 
-def _work_queue(home: StudyFolder, cells: Mapping[str, Cell], data: Dataset, queue: Any, told: Watcher) -> None:
+def _work_queue(home: StudyFolder, cells: Mapping[str, Cell], data: Dataset, queue: Any, watcher: Watcher) -> None:
     def do(name: str) -> float | None:
-        told.start(name)
-        found = run_cell(cells[name], data, home.run(name), told)
-        told.finish(name, format_outcome(found))
-        return None if "failed" in found else found["utility"]["test"]
+        watcher.start(name)
+        result = run_cell(cells[name], data, home.run(name), watcher)
+        watcher.finish(name, format_outcome(result))
+        return None if "failed" in result else result["utility"]["test"]
 
     trials.work_queue(queue, list(cells), do, home.path / ".turn")
 
 
-def format_outcome(found: Json) -> str:
+def format_outcome(result: Json) -> str:
     """Return how a run ended, in a line."""
-    if "failed" in found:
-        return f"{found['id']}: failed: {found['failed']}"
-    utility = found["utility"]
-    parts = [f"{utility['metric']} {utility['test']:.3f}", f"trained in {found['seconds']:.1f} s"]
-    for attack in found["attacks"]:
+    if "failed" in result:
+        return f"{result['id']}: failed: {result['failed']}"
+    utility = result["utility"]
+    parts = [f"{utility['metric']} {utility['test']:.3f}", f"trained in {result['seconds']:.1f} s"]
+    for attack in result["attacks"]:
         metric = next(m for m in METRICS if m in attack["scores"])
         score = attack["scores"][metric]["guess"]["mean"]
-        said = "-" if score is None else f"{score:.3g}"
-        parts.append(f"{attack['attack']} {metric} {said} in {attack['seconds']:.1f} s")
-    return "; ".join([f"{found['id']}: {', '.join(parts)}", *remarks(found)])
+        score_text = "-" if score is None else f"{score:.3g}"
+        parts.append(f"{attack['attack']} {metric} {score_text} in {attack['seconds']:.1f} s")
+    return "; ".join([f"{result['id']}: {', '.join(parts)}", *remarks(result)])
 
 
-def _run_workers(folder: Path, code: Code, count: int, lock: int | None, told: Watcher) -> None:
+def _run_workers(folder: Path, code: Code, count: int, lock: int | None, watcher: Watcher) -> None:
     """Start `count` processes on the queue and pass on what they tell, until all have ended."""
     # A folder's name may begin with a dash.
     command = [sys.executable, "-m", "splitfed.cli", "_worker", str(folder.absolute()), code.to_json()]
     inherited = () if lock is None else (lock,)
-    together = threading.Lock()
+    lock_of_watcher = threading.Lock()
     pipe = subprocess.PIPE
-    staff: list[subprocess.Popen[str]] = []
+    workers: list[subprocess.Popen[str]] = []
     listeners = []
-    with ExitStack() as staffed:
+    with ExitStack() as process_stack:
         try:
             for _ in range(count):
                 worker = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, pass_fds=inherited)
-                staff.append(staffed.enter_context(worker))
-            listeners = [_WorkerListener(worker, told, together) for worker in staff]
+                workers.append(process_stack.enter_context(worker))
+            listeners = [_WorkerListener(worker, watcher, lock_of_watcher) for worker in workers]
             for listener in listeners:
                 listener.start()
             for listener in listeners:
                 listener.join()
         except BaseException:
             failures.ignore_signals()
-            _stop_workers(staff)
+            _stop_workers(workers)
             raise
-    for worker, listener in zip(staff, listeners, strict=True):
+    for worker, listener in zip(workers, listeners, strict=True):
         if worker.returncode:
             last = [*listener.complaint.splitlines(), f"exit code {worker.returncode}"][-2:][0]
             if worker.returncode == 2:
@@ -176,14 +178,14 @@ def _run_workers(folder: Path, code: Code, count: int, lock: int | None, told: W
             raise WorkerDied(f"a worker ended early ({last}); go on with --resume")
 
 
-def _stop_workers(staff: Sequence[subprocess.Popen[str]]) -> None:
+def _stop_workers(workers: Sequence[subprocess.Popen[str]]) -> None:
     """End the workers: ask them, and do not wait for long."""
-    for worker in staff:
+    for worker in workers:
         worker.terminate()
-    patience = time.monotonic() + PATIENCE
-    for worker in staff:
+    deadline = time.monotonic() + PATIENCE
+    for worker in workers:
         try:
-            worker.wait(max(0.0, patience - time.monotonic()))
+            worker.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             worker.kill()
 
@@ -191,11 +193,11 @@ def _stop_workers(staff: Sequence[subprocess.Popen[str]]) -> None:
 class _WorkerListener(threading.Thread):
     """Passes on what one worker tells; `complaint` is what it wrote on standard error."""
 
-    def __init__(self, worker: subprocess.Popen[str], told: Watcher, together: threading.Lock) -> None:
+    def __init__(self, worker: subprocess.Popen[str], watcher: Watcher, lock: threading.Lock) -> None:
         super().__init__(daemon=True)
         self._worker = worker
-        self._told = told
-        self._together = together
+        self._told = watcher
+        self._together = lock
         self.complaint = ""
 
     def run(self) -> None:

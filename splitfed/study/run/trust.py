@@ -157,15 +157,15 @@ def _check_mark(folder: Path, config: Mapping[str, Any]) -> tuple[dict[str, str]
     if not (folder / MARK).is_file():
         return None, "it has no mark of yours"
     try:
-        known = json.loads((folder / MARK).read_text("utf-8"))
-        files = {str(name): str(digest) for name, digest in known["files"].items()}
-        own = _signature(read_key(), config, files)
-        right = any(hmac.compare_digest(own, there) for there in (known["mark"], known.get("study", "")))
+        marks = json.loads((folder / MARK).read_text("utf-8"))
+        files = {str(name): str(digest) for name, digest in marks["files"].items()}
+        signature = _signature(read_key(), config, files)
+        valid = any(hmac.compare_digest(signature, there) for there in (marks["mark"], marks.get("study", "")))
     except NoKey as error:
         return None, str(error)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None, f"its {MARK} cannot be read"
-    if not right:
+    if not valid:
         return None, "its mark is not yours, or its configuration has changed since"
     for name, digest in files.items():
         path = path_inside(folder / SOURCES, name)

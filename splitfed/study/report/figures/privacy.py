@@ -12,11 +12,11 @@ from splitfed.study.report.privacy import epsilon_per_round
 
 def plot_epsilon_by_round(settings: Sequence[Setting], looks: SeriesStyles, name: str) -> str | None:
     """Plot epsilon by round for each setting and each thing it protects; None where nothing is promised."""
-    told = [(setting, found) for setting in settings if (found := epsilon_per_round(setting.runs))]
-    if not told:
+    epsilons_by_setting = [(setting, found) for setting in settings if (found := epsilon_per_round(setting.runs))]
+    if not epsilons_by_setting:
         return None
     with canvas(1, 6.4, 3.4) as (figure, (axis,)):
-        for number, (setting, lines) in enumerate(told):
+        for number, (setting, lines) in enumerate(epsilons_by_setting):
             style: dict[str, Any] = {"color": looks.colours[setting.family], "ls": looks.dashes[setting.place]}
             for protects, (rounds, epsilons) in lines.items():
                 label = looks.label(setting.defense, setting.place) + (f": {protects}" if len(lines) > 1 else "")

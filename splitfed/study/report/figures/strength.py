@@ -58,32 +58,32 @@ def _draw_panel(
     axis: Any, summary: Summary, panel: Panel, colours: Mapping[str, str], metric: str, looks: SeriesStyles
 ) -> None:
     family, title, rises = panel
-    mine = [s for s in summary["settings"] if s["family"] == NO_DEFENSE or _panel_of(s) == panel]
-    values = sorted({float(s["strength"]) for s in mine if s["family"] != NO_DEFENSE})
+    panel_settings = [s for s in summary["settings"] if s["family"] == NO_DEFENSE or _panel_of(s) == panel]
+    values = sorted({float(s["strength"]) for s in panel_settings if s["family"] != NO_DEFENSE})
     left = 0.0 if rises else undefended_position(values)
-    turned = False
+    any_reversed = False
     for attack, place in itertools.product(colours, summary["places"]):
-        points = points_of([s for s in mine if s["place"] == place], attack, metric)
+        points = points_of([s for s in panel_settings if s["place"] == place], attack, metric)
         if not points:
             continue
-        there = {id(p): left if p.setting["family"] == NO_DEFENSE else float(p.setting["strength"]) for p in points}
-        points.sort(key=lambda p: there[id(p)] if rises else -there[id(p)])
-        turned = turned or any(p.reversed for p in points)
+        positions = {id(p): left if p.setting["family"] == NO_DEFENSE else float(p.setting["strength"]) for p in points}
+        points.sort(key=lambda p: positions[id(p)] if rises else -positions[id(p)])
+        any_reversed = any_reversed or any(p.reversed for p in points)
         look = {"color": colours[attack], "marker": looks.markers[place], "ls": looks.dashes[place]}
         axis.errorbar(
-            [there[id(p)] for p in points],
+            [positions[id(p)] for p in points],
             [p.x["mean"] for p in points],
             _error_bars(points),
             label=looks.label(attack, place),
             capsize=3,
             **look,
         )
-    draw_baselines(axis.axhline, points_of(mine, next(iter(colours)), metric))
+    draw_baselines(axis.axhline, points_of(panel_settings, next(iter(colours)), metric))
     if not rises:
         _reverse_axis(axis, values, left)
     axis.set_title(wrap_label(family, 30))
     axis.set_xlabel(wrap_label(f"{title}{'; 0: undefended' if rises else ': less is stronger'}", 46))
-    axis.set_ylabel(metric_title(metric, turned))
+    axis.set_ylabel(metric_title(metric, any_reversed))
 
 
 def undefended_position(values: Sequence[float]) -> float:

@@ -26,19 +26,19 @@ def plot_error_by_round(
     summary: Summary, settings: Sequence[Setting], attack: str, looks: SeriesStyles, name: str
 ) -> str | None:
     """Plot the error of `attack` by round: the mean over seeds, every seed as a thin line; None where nobody asked."""
-    told = [(s, [error_by_round(run, attack) for run in s.runs], s.runs[0]) for s in settings]
-    told = [(setting, each, run) for setting, each, run in told if all(each)]
-    if not told:
+    curves = [(s, [error_by_round(run, attack) for run in s.runs], s.runs[0]) for s in settings]
+    curves = [(setting, seed_curves, run) for setting, seed_curves, run in curves if all(seed_curves)]
+    if not curves:
         return None
     with canvas(1, 6.4, 3.9) as (figure, (axis,)):
-        for setting, each, _ in told:
+        for setting, seed_curves, _ in curves:
             style: dict[str, Any] = {"color": looks.colours[setting.family], "ls": looks.dashes[setting.place]}
-            for rounds in each if len(each) > 1 else []:
+            for rounds in seed_curves if len(seed_curves) > 1 else []:
                 axis.plot(list(rounds), list(rounds.values()), lw=0.6, alpha=0.6, **style)
-            shared = [r for r in each[0] if all(r in rounds for rounds in each)]
-            mean = [sum(rounds[r] for rounds in each) / len(each) for r in shared]
+            shared = [r for r in seed_curves[0] if all(r in rounds for rounds in seed_curves)]
+            mean = [sum(rounds[r] for rounds in seed_curves) / len(seed_curves) for r in shared]
             axis.plot(shared, mean, lw=2, marker=".", label=looks.label(setting.defense, setting.place), **style)
-        blind = [value for *_, run in told for value in error_by_round(run, attack, "mean_image").values()]
+        blind = [value for *_, run in curves for value in error_by_round(run, attack, "mean_image").values()]
         if blind:
             label = "baseline: the mean"
             axis.axhline(sum(blind) / len(blind), color=MUTED, ls=(0, (5, 3)), lw=1.2, label=label)
