@@ -26,12 +26,12 @@ EPILOG += "130: interrupted; 143: terminated."
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command in `arguments` (default: those of the process) and return its exit code."""
-    arguments_given = list(sys.argv[1:] if arguments is None else arguments)
+    argv = list(sys.argv[1:] if arguments is None else arguments)
     # Small models run four times as fast on one thread; whoever trains large ones sets more.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with failures.catch_termination(), _one_line_warnings():
         try:
-            options = _parse_options(arguments_given)
+            options = _parse_options(argv)
             command: Callable[[Options], None] = options.command
             command(options)
             # What cannot be written is to be known here, not when the process ends.
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             failures.ignore_signals()
             ended = isinstance(stop, failures.Terminated)
             _print_error(
-                f"{'terminated' if ended else 'interrupted'}; what is finished is kept: {_resume_command(arguments_given)}"
+                f"{'terminated' if ended else 'interrupted'}; what is finished is kept: {_resume_command(argv)}"
             )
             return 143 if ended else 130
         except BrokenPipeError:
@@ -50,9 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _abandon_output()
             return 1
         except Exception as error:  # the last line of defence: a failure of ours is one line too
-            if "--debug" in arguments_given:
+            if "--debug" in argv:
                 raise
-            return _report_failure(error, arguments_given)
+            return _report_failure(error, argv)
     return 0
 
 

@@ -27,15 +27,15 @@ def reversals(attack: Json) -> list[str]:
     """Return a clause for every metric in which `attack`, as a result holds it, is measurably the wrong way round."""
     clauses = []
     for metric, who in attack["scores"].items():
-        metric_info = METRICS.get(metric)
-        if metric_info is None or metric_info.centre is None or "guess" not in who:
+        details = METRICS.get(metric)
+        if details is None or details.centre is None or "guess" not in who:
             continue
         guess = who["guess"]
         bound = guess["mean"] if guess.get("high") is None else guess["high"]
-        if bound is not None and bound < metric_info.centre:
-            leak = metric_info.leak(guess["mean"])
+        if bound is not None and bound < details.centre:
+            leak = details.leak(guess["mean"])
             clauses.append(
-                f"{attack['label']} is reversed: {metric_info.title} {guess['mean']:.3g} leaks as much as {leak:.3g} does"
+                f"{attack['label']} is reversed: {details.title} {guess['mean']:.3g} leaks as much as {leak:.3g} does"
             )
     return clauses
 

@@ -28,7 +28,7 @@ from splitfed.training.run import Run
 
 
 def audit(folder: Path, trials: int = 20_000, confidence: float = 0.95, *, trust: bool = False) -> Json:
-    """Audit the run in `folder` with `trials` releases of each of two inputs; see `audit_run` and `load_finished_run`."""
+    """Audit the run in `folder` with `trials` releases of each of two inputs; see `audit_run`, `load_finished_run`."""
     check_count("trials", trials, low=40)
     _, cell, data = load_finished_run(folder, trust=trust)
     with open_watcher(1, 0) as watcher:

@@ -130,8 +130,8 @@ def format_line(line: Mapping[str, Any]) -> str:
     if sensitivity is None:
         return text
     return (
-        f"{text}\n  {sensitivity['norm']} measured over {sensitivity['pairs']} pairs: {sensitivity['measured']:.6g}, claimed "
-        f"{sensitivity['claimed']:.6g}: {'holds' if sensitivity['held'] else 'violated'}"
+        f"{text}\n  {sensitivity['norm']} measured over {sensitivity['pairs']} pairs: {sensitivity['measured']:.6g}, "
+        f"claimed {sensitivity['claimed']:.6g}: {'holds' if sensitivity['held'] else 'violated'}"
     )
 
 

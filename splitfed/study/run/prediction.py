@@ -111,13 +111,11 @@ def format_prediction(prediction: Json) -> str:
         if prediction["rows"] > SHOWN:
             lines.append(f"... {prediction['rows'] - SHOWN} more rows; --output FILE.csv has them all")
     else:
-        lines.append(
-            f"{count_noun(prediction['rows'], 'row')} predicted by client {prediction['client']}: {prediction['output']}"
-        )
+        rows = count_noun(prediction["rows"], "row")
+        lines.append(f"{rows} predicted by client {prediction['client']}: {prediction['output']}")
     kinds = ", ".join(f"{kind} {format_bytes(n)}" for kind, n in prediction["bytes_by_kind"].items())
-    lines.append(
-        f"crossed: {count_noun(prediction['messages'], 'message')}, {format_bytes(prediction['bytes'])} ({kinds or 'nothing'})"
-    )
+    messages, size = count_noun(prediction["messages"], "message"), format_bytes(prediction["bytes"])
+    lines.append(f"crossed: {messages}, {size} ({kinds or 'nothing'})")
     for party, views in prediction["views"].items():
         for view in views:
             shape = "x".join(map(str, view["shape"]))

@@ -91,13 +91,12 @@ def run_study(
             write_mark(folder, ready.code.sources(), tomllib.loads(ready.text))
         unfinished = [name for name in cells if read_result(home.run(name)) is None]
         with trials.detect_damage(folder / "study.db"):
-            queue = trials.open_queue(folder / "study.db", best=_optimize_direction(ready.data))
+            queue = trials.open_queue(folder / "study.db", best=_utility_direction(ready.data))
             trials.fill_queue(queue, unfinished, cells)
         with open_watcher(len(cells), len(cells) - len(unfinished)) as watcher:
             if workers > 1 and len(unfinished) > 1:
-                with (
-                    failures.catch_termination()
-                ):  # what `ignore_signals` does is undone, also for a caller that goes on
+                # What `ignore_signals` does is undone, also for a caller that goes on.
+                with failures.catch_termination():
                     _run_workers(folder, ready.code, min(workers, len(unfinished)), lock, watcher)
             elif unfinished:
                 _work_queue(home, cells, ready.data, queue, watcher)
@@ -115,11 +114,11 @@ def run_worker(folder: Path, code: Code) -> None:
     grid, data = check_study(raw, "config.toml", folder, code)
     cells = {cell.id: cell for cell in grid.cells}
     with trials.detect_damage(folder / "study.db"):
-        queue = trials.open_queue(folder / "study.db", best=_optimize_direction(data))
+        queue = trials.open_queue(folder / "study.db", best=_utility_direction(data))
     _work_queue(StudyFolder(folder), cells, data, queue, Reports())
 
 
-def _optimize_direction(data: Dataset) -> Literal["minimize", "maximize"]:
+def _utility_direction(data: Dataset) -> Literal["minimize", "maximize"]:
     return "maximize" if data.task.higher_is_better else "minimize"
 
 
@@ -152,7 +151,7 @@ def _run_workers(folder: Path, code: Code, count: int, lock: int | None, watcher
     # A folder's name may begin with a dash.
     command = [sys.executable, "-m", "splitfed.cli", "_worker", str(folder.absolute()), code.to_json()]
     inherited = () if lock is None else (lock,)
-    lock_of_watcher = threading.Lock()
+    watcher_lock = threading.Lock()
     pipe = subprocess.PIPE
     workers: list[subprocess.Popen[str]] = []
     listeners = []
@@ -161,7 +160,7 @@ def _run_workers(folder: Path, code: Code, count: int, lock: int | None, watcher
             for _ in range(count):
                 worker = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, pass_fds=inherited)
                 workers.append(process_stack.enter_context(worker))
-            listeners = [_WorkerListener(worker, watcher, lock_of_watcher) for worker in workers]
+            listeners = [_WorkerListener(worker, watcher, watcher_lock) for worker in workers]
             for listener in listeners:
                 listener.start()
             for listener in listeners:
