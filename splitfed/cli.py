@@ -26,12 +26,12 @@ EPILOG += "130: interrupted; 143: terminated."
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command in `arguments` (default: those of the process) and return its exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    argv = list(sys.argv[1:] if arguments is None else arguments)
     # Small models run four times as fast on one thread; whoever trains large ones sets more.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    with failures.stoppable(), _in_one_line():
+    with failures.catch_termination(), _one_line_warnings():
         try:
-            options = _parsed(given)
+            options = _parse_options(argv)
             command: Callable[[Options], None] = options.command
             command(options)
             # What cannot be written is to be known here, not when the process ends.
@@ -39,38 +39,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except SystemExit as stop:
             return int(stop.code or 0)
         except KeyboardInterrupt as stop:
-            failures.calm()
+            failures.ignore_signals()
             ended = isinstance(stop, failures.Terminated)
-            _complain(f"{'terminated' if ended else 'interrupted'}; what is finished is kept: {_again(given)}")
+            _print_error(
+                f"{'terminated' if ended else 'interrupted'}; what is finished is kept: {_resume_command(argv)}"
+            )
             return 143 if ended else 130
         except BrokenPipeError:
             # Whoever read our output has left; what is still buffered cannot be written.
             _abandon_output()
             return 1
         except Exception as error:  # the last line of defence: a failure of ours is one line too
-            if "--debug" in given:
+            if "--debug" in argv:
                 raise
-            return _failed(error, given)
+            return _report_failure(error, argv)
     return 0
 
 
-def _failed(error: Exception, given: Sequence[str]) -> int:
+def _report_failure(error: Exception, given: Sequence[str]) -> int:
     """Say in one line what went wrong, or one a mistake, and return the exit code."""
-    refused = None if isinstance(error, SplitfedError) else failures.reason(error)
+    machine_failure = None if isinstance(error, SplitfedError) else failures.explain_failure(error)
     if isinstance(error, SplitfedError):
-        _complain(str(error))
+        _print_error(str(error))
         return 2 if isinstance(error, InvalidInput) else 1
-    if refused is not None:
-        what, advice = refused
+    if machine_failure is not None:
+        what, advice = machine_failure
         try:
             sys.stdout.flush()
         except OSError:
             # What is full may be the disk that standard output goes to; the process would try again when it ends.
             _abandon_output()
-        _complain(f"{what}; {advice}, then {_again(given)}")
+        _print_error(f"{what}; {advice}, then {_resume_command(given)}")
         return 2
     reason = " ".join(str(error).split())[:300]
-    _complain(f"internal error: {type(error).__name__}: {reason} (--debug shows where)")
+    _print_error(f"internal error: {type(error).__name__}: {reason} (--debug shows where)")
     return 1
 
 
@@ -99,24 +101,24 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
         text = "run the code and read the files that a folder of somebody else's results names; your own needs no word"
         command.add_argument("--trust", action="store_true", help=text)
 
-    demo = add("demo", _demo, "train, defend, attack and report on real digits, in a minute")
+    demo = add("demo", _run_demo, "train, defend, attack and report on real digits, in a minute")
     demo.add_argument("--folder", default="demo", help="where results go (default: demo)")
     demo.add_argument("--workers", type=int, default=None, help="processes (default: one a core, at most 2)")
 
-    run = add("run", _run, "do all runs of a study and write its report")
+    run = add("run", _run_study, "do all runs of a study and write its report")
     run.add_argument("study", help="the study, a TOML file")
     run.add_argument("--folder", help="where results go (default: the study's name)")
     run.add_argument("--resume", action="store_true", help="go on with a study that was interrupted")
     run.add_argument("--workers", type=int, default=1, help="processes that share the runs (default: 1)")
     trusting(run)
 
-    plan = add("plan", _plan, "say what a study will cost, before anything is trained")
+    plan = add("plan", _print_plan, "say what a study will cost, before anything is trained")
     plan.add_argument("study", help="the study, a TOML file")
     plan.add_argument("--schedules", default="all", help="all (default), or names, to set beside the study's own")
 
     trusting(plan)
 
-    attack = add("attack", _attack, "attack a finished run again, without training it again")
+    attack = add("attack", _attack_run, "attack a finished run again, without training it again")
     attack.add_argument("run", help="the run's folder: .../runs/NAME")
     attack.add_argument("--attack", help="names, separated by commas")
     attack.add_argument("--list", action="store_true", help="say which attacks apply to the run and what others lack")
@@ -126,7 +128,7 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
     attack.add_argument("--adversary", help="the party that attacks (default: the first without data; --list: all)")
     trusting(attack)
 
-    predict = add("predict", _predict, "put new rows through the parties of a finished run, with its defenses")
+    predict = add("predict", _predict_rows, "put new rows through the parties of a finished run, with its defenses")
     predict.add_argument("run", help="the run's folder: .../runs/NAME")
     predict.add_argument("--input", required=True, help="rows as .npy, .npz (array x) or .csv (numbers only)")
     predict.add_argument("--client", type=int, default=0, help="whose segments to use (default: 0)")
@@ -136,12 +138,12 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
     predict.add_argument("--view-output", help="a .safetensors file")
     trusting(predict)
 
-    audit = add("audit", _audit, "test what a finished run's private mechanisms claim: epsilon from below")
+    audit = add("audit", _audit_run, "test what a finished run's private mechanisms claim: epsilon from below")
     audit.add_argument("run", help="the run's folder: .../runs/NAME")
     audit.add_argument("--trials", type=int, default=20_000, help="samples of each of two inputs (default: 20000)")
     trusting(audit)
 
-    report = add("report", _report, "write the report of a study's folder again")
+    report = add("report", _write_report, "write the report of a study's folder again")
     report.add_argument("folder", help="the study's folder")
 
     listed = add("list", _list, "what there is, by name")
@@ -151,11 +153,11 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
     worker.add_argument("folder")
     worker.add_argument("code")
     worker.add_argument("--debug", action="store_true")
-    worker.set_defaults(command=_worker)
+    worker.set_defaults(command=_work)
     return parser, dict(commands.choices)
 
 
-def _parsed(given: Sequence[str]) -> Options:
+def _parse_options(given: Sequence[str]) -> Options:
     parser, commands = _parser()
     if given and not given[0].startswith("-") and given[0] not in commands:
         raise unknown("command", given[0], [name for name in commands if not name.startswith("_")])
@@ -174,45 +176,47 @@ def _parsed(given: Sequence[str]) -> Options:
     return options
 
 
-def _demo(options: Options) -> None:
+def _run_demo(options: Options) -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = min(2, cores) if options.workers is None else options.workers
     with resources.as_file(resources.files("splitfed.study.config") / "demo.toml") as path:
-        _study(path, Path(options.folder), resume=True, workers=workers, as_json=options.json, trust=False)
+        _run_and_report(path, Path(options.folder), resume=True, workers=workers, as_json=options.json, trust=False)
 
 
-def _run(options: Options) -> None:
+def _run_study(options: Options) -> None:
     folder = None if options.folder is None else Path(options.folder)
     given = {"workers": options.workers, "as_json": options.json, "trust": options.trust}
-    _study(Path(options.study), folder, resume=options.resume, **given)
+    _run_and_report(Path(options.study), folder, resume=options.resume, **given)
 
 
-def _study(path: Path, folder: Path | None, *, resume: bool, workers: int, as_json: bool, trust: bool) -> None:
+def _run_and_report(path: Path, folder: Path | None, *, resume: bool, workers: int, as_json: bool, trust: bool) -> None:
     from splitfed.study.run import session
 
     if workers < 1:
         raise InvalidInput(f"workers={workers} is not allowed; expected a whole number of at least 1")
-    ready = session.prepare(path, trust=trust)
+    ready = session.prepare_study(path, trust=trust)
     home = Path(ready.grid.name) if folder is None else folder
     results = session.run_study(ready, home, resume=resume, workers=workers, trust=trust)
-    _tell(results, home, as_json, trust)
+    _print_results(results, home, as_json, trust)
 
 
-def _attack(options: Options) -> None:
+def _attack_run(options: Options) -> None:
     from splitfed.study.report.remarks import reversals
     from splitfed.study.run import reattack
 
     if options.list == (options.attack is not None):
         raise InvalidInput("splitfed attack: expected --attack NAMES, or --list to see which apply")
     if options.list:
-        _attack_list(reattack.applicable(Path(options.run), options.adversary, trust=options.trust), options.json)
+        _print_applicable(
+            reattack.applicable_attacks(Path(options.run), options.adversary, trust=options.trust), options.json
+        )
         return
     names = [name.strip() for name in options.attack.split(",") if name.strip()]
-    found = reattack.attack(Path(options.run), names, options.preset, options.adversary, trust=options.trust)
+    entries = reattack.attack_run(Path(options.run), names, options.preset, options.adversary, trust=options.trust)
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(entries))
         return
-    for attack in found:
+    for attack in entries:
         means = {metric: who["guess"]["mean"] for metric, who in attack["scores"].items() if "guess" in who}
         scores = ", ".join(f"{metric} {'-' if mean is None else format(mean, '.3g')}" for metric, mean in means.items())
         quick = " (quick look)" if attack.get("quick") else ""
@@ -220,7 +224,7 @@ def _attack(options: Options) -> None:
         print(*reversals(attack), sep="\n", end="\n" if reversals(attack) else "")
 
 
-def _attack_list(found: Mapping[str, Mapping[str, str | None]], as_json: bool) -> None:
+def _print_applicable(found: Mapping[str, Mapping[str, str | None]], as_json: bool) -> None:
     if as_json:
         print(json.dumps(found))
         return
@@ -230,25 +234,25 @@ def _attack_list(found: Mapping[str, Mapping[str, str | None]], as_json: bool) -
             print(f"  {name:22}{'applies' if reason is None else f'no: {reason}'}")
 
 
-def _plan(options: Options) -> None:
+def _print_plan(options: Options) -> None:
     from rich.console import Console
 
     from splitfed.registry import TABLES
     from splitfed.study.report import plan_table, planned_costs
     from splitfed.study.run import session
 
-    given = [name.strip() for name in options.schedules.split(",") if name.strip()]
-    others = list(TABLES["schedules"]) if given == ["all"] else planned_costs.schedules(given)
-    ready = session.prepare(Path(options.study), trust=options.trust)
-    found = planned_costs.plan(ready.grid, ready.data, others)
+    names = [name.strip() for name in options.schedules.split(",") if name.strip()]
+    others = list(TABLES["schedules"]) if names == ["all"] else planned_costs.check_schedule_names(names)
+    study = session.prepare_study(Path(options.study), trust=options.trust)
+    costs = planned_costs.plan_study(study.grid, study.data, others)
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(costs))
         return
     # A file is as wide as it needs to be.
-    plan_table.show(found, Console(width=None if sys.stdout.isatty() else 120))
+    plan_table.print_plan(costs, Console(width=None if sys.stdout.isatty() else 120))
 
 
-def _predict(options: Options) -> None:
+def _predict_rows(options: Options) -> None:
     from splitfed.study.run import prediction
 
     if (options.view is None) != (options.view_output is None):
@@ -256,19 +260,19 @@ def _predict(options: Options) -> None:
     output, view = (None if given is None else Path(given) for given in (options.output, options.view_output))
     given = (Path(options.run), Path(options.input), options.client, options.head, output, options.view, view)
     found = prediction.predict(*given, trust=options.trust)
-    print(json.dumps(found) if options.json else prediction.told(found))
+    print(json.dumps(found) if options.json else prediction.format_prediction(found))
 
 
-def _audit(options: Options) -> None:
+def _audit_run(options: Options) -> None:
     from splitfed.study.run import audit
 
-    found = audit.audit(Path(options.run), options.trials, trust=options.trust)
-    print(json.dumps(found) if options.json else audit.told(found))
-    if not found["held"]:
+    findings = audit.audit(Path(options.run), options.trials, trust=options.trust)
+    print(json.dumps(findings) if options.json else audit.format_audit(findings))
+    if not findings["held"]:
         raise SystemExit(1)
 
 
-def _report(options: Options) -> None:
+def _write_report(options: Options) -> None:
     from splitfed.study.report.document import summarise, write_report
 
     path = write_report(Path(options.folder))
@@ -276,12 +280,12 @@ def _report(options: Options) -> None:
 
 
 def _list(options: Options) -> None:
-    from splitfed.registry import TABLES, head
+    from splitfed.registry import TABLES, read_head
 
     if options.kind is not None and options.kind not in TABLES:
         raise unknown("kind", options.kind, TABLES)
     kinds = [options.kind] if options.kind else list(TABLES)
-    found = {kind: [head(kind, name)._asdict() for name in TABLES[kind]] for kind in kinds}
+    found = {kind: [read_head(kind, name)._asdict() for name in TABLES[kind]] for kind in kinds}
     if options.json:
         print(json.dumps(found[options.kind] if options.kind else found))
         return
@@ -293,14 +297,14 @@ def _list(options: Options) -> None:
                 print(f"  {'':22}{entry['paper']}")
 
 
-def _worker(options: Options) -> None:
+def _work(options: Options) -> None:
     from splitfed.models.import_paths import Code
     from splitfed.study.run import session
 
-    session.serve(Path(options.folder), Code.from_json(options.code))
+    session.run_worker(Path(options.folder), Code.from_json(options.code))
 
 
-def _tell(results: Sequence[Any], home: Path, as_json: bool, trust: bool) -> None:
+def _print_results(results: Sequence[Any], home: Path, as_json: bool, trust: bool) -> None:
     from rich.console import Console
 
     from splitfed.study.report.document import write_report
@@ -309,14 +313,14 @@ def _tell(results: Sequence[Any], home: Path, as_json: bool, trust: bool) -> Non
     report = write_report(home, trust=trust) if any("failed" not in found for found in results) else None
     if as_json:
         where = None if report is None else str(report)
-        print(json.dumps({"folder": str(home), "report": where, "settings": results_table.settings(results)}))
+        print(json.dumps({"folder": str(home), "report": where, "settings": results_table.setting_rows(results)}))
         return
     # A file is as wide as it needs to be.
-    results_table.show(results, Console(width=None if sys.stdout.isatty() else 120))
+    results_table.print_table(results, Console(width=None if sys.stdout.isatty() else 120))
     print(f"report: {report.resolve()}" if report is not None else f"every run failed: see {home}")
 
 
-def _again(given: Sequence[str]) -> str:
+def _resume_command(given: Sequence[str]) -> str:
     if given[:1] == ["_worker"]:
         return "go on with --resume"
     more = ["--resume"] if given[:1] == ["run"] and "--resume" not in given else []
@@ -324,37 +328,37 @@ def _again(given: Sequence[str]) -> str:
 
 
 @contextmanager
-def _in_one_line() -> Iterator[None]:
+def _one_line_warnings() -> Iterator[None]:
     """Say warnings, and what ends a thread beside the work, in a line each inside the block."""
     before = threading.excepthook
     with warnings.catch_warnings():
-        warnings.showwarning = _warn
-        threading.excepthook = _ended
+        warnings.showwarning = _print_warning
+        threading.excepthook = _report_thread_failure
         try:
             yield
         finally:
             threading.excepthook = before
 
 
-def _ended(what: threading.ExceptHookArgs) -> None:
-    refused = None if what.exc_value is None else failures.reason(what.exc_value)
-    told = f"{what.exc_type.__name__}: {what.exc_value}" if refused is None else refused[0]
+def _report_thread_failure(what: threading.ExceptHookArgs) -> None:
+    machine_failure = None if what.exc_value is None else failures.explain_failure(what.exc_value)
+    text = f"{what.exc_type.__name__}: {what.exc_value}" if machine_failure is None else machine_failure[0]
     # Optuna's thread, which says that a run is still being done.
-    _complain(f"warning: the heartbeat in study.db has stopped: {' '.join(told.split())[:300]}")
+    _print_error(f"warning: the heartbeat in study.db has stopped: {' '.join(text.split())[:300]}")
 
 
-def _warn(
+def _print_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
 ) -> None:
     """Say a warning in one line, without the line of code it comes from."""
-    _complain(f"warning: {' '.join(str(message).split())}")
+    _print_error(f"warning: {' '.join(str(message).split())}")
 
 
 def _abandon_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _complain(text: str) -> None:
+def _print_error(text: str) -> None:
     """Write to standard error; what somebody's file has put into a message cannot steer the terminal."""
     print("\n".join("".join(c if c.isprintable() else "?" for c in line) for line in text.split("\n")), file=sys.stderr)
 

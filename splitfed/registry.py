@@ -186,9 +186,9 @@ def name_of(kind: str, found: type) -> str:
 
 
 @cache
-def head(kind: str, name: str) -> Listing:
+def read_head(kind: str, name: str) -> Listing:
     """Read name, summary and paper from the file of `name`, without importing it."""
-    file = _file(TABLES[kind][name].partition(":")[0])
+    file = _module_file(TABLES[kind][name].partition(":")[0])
     if file is None or not file.is_file():
         check_links()
         raise ImportError(f"{kind}/{name} is registered, but its file is not installed")
@@ -216,7 +216,7 @@ SINGULAR = {
 }
 
 
-def _file(module: str) -> Path | None:
+def _module_file(module: str) -> Path | None:
     package, *path = module.split(".")
     if package == __package__:
         # Asking the import system would import the package that the file is in, and torch with it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from splitfed.registry import TABLES, head
+from splitfed.registry import TABLES, read_head
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 MARK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -13,7 +13,7 @@ MARK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 def table(kind: str) -> str:
     """Return the rows of `kind` as a Markdown table; the paper's column only where there is one."""
-    heads = [head(kind, name) for name in TABLES[kind]]
+    heads = [read_head(kind, name) for name in TABLES[kind]]
     if not heads:
         return "None yet.\n"
     papers = any(h.paper for h in heads)

@@ -164,6 +164,6 @@ def test_bad_input_is_one_line_and_nothing_is_written(
 def test_the_demo_is_a_valid_study() -> None:
     from splitfed.study.run import session
 
-    ready = session.prepare(Path(splitfed.__file__).parent / "study" / "config" / "demo.toml")
+    ready = session.prepare_study(Path(splitfed.__file__).parent / "study" / "config" / "demo.toml")
     assert ready.grid.cells[0].defense.label == "none"
     assert {probe.attack.name for probe in ready.grid.cells[0].attacks} == {"inverse_network", "rmle"}

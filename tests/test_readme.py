@@ -121,7 +121,7 @@ def test_the_studies_are_valid(tmp_path: Path, number: int, runs: int) -> None:
     studies = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
     assert len(studies) == 3
     (tmp_path / "study.toml").write_text(studies[number], "utf-8")
-    ready = session.prepare(tmp_path / "study.toml")
+    ready = session.prepare_study(tmp_path / "study.toml")
     assert len(ready.grid.cells) == runs
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from splitfed import registry
 from splitfed.core.errors import InvalidInput
-from splitfed.registry import SINGULAR, TABLES, head, load
+from splitfed.registry import SINGULAR, TABLES, load, read_head
 
 ROWS = [(kind, name) for kind, table in TABLES.items() for name in table]
 FOLDERS = {kind: kind for kind in TABLES} | {
@@ -23,7 +23,7 @@ rows = pytest.mark.parametrize(("kind", "name"), ROWS, ids=["-".join(row) for ro
 
 @rows
 def test_row_has_a_head(kind: str, name: str) -> None:
-    found = head(kind, name)
+    found = read_head(kind, name)
     assert found.name == name
     assert len(found.summary.split()) >= 3, f"{kind}/{name}: the first line of its file is no summary"
     assert not found.summary.endswith(".")
@@ -66,27 +66,27 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the file of one attack, registered as `stand_in`."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(registry.TABLES["attacks"], "stand_in", "registry_stand_in:StandIn")
-    head.cache_clear()
+    read_head.cache_clear()
     return tmp_path / "registry_stand_in.py"
 
 
 def test_head_is_read_without_importing(stand_in: Path) -> None:
     text = '"""Guesses zero everywhere.\n\nPaper: A. Author,\n  Zero, 2020.\n\nMore.\n"""\nraise ImportError\n'
     stand_in.write_text(text, "utf-8")
-    assert head("attacks", "stand_in") == ("stand_in", "Guesses zero everywhere", "A. Author, Zero, 2020.")
+    assert read_head("attacks", "stand_in") == ("stand_in", "Guesses zero everywhere", "A. Author, Zero, 2020.")
 
 
 def test_head_without_paper_or_docstring(stand_in: Path) -> None:
     stand_in.write_text('"""Only a summary."""\n', "utf-8")
-    assert head("attacks", "stand_in") == ("stand_in", "Only a summary", "")
-    head.cache_clear()
+    assert read_head("attacks", "stand_in") == ("stand_in", "Only a summary", "")
+    read_head.cache_clear()
     stand_in.write_text("x = 1\n", "utf-8")
-    assert head("attacks", "stand_in") == ("stand_in", "", "")
+    assert read_head("attacks", "stand_in") == ("stand_in", "", "")
 
 
 def test_missing_file_is_named(stand_in: Path) -> None:
     with pytest.raises(ImportError, match=r"^attacks/stand_in is registered, but its file is not installed$"):
-        head("attacks", "stand_in")
+        read_head("attacks", "stand_in")
 
 
 def test_load_returns_the_object(stand_in: Path) -> None:

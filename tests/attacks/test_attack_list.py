@@ -18,8 +18,8 @@ from splitfed.core.errors import InvalidInput
 from splitfed.registry import TABLES
 from splitfed.study.config import build
 from splitfed.study.config.mistakes import InvalidStudy
-from splitfed.study.run.preflight import untrained
-from splitfed.study.run.session import check
+from splitfed.study.run.preflight import build_untrained_run
+from splitfed.study.run.session import check_study
 from splitfed.training.run import Run
 from tests.study.examples import checked, placed, small, write
 
@@ -56,8 +56,8 @@ FEDERATED = small(
 
 
 def run_of(study: dict[str, Any]) -> Run:
-    grid, data = check(study, "study.toml", Path())
-    return untrained(grid.cells[0], data)
+    grid, data = check_study(study, "study.toml", Path())
+    return build_untrained_run(grid.cells[0], data)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from splitfed.core.topology import Head, Segment, Topology
 from splitfed.costs.bytes import epoch_bytes, step_bytes, weight_bytes
 from splitfed.costs.crossover import Crossover, over_clients, over_parameters, sizes_of
 from splitfed.costs.singh import Sizes, split_total
-from splitfed.study.report.figures.costs import accuracy_over_time, crossover_plot
+from splitfed.study.report.figures.costs import plot_accuracy_over_time, plot_crossovers
 from splitfed.topologies import vanilla
 
 SIZES = Sizes(clients=4, parameters=1000, client_share=0.25, examples=80, cut_width=5)
@@ -91,21 +91,21 @@ def test_labels_are_counted_once_a_hop() -> None:
 def test_the_crossover_plot_marks_the_threshold() -> None:
     settings = plt.rcParams.copy()
     found = over_clients(SIZES, [1, 10, 100]), over_parameters(SIZES, [10, 100, 1000])
-    text = crossover_plot(found, "cost")
+    text = plot_crossovers(found, "cost")
     ElementTree.fromstring(text)
     assert "split learning sends less throughout" in text
     assert "split learning sends less from 115 parameters on" in text
     for word in ("federated learning", "number of clients", "parameters of the model", "kB an epoch", 'id="cost-'):
         assert word in text
-    assert crossover_plot(found, "cost") == text
+    assert plot_crossovers(found, "cost") == text
     assert plt.get_fignums() == []
     assert plt.rcParams == settings
     far = over_parameters(SIZES, [1, 10])
-    assert "federated learning sends less throughout" in crossover_plot([far], "cost")
+    assert "federated learning sends less throughout" in plot_crossovers([far], "cost")
 
 
 def test_accuracy_is_plotted_against_simulated_time() -> None:
-    text = accuracy_over_time([("v1", [0, 600], [0.1, 0.9]), ("v2", [300], [0.5])], "test accuracy", "time")
+    text = plot_accuracy_over_time([("v1", [0, 600], [0.1, 0.9]), ("v2", [300], [0.5])], "test accuracy", "time")
     ElementTree.fromstring(text)
     for word in ("v1", "v2", "simulated time in minutes", "test accuracy"):
         assert word in text
@@ -113,8 +113,8 @@ def test_accuracy_is_plotted_against_simulated_time() -> None:
 
 def test_nothing_to_plot_is_refused() -> None:
     with pytest.raises(InvalidInput, match="curve 'v1' has 2 times and 1 values; expected as many"):
-        accuracy_over_time([("v1", [0, 1], [0.1])], "accuracy", "time")
+        plot_accuracy_over_time([("v1", [0, 1], [0.1])], "accuracy", "time")
     with pytest.raises(InvalidInput, match="there is no curve to plot"):
-        accuracy_over_time([], "accuracy", "time")
+        plot_accuracy_over_time([], "accuracy", "time")
     with pytest.raises(InvalidInput, match="there is no crossover to plot"):
-        crossover_plot([], "cost")
+        plot_crossovers([], "cost")

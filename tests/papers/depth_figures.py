@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from splitfed.stats.intervals import mean_interval
-from splitfed.study.report.figures.style import DASHES, MARKERS, MUTED, PALETTE, canvas, legend
+from splitfed.study.report.figures.style import DASHES, MARKERS, MUTED, PALETTE, add_legend, canvas
 from tests.papers.table import RESULTS
 
 Found = Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
@@ -51,7 +51,7 @@ def lines(found: Found, attacks: Sequence[str], depths: Sequence[str], path: Pat
             axis.set_title(attack)
             axis.set_xlabel("received behind")
             axis.set_ylabel("PSNR [dB]: more is more leakage")
-        legend(figure, axes[0])
+        add_legend(figure, axes[0])
         figure.savefig(path, format="svg", metadata={"Date": None})
 
 

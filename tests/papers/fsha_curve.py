@@ -24,7 +24,7 @@ from splitfed.attacks.training_time.training_attack import TrainingAttackState
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import generator, stream
 from splitfed.data.federation import Federation
-from splitfed.study.report.figures.style import INK, PALETTE, as_svg, canvas, legend
+from splitfed.study.report.figures.style import INK, PALETTE, add_legend, as_svg, canvas
 from splitfed.topologies import vanilla
 from splitfed.training.run import Run
 from tests.papers.stages import stages
@@ -211,7 +211,7 @@ def figure(curves: dict[str, list[dict[str, float]]]) -> str:
         axis.set_yscale("log")
         axis.set_xlabel("iterations (dotted: mean image)")
         axis.set_ylabel("MSE on victims, data in [-1, 1]")
-        legend(drawn, axis)
+        add_legend(drawn, axis)
         svg = as_svg(drawn, "fsha")
     return svg if "xmlns=" in svg else svg.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from splitfed.stats.intervals import mean_interval
-from splitfed.study.report.units import span
+from splitfed.study.report.units import format_seconds
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "RESULTS.md"
 Measured = Mapping[str, Mapping[str, Any]]
@@ -87,7 +87,7 @@ class Table:
         missing = len(self.cells) - len(done)
         state = "" if not missing else f" **Not finished: {missing} of {len(self.cells)} measurements are missing.**"
         machine = f"torch {torch.__version__.split('+')[0]}, Python {platform.python_version()}, one thread"
-        took = span(sum(float(entry["seconds"]) for entry in done.values()))
+        took = format_seconds(sum(float(entry["seconds"]) for entry in done.values()))
         head = f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}. {machine}; {took} in all.{state}"
         body = self.show(done)
         command = f"`make papers TABLE={self.name}`"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from splitfed.stats.intervals import Interval, mean_interval
-from splitfed.study.report.figures.style import DASHES, INK, MARKERS, MUTED, PALETTE, canvas, legend
+from splitfed.study.report.figures.style import DASHES, INK, MARKERS, MUTED, PALETTE, add_legend, canvas
 
 Found = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]
 
@@ -36,7 +36,7 @@ def draw(found: Found, families: Mapping[str, str], path: Path) -> None:
             axis.set_title(name)
             axis.set_xlabel("SSIM of reconstructions: more is more leakage")
             axis.set_ylabel("test accuracy [%]")
-        legend(figure, axes[0])
+        add_legend(figure, axes[0])
         figure.savefig(path, format="svg", metadata={"Date": None})
 
 

@@ -17,7 +17,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.optimizers import Optim
 from splitfed.defenses import GaussianRelease, LaplaceRelease, Latent, Noise
 from splitfed.privacy.audit import clopper_pearson, lower_bound
-from splitfed.study.run.audit import audit_run, told
+from splitfed.study.run.audit import audit_run, format_audit
 from splitfed.topologies import vanilla
 from tests.examples import InPlaceAfterCut
 
@@ -98,7 +98,7 @@ def test_a_mechanism_that_keeps_its_claim(defense: Defense) -> None:
     assert ten["found"]["epsilon"] > 2 * worst["found"]["epsilon"] or ten["found"]["epsilon"] > 0.9 * ten["most"]
     if not isinstance(defense, Latent):
         assert 0.999 < worst["sensitivity"]["measured"] / worst["sensitivity"]["claimed"] <= 1 + 1e-5
-    lines = told(found).splitlines()
+    lines = format_audit(found).splitlines()
     assert all(": holds" in line or "every claim that was audited holds" in line for line in lines)
     assert all("could have been refuted" in line for line in lines if "epsilon is at least" in line)
 

@@ -22,7 +22,7 @@ from splitfed.defenses.private_step import PrivateStep
 from splitfed.federated import FedProto
 from splitfed.models.mlp import mlp
 from splitfed.privacy.accountants import SUM
-from splitfed.study.run.audit import audit_run, told
+from splitfed.study.run.audit import audit_run, format_audit
 from splitfed.topologies import local, u_shaped, vanilla
 from splitfed.training.run import Run
 
@@ -45,7 +45,7 @@ def run_of(*defenses: Defense, clients: int = 1, shape: str = "vanilla", **optio
 def audited(run: Run, trials: int = 20_000) -> dict[tuple[str, str], bool]:
     """Audit a run: (party, what was audited) -> whether all that was found of it is compatible with the claim."""
     found = audit_run(run, trials)
-    text = told(found)
+    text = format_audit(found)
     assert ("a claim is violated" in text) == (not found["held"]) == (": violated" in text)
     held: dict[tuple[str, str], bool] = {}
     for line in found["mechanisms"]:
@@ -125,7 +125,7 @@ def test_what_there_is_no_game_for_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     run = run_of(GaussianRelease(noise_multiplier=1.0, freeze=True), LabelDp(1.0), seed=1)
     found = audit_run(run, 200)
     assert found["unaudited"] == ["GaussianRelease"]
-    assert "GaussianRelease: not audited, there is no game for it" in told(found)
+    assert "GaussianRelease: not audited, there is no game for it" in format_audit(found)
     with pytest.raises(InvalidInput, match="the run has no private mechanism to audit: there is no game for Gaussian"):
         audit_run(run_of(GaussianRelease(noise_multiplier=1.0, freeze=True)), 200)
 
@@ -147,7 +147,7 @@ def test_a_release_without_its_clipping() -> None:
     worst = found["mechanisms"][1]
     assert worst["found"]["epsilon"] > 4 > worst["claimed"]
     assert worst["sensitivity"]["measured"] > 100 * worst["sensitivity"]["claimed"]
-    assert "claimed 2: violated" in told(found)
+    assert "claimed 2: violated" in format_audit(found)
 
 
 def test_every_client_is_audited() -> None:

@@ -29,7 +29,7 @@ def small(**changes: Any) -> dict[str, Any]:
 
 def checked(study: dict[str, Any], base: Path = Path()) -> Grid:
     """Return the grid of `study` after everything was checked."""
-    return session.check(study, "study.toml", base)[0]
+    return session.check_study(study, "study.toml", base)[0]
 
 
 def write(folder: Path, study: dict[str, Any], name: str = "study.toml") -> Path:

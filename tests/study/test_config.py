@@ -233,13 +233,13 @@ def test_paths_start_from_the_folder_of_the_study(tmp_path: Path) -> None:
 def test_what_is_no_toml_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bad.toml"
     with pytest.raises(InvalidInput, match=r"bad\.toml cannot be read as a study: No such file"):
-        schema.read(path)
+        schema.read_toml(path)
     path.write_text("[study\n")
     with pytest.raises(InvalidInput, match=r"bad\.toml cannot be read as a study: .*line 1"):
-        schema.read(path)
+        schema.read_toml(path)
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(InvalidInput, match=r"bad\.toml cannot be read as a study: "):
-        schema.read(path)
+        schema.read_toml(path)
 
 
 PLAIN = st.recursive(

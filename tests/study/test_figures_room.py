@@ -12,11 +12,19 @@ import pytest
 from splitfed.study.report.data import Study, read_study
 from splitfed.study.report.document import summarise, write_report
 from splitfed.study.report.figures import style
-from splitfed.study.report.figures.clients import by_round, per_client
-from splitfed.study.report.figures.leakage import dots
-from splitfed.study.report.figures.plots import curves, tradeoff
-from splitfed.study.report.figures.strength import by_strength
-from splitfed.study.report.figures.style import ROOM, Looks, as_svg, canvas, keep_room, legend, wrapped
+from splitfed.study.report.figures.clients import plot_client_scores, plot_utility_by_round
+from splitfed.study.report.figures.leakage import plot_scores
+from splitfed.study.report.figures.plots import plot_tradeoff, plot_training_curves
+from splitfed.study.report.figures.strength import plot_leakage_by_strength
+from splitfed.study.report.figures.style import (
+    LEAST_SHARE,
+    SeriesStyles,
+    add_legend,
+    as_svg,
+    canvas,
+    keep_room,
+    wrap_label,
+)
 from tests.study.test_report import parsed, put, result
 
 # 120 characters, as combined defenses and tables of parameters make them.
@@ -63,20 +71,20 @@ def assert_room(seen: list[list[tuple[float, float]]]) -> None:
     assert seen
     for panels in seen:
         for width, height in panels:
-            assert width > ROOM[0] - 0.02, seen
-            assert height > ROOM[1] - 0.02, seen
+            assert width > LEAST_SHARE[0] - 0.02, seen
+            assert height > LEAST_SHARE[1] - 0.02, seen
 
 
-def made(study: Study, summary: dict[str, Any], looks: Looks) -> dict[str, Callable[[], str | None]]:
+def made(study: Study, summary: dict[str, Any], looks: SeriesStyles) -> dict[str, Callable[[], str | None]]:
     attack = "inverse_network(preset=fast)"
     named = [(f"{LONG} {i}", s) for i, s in enumerate(study.settings)]
     return {
-        "tradeoff": lambda: tradeoff(summary, attack, looks, "a"),
-        "strength": lambda: by_strength(summary, "psnr", "inputs", looks, "b"),
-        "curves": lambda: curves(summary, study.settings, looks, "c"),
-        "dots": lambda: dots(summary, summary["settings"], attack, ["psnr", "ssim"], looks, "d"),
-        "by round": lambda: by_round(named, "accuracy", "e"),
-        "per client": lambda: per_client(named, "accuracy", "f"),
+        "tradeoff": lambda: plot_tradeoff(summary, attack, looks, "a"),
+        "strength": lambda: plot_leakage_by_strength(summary, "psnr", "inputs", looks, "b"),
+        "curves": lambda: plot_training_curves(summary, study.settings, looks, "c"),
+        "dots": lambda: plot_scores(summary, summary["settings"], attack, ["psnr", "ssim"], looks, "d"),
+        "by round": lambda: plot_utility_by_round(named, "accuracy", "e"),
+        "per client": lambda: plot_client_scores(named, "accuracy", "f"),
     }
 
 
@@ -86,7 +94,7 @@ def test_axes_keep_their_area_under_long_names_and_many_settings(
 ) -> None:
     study, summary = read_study(crowded), summarise(crowded)
     assert len(summary["settings"]) == 16
-    drawn = made(study, summary, Looks(summary))[which]()
+    drawn = made(study, summary, SeriesStyles(summary))[which]()
     assert drawn is not None
     assert_room(sizes)
 
@@ -100,7 +108,7 @@ def test_a_legend_stays_within_its_figure_and_the_axes_above_it() -> None:
     with canvas(2) as (figure, axes):
         for i in range(12):
             axes[0].plot([0, 1], [0, i], label=f"{LONG} {i}")
-        legend(figure, axes[0])
+        add_legend(figure, axes[0])
         keep_room(figure)
         figure.draw_without_rendering()
         (found,) = figure.legends
@@ -113,7 +121,7 @@ def test_a_legend_stays_within_its_figure_and_the_axes_above_it() -> None:
 def test_a_broken_formula_in_a_label_is_only_text() -> None:
     with canvas(1) as (figure, axes):
         axes[0].plot([0, 1], [0, 1], label="none$\\frac{1$ $\\broken{$: strength")
-        legend(figure, axes[0])
+        add_legend(figure, axes[0])
         assert r"$\broken{$" in as_svg(figure, "broken")
 
 
@@ -126,10 +134,10 @@ def test_ordinary_names_need_no_larger_figure() -> None:
 
 
 def test_wrapped_keeps_both_ends_and_every_line_in_its_width() -> None:
-    assert wrapped("noise", 30) == "noise"
-    assert wrapped("", 30) == ""
+    assert wrap_label("noise", 30) == "noise"
+    assert wrap_label("", 30) == ""
     for text in (LONG, LONG * 3, "x" * 120, "word " * 40):
-        found = wrapped(text, 34)
+        found = wrap_label(text, 34)
         assert found.count("\n") <= 2
         assert all(len(line) <= 34 for line in found.split("\n"))
         assert found.startswith(text[:10])

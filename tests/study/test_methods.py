@@ -22,7 +22,7 @@ from splitfed.study.config import build
 from splitfed.study.config.toml import dumps
 from splitfed.study.run import session
 from splitfed.study.run.progress import Lines
-from splitfed.study.run.runner import perform
+from splitfed.study.run.runner import run_cell
 from tests.study.examples import checked, small, write
 
 DATA: dict[str, Any] = {"name": "digits", "victims": 8, "auxiliary": 32, "clients": 3, "dirichlet": 0.5}
@@ -134,8 +134,8 @@ def test_every_method_runs_from_a_study_as_planned(name: str, tmp_path: Path) ->
     rows = {**DATA, "dirichlet": None, "public": 0.1}
     study = whole(data={key: value for key, value in rows.items() if value is not None}, method=[{"name": name}])
     study |= {"study": {"name": "one", "seeds": [0]}, "training": {"rounds": 2, "batch_size": 64, "schedule": "apart"}}
-    grid, data = session.check(study, "study.toml", tmp_path)
-    found = perform(grid.cells[0], data, tmp_path / "run", Lines(1))
+    grid, data = session.check_study(study, "study.toml", tmp_path)
+    found = run_cell(grid.cells[0], data, tmp_path / "run", Lines(1))
     assert "failed" not in found
     assert found["utility"]["spread"]["min"] > 0
     planned = found["predicted"]
@@ -150,16 +150,18 @@ def test_every_method_runs_from_a_study_as_planned(name: str, tmp_path: Path) ->
 def test_a_model_of_the_methods_own_is_a_table(tmp_path: Path) -> None:
     memes = [{"model": "mlp", "hidden": [4]}, {"model": "mlp", "hidden": [5]}]
     study = whole(method=[{"name": "fml", "meme": memes}], study={"name": "memes", "seeds": [3]})
-    grid, data = session.check(study, "study.toml", tmp_path)
+    grid, data = session.check_study(study, "study.toml", tmp_path)
     one, other = grid.cells
     assert [cell.method.label for cell in grid.cells] == [f"fml(alpha=0.5, meme=mlp(hidden={n}))" for n in (4, 5)]
     method = build.method(one, data)
     assert isinstance(method, FML)
     assert [layer.out_features for layer in method.meme.modules() if isinstance(layer, nn.Linear)] == [4, 10]  # type: ignore[union-attr]
-    found = perform(one, data, tmp_path / "run", Lines(1))
+    found = run_cell(one, data, tmp_path / "run", Lines(1))
     # Its weights go down and up: 64 x 4 + 4 and 4 x 10 + 10 floats, for three clients in three rounds.
     assert found["bytes_by_kind"] == {"weights": 2 * 3 * 3 * 4 * (64 * 4 + 4 + 4 * 10 + 10)}
-    again = perform(session.check(one.config, "config.toml", tmp_path)[0].cells[0], data, tmp_path / "again", Lines(1))
+    again = run_cell(
+        session.check_study(one.config, "config.toml", tmp_path)[0].cells[0], data, tmp_path / "again", Lines(1)
+    )
     assert again["utility"] == found["utility"]
     assert other.id != one.id
 

@@ -168,8 +168,8 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_costs_of_another_seed_are_not_mixed_in(tmp_path: Path) -> None:
-    ready = session.prepare(write(tmp_path, small(study={"name": "s", "seeds": [3, 4]})))
-    found = planned_costs.plan(ready.grid, ready.data, [])
+    ready = session.prepare_study(write(tmp_path, small(study={"name": "s", "seeds": [3, 4]})))
+    found = planned_costs.plan_study(ready.grid, ready.data, [])
     assert (found["seed"], found["seeds"], len(found["topologies"])) == (3, 2, 1)
     assert [row["schedule"] for row in found["topologies"][0]["schedules"]] == ["sequential"]
 

@@ -19,7 +19,7 @@ from splitfed.data.dataset import Dataset
 from splitfed.defenses import Noise
 from splitfed.models.mlp import mlp
 from splitfed.study.run.input_rows import read_rows
-from splitfed.study.run.prediction import predictions
+from splitfed.study.run.prediction import prediction_table
 from splitfed.topologies import u_shaped, vanilla
 from splitfed.training.entry_point import train
 from tests.examples import toy_data
@@ -238,7 +238,7 @@ def test_only_finished_runs_are_asked(runs: Path, tmp_path: Path, capsys: pytest
     ids=["classification", "binary", "regression"],
 )
 def test_outputs_are_told_as_the_task_has_them(task: Task, outputs: Any, expected: dict[str, list[float]]) -> None:
-    found = predictions(Head("out", "server", "client", task), torch.tensor(outputs, dtype=torch.float64))
+    found = prediction_table(Head("out", "server", "client", task), torch.tensor(outputs, dtype=torch.float64))
     for name, values in expected.items():
         assert found[name] == pytest.approx(values)
 

@@ -28,7 +28,7 @@ def waiting(path: Path) -> list[str]:
 def test_two_folders_never_share_a_queue(tmp_path: Path) -> None:
     for name in NAMES:
         (tmp_path / name).mkdir()
-        trials.fill(trials.open_queue(tmp_path / name / "study.db"), [name], [name])
+        trials.fill_queue(trials.open_queue(tmp_path / name / "study.db"), [name], [name])
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(NAMES)
     for name in NAMES:
         assert [path.name for path in (tmp_path / name).iterdir()] == ["study.db"]
@@ -40,7 +40,7 @@ def test_a_queue_stays_where_it_is_when_the_process_moves(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     queue = trials.open_queue(Path("study.db"))
     monkeypatch.chdir(tmp_path / "elsewhere")
-    trials.fill(queue, ["a"], ["a"])
+    trials.fill_queue(queue, ["a"], ["a"])
     assert waiting(tmp_path / "study.db") == ["a"]
     assert list((tmp_path / "elsewhere").iterdir()) == []
 

@@ -27,16 +27,16 @@ from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import generator
 from splitfed.stats.intervals import share_interval
-from splitfed.study.report.costs import over_time
+from splitfed.study.report.costs import utility_over_time
 from splitfed.study.report.data import Setting, estimate
 from splitfed.study.report.document import summarise, write_report
-from splitfed.study.report.figures.images import Pair, brightness, feature_scores, strip
-from splitfed.study.report.figures.leakage import corners, roc_curves
+from splitfed.study.report.figures.images import Pair, brightness_range, feature_scores, image_strip
+from splitfed.study.report.figures.leakage import plot_roc_curves, roc_corners
 from splitfed.study.report.names import short_names
 from splitfed.study.report.pareto import pareto_front
 from splitfed.study.report.remarks import reversals
 from splitfed.study.report.topology_data import graph_of
-from splitfed.study.report.units import size, span
+from splitfed.study.report.units import format_bytes, format_seconds
 from splitfed.study.run import reattack, results_table, session
 from tests.drawing.test_svg import VANILLA
 from tests.study.report_page import check
@@ -434,9 +434,9 @@ def test_a_model_that_is_no_better_than_one_answer_is_named(tmp_path: Path) -> N
     said = "accuracy 0.12 is below 0.23 of always answering the most frequent class"
     sentences = [s for s in summarise(folder)["headline"] if "0.23" in s]
     assert sentences == [f"noise(scale=9): {said}, so this model is of no use."]
-    assert session.closing(found).endswith(f"; {said}")
+    assert session.format_outcome(found).endswith(f"; {said}")
     console = Console(file=io.StringIO(), width=200)
-    results_table.show([found], console)
+    results_table.print_table([found], console)
     assert f"noise(scale=9): {said}" in console.file.getvalue()  # type: ignore[attr-defined]
     page = write_report(folder).read_text("utf-8")
     assert said in page
@@ -449,7 +449,7 @@ def test_attacking_a_run_again_says_what_is_reversed(
     scores = {"auc": {"guess": {"mean": 0.2, "low": 0.1, "high": 0.3}}}
     entry = {"label": "norm", "adversary": "server", "scores": scores}
     monkeypatch.setattr(
-        reattack, "attack", lambda *_, **__: [entry, {**entry, "scores": {"auc": {"guess": {"mean": 0.8}}}}]
+        reattack, "attack_run", lambda *_, **__: [entry, {**entry, "scores": {"auc": {"guess": {"mean": 0.8}}}}]
     )
     assert cli.main(["attack", "runs/RUN", "--attack", "norm"]) == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -489,7 +489,7 @@ def test_a_reversed_attack_does_not_count_as_safe(tmp_path: Path) -> None:
 
 def test_strip_puts_the_right_pixels_side_by_side() -> None:
     images = torch.tensor([[[[0.0, 1.0], [0.5, 2.0]]], [[[1.0, 0.0], [-1.0, 0.25]]]])
-    found = strip(images, 0.0, 1.0)
+    found = image_strip(images, 0.0, 1.0)
     data = base64.b64decode(found.source.removeprefix("data:image/png;base64,"))
     pixels = np.asarray(Image.open(io.BytesIO(data)))
     # .5 * 255 = 127.5 rounds to the even 128; what is above 1 or below 0 is cut off; a white column between.
@@ -500,13 +500,13 @@ def test_strip_puts_the_right_pixels_side_by_side() -> None:
 def test_strip_keeps_colours_apart() -> None:
     red = torch.zeros(1, 3, 2, 2)
     red[:, 0] = 1
-    data = base64.b64decode(strip(red, 0.0, 1.0).source.partition(",")[2])
+    data = base64.b64decode(image_strip(red, 0.0, 1.0).source.partition(",")[2])
     assert np.asarray(Image.open(io.BytesIO(data)))[0, 0].tolist() == [255, 0, 0]
 
 
 def test_brightness_follows_data_that_leaves_zero_to_one() -> None:
-    assert brightness(torch.tensor([0.2, 0.7])) == (0.0, 1.0)
-    assert brightness(torch.tensor([-2.0, 3.0])) == (-2.0, 3.0)
+    assert brightness_range(torch.tensor([0.2, 0.7])) == (0.0, 1.0)
+    assert brightness_range(torch.tensor([-2.0, 3.0])) == (-2.0, 3.0)
 
 
 def test_feature_scores_by_hand() -> None:
@@ -528,7 +528,13 @@ def test_short_names_keep_what_tells_apart() -> None:
 
 
 def test_sizes_have_decimal_units() -> None:
-    assert [size(n) for n in (0, 999, 1000, 104_500_000, 2.5e12)] == ["0 B", "999 B", "1 kB", "104 MB", "2.5 TB"]
+    assert [format_bytes(n) for n in (0, 999, 1000, 104_500_000, 2.5e12)] == [
+        "0 B",
+        "999 B",
+        "1 kB",
+        "104 MB",
+        "2.5 TB",
+    ]
 
 
 def costly(found: dict[str, Any], schedule: str = "sequential", shift: float = 0.0) -> dict[str, Any]:
@@ -649,17 +655,17 @@ def test_time_curves_are_means_over_seeds() -> None:
         return {"history": rounds, "clients": 1}
 
     made = Setting("t", "none", "none", 0.0, "", (run(0, [0.2, None, 0.6]), run(2, [0.4, 0.5, 0.8])))
-    found = over_time(made)
+    found = utility_over_time(made)
     assert found is not None
     mean, each = found
     # Round 1 was not scored at seed 0.
     assert mean == ([11.0, 31.0], [pytest.approx(0.3), pytest.approx(0.7)])
     assert each[1] == ([12.0, 22.0, 32.0], [0.4, 0.5, 0.8])
-    assert over_time(Setting("t", "none", "none", 0.0, "", ({"history": [{"round": 0}]},))) is None
+    assert utility_over_time(Setting("t", "none", "none", 0.0, "", ({"history": [{"round": 0}]},))) is None
 
 
 def test_spans_have_the_largest_unit() -> None:
-    assert [span(n) for n in (0.0, 0.94567, 59, 60, 5400, 200_000)] == [
+    assert [format_seconds(n) for n in (0.0, 0.94567, 59, 60, 5400, 200_000)] == [
         "0 s",
         "0.946 s",
         "59 s",
@@ -773,8 +779,8 @@ def test_roc_curve_is_drawn_through_its_corners() -> None:
     member = torch.tensor([True, True, True, True, False, False, False, False])
     scores = torch.tensor([8.0, 7, 6, 3, 5, 4, 2, 1])
     # By falling score: three members, two outsiders, a member, two outsiders. No logarithm shows the rates of 0.
-    assert corners(scores, member) == ([0.25, 0.5, 0.5, 0.75, 1.0], [0.75, 0.75, 1.0, 1.0, 1.0])
-    drawn = roc_curves([("undefended", "none", scores, member)], "roc")
+    assert roc_corners(scores, member) == ([0.25, 0.5, 0.5, 0.75, 1.0], [0.75, 0.75, 1.0, 1.0, 1.0])
+    drawn = plot_roc_curves([("undefended", "none", scores, member)], "roc")
     parsed(drawn)
     assert "undefended" in drawn
     assert "chance" in drawn
@@ -786,6 +792,6 @@ def test_table_means_leave_out_what_is_no_number() -> None:
     other = copy.deepcopy(found)
     other["attacks"][0]["scores"]["psnr"]["guess"]["mean"] = None
     other["attacks"][0]["scores"]["psnr"]["mean_image"]["mean"] = 13.0
-    (row,) = results_table.settings([found, other])
+    (row,) = results_table.setting_rows([found, other])
     scores = row["attacks"]["inverse_network"]["psnr"]
     assert (scores["guess"], scores["mean_image"]) == (26.0, 12.0)

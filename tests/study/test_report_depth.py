@@ -13,9 +13,9 @@ from torch import nn
 from splitfed.cli import main
 from splitfed.core import digests
 from splitfed.models.lenet import lenet
-from splitfed.study.report.depth import depth
+from splitfed.study.report.depth import input_depth
 from splitfed.study.report.document import summarise, write_report
-from splitfed.study.report.figures.depth import by_depth, cut_of, depth_of, lines
+from splitfed.study.report.figures.depth import cut_of, depth_lines, depth_of, plot_leakage_by_depth
 from splitfed.topologies import extended_vanilla, multi_hop, u_shaped, vanilla, vertical
 from tests.study.examples import small, write
 from tests.study.test_report import parsed, put, result
@@ -30,19 +30,19 @@ def net() -> nn.Module:
 
 def test_depth_is_the_steps_before_what_arrives() -> None:
     """conv1 is the first step, pool1 the third; flatten is one too, so fc1 is the eighth."""
-    assert {cut: depth(vanilla(net(), cut), "server") for cut in CUTS} == {cut: d for cut, (d, _) in CUTS.items()}
+    assert {cut: input_depth(vanilla(net(), cut), "server") for cut in CUTS} == {cut: d for cut, (d, _) in CUTS.items()}
     hops = multi_hop(net(), ("relu1", "pool2", "fc2"))
-    assert [depth(hops, role) for role in ("client", "hop1", "hop2", "server")] == [0, 2, 6, 10]
+    assert [input_depth(hops, role) for role in ("client", "hop1", "hop2", "server")] == [0, 2, 6, 10]
 
 
 def test_of_two_ways_in_the_longer_counts_and_what_comes_back_does_too() -> None:
     bottoms = {"a": nn.Linear(3, 4), "b": nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 4))}
-    assert depth(vertical(bottoms, nn.Linear(8, 2), labels="a"), "server") == 3
+    assert input_depth(vertical(bottoms, nn.Linear(8, 2), labels="a"), "server") == 3
     relayed = extended_vanilla(copy.deepcopy(bottoms), nn.Linear(8, 4), nn.Linear(4, 2), labels="a")
     # The relay's fusion is a step, as is its one layer.
-    assert (depth(relayed, "relay"), depth(relayed, "server")) == (3, 5)
+    assert (input_depth(relayed, "relay"), input_depth(relayed, "server")) == (3, 5)
     u = u_shaped(net(), ("relu1", "fc2"))
-    assert (depth(u, "server"), depth(u, "client")) == (2, 10)
+    assert (input_depth(u, "server"), input_depth(u, "client")) == (2, 10)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def studied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_cuts_stand_in_the_order_of_the_model(studied: Path) -> None:
-    (line,) = lines(summarise(studied), LABEL)
+    (line,) = depth_lines(summarise(studied), LABEL)
     assert line.name == "vanilla, undefended"
     assert [cut_of(s) for s in line.settings] == ["conv1", "pool1", "relu2", "fc1"]
 
@@ -86,11 +86,11 @@ def test_the_page_shows_figure_and_grid_by_depth(studied: Path) -> None:
 def test_without_several_cuts_there_is_no_such_section(studied: Path) -> None:
     summary = summarise(studied)
     one = {**summary, "settings": summary["settings"][:1]}
-    assert by_depth(one, LABEL, ["psnr"], "x") is None
+    assert plot_leakage_by_depth(one, LABEL, ["psnr"], "x") is None
     old = copy.deepcopy(summary)
     for setting in old["settings"]:
         del setting["attacks"][LABEL]["depth"]
-    assert by_depth(old, LABEL, ["psnr"], "x") is None
+    assert plot_leakage_by_depth(old, LABEL, ["psnr"], "x") is None
 
 
 def test_defenses_have_lines_of_their_own(studied: Path) -> None:
@@ -100,7 +100,7 @@ def test_defenses_have_lines_of_their_own(studied: Path) -> None:
         setting |= {"defense": "noise(scale=1)", "family": "noise"}
     both = {**summary, "settings": [*summary["settings"], *other]}
     both["names"] = {**summary["names"], "noise(scale=1)": "noise(scale=1)"}
-    assert [line.name for line in lines(both, LABEL)] == ["vanilla, undefended", "vanilla, noise(scale=1)"]
+    assert [line.name for line in depth_lines(both, LABEL)] == ["vanilla, undefended", "vanilla, noise(scale=1)"]
 
 
 def test_hijacked_trainings_keep_out_of_honest_lines(tmp_path: Path) -> None:
@@ -120,8 +120,8 @@ def test_hijacked_trainings_keep_out_of_honest_lines(tmp_path: Path) -> None:
     (folder / "environment.json").write_bytes(digests.json_with_digest({}))
     summary = summarise(folder)
     for attack in (LABEL, inside):
-        assert [line.name for line in lines(summary, attack)] == ["vanilla, undefended"]
-    assert {s["intruder"] for s in lines(summary, LABEL)[0].settings} == {""}
+        assert [line.name for line in depth_lines(summary, attack)] == ["vanilla, undefended"]
+    assert {s["intruder"] for s in depth_lines(summary, LABEL)[0].settings} == {""}
     section = write_report(folder).read_text("utf-8").split('<section id="depth">')[1].split("</section>")[0]
     named = [re.findall(r"PSNR ([\d.]+)", part) for part in section.split("<h3>")[1:]]
     assert sorted(named) == [["26.0", "19.0"], ["31.0", "24.0"]]
@@ -137,7 +137,7 @@ def test_from_study_to_report(tmp_path: Path) -> None:
     assert main(["run", str(write(tmp_path, study)), "--folder", str(tmp_path / "out")]) == 0
     summary = summarise(tmp_path / "out")
     (attack,) = summary["attacks"]
-    (line,) = lines(summary, attack)
+    (line,) = depth_lines(summary, attack)
     depths = [depth_of(s, attack) for s in line.settings]
     assert [cut_of(s) for s in line.settings] == ["relu1", "relu2"]
     # Flatten, two layers and two activations: the second cut is two steps deeper.

@@ -20,13 +20,13 @@ from splitfed.core.errors import InvalidInput
 from splitfed.drawing.svg import to_svg
 from splitfed.study.config.toml import dumps
 from splitfed.study.report.data import read_study
-from splitfed.study.report.document import shade, stacked, write_report
-from splitfed.study.report.figures.images import pairs
+from splitfed.study.report.document import shade_percent, stack_bars, write_report
+from splitfed.study.report.figures.images import read_pairs
 from splitfed.study.report.figures.style import as_svg, canvas
-from splitfed.study.report.inline_svg import PRESENTATION, inlined
-from splitfed.study.report.plain_text import plain, visible
-from splitfed.study.report.topology_data import drawing, graph_of
-from splitfed.study.report.views import _picture
+from splitfed.study.report.inline_svg import PRESENTATION, inline_svg
+from splitfed.study.report.plain_text import escape_invisible, make_visible
+from splitfed.study.report.topology_data import draw_graph, graph_of
+from splitfed.study.report.views import _draw_topology
 from tests.drawing.test_svg import ONE_WAY, SIX, TASKS, U_SHAPED, VANILLA
 from tests.study.report_page import Page
 from tests.study.test_report import parsed, put, result
@@ -88,7 +88,7 @@ def test_every_text_of_a_result_stays_text(tmp_path: Path, payload: str) -> None
     html |= {"h1", "h2", "h3", "p", "b", "a", "ul", "li", "code", "pre", "br", "wbr", "span", "img", "figure"}
     assert {tag for tag, _ in page.tags} <= svg | html | {"table", "thead", "tbody", "tr", "th", "td", "div"}
     # In the headline, at the failed run, in tables, in figures and in the environment.
-    assert unescape(re.sub(r"<(wbr|/?b)>", "", text)).count(visible(payload)) > 10
+    assert unescape(re.sub(r"<(wbr|/?b)>", "", text)).count(escape_invisible(payload)) > 10
     assert "alert(1)" not in "".join(page.inside["script"])
 
 
@@ -124,7 +124,7 @@ def test_all_that_matplotlib_styles_has_an_attribute() -> None:
 
 
 def test_a_figure_keeps_its_looks_without_styles() -> None:
-    svg = inlined(
+    svg = inline_svg(
         '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"><metadata>m</metadata>'
         '<defs><style type="text/css">*{stroke-linejoin: round}</style><path id="m1" style="stroke: #66727f"/></defs>'
         '<g id="a" clip-path="url(#p)"><use xlink:href="#m1" style="fill: #fff; stroke-width: .8"/>'
@@ -146,7 +146,7 @@ def test_a_figure_keeps_its_looks_without_styles() -> None:
 def test_a_picture_drawn_from_data_is_the_picture_of_the_topology(topology: Any) -> None:
     defended = {edge.name: f"<{edge.name}>" for edge in topology.crossings}
     stored = json.loads(json.dumps(graph_of(topology, defended)))
-    assert drawing(stored) == to_svg(topology, defended)
+    assert draw_graph(stored) == to_svg(topology, defended)
 
 
 @pytest.mark.parametrize("payload", PAYLOADS, ids=range(len(PAYLOADS)))
@@ -155,19 +155,19 @@ def test_names_in_a_graph_stay_text(payload: str) -> None:
     name = re.sub(r"[/\\\x00-\x1f\ud800\ufffe]|->", "", payload)
     stored = tainted(graph_of(VANILLA, {}), name, ())
     stored["inputs"] = {key + name: role for key, role in stored["inputs"].items()}
-    stored["defended"] = {f"bottom{name}->top{name}": visible(payload)}
-    svg = drawing(stored)
+    stored["defended"] = {f"bottom{name}->top{name}": escape_invisible(payload)}
+    svg = draw_graph(stored)
     found = list(ElementTree.fromstring(svg).iter())
     assert {element.tag.partition("}")[2] for element in found} == {"svg", "title", "rect", "path", "text"}
     assert not [key for element in found for key in element.attrib if key == "style" or key.startswith("on")]
     titles = [element.text for element in found if element.tag.endswith("title")]
     assert f"client{name}" in titles
-    assert any(title and title.endswith(visible(payload)) for title in titles)
+    assert any(title and title.endswith(escape_invisible(payload)) for title in titles)
 
 
 @pytest.mark.parametrize("graph", [*PAYLOADS, [], {}, None, 3], ids=range(len(PAYLOADS) + 4))
 def test_what_is_no_graph_is_not_shown(graph: Any) -> None:
-    shown = _picture({"topology_graph": graph})
+    shown = _draw_topology({"topology_graph": graph})
     assert shown.startswith("<p>(no drawing: the topology is no part of a drawing: ") or graph == {}
     assert "<" not in shown[3:-4]
 
@@ -186,7 +186,7 @@ WRONG_GRAPHS: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
 @pytest.mark.parametrize(("change", "text"), WRONG_GRAPHS, ids=range(len(WRONG_GRAPHS)))
 def test_a_graph_that_is_none_is_refused(change: Callable[[dict[str, Any]], Any], text: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        drawing(change(copy.deepcopy(graph_of(VANILLA, {}))))
+        draw_graph(change(copy.deepcopy(graph_of(VANILLA, {}))))
     assert str(caught.value).startswith(text)
 
 
@@ -218,7 +218,7 @@ def test_pictures_come_from_the_runs_own_folder(tmp_path: Path) -> None:
     ):
         (home / "result.json").write_bytes(digests.json_with_digest(found | {"attacks": [attack | {"file": file}]}))
         settings = read_study(tmp_path / "study", trust=True).settings
-        assert bool(pairs(settings, attack["label"], 0)) == there, file
+        assert bool(read_pairs(settings, attack["label"], 0)) == there, file
 
 
 UNDEFENDED = result("none", 0, 0.0, 0.9, {})["id"]
@@ -262,14 +262,14 @@ def test_writing_a_report_follows_no_link(tmp_path: Path) -> None:
 
 
 def test_hidden_signs_are_spelled_out() -> None:
-    assert visible("a\u202eb\x1b[2J\ud800") == "a\\u202eb\\u001b[2J\\ud800"
-    assert visible("naïve ☕ 日本 👩\u200d🔬\nb\tc") == "naïve ☕ 日本 👩\u200d🔬\nb\tc"
-    assert plain({"a\u2066": ["\u200e", 1, None, 2.5, True]}) == {"a\\u2066": ["\\u200e", 1, None, 2.5, True]}
+    assert escape_invisible("a\u202eb\x1b[2J\ud800") == "a\\u202eb\\u001b[2J\\ud800"
+    assert escape_invisible("naïve ☕ 日本 👩\u200d🔬\nb\tc") == "naïve ☕ 日本 👩\u200d🔬\nb\tc"
+    assert make_visible({"a\u2066": ["\u200e", 1, None, 2.5, True]}) == {"a\\u2066": ["\\u200e", 1, None, 2.5, True]}
 
 
 def test_shades_and_bars_by_hand() -> None:
-    assert [shade(v) for v in (-3.0, 0.0, 0.5, 1.0, 7.0, float("nan"))] == [0, 0, 38, 75, 75, 0]
-    assert stacked({"a": 1.0, "c": 2.0}, ["a", "b", "c"], 4.0) == [
+    assert [shade_percent(v) for v in (-3.0, 0.0, 0.5, 1.0, 7.0, float("nan"))] == [0, 0, 38, 75, 75, 0]
+    assert stack_bars({"a": 1.0, "c": 2.0}, ["a", "b", "c"], 4.0) == [
         ("0.00", "25.00"),
         ("25.00", "0.00"),
         ("25.00", "50.00"),

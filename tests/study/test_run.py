@@ -27,7 +27,7 @@ from splitfed.models.mlp import mlp
 from splitfed.study.config import speeds_table
 from splitfed.study.config.mistakes import InvalidStudy, Mistakes
 from splitfed.study.config.toml import dumps
-from splitfed.study.report.exposure import holdings
+from splitfed.study.report.exposure import role_holdings
 from splitfed.study.run import trials
 from splitfed.study.run.progress import Lines
 from splitfed.study.run.store import StudyFolder
@@ -298,14 +298,14 @@ def test_attack_refuses_what_is_no_run(tmp_path: Path, finished: Path, capsys: p
 
 def test_a_queue_gives_each_run_once_and_takes_back_what_a_crash_left(tmp_path: Path) -> None:
     queue = trials.open_queue(tmp_path / "study.db")
-    trials.fill(queue, ["a", "b"], ["a", "b"])
+    trials.fill_queue(queue, ["a", "b"], ["a", "b"])
     with pytest.warns(UserWarning, match="Heartbeat"):
         queue.ask()  # a process took "a" and died
     done: list[str] = []
-    trials.fill(queue, ["a", "b"], ["a", "b"])
-    trials.work(queue, ["a", "b"], lambda name: done.append(name) or 1.0, tmp_path / "turn")  # type: ignore[func-returns-value]
+    trials.fill_queue(queue, ["a", "b"], ["a", "b"])
+    trials.work_queue(queue, ["a", "b"], lambda name: done.append(name) or 1.0, tmp_path / "turn")  # type: ignore[func-returns-value]
     assert sorted(done) == ["a", "b"]
-    trials.work(queue, ["a", "b"], lambda name: pytest.fail("nothing was left"), tmp_path / "turn")
+    trials.work_queue(queue, ["a", "b"], lambda name: pytest.fail("nothing was left"), tmp_path / "turn")
 
 
 SPEEDS: dict[str, Any] = {
@@ -388,7 +388,7 @@ def test_a_guard_stands_where_its_defense_acts() -> None:
     facts = probe(topology, dict.fromkeys(topology.inputs, x))
     (edge,) = topology.crossings
     labels = {topology.heads[0].value: y}
-    client, server = holdings(topology, facts, labels, {edge.name: "noise"}, {edge.name: "clip"}, {}, roles)
+    client, server = role_holdings(topology, facts, labels, {edge.name: "noise"}, {edge.name: "clip"}, {}, roles)
     assert [(entry["kind"], entry["guard"]) for entry in client["receives"]] == [("gradient", "clip")]
     assert [(entry["kind"], entry["guard"]) for entry in server["receives"]] == [("activation", "noise"), ("label", "")]
 
@@ -477,7 +477,7 @@ def mutated(draw: st.DrawFn) -> Any:
 @settings(max_examples=200, derandomize=True)
 def test_any_speeds_are_valid_or_refused_in_lines(speeds: Any) -> None:
     mistakes = Mistakes("study.toml")
-    written, found = speeds_table.read(mistakes, "training.speeds", speeds)
+    written, found = speeds_table.parse_speeds(mistakes, "training.speeds", speeds)
     if mistakes:
         with pytest.raises(InvalidStudy) as caught:
             mistakes.stop()
@@ -486,4 +486,7 @@ def test_any_speeds_are_valid_or_refused_in_lines(speeds: Any) -> None:
         return
     assert isinstance(found, Speeds)
     # What is written back means the same.
-    assert speeds_table.read(mistakes, "training.speeds", tomllib.loads(dumps({"t": written}))["t"]) == (written, found)
+    assert speeds_table.parse_speeds(mistakes, "training.speeds", tomllib.loads(dumps({"t": written}))["t"]) == (
+        written,
+        found,
+    )

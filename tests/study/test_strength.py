@@ -14,13 +14,18 @@ from splitfed import registry
 from splitfed.core.annealing import Linear
 from splitfed.core.defense import Defense, Strength
 from splitfed.study.config import schema
-from splitfed.study.config.cell import Guarded
+from splitfed.study.config.cell import DefenseSetting
 from splitfed.study.config.grid import expand
 from splitfed.study.report.document import summarise, write_report
-from splitfed.study.report.figures.strength import by_strength, panels, undefended_at, without
-from splitfed.study.report.figures.style import Looks
+from splitfed.study.report.figures.strength import (
+    families_without_strength,
+    plot_leakage_by_strength,
+    strength_panels,
+    undefended_position,
+)
+from splitfed.study.report.figures.style import SeriesStyles
 from splitfed.study.run import store
-from splitfed.study.run.runner import _strength
+from splitfed.study.run.runner import _describe_strength
 from tests.study.test_report import parsed, put, result
 
 DEFENSES = sorted(registry.TABLES["defenses"])
@@ -80,7 +85,7 @@ def test_a_defense_of_the_users_own_has_none_unless_it_says_so() -> None:
     assert Defense().strength is None
 
 
-def guarded(*tables: dict[str, Any]) -> list[Guarded]:
+def guarded(*tables: dict[str, Any]) -> list[DefenseSetting]:
     raw = {
         "study": {"name": "s"},
         "data": {"name": "digits"},
@@ -88,7 +93,7 @@ def guarded(*tables: dict[str, Any]) -> list[Guarded]:
         "topology": [{"name": "vanilla", "cut": "pool1"}],
         "defense": list(tables),
     }
-    return [cell.defense for cell in expand(schema.parse(raw, "study.toml"), "study.toml", Path()).cells]
+    return [cell.defense for cell in expand(schema.parse_study(raw, "study.toml"), "study.toml", Path()).cells]
 
 
 def test_epsilon_2_and_8_stand_apart_in_a_study() -> None:
@@ -99,13 +104,13 @@ def test_epsilon_2_and_8_stand_apart_in_a_study() -> None:
         "dp_sgd(max_norm=1, epsilon=2, delta=1e-05)",
         "dp_sgd(max_norm=1, epsilon=8, delta=1e-05)",
     ], "labels name runs, so they stay as they are"
-    assert _strength(found[0]) == {
+    assert _describe_strength(found[0]) == {
         "strength": 2.0,
         "strength_parameter": "epsilon",
         "strength_unit": "of the run, at delta 1e-05",
         "stronger": "less",
     }
-    assert set(_strength(found[2]).values()) == {None}
+    assert set(_describe_strength(found[2]).values()) == {None}
 
 
 def test_of_combined_defenses_the_one_that_varies_counts() -> None:
@@ -137,15 +142,15 @@ def epsilons(folder: Path) -> Path:
 def test_the_report_names_parameter_and_unit_and_rises_to_the_right(tmp_path: Path) -> None:
     folder = epsilons(tmp_path / "private")
     summary = summarise(folder)
-    assert panels(summary) == [("dp_sgd", "epsilon (of the run, at delta 1e-05)", False)]
-    assert without(summary) == ["max_norm"]
+    assert strength_panels(summary) == [("dp_sgd", "epsilon (of the run, at delta 1e-05)", False)]
+    assert families_without_strength(summary) == ["max_norm"]
     private = [s["strength"] for s in summary["settings"] if s["family"] == "dp_sgd"]
     assert private == [8.0, 2.0, 1.0], "from weak to strong"
-    drawn = by_strength(summary, "psnr", "inputs", Looks(summary), "x")
+    drawn = plot_leakage_by_strength(summary, "psnr", "inputs", SeriesStyles(summary), "x")
     assert drawn is not None
     ticks = re.findall(r">(undefended|\d+)</text>", drawn)
     # Evenly spaced epsilons 1, 2, 8: a usual step is the square root of 8.
-    assert undefended_at([1.0, 2.0, 8.0]) == pytest.approx(8 * 8**0.5)
+    assert undefended_position([1.0, 2.0, 8.0]) == pytest.approx(8 * 8**0.5)
     places = {text: float(x) for x, text in re.findall(r'<text[^>]*x="([\d.]+)"[^>]*>(undefended|8|2|1)</text>', drawn)}
     assert {"undefended", "8", "2", "1"} <= set(ticks)
     assert places["undefended"] < places["8"] < places["2"] < places["1"]
@@ -160,7 +165,7 @@ def test_the_report_names_parameter_and_unit_and_rises_to_the_right(tmp_path: Pa
 def test_the_table_of_results_has_parameter_unit_and_direction() -> None:
     found = result("noise(scale=2)", 0, 2.0, 0.8, {"psnr": 20.0})
     found["defense"] |= {"strength_parameter": "scale", "strength_unit": "units of the release", "stronger": "more"}
-    (row,) = store.rows(found)
+    (row,) = store.table_rows(found)
     assert [row[key] for key in store.STRENGTH] == [2.0, "scale", "units of the release", "more"]
 
 

@@ -162,7 +162,7 @@ def test_names_stay_short(name: str) -> None:
     assert re.fullmatch(r"[A-Za-z0-9.+_-]{1,110}", cell.id)
     assert len(cell.topology.builder.slug) <= 80
     assert len(cell.topology.builder.label) <= 250
-    assert len(cell.topology.builder.label.split(", ")) == len(cell.topology.builder.told)
+    assert len(cell.topology.builder.label.split(", ")) == len(cell.topology.builder.label_values)
 
 
 def test_long_tables_are_cut_and_still_told_apart() -> None:

@@ -19,8 +19,8 @@ from splitfed.study.config.mistakes import InvalidStudy
 from splitfed.study.report.document import summarise
 from splitfed.study.run import session
 from splitfed.study.run.progress import Lines
-from splitfed.study.run.runner import perform
-from splitfed.study.run.session import check
+from splitfed.study.run.runner import run_cell
+from splitfed.study.run.session import check_study
 from splitfed.topologies import vanilla
 from splitfed.training.entry_point import train
 from tests.attacks.training_time_examples import ALL, Spy, go, ramps, small
@@ -75,7 +75,7 @@ def test_a_passive_intruder_joins_every_run_and_an_active_one_has_its_own() -> N
 
 def test_every_run_is_a_study_of_its_own() -> None:
     for cell in checked(study(SDAR, FSHA, RMLE)).cells:
-        (again,) = check(dict(cell.config), "config.toml", Path())[0].cells
+        (again,) = check_study(dict(cell.config), "config.toml", Path())[0].cells
         assert [(p.label, p.every, p.lives) for p in again.attacks] == [
             (p.label, p.every, p.lives) for p in cell.attacks
         ]
@@ -144,12 +144,12 @@ class Crash(Lines):
 
 
 def test_a_resumed_study_ends_in_the_same_guesses(finished: Path, tmp_path: Path) -> None:
-    ready = session.prepare(write(tmp_path, study(SDAR, FSHA, RMLE)))
+    ready = session.prepare_study(write(tmp_path, study(SDAR, FSHA, RMLE)))
     for cell in ready.grid.cells:
         folder = tmp_path / "runs" / cell.id
         with pytest.raises(Stop):
-            perform(cell, ready.data, folder, Crash(1))
-        again, whole = perform(cell, ready.data, folder, Lines(1)), result(finished, cell.id)
+            run_cell(cell, ready.data, folder, Crash(1))
+        again, whole = run_cell(cell, ready.data, folder, Lines(1)), result(finished, cell.id)
         assert [h.get("asked") for h in again["history"]] == [h.get("asked") for h in whole["history"]]
         assert again["utility"] == whole["utility"]
         for probe in cell.attacks:
@@ -163,7 +163,9 @@ def test_a_finished_run_can_be_asked_again(finished: Path, capsys: pytest.Captur
     assert main(["attack", honest, "--attack", "inverse_network", "--preset", "fast"]) == 0
     assert main(["attack", hijacked, "--attack", "rmle", "--preset", "fast"]) == 0
     assert [a["attack"] for a in result(finished, HIJACKED)["attacks"]] == ["fsha", "rmle"]
-    (cell,) = check(session.schema.read(finished / "runs" / HIJACKED / "config.toml"), "config.toml", Path())[0].cells
+    (cell,) = check_study(
+        session.schema.read_toml(finished / "runs" / HIJACKED / "config.toml"), "config.toml", Path()
+    )[0].cells
     assert [probe.key for probe in cell.attacks] == ["fsha", "rmle"]
     assert main(["attack", hijacked, "--attack", "rmle,sdar"]) == 2
     said = capsys.readouterr().err.splitlines()[-1]

@@ -19,10 +19,10 @@ from splitfed.cli import main
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
 from splitfed.study.config.toml import dumps
-from splitfed.study.report.contained import inside, link_out
+from splitfed.study.report.contained import find_link_out, path_inside
 from splitfed.study.run import user_key
 from splitfed.study.run.trust import code_of, import_paths, is_results
-from splitfed.study.run.user_key import NoKey, key_file, make_key, read_key
+from splitfed.study.run.user_key import NoKey, get_or_make_key, key_file, read_key
 from tests.study.examples import placed, small, write
 
 NET = """
@@ -380,8 +380,8 @@ def test_the_key_is_made_once_and_kept_from_others(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     with pytest.raises(NoKey, match="no key can be read from"):
         read_key()
-    key = make_key()
-    assert make_key() == read_key() == key
+    key = get_or_make_key()
+    assert get_or_make_key() == read_key() == key
     assert [path.name for path in key_file().parent.iterdir()] == ["key"]
     key_file().chmod(0o640)
     with pytest.raises(NoKey, match="is open to other users; remove it, or: chmod 600"):
@@ -389,7 +389,7 @@ def test_the_key_is_made_once_and_kept_from_others(tmp_path: Path, monkeypatch: 
     key_file().chmod(0o600)
     key_file().write_bytes(b"short")
     with pytest.raises(NoKey, match="holds no key; remove it"):
-        make_key()
+        get_or_make_key()
     key_file().unlink()
     (tmp_path / "elsewhere").write_bytes(key)
     key_file().symlink_to(tmp_path / "elsewhere")
@@ -443,13 +443,13 @@ def test_what_lies_inside(tmp_path: Path) -> None:
     home = tmp_path / "home"
     (home / "deep").mkdir(parents=True)
     (home / "deep" / "in").symlink_to("../deep")
-    assert link_out(home) is None
-    assert inside(home, "deep/in/x") == home / "deep" / "x"
-    assert [inside(home, name) for name in ("../x", "/x", "deep/../../x", "a\0b")] == [None] * 4
+    assert find_link_out(home) is None
+    assert path_inside(home, "deep/in/x") == home / "deep" / "x"
+    assert [path_inside(home, name) for name in ("../x", "/x", "deep/../../x", "a\0b")] == [None] * 4
     (home / "deep" / "out").symlink_to("../..")
-    assert link_out(home) == "deep/out"
-    assert inside(home, "deep/out/x") is None
+    assert find_link_out(home) == "deep/out"
+    assert path_inside(home, "deep/out/x") is None
     (tmp_path / "latest").symlink_to(home)
     (home / "deep" / "out").unlink()
-    assert link_out(tmp_path / "latest") is None
+    assert find_link_out(tmp_path / "latest") is None
     assert user_key.SIZE == 32

@@ -16,7 +16,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.models.mlp import mlp
 from splitfed.study.report.data import Setting, read_study
 from splitfed.study.report.document import summarise
-from splitfed.study.report.figures.clients import rounds
+from splitfed.study.report.figures.clients import utility_by_round
 from splitfed.topologies import local
 from splitfed.training.client_scores import find_best_round, find_first_reaching, summarize_clients
 from tests.study.examples import checked, small, write
@@ -143,7 +143,7 @@ def test_rounds_that_not_every_seed_scored_are_left_out() -> None:
     def run(*scored: int) -> dict[str, Any]:
         return {"history": [{"round": r, "validation": {"union": r / 10}} for r in scored]}
 
-    found = rounds(Setting("t", "none", "none", 0.0, "", (run(0, 1, 3), run(1, 3))))
+    found = utility_by_round(Setting("t", "none", "none", 0.0, "", (run(0, 1, 3), run(1, 3))))
     assert {r: e.mean for r, e in found.items()} == pytest.approx({2: 0.1, 4: 0.3})
 
 

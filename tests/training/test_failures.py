@@ -102,10 +102,10 @@ def test_what_the_machine_refuses_is_one_line_and_the_study_goes_on(
 def test_libraries_that_hide_the_number_are_understood(error: Exception, text: str) -> None:
     outer = ValueError("something else")
     outer.__cause__ = error
-    found = failures.reason(outer)
+    found = failures.explain_failure(outer)
     assert found is not None
     assert found[0].endswith(text)
-    assert failures.reason(ValueError("something else")) is None
+    assert failures.explain_failure(ValueError("something else")) is None
 
 
 def test_a_full_disk_behind_standard_output_is_told(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def interruptible() -> Iterator[None]:
 @pytest.mark.usefixtures("interruptible")
 def test_a_caller_of_workers_is_interrupted_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that cannot be started leave the handlers of a Python program as they found them."""
-    ready = session.prepare(write(tmp_path, small()))
+    ready = session.prepare_study(write(tmp_path, small()))
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     monkeypatch.setattr(session.subprocess, "Popen", refuse(errno.EMFILE))
     with pytest.raises(OSError, match="Too many open files"):
@@ -194,7 +194,7 @@ def test_a_worker_that_does_not_listen_is_ended(monkeypatch: pytest.MonkeyPatch)
         assert worker.stdout is not None
         assert worker.stdout.read(1) == "."
         began = time.monotonic()
-        session._dismiss([worker])
+        session._stop_workers([worker])
         assert worker.wait(5) == -signal.SIGKILL
         assert time.monotonic() - began < 5
 
@@ -205,7 +205,7 @@ def test_what_a_worker_says_of_the_users_mistake_is_handed_on(tmp_path: Path, mo
     (tmp_path / "python").write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 2\n")
     (tmp_path / "python").chmod(0o755)
     with pytest.raises(InvalidInput, match="the disk is full; free some space, then go on with --resume"):
-        session._hire(tmp_path, Code(), 2, None, Lines(1))
+        session._run_workers(tmp_path, Code(), 2, None, Lines(1))
 
 
 FEW = """
@@ -274,7 +274,7 @@ def of_the_future(path: Path) -> None:
 
 def another_study(path: Path) -> None:
     path.unlink()
-    trials.fill(trials.open_queue(path), ["somebody-else"], ["somebody-else"])
+    trials.fill_queue(trials.open_queue(path), ["somebody-else"], ["somebody-else"])
 
 
 def hole(path: Path) -> None:

@@ -22,13 +22,13 @@ from splitfed.data.dataset import Dataset
 from splitfed.data.features import feed
 from splitfed.models.build import factory_of, make
 from splitfed.models.import_paths import Code
-from splitfed.study.config.parameters import nested, parameters_of
+from splitfed.study.config.parameters import parameters_of, piece_kind
 from splitfed.topologies.fusion import Fusion
 
 SEGMENT_KEYS = ("name", "role", "inputs", "outputs", "prefix")
 
 
-class Refused(InvalidInput):
+class PieceError(InvalidInput):
     """A piece cannot be made; `path` is its place below the topology's table, such as `bottoms.lab`."""
 
     def __init__(self, path: str, text: object) -> None:
@@ -36,7 +36,7 @@ class Refused(InvalidInput):
         self.path = path
 
 
-class Pending(nn.Module):
+class PiecePlaceholder(nn.Module):
     """Stands for the piece that `table` describes, until the shape of its input is known."""
 
     def __init__(self, path: str, table: Mapping[str, Any]) -> None:
@@ -45,32 +45,34 @@ class Pending(nn.Module):
         self.table = table
 
 
-def assembled(
-    builder: Callable[..., Topology], given: Mapping[str, Any], data: Dataset, seed: int, code: Code
+def assemble_topology(
+    builder: Callable[..., Topology], parameters: Mapping[str, Any], data: Dataset, seed: int, code: Code
 ) -> Topology:
-    """Return what `builder` makes of `given`, tables of pieces replaced by modules initialised from `seed`.
+    """Return what `builder` makes of `parameters`, tables of pieces replaced by modules initialised from `seed`.
 
     The last pieces are as wide as the labels in `data` need; import paths lead where `code` lets them. Raises
-    `InvalidInput`, for a piece `Refused`.
+    `InvalidInput`, for a piece `PieceError`.
     """
     allowed = parameters_of(builder)
-    ready = {key: _placeheld(key, nested(allowed[key].hint), value, data) for key, value in given.items()}
+    arguments = {
+        key: _insert_placeholders(key, piece_kind(allowed[key].hint), value, data) for key, value in parameters.items()
+    }
     if "targets" in allowed:
         # TOML has no null: a server that is not named learns the main label set.
-        ready["targets"] = {**dict.fromkeys(ready["tops"]), **ready.get("targets", {})}
-    topology = builder(**ready).with_tasks(data.tasks)
+        arguments["targets"] = {**dict.fromkeys(arguments["tops"]), **arguments.get("targets", {})}
+    topology = builder(**arguments).with_tasks(data.tasks)
     values = feed(data.x[:2], topology.inputs, data.features)
     segments = []
     for segment in topology.segments:
         arriving = [values[name] for name in segment.inputs]
-        if isinstance(segment.module, Pending):
-            segment = replace(segment, module=_made(segment.module, segment, topology, arriving, seed, code))
-        values.update(zip(segment.outputs, _returned(segment, arriving), strict=True))
+        if isinstance(segment.module, PiecePlaceholder):
+            segment = replace(segment, module=_build_piece(segment.module, segment, topology, arriving, seed, code))
+        values.update(zip(segment.outputs, _run_segment(segment, arriving), strict=True))
         segments.append(segment)
     return replace(topology, segments=tuple(segments))
 
 
-def modeled(
+def build_model(
     label: str,
     name: str,
     shape: tuple[Any, ...],
@@ -89,15 +91,15 @@ def modeled(
         raise
     except Exception as error:
         # A width that no memory holds, or a factory of the user's own that fails, in any way it likes.
-        known = isinstance(error, (RuntimeError, ValueError, TypeError, OverflowError, MemoryError))
-        if not known and ":" not in name:
+        expected_error = isinstance(error, (RuntimeError, ValueError, TypeError, OverflowError, MemoryError))
+        if not expected_error and ":" not in name:
             raise
         reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
-        reason = reason if known else [f"{type(error).__name__}: {reason[0]}"]
+        reason = reason if expected_error else [f"{type(error).__name__}: {reason[0]}"]
         raise InvalidInput(f"model {label} cannot be built: {reason[0]}") from error
 
 
-def _placeheld(key: str, kind: str | None, value: Any, data: Dataset) -> Any:
+def _insert_placeholders(key: str, kind: str | None, value: Any, data: Dataset) -> Any:
     """Return `value` with a placeholder for every table of a piece in it."""
     if kind == "segments":
         return [
@@ -110,7 +112,7 @@ def _placeheld(key: str, kind: str | None, value: Any, data: Dataset) -> Any:
         return value
     if isinstance(value.get("model"), str):
         if not data.features:
-            raise Refused(key, "one table for all parties needs parties: add vertical, halves or strips to [data]")
+            raise PieceError(key, "one table for all parties needs parties: add vertical, halves or strips to [data]")
         return {role: _placeholder(key, value) for role in data.features}
     return {role: _placeholder(f"{key}.{role}", table) for role, table in value.items()}
 
@@ -118,11 +120,11 @@ def _placeheld(key: str, kind: str | None, value: Any, data: Dataset) -> Any:
 def _placeholder(path: str, table: Mapping[str, Any]) -> nn.Module:
     if "fusion" in table:
         return Fusion(table["fusion"])
-    return Pending(path, {key: value for key, value in table.items() if key not in SEGMENT_KEYS})
+    return PiecePlaceholder(path, {key: value for key, value in table.items() if key not in SEGMENT_KEYS})
 
 
-def _made(
-    piece: Pending, segment: Segment, topology: Topology, arriving: Sequence[Tensor], seed: int, code: Code
+def _build_piece(
+    piece: PiecePlaceholder, segment: Segment, topology: Topology, arriving: Sequence[Tensor], seed: int, code: Code
 ) -> nn.Module:
     """Build the piece for what arrives, as wide as its table says or, before a loss, as the labels need."""
     parameters = dict(piece.table)
@@ -130,23 +132,25 @@ def _made(
     head = next((h for h in topology.heads if segment.outputs == (h.value,)), None)
     shapes = [tuple(tensor.shape[1:]) for tensor in arriving]
     if len(shapes) > 1 and ":" not in name:
-        raise Refused(
+        raise PieceError(
             piece.path, f"model {name} takes one value, not {', '.join(segment.inputs)}: join them by a fusion"
         )
     if head is not None:
         assert head.task is not None
         if width is not None:
-            raise Refused(f"{piece.path}.width", f"{width} is not allowed: the labels say how wide the last piece is")
+            raise PieceError(
+                f"{piece.path}.width", f"{width} is not allowed: the labels say how wide the last piece is"
+            )
         width = head.task.outputs or 1
     else:
         _check_width(piece.path, name, width, code)
     # A factory of the user's own gets one shape, or all where several values arrive.
     shape = shapes[0] if len(shapes) == 1 else tuple(shapes)
     try:
-        return modeled(name, name, shape, width or 1, derive(seed, "piece", segment.name), parameters, code)
+        return build_model(name, name, shape, width or 1, derive(seed, "piece", segment.name), parameters, code)
     except InvalidInput as error:
         blamed = [key for key in parameters if str(error).startswith(f"{key}=")]
-        raise Refused(".".join([piece.path, *blamed[:1]]), error) from error
+        raise PieceError(".".join([piece.path, *blamed[:1]]), error) from error
 
 
 def _check_width(path: str, name: str, width: int | None, code: Code) -> None:
@@ -154,16 +158,18 @@ def _check_width(path: str, name: str, width: int | None, code: Code) -> None:
     try:
         takes = ":" not in name or "outputs" in inspect.signature(factory_of(name, code)).parameters
     except (InvalidInput, ValueError, TypeError):
-        return  # `modeled` says what is wrong with the name.
+        return  # `build_model` says what is wrong with the name.
     if takes and width is None:
-        raise Refused(f"{path}.width", "is missing; expected a whole number, how many values a row the piece returns")
+        raise PieceError(
+            f"{path}.width", "is missing; expected a whole number, how many values a row the piece returns"
+        )
     if width is not None and not takes:
-        raise Refused(f"{path}.width", f"{width} is not allowed: {name} takes no 'outputs'")
+        raise PieceError(f"{path}.width", f"{width} is not allowed: {name} takes no 'outputs'")
     if width is not None and width < 1:
-        raise Refused(f"{path}.width", f"width={width} is not allowed; expected a whole number of at least 1")
+        raise PieceError(f"{path}.width", f"width={width} is not allowed; expected a whole number of at least 1")
 
 
-def _returned(segment: Segment, arriving: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def _run_segment(segment: Segment, arriving: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Return what a copy of the segment makes of the batch."""
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):

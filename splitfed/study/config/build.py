@@ -15,15 +15,15 @@ from splitfed.data.federation import Federation
 from splitfed.federated.base import Method
 from splitfed.registry import load
 from splitfed.schedules.base import Schedule
-from splitfed.study.config.assembly import assembled, modeled
-from splitfed.study.config.cell import Cell, Named, Probe, Source
-from splitfed.study.config.data_table import divided
+from splitfed.study.config.assembly import assemble_topology, build_model
+from splitfed.study.config.cell import Cell, NamedAlgorithm, Probe, Source
+from splitfed.study.config.data_table import apply_parts
 
 
 def dataset(source: Source) -> Dataset:
     """Load the data set of `source` and say who holds what of it; the same for every seed."""
     loaded: Dataset = load("data", source.name)(**source.parameters)
-    return divided(loaded, source.parts)
+    return apply_parts(loaded, source.parts)
 
 
 def federation(data: Dataset, source: Source, seed: int) -> Federation:
@@ -34,26 +34,26 @@ def federation(data: Dataset, source: Source, seed: int) -> Federation:
 def topology(cell: Cell, data: Dataset) -> Topology:
     """Make the run's topology, its parameters initialised from the run's seed: of one model that is cut, or of pieces.
 
-    Raises `InvalidInput`, and `Refused`, which knows the place, for a piece that cannot be made.
+    Raises `InvalidInput`, and `PieceError`, which knows the place, for a piece that cannot be made.
     """
-    placed = cell.topology.builder
-    builder, given = load("topologies", placed.name), tuples(placed.parameters)
+    algorithm = cell.topology.builder
+    builder, arguments = load("topologies", algorithm.name), lists_to_tuples(algorithm.parameters)
     if cell.model is None:
-        return assembled(builder, given, data, cell.seed, cell.code)
+        return assemble_topology(builder, arguments, data, cell.seed, cell.code)
     name, parameters = cell.model.name, cell.model.parameters
-    model = modeled(cell.model.label, name, data.shape, data.task.outputs or 1, cell.seed, parameters, cell.code)
-    built: Topology = builder(model, **given)
+    model = build_model(cell.model.label, name, data.shape, data.task.outputs or 1, cell.seed, parameters, cell.code)
+    built: Topology = builder(model, **arguments)
     return built.with_tasks(data.tasks)
 
 
 def defenses(cell: Cell) -> list[Defense]:
     """Make the run's defenses, in the order they act."""
-    return [made("defenses", part) for part in cell.defense.parts]
+    return [construct("defenses", part) for part in cell.defense.parts]
 
 
 def schedule(cell: Cell) -> Schedule:
     """Make the run's schedule."""
-    found: Schedule = made("schedules", cell.training.schedule)
+    found: Schedule = construct("schedules", cell.training.schedule)
     return found
 
 
@@ -65,30 +65,30 @@ def method(cell: Cell, data: Dataset) -> Method | None:
     part = cell.method.part
     if part is None:
         return None
-    given = dict(part.parameters)
-    for key, table in given.items():
+    own_parameters = dict(part.parameters)
+    for key, table in own_parameters.items():
         if isinstance(table, Mapping) and isinstance(table.get("model"), str):
             parameters = dict(table)
             name, width = parameters.pop("model"), parameters.pop("width", None)
             outputs = (data.task.outputs or 1) if width is None else width
             seed = derive(cell.seed, "method", key)
-            given[key] = modeled(name, name, data.shape, outputs, seed, parameters, cell.code)
-    found: Method = made("methods", replace(part, parameters=given))
+            own_parameters[key] = build_model(name, name, data.shape, outputs, seed, parameters, cell.code)
+    found: Method = construct("methods", replace(part, parameters=own_parameters))
     return found
 
 
 def attack(probe: Probe) -> Attack:
     """Make the attack of `probe`."""
-    found: Attack = made("attacks", probe.attack)
+    found: Attack = construct("attacks", probe.attack)
     return found
 
 
-def made(kind: str, named: Named) -> Any:
+def construct(kind: str, named: NamedAlgorithm) -> Any:
     """Construct a registered algorithm with its parameters."""
-    return load(kind, named.name)(**tuples(named.parameters))
+    return load(kind, named.name)(**lists_to_tuples(named.parameters))
 
 
-def tuples(given: Mapping[str, Any]) -> dict[str, Any]:
+def lists_to_tuples(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return `given` with lists, which is all that TOML knows, as tuples, which frozen values hold."""
     return {key: as_tuple(value) for key, value in given.items()}
 

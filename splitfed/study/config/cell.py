@@ -19,28 +19,28 @@ from splitfed.schedules.base import Training
 
 
 @dataclass(frozen=True)
-class Named:
-    """An algorithm by name with all its parameters; `told` are those worth telling, in its label."""
+class NamedAlgorithm:
+    """An algorithm by name with all its parameters; `label_values` are those worth telling, in its label."""
 
     name: str
     parameters: Mapping[str, Any]
-    told: Mapping[str, Any]
+    label_values: Mapping[str, Any]
 
     @property
     def label(self) -> str:
         """The name with its telling parameters, for people: `noise(scale=0.5, relative=true)`."""
-        inner = ", ".join(f"{key}={written(value)}" for key, value in self.told.items())
+        inner = ", ".join(f"{key}={format_value(value)}" for key, value in self.label_values.items())
         return f"{self.name}({inner})" if inner else self.name
 
     @property
     def slug(self) -> str:
         """The same for file names: `noise-0.5`; switches are left out."""
-        values = [_brief(v) for v in self.told.values() if not isinstance(v, bool)]
+        values = [_format_for_file_name(v) for v in self.label_values.values() if not isinstance(v, bool)]
         return slug("-".join([self.name, *values]))
 
 
 @dataclass(frozen=True)
-class Guarded:
+class DefenseSetting:
     """A setting of defenses: its `parts` in the order they act, none for no defense.
 
     `strength` is what a plot of leakage against strength has on its axis; None for no defense, and for one that has no
@@ -48,7 +48,7 @@ class Guarded:
     """
 
     where: str
-    parts: tuple[Named, ...]
+    parts: tuple[NamedAlgorithm, ...]
     strength: Strength | None
     guarantee: str
 
@@ -69,11 +69,11 @@ class Guarded:
 
 
 @dataclass(frozen=True)
-class Layered:
+class MethodSetting:
     """A federated method on the schedule, None for none; `where` is its place in the study."""
 
     where: str = field(compare=False)
-    part: Named | None = None
+    part: NamedAlgorithm | None = None
 
     @property
     def name(self) -> str:
@@ -92,11 +92,11 @@ class Layered:
 
 
 @dataclass(frozen=True)
-class Placed:
+class TopologySetting:
     """A topology's builder with parameters; `where` is its place in the study."""
 
     where: str
-    builder: Named
+    builder: NamedAlgorithm
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Source:
 class TrainingPlan:
     """How a run trains, as the arguments of `splitfed.train`; `where` is the schedule's place in the study."""
 
-    schedule: Named
+    schedule: NamedAlgorithm
     optimizer: Optim | Mapping[str, Optim]
     rounds: int
     batch_size: int
@@ -151,7 +151,7 @@ class Probe:
     where: str
     key: str
     label: str
-    attack: Named
+    attack: NamedAlgorithm
     adversary: str | None
     lives: Literal["outside", "passive", "active"] = "outside"
     every: int | None = None
@@ -170,31 +170,31 @@ class Cell:
     id: str
     seed: int
     data: Source
-    model: Named | None
-    topology: Placed
-    defense: Guarded
+    model: NamedAlgorithm | None
+    topology: TopologySetting
+    defense: DefenseSetting
     training: TrainingPlan
     attacks: tuple[Probe, ...]
     config: Mapping[str, Any]
     intruder: Probe | None = None
-    method: Layered = Layered("method")
+    method: MethodSetting = MethodSetting("method")
     target: float | None = None
     code: Code = field(default_factory=Code, compare=False)
 
 
-def written(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return a parameter's value as it stands in labels; tables in few words, cut with a hash where they are long."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, (list, tuple)):
-        return _names(value, "~") if _holds_tables(value) else "+".join(map(written, value))
+        return _table_names(value, "~") if _holds_tables(value) else "+".join(map(format_value, value))
     if isinstance(value, Mapping):
         if (course := course_of(value)) is not None:
             return _cut(course.label)
         kind = value.get("model")
-        inner = " ".join(f"{key}={written(item) or '[]'}" for key, item in value.items() if key != "model")
+        inner = " ".join(f"{key}={format_value(item) or '[]'}" for key, item in value.items() if key != "model")
         return _cut(f"{{{inner}}}" if kind is None else f"{kind}({inner})" if inner else str(kind))
     return str(value)
 
@@ -207,18 +207,18 @@ def slug(text: str, width: int = 80) -> str:
     return f"{clean[: width - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def _brief(value: Any) -> str:
+def _format_for_file_name(value: Any) -> str:
     """Return `value` as it stands in a file name: of a table its values alone."""
     if isinstance(value, Mapping):
-        return _cut("-".join(filter(None, map(_brief, value.values()))), 24)
-    return _names(value, "-") if _holds_tables(value) else written(value)
+        return _cut("-".join(filter(None, map(_format_for_file_name, value.values()))), 24)
+    return _table_names(value, "-") if _holds_tables(value) else format_value(value)
 
 
 def _holds_tables(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(item, Mapping) for item in value)
 
 
-def _names(tables: Sequence[Mapping[str, Any]], sign: str) -> str:
+def _table_names(tables: Sequence[Mapping[str, Any]], sign: str) -> str:
     """Return what `tables` are called, and a hash of all that they hold."""
     names = "+".join(str(table.get("name", table.get("value", ""))) for table in tables)
     return f"{names[:24]}{sign}{_digest(json.dumps(tables, default=str))}"

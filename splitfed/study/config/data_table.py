@@ -11,7 +11,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.tasks import classification
 from splitfed.data.dataset import Dataset
 from splitfed.study.config.mistakes import Mistakes
-from splitfed.study.config.parameters import Parameter, check
+from splitfed.study.config.parameters import Parameter, check_parameters
 from splitfed.study.config.schema import DataTable
 
 WAYS = ("vertical", "halves", "strips")
@@ -24,28 +24,28 @@ HINTS = {
 }
 
 
-def parts(mistakes: Mistakes, table: DataTable) -> dict[str, Any]:
+def parse_parts(mistakes: Mistakes, table: DataTable) -> dict[str, Any]:
     """Return the keys of `table` that divide rows or add label sets, after a check of their types."""
-    given = {key: getattr(table, key) for key in DataTable.PARTS if getattr(table, key) is not None}
-    allowed = {key: Parameter(key, HINTS[key], None) for key in given}
-    check(mistakes, "data", allowed, given)
-    ways = [way for way in WAYS if given.get(way) not in (None, False)]
+    keys = {key: getattr(table, key) for key in DataTable.PARTS if getattr(table, key) is not None}
+    allowed = {key: Parameter(key, HINTS[key], None) for key in keys}
+    check_parameters(mistakes, "data", allowed, keys)
+    ways = [way for way in WAYS if keys.get(way) not in (None, False)]
     for way in ways[1:]:
         mistakes.add(f"data.{way}", f"is not allowed beside {ways[0]}: rows are divided in one way")
-    if "overlap" in given and not isinstance(given.get("vertical"), Mapping):
+    if "overlap" in keys and not isinstance(keys.get("vertical"), Mapping):
         mistakes.add("data.overlap", "is for columns by party; add vertical = {party = [0, 1], ...}")
-    targets = given.get("targets")
+    targets = keys.get("targets")
     for name, target in targets.items() if isinstance(targets, Mapping) else ():
         if isinstance(target, Mapping) and list(target) != ["classes"]:
             found = ", ".join(target) or "nothing"
             mistakes.add(f"data.targets.{name}", f"holds {found}; expected classes = [...] alone")
-    return given
+    return keys
 
 
-def divided(data: Dataset, given: Mapping[str, Any]) -> Dataset:
+def apply_parts(data: Dataset, given: Mapping[str, Any]) -> Dataset:
     """Return `data` with the features and the label sets that `given` asks for."""
     for name, target in given.get("targets", {}).items():
-        data = _coarser(data, name, target["classes"])
+        data = _with_coarser_labels(data, name, target["classes"])
     if "vertical" in given:
         return data.vertical(given["vertical"], overlap=given.get("overlap", False))
     if "strips" in given:
@@ -53,14 +53,16 @@ def divided(data: Dataset, given: Mapping[str, Any]) -> Dataset:
     return data.halves() if given.get("halves") else data
 
 
-def _coarser(data: Dataset, name: str, classes: list[int]) -> Dataset:
+def _with_coarser_labels(data: Dataset, name: str, classes: list[int]) -> Dataset:
     """Return `data` with a label set that puts main class i into class `classes[i]`."""
     where = f"targets.{name}.classes"
-    known = {"classification": data.task.outputs, "binary": 2}.get(data.task.name)
-    if known is None:
+    classes_known = {"classification": data.task.outputs, "binary": 2}.get(data.task.name)
+    if classes_known is None:
         raise InvalidInput(f"{where} needs main labels that are classes; {data.name} is for {data.task.name}")
-    if len(classes) != known:
-        raise InvalidInput(f"{where} has {len(classes)} entries; {data.name} has {known} classes, expected one each")
+    if len(classes) != classes_known:
+        raise InvalidInput(
+            f"{where} has {len(classes)} entries; {data.name} has {classes_known} classes, expected one each"
+        )
     count = len(set(classes))
     if count < 2 or set(classes) != set(range(count)):
         raise InvalidInput(f"{where}={classes} is not allowed; expected classes 0, 1, ... without a gap, two or more")

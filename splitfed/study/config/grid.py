@@ -17,12 +17,12 @@ from splitfed.study.config import data_table as data_tables
 from splitfed.study.config import defense_tables, method_tables, topology_tables
 from splitfed.study.config import training_table as training_tables
 from splitfed.study.config.build import as_tuple
-from splitfed.study.config.cell import Cell, Named, Probe, Source, slug
-from splitfed.study.config.lookup import checked, constructs, find
+from splitfed.study.config.cell import Cell, NamedAlgorithm, Probe, Source, slug
+from splitfed.study.config.lookup import can_construct, check_parameters_strictly, look_up_algorithm
 from splitfed.study.config.mistakes import Mistakes
 from splitfed.study.config.parameters import Parameter, parameters_of
 from splitfed.study.config.schema import LIMIT, AttackTable, DataTable, StudyConfig
-from splitfed.study.config.training_attacks import lives_as, split
+from splitfed.study.config.training_attacks import plan_trainings, training_role
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,15 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
     """
     code = Code() if code is None else code
     mistakes = Mistakes(source)
-    data_table, data = _data(mistakes, config.data, base)
-    model_table, model = _model(mistakes, config)
-    training_table, trained = training_tables.plan(mistakes, config.training)
+    data_table, data = _parse_data_table(mistakes, config.data, base)
+    model_table, model = _parse_model_table(mistakes, config)
+    training_table, trained = training_tables.expand_table(mistakes, config.training)
     topologies = [
-        topology_tables.settings(mistakes, f"topology[{i}]", table) for i, table in enumerate(config.topology)
+        topology_tables.expand_table(mistakes, f"topology[{i}]", table) for i, table in enumerate(config.topology)
     ]
-    layers = [method_tables.settings(mistakes, f"method[{i}]", table) for i, table in enumerate(config.method)]
-    defenses = [defense_tables.settings(mistakes, f"defense[{i}]", table) for i, table in enumerate(config.defense)]
-    attacks = [probe(mistakes, f"attack[{i}]", table) for i, table in enumerate(config.attack)]
+    layers = [method_tables.expand_table(mistakes, f"method[{i}]", table) for i, table in enumerate(config.method)]
+    defenses = [defense_tables.expand_table(mistakes, f"defense[{i}]", table) for i, table in enumerate(config.defense)]
+    attacks = [parse_attack_table(mistakes, f"attack[{i}]", table) for i, table in enumerate(config.attack)]
     mistakes.stop()
     assert data is not None
     placed = [point for _, points in topologies for point in points]
@@ -57,14 +57,14 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
     guarded = [point for _, points in defenses for point in points]
     probes = [found for found in attacks if found is not None]
     seeds = config.study.seeds
-    _distinct(mistakes, "study.seeds", seeds)
-    _distinct(mistakes, "topology", [point.builder.label for _, point in placed])
-    _distinct(mistakes, "training.schedule", [plan.schedule.label for _, plan in trained])
-    _distinct(mistakes, "method", [point.label for _, point in layered])
-    _distinct(mistakes, "defense", [point.label for _, point in guarded])
-    _distinct(mistakes, "attack", [p.label for p in probes])
-    keyed = tuple(replace(p, key=key) for p, key in zip(probes, _unique([p.key for p in probes]), strict=True))
-    worlds = split(mistakes, keyed, config.study.honest)
+    _check_distinct(mistakes, "study.seeds", seeds)
+    _check_distinct(mistakes, "topology", [point.builder.label for _, point in placed])
+    _check_distinct(mistakes, "training.schedule", [plan.schedule.label for _, plan in trained])
+    _check_distinct(mistakes, "method", [point.label for _, point in layered])
+    _check_distinct(mistakes, "defense", [point.label for _, point in guarded])
+    _check_distinct(mistakes, "attack", [p.label for p in probes])
+    keyed = tuple(replace(p, key=key) for p, key in zip(probes, _number_repeats([p.key for p in probes]), strict=True))
+    worlds = plan_trainings(mistakes, keyed, config.study.honest)
     runs = len(placed) * len(trained) * len(layered) * len(guarded) * len(worlds) * len(seeds)
     if runs > LIMIT:
         mistakes.add("study", f"the grid has {runs} runs; at most {LIMIT} are allowed")
@@ -80,12 +80,12 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
         "topology": [table for table, _ in topologies],
         **({} if plain else {"method": [table for table, _ in layers]}),
         "defense": [table for table, _ in defenses],
-        "attack": [written(p) for p in probes],
+        "attack": [attack_table(p) for p in probes],
     }
-    rows = zip(_unique([point.builder.slug for _, point in placed]), placed, strict=True)
-    ways = zip(_unique([plan.schedule.slug for _, plan in trained]), trained, strict=True)
-    tiers = zip(_unique([point.slug for _, point in layered]), layered, strict=True)
-    columns = zip(_unique([point.slug for _, point in guarded]), guarded, strict=True)
+    rows = zip(_number_repeats([point.builder.slug for _, point in placed]), placed, strict=True)
+    ways = zip(_number_repeats([plan.schedule.slug for _, plan in trained]), trained, strict=True)
+    tiers = zip(_number_repeats([point.slug for _, point in layered]), layered, strict=True)
+    columns = zip(_number_repeats([point.slug for _, point in guarded]), guarded, strict=True)
     cells = []
     grid = itertools.product(rows, ways, tiers, columns, worlds, seeds)
     for row, trainer, upper, column, world, seed in grid:
@@ -95,23 +95,23 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
         between = [*([way] if len(trained) > 1 else []), *([tier] if len(layered) > 1 else [])]
         name = "--".join([first, *between, second, *inside, f"seed{seed}"])
         hijacked = {"honest": False} if inside else {}
-        alone: dict[str, Any] = {
+        own_tables: dict[str, Any] = {
             "study": {"name": slug(name).replace("+", "-"), "seeds": [seed], **hijacked, **target},
             "topology": [where],
             **({} if plain else {"method": [also]}),
             "defense": [how],
-            "attack": [written(p) for p in world.attacks],
+            "attack": [attack_table(p) for p in world.attacks],
         }
-        alone["training"] = training
-        cut = model if topology_tables.cuts_a_model(place.builder.name) else None
-        asked = {key: table for key, table in resolved.items() if key != "model" or cut is not None}
-        config_alone = {**asked, **alone}
+        own_tables["training"] = training
+        cut = model if topology_tables.cuts_model(place.builder.name) else None
+        tables_alone = {key: table for key, table in resolved.items() if key != "model" or cut is not None}
+        config_alone = {**tables_alone, **own_tables}
         more = (world.attacks, config_alone, world.intruder, layer, config.study.target, code)
         cells.append(Cell(name, seed, data, cut, place, guard, plan, *more))
     return Grid(config.study.name, resolved, tuple(cells))
 
 
-def probe(mistakes: Mistakes, where: str, table: AttackTable) -> Probe | None:
+def parse_attack_table(mistakes: Mistakes, where: str, table: AttackTable) -> Probe | None:
     """Return the attack of `table`: the parameters of its preset, changed by those given; or note what is wrong."""
     name = table.name
     if name not in TABLES["attacks"]:
@@ -123,53 +123,53 @@ def probe(mistakes: Mistakes, where: str, table: AttackTable) -> Probe | None:
         mistakes.add(f"{where}.preset", unknown("preset", preset, kind.presets))
         return None
     preferred = {k: replace(p, default=kind.presets[preset].get(k, p.default)) for k, p in parameters_of(kind).items()}
-    found = checked(mistakes, where, preferred, table.extra, keys=AttackTable.OWN)
-    lives = lives_as(kind)
-    if table.every is not None and lives == "outside":
+    checked = check_parameters_strictly(mistakes, where, preferred, table.extra, keys=AttackTable.OWN)
+    role = training_role(kind)
+    if table.every is not None and role == "outside":
         mistakes.add(f"{where}.every", f"is for attacks that live in training; {name} is asked once, after it")
     if table.tune is not None and not kind.space:
         mistakes.add(f"{where}.tune", f"{name} has no space of parameters to tune")
-    if not found.points:
+    if not checked.points:
         return None
-    point = found.points[0]
+    point = checked.points[0]
     changed = {key: value for key, value in point.items() if as_tuple(value) != preferred[key].default}
     tuned = {} if table.tune is None else {"tune": table.tune}
     # Part of the label: what two parties find with the same attack is never one figure.
     placed = {} if table.adversary is None else {"adversary": table.adversary}
-    attack = Named(name, point, {"preset": preset, **changed, **tuned, **placed})
-    if not constructs(mistakes, where, "attacks", attack):
+    attack = NamedAlgorithm(name, point, {"preset": preset, **changed, **tuned, **placed})
+    if not can_construct(mistakes, where, "attacks", attack):
         return None
-    return Probe(where, name, attack.label, attack, table.adversary, lives, table.every, table.tune or 0)
+    return Probe(where, name, attack.label, attack, table.adversary, role, table.every, table.tune or 0)
 
 
-def written(probe: Probe) -> dict[str, Any]:
+def attack_table(probe: Probe) -> dict[str, Any]:
     """Return the `[[attack]]` table that means `probe`."""
     every = {} if probe.every is None else {"every": probe.every}
     return {
         "name": probe.attack.name,
-        **probe.attack.told,
+        **probe.attack.label_values,
         **probe.attack.parameters,
         **every,
         "adversary": probe.adversary,
     }
 
 
-def _data(mistakes: Mistakes, table: DataTable, base: Path) -> tuple[dict[str, Any], Source | None]:
+def _parse_data_table(mistakes: Mistakes, table: DataTable, base: Path) -> tuple[dict[str, Any], Source | None]:
     if table.name not in TABLES["data"]:
         mistakes.add("data.name", unknown("data set", table.name, TABLES["data"]))
         return {}, None
     split = {key: getattr(table, key) for key in DataTable.SPLIT if getattr(table, key) is not None}
     keys = [key for key in DataTable.model_fields if key != "name"]
     loader: dict[str, Parameter] = parameters_of(load("data", table.name))
-    found = checked(mistakes, "data", loader, table.extra, keys=keys, base=base)
-    point = found.points[0] if found.points else {}
-    whose = data_tables.parts(mistakes, table)
-    resolved = {"name": table.name, **found.written, "clients": table.clients, **split, **whose}
-    return resolved, Source(table.name, point, table.clients, split, whose)
+    checked = check_parameters_strictly(mistakes, "data", loader, table.extra, keys=keys, base=base)
+    point = checked.points[0] if checked.points else {}
+    feature_parts = data_tables.parse_parts(mistakes, table)
+    resolved = {"name": table.name, **checked.written, "clients": table.clients, **split, **feature_parts}
+    return resolved, Source(table.name, point, table.clients, split, feature_parts)
 
 
-def _model(mistakes: Mistakes, config: StudyConfig) -> tuple[dict[str, Any], Named | None]:
-    cutting = [f"topology[{i}]" for i, t in enumerate(config.topology) if _cuts(t.name)]
+def _parse_model_table(mistakes: Mistakes, config: StudyConfig) -> tuple[dict[str, Any], NamedAlgorithm | None]:
+    cutting = [f"topology[{i}]" for i, t in enumerate(config.topology) if _cuts_model(t.name)]
     if config.model is None:
         if cutting:
             mistakes.add("model", f"is missing; {cutting[0]} cuts a model: add [model] with name = ...")
@@ -178,26 +178,26 @@ def _model(mistakes: Mistakes, config: StudyConfig) -> tuple[dict[str, Any], Nam
         mistakes.add("model", "is used by no topology, whose pieces have models in their own tables; leave it out")
     name, given = config.model.name, config.model.extra
     if ":" in name:
-        return {"name": name, **given}, Named(name, given, given)
-    found, points = find(mistakes, "model", "models", name, given)
+        return {"name": name, **given}, NamedAlgorithm(name, given, given)
+    found, points = look_up_algorithm(mistakes, "model", "models", name, given)
     return {"name": name, **found}, points[0] if points else None
 
 
-def _cuts(name: str) -> bool:
-    return name in TABLES["topologies"] and topology_tables.cuts_a_model(name)
+def _cuts_model(name: str) -> bool:
+    return name in TABLES["topologies"] and topology_tables.cuts_model(name)
 
 
-def _distinct(mistakes: Mistakes, where: str, values: Sequence[Any]) -> None:
+def _check_distinct(mistakes: Mistakes, where: str, values: Sequence[Any]) -> None:
     for value, times in Counter(values).items():
         if times > 1:
             mistakes.add(where, f"{value} is there {times} times; expected once")
 
 
-def _unique(names: Sequence[str]) -> list[str]:
+def _number_repeats(names: Sequence[str]) -> list[str]:
     """Return `names` with a number at those that came before."""
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     result = []
     for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        result.append(name if seen[name] == 1 else f"{name}-{seen[name]}")
+        counts[name] = counts.get(name, 0) + 1
+        result.append(name if counts[name] == 1 else f"{name}-{counts[name]}")
     return result

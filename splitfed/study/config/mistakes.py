@@ -100,7 +100,7 @@ class Place:
         return True
 
 
-def shown(value: object, width: int = 60) -> str:
+def short_repr(value: object, width: int = 60) -> str:
     """Return `value` as it is written in Python, on one line, cut to `width` characters."""
     text = repr(value)
     return text if len(text) <= width else f"{text[: width - 3]}..."

@@ -18,7 +18,7 @@ from torch import nn
 from splitfed.core.annealing import EXAMPLE, Course
 from splitfed.core.errors import unknown
 from splitfed.core.topology import Head, Segment
-from splitfed.study.config.mistakes import Mistakes, shown
+from splitfed.study.config.mistakes import Mistakes, short_repr
 from splitfed.study.config.schema import LIMIT
 
 T = TypeVar("T")
@@ -70,34 +70,34 @@ class Points:
     points: tuple[dict[str, Any], ...]
 
 
-def check(
+def check_parameters(
     mistakes: Mistakes,
     where: str,
     allowed: Mapping[str, Parameter],
-    given: Mapping[str, Any],
+    values: Mapping[str, Any],
     *,
     keys: Sequence[str] = (),
     grid: bool = False,
     base: Path | None = None,
 ) -> Points:
-    """Note every parameter of `given` that is unknown, missing or of another type; return the grid points.
+    """Note every parameter of `values` that is unknown, missing or of another type; return the grid points.
 
     `keys`: what else may stand in the table, for the hint. `grid`: a list of values in place of one value makes a
     grid. `base`: the folder that relative paths start from.
     """
-    for name in given:
+    for name in values:
         if name not in allowed:
             mistakes.add(f"{where}.{name}", unknown("key", name, [*keys, *allowed]))
     written: dict[str, Any] = {}
     axes: dict[str, list[Any]] = {}
     for name, parameter in allowed.items():
-        if name not in given:
+        if name not in values:
             if parameter.required:
-                mistakes.add(f"{where}.{name}", f"is missing; expected {told(parameter.hint)}")
-            elif _plain(parameter.default):
-                written[name] = _listed(parameter.default)
+                mistakes.add(f"{where}.{name}", f"is missing; expected {describe_type(parameter.hint)}")
+            elif _is_plain(parameter.default):
+                written[name] = _tuples_to_lists(parameter.default)
             continue
-        value = given[name] if base is None else _absolute(given[name], parameter.hint, base)
+        value = values[name] if base is None else _absolute_path(values[name], parameter.hint, base)
         written[name] = value
         if parameter.takes(value):
             axes[name] = [value]
@@ -107,7 +107,7 @@ def check(
             axes[name] = value
         else:
             more = ", or a list of those" if grid else ""
-            text = f"{shown(value)} is not allowed; expected {told(parameter.hint)}{more}"
+            text = f"{short_repr(value)} is not allowed; expected {describe_type(parameter.hint)}{more}"
             mistakes.add(f"{where}.{name}", text)
     # What stands in a list varies slowest for the parameter written first.
     product = combinations(mistakes, where, list(axes.values()))
@@ -125,9 +125,9 @@ def combinations(mistakes: Mistakes, where: str, axes: Sequence[Sequence[T]]) ->
     return itertools.product(*axes)
 
 
-def nested(hint: Any) -> Literal["roles", "piece", "segments", "heads"] | None:
+def piece_kind(hint: Any) -> Literal["roles", "piece", "segments", "heads"] | None:
     """Tell which tables of pieces of a model stand for a parameter with this hint; None where a plain value does."""
-    inside = list(_flat(hint))
+    inside = list(_flatten_hint(hint))
     if Segment in inside:
         return "segments"
     if Head in inside:
@@ -139,10 +139,10 @@ def nested(hint: Any) -> Literal["roles", "piece", "segments", "heads"] | None:
 
 def reads_path(hint: Any) -> bool:
     """Tell whether a parameter with this hint is the path of a file or a folder."""
-    return Path in _flat(hint)
+    return Path in _flatten_hint(hint)
 
 
-def told(hint: Any) -> str:
+def describe_type(hint: Any) -> str:
     """Return the type `hint` in words."""
     if hint in _WORDS:
         return _WORDS[hint]
@@ -150,10 +150,10 @@ def told(hint: Any) -> str:
         return " or ".join(repr(option) for option in get_args(hint))
     if get_origin(hint) in (tuple, list, Sequence):
         inner = [a for a in get_args(hint) if a is not ...]
-        return f"a list ({', '.join(dict.fromkeys(told(a) for a in inner))})"
+        return f"a list ({', '.join(dict.fromkeys(describe_type(a) for a in inner))})"
     if get_origin(hint) in (dict, Mapping):
-        return f"a table ({told(get_args(hint)[1])})"
-    options = [told(a) for a in get_args(hint) if a is not NoneType and not _is_class(a)]
+        return f"a table ({describe_type(get_args(hint)[1])})"
+    options = [describe_type(a) for a in get_args(hint) if a is not NoneType and not _is_class(a)]
     return " or ".join(dict.fromkeys(options)) or "a value of its type"
 
 
@@ -161,24 +161,24 @@ def _is_class(hint: Any) -> bool:
     return inspect.isclass(hint) and hint not in _WORDS
 
 
-def _plain(value: Any) -> bool:
+def _is_plain(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
-        return all(map(_plain, value))
+        return all(map(_is_plain, value))
     return isinstance(value, (bool, int, float, str))
 
 
-def _listed(value: Any) -> Any:
-    return [_listed(v) for v in value] if isinstance(value, tuple) else value
+def _tuples_to_lists(value: Any) -> Any:
+    return [_tuples_to_lists(v) for v in value] if isinstance(value, tuple) else value
 
 
-def _absolute(value: Any, hint: Any, base: Path) -> Any:
+def _absolute_path(value: Any, hint: Any, base: Path) -> Any:
     if not reads_path(hint) or not isinstance(value, str):
         return value
     path = Path(value)
     return str(path if value.startswith("~") else base / path)
 
 
-def _flat(hint: Any) -> Iterator[Any]:
+def _flatten_hint(hint: Any) -> Iterator[Any]:
     yield hint
     for inner in get_args(hint):
-        yield from _flat(inner)
+        yield from _flatten_hint(inner)

@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput, unknown
-from splitfed.study.config.mistakes import Mistakes, shown
+from splitfed.study.config.mistakes import Mistakes, short_repr
 
 LIMIT = 10_000
 """Runs that a grid may have; more are taken for a slip of the pen."""
@@ -36,7 +36,7 @@ class StrictTable(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class Open(StrictTable):
+class OpenTable(StrictTable):
     """A table that also holds the parameters of the algorithm it names."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
@@ -60,7 +60,7 @@ class StudyTable(StrictTable):
     target: float | None = None
 
 
-class DataTable(Open):
+class DataTable(OpenTable):
     """`[data]`: a data set with its loader's parameters, and how it is split (as `Dataset.clients`).
 
     Which party holds which part of a row, and further label sets, are checked by `splitfed.study.config.data_table`.
@@ -92,7 +92,7 @@ class DataTable(Open):
     PARTS: ClassVar[tuple[str, ...]] = ("vertical", "overlap", "halves", "strips", "targets")
 
 
-class ModelTable(Open):
+class ModelTable(OpenTable):
     """`[model]`: a registered model or "package.module:Name", with its parameters; for topologies that cut one.
 
     Such a path leads to a subclass of `torch.nn.Module`, or to a function in a Python file beside the study.
@@ -132,26 +132,26 @@ class TrainingTable(StrictTable):
     speeds: Any = None
 
 
-class TopologyTable(Open):
+class TopologyTable(OpenTable):
     """`[[topology]]`: a builder's name and parameters; a list where one value belongs gives a grid."""
 
     name: Name
 
 
-class DefenseTable(Open):
+class DefenseTable(OpenTable):
     """`[[defense]]`: a name with parameters, or `combine` with several of those in the order they act."""
 
     name: Name | None = None
     combine: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
 
 
-class MethodTable(Open):
+class MethodTable(OpenTable):
     """`[[method]]`: a federated method layered on the schedule, with its parameters, or "none"."""
 
     name: Name
 
 
-class AttackTable(Open):
+class AttackTable(OpenTable):
     """`[[attack]]`: a name with the parameters that differ from those of `preset` (None: the attack's usual one).
 
     `every`: an intruder is asked after every so many rounds of training. `tune`: how many settings of the attack's
@@ -189,7 +189,7 @@ _MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO}
 _DOTTED = re.compile(r"""(?<![^\s.=,{}\[\]])(?:(?:"[^"\n]*+"|'[^'\n]*+'|[^\s.=,{}\[\]"']++)[ \t]*+\.[ \t]*+){32}""")
 
 
-def read(path: Path, advice: str | None = None) -> dict[str, Any]:
+def read_toml(path: Path, advice: str | None = None) -> dict[str, Any]:
     """Return the TOML in `path`; `InvalidInput` names what cannot be read.
 
     `advice`: what to do about a file that was written with its digest, where it is damaged; None where the file need
@@ -199,8 +199,8 @@ def read(path: Path, advice: str | None = None) -> dict[str, Any]:
         content = path.read_bytes()
         if _DOTTED.search(content.decode("utf-8")):
             raise RecursionError
-        found = digests.read_toml(path, content, advice)
-        _check_depth(found)
+        document = digests.read_toml(path, content, advice)
+        _check_depth(document)
     except RecursionError:
         raise InvalidInput(f"{path} cannot be read as a study: it is nested more than {DEEPEST} levels deep") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -208,7 +208,7 @@ def read(path: Path, advice: str | None = None) -> dict[str, Any]:
             raise  # The file is not at fault.
         reason = error.strerror if isinstance(error, OSError) else error
         raise InvalidInput(f"{path} cannot be read as a study: {reason}") from None
-    return found
+    return document
 
 
 def _check_depth(document: Mapping[str, Any]) -> None:
@@ -220,14 +220,14 @@ def _check_depth(document: Mapping[str, Any]) -> None:
         raise RecursionError
 
 
-def parse(raw: Mapping[str, Any], source: str) -> StudyConfig:
+def parse_study(raw: Mapping[str, Any], source: str) -> StudyConfig:
     """Check the structure of `raw`; raises `InvalidStudy` with one line a mistake, `source` in front."""
     mistakes = Mistakes(source)
     try:
         return StudyConfig.model_validate(dict(raw))
     except ValidationError as error:
         for detail in error.errors(include_url=False):
-            mistakes.add(*_told(detail))
+            mistakes.add(*_describe_mistake(detail))
         mistakes.stop()
         raise
 
@@ -240,7 +240,7 @@ def place(parts: tuple[str | int, ...]) -> str:
     return text.removeprefix(".")
 
 
-def _told(detail: ErrorDetails) -> tuple[str, object]:
+def _describe_mistake(detail: ErrorDetails) -> tuple[str, object]:
     """Return place and text of one mistake, in our words."""
     loc, table = _location(detail["loc"])
     where = place(loc)
@@ -249,12 +249,12 @@ def _told(detail: ErrorDetails) -> tuple[str, object]:
     if detail["type"] == "missing":
         return where, f"is missing; add {loc[-1]} = ..."
     if detail["type"] == "string_pattern_mismatch":
-        return where, f"{shown(detail['input'])} is not allowed; expected letters, digits, '.', '_' and '-' only"
+        return where, f"{short_repr(detail['input'])} is not allowed; expected letters, digits, '.', '_' and '-' only"
     if detail["type"] == "too_long":
         given, most = detail["ctx"]["actual_length"], detail["ctx"]["max_length"]
         return where, f"has {given} entries; at most {most} are allowed"
     text = detail["msg"].removeprefix("Input should be ").removeprefix("Input should ")
-    return where, f"{shown(detail['input'])} is not allowed; expected {text[:1].lower()}{text[1:]}"
+    return where, f"{short_repr(detail['input'])} is not allowed; expected {text[:1].lower()}{text[1:]}"
 
 
 def _location(loc: tuple[str | int, ...]) -> tuple[tuple[str | int, ...], list[str]]:

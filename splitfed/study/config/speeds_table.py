@@ -12,37 +12,39 @@ from splitfed.costs.clock import party_names
 from splitfed.costs.speeds import Machine, Speeds
 from splitfed.engines.base import FED
 from splitfed.schedules.base import Schedule
-from splitfed.study.config.lookup import checked
-from splitfed.study.config.mistakes import Mistakes, shown
+from splitfed.study.config.lookup import check_parameters_strictly
+from splitfed.study.config.mistakes import Mistakes, short_repr
 from splitfed.study.config.parameters import parameters_of
 
 EXAMPLE = "{compute = 1e9, up = 1e6, down = 1e6, latency = 0.01}"
 
 
-def read(mistakes: Mistakes, where: str, given: Any) -> tuple[dict[str, Any] | None, Speeds | None]:
+def parse_speeds(mistakes: Mistakes, where: str, given: Any) -> tuple[dict[str, Any] | None, Speeds | None]:
     """Return the table `given` with defaults, and what it means; None for both where there is none."""
     if given is None:
         return None, None
     own = mistakes.fresh()
-    table = _table(own, where, given, f"default = {EXAMPLE}")
+    table = _check_table(own, where, given, f"default = {EXAMPLE}")
     allowed = parameters_of(Speeds)
     names = ("stragglers", "spread", "seed")
     rest = {key: value for key, value in table.items() if key not in ("default", "named")}
-    found = checked(own, where, {name: allowed[name] for name in names}, rest, keys=["default", "named"])
-    default_written, default = _machine(own, f"{where}.default", table.get("default", {}))
-    each = _table(own, f"{where}.named", table.get("named", {}), f"server = {EXAMPLE}")
-    machines = {name: _machine(own, f"{where}.named.{name}", one) for name, one in each.items()}
+    points = check_parameters_strictly(
+        own, where, {name: allowed[name] for name in names}, rest, keys=["default", "named"]
+    )
+    default_written, default = _parse_machine(own, f"{where}.default", table.get("default", {}))
+    each = _check_table(own, f"{where}.named", table.get("named", {}), f"server = {EXAMPLE}")
+    machines = {name: _parse_machine(own, f"{where}.named.{name}", one) for name, one in each.items()}
     speeds = None
     if not own:
         with own.at(where):
-            check_count("seed", found.points[0]["seed"])
+            check_count("seed", points.points[0]["seed"])
             named = {name: machine for name, (_, machine) in machines.items()}
-            speeds = Speeds(default, named, **found.points[0])
+            speeds = Speeds(default, named, **points.points[0])
     mistakes.take(own)
-    return {"default": default_written, "named": {n: w for n, (w, _) in machines.items()}, **found.written}, speeds
+    return {"default": default_written, "named": {n: w for n, (w, _) in machines.items()}, **points.written}, speeds
 
 
-class Names:
+class PartyNames:
     """The parties of one run and their roles: those of the topology, and the fed server where there is one.
 
     `meeting`: whether a federated method brings one.
@@ -58,27 +60,29 @@ class Names:
         """Return `speeds` without those of parties that this run does not have, but another of its study may."""
         if speeds is None:
             return None
-        known = self.parties | self.roles
+        present = self.parties | self.roles
         return replace(
             speeds,
-            named={name: machine for name, machine in speeds.named.items() if name in known},
+            named={name: machine for name, machine in speeds.named.items() if name in present},
             stragglers={name: factor for name, factor in speeds.stragglers.items() if name in self.parties},
         )
 
 
-def _machine(mistakes: Mistakes, where: str, given: Any) -> tuple[dict[str, Any], Machine]:
+def _parse_machine(mistakes: Mistakes, where: str, given: Any) -> tuple[dict[str, Any], Machine]:
     own = mistakes.fresh()
-    found = checked(own, where, parameters_of(Machine), _table(own, where, given, EXAMPLE.strip("{}")))
-    made = Machine()
+    found = check_parameters_strictly(
+        own, where, parameters_of(Machine), _check_table(own, where, given, EXAMPLE.strip("{}"))
+    )
+    machine = Machine()
     if not own:
         with own.at(where):
-            made = Machine(**found.points[0])
+            machine = Machine(**found.points[0])
     mistakes.take(own)
-    return found.written, made
+    return found.written, machine
 
 
-def _table(mistakes: Mistakes, where: str, given: Any, example: str) -> Mapping[str, Any]:
+def _check_table(mistakes: Mistakes, where: str, given: Any, example: str) -> Mapping[str, Any]:
     if isinstance(given, Mapping):
         return given
-    mistakes.add(where, f"{shown(given)} is not allowed; expected a table such as {{{example}}}")
+    mistakes.add(where, f"{short_repr(given)} is not allowed; expected a table such as {{{example}}}")
     return {}

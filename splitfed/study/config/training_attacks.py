@@ -23,26 +23,26 @@ from splitfed.threats.evaluator import curious
 from splitfed.threats.training_time import place_attacks
 
 
-class World(NamedTuple):
+class TrainingVariant(NamedTuple):
     """How a setting is trained: hijacked by `intruder` or honestly, and the `attacks` that it is asked."""
 
     intruder: Probe | None
     attacks: tuple[Probe, ...]
 
 
-def lives_as(kind: type[Attack]) -> Literal["outside", "passive", "active"]:
+def training_role(kind: type[Attack]) -> Literal["outside", "passive", "active"]:
     """Return how an attack is in the training."""
     if not issubclass(kind, TrainingAttack):
         return "outside"
     return "active" if kind.active else "passive"
 
 
-def split(mistakes: Mistakes, probes: Sequence[Probe], honest: bool) -> list[World]:
+def plan_trainings(mistakes: Mistakes, probes: Sequence[Probe], honest: bool) -> list[TrainingVariant]:
     """Return the trainings of every setting; without an `honest` one the hijacked are asked ordinary attacks too."""
     active = [probe for probe in probes if probe.lives == "active"]
     if honest:
         others = tuple(probe for probe in probes if probe.lives != "active")
-        return [World(None, others), *(World(one, (one,)) for one in active)]
+        return [TrainingVariant(None, others), *(TrainingVariant(one, (one,)) for one in active)]
     if not active:
         mistakes.add("study.honest", "false leaves no run: no attack is an active intruder")
     for probe in probes:
@@ -50,21 +50,21 @@ def split(mistakes: Mistakes, probes: Sequence[Probe], honest: bool) -> list[Wor
             text = f"{probe.attack.name} lives in honest trainings, which study.honest = false leaves out"
             mistakes.add(probe.where, text)
     outside = tuple(probe for probe in probes if probe.lives == "outside")
-    return [World(one, (one, *outside)) for one in active]
+    return [TrainingVariant(one, (one, *outside)) for one in active]
 
 
-def sent(cell: Cell, topology: Topology) -> dict[str, Any]:
+def training_arguments(cell: Cell, topology: Topology) -> dict[str, Any]:
     """Return what `splitfed.train` is told of the intruders of `cell`: who goes where, and when they are asked."""
-    inside = {_party(probe, topology): probe for probe in cell.attacks if probe.lives != "outside"}
+    inside = {_party_of(probe, topology): probe for probe in cell.attacks if probe.lives != "outside"}
     return {
         "intruders": {party: build.attack(probe) for party, probe in inside.items()},
         "ask": {party: probe.every for party, probe in inside.items() if probe.every is not None},
     }
 
 
-def join(engine: LocalEngine, ready: Prepared, probe: Probe) -> None:
+def add_intruder(engine: LocalEngine, ready: Prepared, probe: Probe) -> None:
     """Let the intruder of `probe` into `engine`; refuse a second one at its party, and a party where it cannot work."""
-    party = _party(probe, ready.topology)
+    party = _party_of(probe, ready.topology)
     other = engine.insiders.get(party)
     if isinstance(other, TrainingAttackState):
         names = f"{name_of('attacks', type(other.plan))} and {probe.attack.name}"
@@ -74,5 +74,5 @@ def join(engine: LocalEngine, ready: Prepared, probe: Probe) -> None:
     place_attacks(engine, ready, {party: plan})
 
 
-def _party(probe: Probe, topology: Topology) -> str:
+def _party_of(probe: Probe, topology: Topology) -> str:
     return probe.adversary or curious(topology)

@@ -6,13 +6,13 @@ import os
 from pathlib import Path
 
 
-def inside(folder: Path, name: str) -> Path | None:
+def path_inside(folder: Path, name: str) -> Path | None:
     """Return the path of `name`, written in a file of `folder`; None where it lies elsewhere, also by a link."""
-    path = _followed(folder / name)
+    path = _resolve(folder / name)
     return path if path is not None and path.is_relative_to(folder.resolve()) else None
 
 
-def link_out(folder: Path) -> str | None:
+def find_link_out(folder: Path) -> str | None:
     """Return the first link below `folder` that leads out of it, relative to `folder`; None where there is none.
 
     A folder that is a link itself is followed: whoever names it means what it leads to.
@@ -20,13 +20,13 @@ def link_out(folder: Path) -> str | None:
     home = folder.resolve()
     for place, folders, files in os.walk(home):
         for path in (Path(place, name) for name in sorted((*folders, *files))):
-            end = _followed(path) if path.is_symlink() else path
+            end = _resolve(path) if path.is_symlink() else path
             if end is None or not end.is_relative_to(home):
                 return path.relative_to(home).as_posix()
     return None
 
 
-def _followed(path: Path) -> Path | None:
+def _resolve(path: Path) -> Path | None:
     """Return where `path` leads; None where that cannot be said, as of links in a circle."""
     try:
         return path.resolve()

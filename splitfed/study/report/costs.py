@@ -21,19 +21,24 @@ def costs_of(runs: Runs) -> Json | None:
 
     None where a run says nothing of it, as one that an older version did.
     """
-    found = [run.get("predicted") for run in runs]
-    known = [one for one in found if one]
-    if not known or len(known) < len(found):
+    predictions = [run.get("predicted") for run in runs]
+    known_predictions = [one for one in predictions if one]
+    if not known_predictions or len(known_predictions) < len(predictions):
         return None
-    kinds = dict.fromkeys(kind for one in known for kind in one["bytes_by_kind"])
+    kinds = dict.fromkeys(kind for one in known_predictions for kind in one["bytes_by_kind"])
     return {
-        "bytes": fmean(one["bytes"] for one in known),
-        "bytes_by_kind": {kind: fmean(one["bytes_by_kind"].get(kind, 0) for one in known) for kind in kinds},
-        "messages": fmean(one["messages"] for one in known),
-        "flops": {role: fmean(n for one in known for n in one["flops"][role]) for role in known[0]["flops"]},
-        "memory": {role: m["total"] for role, m in known[0]["memory"].items()},
-        "agrees": all(_agrees(run) for run in runs),
-        "at_most": next((one["at_most"] for one in known if one.get("at_most")), None),
+        "bytes": fmean(one["bytes"] for one in known_predictions),
+        "bytes_by_kind": {
+            kind: fmean(one["bytes_by_kind"].get(kind, 0) for one in known_predictions) for kind in kinds
+        },
+        "messages": fmean(one["messages"] for one in known_predictions),
+        "flops": {
+            role: fmean(n for one in known_predictions for n in one["flops"][role])
+            for role in known_predictions[0]["flops"]
+        },
+        "memory": {role: m["total"] for role, m in known_predictions[0]["memory"].items()},
+        "agrees": all(_matches_prediction(run) for run in runs),
+        "at_most": next((one["at_most"] for one in known_predictions if one.get("at_most")), None),
     }
 
 
@@ -46,23 +51,25 @@ def participation(runs: Runs) -> Json | None:
     if not entries:
         return None
     asked = [entry["clients"] for entry in entries]
-    found = {
+    summary = {
         "rounds": len(entries),
         "clients": runs[0]["clients"],
         "asked": fmean(asked),
         "dropped": sum(len(entry["dropped"]) for entry in entries),
         "missed": sum(not entry["fused"] for entry in entries),
-        "noted": [said for run in runs for entry in run["history"] if (said := _noted(run["seed"], entry))],
+        "noted": [
+            said for run in runs for entry in run["history"] if (said := _participation_note(run["seed"], entry))
+        ],
     }
-    return found if found["dropped"] or found["missed"] or min(asked) < runs[0]["clients"] else None
+    return summary if summary["dropped"] or summary["missed"] or min(asked) < runs[0]["clients"] else None
 
 
-def over_time(setting: Setting) -> tuple[Line, list[Line]] | None:
+def utility_over_time(setting: Setting) -> tuple[Line, list[Line]] | None:
     """Return the utility against simulated seconds: the mean over seeds, and every seed; None without a clock.
 
     A point is a round that was scored in every seed; its time is the mean over seeds as well.
     """
-    each = [_scored(run["history"]) for run in setting.runs]
+    each = [_scores_by_round(run["history"]) for run in setting.runs]
     shared = [number for number in each[0] if all(number in rounds for rounds in each)] if each else []
     if not shared:
         return None
@@ -87,21 +94,21 @@ def crossovers(settings: Sequence[Setting]) -> dict[str, Crossover]:
     return found
 
 
-def _agrees(run: Mapping[str, Any]) -> bool:
-    told, kinds = run["predicted"], run["bytes_by_kind"]
-    if told.get("at_most"):
-        return all(n <= told["bytes_by_kind"].get(kind, 0) for kind, n in kinds.items())
-    return bool(told["bytes_by_kind"] == kinds and told["messages"] == run["messages"])
+def _matches_prediction(run: Mapping[str, Any]) -> bool:
+    predicted, kinds = run["predicted"], run["bytes_by_kind"]
+    if predicted.get("at_most"):
+        return all(n <= predicted["bytes_by_kind"].get(kind, 0) for kind, n in kinds.items())
+    return bool(predicted["bytes_by_kind"] == kinds and predicted["messages"] == run["messages"])
 
 
-def _noted(seed: int, entry: Mapping[str, Any]) -> str:
+def _participation_note(seed: int, entry: Mapping[str, Any]) -> str:
     gone = ", ".join(map(str, entry.get("dropped", [])))
     said = [f"client {gone} dropped out"] if gone else []
     said += [] if entry.get("fused", True) else ["no quorum"]
     return f"seed {seed}, round {entry['round'] + 1}: {'; '.join(said)}" if said else ""
 
 
-def _scored(history: Runs) -> dict[int, tuple[float, float]]:
+def _scores_by_round(history: Runs) -> dict[int, tuple[float, float]]:
     """Return round -> simulated seconds and utility, on the validation rows where there are any."""
     found = {}
     for entry in history:

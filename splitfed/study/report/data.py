@@ -15,9 +15,9 @@ from splitfed.core.digests import Damaged
 from splitfed.core.errors import InvalidInput
 from splitfed.stats.intervals import mean_interval
 from splitfed.study.config.grid import expand
-from splitfed.study.config.schema import parse, read
-from splitfed.study.report.contained import link_out
-from splitfed.study.report.plain_text import plain, visible
+from splitfed.study.config.schema import parse_study, read_toml
+from splitfed.study.report.contained import find_link_out
+from splitfed.study.report.plain_text import escape_invisible, make_visible
 from splitfed.training.folder import RunFolder
 
 NO_DEFENSE = "none"
@@ -66,7 +66,7 @@ METRICS = {
 
 
 @dataclass(frozen=True)
-class Guessed:
+class TargetDescription:
     """How an attack on a target is told: what it `gets`, whom it is set beside (`baselines`, the first one counts).
 
     `metrics`: those that tell it best, before the others.
@@ -85,13 +85,17 @@ class Guessed:
 MEANS = {"mean_image": "mean", "random_pairing": "other"}
 # In the order in which a headline looks for an attack. A result that names no target is of an input's reconstruction.
 TARGETS = {
-    "inputs": Guessed("reconstruction", "reconstructs at", MEANS),
-    "labels": Guessed("guessed labels", "tells labels at", {"majority": "majority", "random_pairing": "other"}),
-    "members": Guessed("guessed membership", "tells members at", {"chance": "chance"}),
-    "shares": Guessed(
+    "inputs": TargetDescription("reconstruction", "reconstructs at", MEANS),
+    "labels": TargetDescription(
+        "guessed labels", "tells labels at", {"majority": "majority", "random_pairing": "other"}
+    ),
+    "members": TargetDescription("guessed membership", "tells members at", {"chance": "chance"}),
+    "shares": TargetDescription(
         "guessed class shares", "tells what classes a client holds at", {"prior": "auxiliary rows' shares"}
     ),
-    "representatives": Guessed("class representatives", "shows what classes look like at", MEANS, ("accuracy",)),
+    "representatives": TargetDescription(
+        "class representatives", "shows what classes look like at", MEANS, ("accuracy",)
+    ),
 }
 
 
@@ -175,7 +179,7 @@ def read_study(folder: Path, *, trust: bool = False) -> Study:
 
     Links that lead out of the folder are refused without `trust`: whoever made it could have other files shown.
     """
-    link = None if trust else link_out(folder)
+    link = None if trust else find_link_out(folder)
     if link is not None:
         raise InvalidInput(
             f"{str(folder)!r} holds a link that leads out of it, {link!r}, which a report does not follow; "
@@ -185,20 +189,22 @@ def read_study(folder: Path, *, trust: bool = False) -> Study:
     if not runs.is_dir():
         raise InvalidInput(f"folder {str(folder)!r} holds no study: it has no runs/ in it")
     results, unfinished = [], []
-    begun = [p.name for p in runs.iterdir() if p.is_dir()]
-    for name in sorted({*begun, *_planned(folder)}):
-        found = _json(runs / name / "result.json", digests.REMEASURE)
+    run_names = [p.name for p in runs.iterdir() if p.is_dir()]
+    for name in sorted({*run_names, *_planned_runs(folder)}):
+        found = _read_json(runs / name / "result.json", digests.REMEASURE)
         if "utility" in found:
             results.append(found | {"folder": str(runs / name)})
         else:
-            unfinished.append((visible(name), _reason(runs / name, found)))
+            unfinished.append((escape_invisible(name), _unfinished_reason(runs / name, found)))
     if not results:
         raise InvalidInput(
-            f"study {str(folder)!r} has no finished run to report on ({len(begun)} begun): finish it first"
+            f"study {str(folder)!r} has no finished run to report on ({len(run_names)} begun): finish it first"
         )
-    environment = _json(folder / "environment.json", "delete it to go on without it")
-    config = visible(_text(folder / "config.toml").rpartition(digests.COMMENT)[0])
-    return Study(folder, visible(_name(folder)), config, environment, _grouped(results), tuple(unfinished))
+    environment = _read_json(folder / "environment.json", "delete it to go on without it")
+    config = escape_invisible(_read_text(folder / "config.toml").rpartition(digests.COMMENT)[0])
+    return Study(
+        folder, escape_invisible(_study_name(folder)), config, environment, _group_settings(results), tuple(unfinished)
+    )
 
 
 def estimate(
@@ -214,22 +220,24 @@ def estimate(
     and high) have them. Values that are missing or not finite are left out; None when nothing is left.
     """
     pairs = itertools.zip_longest(values, scores[: len(values)])
-    kept = [(float(v), s) for v, s in pairs if v is not None and math.isfinite(v)]
-    if not kept:
+    finite_values = [(float(v), s) for v, s in pairs if v is not None and math.isfinite(v)]
+    if not finite_values:
         return None
-    numbers, n = [v for v, _ in kept], len(kept)
+    numbers, n = [v for v, _ in finite_values], len(finite_values)
     if n >= LEAST_SEEDS:
         low, high = bounds
         # A result of somebody else's metric may lie where ours cannot.
-        ours = {"low": low, "high": high} if all(low <= v <= high for v in numbers) else {}
-        found = mean_interval(numbers, **ours)
+        metric_bounds = {"low": low, "high": high} if all(low <= v <= high for v in numbers) else {}
+        found = mean_interval(numbers, **metric_bounds)
         return Estimate(found.mean, found.low, found.high, n, "seeds")
     mean = fmean(numbers)
-    own = [(s["low"], s["high"]) for _, s in kept if s and s.get("low") is not None and s.get("high") is not None]
-    if len(own) < n:
+    own_bounds = [
+        (s["low"], s["high"]) for _, s in finite_values if s and s.get("low") is not None and s.get("high") is not None
+    ]
+    if len(own_bounds) < n:
         return Estimate(mean, None, None, n, "nothing")
     # Seeds share rows, so their errors need not cancel: the mean of bounds is never too narrow for the mean.
-    return Estimate(mean, fmean(low for low, _ in own), fmean(high for _, high in own), n, over)
+    return Estimate(mean, fmean(low for low, _ in own_bounds), fmean(high for _, high in own_bounds), n, over)
 
 
 def utility_of(runs: Sequence[Mapping[str, Any]]) -> Estimate | None:
@@ -256,19 +264,19 @@ def score(runs: Sequence[Mapping[str, Any]], attack: str, metric: str, who: str 
     return estimate([s["mean"] for s in found], found, METRICS[metric].bounds)
 
 
-def _grouped(results: Sequence[Mapping[str, Any]]) -> tuple[Setting, ...]:
+def _group_settings(results: Sequence[Mapping[str, Any]]) -> tuple[Setting, ...]:
     """Group by all that a result says of its setting; without a method first, undefended first, then by strength."""
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for result in results:
         key = (
             *(result["topology"]["label"], result["defense"]["label"]),
             *(str(result.get(name) or "") for name in ("schedule", "intruder")),
-            _method(result),
+            _method_of(result),
             *(str(result.get(name) or "") for name in ("model", "data", "clients")),
         )
         groups.setdefault(key, []).append(result)
     several = len({result["schedule"] for result in results}) > 1
-    methods = len({_method(result) for result in results}) > 1
+    methods = len({_method_of(result) for result in results}) > 1
     settings = []
     for (topology, defense, schedule, intruder, method, *_), members in groups.items():
         about = members[0]["defense"]
@@ -276,51 +284,51 @@ def _grouped(results: Sequence[Mapping[str, Any]]) -> tuple[Setting, ...]:
         place = ", ".join([topology, *([schedule] if several else []), *([method] if methods else [])])
         settings.append(
             Setting(
-                *(topology, defense, about["name"], _strength(about), about["guarantee"], ordered, schedule),
+                *(topology, defense, about["name"], _strength_of(about), about["guarantee"], ordered, schedule),
                 f"{place}, {intruder} inside" if intruder else place,
                 intruder,
                 method,
-                _measure(about),
+                _measure_of(about),
             )
         )
-    return tuple(sorted(settings, key=_order))
+    return tuple(sorted(settings, key=_sort_key))
 
 
-def _order(setting: Setting) -> tuple[Any, ...]:
+def _sort_key(setting: Setting) -> tuple[Any, ...]:
     """Sort by place, what has no method and what has no defense first."""
     where = (setting.topology, setting.schedule, setting.method != NO_METHOD, setting.place)
     stronger = -math.inf if setting.strength is None else setting.strength * (1 if setting.measure.rises else -1)
     return (*where, setting.family != NO_DEFENSE, setting.family, setting.measure.name, stronger)
 
 
-def _strength(about: Mapping[str, Any]) -> float | None:
+def _strength_of(about: Mapping[str, Any]) -> float | None:
     """Return the strength that a result names; results of before had 0 for no defense."""
     return None if about["name"] == NO_DEFENSE or about["strength"] is None else float(about["strength"])
 
 
-def _measure(about: Mapping[str, Any]) -> StrengthMeasure:
+def _measure_of(about: Mapping[str, Any]) -> StrengthMeasure:
     name, unit = about.get("strength_parameter"), about.get("strength_unit")
     return StrengthMeasure(name, unit or "", about.get("stronger") != "less") if name else UNNAMED
 
 
-def _method(result: Mapping[str, Any]) -> str:
+def _method_of(result: Mapping[str, Any]) -> str:
     found = str(result.get("method") or "none")
     return NO_METHOD if found == "none" else found
 
 
-def _planned(folder: Path) -> list[str]:
+def _planned_runs(folder: Path) -> list[str]:
     """Return the runs that the study asks for; none where its config is not there or is no study any more."""
     path = folder / "config.toml"
     if not path.is_file():
         return []
-    raw = read(path, digests.STUDY_CONFIG)
+    raw = read_toml(path, digests.STUDY_CONFIG)
     try:
-        return [cell.id for cell in expand(parse(raw, path.name), path.name, folder).cells]
+        return [cell.id for cell in expand(parse_study(raw, path.name), path.name, folder).cells]
     except InvalidInput:
         return []
 
 
-def _reason(place: Path, found: Mapping[str, Any]) -> str:
+def _unfinished_reason(place: Path, found: Mapping[str, Any]) -> str:
     """Return why the run in `place` has no result: the line it left behind, or how far it came."""
     if "failed" in found:
         return f"failed: {found['failed']}"
@@ -333,24 +341,24 @@ def _reason(place: Path, found: Mapping[str, Any]) -> str:
     return f"not finished: stopped after {rounds} round{'' if rounds == 1 else 's'}"
 
 
-def _json(path: Path, advice: str) -> dict[str, Any]:
+def _read_json(path: Path, advice: str) -> dict[str, Any]:
     """Return the object in the file at `path`, an empty one where there is none; raises `Damaged` with `advice`.
 
     Whatever is read here ends up before somebody's eyes, so its texts are made visible.
     """
-    found: dict[str, Any] = plain(digests.read(path, advice)) if path.is_file() else {}
+    found: dict[str, Any] = make_visible(digests.read(path, advice)) if path.is_file() else {}
     return found
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     """Return what stands in the file at `path`, nothing where there is none."""
     return path.read_text("utf-8") if path.is_file() else ""
 
 
-def _name(folder: Path) -> str:
+def _study_name(folder: Path) -> str:
     path = folder / "config.toml"
     return (
-        str(read(path, digests.STUDY_CONFIG).get("study", {}).get("name") or folder.name)
+        str(read_toml(path, digests.STUDY_CONFIG).get("study", {}).get("name") or folder.name)
         if path.is_file()
         else folder.name
     )

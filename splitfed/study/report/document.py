@@ -12,10 +12,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from splitfed.study.report.data import METRICS, read_study
-from splitfed.study.report.page import content, reproduced
+from splitfed.study.report.page import page_content, reproduction_commands
 from splitfed.study.report.summary import summarise, summary_of
-from splitfed.study.report.text import name_of, number, reversed_, utility
-from splitfed.study.report.units import size, span
+from splitfed.study.report.text import format_score, format_utility, name_of, reversal_clause
+from splitfed.study.report.units import format_bytes, format_seconds
 from splitfed.training.checkpoint import write_atomic
 
 __all__ = ["summarise", "write_report"]
@@ -31,34 +31,43 @@ def write_report(folder: Path, *, trust: bool = False) -> Path:
     summary = summary_of(study)
     loader = FileSystemLoader(Path(__file__).parent)
     page = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    page.filters |= {"size": size, "interval": interval, "breakable": breakable, "span": span}
-    page.filters |= {"shade": shade, "stacked": stacked}
-    page.globals |= {
-        "policy": policy,
-        "score": lambda metric, found: _score(metric, found),
-        "utility": lambda value: utility(summary, value),
-        "utility_interval": lambda found: _bounds(summary, found),
-        "reversed": lambda attack, metric: bool(reversed_(attack, metric)),
-        "name_of": lambda setting: name_of(summary, setting),
-        "commands": reproduced(study),
+    page.filters |= {
+        "size": format_bytes,
+        "interval": format_interval,
+        "breakable": break_before_parameters,
+        "span": format_seconds,
     }
-    text = page.get_template("report.html").render(**content(study, summary))
+    page.filters |= {"shade": shade_percent, "stacked": stack_bars}
+    page.globals |= {
+        "policy": security_policy,
+        "score": lambda metric, found: _format_score(metric, found),
+        "utility": lambda value: format_utility(summary, value),
+        "utility_interval": lambda found: _format_utility_interval(summary, found),
+        "reversed": lambda attack, metric: bool(reversal_clause(attack, metric)),
+        "name_of": lambda setting: name_of(summary, setting),
+        "commands": reproduction_commands(study),
+    }
+    text = page.get_template("report.html").render(**page_content(study, summary))
     path = folder / "report.html"
     write_atomic(path, text.encode())
     return path
 
 
-def interval(found: Mapping[str, Any], digits: int = 3) -> str:
+def format_interval(found: Mapping[str, Any], digits: int = 3) -> str:
     """Write the bounds of an estimate and, unless they are over seeds, over what; nothing where it has none."""
-    return "" if found["low"] is None else f"{found['low']:.{digits}f} to {found['high']:.{digits}f}{_over(found)}"
+    return (
+        ""
+        if found["low"] is None
+        else f"{found['low']:.{digits}f} to {found['high']:.{digits}f}{_interval_source(found)}"
+    )
 
 
-def breakable(name: str) -> Markup:
+def break_before_parameters(name: str) -> Markup:
     """Let a long name break before its parameters."""
     return Markup(str(escape(name)).replace("(", "<wbr>("))
 
 
-def policy(style: str, script: str) -> str:
+def security_policy(style: str, script: str) -> str:
     """Return the policy of a page that loads nothing, and applies this style and runs this script alone."""
     named = {f"{kind}-src": f"'{_digest(text)}'" for kind, text in (("style", style), ("script", script))}
     rules = {"default-src": "'none'", **named, "img-src": "data:", "base-uri": "'none'", "form-action": "'none'"}
@@ -69,26 +78,28 @@ def _digest(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}"
 
 
-def shade(value: float) -> int:
+def shade_percent(value: float) -> int:
     """Return how dark a cell with this R2 is, in hundredths: 0 for no better than the mean, 75 for a perfect guess."""
     return round(75 * min(1.0, max(0.0, value)))
 
 
-def stacked(sizes: Mapping[str, float], kinds: Sequence[str], most: float) -> list[tuple[str, str]]:
+def stack_bars(sizes: Mapping[str, float], kinds: Sequence[str], most: float) -> list[tuple[str, str]]:
     """Return left end and width of every kind's part in a bar of length 100 for `most` bytes."""
     widths = [100 * sizes.get(kind, 0) / most for kind in kinds]
     return [(f"{sum(widths[:i]):.2f}", f"{width:.2f}") for i, width in enumerate(widths)]
 
 
-def _bounds(summary: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+def _format_utility_interval(summary: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     if found["low"] is None:
         return ""
-    return f"{utility(summary, found['low'])} to {utility(summary, found['high'])}{_over(found)}"
+    return (
+        f"{format_utility(summary, found['low'])} to {format_utility(summary, found['high'])}{_interval_source(found)}"
+    )
 
 
-def _over(found: Mapping[str, Any]) -> str:
+def _interval_source(found: Mapping[str, Any]) -> str:
     return "" if found["over"] == "seeds" else f" ({found['over']})"
 
 
-def _score(metric: str, found: Mapping[str, Any] | None) -> str:
-    return "-" if found is None else number(metric, found["mean"], unit=METRICS[metric].unit == "")
+def _format_score(metric: str, found: Mapping[str, Any] | None) -> str:
+    return "-" if found is None else format_score(metric, found["mean"], unit=METRICS[metric].unit == "")

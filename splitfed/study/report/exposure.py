@@ -19,7 +19,7 @@ SUMMING = ("keys", "shares", "survivors", "unmasking")
 """What a secure sum sends besides what is summed."""
 
 
-def holdings(
+def role_holdings(
     topology: Topology,
     facts: Facts,
     labels: Mapping[str, Tensor],
@@ -34,8 +34,8 @@ def holdings(
     gradients; `flows`: messages and bytes counted, from which weights that moved are told; `roles`: party -> role.
     Bytes of a received value are those of a row, of weights those of a message.
     """
-    received = _received(topology, facts, labels, guards, back)
-    for role, entries in _between_steps(topology, flows, roles, guards).items():
+    received = _received_in_steps(topology, facts, labels, guards, back)
+    for role, entries in _received_between_steps(topology, flows, roles, guards).items():
         received.setdefault(role, []).extend(entries)
     return [
         {
@@ -54,7 +54,7 @@ def holdings(
     ]
 
 
-def _received(
+def _received_in_steps(
     topology: Topology,
     facts: Facts,
     labels: Mapping[str, Tensor],
@@ -80,7 +80,7 @@ def _received(
     return found
 
 
-def _between_steps(
+def _received_between_steps(
     topology: Topology, flows: Mapping[Flow, tuple[int, int]], roles: Mapping[str, str], guards: Mapping[str, str]
 ) -> dict[str, list[Json]]:
     """Return receiver -> what it gets between steps, as it was counted: segments, and what a federated method sends."""

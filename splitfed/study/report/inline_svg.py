@@ -22,7 +22,7 @@ _DEFAULTS = {"stroke-linejoin": "round", "stroke-linecap": "butt"}
 _DROPPED = (f"{{{SVG}}}style", f"{{{SVG}}}metadata")
 
 
-def inlined(text: str, name: str) -> str:
+def inline_svg(text: str, name: str) -> str:
     """Return the SVG file `text` as one element without styles; `name` begins its ids, so that two never meet.
 
     Styles become attributes that mean the same; text gets the page's own font, which every machine has. Names are
@@ -35,21 +35,21 @@ def inlined(text: str, name: str) -> str:
     for key, value in _DEFAULTS.items():
         root.attrib.setdefault(key, value)
     for element in root.iter():
-        _unstyle(element)
-        _rename(element, name)
+        _styles_to_attributes(element)
+        _prefix_ids(element, name)
     ElementTree.register_namespace("", SVG)
     ElementTree.register_namespace("xlink", XLINK)
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def _unstyle(element: ElementTree.Element) -> None:
+def _styles_to_attributes(element: ElementTree.Element) -> None:
     """Put what `element` says in its style into attributes."""
-    for key, value in _declared(element.attrib.pop("style", "")):
+    for key, value in _parse_style(element.attrib.pop("style", "")):
         if key in PRESENTATION:
             element.set(key, FONT if key == "font-family" else value)
 
 
-def _declared(style: str) -> Iterator[tuple[str, str]]:
+def _parse_style(style: str) -> Iterator[tuple[str, str]]:
     """Yield property and value of each declaration, the shorthand of fonts in its parts."""
     for declaration in style.split(";"):
         key, _, value = (part.strip() for part in declaration.partition(":"))
@@ -63,7 +63,7 @@ def _declared(style: str) -> Iterator[tuple[str, str]]:
         yield "font-family", FONT
 
 
-def _rename(element: ElementTree.Element, name: str) -> None:
+def _prefix_ids(element: ElementTree.Element, name: str) -> None:
     """Put `name` before the element's id, and before the ids that it refers to."""
     for key, value in element.attrib.items():
         if key == "id":

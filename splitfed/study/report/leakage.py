@@ -9,11 +9,11 @@ from typing import Any
 from markupsafe import Markup
 
 from splitfed.study.report.data import METRICS, NO_DEFENSE, TARGETS, Study
-from splitfed.study.report.figures.images import pairs
-from splitfed.study.report.figures.leakage import dots, roc_curves
-from splitfed.study.report.figures.plots import scored
-from splitfed.study.report.figures.style import Looks
-from splitfed.study.report.text import beats_baseline, blindly, name_of, number, reversed_
+from splitfed.study.report.figures.images import read_pairs
+from splitfed.study.report.figures.leakage import plot_roc_curves, plot_scores
+from splitfed.study.report.figures.plots import scored_metrics
+from splitfed.study.report.figures.style import SeriesStyles
+from splitfed.study.report.text import baseline_name, beats_baseline, format_score, name_of, reversal_clause
 
 Summary = Mapping[str, Any]
 Json = dict[str, Any]
@@ -26,13 +26,13 @@ VICTIMS = {
 }
 
 
-def leaks(study: Study, summary: Summary, looks: Looks) -> list[Json]:
+def leak_sections(study: Study, summary: Summary, looks: SeriesStyles) -> list[Json]:
     """Return, for every attack on labels, membership or class shares, what it achieved in words, rows and figures."""
-    told = [a for a in summary["attacks"] if summary["targets"][a] in GUESSED and scored(summary, a)]
-    return [_leak(study, summary, attack, looks, i) for i, attack in enumerate(told)]
+    attacks = [a for a in summary["attacks"] if summary["targets"][a] in GUESSED and scored_metrics(summary, a)]
+    return [_leak_section(study, summary, attack, looks, i) for i, attack in enumerate(attacks)]
 
 
-def stolen(summary: Summary) -> list[Json]:
+def stolen_model_rows(summary: Summary) -> list[Json]:
     """Return a row for every attack and setting in which upstream segments were stolen: name -> accuracy."""
     return [
         {"name": name_of(summary, s), "attack": summary["names"][label], **{who: attack["stolen"][who] for who in WHO}}
@@ -46,24 +46,24 @@ GUESSED = ("labels", "members", "shares")
 WHO = ("clone", "trained", "fresh")
 
 
-def _leak(study: Study, summary: Summary, attack: str, looks: Looks, number_of_it: int) -> Json:
-    target, metrics = summary["targets"][attack], scored(summary, attack)
-    there = [s for s in summary["settings"] if attack in s["attacks"]]
+def _leak_section(study: Study, summary: Summary, attack: str, looks: SeriesStyles, number_of_it: int) -> Json:
+    target, metrics = summary["targets"][attack], scored_metrics(summary, attack)
+    settings = [s for s in summary["settings"] if attack in s["attacks"]]
     name = f"leak{number_of_it}"
     page: Json = {
         "attack": summary["names"][attack],
         "title": TARGETS[target].title,
-        "said": [_sentence(summary, s, attack, metrics) for s in there if s["family"] == NO_DEFENSE],
-        "figure": Markup(dots(summary, there, attack, metrics[:2], looks, name)),
+        "said": [_sentence(summary, s, attack, metrics) for s in settings if s["family"] == NO_DEFENSE],
+        "figure": Markup(plot_scores(summary, settings, attack, metrics[:2], looks, name)),
         "roc": Markup(""),
         "seed": None,
     }
     if target == "members":
         seeds = Counter(seed for s in study.settings for seed in s.seeds)
         page["seed"] = min(seeds, key=lambda s: (-seeds[s], s))
-        found = pairs(study.settings, attack, page["seed"])
+        found = read_pairs(study.settings, attack, page["seed"])
         curves = [(name_of(summary, p.setting), p.setting.family, p.guess, p.truth > 0.5) for p in found]
-        page["roc"] = Markup(roc_curves(curves, f"{name}roc")) if curves else Markup("")
+        page["roc"] = Markup(plot_roc_curves(curves, f"{name}roc")) if curves else Markup("")
     return page
 
 
@@ -76,11 +76,11 @@ def _sentence(summary: Summary, setting: Mapping[str, Any], attack: str, metrics
     scores, metric = found["scores"], there[0]
     blind = scores[metric].get(next(iter(TARGETS[target].baselines)))
     said = f"{name_of(summary, setting)}: {found['adversary']} guesses {VICTIMS[target].format(found['victims'])} at "
-    said += f"{METRICS[metric].title} {number(metric, scores[metric]['guess']['mean'])}"
-    said += f" ({blindly(summary, metric, target)} {number(metric, blind['mean'])})" if blind else ""
+    said += f"{METRICS[metric].title} {format_score(metric, scores[metric]['guess']['mean'])}"
+    said += f" ({baseline_name(summary, metric, target)} {format_score(metric, blind['mean'])})" if blind else ""
     if blind and not beats_baseline(found, metric):
         said += ", not measurably better than that baseline"
-    elif turned := reversed_(found, metric):
+    elif turned := reversal_clause(found, metric):
         said += f"; it {turned}"
     # Of few outsiders a hundredth is nobody: then this is the share found with none accused.
     low = "tpr_at_fpr_1%"

@@ -10,33 +10,44 @@ from typing import Any
 import torch
 from markupsafe import Markup
 
-from splitfed.study.report.costs import crossovers, over_time
+from splitfed.study.report.costs import crossovers, utility_over_time
 from splitfed.study.report.data import LEAST_SEEDS, METRICS, TARGETS, Setting, Study
-from splitfed.study.report.figures.clients import by_round, per_client
-from splitfed.study.report.figures.costs import accuracy_over_time, crossover_plot
-from splitfed.study.report.figures.depth import DepthLine, by_depth, lines
-from splitfed.study.report.figures.images import SHOWN, Pair, brightness, feature_scores, is_image, pairs, strip
-from splitfed.study.report.figures.plots import curves, scored, tradeoff
-from splitfed.study.report.figures.privacy import epsilon_by_round
-from splitfed.study.report.figures.strength import by_strength, without
-from splitfed.study.report.figures.style import Looks
-from splitfed.study.report.figures.training_time import while_training
-from splitfed.study.report.leakage import leaks, stolen
-from splitfed.study.report.prototypes import pictures
-from splitfed.study.report.text import name_of, number, utility
-from splitfed.study.report.views import places
+from splitfed.study.report.figures.clients import plot_client_scores, plot_utility_by_round
+from splitfed.study.report.figures.costs import plot_accuracy_over_time, plot_crossovers
+from splitfed.study.report.figures.depth import DepthLine, depth_lines, plot_leakage_by_depth
+from splitfed.study.report.figures.images import (
+    SHOWN,
+    Pair,
+    brightness_range,
+    feature_scores,
+    image_strip,
+    is_image,
+    read_pairs,
+)
+from splitfed.study.report.figures.plots import plot_tradeoff, plot_training_curves, scored_metrics
+from splitfed.study.report.figures.privacy import plot_epsilon_by_round
+from splitfed.study.report.figures.strength import families_without_strength, plot_leakage_by_strength
+from splitfed.study.report.figures.style import SeriesStyles
+from splitfed.study.report.figures.training_time import plot_error_by_round
+from splitfed.study.report.leakage import leak_sections, stolen_model_rows
+from splitfed.study.report.prototypes import prototype_pictures
+from splitfed.study.report.text import format_score, format_utility, name_of
+from splitfed.study.report.views import topology_sections
 
 Summary = Mapping[str, Any]
 Json = dict[str, Any]
 
 
-def content(study: Study, summary: Summary) -> Json:
+def page_content(study: Study, summary: Summary) -> Json:
     """Return everything the template shows, by name."""
-    looks = Looks(summary)
-    shown = [(m, target) for target in TARGETS for m in _metrics(summary, target)]
-    strengths = (by_strength(summary, m, target, looks, f"strength{i}") for i, (m, target) in enumerate(shown))
-    told = [
-        _pictures(study, summary, attack)
+    looks = SeriesStyles(summary)
+    metric_targets = [(m, target) for target in TARGETS for m in _leading_metrics(summary, target)]
+    strengths = (
+        plot_leakage_by_strength(summary, m, target, looks, f"strength{i}")
+        for i, (m, target) in enumerate(metric_targets)
+    )
+    sections = [
+        _reconstruction_section(study, summary, attack)
         for attack in summary["attacks"]
         if summary["targets"][attack] in ("inputs", "representatives")
     ]
@@ -45,30 +56,30 @@ def content(study: Study, summary: Summary) -> Json:
         "config": study.config,
         "environment": study.environment,
         "metrics": {m: METRICS[m] for m in summary["metrics"]},
-        "over": _over(summary),
+        "over": _interval_note(summary),
         "targets": TARGETS,
-        "pictures": told,
-        "shades": range(76) if any(page["features"] for page in told) else (),
-        "leaks": leaks(study, summary, looks),
-        "stolen": stolen(summary),
+        "pictures": sections,
+        "shades": range(76) if any(page["features"] for page in sections) else (),
+        "leaks": leak_sections(study, summary, looks),
+        "stolen": stolen_model_rows(summary),
         "tradeoffs": [
-            (summary["names"][attack], Markup(tradeoff(summary, attack, looks, f"tradeoff{i}")))
+            (summary["names"][attack], Markup(plot_tradeoff(summary, attack, looks, f"tradeoff{i}")))
             for i, attack in enumerate(summary["attacks"])
-            if scored(summary, attack)
+            if scored_metrics(summary, attack)
         ],
-        "depths": _depths(study, summary),
+        "depths": _depth_sections(study, summary),
         "strengths": [Markup(figure) for figure in strengths if figure],
-        "without_strength": without(summary),
-        "curves": Markup(curves(summary, study.settings, looks, "curves")),
-        **_clients(summary, study.settings),
+        "without_strength": families_without_strength(summary),
+        "curves": Markup(plot_training_curves(summary, study.settings, looks, "curves")),
+        **_client_section(summary, study.settings),
         "learning": [
             (summary["names"][attack], Markup(figure))
             for i, attack in enumerate(summary["attacks"])
-            if (figure := while_training(summary, study.settings, attack, looks, f"learning{i}"))
+            if (figure := plot_error_by_round(summary, study.settings, attack, looks, f"learning{i}"))
         ],
-        "topologies": places(study, summary),
+        "topologies": topology_sections(study, summary),
         "promises": [s for s in summary["settings"] if s["privacy"]],
-        "epsilon_figure": Markup(epsilon_by_round(study.settings, looks, "epsilon") or ""),
+        "epsilon_figure": Markup(plot_epsilon_by_round(study.settings, looks, "epsilon") or ""),
         "predicted": any(s["predicted"] for s in summary["settings"]),
         "disagree": [
             name_of(summary, s) for s in summary["settings"] if s["predicted"] and not s["predicted"]["agrees"]
@@ -78,26 +89,26 @@ def content(study: Study, summary: Summary) -> Json:
             for s in summary["settings"]
             if s["predicted"] and s["predicted"]["at_most"]
         },
-        **_beginnings(summary),
+        **_starting_states(summary),
         "parted": [s for s in summary["settings"] if s["participation"]],
-        "over_time": _over_time(summary, study.settings),
+        "over_time": _plot_over_time(summary, study.settings),
         "crossovers": [
-            (summary["names"][topology], found, Markup(crossover_plot([found], f"crossover{i}")))
+            (summary["names"][topology], found, Markup(plot_crossovers([found], f"crossover{i}")))
             for i, (topology, found) in enumerate(crossovers(study.settings).items())
         ],
-        "kinds": _kinds(summary),
+        "kinds": _message_kinds(summary),
         "most_bytes": max([1.0, *(sum(s["bytes_by_kind"].values()) for s in summary["settings"])]),
     }
 
 
-def _metrics(summary: Summary, target: str) -> list[str]:
+def _leading_metrics(summary: Summary, target: str) -> list[str]:
     """Return the first two metrics of attacks on `target` in which more is more leakage."""
     mine = [a for a in summary["attacks"] if summary["targets"][a] == target]
-    found = [m for m in summary["metrics"] if METRICS[m].up and any(m in scored(summary, a) for a in mine)]
+    found = [m for m in summary["metrics"] if METRICS[m].up and any(m in scored_metrics(summary, a) for a in mine)]
     return TARGETS[target].order(found)[:2]
 
 
-def _over(summary: Summary) -> str:
+def _interval_note(summary: Summary) -> str:
     """Say what the intervals in the figures are taken over."""
     seeds = {len(s["seeds"]) for s in summary["settings"]}
     few = (
@@ -110,11 +121,11 @@ def _over(summary: Summary) -> str:
     return f"{text}; settings with fewer than three seeds: {few}." if min(seeds) < LEAST_SEEDS else f"{text}."
 
 
-def _pictures(study: Study, summary: Summary, attack: str) -> Json:
+def _reconstruction_section(study: Study, summary: Summary, attack: str) -> Json:
     """Return originals and reconstructions of one seed: strips for images, R2 by feature for tables."""
     seeds = Counter(seed for s in study.settings for seed in s.seeds)
     seed = min(seeds, key=lambda s: (-seeds[s], s))
-    found = pairs(study.settings, attack, seed)
+    found = read_pairs(study.settings, attack, seed)
     page: Json = {
         "attack": summary["names"][attack],
         "target": summary["targets"][attack],
@@ -135,91 +146,96 @@ def _pictures(study: Study, summary: Summary, attack: str) -> Json:
     page["missing"] = [name_of(summary, s) for s in asked if s not in [p.setting for p in same]]
     page["names"] = [name_of(summary, p.setting) for p in same]
     if is_image(found[0].truth):
-        low, high = brightness(found[0].truth)
-        page["original"] = strip(found[0].truth[:SHOWN], low, high)
-        page["rows"] = [_row(summary, pair, attack, seed, low, high) for pair in same]
+        low, high = brightness_range(found[0].truth)
+        page["original"] = image_strip(found[0].truth[:SHOWN], low, high)
+        page["rows"] = [_picture_row(summary, pair, attack, seed, low, high) for pair in same]
     else:
         page["features"], page["left_out"] = feature_scores(same)
     return page
 
 
-def _depths(study: Study, summary: Summary) -> list[Json]:
+def _depth_sections(study: Study, summary: Summary) -> list[Json]:
     """Return, for every attack on inputs where settings differ by cut, leakage by depth and pictures in that order."""
     pages: list[Json] = []
     for attack in summary["attacks"]:
         if summary["targets"][attack] != "inputs":
             continue
-        shown = TARGETS["inputs"].order(m for m in scored(summary, attack) if METRICS[m].up)[:2]
-        figure = by_depth(summary, attack, shown, f"depth{len(pages)}")
+        shown = TARGETS["inputs"].order(m for m in scored_metrics(summary, attack) if METRICS[m].up)[:2]
+        figure = plot_leakage_by_depth(summary, attack, shown, f"depth{len(pages)}")
         if figure is not None:
-            grids = [_by_depth(study, summary, attack, line) for line in lines(summary, attack)]
+            grids = [_depth_pictures(study, summary, attack, line) for line in depth_lines(summary, attack)]
             name = summary["names"][attack]
             pages.append({"attack": name, "figure": Markup(figure), "grids": [g for g in grids if g["rows"]]})
     return pages
 
 
-def _by_depth(study: Study, summary: Summary, attack: str, line: DepthLine) -> Json:
+def _depth_pictures(study: Study, summary: Summary, attack: str, line: DepthLine) -> Json:
     """Return the pictures of the settings in `line`, from the shallowest cut to the deepest."""
     kept = {(s.place, s.defense): s for s in study.settings}
     ordered = tuple(kept[s["place"], s["defense"]] for s in line.settings)
-    return {"line": line.name, **_pictures(replace(study, settings=ordered), summary, attack)}
+    return {"line": line.name, **_reconstruction_section(replace(study, settings=ordered), summary, attack)}
 
 
-def _row(summary: Summary, pair: Pair, attack: str, seed: int, low: float, high: float) -> Json:
+def _picture_row(summary: Summary, pair: Pair, attack: str, seed: int, low: float, high: float) -> Json:
     run = next(r for r in pair.setting.runs if int(r["seed"]) == seed)
     scores = next(a["scores"] for a in run["attacks"] if a["label"] == attack)
     scored = [
-        f"{METRICS[m].title} {number(m, scores[m]['guess']['mean'])}"
+        f"{METRICS[m].title} {format_score(m, scores[m]['guess']['mean'])}"
         for m in ("psnr", "ssim", "accuracy")
         if m in scores and scores[m]["guess"]["mean"] is not None
     ]
-    said = [", ".join(scored), f"{run['utility']['metric']} {utility(summary, run['utility']['test'])}"]
+    said = [", ".join(scored), f"{run['utility']['metric']} {format_utility(summary, run['utility']['test'])}"]
     name = name_of(summary, pair.setting)
-    return {"name": name, "strip": strip(pair.guess[:SHOWN], low, high), "said": said}
+    return {"name": name, "strip": image_strip(pair.guess[:SHOWN], low, high), "said": said}
 
 
-def _clients(summary: Summary, settings: Sequence[Setting]) -> Json:
+def _client_section(summary: Summary, settings: Sequence[Setting]) -> Json:
     """Return what is told of several clients one by one: rows of a table and two figures; nothing for one client."""
-    told = [s for s in summary["settings"] if s["clients"] or s["target"]]
+    shown_settings = [s for s in summary["settings"] if s["clients"] or s["target"]]
     # What hijacked clients reach is no result of a method.
     named = [(name_of(summary, s), s) for s in settings if not s.intruder]
     several = [(label, s) for label, s in named if any(run["utility"].get("spread") for run in s.runs)]
-    metric, target = summary["utility"]["metric"], next((s["target"]["value"] for s in told if s["target"]), None)
+    metric, target = (
+        summary["utility"]["metric"],
+        next((s["target"]["value"] for s in shown_settings if s["target"]), None),
+    )
     return {
-        "clients": told,
-        "client_scores": list(dict.fromkeys(name for s in told if s["clients"] for name in s["clients"]["method"])),
-        "across": any(s["clients"] and s["clients"]["across"] for s in told),
+        "clients": shown_settings,
+        "client_scores": list(
+            dict.fromkeys(name for s in shown_settings if s["clients"] for name in s["clients"]["method"])
+        ),
+        "across": any(s["clients"] and s["clients"]["across"] for s in shown_settings),
         "target": target,
-        "prototypes": pictures(several),
-        "by_round": Markup(by_round(named, metric, "byround", target) if told else ""),
-        "per_client": Markup(per_client(several, metric, "perclient") if several else ""),
+        "prototypes": prototype_pictures(several),
+        "by_round": Markup(plot_utility_by_round(named, metric, "byround", target) if shown_settings else ""),
+        "per_client": Markup(plot_client_scores(several, metric, "perclient") if several else ""),
     }
 
 
-def _beginnings(summary: Summary) -> Json:
+def _starting_states(summary: Summary) -> Json:
     """Return what optimizers and weights begin with: `begins` where it is the same everywhere, else by setting."""
     told = [(name_of(summary, s), s["begins"]) for s in summary["settings"] if s["begins"]]
     said = {text for _, text in told}
     return {"begins": None if len(said) > 1 else next(iter(said), ""), "beginnings": told}
 
 
-def _kinds(summary: Summary) -> list[str]:
+def _message_kinds(summary: Summary) -> list[str]:
     """Return the kinds of messages that were counted or predicted."""
     told = [*summary["settings"], *(s["predicted"] for s in summary["settings"] if s["predicted"])]
     return sorted({kind for one in told for kind in one["bytes_by_kind"]})
 
 
-def _over_time(summary: Summary, settings: Sequence[Setting]) -> Markup:
+def _plot_over_time(summary: Summary, settings: Sequence[Setting]) -> Markup:
     """Plot utility against simulated time for every setting that has a clock; nothing where none has."""
-    found = [(name_of(summary, s), lines) for s in settings if (lines := over_time(s)) is not None]
+    found = [(name_of(summary, s), lines) for s in settings if (lines := utility_over_time(s)) is not None]
     if not found:
         return Markup("")
     curves = [(name, *mean) for name, (mean, _) in found]
     seeds = [each if len(each) > 1 else [] for _, (_, each) in found]
-    return Markup(accuracy_over_time(curves, summary["utility"]["metric"], "overtime", seeds))
+    return Markup(plot_accuracy_over_time(curves, summary["utility"]["metric"], "overtime", seeds))
 
 
-def reproduced(study: Study) -> Sequence[str]:
+def reproduction_commands(study: Study) -> Sequence[str]:
     """Return the commands that do the study again."""
     given = "study.toml" if (study.folder / "study.toml").is_file() else "config.toml"
     return [f"splitfed run {given} --folder again", "splitfed report again"]

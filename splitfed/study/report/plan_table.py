@@ -10,22 +10,22 @@ from rich.console import Console
 from rich.table import Table
 
 from splitfed.privacy.ledger import describe_ledger
-from splitfed.study.report.remarks import begins, unlike
-from splitfed.study.report.units import plural, size, span
+from splitfed.study.report.remarks import describe_start, start_warnings
+from splitfed.study.report.units import count_noun, format_bytes, format_seconds
 
 Json = Mapping[str, Any]
 HINT = "simulated time needs [training.speeds], say default = {compute = 1e9, up = 1e6, down = 1e6, latency = 0.01}"
 
 
-def show(plan: Json, console: Console) -> None:
+def print_plan(plan: Json, console: Console) -> None:
     """Print `plan`, as `costs.plan` returns it."""
 
     def say(text: str, **style: Any) -> None:
         console.print(text, highlight=False, markup=False, **style)
 
     say(
-        f"{plan['study']}: {plural(plan['clients'], 'client')}, {plural(plan['rounds'], 'round')} of "
-        f"{plural(plan['local_epochs'], 'local epoch')}, nothing trained"
+        f"{plan['study']}: {count_noun(plan['clients'], 'client')}, {count_noun(plan['rounds'], 'round')} of "
+        f"{count_noun(plan['local_epochs'], 'local epoch')}, nothing trained"
     )
     split = "" if plan["seeds"] == 1 else f" for the split of seed {plan['seed']}"
     say(f"bytes and messages are exact{split}; operations are the mean over the parties of a role, memory an estimate")
@@ -33,27 +33,27 @@ def show(plan: Json, console: Console) -> None:
     for place in plan["topologies"]:
         say(f"\n{place['topology']}", style="bold")
         rows = [row for row in place["schedules"] if row["refused"] is None]
-        console.print(_traffic(rows))
+        console.print(_traffic_table(rows))
         say("")
-        console.print(_work(rows))
+        console.print(_work_table(rows))
         say("")
         for row in place["schedules"]:
             if row["refused"] is not None:
                 say(f"{row['schedule']} is refused: {row['refused']}")
                 continue
             if row["at_most"] is not None:
-                say(f"{_named(row)} counts at most what crosses: {row['at_most']}")
+                say(f"{_schedule_name(row)} counts at most what crosses: {row['at_most']}")
             if row["in_study"]:
-                more = [f" ({said})" for said in unlike(plan["starts_asked"], row["starts"])]
-                say(f"{_named(row)}: {begins(row['restart_optimizers'], row['starts'])}{''.join(more)}")
+                more = [f" ({said})" for said in start_warnings(plan["starts_asked"], row["starts"])]
+                say(f"{_schedule_name(row)}: {describe_start(row['restart_optimizers'], row['starts'])}{''.join(more)}")
         if place["federated_averaging_bytes"] is not None:
-            sent = size(place["federated_averaging_bytes"])
+            sent = format_bytes(place["federated_averaging_bytes"])
             say(f"beside it: federated averaging of the uncut model by every client in every round sends {sent}")
         if place["formulas"] is not None:
-            console.print(_formulas(place["formulas"]))
-            say(_crossing(place["formulas"]))
-            console.print(_latencies(place["formulas"]["latency"]))
-            say(_best_cut(place["formulas"]))
+            console.print(_formula_table(place["formulas"]))
+            say(_crossover_sentence(place["formulas"]))
+            console.print(_latency_table(place["formulas"]["latency"]))
+            say(_best_cut_sentence(place["formulas"]))
     if not plan["speeds"]:
         say(f"\n{HINT}")
     say("\ndefenses (the figures above are without them)")
@@ -62,7 +62,7 @@ def show(plan: Json, console: Console) -> None:
         for run in defense["bytes"]:
             share = run["bytes"] / run["undefended"]
             where = ", ".join([run["topology"], run["schedule"], *filter(None, [run.get("method")])])
-            say(f"    {where}: {size(run['bytes'])}, {share:.3g} x what crosses without it")
+            say(f"    {where}: {format_bytes(run['bytes'])}, {share:.3g} x what crosses without it")
     for place in plan["privacy"]:
         above = f" + {place['method']}" if "method" in place else ""
         say(f"\nprivacy of {place['defense']}, {place['topology']}, {place['schedule']}{above}")
@@ -70,18 +70,18 @@ def show(plan: Json, console: Console) -> None:
             say(f"  {said}")
 
 
-def _traffic(rows: Sequence[Json]) -> Table:
+def _traffic_table(rows: Sequence[Json]) -> Table:
     kinds = sorted({kind for row in rows for kind in row["bytes_by_kind"]})
     titles = ("bytes\nin all", "client\nmean", "client\nlargest", *kinds)
     table = _table("schedule", titles)
     for row in rows:
         own = row["client_bytes"]
-        cells = [size(n) for n in (row["bytes"], fmean(own), max(own))]
-        table.add_row(_named(row), *cells, *(size(row["bytes_by_kind"].get(kind, 0)) for kind in kinds))
+        cells = [format_bytes(n) for n in (row["bytes"], fmean(own), max(own))]
+        table.add_row(_schedule_name(row), *cells, *(format_bytes(row["bytes_by_kind"].get(kind, 0)) for kind in kinds))
     return table
 
 
-def _work(rows: Sequence[Json]) -> Table:
+def _work_table(rows: Sequence[Json]) -> Table:
     """Operations and memory of a party of each role, messages and time."""
     busy = list(dict.fromkeys(role for row in rows for role in row["flops"]))
     roles = list(dict.fromkeys(role for row in rows for role in row["memory"]))
@@ -93,35 +93,35 @@ def _work(rows: Sequence[Json]) -> Table:
     ]
     table = _table("schedule", titles)
     for row in rows:
-        cells = [_known(row["flops"], role, lambda each: f"{fmean(each) / 1e9:.3g}") for role in busy]
-        cells += [_known(row["memory"], role, lambda m: size(m["total"])) for role in roles]
-        time = "-" if row["seconds"] is None else span(row["seconds"])
-        table.add_row(_named(row), *cells, f"{row['messages']:,}", time)
+        cells = [_format_entry(row["flops"], role, lambda each: f"{fmean(each) / 1e9:.3g}") for role in busy]
+        cells += [_format_entry(row["memory"], role, lambda m: format_bytes(m["total"])) for role in roles]
+        time = "-" if row["seconds"] is None else format_seconds(row["seconds"])
+        table.add_row(_schedule_name(row), *cells, f"{row['messages']:,}", time)
     return table
 
 
-def _formulas(known: Json) -> Table:
+def _formula_table(known: Json) -> Table:
     table = _table(f"formula ({known['source']})", (f"{known['unit']}, a client", "all clients"))
     for key in ("split_with_hand_over", "split_without_hand_over", "federated"):
         table.add_row(key.replace("_", " "), *(f"{known[key][who]:.4g}" for who in ("client", "total")))
     return table
 
 
-def _latencies(known: Json) -> Table:
+def _latency_table(known: Json) -> Table:
     table = _table(f"formula ({known['source']})", (f"time of a round at {known['unit']}",))
     for key in ("split", "splitfed", "local_loss", "federated"):
         table.add_row(key, f"{known[key]:.4g}")
     return table
 
 
-def _best_cut(known: Json) -> str:
+def _best_cut_sentence(known: Json) -> str:
     best, own = known["latency"]["optimal_client_share"], known["client_share"]
     if best is None:
         return f"by these formulas the less the client holds the sooner local_loss ends (here {own:.3g} of all weights)"
     return f"by these formulas local_loss ends soonest with {best:.3g} of all weights at the client (here {own:.3g})"
 
 
-def _crossing(known: Json) -> str:
+def _crossover_sentence(known: Json) -> str:
     least = known["crossover_clients"]
     return (
         f"by these formulas split learning sends fewer floats for more than {least['with_hand_over']:.4g} clients "
@@ -137,10 +137,10 @@ def _table(first: str, titles: Sequence[str]) -> Table:
     return table
 
 
-def _named(row: Json) -> str:
+def _schedule_name(row: Json) -> str:
     above = "" if row["method"] == "none" else f" + {row['method']}"
     return f"{row['schedule']}{above} *" if row["in_study"] else str(row["schedule"])
 
 
-def _known(found: Json, key: str, write: Callable[[Any], str]) -> str:
+def _format_entry(found: Json, key: str, write: Callable[[Any], str]) -> str:
     return write(found[key]) if key in found else "-"

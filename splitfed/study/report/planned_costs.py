@@ -20,13 +20,13 @@ from splitfed.schedules.base import Schedule
 from splitfed.study.config import build
 from splitfed.study.config.cell import Cell
 from splitfed.study.config.grid import Grid
-from splitfed.study.config.speeds_table import Names
-from splitfed.study.report.privacy import plans
+from splitfed.study.config.speeds_table import PartyNames
+from splitfed.study.report.privacy import plan_ledgers
 
 Json = dict[str, Any]
 
 
-def prepared(cell: Cell, data: Dataset, schedule: Schedule | None = None, *, defended: bool = False) -> Prepared:
+def prepare_cell(cell: Cell, data: Dataset, schedule: Schedule | None = None, *, defended: bool = False) -> Prepared:
     """Put the run `cell` together, or another `schedule` without a method on it; with its defenses if `defended`.
 
     Most defenses change no cost; those that pack what is sent, add layers to a segment or exchange norms do.
@@ -44,19 +44,19 @@ def prepared(cell: Cell, data: Dataset, schedule: Schedule | None = None, *, def
     )
 
 
-def predicted(cell: Cell, ready: Prepared) -> Json:
-    """Return what the run `cell` costs, worked out from shapes: see `told`."""
-    names = Names(ready.topology, ready.schedule, len(ready.topologies), meeting=ready.method is not None)
+def predict_costs(cell: Cell, ready: Prepared) -> Json:
+    """Return what the run `cell` costs, worked out from shapes: see `cost_to_json`."""
+    names = PartyNames(ready.topology, ready.schedule, len(ready.topologies), meeting=ready.method is not None)
     speeds = names.of(cell.training.speeds)
-    return {**told(cost(ready, cell.training.rounds, speeds), ready.topology), **begun(ready)}
+    return {**cost_to_json(cost(ready, cell.training.rounds, speeds), ready.topology), **starting_state(ready)}
 
 
-def begun(ready: Prepared) -> Json:
+def starting_state(ready: Prepared) -> Json:
     """Return whether the run restarts optimizers every round, and from which weights its clients start."""
     return {"restart_optimizers": ready.training.restart_optimizers, "starts": ready.training.starts}
 
 
-def told(found: Cost, topology: Topology) -> Json:
+def cost_to_json(found: Cost, topology: Topology) -> Json:
     """Return `found` as plain values: bytes and messages of all training, operations, bytes of memory by role.
 
     `client_bytes` has an entry a client, `flops` (role -> operations) an entry a party that plays the role. `at_most`:
@@ -125,7 +125,7 @@ def latencies(s: Sizes) -> Json:
     }
 
 
-def schedules(names: Sequence[str]) -> list[str]:
+def check_schedule_names(names: Sequence[str]) -> list[str]:
     """Return `names` if all are registered schedules; refuse the first that is not."""
     for name in names:
         if name not in TABLES["schedules"]:
@@ -133,7 +133,7 @@ def schedules(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def plan(grid: Grid, data: Dataset, others: Sequence[str]) -> Json:
+def plan_study(grid: Grid, data: Dataset, others: Sequence[str]) -> Json:
     """Return what every topology of the study costs with its own schedules and with `others`, names with defaults.
 
     Costs are those of the first seed's split. A schedule that refuses a topology has its reason under "refused".
@@ -150,18 +150,18 @@ def plan(grid: Grid, data: Dataset, others: Sequence[str]) -> Json:
         "speeds": first.training.speeds is not None,
         "starts_asked": first.training.starts,
         "topologies": [
-            {"topology": label, **_topology(cell, data, _own(grid, label, first.seed), others)}
+            {"topology": label, **_topology_costs(cell, data, _study_cells(grid, label, first.seed), others)}
             for label, cell in shapes.items()
         ],
         "defenses": [
-            {"defense": guard.label, "guarantee": guard.guarantee, "bytes": _changed(grid, guard.label, data)}
+            {"defense": guard.label, "guarantee": guard.guarantee, "bytes": _defended_bytes(grid, guard.label, data)}
             for guard in {c.defense.label: c.defense for c in grid.cells}.values()
         ],
-        "privacy": plans([c for c in grid.cells if c.seed == first.seed and c.intruder is None], data),
+        "privacy": plan_ledgers([c for c in grid.cells if c.seed == first.seed and c.intruder is None], data),
     }
 
 
-def _changed(grid: Grid, defense: str, data: Dataset) -> list[Json]:
+def _defended_bytes(grid: Grid, defense: str, data: Dataset) -> list[Json]:
     """Return what the runs with this defense send, where that is not what they would send without it."""
     found = []
     for cell in grid.cells:
@@ -170,7 +170,9 @@ def _changed(grid: Grid, defense: str, data: Dataset) -> list[Json]:
         place = {"topology": cell.topology.builder.label, "schedule": cell.training.schedule.label}
         place |= {} if cell.method.part is None else {"method": cell.method.label}
         try:
-            bare, ready = (cost(prepared(cell, data, defended=d), cell.training.rounds).bytes for d in (False, True))
+            bare, ready = (
+                cost(prepare_cell(cell, data, defended=d), cell.training.rounds).bytes for d in (False, True)
+            )
         except InvalidInput:
             # Said where the topology's costs are, or with the privacy of the run.
             continue
@@ -179,25 +181,35 @@ def _changed(grid: Grid, defense: str, data: Dataset) -> list[Json]:
     return found
 
 
-def _own(grid: Grid, topology: str, seed: int) -> list[Cell]:
+def _study_cells(grid: Grid, topology: str, seed: int) -> list[Cell]:
     """Return one run for each schedule of the study, and each method on it, with this topology."""
     mine = [c for c in grid.cells if c.topology.builder.label == topology and c.seed == seed]
     return list({(c.training.schedule.label, c.method.label): c for c in mine}.values())
 
 
-def _topology(cell: Cell, data: Dataset, own: Sequence[Cell], others: Sequence[str]) -> Json:
+def _topology_costs(cell: Cell, data: Dataset, own: Sequence[Cell], others: Sequence[str]) -> Json:
     named = {c.training.schedule.name for c in own}
     rows = [
-        {"schedule": c.training.schedule.label, "method": c.method.label, "in_study": True, **_costs(c, data)}
+        {
+            "schedule": c.training.schedule.label,
+            "method": c.method.label,
+            "in_study": True,
+            **_costs_or_refusal(c, data),
+        }
         for c in own
     ]
     rows += [
-        {"schedule": name, "method": "none", "in_study": False, **_costs(cell, data, load("schedules", name)())}
+        {
+            "schedule": name,
+            "method": "none",
+            "in_study": False,
+            **_costs_or_refusal(cell, data, load("schedules", name)()),
+        }
         for name in others
         if name not in named
     ]
     # A schedule may add segments, such as heads to train clients on: the formulas are about the model alone.
-    ready = prepared(cell, data, build.schedule(cell))
+    ready = prepare_cell(cell, data, build.schedule(cell))
     plain = build.topology(cell, data)
     facts = probe_with(plain, ready.data.clients[0].train)
     count = len(ready.topologies)
@@ -212,8 +224,8 @@ def _topology(cell: Cell, data: Dataset, own: Sequence[Cell], others: Sequence[s
     }
 
 
-def _costs(cell: Cell, data: Dataset, schedule: Schedule | None = None) -> Json:
+def _costs_or_refusal(cell: Cell, data: Dataset, schedule: Schedule | None = None) -> Json:
     try:
-        return {"refused": None, **predicted(cell, prepared(cell, data, schedule))}
+        return {"refused": None, **predict_costs(cell, prepare_cell(cell, data, schedule))}
     except InvalidInput as error:
         return {"refused": str(error)}

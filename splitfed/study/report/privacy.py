@@ -19,7 +19,7 @@ from splitfed.study.config.cell import Cell
 Json = dict[str, Any]
 
 
-def planned(cell: Cell, data: Dataset) -> Json | None:
+def plan_ledger(cell: Cell, data: Dataset) -> Json | None:
     """Return the privacy ledger that the run `cell` will have; None where none of its defenses promises anything."""
     defenses, plan = build.defenses(cell), cell.training
     if not any(overrides(defense, "event") for defense in defenses):
@@ -37,7 +37,7 @@ def planned(cell: Cell, data: Dataset) -> Json | None:
     return found.as_dict()
 
 
-def plans(cells: Sequence[Cell], data: Dataset) -> list[Json]:
+def plan_ledgers(cells: Sequence[Cell], data: Dataset) -> list[Json]:
     """Return the planned ledger of every run of `cells` that promises something, or why it refuses."""
     found: list[Json] = []
     for cell in cells:
@@ -48,7 +48,7 @@ def plans(cells: Sequence[Cell], data: Dataset) -> list[Json]:
             **({} if cell.method.part is None else {"method": cell.method.label}),
         }
         try:
-            ledger = planned(cell, data)
+            ledger = plan_ledger(cell, data)
         except InvalidInput as error:
             found.append({**who, "refused": str(error), "ledger": None})
             continue
@@ -62,11 +62,11 @@ def privacy_of(runs: Sequence[Mapping[str, Any]]) -> Json | None:
 
     `agrees`: whether every run has the ledger that was planned. None where nothing is promised.
     """
-    known = [run["privacy"] for run in runs if run.get("privacy")]
-    if not known:
+    ledgers = [run["privacy"] for run in runs if run.get("privacy")]
+    if not ledgers:
         return None
-    worst = max(known, key=lambda one: max(map(_epsilon, one["ledger"]["totals"]), default=0.0))
-    agrees = all({**one["ledger"], "replaced": []} == {**one["planned"], "replaced": []} for one in known)
+    worst = max(ledgers, key=lambda one: max(map(_epsilon, one["ledger"]["totals"]), default=0.0))
+    agrees = all({**one["ledger"], "replaced": []} == {**one["planned"], "replaced": []} for one in ledgers)
     return {**worst["ledger"], "said": describe_ledger(worst["ledger"]), "agrees": agrees}
 
 
@@ -74,13 +74,13 @@ def _epsilon(total: Mapping[str, Any]) -> float:
     return math.inf if total["epsilon"] is None else float(total["epsilon"])
 
 
-def over_rounds(runs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[list[int], list[float]]]:
+def epsilon_per_round(runs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[list[int], list[float]]]:
     """Return what is protected -> rounds and epsilon after each, the largest over seeds."""
-    found: dict[str, dict[int, float]] = {}
+    epsilons: dict[str, dict[int, float]] = {}
     for run in runs:
         for entry in run["history"]:
             for protects, epsilon in (entry.get("epsilons") or {}).items():
                 if epsilon is not None:
-                    rounds = found.setdefault(protects, {})
+                    rounds = epsilons.setdefault(protects, {})
                     rounds[entry["round"] + 1] = max(epsilon, rounds.get(entry["round"] + 1, 0.0))
-    return {name: (sorted(rounds), [rounds[r] for r in sorted(rounds)]) for name, rounds in found.items()}
+    return {name: (sorted(rounds), [rounds[r] for r in sorted(rounds)]) for name, rounds in epsilons.items()}

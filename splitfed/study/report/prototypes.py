@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save
 
 from splitfed.core import digests
 from splitfed.core.random import generator
-from splitfed.study.report.contained import inside
+from splitfed.study.report.contained import path_inside
 from splitfed.study.report.data import Setting
-from splitfed.study.report.figures.federated import Shared, prototypes, shared
+from splitfed.study.report.figures.federated import PrototypeEmbeddings, compute_embeddings, plot_prototypes
 from splitfed.training.checkpoint import write_atomic
 from splitfed.training.run import Run
 
@@ -23,7 +23,7 @@ FILE = "prototypes.safetensors"
 ROWS = 400
 
 
-def keep(run: Run, folder: Path) -> dict[str, str]:
+def save_prototypes(run: Run, folder: Path) -> dict[str, str]:
     """Write some test embeddings and the prototypes of `run` into its `folder`, where its method has prototypes.
 
     Returns file -> digest of what was written.
@@ -32,7 +32,7 @@ def keep(run: Run, folder: Path) -> dict[str, str]:
     means = {} if run.method is None else run.method.class_means(run.engine.topology)
     if "prototype" not in means or not run.method_state.get("prototypes") or not tested:
         return {}
-    found = shared(run)
+    found = compute_embeddings(run)
     some = torch.randperm(len(found.z), generator=generator(run.seed, "kept"))[:ROWS].sort().values
     tensors = {f"prototype/{name}": t.float().contiguous() for name, t in found.prototypes.items()}
     tensors |= {"z": found.z[some].float().contiguous(), "y": found.y[some].contiguous()}
@@ -41,7 +41,7 @@ def keep(run: Run, folder: Path) -> dict[str, str]:
     return {FILE: digests.of(content)}
 
 
-def pictures(named: Sequence[tuple[str, Setting]]) -> list[tuple[str, Markup]]:
+def prototype_pictures(named: Sequence[tuple[str, Setting]]) -> list[tuple[str, Markup]]:
     """Return name and picture of every setting of `named` that has prototypes, all of the seed that most have."""
     there = [(name, s) for name, s in named if any(_file(run) for run in s.runs)]
     seeds = Counter(seed for _, s in there for seed in s.seeds)
@@ -56,11 +56,13 @@ def pictures(named: Sequence[tuple[str, Setting]]) -> list[tuple[str, Markup]]:
         known = load_file(path)
         if len(known["z"]) + len(known) - 2 >= 4:
             marks = {key.removeprefix("prototype/"): t for key, t in known.items() if key.startswith("prototype/")}
-            found.append((name, Markup(prototypes(Shared(known["z"], known["y"], marks), f"prototypes{i}"))))
+            found.append(
+                (name, Markup(plot_prototypes(PrototypeEmbeddings(known["z"], known["y"], marks), f"prototypes{i}")))
+            )
     return found
 
 
 def _file(run: Mapping[str, Any]) -> Path | None:
     """Return the path of the run's file; None where there is none in its own folder."""
-    path = inside(Path(run["folder"]), FILE)
+    path = path_inside(Path(run["folder"]), FILE)
     return path if path is not None and path.is_file() else None

@@ -15,25 +15,29 @@ def remarks(found: Json) -> list[str]:
     """Return what is to be said beside the scores of the result `found`, in clauses; nothing of a run that failed."""
     if "utility" not in found:
         return []
-    told = unlike(found.get("starts_asked"), found.get("starts"))
-    return [*_useless(found), *told, *(said for attack in found["attacks"] for said in reversals(attack))]
+    told = start_warnings(found.get("starts_asked"), found.get("starts"))
+    return [
+        *_constant_answer_remark(found),
+        *told,
+        *(said for attack in found["attacks"] for said in reversals(attack)),
+    ]
 
 
 def reversals(attack: Json) -> list[str]:
     """Return a clause for every metric in which `attack`, as a result holds it, is measurably the wrong way round."""
-    said = []
+    clauses = []
     for metric, who in attack["scores"].items():
-        known = METRICS.get(metric)
-        if known is None or known.centre is None or "guess" not in who:
+        details = METRICS.get(metric)
+        if details is None or details.centre is None or "guess" not in who:
             continue
         guess = who["guess"]
         bound = guess["mean"] if guess.get("high") is None else guess["high"]
-        if bound is not None and bound < known.centre:
-            leak = known.leak(guess["mean"])
-            said.append(
-                f"{attack['label']} is reversed: {known.title} {guess['mean']:.3g} leaks as much as {leak:.3g} does"
+        if bound is not None and bound < details.centre:
+            leak = details.leak(guess["mean"])
+            clauses.append(
+                f"{attack['label']} is reversed: {details.title} {guess['mean']:.3g} leaks as much as {leak:.3g} does"
             )
-    return said
+    return clauses
 
 
 WEIGHTS = {
@@ -43,22 +47,24 @@ WEIGHTS = {
 }
 
 
-def begins(restart_optimizers: bool, starts: str) -> str:
+def describe_start(restart_optimizers: bool, starts: str) -> str:
     """Tell in a line what happens to optimizers between rounds, and from which weights clients start."""
     kept = "are restarted every round" if restart_optimizers else "keep their state from round to round"
     return f"optimizers {kept}; {WEIGHTS[starts]}"
 
 
-def unlike(asked: str | None, starts: str | None) -> list[str]:
+def start_warnings(asked: str | None, starts: str | None) -> list[str]:
     """Return a clause where clients were to start from weights of their own, and all that they hold is broadcast."""
     if asked != "own" or starts != "shared":
         return []
     return ["starts = 'own' changes nothing: all that clients hold is sent to them before they first train"]
 
 
-def _useless(found: Json) -> list[str]:
-    told = found["utility"]
-    if found.get("intruder") or not told.get("constant") or told["test"] is None:
+def _constant_answer_remark(found: Json) -> list[str]:
+    utility = found["utility"]
+    if found.get("intruder") or not utility.get("constant") or utility["test"] is None:
         return []
-    said = below_constant(told["metric"], told["test"], ConstantAnswer(**told["constant"]), told["higher_is_better"])
+    said = below_constant(
+        utility["metric"], utility["test"], ConstantAnswer(**utility["constant"]), utility["higher_is_better"]
+    )
     return [said] if said else []

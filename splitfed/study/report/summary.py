@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from splitfed.study.config.cell import written
+from splitfed.study.config.cell import format_value
 from splitfed.study.report.clients import clients_of, target_of
 from splitfed.study.report.costs import costs_of, participation
 from splitfed.study.report.data import (
@@ -26,7 +26,7 @@ from splitfed.study.report.data import (
 from splitfed.study.report.names import short_names
 from splitfed.study.report.pareto import pareto_front
 from splitfed.study.report.privacy import privacy_of
-from splitfed.study.report.remarks import begins, unlike
+from splitfed.study.report.remarks import describe_start, start_warnings
 from splitfed.study.report.text import headline
 
 CLONES = ("clone", "trained", "fresh")
@@ -44,7 +44,7 @@ def summarise(folder: Path) -> dict[str, Any]:
 
 def summary_of(study: Study) -> dict[str, Any]:
     """Return the same for a study already read."""
-    settings = [_setting(s) for s in study.settings]
+    settings = [_summarise_setting(s) for s in study.settings]
     summary: dict[str, Any] = {
         "study": study.name,
         "topologies": list(dict.fromkeys(s.topology for s in study.settings)),
@@ -59,7 +59,9 @@ def summary_of(study: Study) -> dict[str, Any]:
         "what": {k: study.runs[0].get(k) for k in ("model", "data", "clients", "schedule", "rounds")},
         "settings": settings,
     }
-    summary["metrics"] = [m for m in METRICS if any(_scored(s, label, m) for s in settings for label in s["attacks"])]
+    summary["metrics"] = [
+        m for m in METRICS if any(_guess_score(s, label, m) for s in settings for label in s["attacks"])
+    ]
     _mark_fronts(summary)
     summary["names"] = {
         **_place_names(study.settings, short_names(summary["attacks"])),
@@ -85,11 +87,11 @@ def _place_names(settings: Sequence[Setting], attacks: Mapping[str, str]) -> dic
     return {**topologies, **schedules, **methods, **pairs}
 
 
-def _setting(setting: Setting) -> dict[str, Any]:
+def _summarise_setting(setting: Setting) -> dict[str, Any]:
     runs = setting.runs
     known = [r["dependence"] for r in runs if r.get("dependence")]
     # A ratio of an inner product to its norms: between -1 and 1.
-    dependence = _plain(estimate([d["u_distance_correlation_sqr"] for d in known], bounds=(-1.0, 1.0)))
+    dependence = _estimate_to_json(estimate([d["u_distance_correlation_sqr"] for d in known], bounds=(-1.0, 1.0)))
     return {
         "topology": setting.topology,
         "schedule": setting.schedule,
@@ -102,12 +104,12 @@ def _setting(setting: Setting) -> dict[str, Any]:
         "measure": setting.measure._asdict() | {"title": setting.measure.title},
         "guarantee": setting.guarantee,
         "seeds": list(setting.seeds),
-        "utility": _plain(utility_of(runs)),
-        "constant": _constant(runs),
-        "bytes": _plain(estimate([r["bytes"] for r in runs], bounds=AMOUNT)),
-        "bytes_by_kind": _by_kind(runs),
-        "messages": _plain(estimate([r["messages"] for r in runs], bounds=AMOUNT)),
-        "seconds": _plain(estimate([r["seconds"] for r in runs], bounds=AMOUNT)),
+        "utility": _estimate_to_json(utility_of(runs)),
+        "constant": _constant_answer(runs),
+        "bytes": _estimate_to_json(estimate([r["bytes"] for r in runs], bounds=AMOUNT)),
+        "bytes_by_kind": _bytes_by_kind(runs),
+        "messages": _estimate_to_json(estimate([r["messages"] for r in runs], bounds=AMOUNT)),
+        "seconds": _estimate_to_json(estimate([r["seconds"] for r in runs], bounds=AMOUNT)),
         # A study claims dependence at a level only where every seed supports it, so the largest p value is told.
         "dependence": dependence and dependence | {"p_value": max(d["p_value"] for d in known)},
         "predicted": costs_of(runs),
@@ -115,23 +117,25 @@ def _setting(setting: Setting) -> dict[str, Any]:
         "participation": participation(runs),
         "clients": clients_of(runs),
         "target": target_of(runs),
-        "begins": _begins(runs),
+        "begins": _describe_starts(runs),
         "turned_off": next((run["turned_off"] for run in runs if run.get("turned_off")), None),
-        "simulated_seconds": _plain(estimate([r["history"][-1].get("simulated_seconds") for r in runs], bounds=AMOUNT)),
-        "attacks": {label: _attack(runs, label) for label in _labels(runs)},
+        "simulated_seconds": _estimate_to_json(
+            estimate([r["history"][-1].get("simulated_seconds") for r in runs], bounds=AMOUNT)
+        ),
+        "attacks": {label: _summarise_attack(runs, label) for label in _attack_labels(runs)},
     }
 
 
-def _begins(runs: Sequence[Mapping[str, Any]]) -> str | None:
+def _describe_starts(runs: Sequence[Mapping[str, Any]]) -> str | None:
     """Tell what optimizers and weights begin with; None of runs that say nothing of it, as an older version's."""
     first = runs[0]
     if first.get("starts") is None:
         return None
-    said = begins(first["restart_optimizers"], first["starts"])
-    return "; ".join([said, *unlike(first.get("starts_asked"), first["starts"])])
+    said = describe_start(first["restart_optimizers"], first["starts"])
+    return "; ".join([said, *start_warnings(first.get("starts_asked"), first["starts"])])
 
 
-def _constant(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+def _constant_answer(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return what always giving one answer scores, {score, name}, the mean over seeds; None where there is none."""
     known = [run["utility"].get("constant") for run in runs]
     if not all(known):
@@ -139,11 +143,11 @@ def _constant(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     return {"score": sum(c["score"] for c in known) / len(known), "name": known[0]["name"]}
 
 
-def _labels(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+def _attack_labels(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(a["label"] for run in runs for a in run["attacks"]))
 
 
-def _attack(runs: Sequence[Mapping[str, Any]], label: str) -> dict[str, Any]:
+def _summarise_attack(runs: Sequence[Mapping[str, Any]], label: str) -> dict[str, Any]:
     found = [a for run in runs for a in run["attacks"] if a["label"] == label]
     metrics = [m for m in METRICS if any(m in a["scores"] for a in found)]
     target = found[0].get("target", "inputs")
@@ -151,41 +155,41 @@ def _attack(runs: Sequence[Mapping[str, Any]], label: str) -> dict[str, Any]:
     stolen = [a["stolen"] for a in found if "stolen" in a]
     return {
         "adversary": found[0]["adversary"],
-        "seconds": _plain(estimate([a["seconds"] for a in found], bounds=AMOUNT)),
+        "seconds": _estimate_to_json(estimate([a["seconds"] for a in found], bounds=AMOUNT)),
         "victims": found[0]["victims"],
         "depth": found[0].get("depth"),
         "target": target,
-        "scores": {m: {w: _plain(score(runs, label, m, w)) for w in who} for m in metrics},
-        "stolen": {w: _plain(_stolen(stolen, w)) for w in CLONES} if stolen else None,
-        "tuned": [chosen for a in found if (chosen := _chosen(a))],
+        "scores": {m: {w: _estimate_to_json(score(runs, label, m, w)) for w in who} for m in metrics},
+        "stolen": {w: _estimate_to_json(_stolen_model_accuracy(stolen, w)) for w in CLONES} if stolen else None,
+        "tuned": [chosen for a in found if (chosen := _format_tuned_parameters(a))],
         "quick": any(a.get("quick") for a in found),
         "front": [],
     }
 
 
-def _chosen(attack: Mapping[str, Any]) -> str:
+def _format_tuned_parameters(attack: Mapping[str, Any]) -> str:
     """Write the parameters that tuning on auxiliary rows chose; nothing where nobody tuned."""
     return ", ".join(
-        f"{name}={written(value)}" for name, value in attack.get("tuned", {}).get("parameters", {}).items()
+        f"{name}={format_value(value)}" for name, value in attack.get("tuned", {}).get("parameters", {}).items()
     )
 
 
-def _stolen(found: Sequence[Mapping[str, Any]], who: str) -> Estimate | None:
+def _stolen_model_accuracy(found: Sequence[Mapping[str, Any]], who: str) -> Estimate | None:
     """Return the accuracy of the whole model with the upstream segments of `who`."""
     scores = [one["accuracy"][who] for one in found if who in one.get("accuracy", {})]
     return estimate([s["mean"] for s in scores], scores, SHARE)
 
 
-def _by_kind(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _bytes_by_kind(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     kinds = dict.fromkeys(kind for run in runs for kind in run["bytes_by_kind"])
     return {kind: sum(r["bytes_by_kind"].get(kind, 0) for r in runs) / len(runs) for kind in kinds}
 
 
-def _plain(found: Estimate | None) -> dict[str, Any] | None:
+def _estimate_to_json(found: Estimate | None) -> dict[str, Any] | None:
     return None if found is None else asdict(found)
 
 
-def _scored(setting: Mapping[str, Any], label: str, metric: str) -> Any:
+def _guess_score(setting: Mapping[str, Any], label: str, metric: str) -> Any:
     """Return what the attack reached in `metric`, or None."""
     return (setting["attacks"].get(label, {}).get("scores", {}).get(metric) or {}).get("guess")
 
@@ -197,9 +201,10 @@ def _mark_fronts(summary: Mapping[str, Any]) -> None:
         for metric in summary["metrics"]:
             # What a hijacked training is good for is no utility to weigh leakage against.
             useful = [s for s in summary["settings"] if s["utility"] and not s["intruder"]]
-            there = [s for s in useful if _scored(s, label, metric)]
+            there = [s for s in useful if _guess_score(s, label, metric)]
             points = [
-                (sign * s["utility"]["mean"], METRICS[metric].leak(_scored(s, label, metric)["mean"])) for s in there
+                (sign * s["utility"]["mean"], METRICS[metric].leak(_guess_score(s, label, metric)["mean"]))
+                for s in there
             ]
             for position in pareto_front(points):
                 there[position]["attacks"][label]["front"].append(metric)

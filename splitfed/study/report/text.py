@@ -7,7 +7,7 @@ from typing import Any
 
 from splitfed.stats.utility import ConstantAnswer, below_constant
 from splitfed.study.report.data import LEAST_SEEDS, METRICS, NO_DEFENSE, NO_METHOD, TARGETS, Setting
-from splitfed.study.report.units import plural
+from splitfed.study.report.units import count_noun
 
 Summary = Mapping[str, Any]
 SHOWN = 3  # settings that a finding of the same kind names in a sentence of their own
@@ -15,16 +15,18 @@ SHOWN = 3  # settings that a finding of the same kind names in a sentence of the
 
 def headline(summary: Summary) -> list[str]:
     """Return the findings: what was run, what leaks undefended, what each topology's defenses change, and limits."""
-    sentences = [_what(summary), *_compared(summary)]
+    sentences = [_study_sentence(summary), *_compare_methods(summary)]
     if not summary["attacks"] and len(summary["methods"]) > 1:
         # A study that compares methods says once that it says nothing of leakage.
-        return [*sentences, "No attack was scored, so nothing can be said about leakage.", *_limits(summary)]
-    sentences += _useless(summary)
+        return [*sentences, "No attack was scored, so nothing can be said about leakage.", *_limitations(summary)]
+    sentences += _useless_models(summary)
     for where in summary["places"]:
         settings = [s for s in summary["settings"] if s["place"] == where and s["utility"]]
         place = f"{summary['names'][where]}: " if len(summary["places"]) > 1 else ""
-        sentences += [f"{place}{said}" if place else said[:1].upper() + said[1:] for said in _found(summary, settings)]
-    return [*sentences, *_limits(summary)]
+        sentences += [
+            f"{place}{said}" if place else said[:1].upper() + said[1:] for said in _place_findings(summary, settings)
+        ]
+    return [*sentences, *_limitations(summary)]
 
 
 def name_of(summary: Summary, setting: Mapping[str, Any] | Setting) -> str:
@@ -39,13 +41,13 @@ def name_of(summary: Summary, setting: Mapping[str, Any] | Setting) -> str:
     return place if plain else f"{name}, {place}"
 
 
-def number(metric: str, value: float, *, unit: bool = True) -> str:
+def format_score(metric: str, value: float, *, unit: bool = True) -> str:
     """Write a score of `metric` with its unit."""
     known = METRICS[metric]
     return f"{value:.{known.digits}f}{known.unit if unit else ''}"
 
 
-def utility(summary: Summary, value: float) -> str:
+def format_utility(summary: Summary, value: float) -> str:
     """Write a utility: accuracies in percent, other metrics as they are."""
     return f"{100 * value:.1f} %" if summary["utility"]["metric"] == "accuracy" else f"{value:.3f}"
 
@@ -74,34 +76,34 @@ def beats_baseline(attack: Mapping[str, Any], metric: str) -> bool:
     guess, blind = attack["scores"][metric]["guess"], baseline(attack, metric)
     assert blind is not None
     beaten = float(blind["mean"])
-    if METRICS[metric].centre is not None and _bound(guess, "high") < beaten:
+    if METRICS[metric].centre is not None and _interval_end(guess, "high") < beaten:
         return True
-    return _bound(guess, "low") > beaten if METRICS[metric].up else _bound(guess, "high") < beaten
+    return _interval_end(guess, "low") > beaten if METRICS[metric].up else _interval_end(guess, "high") < beaten
 
 
-def _bound(found: Mapping[str, Any], side: str) -> float:
+def _interval_end(found: Mapping[str, Any], side: str) -> float:
     return float(found["mean"] if found[side] is None else found[side])
 
 
-def _what(summary: Summary) -> str:
+def _study_sentence(summary: Summary) -> str:
     what, seeds = summary["what"], sorted({seed for s in summary["settings"] for seed in s["seeds"]})
     parts = [
-        f"{what['model']} on {what['data']}, {plural(what['clients'], 'client')}, "
-        f"{plural(what['rounds'], 'round')} of the {_schedules(summary)}{_methods(summary)}, split as "
-        f"{' and '.join(summary['topologies'])}: {plural(summary['finished'], 'run')} finished over "
-        f"{plural(len(summary['settings']), 'setting')} and {plural(len(seeds), 'seed')}."
+        f"{what['model']} on {what['data']}, {count_noun(what['clients'], 'client')}, "
+        f"{count_noun(what['rounds'], 'round')} of the {_schedule_names(summary)}{_method_names(summary)}, split as "
+        f"{' and '.join(summary['topologies'])}: {count_noun(summary['finished'], 'run')} finished over "
+        f"{count_noun(len(summary['settings']), 'setting')} and {count_noun(len(seeds), 'seed')}."
     ]
     if summary["unfinished"]:
-        parts.append(f"{plural(len(summary['unfinished']), 'run')} did not finish and count nowhere below.")
+        parts.append(f"{count_noun(len(summary['unfinished']), 'run')} did not finish and count nowhere below.")
     return " ".join(parts)
 
 
-def _schedules(summary: Summary) -> str:
+def _schedule_names(summary: Summary) -> str:
     names = summary["schedules"]
     return f"{names[0]} schedule" if len(names) == 1 else f"schedules {', '.join(names[:-1])} and {names[-1]}"
 
 
-def _methods(summary: Summary) -> str:
+def _method_names(summary: Summary) -> str:
     """Name the federated methods on the schedules, where there is any."""
     there = [summary["names"][m] for m in summary["methods"] if m != NO_METHOD]
     if not there:
@@ -110,7 +112,7 @@ def _methods(summary: Summary) -> str:
     return f" with {told}" + (", and without a method" if NO_METHOD in summary["methods"] else "")
 
 
-def _compared(summary: Summary) -> list[str]:
+def _compare_methods(summary: Summary) -> list[str]:
     """Set the utility of the methods side by side, each beside that of the same setting without one."""
     sentences = []
     for setting in summary["settings"]:
@@ -122,20 +124,20 @@ def _compared(summary: Summary) -> list[str]:
         if alone is None:
             continue
         own, other = setting["utility"], alone["utility"]
-        said = f"{name_of(summary, setting)}: {summary['utility']['metric']} {utility(summary, own['mean'])} over all "
-        said += f"clients, {utility(summary, other['mean'])} without the method"
+        said = f"{name_of(summary, setting)}: {summary['utility']['metric']} {format_utility(summary, own['mean'])} "
+        said += f"over all clients, {format_utility(summary, other['mean'])} without the method"
         if own["low"] is None or other["low"] is None:
             said += " (no interval)"
-        elif _overlap(own, other):
+        elif _intervals_overlap(own, other):
             said += " (the intervals overlap)"
         sentences.append(f"{said}.")
     return sentences
 
 
-def _useless(summary: Summary) -> list[str]:
+def _useless_models(summary: Summary) -> list[str]:
     """Name the settings whose model is no better than whoever gives the same answer to every row."""
     metric, up = summary["utility"]["metric"], summary["utility"]["higher_is_better"]
-    told = []
+    sentences = []
     for setting in summary["settings"]:
         found = setting["constant"]
         # What hijacked clients reach is said to be no result anyway.
@@ -144,70 +146,70 @@ def _useless(summary: Summary) -> list[str]:
         said = below_constant(metric, setting["utility"]["mean"], ConstantAnswer(**found), up)
         if said:
             name = name_of(summary, setting)
-            told.append((name, f"{name}: {said}, so this model is of no use."))
-    rest = ", ".join(name for name, _ in told[SHOWN:])
+            sentences.append((name, f"{name}: {said}, so this model is of no use."))
+    rest = ", ".join(name for name, _ in sentences[SHOWN:])
     more = [f"Of no use either, in the same way: {rest}."] if rest else []
-    return [*(said for _, said in told[:SHOWN]), *more]
+    return [*(said for _, said in sentences[:SHOWN]), *more]
 
 
-def _found(summary: Summary, settings: list[Mapping[str, Any]]) -> list[str]:
+def _place_findings(summary: Summary, settings: list[Mapping[str, Any]]) -> list[str]:
     base = next((s for s in settings if s["family"] == NO_DEFENSE), None)
     if base is None:
         return ["no undefended run finished, so nothing can be said of what the defenses change."]
-    told = [(target, m) for target in TARGETS if (m := _metric(summary, base, target))]
-    if not told:
+    scored_targets = [(target, m) for target in TARGETS if (m := _first_metric(summary, base, target))]
+    if not scored_targets:
         return ["no attack was scored, so nothing can be said about leakage."]
-    (target, metric), *further = told
-    named = {strongest(base, m, t) for t, m in told if METRICS[m].centre is not None}
-    before = f"undefended ({summary['utility']['metric']} {utility(summary, base['utility']['mean'])}), "
-    first = before + _reached(summary, base, metric, target)
-    more = [f"undefended, {_reached(summary, base, m, t)}" for t, m in further]
+    (target, metric), *further = scored_targets
+    named_attacks = {strongest(base, m, t) for t, m in scored_targets if METRICS[m].centre is not None}
+    before = f"undefended ({summary['utility']['metric']} {format_utility(summary, base['utility']['mean'])}), "
+    first = before + _attack_finding(summary, base, metric, target)
+    more = [f"undefended, {_attack_finding(summary, base, m, t)}" for t, m in further]
     more += [
         f"undefended, {summary['names'][label]} {said}."
         for label, a in base["attacks"].items()
-        if label not in named and (said := reversed_(a))
+        if label not in named_attacks and (said := reversal_clause(a))
     ]
     others = [s for s in settings if s is not base and strongest(s, metric, target)]
-    return [first, *_changes(summary, base, others, metric, target), *more]
+    return [first, *_defense_findings(summary, base, others, metric, target), *more]
 
 
-def _metric(summary: Summary, base: Mapping[str, Any], target: str) -> str | None:
+def _first_metric(summary: Summary, base: Mapping[str, Any], target: str) -> str | None:
     return next((m for m in TARGETS[target].order(summary["metrics"]) if strongest(base, m, target)), None)
 
 
-def _reached(summary: Summary, base: Mapping[str, Any], metric: str, target: str) -> str:
+def _attack_finding(summary: Summary, base: Mapping[str, Any], metric: str, target: str) -> str:
     """Tell what the strongest attack on `target` gets in `base`, beside its baseline."""
     label = strongest(base, metric, target) or ""
     attack, named = base["attacks"][label], summary["names"][label]
     blind = baseline(attack, metric)
-    reached = f"{number(metric, attack['scores'][metric]['guess']['mean'])} {METRICS[metric].title}"
-    reached += f" ({blindly(summary, metric, target)} {number(metric, blind['mean'])})" if blind else ""
+    reached = f"{format_score(metric, attack['scores'][metric]['guess']['mean'])} {METRICS[metric].title}"
+    reached += f" ({baseline_name(summary, metric, target)} {format_score(metric, blind['mean'])})" if blind else ""
     if blind and not beats_baseline(attack, metric):
-        return f"{_most(target)}, {named}, gets {reached}: not measurably better than that baseline."
-    if turned := reversed_(attack, metric):
-        return f"{_most(target)}, {named}, {turned}."
+        return f"{_strongest_attack(target)}, {named}, gets {reached}: not measurably better than that baseline."
+    if turned := reversal_clause(attack, metric):
+        return f"{_strongest_attack(target)}, {named}, {turned}."
     # Reconstructions come from the server, as a rule; of other guesses it is news who makes them.
     whose = "" if target == "inputs" else f"{attack['adversary']} by "
     return f"{whose}{named} {TARGETS[target].gets} {reached}."
 
 
-def reversed_(attack: Mapping[str, Any], metric: str = "auc") -> str:
+def reversal_clause(attack: Mapping[str, Any], metric: str = "auc") -> str:
     """Say so where an attack tells two kinds apart and names them the wrong way round: an AUC below .5 leaks too."""
     guess, centre = (attack["scores"].get(metric) or {}).get("guess"), METRICS[metric].centre
-    if guess is None or centre is None or _bound(guess, "high") >= centre:
+    if guess is None or centre is None or _interval_end(guess, "high") >= centre:
         return ""
     title = METRICS[metric].title
     return (
-        f"is reversed: it ranks the wrong way round ({title} {number(metric, guess['mean'])}), and whoever turns its "
-        f"guesses over has {title} {number(metric, METRICS[metric].leak(guess['mean']))}"
+        f"is reversed: it ranks the wrong way round ({title} {format_score(metric, guess['mean'])}), and whoever turns "
+        f"its guesses over has {title} {format_score(metric, METRICS[metric].leak(guess['mean']))}"
     )
 
 
-def _most(target: str) -> str:
+def _strongest_attack(target: str) -> str:
     return "the strongest attack" + {"inputs": "", "representatives": " on classes"}.get(target, f" on {target}")
 
 
-def _changes(
+def _defense_findings(
     summary: Summary, base: Mapping[str, Any], others: list[Mapping[str, Any]], metric: str, target: str
 ) -> list[str]:
     """Tell the largest reduction and its price, the largest at a small price, and what reduces nothing."""
@@ -217,20 +219,20 @@ def _changes(
         return float(lost if summary["utility"]["higher_is_better"] else -lost)
 
     def leak(setting: Mapping[str, Any]) -> float:
-        return METRICS[metric].leak(_worst(setting, metric, target)["mean"])
+        return METRICS[metric].leak(_strongest_guess(setting, metric, target)["mean"])
 
     def brings(setting: Mapping[str, Any]) -> str:
         label = strongest(setting, metric, target) or ""
         attack, names = setting["attacks"][label], summary["names"]
         guess = attack["scores"][metric]["guess"]
-        said = f"with {names[setting['defense']]}, {_most(target)} ({names[label]}) gets "
-        said += number(metric, guess["mean"])
-        said += " (reversed)" if reversed_(attack, metric) else ""
+        said = f"with {names[setting['defense']]}, {_strongest_attack(target)} ({names[label]}) gets "
+        said += format_score(metric, guess["mean"])
+        said += " (reversed)" if reversal_clause(attack, metric) else ""
         if baseline(attack, metric) and not beats_baseline(attack, metric):
-            said += f" (not measurably better than the {blindly(summary, metric, target)})"
-        elif _overlap(guess, _worst(base, metric, target)):
+            said += f" (not measurably better than the {baseline_name(summary, metric, target)})"
+        elif _intervals_overlap(guess, _strongest_guess(base, metric, target)):
             said += " (the intervals overlap)"
-        return f"{said}." if base["intruder"] else f"{said}, {_price(summary, cost(setting))}."
+        return f"{said}." if base["intruder"] else f"{said}, {_format_price(summary, cost(setting))}."
 
     helpful = sorted((s for s in others if leak(s) < leak(base)), key=leak)
     # A hijacked training has no utility worth a price.
@@ -238,14 +240,14 @@ def _changes(
     useless = [summary["names"][s["defense"]] for s in others if leak(s) >= leak(base)]
     sentences = [brings(s) for s in helpful[:1]]
     # What is called cheap is a choice, so the sentence says it.
-    small = f"among the settings that lose at most {_amount(summary, 0.01)}, one lowers leakage most: "
+    small = f"among the settings that lose at most {_format_difference(summary, 0.01)}, one lowers leakage most: "
     sentences += [small + brings(s) for s in cheap[:1]]
     if useless:
-        sentences.append(f"{_most(target)} does no worse than undefended against {', '.join(useless)}.")
+        sentences.append(f"{_strongest_attack(target)} does no worse than undefended against {', '.join(useless)}.")
     return sentences
 
 
-def blindly(summary: Summary, metric: str, target: str) -> str:
+def baseline_name(summary: Summary, metric: str, target: str) -> str:
     """Name the baseline of an attack on `target`."""
     if target == "shares":
         return "auxiliary rows' shares" if metric == "total_variation" else "chance"
@@ -255,23 +257,29 @@ def blindly(summary: Summary, metric: str, target: str) -> str:
     return f"mean-{'image' if 'psnr' in summary['metrics'] else 'row'} baseline"
 
 
-def _worst(setting: Mapping[str, Any], metric: str, target: str) -> Mapping[str, Any]:
+def _strongest_guess(setting: Mapping[str, Any], metric: str, target: str) -> Mapping[str, Any]:
     """Return what the strongest attack reached: a defense is worth what it does against that one."""
     found: Mapping[str, Any] = setting["attacks"][strongest(setting, metric, target)]["scores"][metric]["guess"]
     return found
 
 
-def _overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return _bound(one, "low") <= _bound(other, "high") and _bound(other, "low") <= _bound(one, "high")
+def _intervals_overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return _interval_end(one, "low") <= _interval_end(other, "high") and _interval_end(other, "low") <= _interval_end(
+        one, "high"
+    )
 
 
-def _price(summary: Summary, cost: float) -> str:
+def _format_price(summary: Summary, cost: float) -> str:
     if cost == 0:
         return f"with no change in {summary['utility']['metric']}"
-    return f"at a cost of {_amount(summary, cost)}" if cost > 0 else f"with a gain of {_amount(summary, cost)}"
+    return (
+        f"at a cost of {_format_difference(summary, cost)}"
+        if cost > 0
+        else f"with a gain of {_format_difference(summary, cost)}"
+    )
 
 
-def _amount(summary: Summary, difference: float) -> str:
+def _format_difference(summary: Summary, difference: float) -> str:
     """Write a difference in utility, without its sign."""
     metric = summary["utility"]["metric"]
     return (
@@ -279,7 +287,7 @@ def _amount(summary: Summary, difference: float) -> str:
     )
 
 
-def _limits(summary: Summary) -> list[str]:
+def _limitations(summary: Summary) -> list[str]:
     sentences = []
     for label in dict.fromkeys(s["intruder"] for s in summary["settings"] if s["intruder"]):
         named, metric = summary["names"].get(label, label), summary["utility"]["metric"]

@@ -85,7 +85,7 @@ def graph_of(topology: Topology, defended: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def drawing(graph: object) -> str:
+def draw_graph(graph: object) -> str:
     """Return the SVG picture of what `graph_of` returned, drawn anew.
 
     Raises `InvalidInput` where `graph` describes no topology, or one that is too large to be drawn.

@@ -17,22 +17,22 @@ from typing import Any
 
 from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.study.run.audit_game import Game, Json
-from splitfed.study.run.audit_game import told as line_told
+from splitfed.study.run.audit_game import format_line as line_told
 from splitfed.study.run.audit_labels import label_games
 from splitfed.study.run.audit_releases import release_games
 from splitfed.study.run.audit_steps import step_games
-from splitfed.study.run.progress import watcher
-from splitfed.study.run.reattack import finished
-from splitfed.study.run.runner import trained
+from splitfed.study.run.progress import open_watcher
+from splitfed.study.run.reattack import load_finished_run
+from splitfed.study.run.runner import train_cell
 from splitfed.training.run import Run
 
 
 def audit(folder: Path, trials: int = 20_000, confidence: float = 0.95, *, trust: bool = False) -> Json:
-    """Audit the run in `folder` with `trials` releases of each of two inputs; see `audit_run` and `finished`."""
+    """Audit the run in `folder` with `trials` releases of each of two inputs; see `audit_run`, `load_finished_run`."""
     check_count("trials", trials, low=40)
-    _, cell, data = finished(folder, trust=trust)
-    with watcher(1, 0) as told:
-        run = trained(cell, data, folder, told)
+    _, cell, data = load_finished_run(folder, trust=trust)
+    with open_watcher(1, 0) as watcher:
+        run = train_cell(cell, data, folder, watcher)
     return audit_run(run, trials, confidence)
 
 
@@ -43,13 +43,13 @@ def audit_run(run: Run, trials: int = 20_000, confidence: float = 0.95) -> Json:
     """
     check_count("trials", trials, low=40)
     check_number("confidence", confidence, low=0.0, high=1.0, open_low=True, open_high=True)
-    games = [game for client in range(run.engine.lanes) for game in _games(run, client)]
-    missed = _unaudited(run, games)
+    games = [game for client in range(run.engine.lanes) for game in _client_games(run, client)]
+    missed = _unaudited_defenses(run, games)
     if not games:
         why = f"there is no game for {missed[0]}" if missed else "nothing in it carries a claim"
         raise InvalidInput(f"the run has no private mechanism to audit: {why}")
     each, delta = 1 - (1 - confidence) / len(games), run.ledger.delta
-    lines = [game.played(trials, delta, each) for game in games]
+    lines = [game.play(trials, delta, each) for game in games]
     return {
         "delta": delta,
         "confidence": confidence,
@@ -59,7 +59,7 @@ def audit_run(run: Run, trials: int = 20_000, confidence: float = 0.95) -> Json:
     }
 
 
-def told(found: Mapping[str, Any]) -> str:
+def format_audit(found: Mapping[str, Any]) -> str:
     """Return what `audit` found as text for people."""
     lines = [line_told(line) for line in found["mechanisms"]]
     lines += [f"{name}: not audited, there is no game for it" for name in found["unaudited"]]
@@ -67,12 +67,12 @@ def told(found: Mapping[str, Any]) -> str:
     return "\n".join([*lines, f"{verdict}, as far as {found['confidence']:.0%} confidence in all lines together shows"])
 
 
-def _unaudited(run: Run, games: Sequence[Game]) -> list[str]:
+def _unaudited_defenses(run: Run, games: Sequence[Game]) -> list[str]:
     """Return the names of the defenses that carry a claim that no game is about."""
     found = {name for game in games for name in game.mechanism.split(", ")}
     claiming = dict.fromkeys(type(defense).__name__ for defense in run.engine.defenses if defense.event() is not None)
     return [name for name in claiming if name not in found]
 
 
-def _games(run: Run, client: int) -> list[Game]:
+def _client_games(run: Run, client: int) -> list[Game]:
     return [*release_games(run, client), *step_games(run, client), *label_games(run, client)]

@@ -24,7 +24,7 @@ SLACK = 0.02
 """How far a measured distance may lie above the claim: what the estimate of the noise's deviation leaves open."""
 
 
-class Measured(NamedTuple):
+class SensitivityCheck(NamedTuple):
     """A sensitivity: what was `measured` over so many `pairs`, what is `claimed`, in which `norm`, to what `slack`."""
 
     norm: str
@@ -39,7 +39,7 @@ class Measured(NamedTuple):
         return self.measured <= self.claimed * (1 + self.slack)
 
 
-Measure = Callable[[], Measured | None]
+Measure = Callable[[], SensitivityCheck | None]
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Game:
             return Bound(epsilon, delta, "exact for one step of a sampled Gaussian (Balle, Barthe, Gaboardi 2018)")
         return compose(self.claim, delta)
 
-    def played(self, trials: int, delta: float, confidence: float) -> Json:
+    def play(self, trials: int, delta: float, confidence: float) -> Json:
         """Return what was found with `trials` releases of each input (a part of them where one is a long row)."""
         claimed = self.claimed(delta)
         # A claim without a delta is held to what it says.
@@ -105,9 +105,9 @@ class Game:
             "mechanism": self.mechanism,
             "audited": self.audited,
             "canaries": self.canaries,
-            "found": _finite(asdict(found)),
-            "most": _number(found.most),
-            "claimed": _number(claimed.epsilon),
+            "found": _without_infinities(asdict(found)),
+            "most": _finite_or_none(found.most),
+            "claimed": _finite_or_none(claimed.epsilon),
             "delta": at,
             "method": claimed.method,
             "sensitivity": None if measured is None else {**measured._asdict(), "held": measured.held},
@@ -116,38 +116,38 @@ class Game:
         }
 
 
-def told(line: Mapping[str, Any]) -> str:
-    """Return a line of what `Game.played` found as text for people."""
+def format_line(line: Mapping[str, Any]) -> str:
+    """Return a line of what `Game.play` found as text for people."""
     found = line["found"]
     verdict = "violated" if line["refuted"] else "holds"
     text = (
         f"{line['party']}, {line['place']}, {line['mechanism']}, {line['audited']}, {line['canaries']}: epsilon is at "
-        f"least {_words(found['epsilon'])} by {found['samples']} samples of each input; claimed "
-        f"{_words(line['claimed'])} at delta {line['delta']:.1g}: {verdict}; a claim of up to {_words(line['most'])} "
-        f"could have been refuted"
+        f"least {_format_epsilon(found['epsilon'])} by {found['samples']} samples of each input; claimed "
+        f"{_format_epsilon(line['claimed'])} at delta {line['delta']:.1g}: {verdict}; a claim of up to "
+        f"{_format_epsilon(line['most'])} could have been refuted"
     )
-    measured = line["sensitivity"]
-    if measured is None:
+    sensitivity = line["sensitivity"]
+    if sensitivity is None:
         return text
     return (
-        f"{text}\n  {measured['norm']} measured over {measured['pairs']} pairs: {measured['measured']:.6g}, claimed "
-        f"{measured['claimed']:.6g}: {'holds' if measured['held'] else 'violated'}"
+        f"{text}\n  {sensitivity['norm']} measured over {sensitivity['pairs']} pairs: {sensitivity['measured']:.6g}, "
+        f"claimed {sensitivity['claimed']:.6g}: {'holds' if sensitivity['held'] else 'violated'}"
     )
 
 
-def named(defenses: Sequence[object]) -> str:
+def class_names(defenses: Sequence[object]) -> str:
     """Return the names of what acts, in its order."""
     return ", ".join(type(one).__name__ for one in defenses)
 
 
-def _words(epsilon: float | None) -> str:
+def _format_epsilon(epsilon: float | None) -> str:
     return "any number" if epsilon is None else f"{epsilon:.4g}"
 
 
-def _number(value: float) -> float | None:
+def _finite_or_none(value: float) -> float | None:
     # JSON knows no infinity.
     return value if math.isfinite(value) else None
 
 
-def _finite(found: Json) -> Json:
-    return {name: _number(value) if isinstance(value, float) else value for name, value in found.items()}
+def _without_infinities(found: Json) -> Json:
+    return {name: _finite_or_none(value) if isinstance(value, float) else value for name, value in found.items()}

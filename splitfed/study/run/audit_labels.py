@@ -19,7 +19,7 @@ from splitfed.core.tasks import Task
 from splitfed.core.topology import Head
 from splitfed.core.usage_counts import counted_labels, labels_of_head
 from splitfed.privacy.audit import LowerBound, outcomes_bound
-from splitfed.study.run.audit_game import Game, Scores, named
+from splitfed.study.run.audit_game import Game, Scores, class_names
 from splitfed.training.run import Run
 
 STEPS = 10
@@ -38,14 +38,14 @@ def label_games(run: Run, client: int) -> Iterator[Game]:
                 continue
             party = engine.party(client, head.labels).name
             guard = EdgeDefense(defense, position, 1.0)
-            place, mechanism = labels_of_head(head.value), named([defense])
+            place, mechanism = labels_of_head(head.value), class_names([defense])
             if "once" in acts:
-                judge = partial(_once, run.seed, party, head, guard, classes(head.task))
+                judge = partial(_bound_fixed_labels, run.seed, party, head, guard, classes(head.task))
                 claim = ((event, 1),)
                 yield Game(party, place, mechanism, "labels drawn once", "every pair of classes", claim, None, judge)
             if "step" in acts:
                 for times, audited in ((1, "labels of one step"), (STEPS, "labels of ten steps in a row")):
-                    yield _steps(run.seed, party, head, guard, event, times, audited)
+                    yield _step_game(run.seed, party, head, guard, event, times, audited)
 
 
 def classes(task: Task) -> int:
@@ -53,7 +53,7 @@ def classes(task: Task) -> int:
     return 2 if task.name == "binary" else int(task.outputs or 2)
 
 
-def _once(
+def _bound_fixed_labels(
     seed: int, party: str, head: Head, guard: EdgeDefense, count: int, trials: int, confidence: float, delta: float
 ) -> LowerBound:
     """Count what each class becomes in `trials` rows of it."""
@@ -61,15 +61,17 @@ def _once(
     dtype = torch.float32 if head.task.name == "binary" else torch.int64
     chosen, tested = (np.zeros((count, count), dtype=np.int64) for _ in range(2))
     for label in range(count):
-        given = {head.value: torch.full((trials,), label, dtype=dtype)}
-        changed = {head.value: (head, (guard,))}
-        left = relabel_for_training(given, changed, derive(seed, "audit", label), party, "train")[head.value].long()
-        for table, part in ((chosen, left[: trials // 4]), (tested, left[trials // 4 :])):
+        true_labels = {head.value: torch.full((trials,), label, dtype=dtype)}
+        defended_heads = {head.value: (head, (guard,))}
+        noisy_labels = relabel_for_training(true_labels, defended_heads, derive(seed, "audit", label), party, "train")[
+            head.value
+        ].long()
+        for table, part in ((chosen, noisy_labels[: trials // 4]), (tested, noisy_labels[trials // 4 :])):
             table[label] = torch.bincount(part, minlength=count)[:count].numpy()
     return outcomes_bound(chosen, tested, delta, confidence)
 
 
-def _steps(seed: int, party: str, head: Head, guard: EdgeDefense, event: Event, times: int, audited: str) -> Game:
+def _step_game(seed: int, party: str, head: Head, guard: EdgeDefense, event: Event, times: int, audited: str) -> Game:
     """The noisy targets of a row in `times` steps, of class 0 or of class 1."""
     task = head.task
     assert task is not None
@@ -81,17 +83,19 @@ def _steps(seed: int, party: str, head: Head, guard: EdgeDefense, event: Event, 
         for step in range(times):
             stamp = ("train", 0, step // 2, step % 2, "train")
             random = wide_generator(derive(seed, "audit", which), "targets", party, head.value, guard.position, *stamp)
-            total += _told_apart(guard.defense, y, task, random).numpy()
+            total += _distance_difference(guard.defense, y, task, random).numpy()
         return {"absolute": total}
 
     claim = ((event, times),)
-    return Game(party, labels_of_head(head.value), named([guard.defense]), audited, "classes 0 and 1", claim, draw)
+    return Game(
+        party, labels_of_head(head.value), class_names([guard.defense]), audited, "classes 0 and 1", claim, draw
+    )
 
 
-def _told_apart(defense: Defense, y: Tensor, task: Task, random: torch.Generator) -> Tensor:
+def _distance_difference(defense: Defense, y: Tensor, task: Task, random: torch.Generator) -> Tensor:
     """Return, of noisy targets, how much nearer they are to class 1 than to class 0 in L1: (rows,)."""
-    found = defense.targets(y, task, random).double()
-    if found.dim() == 1:
-        return found.abs() - (found - 1).abs()
-    zero, one = (torch.nn.functional.one_hot(torch.tensor(c), found.shape[1]).double() for c in (0, 1))
-    return (found - zero).abs().sum(1) - (found - one).abs().sum(1)
+    targets = defense.targets(y, task, random).double()
+    if targets.dim() == 1:
+        return targets.abs() - (targets - 1).abs()
+    zero, one = (torch.nn.functional.one_hot(torch.tensor(c), targets.shape[1]).double() for c in (0, 1))
+    return (targets - zero).abs().sum(1) - (targets - one).abs().sum(1)

@@ -27,7 +27,7 @@ from splitfed.core.upload_defenses import Keeper, Sent, apply_upload_defenses, f
 from splitfed.core.usage_counts import counted_kinds
 from splitfed.data.features import feed
 from splitfed.engines.base import FED
-from splitfed.study.run.audit_game import ONE, TEN, Game, Measured, Scores, named
+from splitfed.study.run.audit_game import ONE, TEN, Game, Scores, SensitivityCheck, class_names
 from splitfed.threats.segments_upstream import Upstream
 from splitfed.training.run import Run
 
@@ -97,86 +97,90 @@ class Route:
 
 def release_games(run: Run, client: int) -> Iterator[Game]:
     """Yield what is to be audited of the releases of `client`, and of its messages to the fed server."""
-    for path in _paths(run, client):
-        z = _rows(run, path, client)
-        yield _game(path, "rows of the data", _apart(path, z), 1)
-        yield _game(path, "worst case", _worst(path, z), 1, partial(_sensitivity, path, z, run.seed))
-        yield _game(path, "worst case", _worst(path, z), len(TURNS))
-    for path in _messages(run, client):
+    for route in _edge_routes(run, client):
+        z = _mechanism_inputs(run, route, client)
+        yield _release_game(route, "rows of the data", _most_distant_rows(route, z), 1)
+        yield _release_game(
+            route, "worst case", _worst_case_pair(route, z), 1, partial(_measure_sensitivity, route, z, run.seed)
+        )
+        yield _release_game(route, "worst case", _worst_case_pair(route, z), len(TURNS))
+    for route in _upload_routes(run, client):
         z = torch.full((1, WIDTH), 0.5)
-        yield _game(path, "worst case", _worst(path, z), 1, partial(_sensitivity, path, z, run.seed))
-        yield _game(path, "worst case", _worst(path, z), len(TURNS))
+        yield _release_game(
+            route, "worst case", _worst_case_pair(route, z), 1, partial(_measure_sensitivity, route, z, run.seed)
+        )
+        yield _release_game(route, "worst case", _worst_case_pair(route, z), len(TURNS))
 
 
-def _game(
-    path: Route,
+def _release_game(
+    route: Route,
     canaries: str,
     pair: tuple[Tensor, Tensor],
     times: int,
-    measure: Callable[[], Measured | None] | None = None,
+    measure: Callable[[], SensitivityCheck | None] | None = None,
 ) -> Game:
-    scores = _scores(*(path.expected(z).flatten().double() for z in pair))
+    scores = _score_functions(*(route.expected(z).flatten().double() for z in pair))
 
     def draw(which: int, trials: int) -> Scores:
-        return _sampled(path, pair, times, which, trials, scores)
+        return _sample_scores(route, pair, times, which, trials, scores)
 
-    mechanism, audited = named([d for _, d in path.guards]), ONE if times == 1 else TEN
-    claim = tuple((event, times) for event in path.claim)
+    mechanism, audited = class_names([d for _, d in route.guards]), ONE if times == 1 else TEN
+    claim = tuple((event, times) for event in route.claim)
     # Ten releases show more, and cost ten times as much.
     return Game(
-        path.party, path.place, mechanism, audited, canaries, claim, draw, None, measure, 1 if times == 1 else 4
+        route.party, route.place, mechanism, audited, canaries, claim, draw, None, measure, 1 if times == 1 else 4
     )
 
 
-def _paths(run: Run, client: int) -> list[Route]:
+def _edge_routes(run: Run, client: int) -> list[Route]:
     engine = run.engine
     topology, circuit = engine.topologies[client], engine.crew.lanes[client].circuit
-    paths = []
+    routes = []
     for edge in topology.crossings:
         mine = enumerate(of_client(engine.defenses, client))
         guards = tuple(Keeper(i, d) for i, d in mine if edge.name in d.edges(topology))
         if any("activation" in counted_kinds(defense) for _, defense in guards):
             party = engine.party(client, topology.role_of(edge.source)).name
-            paths += [Route(party, edge.name, value, guards, run.seed, circuit) for value in edge.values]
-    return paths
+            routes += [Route(party, edge.name, value, guards, run.seed, circuit) for value in edge.values]
+    return routes
 
 
-def _messages(run: Run, client: int) -> list[Route]:
+def _upload_routes(run: Run, client: int) -> list[Route]:
     engine, topology = run.engine, run.engine.topologies[client]
     kinds = dict.fromkeys(kind for d in engine.defenses if d.event() is not None for kind in d.uploads)
     party = engine.party(client, topology.data_roles[0]).name
-    paths = []
+    routes = []
     for kind in kinds:
         guards = tuple(find_upload_defenses(engine.defenses, kind, client))
         if any(keeper.defense.event() is not None for keeper in guards):
-            paths.append(Route(party, f"{kind}{UPLOAD}", "canary", guards, run.seed, client, kind))
-    return paths if FED in engine.parties or engine.crew.fed else []
+            routes.append(Route(party, f"{kind}{UPLOAD}", "canary", guards, run.seed, client, kind))
+    return routes if FED in engine.parties or engine.crew.fed else []
 
 
-def _rows(run: Run, path: Route, client: int) -> Tensor:
+def _mechanism_inputs(run: Run, route: Route, client: int) -> Tensor:
     """Return what the segments hand to the mechanism for some rows of the client, (rows, ...): test rows if it can."""
     engine, topology = run.engine, run.engine.topologies[client]
-    given = run.data.clients[client]
-    rows = next((part for part in (given.test, given.validation, given.train) if len(part) > 1), None)
+    client_data = run.data.clients[client]
+    rows = next((part for part in (client_data.test, client_data.validation, client_data.train) if len(part) > 1), None)
     if rows is None:
         raise InvalidInput(f"client {client} has no two rows to audit with")
-    few = rows.rows(range(min(ROWS, len(rows))))
-    role = topology.role_of(topology.edge(path.place).target)
+    batch = rows.rows(range(min(ROWS, len(rows))))
+    role = topology.role_of(topology.edge(route.place).target)
     modules = engine.modules(client, run.schedule.newest(client, run.schedule_state))
-    bare = Upstream(topology, engine.all_facts[client], modules, (), role, client)
+    undefended = Upstream(topology, engine.all_facts[client], modules, (), role, client)
     with torch.no_grad():
-        found: Tensor = bare(feed(few.x.to(engine.device), topology.inputs, rows.features))[path.value].cpu()
-    return found
+        inputs: Tensor = undefended(feed(batch.x.to(engine.device), topology.inputs, rows.features))[route.value].cpu()
+    return inputs
 
 
-def _apart(path: Route, z: Tensor) -> tuple[Tensor, Tensor]:
+def _most_distant_rows(route: Route, z: Tensor) -> tuple[Tensor, Tensor]:
     """Return the two rows whose mean releases are furthest apart: (1, ...) each."""
-    distances = torch.cdist(path.expected(z).flatten(1).double(), path.expected(z).flatten(1).double())
+    distances = torch.cdist(route.expected(z).flatten(1).double(), route.expected(z).flatten(1).double())
     i, j = divmod(int(distances.argmax()), len(z))
     return z[i : i + 1], z[j : j + 1]
 
 
-def _worst(path: Route, z: Tensor) -> tuple[Tensor, Tensor]:
+def _worst_case_pair(route: Route, z: Tensor) -> tuple[Tensor, Tensor]:
     """Return the pair, among some that are built to be hard, whose mean releases are furthest apart: (1, ...) each.
 
     Signs that alternate come first: they cancel noise that the numbers of a row have in common.
@@ -191,28 +195,28 @@ def _worst(path: Route, z: Tensor) -> tuple[Tensor, Tensor]:
         single.view(1, -1)[0, 0] = size
         pairs = [(size * (2 * striped - 1), size * (1 - 2 * striped)), (single, -single)]
         pairs.append((torch.full_like(single, size), torch.full_like(single, -size)))
-    distances = [float((path.expected(one) - path.expected(two)).norm()) for one, two in pairs]
+    distances = [float((route.expected(one) - route.expected(two)).norm()) for one, two in pairs]
     return next(pair for pair, far in zip(pairs, distances, strict=True) if far >= 0.999 * max(distances))
 
 
-def _scores(first: Tensor, second: Tensor) -> dict[str, Score]:
+def _score_functions(first: Tensor, second: Tensor) -> dict[str, Score]:
     """Return what tells the two means apart best under Gaussian noise, under Laplace noise, and where bits are sent."""
-    found: dict[str, Score] = {
+    functions: dict[str, Score] = {
         "linear": lambda z: z @ (second - first),
         "absolute": lambda z: (z - first).abs().sum(1) - (z - second).abs().sum(1),
     }
     if all(bool(((mean > 0) & (mean < 1)).all()) for mean in (first, second)):
         weights = second.logit() - first.logit()
-        found["log-odds"] = lambda z: z @ weights
-    return found
+        functions["log-odds"] = lambda z: z @ weights
+    return functions
 
 
-def _sampled(
-    path: Route, pair: tuple[Tensor, Tensor], times: int, which: int, trials: int, scores: Mapping[str, Score]
+def _sample_scores(
+    route: Route, pair: tuple[Tensor, Tensor], times: int, which: int, trials: int, scores: Mapping[str, Score]
 ) -> Scores:
     """Return the scores of `trials` sequences of `times` releases that begin with canary `which`: name -> (trials,)."""
     step = max(1, CHUNK // pair[0].numel())
-    found: dict[str, list[Tensor]] = {name: [] for name in scores}
+    score_parts: dict[str, list[Tensor]] = {name: [] for name in scores}
     for number, start in enumerate(range(0, trials, step)):
         size = min(step, trials - start)
         totals = {name: torch.zeros(size, dtype=torch.float64) for name in scores}
@@ -220,33 +224,33 @@ def _sampled(
             sign = SIGNS[turn]
             z = pair[which if sign > 0 else 1 - which]
             # The two inputs draw from streams of their own.
-            released = path.release(z.expand(size, *z.shape[1:]).clone(), turn, (which, number))
+            released = route.release(z.expand(size, *z.shape[1:]).clone(), turn, (which, number))
             flat = released.flatten(1).double()
             for name, score in scores.items():
                 totals[name] += sign * score(flat)
         for name, total in totals.items():
-            found[name].append(total)
-    return {name: torch.cat(parts).numpy() for name, parts in found.items()}
+            score_parts[name].append(total)
+    return {name: torch.cat(parts).numpy() for name, parts in score_parts.items()}
 
 
-def _sensitivity(path: Route, z: Tensor, seed: int) -> Measured | None:
+def _measure_sensitivity(route: Route, z: Tensor, seed: int) -> SensitivityCheck | None:
     """Return the largest change of the mean release that a row in place of another made; None where none is claimed."""
-    claims: Sequence[tuple[Defense, Any]] = [(d, d.event()) for _, d in path.guards if hasattr(d, "sensitivity")]
+    claims: Sequence[tuple[Defense, Any]] = [(d, d.event()) for _, d in route.guards if hasattr(d, "sensitivity")]
     if len(claims) != 1 or not isinstance(claims[0][1].mechanism, (Gaussian, Laplace)):
         return None
     defense, event = claims[0]
     order = 2 if isinstance(event.mechanism, Gaussian) else 1
     random = generator(seed, "sensitivity")
-    hard = torch.randn((PAIRS, *z.shape[1:]), generator=random) * 10 ** torch.empty(PAIRS).uniform_(
+    random_rows = torch.randn((PAIRS, *z.shape[1:]), generator=random) * 10 ** torch.empty(PAIRS).uniform_(
         -3, 4, generator=random
     ).view(-1, *[1] * (z.dim() - 1))
-    pairs = [(hard, -hard), (hard, hard.flip(0)), (z, z.flip(0))]
+    pairs = [(random_rows, -random_rows), (random_rows, random_rows.flip(0)), (z, z.flip(0))]
     # Only the mechanism itself: what later defenses do to its release is no part of its claim.
-    context = path.context(0, 0, seed)
+    context = route.context(0, 0, seed)
     measured = 0.0
     for pair in pairs:
-        first, second = (defense.expected(path.value, rows, context).flatten(1).double() for rows in pair)
+        first, second = (defense.expected(route.value, rows, context).flatten(1).double() for rows in pair)
         measured = max(measured, float(torch.linalg.vector_norm(first - second, ord=order, dim=1).max()))
     claimed = float(defense.sensitivity)  # type: ignore[attr-defined]
     assert math.isfinite(claimed)
-    return Measured(f"sensitivity L{order}", measured, claimed, sum(len(a) for a, _ in pairs))
+    return SensitivityCheck(f"sensitivity L{order}", measured, claimed, sum(len(a) for a, _ in pairs))

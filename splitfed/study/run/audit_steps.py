@@ -18,7 +18,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.privacy_events import Event, Gaussian, Neighbours
 from splitfed.core.random import derive
 from splitfed.privacy.canaries import Canaries, CanaryParty, diagonal
-from splitfed.study.run.audit_game import SLACK, Draw, Game, Measure, Measured, Scores, named
+from splitfed.study.run.audit_game import SLACK, Draw, Game, Measure, Scores, SensitivityCheck, class_names
 from splitfed.training.run import Run
 
 CANARIES = 250
@@ -32,22 +32,24 @@ def step_games(run: Run, client: int) -> Iterator[Game]:
     """Yield what is to be audited of the training steps of `client`."""
     engine, topology = run.engine, run.engine.topologies[client]
     for position, defense in enumerate(engine.defenses):
-        found = defense.weight_uses(client, 1, 1)
-        if found is None or not isinstance(found[0].mechanism, Gaussian):
+        uses = defense.weight_uses(client, 1, 1)
+        if uses is None or not isinstance(uses[0].mechanism, Gaussian):
             continue
-        event, _ = found
-        told = defense.norms(topology)
-        seats = tuple(
-            CanaryParty(engine.party(client, role).name, role, tuple(to for sender, to in told if sender == role))
+        event, _ = uses
+        norm_receivers = defense.norms(topology)
+        canary_parties = tuple(
+            CanaryParty(
+                engine.party(client, role).name, role, tuple(to for sender, to in norm_receivers if sender == role)
+            )
             for role in defense.guards(topology)
         )
-        canaries = Canaries(defense, position, seats, engine.crew.lanes[client].circuit, run.seed)
-        yield from _games(run, client, canaries, event)
+        canaries = Canaries(defense, position, canary_parties, engine.crew.lanes[client].circuit, run.seed)
+        yield from _party_games(run, client, canaries, event)
 
 
-def _games(run: Run, client: int, canaries: Canaries, event: Event) -> Iterator[Game]:
+def _party_games(run: Run, client: int, canaries: Canaries, event: Event) -> Iterator[Game]:
     scales = canaries.deviations()
-    parties, mechanism = ", ".join(seat.party for seat in canaries.seats), named([canaries.defense])
+    parties, mechanism = ", ".join(seat.party for seat in canaries.seats), class_names([canaries.defense])
     replaced = event.neighbours is Neighbours.REPLACE
     always = replace(event, sampling_rate=1.0)
 
@@ -55,54 +57,60 @@ def _games(run: Run, client: int, canaries: Canaries, event: Event) -> Iterator[
         kind = "gradients of one coordinate"
         return Game(parties, "weights", mechanism, audited, kind, ((claim, times),), draw, None, measure)
 
-    present = partial(_present, canaries, scales, replaced)
-    distance = partial(_distance, canaries, event)
+    present = partial(_present_row_scores, canaries, scales, replaced)
+    distance = partial(_measure_distance, canaries, event)
     yield line("one step that the row takes part in", always, 1, partial(present, 1), distance)
     yield line("ten steps in a row that the row takes part in", always, len(TURNS), partial(present, len(TURNS)))
     if event.sampling_rate < 1:
-        yield line("one step with its rows drawn", event, 1, partial(_drawn, run, client, canaries, scales))
+        yield line(
+            "one step with its rows drawn", event, 1, partial(_sampled_row_scores, run, client, canaries, scales)
+        )
 
 
-def _present(
+def _present_row_scores(
     canaries: Canaries, scales: dict[str, float], replaced: bool, times: int, which: int, trials: int
 ) -> Scores:
     """Return the scores of canaries that are in every one of `times` steps (input 0), or are replaced, or are not."""
-    found: list[Tensor] = []
+    score_parts: list[Tensor] = []
     for sequence in range(-(-trials // CANARIES)):
         count = min(CANARIES, trials - sequence * CANARIES)
         rows = diagonal(count, count)
         # The neighbour of a row that is replaced points to the other side; that of one that is added is not there.
         signs = [sign if which == 0 else -sign for sign in SIGNS[:times]]
-        given = [sign * rows if replaced or which == 0 else rows[:0] for sign in signs]
-        left = canaries.sums(given, TURNS[:times], ("present", times, which, sequence), 1.0)
-        scored = [sign * canaries.scores(one, scales) for sign, one in zip(SIGNS, left, strict=False)]
-        found.append(torch.stack(scored).sum(0))
-    return {"sum": torch.cat(found).numpy()}
+        gradients = [sign * rows if replaced or which == 0 else rows[:0] for sign in signs]
+        noisy_sums = canaries.sums(gradients, TURNS[:times], ("present", times, which, sequence), 1.0)
+        scored = [sign * canaries.scores(one, scales) for sign, one in zip(SIGNS, noisy_sums, strict=False)]
+        score_parts.append(torch.stack(scored).sum(0))
+    return {"sum": torch.cat(score_parts).numpy()}
 
 
-def _drawn(run: Run, client: int, canaries: Canaries, scales: dict[str, float], which: int, trials: int) -> Scores:
+def _sampled_row_scores(
+    run: Run, client: int, canaries: Canaries, scales: dict[str, float], which: int, trials: int
+) -> Scores:
     """Return the scores of canaries that are rows of the client (input 0), or are not, in steps drawn as the run's."""
     training = run.evaluator.training
     if training is None:
         raise InvalidInput("the run does not say how its rows are drawn: train it again to audit its sampling")
     rows = run.engine.rows(client, "train")
-    count, found, total, epoch = min(CANARIES, rows), [], 0, 0
+    count, score_parts, total, epoch = min(CANARIES, rows), [], 0, 0
     gradients = torch.cat([diagonal(count, count), torch.zeros(rows - count, count)])
     # Draws of an audit's own, by the run's own sampler.
-    own = replace(training, seed=derive(run.seed, "audit", "drawn", which))
+    audit_training = replace(training, seed=derive(run.seed, "audit", "drawn", which))
     while total < trials:
-        batches = own.batches(rows, epoch, client)
+        batches = audit_training.batches(rows, epoch, client)
         # The neighbour's data do not have the canaries, whoever else is drawn.
-        given = [gradients[batch] if which == 0 else gradients[batch[:0]] for batch in batches]
-        turns = [(epoch, step) for step in range(len(given))]
-        for left in canaries.sums(given, turns, ("drawn", which, epoch), training.expected(rows) or 1.0):
-            found.append(canaries.scores(left, scales))
+        batch_gradients = [gradients[batch] if which == 0 else gradients[batch[:0]] for batch in batches]
+        turns = [(epoch, step) for step in range(len(batch_gradients))]
+        for left in canaries.sums(batch_gradients, turns, ("drawn", which, epoch), training.expected(rows) or 1.0):
+            score_parts.append(canaries.scores(left, scales))
             total += count
         epoch += 1
-    return {"sum": torch.cat(found)[:trials].numpy()}
+    return {"sum": torch.cat(score_parts)[:trials].numpy()}
 
 
-def _distance(canaries: Canaries, event: Event) -> Measured:
+def _measure_distance(canaries: Canaries, event: Event) -> SensitivityCheck:
     assert isinstance(event.mechanism, Gaussian)
     measured, pairs = canaries.distance(event.neighbours is Neighbours.REPLACE)
-    return Measured("distance of two steps in deviations", measured, 1 / event.mechanism.noise_multiplier, pairs, SLACK)
+    return SensitivityCheck(
+        "distance of two steps in deviations", measured, 1 / event.mechanism.noise_multiplier, pairs, SLACK
+    )

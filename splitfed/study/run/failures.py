@@ -52,40 +52,40 @@ class Terminated(KeyboardInterrupt):
     """The process was asked to end by SIGTERM; handled wherever an interruption from the keyboard is."""
 
 
-def reason(error: BaseException) -> tuple[str, str] | None:
+def explain_failure(error: BaseException) -> tuple[str, str] | None:
     """Return what the machine refused and how to mend it, where that is behind `error`; None for anything else."""
-    seen: BaseException | None = error
-    while seen is not None:
-        known = _REASONS.get(_number(seen) or 0)
-        if known is not None:
-            name = getattr(seen, "filename", None)
-            return (f"{os.fspath(name)}: {known[0]}" if isinstance(name, (str, os.PathLike)) else known[0]), known[1]
-        told = next((told for words, told in _QUEUE.items() if words in str(seen)), None)
-        if told is not None:
-            return told
-        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+    cause: BaseException | None = error
+    while cause is not None:
+        reason = _REASONS.get(_error_number(cause) or 0)
+        if reason is not None:
+            name = getattr(cause, "filename", None)
+            return (f"{os.fspath(name)}: {reason[0]}" if isinstance(name, (str, os.PathLike)) else reason[0]), reason[1]
+        queue_reason = next((queue_reason for words, queue_reason in _QUEUE.items() if words in str(cause)), None)
+        if queue_reason is not None:
+            return queue_reason
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return None
 
 
-def _number(error: BaseException) -> int | None:
+def _error_number(error: BaseException) -> int | None:
     """Return the error number behind `error`; None where it has none."""
     if isinstance(error, MemoryError):
         return errno.ENOMEM
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     text = str(error).lower()
-    told = _NUMBER.search(text)
-    return int(told[1]) if told else next((number for words, number in _WORDS.items() if words in text), None)
+    match = _NUMBER.search(text)
+    return int(match[1]) if match else next((number for words, number in _WORDS.items() if words in text), None)
 
 
 @contextmanager
-def stoppable() -> Iterator[None]:
+def catch_termination() -> Iterator[None]:
     """Raise `Terminated` inside the block when SIGTERM arrives; handlers are afterwards what they were before."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, _raise_terminated)
     try:
         yield
     finally:
@@ -93,12 +93,12 @@ def stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def calm() -> None:
+def ignore_signals() -> None:
     """Ignore further requests to stop: what is left to do is brief, and is to be done whole."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
+def _raise_terminated(number: int, frame: FrameType | None) -> None:
     raise Terminated

@@ -26,7 +26,7 @@ def read_rows(path: Path, shape: tuple[int, ...], value_range: tuple[float, floa
     """
     check_kind(path)
     table = path.suffix.lower() == ".csv"
-    x = as_tensor(str(path), _table(path) if table else _array(path)).to(torch.float32)
+    x = as_tensor(str(path), _read_csv(path) if table else _read_array(path)).to(torch.float32)
     width = math.prod(shape)
     if table and x.shape[1] == width:
         x = x.reshape(-1, *shape)
@@ -58,7 +58,7 @@ def _check_rows(path: Path, what: str, good: Tensor) -> None:
         raise InvalidInput(f"{str(path)!r} {what} in row {int(bad[0])}")
 
 
-def _array(path: Path) -> np.ndarray:
+def _read_array(path: Path) -> np.ndarray:
     try:
         # By its first bytes, whatever it is called.
         with path.open("rb") as file:
@@ -77,28 +77,28 @@ def _array(path: Path) -> np.ndarray:
         raise InvalidInput(f"{str(path)!r} cannot be read: {reason}") from None
 
 
-def _table(path: Path) -> np.ndarray:
+def _read_csv(path: Path) -> np.ndarray:
     """Return the numbers of a CSV file, (rows, columns); a first line with text in it is a header."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             lines = [line for line in csv.reader(file) if line]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InvalidInput(f"{str(path)!r} cannot be read as CSV: {error}") from None
-    header = bool(lines) and any(_number(field) is None for field in lines[0])
+    header = bool(lines) and any(_parse_number(field) is None for field in lines[0])
     rows = lines[1:] if header else lines
     if not rows:
         raise InvalidInput(f"{str(path)!r} holds no row; expected at least one")
-    found = []
+    number_rows = []
     for i, line in enumerate(rows):
-        numbers = [_number(field) for field in line]
+        numbers = [_parse_number(field) for field in line]
         if None in numbers or len(numbers) != len(rows[0]):
             wrong = next((repr(f) for f, n in zip(line, numbers, strict=True) if n is None), f"{len(numbers)} fields")
             raise InvalidInput(f"{str(path)!r} has {wrong} in row {i}; expected {len(rows[0])} numbers")
-        found.append(numbers)
-    return np.array(found, dtype=np.float64)
+        number_rows.append(numbers)
+    return np.array(number_rows, dtype=np.float64)
 
 
-def _number(field: str) -> float | None:
+def _parse_number(field: str) -> float | None:
     try:
         return float(field)
     except ValueError:

@@ -17,11 +17,11 @@ from splitfed.core.random import derive
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head
 from splitfed.study.config import schema
-from splitfed.study.report.units import plural, size
+from splitfed.study.report.units import count_noun, format_bytes
 from splitfed.study.run import session
 from splitfed.study.run.input_rows import check_kind, read_rows
 from splitfed.study.run.progress import Lines
-from splitfed.study.run.runner import Json, result, trained
+from splitfed.study.run.runner import Json, read_result, train_cell
 from splitfed.study.run.trust import code_of
 from splitfed.training.checkpoint import write_atomic
 from splitfed.training.run import Run
@@ -51,7 +51,7 @@ def predict(
     check_kind(rows)
     for path in (output, view_output):
         _check_writable(path, rows)
-    run = _rebuilt(folder, trust)
+    run = _rebuild_run(folder, trust)
     x = read_rows(rows, run.data.shape, run.data.victims.value_range)
     heads = {h.value: h for h in run.engine.topology.heads}
     if head is not None and head not in heads:
@@ -61,30 +61,30 @@ def predict(
     if view is not None and view not in run.engine.parties:
         raise unknown("party", view, run.engine.parties)
     before = {flow: counted for flow, counted in run.engine.traffic.flows.items() if flow.phase == "predict"}
-    with ExitStack() as open_eyes:
-        seen = {name: open_eyes.enter_context(run.engine.record_party(name)) for name in run.engine.parties}
-        outputs = run.predict(x, client=client, head=head, number=_draw(run, x))
-    known = heads[head] if head is not None else next(iter(heads.values()))
-    table = predictions(known, outputs)
+    with ExitStack() as recorder_stack:
+        recorders = {name: recorder_stack.enter_context(run.engine.record_party(name)) for name in run.engine.parties}
+        outputs = run.predict(x, client=client, head=head, number=_draw_number(run, x))
+    chosen_head = heads[head] if head is not None else next(iter(heads.values()))
+    table = prediction_table(chosen_head, outputs)
     if output is not None:
-        write_atomic(output, _csv(table).encode())
+        write_atomic(output, _format_csv(table).encode())
     if view is not None and view_output is not None:
-        received = seen[view].view().tensors()
+        received = recorders[view].view().tensors()
         write_atomic(view_output, save({name: tensor.contiguous() for name, tensor in received.items()}))
     return {
         "run": str(folder),
         "client": client,
-        "head": known.value,
+        "head": chosen_head.value,
         "rows": len(x),
         "predictions": table,
-        **_traffic(run, before),
-        "views": {name: views for name, recorder in seen.items() if (views := _views(recorder))},
+        **_predict_traffic(run, before),
+        "views": {name: views for name, recorder in recorders.items() if (views := _list_views(recorder))},
         "output": None if output is None else str(output),
         "view_output": None if view_output is None else str(view_output),
     }
 
 
-def predictions(head: Head, outputs: Tensor) -> dict[str, list[Any]]:
+def prediction_table(head: Head, outputs: Tensor) -> dict[str, list[Any]]:
     """Return column -> values for `outputs` (rows, ...) of `head`.
 
     Of a classification the label and the probability of each class, of a binary task the label and the probability
@@ -102,44 +102,46 @@ def predictions(head: Head, outputs: Tensor) -> dict[str, list[Any]]:
     return {f"value_{i}": flat[:, i].tolist() for i in range(flat.shape[1])}
 
 
-def told(found: Json) -> str:
+def format_prediction(prediction: Json) -> str:
     """Return what `predict` found as text for people."""
     lines = []
-    if found["output"] is None:
-        shown = {name: values[:SHOWN] for name, values in found["predictions"].items()}
-        lines += _csv(shown, digits=4).splitlines()
-        if found["rows"] > SHOWN:
-            lines.append(f"... {found['rows'] - SHOWN} more rows; --output FILE.csv has them all")
+    if prediction["output"] is None:
+        shown = {name: values[:SHOWN] for name, values in prediction["predictions"].items()}
+        lines += _format_csv(shown, digits=4).splitlines()
+        if prediction["rows"] > SHOWN:
+            lines.append(f"... {prediction['rows'] - SHOWN} more rows; --output FILE.csv has them all")
     else:
-        lines.append(f"{plural(found['rows'], 'row')} predicted by client {found['client']}: {found['output']}")
-    kinds = ", ".join(f"{kind} {size(n)}" for kind, n in found["bytes_by_kind"].items())
-    lines.append(f"crossed: {plural(found['messages'], 'message')}, {size(found['bytes'])} ({kinds or 'nothing'})")
-    for party, views in found["views"].items():
+        rows = count_noun(prediction["rows"], "row")
+        lines.append(f"{rows} predicted by client {prediction['client']}: {prediction['output']}")
+    kinds = ", ".join(f"{kind} {format_bytes(n)}" for kind, n in prediction["bytes_by_kind"].items())
+    messages, size = count_noun(prediction["messages"], "message"), format_bytes(prediction["bytes"])
+    lines.append(f"crossed: {messages}, {size} ({kinds or 'nothing'})")
+    for party, views in prediction["views"].items():
         for view in views:
             shape = "x".join(map(str, view["shape"]))
             lines.append(
                 f"{party} saw {view['value']} ({view['kind']}, {shape}) from {view['from']}, over {view['edge']}"
             )
-    if not found["views"]:
+    if not prediction["views"]:
         lines.append("nobody saw anything: no value crosses in this topology")
-    if found["view_output"] is not None:
-        lines.append(f"view: {found['view_output']}")
+    if prediction["view_output"] is not None:
+        lines.append(f"view: {prediction['view_output']}")
     return "\n".join(lines)
 
 
-def _rebuilt(folder: Path, trust: bool) -> Run:
+def _rebuild_run(folder: Path, trust: bool) -> Run:
     """Return the finished run in `folder`, as its newest checkpoint has it."""
-    known = result(folder)
-    if known is None or "failed" in known or not (folder / "config.toml").is_file():
+    result = read_result(folder)
+    if result is None or "failed" in result or not (folder / "config.toml").is_file():
         raise InvalidInput(f"{str(folder)!r} holds no finished run; expected a folder .../runs/NAME")
     if not any((folder / "checkpoints").glob("*/*")):
         raise InvalidInput(f"{str(folder)!r} holds no checkpoint any more; run its study again to predict with it")
-    raw = schema.read(folder / "config.toml", digests.RUN_CONFIG)
-    grid, data = session.check(raw, "config.toml", folder, code_of(folder, raw, trust))
-    return trained(grid.cells[0], data, folder, Lines(1))
+    raw = schema.read_toml(folder / "config.toml", digests.RUN_CONFIG)
+    grid, data = session.check_study(raw, "config.toml", folder, code_of(folder, raw, trust))
+    return train_cell(grid.cells[0], data, folder, Lines(1))
 
 
-def _draw(run: Run, x: Tensor) -> int:
+def _draw_number(run: Run, x: Tensor) -> int:
     """Return the number of the call, by which defenses draw: the same rows the same draw, other rows another.
 
     Two calls that shared their noise would give away the difference of their releases.
@@ -156,7 +158,7 @@ def _check_writable(path: Path | None, rows: Path) -> None:
         raise InvalidInput(f"{str(path)!r} is the input; give another file for what comes out")
 
 
-def _traffic(run: Run, before: Any) -> Json:
+def _predict_traffic(run: Run, before: Any) -> Json:
     """Return messages and bytes of phase "predict" since `before`."""
     flows = []
     for flow, (messages, nbytes) in run.engine.traffic.flows.items():
@@ -171,13 +173,13 @@ def _traffic(run: Run, before: Any) -> Json:
     }
 
 
-def _views(recorder: Recorder) -> list[Json]:
+def _list_views(recorder: Recorder) -> list[Json]:
     """Return what one party received: each value with its whole shape, sender and edge."""
     view: View = recorder.view()
-    found: dict[tuple[str, str, str, str], list[Tensor]] = {}
+    tensors_by_message: dict[tuple[str, str, str, str], list[Tensor]] = {}
     for message in view.messages:
         for value, tensor in message.tensors.items():
-            found.setdefault((value, message.kind, message.sender, message.edge), []).append(tensor)
+            tensors_by_message.setdefault((value, message.kind, message.sender, message.edge), []).append(tensor)
     return [
         {
             "value": value,
@@ -187,11 +189,11 @@ def _views(recorder: Recorder) -> list[Json]:
             "shape": [sum(len(t) for t in tensors), *tensors[0].shape[1:]],
             "bytes": sum(t.nbytes for t in tensors),
         }
-        for (value, kind, sender, edge), tensors in found.items()
+        for (value, kind, sender, edge), tensors in tensors_by_message.items()
     ]
 
 
-def _csv(table: dict[str, list[Any]], digits: int = 17) -> str:
+def _format_csv(table: dict[str, list[Any]], digits: int = 17) -> str:
     lines = [",".join(["row", *table])]
     for i, row in enumerate(zip(*table.values(), strict=True)):
         lines.append(",".join([str(i), *(str(v) if isinstance(v, int) else f"{v:.{digits}g}" for v in row)]))

@@ -32,19 +32,19 @@ from splitfed.planning.validation import (
     probe_with,
 )
 from splitfed.study.config import build
-from splitfed.study.config.assembly import Refused
+from splitfed.study.config.assembly import PieceError
 from splitfed.study.config.cell import Cell, Probe
 from splitfed.study.config.grid import Grid
 from splitfed.study.config.mistakes import Mistakes
-from splitfed.study.config.speeds_table import Names
-from splitfed.study.config.training_attacks import join
+from splitfed.study.config.speeds_table import PartyNames
+from splitfed.study.config.training_attacks import add_intruder
 from splitfed.study.report import planned_costs
 from splitfed.threats.tuning import SHARE, Bench, check_tunable
 from splitfed.training.entry_point import check_across, engine_of
 from splitfed.training.run import Run
 
 
-def rehearse(grid: Grid, source: str) -> Dataset:
+def check_grid(grid: Grid, source: str) -> Dataset:
     """Load the data and put every run together without training it; return the data.
 
     Raises `InvalidStudy` with a line a mistake, its place in the study called `source` in front.
@@ -55,45 +55,45 @@ def rehearse(grid: Grid, source: str) -> Dataset:
         _check_device(first.training.device)
     with mistakes.at("data"):
         data = build.dataset(first.data)
-        splits = {seed: _split(data, first, seed) for seed in dict.fromkeys(c.seed for c in grid.cells)}
+        splits = {seed: _split_data(data, first, seed) for seed in dict.fromkeys(c.seed for c in grid.cells)}
     mistakes.stop()
     with mistakes.at("study.target"):
         _check_target(first.target, data, list(splits.values()))
-    checked: dict[tuple[str, str, str], tuple[Topology, Facts] | None] = {}
+    topologies: dict[tuple[str, str, str], tuple[Topology, Facts] | None] = {}
     cells: dict[tuple[str, str, str, str], Cell] = {}
     for cell in grid.cells:
         mistakes.stop_if_many()
         split = splits[cell.seed]
         label = (cell.topology.builder.label, cell.training.schedule.label, cell.method.label)
-        if label not in checked:
-            checked[label] = _place(mistakes, cell, data, split)
-        place = checked[label]
-        if place is None:
+        if label not in topologies:
+            topologies[label] = _check_topology(mistakes, cell, data, split)
+        probed = topologies[label]
+        if probed is None:
             continue
         cells.setdefault((*label, cell.intruder.key if cell.intruder else ""), cell)
-        ready, facts = place
-        guards = build.defenses(cell)
+        topology, facts = probed
+        defenses = build.defenses(cell)
         with mistakes.at(cell.defense.where):
-            fit = fit_defenses(ready, facts, split.clients[0].train, guards, cell.seed)
-            check_clients(guards, fit[0], len(split))
-            segment_plans(*fit, guards)
-            if any(guard.uploads for guard in guards):
-                check_uploads(replace(planned_costs.prepared(cell, data), defenses=tuple(guards)))
-            if any(overrides(guard, "settle") for guard in guards):
+            fit = fit_defenses(topology, facts, split.clients[0].train, defenses, cell.seed)
+            check_clients(defenses, fit[0], len(split))
+            segment_plans(*fit, defenses)
+            if any(guard.uploads for guard in defenses):
+                check_uploads(replace(planned_costs.prepare_cell(cell, data), defenses=tuple(defenses)))
+            if any(overrides(guard, "settle") for guard in defenses):
                 calibrate_defenses(
-                    replace(planned_costs.prepared(cell, data), defenses=tuple(guards)), cell.training.rounds
+                    replace(planned_costs.prepare_cell(cell, data), defenses=tuple(defenses)), cell.training.rounds
                 )
         training = cell.training.training(cell.seed)
         with mistakes.at("training.sampling"):
             check_sampling(build.schedule(cell), training)
         with mistakes.at("training.across"):
-            check_across(cell.training.across, guards)
+            check_across(cell.training.across, defenses)
         with mistakes.at("training.batch_size"):
-            check_batches([facts] * len(split), guards, split, training)
+            check_batches([facts] * len(split), defenses, split, training)
     _check_methods(mistakes, grid, data)
     _check_attacks(mistakes, list(cells.values()), data)
     _check_speeds(
-        mistakes, grid, {label: place[0] for label, place in checked.items() if place}, len(splits[first.seed])
+        mistakes, grid, {label: probed[0] for label, probed in topologies.items() if probed}, len(splits[first.seed])
     )
     mistakes.stop()
     return data
@@ -105,15 +105,15 @@ def check_attack(probe: Probe, run: Run) -> None:
     What an attack needs only the attack knows: it is begun and stopped; see `Evaluator.refusal`.
     """
     attack, data = build.attack(probe), run.data
-    pictured = attack.target in (Target.INPUTS, Target.REPRESENTATIVES)
+    shows_inputs = attack.target in (Target.INPUTS, Target.REPRESENTATIVES)
     if len(data.auxiliary) == 0 and attack.target is not Target.MEMBERS:
         raise InvalidInput("there is no auxiliary row for the baseline of a score; give some (data.auxiliary=0.2)")
     if len(data.victims) == 0 and attack.phase is not Phase.TRAINING:
         raise InvalidInput("there are no victims to attack; set some aside (data.victims=64)")
-    if pictured and len(data.shape) == 3 and data.victims.value_range is None:
+    if shows_inputs and len(data.shape) == 3 and data.victims.value_range is None:
         raise InvalidInput(f"{data.name} holds images without a value range, so no score has a scale; store bytes")
-    past = attack.phase is Phase.TRAINING and probe.adversary in (None, FED) and FED in run.engine.parties
-    if not past:
+    against_recording = attack.phase is Phase.TRAINING and probe.adversary in (None, FED) and FED in run.engine.parties
+    if not against_recording:
         run.evaluator.adversary(probe.adversary)
     elif FED not in run.engine.link.recorders:
         raise InvalidInput(
@@ -122,27 +122,27 @@ def check_attack(probe: Probe, run: Run) -> None:
     if probe.tune:
         check_tunable(probe.attack.name, attack, attack.space)
         Bench(run.evaluator, attack, run.evaluator.adversary(probe.adversary), 0, run.seed, SHARE)
-    why = run.evaluator.refusal(probe.attack.name, attack, probe.adversary)
-    if why is not None:
-        raise _whose(probe, why)
+    refusal = run.evaluator.refusal(probe.attack.name, attack, probe.adversary)
+    if refusal is not None:
+        raise _attack_error(probe, refusal)
 
 
-def _whose(probe: Probe, why: object) -> InvalidInput:
+def _attack_error(probe: Probe, why: object) -> InvalidInput:
     whose = "" if probe.adversary is None else f" by {probe.adversary}"
     return InvalidInput(f"{probe.attack.name}{whose}: {why}")
 
 
-def untrained(cell: Cell, data: Dataset) -> Run:
+def build_untrained_run(cell: Cell, data: Dataset) -> Run:
     """Return the run `cell` before its first round, its intruders in it, without its defenses, on the CPU."""
-    run, ready = _bare(cell, data)
+    run, ready = _build_run(cell, data)
     for probe in cell.attacks:
         if probe.lives != "outside":
-            join(run.engine, ready, probe)
+            add_intruder(run.engine, ready, probe)
     return run
 
 
-def _bare(cell: Cell, data: Dataset) -> tuple[Run, Prepared]:
-    ready = planned_costs.prepared(cell, data)
+def _build_run(cell: Cell, data: Dataset) -> tuple[Run, Prepared]:
+    ready = planned_costs.prepare_cell(cell, data)
     engine = engine_of(ready, record=cell.training.record)
     run = Run(engine, ready.data, ready.schedule, ready.schedule.start(len(ready.data)), cell.seed)
     run.follow(ready.method)
@@ -166,7 +166,7 @@ def _check_methods(mistakes: Mistakes, grid: Grid, data: Dataset) -> None:
             continue
         seen.add(label)
         with mistakes.at("training.starts" if bare else cell.method.where):
-            planned_costs.prepared(cell, data)
+            planned_costs.prepare_cell(cell, data)
 
 
 def _check_attacks(mistakes: Mistakes, cells: Sequence[Cell], data: Dataset) -> None:
@@ -176,30 +176,32 @@ def _check_attacks(mistakes: Mistakes, cells: Sequence[Cell], data: Dataset) -> 
             continue
         own = mistakes.fresh()
         with own.at(cell.topology.where):
-            run, ready = _bare(cell, data)
+            run, ready = _build_run(cell, data)
         if own and not mistakes:
             mistakes.take(own)
         if own:
             continue
         # Intruders first, for others may ask them; one that could not enter has been complained of already.
-        inside = [probe for probe in cell.attacks if probe.lives != "outside" and _enters(mistakes, run, ready, probe)]
+        inside = [
+            probe for probe in cell.attacks if probe.lives != "outside" and _can_enter(mistakes, run, ready, probe)
+        ]
         for probe in [*inside, *(probe for probe in cell.attacks if probe.lives == "outside")]:
             with mistakes.at(probe.where):
                 check_attack(probe, run)
 
 
-def _enters(mistakes: Mistakes, run: Run, ready: Prepared, probe: Probe) -> bool:
+def _can_enter(mistakes: Mistakes, run: Run, ready: Prepared, probe: Probe) -> bool:
     own = mistakes.fresh()
     with own.at(probe.where):
         try:
-            join(run.engine, ready, probe)
+            add_intruder(run.engine, ready, probe)
         except InvalidInput as error:
-            raise _whose(probe, error) from None
+            raise _attack_error(probe, error) from None
     mistakes.take(own)
     return not own
 
 
-def _split(data: Dataset, cell: Cell, seed: int) -> Federation:
+def _split_data(data: Dataset, cell: Cell, seed: int) -> Federation:
     found = build.federation(data, cell.data, seed)
     if not any(len(client.test) for client in found.clients):
         raise InvalidInput("no client has a test row, so utility cannot be measured; give a larger test fraction")
@@ -218,13 +220,13 @@ def _check_target(target: float | None, data: Dataset, splits: Sequence[Federati
         raise InvalidInput("target is told of validation rows, and no client has one; give a larger validation")
 
 
-def _place(mistakes: Mistakes, cell: Cell, data: Dataset, split: Federation) -> tuple[Topology, Facts] | None:
+def _check_topology(mistakes: Mistakes, cell: Cell, data: Dataset, split: Federation) -> tuple[Topology, Facts] | None:
     """Build and probe the topology of `cell`, and check what does not depend on seed or defense."""
     where = cell.topology.where
     with mistakes.at(where):
         try:
             ready = build.topology(cell, data)
-        except Refused as error:
+        except PieceError as error:
             mistakes.add(f"{where}.{error.path}", error)
             return None
         plan, rows = build.schedule(cell), split.clients[0].train
@@ -246,7 +248,7 @@ def _place(mistakes: Mistakes, cell: Cell, data: Dataset, split: Federation) -> 
             optims_of(ready, cell.training.optimizer)
         with mistakes.at("training.record.parties"):
             fed = {FED: FED} if cell.method.part is not None or plan.placement(ready).fused else {}
-            _check_known(cell.training.record.parties, _parties(ready, len(split)) | fed)
+            _check_known(cell.training.record.parties, _party_roles(ready, len(split)) | fed)
         return ready, facts
     return None
 
@@ -258,7 +260,7 @@ def _check_speeds(mistakes: Mistakes, grid: Grid, ready: Mapping[tuple[str, str,
         return
     schedules = {cell.training.schedule.label: build.schedule(cell) for cell in grid.cells}
     names = [
-        Names(topology, schedules[label], clients, meeting=method != "none")
+        PartyNames(topology, schedules[label], clients, meeting=method != "none")
         for (_, label, method), topology in ready.items()
     ]
     with mistakes.at("training.speeds"):
@@ -271,7 +273,7 @@ def _check_known(names: Iterable[str], parties: Iterable[str]) -> None:
             raise unknown("party to record", name, parties)
 
 
-def _parties(topology: Topology, clients: int) -> dict[str, str]:
+def _party_roles(topology: Topology, clients: int) -> dict[str, str]:
     """Return the names of all parties with their roles: data owners are numbered."""
     shared = {role: role for role in topology.roles if role not in topology.data_roles}
     return shared | {member(role, i): role for role in topology.data_roles for i in range(clients)}

@@ -109,7 +109,7 @@ class Bars:
 
 
 class Reports:
-    """Tells another process: one line of JSON an event, read back by `relay`."""
+    """Tells another process: one line of JSON an event, read back by `relay_event`."""
 
     def __init__(self, file: TextIO | None = None) -> None:
         self._file = file or sys.stdout
@@ -134,12 +134,12 @@ class Reports:
         print(json.dumps(event), file=self._file, flush=True)
 
 
-def relay(line: str, watcher: Watcher) -> None:
+def relay_event(line: str, watcher: Watcher) -> None:
     """Tell `watcher` the event that another process wrote as `line`."""
     event: Mapping[str, Any] = json.loads(line)
     getattr(watcher, event["event"])(**{key: value for key, value in event.items() if key != "event"})
 
 
-def watcher(total: int, finished: int) -> Bars | Lines:
+def open_watcher(total: int, finished: int) -> Bars | Lines:
     """Return bars where standard error is a terminal, and lines elsewhere."""
     return Bars(total, finished) if sys.stderr.isatty() else Lines(total, finished)

@@ -11,88 +11,88 @@ from splitfed.core.errors import InvalidInput
 from splitfed.data.dataset import Dataset
 from splitfed.study.config import schema
 from splitfed.study.config.cell import Cell, slug
-from splitfed.study.config.grid import probe, written
+from splitfed.study.config.grid import attack_table, parse_attack_table
 from splitfed.study.config.mistakes import Mistakes
 from splitfed.study.config.schema import AttackTable
 from splitfed.study.config.toml import dumps
 from splitfed.study.run import session
 from splitfed.study.run.preflight import check_attack
-from splitfed.study.run.progress import watcher
-from splitfed.study.run.runner import Json, attacked, result, trained, write_result
+from splitfed.study.run.progress import open_watcher
+from splitfed.study.run.runner import Json, read_result, run_attack, train_cell, write_result
 from splitfed.study.run.store import StudyFolder
-from splitfed.study.run.trust import code_of, mark, own_files
+from splitfed.study.run.trust import code_of, read_own_files, write_mark
 from splitfed.training.checkpoint import write_atomic
 
 
-def attack(
+def attack_run(
     folder: Path, names: Sequence[str], preset: str | None, adversary: str | None, *, trust: bool = False
 ) -> list[Json]:
     """Run the attacks `names` on the run in `folder`, add them to its result, and return what they achieved."""
     if not names:
         raise InvalidInput("no attack is named; expected --attack inverse_network,rmle")
-    known, cell, data = finished(folder, trust=trust)
+    result, cell, data = load_finished_run(folder, trust=trust)
     mistakes = Mistakes("attack")
-    probes = [probe(mistakes, n, AttackTable(name=n, preset=preset, adversary=adversary)) for n in names]
-    there = [(p.attack.name, p.attack.parameters) for p in cell.attacks]
+    probes = [parse_attack_table(mistakes, n, AttackTable(name=n, preset=preset, adversary=adversary)) for n in names]
+    trained_attacks = [(p.attack.name, p.attack.parameters) for p in cell.attacks]
     for found in filter(None, probes):
-        if found.lives != "outside" and (found.attack.name, found.attack.parameters) not in there:
+        if found.lives != "outside" and (found.attack.name, found.attack.parameters) not in trained_attacks:
             text = f"{found.attack.name} lives in training, and was not in this one with these parameters"
             mistakes.add(found.where, text)
     mistakes.stop()
-    chosen = [replace(found, key=_key(known, found.label, found.attack.name)) for found in filter(None, probes)]
-    with watcher(1, 0) as told:
-        run = trained(cell, data, folder, told)
+    chosen = [replace(found, key=_attack_key(result, found.label, found.attack.name)) for found in filter(None, probes)]
+    with open_watcher(1, 0) as watcher:
+        run = train_cell(cell, data, folder, watcher)
         for found in chosen:
             with mistakes.at(found.where):
                 check_attack(found, run)
         mistakes.stop()
-        entries = [attacked(run, found, folder, told) for found in chosen]
-    done = {entry["attack"] for entry in entries}
-    kept = [a for a in known["attacks"] if a["attack"] not in done]
+        entries = [run_attack(run, found, folder, watcher) for found in chosen]
+    attack_keys = {entry["attack"] for entry in entries}
+    other_entries = [a for a in result["attacks"] if a["attack"] not in attack_keys]
     labels = {found.label for found in chosen}
-    tables = [written(p) for p in [*(p for p in cell.attacks if p.label not in labels), *chosen]]
-    sources = own_files(folder)
+    tables = [attack_table(p) for p in [*(p for p in cell.attacks if p.label not in labels), *chosen]]
+    sources = read_own_files(folder)
     write_atomic(folder / "config.toml", digests.toml_with_digest(dumps({**cell.config, "attack": tables})))
     if sources is not None:
         # Defaults that a later version has are written out now.
-        mark(folder, sources)
-    write_result(folder, {**known, "attacks": [*kept, *entries]})
-    _refresh(folder.resolve().parent.parent)
+        write_mark(folder, sources)
+    write_result(folder, {**result, "attacks": [*other_entries, *entries]})
+    _rewrite_results_table(folder.resolve().parent.parent)
     return entries
 
 
-def applicable(folder: Path, adversary: str | None, *, trust: bool = False) -> dict[str, dict[str, str | None]]:
+def applicable_attacks(folder: Path, adversary: str | None, *, trust: bool = False) -> dict[str, dict[str, str | None]]:
     """Return, for the run in `folder`, party -> attack -> None or why that party cannot run it.
 
     `adversary`: the one party to ask for (default: all of them).
     """
-    _, cell, data = finished(folder, trust=trust)
-    with watcher(1, 0) as told:
-        run = trained(cell, data, folder, told)
+    _, cell, data = load_finished_run(folder, trust=trust)
+    with open_watcher(1, 0) as watcher:
+        run = train_cell(cell, data, folder, watcher)
     parties = list(run.engine.parties) if adversary is None else [run.evaluator.adversary(adversary)]
     return {party: run.evaluator.applicable(party) for party in parties}
 
 
-def finished(folder: Path, *, trust: bool = False) -> tuple[Json, Cell, Dataset]:
+def load_finished_run(folder: Path, *, trust: bool = False) -> tuple[Json, Cell, Dataset]:
     """Return the result of the run in `folder`, what it is, and its data; refuse what has not finished.
 
     One that reaches outside of its folder and is not this user's own is refused without `trust`.
     """
-    known = result(folder)
+    known = read_result(folder)
     if known is None or "failed" in known or not (folder / "config.toml").is_file():
         raise InvalidInput(f"{str(folder)!r} holds no finished run; expected a folder .../runs/NAME")
-    raw = schema.read(folder / "config.toml", digests.RUN_CONFIG)
-    grid, data = session.check(raw, "config.toml", folder, code_of(folder, raw, trust))
+    raw = schema.read_toml(folder / "config.toml", digests.RUN_CONFIG)
+    grid, data = session.check_study(raw, "config.toml", folder, code_of(folder, raw, trust))
     return known, grid.cells[0], data
 
 
-def _key(known: Json, label: str, name: str) -> str:
+def _attack_key(known: Json, label: str, name: str) -> str:
     """Return the file name for the attack called `label`: its own where it ran before, else one not in use."""
     used = {entry["attack"]: entry["label"] for entry in known["attacks"]}
     return name if used.get(name, label) == label else slug(label)
 
 
-def _refresh(study: Path) -> None:
+def _rewrite_results_table(study: Path) -> None:
     """Write the table of the study again, where the run belongs to one."""
     if (study / "study.toml").is_file():
         home = StudyFolder(study)

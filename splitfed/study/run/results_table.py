@@ -23,7 +23,7 @@ BASELINES = {
 }
 
 
-def settings(results: Sequence[Json]) -> list[dict[str, Any]]:
+def setting_rows(results: Sequence[Json]) -> list[dict[str, Any]]:
     """Return a plain row a setting, means over the seeds that ended.
 
     A setting is a topology with a defense, with a schedule and a federated method where the study has several, and
@@ -51,9 +51,9 @@ def settings(results: Sequence[Json]) -> list[dict[str, Any]]:
             row["metric"] = ended[0]["utility"]["metric"]
             row["utility"] = fmean(found["utility"]["test"] for found in ended)
             if any(found.get("privacy") for found in ended):
-                row["epsilon"], row["promises"] = _epsilon(ended), _promises(ended)
+                row["epsilon"], row["promises"] = _largest_epsilon(ended), _largest_promises(ended)
             row["attacks"] = {
-                attack["attack"]: _means([found["attacks"][i]["scores"] for found in ended])
+                attack["attack"]: _mean_scores([found["attacks"][i]["scores"] for found in ended])
                 for i, attack in enumerate(ended[0]["attacks"])
             }
             row["quick"] = [attack["attack"] for attack in ended[0]["attacks"] if attack.get("quick")]
@@ -61,47 +61,47 @@ def settings(results: Sequence[Json]) -> list[dict[str, Any]]:
     return rows
 
 
-def _epsilon(runs: Sequence[Json]) -> float | None:
+def _largest_epsilon(runs: Sequence[Json]) -> float | None:
     """Return the largest epsilon over the seeds; None where one has none for all that crosses."""
     found = [(one.get("privacy") or {}).get("ledger", {}).get("epsilon") for one in runs]
     return None if None in found else max(found)
 
 
-def _promises(runs: Sequence[Json]) -> dict[str, float]:
+def _largest_promises(runs: Sequence[Json]) -> dict[str, float]:
     """Return what is protected -> the largest epsilon over the seeds, infinity where it has no bound."""
-    found: dict[str, float] = {}
+    epsilons: dict[str, float] = {}
     for one in runs:
         for total in (one.get("privacy") or {}).get("ledger", {}).get("totals", ()):
             epsilon = math.inf if total["epsilon"] is None else float(total["epsilon"])
-            found[total["protects"]] = max(epsilon, found.get(total["protects"], 0.0))
-    return found
+            epsilons[total["protects"]] = max(epsilon, epsilons.get(total["protects"], 0.0))
+    return epsilons
 
 
-def _told(row: dict[str, Any]) -> str:
+def _format_epsilon(row: dict[str, Any]) -> str:
     if "epsilon" not in row:
         return "-"
     if row["epsilon"] is not None:
         return f"{row['epsilon']:.3g}"
     # A promise for some of what crosses is never told without saying so.
-    told = " and ".join(f"{epsilon:.3g} for {protects}" for protects, epsilon in row["promises"].items())
-    return f"{told}, none for the rest" if told else "none"
+    promises = " and ".join(f"{epsilon:.3g} for {protects}" for protects, epsilon in row["promises"].items())
+    return f"{promises}, none for the rest" if promises else "none"
 
 
-def _means(scores: Sequence[Json]) -> dict[str, dict[str, float]]:
+def _mean_scores(scores: Sequence[Json]) -> dict[str, dict[str, float]]:
     """Average what the seeds have: metric -> who -> mean; nothing where a metric came out as no number."""
-    found: dict[str, dict[str, list[float]]] = {}
+    values_by_metric: dict[str, dict[str, list[float]]] = {}
     for one in scores:
         for metric, (who, score) in ((m, pair) for m, by in one.items() for pair in by.items()):
             if score["mean"] is not None:
-                found.setdefault(metric, {}).setdefault(who, []).append(score["mean"])
-    return {metric: {who: fmean(values) for who, values in by.items()} for metric, by in found.items()}
+                values_by_metric.setdefault(metric, {}).setdefault(who, []).append(score["mean"])
+    return {metric: {who: fmean(values) for who, values in by.items()} for metric, by in values_by_metric.items()}
 
 
-def show(results: Sequence[Json], console: Console) -> None:
+def print_table(results: Sequence[Json], console: Console) -> None:
     """Print the table of `results`, with what two baselines score below it."""
-    rows = settings(results)
+    rows = setting_rows(results)
     metric = next((row["metric"] for row in rows if "metric" in row), "utility")
-    attacks = _attacks(rows)
+    attacks = _attack_metrics(rows)
     quick = {name for row in rows for name in row.get("quick", [])}
     several = len({row["topology"] for row in rows}) > 1
     names = [
@@ -122,18 +122,18 @@ def show(results: Sequence[Json], console: Console) -> None:
     ):
         table.add_column(title, justify="right", overflow="fold")
     for row in rows:
-        scores = [_scores(row, name, metrics, "guess") for name, metrics in attacks.items()]
+        scores = [_format_scores(row, name, metrics, "guess") for name, metrics in attacks.items()]
         table.add_row(
             *(row.get(name, "") for name in names),
             row["defense"],
-            _utility(row),
-            *([_told(row)] if private else []),
+            _format_utility(row),
+            *([_format_epsilon(row)] if private else []),
             *scores,
         )
     # Not every row has every attack: one that hijacks training has rows of its own.
     reference = {name: next(row for row in rows if name in row.get("attacks", {})) for name in attacks}
     for who, title in BASELINES.items():
-        scores = [_scores(reference[name], name, metrics, who) for name, metrics in attacks.items()]
+        scores = [_format_scores(reference[name], name, metrics, who) for name, metrics in attacks.items()]
         if any(scores):
             table.add_row(
                 *("" for _ in names), f"baseline: {title}", "", *([""] if private else []), *scores, style="dim"
@@ -147,7 +147,7 @@ def show(results: Sequence[Json], console: Console) -> None:
             console.print(f"{where}: {said}", highlight=False, markup=False)
 
 
-def _attacks(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
+def _attack_metrics(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
     """Return the first two metrics that each attack has."""
     return {
         name: [metric for metric in METRICS if metric in scores][:2]
@@ -156,12 +156,12 @@ def _attacks(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
     }
 
 
-def _scores(row: dict[str, Any], attack: str, metrics: Sequence[str], who: str) -> str:
+def _format_scores(row: dict[str, Any], attack: str, metrics: Sequence[str], who: str) -> str:
     scores = row.get("attacks", {}).get(attack, {})
     found = [scores[metric][who] for metric in metrics if who in scores.get(metric, {})]
     return " / ".join(f"{value:#.3g}" for value in found)
 
 
-def _utility(row: dict[str, Any]) -> str:
+def _format_utility(row: dict[str, Any]) -> str:
     lost = f" ({row['failed']} failed)" if row["failed"] else ""
     return f"{row['utility']:.3f}{lost}" if "utility" in row else f"failed ({row['failed']})"

@@ -31,17 +31,17 @@ from splitfed.engines.base import FED
 from splitfed.planning.validation import labels_of
 from splitfed.stats.dependence import permutation_test
 from splitfed.study.config import build
-from splitfed.study.config.cell import Cell, Guarded, Probe
-from splitfed.study.config.speeds_table import Names
+from splitfed.study.config.cell import Cell, DefenseSetting, Probe
+from splitfed.study.config.speeds_table import PartyNames
 from splitfed.study.config.toml import dumps
-from splitfed.study.config.training_attacks import sent
+from splitfed.study.config.training_attacks import training_arguments
 from splitfed.study.report import planned_costs, privacy
-from splitfed.study.report.depth import depth
-from splitfed.study.report.exposure import holdings
-from splitfed.study.report.prototypes import keep
+from splitfed.study.report.depth import input_depth
+from splitfed.study.report.exposure import role_holdings
+from splitfed.study.report.prototypes import save_prototypes
 from splitfed.study.report.topology_data import graph_of
 from splitfed.study.run.progress import Watcher
-from splitfed.study.run.trust import mark
+from splitfed.study.run.trust import write_mark
 from splitfed.training.checkpoint import write_atomic
 from splitfed.training.client_scores import find_best_round, find_first_reaching, summarize_clients
 from splitfed.training.entry_point import train
@@ -51,37 +51,37 @@ PERMUTATIONS = 200
 Json = dict[str, Any]
 
 
-def perform(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Json:
+def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Json:
     """Do the run `cell` in `folder`, or what is left of it; return its result, as written to result.json.
 
     A training that diverges is a result too: `{"id", ..., "failed": one line}`.
     """
-    done = result(folder)
+    done = read_result(folder)
     if done is not None:
         return done
     if folder.is_dir() and not (folder / "run.json").is_file():
         # A crash came before the run had been described: nothing has been computed yet.
         shutil.rmtree(folder)
     try:
-        run = trained(cell, data, folder, watcher)
+        run = train_cell(cell, data, folder, watcher)
     except NonFinite as error:
         return write_result(folder, {**_identity(cell), "failed": str(error)})
     write_atomic(folder / "config.toml", digests.toml_with_digest(dumps(cell.config)))
-    mark(folder, cell.code.sources())
-    found = {**_identity(cell), **_measured(run, cell), **_costs(run, cell, data)}
-    found |= {"privacy": _privacy(run, cell, data), "attacks": []}
-    found["files"] = keep(run, folder)
+    write_mark(folder, cell.code.sources())
+    measurements = {**_identity(cell), **_measure_run(run, cell), **_planned_costs(run, cell, data)}
+    measurements |= {"privacy": _privacy_ledgers(run, cell, data), "attacks": []}
+    measurements["files"] = save_prototypes(run, folder)
     for probe in cell.attacks:
         try:
-            found["attacks"].append(attacked(run, probe, folder, watcher))
+            measurements["attacks"].append(run_attack(run, probe, folder, watcher))
         except Damaged:
             raise
         except SplitfedError as error:
             return write_result(folder, {**_identity(cell), "failed": f"attack {probe.key}: {error}"})
-    return write_result(folder, found)
+    return write_result(folder, measurements)
 
 
-def result(folder: Path) -> Json | None:
+def read_result(folder: Path) -> Json | None:
     """Return the result in the run folder `folder`, or None if it has not finished."""
     path = folder / "result.json"
     if not path.is_file():
@@ -89,11 +89,11 @@ def result(folder: Path) -> Json | None:
     return digests.read(path, digests.REMEASURE)
 
 
-def trained(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Run:
+def train_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Run:
     """Train the run of `cell` in `folder`, from its newest checkpoint if there is one."""
     plan, topology, schedule = cell.training, build.topology(cell, data), build.schedule(cell)
     method = build.method(cell, data)
-    names = Names(topology, schedule, cell.data.clients, meeting=method is not None)
+    names = PartyNames(topology, schedule, cell.data.clients, meeting=method is not None)
 
     def progress(done: int, total: int, metrics: Mapping[str, Any]) -> None:
         epsilon = metrics.get("epsilon")
@@ -121,60 +121,64 @@ def trained(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Run:
         evaluate_every=plan.evaluate_every,
         across=plan.across,
         delta=plan.delta,
-        **sent(cell, topology),
+        **training_arguments(cell, topology),
         progress=progress,
     )
 
 
-def attacked(run: Run, probe: Probe, folder: Path, watcher: Watcher) -> Json:
+def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher) -> Json:
     """Run one attack and write guess, truth and scores; scores that are there already are read back."""
     scores = folder / "attacks" / f"{probe.key}.json"
     if scores.is_file():
         advice = "delete it and repeat the command: the attack is then run anew"
         done: Json = digests.read(scores, advice)
-        same = done["parameters"] == dict(probe.attack.parameters) and done.get("tune", 0) == probe.tune
-        if same and done["asked"] == probe.adversary:
+        same_parameters = done["parameters"] == dict(probe.attack.parameters) and done.get("tune", 0) == probe.tune
+        if same_parameters and done["asked"] == probe.adversary:
             digests.check_file(folder / done["file"], done["sha256"], advice.replace("it", f"it and {scores.name}", 1))
             return done
     watcher.attack(probe.key, 0, 1)
-    attack, tuned = _tuned(run, probe, watcher)
-    (found,) = run.attack(
+    attack, tuned = _tune_attack(run, probe, watcher)
+    (outcome,) = run.attack(
         attack,
         adversary=probe.adversary,
         progress=lambda done, total: watcher.attack(probe.key, done, total),
     )
     file = f"attacks/{probe.key}.safetensors"
-    pair = {"guess": found.guess.float().contiguous(), "truth": found.truth.float().contiguous()}
+    pair = {"guess": outcome.guess.float().contiguous(), "truth": outcome.truth.float().contiguous()}
     tensors = save(pair)
     write_atomic(folder / file, tensors)
-    entry = {"attack": probe.key, "label": probe.label, "adversary": found.adversary, "seconds": found.seconds}
-    entry |= {"target": attack.target.name.lower(), "victims": len(found.truth), "scores": _scores(found.grade)}
+    entry = {"attack": probe.key, "label": probe.label, "adversary": outcome.adversary, "seconds": outcome.seconds}
+    entry |= {
+        "target": attack.target.name.lower(),
+        "victims": len(outcome.truth),
+        "scores": _score_table(outcome.grade),
+    }
     entry |= {"file": file, "sha256": digests.of(tensors), "lives": probe.lives}
-    entry["quick"] = attack.quick_look(str(probe.attack.told.get("preset")))
-    entry["depth"] = depth(run.engine.topology, run.engine.parties[found.adversary].role)
-    if found.stolen is not None:
-        entry["stolen"] = _scores(found.stolen)
+    entry["quick"] = attack.quick_look(str(probe.attack.label_values.get("preset")))
+    entry["depth"] = input_depth(run.engine.topology, run.engine.parties[outcome.adversary].role)
+    if outcome.stolen is not None:
+        entry["stolen"] = _score_table(outcome.stolen)
     entry |= tuned
     entry |= {"parameters": dict(probe.attack.parameters), "asked": probe.adversary, "tune": probe.tune}
-    write_atomic(scores, digests.json_with_digest(_finite(entry)))
+    write_atomic(scores, digests.json_with_digest(_without_infinities(entry)))
     return entry
 
 
-def _tuned(run: Run, probe: Probe, watcher: Watcher) -> tuple[Attack, Json]:
+def _tune_attack(run: Run, probe: Probe, watcher: Watcher) -> tuple[Attack, Json]:
     """Return the attack of `probe`, tuned on auxiliary rows where it asks for that, and what is to be told of it."""
     attack = build.attack(probe)
     if not probe.tune:
         return attack, {}
-    found = run.tune(
+    tuning = run.tune(
         attack,
         trials=probe.tune,
         adversary=probe.adversary,
         progress=lambda done, total: watcher.attack(f"{probe.key}, tuned", done, total),
     )
-    chosen = {name: getattr(found.attack, name) for name in attack.space}
-    told = {"parameters": chosen, "metric": found.metric, "score": found.score, "given": found.given}
-    trials = [{"parameters": dict(t.parameters), "score": t.score} for t in found.trials]
-    return found.attack, {"tuned": {**told, "trials": trials}}
+    chosen = {name: getattr(tuning.attack, name) for name in attack.space}
+    chosen_setting = {"parameters": chosen, "metric": tuning.metric, "score": tuning.score, "given": tuning.given}
+    trials = [{"parameters": dict(t.parameters), "score": t.score} for t in tuning.trials]
+    return tuning.attack, {"tuned": {**chosen_setting, "trials": trials}}
 
 
 def _identity(cell: Cell) -> Json:
@@ -185,9 +189,9 @@ def _identity(cell: Cell) -> Json:
         "defense": {
             "label": guard.label,
             "name": guard.name,
-            **_strength(guard),
+            **_describe_strength(guard),
             "guarantee": guard.guarantee,
-            "parts": [{"name": p.name, "parameters": dict(p.told)} for p in guard.parts],
+            "parts": [{"name": p.name, "parameters": dict(p.label_values)} for p in guard.parts],
         },
         "seed": cell.seed,
         "intruder": None if cell.intruder is None else cell.intruder.label,
@@ -199,7 +203,7 @@ def _identity(cell: Cell) -> Json:
     }
 
 
-def _strength(guard: Guarded) -> Json:
+def _describe_strength(guard: DefenseSetting) -> Json:
     """Tell the strength of a setting, and in which parameter, unit and direction it counts; None without one."""
     found = guard.strength
     if found is None:
@@ -213,11 +217,11 @@ def _strength(guard: Guarded) -> Json:
     }
 
 
-def _measured(run: Run, cell: Cell) -> Json:
+def _measure_run(run: Run, cell: Cell) -> Json:
     last = run.history[-1]
     task = run.data.task
     topology = run.engine.topology
-    defended = _defended(cell, topology)
+    defended = _defense_labels(cell, topology)
     return {
         "utility": {
             "metric": task.metric_name,
@@ -232,8 +236,8 @@ def _measured(run: Run, cell: Cell) -> Json:
             "method": {name: summarize_clients(scores) for name, scores in last["test"].get("method", {}).items()},
             "across": {name: summarize_clients(scores) for name, scores in last["test"].get("across", {}).items()},
         },
-        "selected": _selected(run),
-        "target": _target(run, cell),
+        "selected": _selected_round(run),
+        "target": _rounds_to_target(run, cell),
         "turned_off": None if run.method is None else run.method.turned_off,
         "restart_optimizers": run.restart_optimizers,
         "starts": run.starts,
@@ -244,22 +248,22 @@ def _measured(run: Run, cell: Cell) -> Json:
         "seconds": run.seconds,
         "rounds": len(run.history),
         "history": run.history,
-        "dependence": _dependence(run),
+        "dependence": _measure_dependence(run),
         "topology_graph": graph_of(topology, defended),
         "topology_mermaid": to_mermaid(topology, defended),
     }
 
 
-def _target(run: Run, cell: Cell) -> Json | None:
+def _rounds_to_target(run: Run, cell: Cell) -> Json | None:
     """Return when training first reached the study's target on validation rows, and what had crossed by then."""
     if cell.target is None:
         return None
-    found = find_first_reaching(run.history, cell.target, run.data.task.higher_is_better) or {}
-    told: Json = {"value": cell.target, "rounds": int(found["round"]) + 1 if found else None}
-    return {**told, "bytes": found.get("bytes"), "simulated_seconds": found.get("simulated_seconds")}
+    entry = find_first_reaching(run.history, cell.target, run.data.task.higher_is_better) or {}
+    target: Json = {"value": cell.target, "rounds": int(entry["round"]) + 1 if entry else None}
+    return {**target, "bytes": entry.get("bytes"), "simulated_seconds": entry.get("simulated_seconds")}
 
 
-def _selected(run: Run) -> Json | None:
+def _selected_round(run: Run) -> Json | None:
     """Return the round that validation rows would choose, and its scores; None without validation rows."""
     best = find_best_round(run.history, run.data.task.higher_is_better)
     if best is None:
@@ -269,39 +273,44 @@ def _selected(run: Run) -> Json | None:
     return {"round": int(best["round"]) + 1, **scores, "across": across}
 
 
-def _costs(run: Run, cell: Cell, data: Dataset) -> Json:
+def _planned_costs(run: Run, cell: Cell, data: Dataset) -> Json:
     """Return what was predicted before training, what the formulas need, and who sees what."""
-    ready = planned_costs.prepared(cell, data)
+    ready = planned_costs.prepare_cell(cell, data)
     topology, rows = run.engine.topology, run.data.clients[0].train
     known, sizes = run.engine.all_facts[0], planned_costs.sizes(ready)
     return {
-        "predicted": planned_costs.predicted(cell, planned_costs.prepared(cell, data, defended=True)),
+        "predicted": planned_costs.predict_costs(cell, planned_costs.prepare_cell(cell, data, defended=True)),
         "sizes": None if sizes is None else asdict(sizes),
-        "parties": holdings(
+        "parties": role_holdings(
             topology,
             known,
             labels_of(topology, rows),
-            _defended(cell, topology, lambda defense: not _acts_back(defense) or _acts_forth(defense), uploads=True),
-            _defended(cell, topology, _acts_back),
+            _defense_labels(
+                cell,
+                topology,
+                lambda defense: not _acts_on_gradients(defense) or _acts_on_releases(defense),
+                uploads=True,
+            ),
+            _defense_labels(cell, topology, _acts_on_gradients),
             run.engine.traffic.flows,
             {name: FED if name == FED else party.role for name, party in run.engine.parties.items()},
         ),
     }
 
 
-def _privacy(run: Run, cell: Cell, data: Dataset) -> Json | None:
+def _privacy_ledgers(run: Run, cell: Cell, data: Dataset) -> Json | None:
     """Return the ledger that was planned and the one that was counted; None where nothing is promised."""
-    planned = privacy.planned(cell, data)
+    planned = privacy.plan_ledger(cell, data)
     return None if planned is None else {"ledger": _json_ready(run.ledger.as_dict()), "planned": _json_ready(planned)}
 
 
 def _json_ready(value: Json) -> Json:
     """Lists in place of tuples, as they are read back."""
-    found: Json = json.loads(_json(value))
+    found: Json = json.loads(_to_json(value))
     return found
 
 
-def _defended(
+def _defense_labels(
     cell: Cell, topology: Topology, counts: Callable[[Defense], bool] = lambda defense: True, uploads: bool = False
 ) -> dict[str, str]:
     """Return for each guarded edge, and each message of a method if `uploads`, the defenses there that count."""
@@ -314,26 +323,26 @@ def _defended(
     return {edge: " + ".join(parts) for edge, parts in labels.items()}
 
 
-def _acts_back(defense: Defense) -> bool:
+def _acts_on_gradients(defense: Defense) -> bool:
     return overrides(defense, "gradient", "penalty_at_receiver")
 
 
-def _acts_forth(defense: Defense) -> bool:
+def _acts_on_releases(defense: Defense) -> bool:
     return overrides(defense, "release", "penalty")
 
 
-def _dependence(run: Run) -> Json | None:
+def _measure_dependence(run: Run) -> Json | None:
     """Return how strongly the victims' releases, as the curious party received them, depend on their input."""
     topology = run.engine.topology
     if len(run.data.victims) < 4 or all(role in topology.data_roles for role in topology.roles):
         return None
-    seen = run.observe().select(kind="activation")
-    released = torch.cat([z.flatten(1) for z in seen.tensors().values()], 1)
+    view = run.observe().select(kind="activation")
+    released = torch.cat([z.flatten(1) for z in view.tensors().values()], 1)
     if not bool(torch.isfinite(released).all()):
         return None
-    drawn = generator(run.seed, "dependence")
-    test = permutation_test(run.data.victims.x, released, PERMUTATIONS, drawn)
-    edges = dict.fromkeys(message.edge for message in seen.messages)
+    random = generator(run.seed, "dependence")
+    test = permutation_test(run.data.victims.x, released, PERMUTATIONS, random)
+    edges = dict.fromkeys(message.edge for message in view.messages)
     return {
         "u_distance_correlation_sqr": test.statistic,
         "p_value": test.p_value,
@@ -342,7 +351,7 @@ def _dependence(run: Run) -> Json | None:
     }
 
 
-def _scores(grade: Grade) -> Json:
+def _score_table(grade: Grade) -> Json:
     """Return metric -> guesser -> mean and interval, the order in which the report reads them."""
     scores: Json = {}
     for who, metrics in grade.items():
@@ -354,18 +363,18 @@ def _scores(grade: Grade) -> Json:
 
 def write_result(folder: Path, found: Json) -> Json:
     """Write `found` as the result of the run in `folder`, and return it."""
-    write_atomic(folder / "result.json", digests.json_with_digest(_finite(found)))
+    write_atomic(folder / "result.json", digests.json_with_digest(_without_infinities(found)))
     return found
 
 
-def _json(value: Mapping[str, Any]) -> bytes:
+def _to_json(value: Mapping[str, Any]) -> bytes:
     """JSON knows no infinity and no NaN: they become null."""
-    return json.dumps(_finite(value), indent=1, allow_nan=False).encode()
+    return json.dumps(_without_infinities(value), indent=1, allow_nan=False).encode()
 
 
-def _finite(value: Any) -> Any:
+def _without_infinities(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _without_infinities(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [_without_infinities(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -23,11 +23,11 @@ from splitfed.study.config.grid import Grid, expand
 from splitfed.study.report.data import METRICS
 from splitfed.study.report.remarks import remarks
 from splitfed.study.run import failures, trials
-from splitfed.study.run.preflight import rehearse
-from splitfed.study.run.progress import Reports, Watcher, relay, watcher
-from splitfed.study.run.runner import Json, perform, result
+from splitfed.study.run.preflight import check_grid
+from splitfed.study.run.progress import Reports, Watcher, open_watcher, relay_event
+from splitfed.study.run.runner import Json, read_result, run_cell
 from splitfed.study.run.store import StudyFolder
-from splitfed.study.run.trust import check_links, code_of, is_results, mark
+from splitfed.study.run.trust import check_links, code_of, is_results, write_mark
 
 PATIENCE = 2.0
 """Seconds that workers get to end by themselves."""
@@ -38,7 +38,7 @@ class WorkerDied(SplitfedError):
 
 
 @dataclass(frozen=True)
-class Ready:
+class CheckedStudy:
     """A study that has been checked: its runs and its data; `text` as the user wrote it.
 
     `code`: where its import paths lead.
@@ -50,30 +50,32 @@ class Ready:
     code: Code
 
 
-def prepare(path: Path, advice: str | None = None, *, trust: bool = False) -> Ready:
+def prepare_study(path: Path, advice: str | None = None, *, trust: bool = False) -> CheckedStudy:
     """Read and check the study in the file `path`: everything but the training; nothing is written.
 
     Import paths of models may lead to Python files beside it. One that lies in a folder of results is as much to be
-    trusted as that folder: see `splitfed.study.run.trust`. `advice`: as `schema.read`.
+    trusted as that folder: see `splitfed.study.run.trust`. `advice`: as `schema.read_toml`.
     """
-    raw, base = schema.read(path, advice), path.resolve().parent
+    raw, base = schema.read_toml(path, advice), path.resolve().parent
     # A file of a folder of results may be a link to one elsewhere.
     results = next(filter(is_results, (path.absolute().parent.resolve(), base)), None)
     code = Code(base) if results is None else code_of(results, raw, trust)
-    grid, data = check(raw, path.name, base, code)
-    return Ready(grid, data, path.read_text("utf-8"), code)
+    grid, data = check_study(raw, path.name, base, code)
+    return CheckedStudy(grid, data, path.read_text("utf-8"), code)
 
 
-def check(raw: Mapping[str, Any], source: str, base: Path, code: Code | None = None) -> tuple[Grid, Dataset]:
+def check_study(raw: Mapping[str, Any], source: str, base: Path, code: Code | None = None) -> tuple[Grid, Dataset]:
     """Check the study `raw`, called `source` in messages; relative paths start from `base`.
 
     `code`: where import paths of models may lead (default: to the Python files in `base` as well).
     """
-    grid = expand(schema.parse(raw, source), source, base, Code(base) if code is None else code)
-    return grid, rehearse(grid, source)
+    grid = expand(schema.parse_study(raw, source), source, base, Code(base) if code is None else code)
+    return grid, check_grid(grid, source)
 
 
-def run_study(ready: Ready, folder: Path, *, resume: bool = False, workers: int = 1, trust: bool = False) -> list[Json]:
+def run_study(
+    ready: CheckedStudy, folder: Path, *, resume: bool = False, workers: int = 1, trust: bool = False
+) -> list[Json]:
     """Do all runs of the study that have no result yet in `folder`; return the results of all.
 
     A folder that holds links out of itself, which would be written through, is resumed with `trust` alone.
@@ -86,87 +88,88 @@ def run_study(ready: Ready, folder: Path, *, resume: bool = False, workers: int 
     with home.lock() as lock:
         home.claim(ready.grid, ready.text)
         if not trust:  # what is trusted for one call is not the user's own for ever
-            mark(folder, ready.code.sources(), tomllib.loads(ready.text))
-        left = [name for name in cells if result(home.run(name)) is None]
-        with trials.readable(folder / "study.db"):
-            queue = trials.open_queue(folder / "study.db", best=_best(ready.data))
-            trials.fill(queue, left, cells)
-        with watcher(len(cells), len(cells) - len(left)) as told:
-            if workers > 1 and len(left) > 1:
-                with failures.stoppable():  # what `calm` does is undone, also for a caller that goes on
-                    _hire(folder, ready.code, min(workers, len(left)), lock, told)
-            elif left:
-                _work(home, cells, ready.data, queue, told)
+            write_mark(folder, ready.code.sources(), tomllib.loads(ready.text))
+        unfinished = [name for name in cells if read_result(home.run(name)) is None]
+        with trials.detect_damage(folder / "study.db"):
+            queue = trials.open_queue(folder / "study.db", best=_utility_direction(ready.data))
+            trials.fill_queue(queue, unfinished, cells)
+        with open_watcher(len(cells), len(cells) - len(unfinished)) as watcher:
+            if workers > 1 and len(unfinished) > 1:
+                # What `ignore_signals` does is undone, also for a caller that goes on.
+                with failures.catch_termination():
+                    _run_workers(folder, ready.code, min(workers, len(unfinished)), lock, watcher)
+            elif unfinished:
+                _work_queue(home, cells, ready.data, queue, watcher)
         results = home.results(cells)
         home.write_table(results)
         return results
 
 
-def serve(folder: Path, code: Code) -> None:
+def run_worker(folder: Path, code: Code) -> None:
     """Work as one of several processes on the study in `folder`; what happens is told on standard output.
 
     `code`: where import paths may lead, as the process says that has checked all this.
     """
-    raw = schema.read(folder / "config.toml", digests.STUDY_CONFIG)
-    grid, data = check(raw, "config.toml", folder, code)
+    raw = schema.read_toml(folder / "config.toml", digests.STUDY_CONFIG)
+    grid, data = check_study(raw, "config.toml", folder, code)
     cells = {cell.id: cell for cell in grid.cells}
-    with trials.readable(folder / "study.db"):
-        queue = trials.open_queue(folder / "study.db", best=_best(data))
-    _work(StudyFolder(folder), cells, data, queue, Reports())
+    with trials.detect_damage(folder / "study.db"):
+        queue = trials.open_queue(folder / "study.db", best=_utility_direction(data))
+    _work_queue(StudyFolder(folder), cells, data, queue, Reports())
 
 
-def _best(data: Dataset) -> Literal["minimize", "maximize"]:
+def _utility_direction(data: Dataset) -> Literal["minimize", "maximize"]:
     return "maximize" if data.task.higher_is_better else "minimize"
 
 
-def _work(home: StudyFolder, cells: Mapping[str, Cell], data: Dataset, queue: Any, told: Watcher) -> None:
+def _work_queue(home: StudyFolder, cells: Mapping[str, Cell], data: Dataset, queue: Any, watcher: Watcher) -> None:
     def do(name: str) -> float | None:
-        told.start(name)
-        found = perform(cells[name], data, home.run(name), told)
-        told.finish(name, closing(found))
-        return None if "failed" in found else found["utility"]["test"]
+        watcher.start(name)
+        result = run_cell(cells[name], data, home.run(name), watcher)
+        watcher.finish(name, format_outcome(result))
+        return None if "failed" in result else result["utility"]["test"]
 
-    trials.work(queue, list(cells), do, home.path / ".turn")
+    trials.work_queue(queue, list(cells), do, home.path / ".turn")
 
 
-def closing(found: Json) -> str:
+def format_outcome(result: Json) -> str:
     """Return how a run ended, in a line."""
-    if "failed" in found:
-        return f"{found['id']}: failed: {found['failed']}"
-    utility = found["utility"]
-    parts = [f"{utility['metric']} {utility['test']:.3f}", f"trained in {found['seconds']:.1f} s"]
-    for attack in found["attacks"]:
+    if "failed" in result:
+        return f"{result['id']}: failed: {result['failed']}"
+    utility = result["utility"]
+    parts = [f"{utility['metric']} {utility['test']:.3f}", f"trained in {result['seconds']:.1f} s"]
+    for attack in result["attacks"]:
         metric = next(m for m in METRICS if m in attack["scores"])
         score = attack["scores"][metric]["guess"]["mean"]
-        said = "-" if score is None else f"{score:.3g}"
-        parts.append(f"{attack['attack']} {metric} {said} in {attack['seconds']:.1f} s")
-    return "; ".join([f"{found['id']}: {', '.join(parts)}", *remarks(found)])
+        score_text = "-" if score is None else f"{score:.3g}"
+        parts.append(f"{attack['attack']} {metric} {score_text} in {attack['seconds']:.1f} s")
+    return "; ".join([f"{result['id']}: {', '.join(parts)}", *remarks(result)])
 
 
-def _hire(folder: Path, code: Code, count: int, lock: int | None, told: Watcher) -> None:
+def _run_workers(folder: Path, code: Code, count: int, lock: int | None, watcher: Watcher) -> None:
     """Start `count` processes on the queue and pass on what they tell, until all have ended."""
     # A folder's name may begin with a dash.
     command = [sys.executable, "-m", "splitfed.cli", "_worker", str(folder.absolute()), code.to_json()]
     inherited = () if lock is None else (lock,)
-    together = threading.Lock()
+    watcher_lock = threading.Lock()
     pipe = subprocess.PIPE
-    staff: list[subprocess.Popen[str]] = []
+    workers: list[subprocess.Popen[str]] = []
     listeners = []
-    with ExitStack() as staffed:
+    with ExitStack() as process_stack:
         try:
             for _ in range(count):
                 worker = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, pass_fds=inherited)
-                staff.append(staffed.enter_context(worker))
-            listeners = [_Listener(worker, told, together) for worker in staff]
+                workers.append(process_stack.enter_context(worker))
+            listeners = [_WorkerListener(worker, watcher, watcher_lock) for worker in workers]
             for listener in listeners:
                 listener.start()
             for listener in listeners:
                 listener.join()
         except BaseException:
-            failures.calm()
-            _dismiss(staff)
+            failures.ignore_signals()
+            _stop_workers(workers)
             raise
-    for worker, listener in zip(staff, listeners, strict=True):
+    for worker, listener in zip(workers, listeners, strict=True):
         if worker.returncode:
             last = [*listener.complaint.splitlines(), f"exit code {worker.returncode}"][-2:][0]
             if worker.returncode == 2:
@@ -174,26 +177,26 @@ def _hire(folder: Path, code: Code, count: int, lock: int | None, told: Watcher)
             raise WorkerDied(f"a worker ended early ({last}); go on with --resume")
 
 
-def _dismiss(staff: Sequence[subprocess.Popen[str]]) -> None:
+def _stop_workers(workers: Sequence[subprocess.Popen[str]]) -> None:
     """End the workers: ask them, and do not wait for long."""
-    for worker in staff:
+    for worker in workers:
         worker.terminate()
-    patience = time.monotonic() + PATIENCE
-    for worker in staff:
+    deadline = time.monotonic() + PATIENCE
+    for worker in workers:
         try:
-            worker.wait(max(0.0, patience - time.monotonic()))
+            worker.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             worker.kill()
 
 
-class _Listener(threading.Thread):
+class _WorkerListener(threading.Thread):
     """Passes on what one worker tells; `complaint` is what it wrote on standard error."""
 
-    def __init__(self, worker: subprocess.Popen[str], told: Watcher, together: threading.Lock) -> None:
+    def __init__(self, worker: subprocess.Popen[str], watcher: Watcher, lock: threading.Lock) -> None:
         super().__init__(daemon=True)
         self._worker = worker
-        self._told = told
-        self._together = together
+        self._told = watcher
+        self._together = lock
         self.complaint = ""
 
     def run(self) -> None:
@@ -204,7 +207,7 @@ class _Listener(threading.Thread):
         errors.start()
         for line in self._worker.stdout:
             with self._together:
-                relay(line, self._told)
+                relay_event(line, self._told)
         errors.join()
 
     def _hear(self, stream: IO[str]) -> None:

@@ -15,9 +15,9 @@ from splitfed.core.errors import InvalidInput
 from splitfed.privacy.ledger import describe_ledger
 from splitfed.study.config import schema
 from splitfed.study.config.grid import Grid
-from splitfed.study.config.mistakes import shown
+from splitfed.study.config.mistakes import short_repr
 from splitfed.study.config.toml import dumps
-from splitfed.study.run.runner import Json, result
+from splitfed.study.run.runner import Json, read_result
 from splitfed.training.checkpoint import write_atomic
 from splitfed.training.folder import environment
 
@@ -40,11 +40,11 @@ class StudyFolder:
             raise InvalidInput(f"folder={str(self.path)!r} is a file; give a new or empty folder")
         if not self.path.is_dir() or not any(self.path.iterdir()) or self._begun():
             return
-        there = self.path / "config.toml"
-        if not there.is_file() or not (self.path / "study.toml").is_file():
+        config_path = self.path / "config.toml"
+        if not config_path.is_file() or not (self.path / "study.toml").is_file():
             raise InvalidInput(f"folder {str(self.path)!r} is not empty and holds no study; give a new or empty folder")
         wanted = tomllib.loads(dumps(grid.resolved))
-        difference = next(_differences("", schema.read(there, digests.STUDY_CONFIG), wanted), None)
+        difference = next(_differences("", schema.read_toml(config_path, digests.STUDY_CONFIG), wanted), None)
         if difference is not None:
             raise InvalidInput(f"folder {str(self.path)!r} holds another study: {difference}; give another folder")
         if not resume:
@@ -90,39 +90,39 @@ class StudyFolder:
 
     def results(self, names: Iterable[str]) -> list[Json]:
         """Return the results of those runs that have one, in the order of `names`."""
-        return [found for name in names if (found := result(self.run(name))) is not None]
+        return [found for name in names if (found := read_result(self.run(name))) is not None]
 
     def write_table(self, results: Iterable[Json]) -> None:
         """Write results.csv and results.parquet, a row a run and attack."""
         # pandas takes half a second to import.
         import pandas as pd
 
-        table = pd.DataFrame([row for found in results for row in rows(found)])
+        table = pd.DataFrame([row for found in results for row in table_rows(found)])
         write_atomic(self.path / "results.csv", table.to_csv(index=False).encode())
         columns = io.BytesIO()
         table.to_parquet(columns, index=False)
         write_atomic(self.path / "results.parquet", columns.getvalue())
 
 
-def rows(found: Json) -> Iterator[dict[str, Any]]:
-    """Yield one flat row an attack of the result `found`; one alone where there was no attack."""
+def table_rows(result: Json) -> Iterator[dict[str, Any]]:
+    """Yield one flat row an attack of `result`, that of a run; one alone where there was no attack."""
     run = {
-        "run": found["id"],
-        "failed": found.get("failed"),
-        "topology": found["topology"]["name"],
-        "topology_label": found["topology"]["label"],
-        "defense": found["defense"]["name"],
-        "defense_label": found["defense"]["label"],
-        **{key: found["defense"].get(key) for key in STRENGTH},
-        "guarantee": found["defense"]["guarantee"],
-        **{key: found[key] for key in ("seed", "schedule", "model", "data", "clients")},
-        "method": found.get("method", "none"),
-        **({"intruder": found["intruder"]} if found.get("intruder") else {}),
+        "run": result["id"],
+        "failed": result.get("failed"),
+        "topology": result["topology"]["name"],
+        "topology_label": result["topology"]["label"],
+        "defense": result["defense"]["name"],
+        "defense_label": result["defense"]["label"],
+        **{key: result["defense"].get(key) for key in STRENGTH},
+        "guarantee": result["defense"]["guarantee"],
+        **{key: result[key] for key in ("seed", "schedule", "model", "data", "clients")},
+        "method": result.get("method", "none"),
+        **({"intruder": result["intruder"]} if result.get("intruder") else {}),
     }
-    if "failed" in found:
+    if "failed" in result:
         yield run
         return
-    utility, dependence = found["utility"], found["dependence"] or {}
+    utility, dependence = result["utility"], result["dependence"] or {}
     run |= {"metric": utility["metric"], "utility": utility["test"], "utility_validation": utility["validation"]}
     bounds = utility.get("interval") or {}
     run |= {
@@ -131,17 +131,17 @@ def rows(found: Json) -> Iterator[dict[str, Any]]:
         "utility_interval": bounds.get("kind"),
     }
     run["utility_of_constant_answer"] = (utility.get("constant") or {}).get("score")
-    run |= _clients(found)
-    run |= {key: found.get(key) for key in ("restart_optimizers", "starts")}
-    run |= {key: found[key] for key in ("bytes", "messages", "seconds", "rounds")}
-    run |= {f"bytes_{kind.replace(' ', '_')}": n for kind, n in found["bytes_by_kind"].items()}
-    if "simulated_seconds" in found["history"][-1]:
-        run["simulated_seconds"] = found["history"][-1]["simulated_seconds"]
-    if found.get("privacy"):
-        ledger = found["privacy"]["ledger"]
+    run |= _client_columns(result)
+    run |= {key: result.get(key) for key in ("restart_optimizers", "starts")}
+    run |= {key: result[key] for key in ("bytes", "messages", "seconds", "rounds")}
+    run |= {f"bytes_{kind.replace(' ', '_')}": n for kind, n in result["bytes_by_kind"].items()}
+    if "simulated_seconds" in result["history"][-1]:
+        run["simulated_seconds"] = result["history"][-1]["simulated_seconds"]
+    if result.get("privacy"):
+        ledger = result["privacy"]["ledger"]
         run |= {"epsilon": ledger["epsilon"], "delta": ledger["delta"], "promise": " | ".join(describe_ledger(ledger))}
     run |= {key: dependence.get(key) for key in ("u_distance_correlation_sqr", "p_value")}
-    for attack in found["attacks"]:
+    for attack in result["attacks"]:
         scored = {"attack": attack["attack"], "attack_label": attack["label"], "adversary": attack["adversary"]}
         scored |= {"target": attack.get("target", "inputs"), "victims": attack["victims"]}
         scored["attack_seconds"] = attack["seconds"]
@@ -150,21 +150,21 @@ def rows(found: Json) -> Iterator[dict[str, Any]]:
             scored |= {metric: guess["mean"], f"{metric}_low": guess["low"], f"{metric}_high": guess["high"]}
             scored |= {f"{metric}_{name}": score["mean"] for name, score in who.items() if name != "guess"}
         yield run | scored
-    if not found["attacks"]:
+    if not result["attacks"]:
         yield run
 
 
-def _clients(found: Json) -> dict[str, Any]:
+def _client_columns(result: Json) -> dict[str, Any]:
     """Return what a result says of its clients one by one, of further scores, of the round chosen, and its target."""
-    utility, target = found["utility"], found.get("target")
-    told = {f"client_{name}": value for name, value in (utility.get("spread") or {}).items()}
+    utility, target = result["utility"], result.get("target")
+    columns = {f"client_{name}": value for name, value in (utility.get("spread") or {}).items()}
     for kind in ("method", "across"):
-        told |= {f"{kind}_{name}": scores["mean"] for name, scores in (utility.get(kind) or {}).items() if scores}
-    if found.get("selected"):
-        told |= {"selected_round": found["selected"]["round"], "selected_utility": found["selected"]["test"]}
+        columns |= {f"{kind}_{name}": scores["mean"] for name, scores in (utility.get(kind) or {}).items() if scores}
+    if result.get("selected"):
+        columns |= {"selected_round": result["selected"]["round"], "selected_utility": result["selected"]["test"]}
     if target is not None:
-        told |= {"target": target["value"], "rounds_to_target": target["rounds"], "bytes_to_target": target["bytes"]}
-    return told
+        columns |= {"target": target["value"], "rounds_to_target": target["rounds"], "bytes_to_target": target["bytes"]}
+    return columns
 
 
 def _differences(where: str, there: Any, wanted: Any) -> Iterator[str]:
@@ -176,4 +176,4 @@ def _differences(where: str, there: Any, wanted: Any) -> Iterator[str]:
         for i, pair in enumerate(zip(there, wanted, strict=True)):
             yield from _differences(f"{where}[{i}]", *pair)
     elif there != wanted:
-        yield f"its {where.removeprefix('.')} is {shown(there)}, not {shown(wanted)}"
+        yield f"its {where.removeprefix('.')} is {short_repr(there)}, not {short_repr(wanted)}"

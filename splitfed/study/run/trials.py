@@ -33,7 +33,7 @@ AGAIN = "delete it and go on with --resume: what is finished is kept in runs/"
 
 
 @contextmanager
-def readable(path: Path) -> Iterator[None]:
+def detect_damage(path: Path) -> Iterator[None]:
     """Say that the queue in the file `path` is damaged where the block cannot read it; raises `Damaged` then."""
     try:
         if path.is_file():
@@ -45,7 +45,7 @@ def readable(path: Path) -> Iterator[None]:
     except SplitfedError:
         raise
     except Exception as error:  # what a damaged file makes of the libraries that read it can be any error
-        if failures.reason(error) is not None:
+        if failures.explain_failure(error) is not None:
             raise
         raise Damaged(path, AGAIN, " ".join(str(error).split())[:200] or type(error).__name__) from error
 
@@ -60,7 +60,7 @@ def open_queue(path: Path, *, best: Literal["minimize", "maximize"] = "maximize"
             # The address names no file: printed into it, a path with ?, %, # or a brace would name another one.
             "sqlite://",
             # Without a pool every connection is closed when it was used, also by the thread that beats.
-            engine_kwargs={"creator": lambda: _connected(file), "poolclass": NullPool},
+            engine_kwargs={"creator": lambda: _connect(file), "poolclass": NullPool},
             heartbeat_interval=HEARTBEAT,
             grace_period=GRACE,
             heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=RETRIES),
@@ -74,12 +74,12 @@ def open_queue(path: Path, *, best: Literal["minimize", "maximize"] = "maximize"
         )
 
 
-def _connected(file: Path) -> sqlite3.Connection:
+def _connect(file: Path) -> sqlite3.Connection:
     """Open the database; a connection may be closed by another thread than the one that opened it."""
     return sqlite3.connect(file, timeout=60, check_same_thread=False)
 
 
-def fill(queue: optuna.Study, wanted: Sequence[str], names: Collection[str]) -> None:
+def fill_queue(queue: optuna.Study, wanted: Sequence[str], names: Collection[str]) -> None:
     """Put every run in `wanted` that is not waiting into the queue; refuse a queue that holds others than `names`.
 
     Only for the one process that holds the study's lock: a trial that still counts as running was left by a crash.
@@ -89,7 +89,7 @@ def fill(queue: optuna.Study, wanted: Sequence[str], names: Collection[str]) -> 
         if trial.state is TrialState.RUNNING:
             queue.tell(trial.number, state=TrialState.FAIL)
         elif trial.state is TrialState.WAITING:
-            run = _run_of(trial)
+            run = _run_name(trial)
             if run not in names or trial.system_attrs.get("fixed_params", {"run": run}) != {"run": run}:
                 raise LookupError(f"it asks for a run {run!r}, which the study does not have")
             waiting.add(run)
@@ -98,7 +98,7 @@ def fill(queue: optuna.Study, wanted: Sequence[str], names: Collection[str]) -> 
             queue.enqueue_trial({"run": name}, user_attrs={"run": name})
 
 
-def work(queue: optuna.Study, names: Sequence[str], do: Callable[[str], float | None], turn: Path) -> None:
+def work_queue(queue: optuna.Study, names: Sequence[str], do: Callable[[str], float | None], turn: Path) -> None:
     """Take runs from the queue until none waits; `do(run)` returns the utility, or None for a run that failed.
 
     `turn`: a lock file. SQLite cannot lock one row, so two processes that take a trial at the same moment may get
@@ -130,5 +130,5 @@ def work(queue: optuna.Study, names: Sequence[str], do: Callable[[str], float | 
         pass
 
 
-def _run_of(trial: Any) -> str:
+def _run_name(trial: Any) -> str:
     return str(trial.user_attrs.get("run", ""))

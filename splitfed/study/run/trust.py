@@ -22,8 +22,8 @@ from splitfed.core.errors import InvalidInput
 from splitfed.models.import_paths import Code
 from splitfed.registry import TABLES, load
 from splitfed.study.config.parameters import parameters_of, reads_path
-from splitfed.study.report.contained import inside, link_out
-from splitfed.study.run.user_key import NoKey, make_key, read_key
+from splitfed.study.report.contained import find_link_out, path_inside
+from splitfed.study.run.user_key import NoKey, get_or_make_key, read_key
 from splitfed.training.checkpoint import write_atomic
 
 MARK, SOURCES = "mark.json", "code"
@@ -37,7 +37,7 @@ def is_results(folder: Path) -> bool:
     temporary files, the root of the file system and what is above them do not count: anything may lie there.
     """
     home = folder.resolve()
-    ends = {place for place in (_resolved(Path.home), _resolved(lambda: Path(tempfile.gettempdir()))) if place}
+    ends = {place for place in (_resolve(Path.home), _resolve(lambda: Path(tempfile.gettempdir()))) if place}
     for place in (home, *home.parents):
         if place != home and (place == place.parent or place in ends):
             return False
@@ -61,7 +61,7 @@ def _holds_results(folder: Path) -> bool:
         return False
 
 
-def _resolved(place: Callable[[], Path]) -> Path | None:
+def _resolve(place: Callable[[], Path]) -> Path | None:
     try:
         return place().resolve()
     except (OSError, RuntimeError):  # no home is known, or no folder for temporary files
@@ -81,7 +81,7 @@ def code_of(folder: Path, config: Mapping[str, Any], trust: bool) -> Code:
     reached += [f"read {path!r}" for path in _data_outside(folder, config)]
     if not reached:
         return Code(refusal=str(_refusal(folder, "its configuration was not read as it is used", "import a model")))
-    files, reason = _marked(folder, config)
+    files, reason = _check_mark(folder, config)
     if files is None:
         raise _refusal(folder, reason, " and ".join(reached[:3]) + (", ..." if len(reached) > 3 else ""))
     return Code(sources, files)
@@ -89,12 +89,12 @@ def code_of(folder: Path, config: Mapping[str, Any], trust: bool) -> Code:
 
 def check_links(folder: Path) -> None:
     """Refuse a folder with a link that leads out of it, where whoever made it could have files read or written."""
-    link = link_out(folder)
+    link = find_link_out(folder)
     if link is not None:
         raise _refusal(folder, "it holds a link that leads out of it", f"follow {link!r}")
 
 
-def mark(folder: Path, sources: Mapping[str, bytes], written: Mapping[str, Any] | None = None) -> None:
+def write_mark(folder: Path, sources: Mapping[str, bytes], written: Mapping[str, Any] | None = None) -> None:
     """Mark the run or the study in `folder` as this user's own, where it reaches outside, and keep its `sources` there.
 
     `written`: of a study, what the user wrote, which says the same as the configuration in the folder. Where no key can
@@ -107,7 +107,7 @@ def mark(folder: Path, sources: Mapping[str, bytes], written: Mapping[str, Any] 
         write_atomic(folder / SOURCES / name, content)
     hashes = {name: digests.of(content) for name, content in sources.items()}
     try:
-        key = make_key()
+        key = get_or_make_key()
     except NoKey:
         return
     marks = {"mark": _signature(key, config, hashes)}
@@ -116,9 +116,9 @@ def mark(folder: Path, sources: Mapping[str, bytes], written: Mapping[str, Any] 
     write_atomic(folder / MARK, json.dumps({"files": hashes, **marks}, indent=1).encode())
 
 
-def own_files(folder: Path) -> dict[str, bytes] | None:
+def read_own_files(folder: Path) -> dict[str, bytes] | None:
     """Return the Python files kept in the run's `folder` if it has a mark of this user's, None if it has not."""
-    files, _ = _marked(folder, tomllib.loads((folder / "config.toml").read_text("utf-8")))
+    files, _ = _check_mark(folder, tomllib.loads((folder / "config.toml").read_text("utf-8")))
     return None if files is None else {name: (folder / SOURCES / name).read_bytes() for name in files}
 
 
@@ -127,15 +127,15 @@ def import_paths(config: Any) -> Iterator[str]:
     model = config.get("model") if isinstance(config, Mapping) else None
     if isinstance(model, Mapping) and isinstance(model.get("name"), str):
         yield from (name for name in (model["name"],) if ":" in name)
-    yield from _nested(config)
+    yield from _nested_import_paths(config)
 
 
-def _nested(value: Any) -> Iterator[str]:
+def _nested_import_paths(value: Any) -> Iterator[str]:
     items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
         if key == "model" and isinstance(item, str) and ":" in item:
             yield item
-        yield from _nested(item)
+        yield from _nested_import_paths(item)
 
 
 def _data_outside(folder: Path, config: Mapping[str, Any]) -> Iterator[str]:
@@ -148,27 +148,27 @@ def _data_outside(folder: Path, config: Mapping[str, Any]) -> Iterator[str]:
         value = table.get(key)
         if not isinstance(value, str) or not reads_path(parameter.hint):
             continue
-        if value.startswith("~") or inside(folder, value) is None:
+        if value.startswith("~") or path_inside(folder, value) is None:
             yield value
 
 
-def _marked(folder: Path, config: Mapping[str, Any]) -> tuple[dict[str, str] | None, str]:
+def _check_mark(folder: Path, config: Mapping[str, Any]) -> tuple[dict[str, str] | None, str]:
     """Return the Python files that the mark in `folder` vouches for, with their hashes; or None, and why not."""
     if not (folder / MARK).is_file():
         return None, "it has no mark of yours"
     try:
-        known = json.loads((folder / MARK).read_text("utf-8"))
-        files = {str(name): str(digest) for name, digest in known["files"].items()}
-        own = _signature(read_key(), config, files)
-        right = any(hmac.compare_digest(own, there) for there in (known["mark"], known.get("study", "")))
+        marks = json.loads((folder / MARK).read_text("utf-8"))
+        files = {str(name): str(digest) for name, digest in marks["files"].items()}
+        signature = _signature(read_key(), config, files)
+        valid = any(hmac.compare_digest(signature, there) for there in (marks["mark"], marks.get("study", "")))
     except NoKey as error:
         return None, str(error)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None, f"its {MARK} cannot be read"
-    if not right:
+    if not valid:
         return None, "its mark is not yours, or its configuration has changed since"
     for name, digest in files.items():
-        path = inside(folder / SOURCES, name)
+        path = path_inside(folder / SOURCES, name)
         if path is None or not path.is_file() or digests.of(path.read_bytes()) != digest:
             return None, f"its {SOURCES}/{name} has changed since it was marked"
     return files, ""

@@ -46,7 +46,7 @@ def read_key() -> bytes:
     return content
 
 
-def make_key() -> bytes:
+def get_or_make_key() -> bytes:
     """Return the key, made on first use, for this user's eyes alone. Raises `NoKey` where that fails."""
     path = key_file()
     with suppress(OSError):

@@ -6,12 +6,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from splitfed.study.report.data import Estimate, Setting, bounds_of, estimate
-from splitfed.study.report.figures.style import DASHES, GRID, INK, MARKERS, PALETTE, as_svg, canvas, legend, wrapped
+from splitfed.study.report.figures.style import (
+    DASHES,
+    GRID,
+    INK,
+    MARKERS,
+    PALETTE,
+    add_legend,
+    as_svg,
+    canvas,
+    wrap_label,
+)
 
-Named = Sequence[tuple[str, Setting]]
+LabeledSettings = Sequence[tuple[str, Setting]]
 
 
-def by_round(named: Named, metric: str, name: str, target: float | None = None) -> str:
+def plot_utility_by_round(named: LabeledSettings, metric: str, name: str, target: float | None = None) -> str:
     """Plot the utility by round for each of `named` (label, setting): the mean over seeds in its interval.
 
     On the union of the validation rows, of the test rows where a run has no other. `target`: a value to be marked.
@@ -19,10 +29,10 @@ def by_round(named: Named, metric: str, name: str, target: float | None = None) 
     shaded: list[tuple[Any, ...]] = []
     with canvas(1, 7.4, 4.2) as (figure, (axis,)):
         for i, (label, setting) in enumerate(named):
-            found = rounds(setting)
+            found = utility_by_round(setting)
             if not found:
                 continue
-            look = _look(i)
+            look = _line_style(i)
             axis.plot(list(found), [e.mean for e in found.values()], lw=1.8, ms=4, label=label, **look)
             bounds = {r: (e.low, e.high) for r, e in found.items() if e.low is not None and e.high is not None}
             if bounds:
@@ -37,13 +47,13 @@ def by_round(named: Named, metric: str, name: str, target: float | None = None) 
         axis.set_xlabel("round")
         axis.set_ylabel(f"validation {metric}, all clients' rows")
         axis.xaxis.get_major_locator().set_params(integer=True)
-        legend(figure, axis)
+        add_legend(figure, axis)
         return as_svg(figure, name)
 
 
-def per_client(named: Named, metric: str, name: str) -> str:
+def plot_client_scores(named: LabeledSettings, metric: str, name: str) -> str:
     """Plot each client's test utility on its own rows, a row a setting: every seed a dot, the mean over all a bar."""
-    names = [wrapped(label, 40) for label, _ in named]
+    names = [wrap_label(label, 40) for label, _ in named]
     row_height = max(0.42, 0.12 + 0.17 * max(name.count("\n") + 1 for name in names))
     with canvas(1, 7.4, 1.1 + row_height * len(named)) as (figure, (axis,)):
         for i, (_, setting) in enumerate(named):
@@ -61,15 +71,15 @@ def per_client(named: Named, metric: str, name: str) -> str:
         return as_svg(figure, name)
 
 
-def rounds(setting: Setting) -> dict[int, Estimate]:
+def utility_by_round(setting: Setting) -> dict[int, Estimate]:
     """Return round (from 1) -> the utility over seeds, for the rounds that were scored in every seed."""
-    each = [_scored(run["history"]) for run in setting.runs]
+    each = [_utility_of_run(run["history"]) for run in setting.runs]
     shared = [r for r in each[0] if all(r in one for one in each)] if each else []
     found = {r: estimate([one[r] for one in each], bounds=bounds_of(setting.runs)) for r in shared}
     return {r: e for r, e in found.items() if e is not None}
 
 
-def _scored(history: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+def _utility_of_run(history: Sequence[Mapping[str, Any]]) -> dict[int, float]:
     found = {}
     for entry in history:
         scores = [(entry.get(part) or {}).get("union") for part in ("validation", "test")]
@@ -79,7 +89,7 @@ def _scored(history: Sequence[Mapping[str, Any]]) -> dict[int, float]:
     return found
 
 
-def _look(number: int) -> dict[str, Any]:
+def _line_style(number: int) -> dict[str, Any]:
     turn = number // len(PALETTE)
     return {
         "color": PALETTE[number % len(PALETTE)],

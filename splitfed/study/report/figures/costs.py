@@ -9,7 +9,7 @@ from typing import Any
 
 from splitfed.core.errors import InvalidInput
 from splitfed.costs.crossover import Crossover
-from splitfed.study.report.figures.style import DASHES, INK, MARKERS, MUTED, PALETTE, as_svg, canvas, legend
+from splitfed.study.report.figures.style import DASHES, INK, MARKERS, MUTED, PALETTE, add_legend, as_svg, canvas
 
 Line = tuple[Sequence[float], Sequence[float]]  # times, accuracies
 Curve = tuple[str, Sequence[float], Sequence[float]]  # label, times, accuracies
@@ -18,7 +18,7 @@ _UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 _SPANS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
 
-def crossover_plot(found: Sequence[Crossover], name: str) -> str:
+def plot_crossovers(found: Sequence[Crossover], name: str) -> str:
     """Plot bytes of an epoch of split and federated learning, a panel each, with the threshold between them.
 
     `name` begins the ids of the SVG. `InvalidInput` without a panel.
@@ -27,22 +27,24 @@ def crossover_plot(found: Sequence[Crossover], name: str) -> str:
         raise InvalidInput("there is no crossover to plot; expected at least one")
     with canvas(len(found)) as (figure, axes):
         for axis, one in zip(axes, found, strict=True):
-            scale, unit = _unit(max(*one.split, *one.federated), _UNITS)
+            scale, unit = _largest_unit(max(*one.split, *one.federated), _UNITS)
             for values, label, look in (
                 (one.split, "split learning", {"color": PALETTE[0], "ls": "-"}),
                 (one.federated, "federated learning", {"color": PALETTE[1], "ls": "--"}),
             ):
                 axis.plot(one.values, [v / scale for v in values], lw=2, label=label, **look)
-            _threshold(axis, one)
+            _mark_threshold(axis, one)
             axis.set_xscale("log")
             axis.set_yscale("log")
             axis.set_xlabel(_TITLES[one.over])
             axis.set_ylabel(f"{unit} an epoch, all clients")
-        legend(figure, axes[0])
+        add_legend(figure, axes[0])
         return as_svg(figure, name)
 
 
-def accuracy_over_time(curves: Sequence[Curve], metric: str, name: str, seeds: Sequence[Sequence[Line]] = ()) -> str:
+def plot_accuracy_over_time(
+    curves: Sequence[Curve], metric: str, name: str, seeds: Sequence[Sequence[Line]] = ()
+) -> str:
     """Plot a utility against simulated time, a line for each of `curves` (label, seconds, values).
 
     `metric`: what the values are, for the axis; `seeds`: for each curve, the lines it is the mean of, drawn thin.
@@ -53,7 +55,7 @@ def accuracy_over_time(curves: Sequence[Curve], metric: str, name: str, seeds: S
             raise InvalidInput(f"curve {label!r} has {len(times)} times and {len(values)} values; expected as many")
     if not curves:
         raise InvalidInput("there is no curve to plot; expected at least one")
-    scale, unit = _unit(max(t for _, times, _ in curves for t in times), _SPANS)
+    scale, unit = _largest_unit(max(t for _, times, _ in curves for t in times), _SPANS)
     looks = zip(itertools.cycle(PALETTE), itertools.cycle(MARKERS), itertools.cycle(DASHES))
     thin = itertools.chain(seeds, itertools.repeat(()))
     with canvas(1, width=7.0) as (figure, axes):
@@ -65,11 +67,11 @@ def accuracy_over_time(curves: Sequence[Curve], metric: str, name: str, seeds: S
         axes[0].set_xlim(left=0)
         axes[0].set_xlabel(f"simulated time in {unit}")
         axes[0].set_ylabel(metric)
-        legend(figure, axes[0])
+        add_legend(figure, axes[0])
         return as_svg(figure, name)
 
 
-def _threshold(axis: Any, one: Crossover) -> None:
+def _mark_threshold(axis: Any, one: Crossover) -> None:
     """Mark where the lines cross, if that is within what is plotted."""
     axis.set_title("federated learning sends less throughout")
     if one.threshold <= min(one.values):
@@ -79,5 +81,5 @@ def _threshold(axis: Any, one: Crossover) -> None:
         axis.set_title(f"split learning sends less from {math.ceil(one.threshold):,} {one.over} on", color=INK)
 
 
-def _unit(largest: float, units: Sequence[tuple[float, str]]) -> tuple[float, str]:
+def _largest_unit(largest: float, units: Sequence[tuple[float, str]]) -> tuple[float, str]:
     return next((entry for entry in units if largest >= entry[0]), units[-1])

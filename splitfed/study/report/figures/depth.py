@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from splitfed.study.report.figures.plots import WHO, titled
-from splitfed.study.report.figures.style import DASHES, MARKERS, MUTED, PALETTE, as_svg, canvas, legend, wrapped
+from splitfed.study.report.figures.plots import BASELINE_STYLES, metric_title
+from splitfed.study.report.figures.style import DASHES, MARKERS, MUTED, PALETTE, add_legend, as_svg, canvas, wrap_label
 
 Summary = Mapping[str, Any]
 _CUT = re.compile(r"\bcuts?=([^,)]+)")
@@ -20,7 +20,7 @@ class DepthLine(NamedTuple):
     settings: tuple[Mapping[str, Any], ...]
 
 
-def lines(summary: Summary, attack: str) -> list[DepthLine]:
+def depth_lines(summary: Summary, attack: str) -> list[DepthLine]:
     """Return what can be set out by depth: settings of one builder, schedule, defense and intruder, by `attack`.
 
     A line has two depths or more. Results that say nothing of depth are left out.
@@ -55,9 +55,9 @@ def cut_of(setting: Mapping[str, Any]) -> str:
     return found[1] if found else str(setting["topology"])
 
 
-def by_depth(summary: Summary, attack: str, metrics: Sequence[str], name: str) -> str | None:
+def plot_leakage_by_depth(summary: Summary, attack: str, metrics: Sequence[str], name: str) -> str | None:
     """Plot what `attack` recovered against the depth of the cut, a panel a metric; None where cuts do not differ."""
-    found = lines(summary, attack)
+    found = depth_lines(summary, attack)
     if not found or not metrics:
         return None
     there = {depth_of(s, attack): cut_of(s) for line in reversed(found) for s in line.settings}
@@ -71,20 +71,20 @@ def by_depth(summary: Summary, attack: str, metrics: Sequence[str], name: str) -
                     scores = setting["attacks"][attack]["scores"].get(metric) or {}
                     if scores.get("guess"):
                         points.append((places[depth_of(setting, attack)], scores["guess"]))
-                    for who in WHO:
+                    for who in BASELINE_STYLES:
                         if scores.get(who):
                             blind.setdefault(who, []).append(scores[who]["mean"])
                 if points:
                     _draw(axis, points, i, line.name)
             for who, values in blind.items():
-                label, dashes = WHO[who]
+                label, dashes = BASELINE_STYLES[who]
                 axis.axhline(sum(values) / len(values), color=MUTED, ls=dashes, lw=1.2, label=f"baseline: {label}")
-            cuts = [wrapped(there[d], 24, 2) for d in sorted(there)]
+            cuts = [wrap_label(there[d], 24, 2) for d in sorted(there)]
             crowded = sum(map(len, cuts)) > 40
             axis.set_xticks(range(len(places)), cuts, **({"rotation": 30, "ha": "right"} if crowded else {}))
             axis.set_xlabel("cut, from shallow to deep")
-            axis.set_ylabel(titled(metric))
-        legend(figure, axes[0])
+            axis.set_ylabel(metric_title(metric))
+        add_legend(figure, axes[0])
         return as_svg(figure, name)
 
 

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import derive, generator
-from splitfed.study.report.figures.style import INK, MARKERS, PALETTE, as_svg, canvas, legend
+from splitfed.study.report.figures.style import INK, MARKERS, PALETTE, add_legend, as_svg, canvas
 from splitfed.training.run import Run
 
 SHOWN = 1000
 
 
-class Shared(NamedTuple):
+class PrototypeEmbeddings(NamedTuple):
     """Embeddings z (rows, width) of test rows with labels y (rows,), and the prototype (width,) of each class."""
 
     z: Tensor
@@ -28,7 +28,7 @@ class Shared(NamedTuple):
     prototypes: Mapping[str, Tensor]
 
 
-def shared(run: Run, part: str = "test") -> Shared:
+def compute_embeddings(run: Run, part: str = "test") -> PrototypeEmbeddings:
     """Return what every client makes of its rows of `part`, and the global prototypes, after the last round.
 
     Raises `InvalidInput` for a run whose method has no prototypes, or that has no such rows.
@@ -45,10 +45,10 @@ def shared(run: Run, part: str = "test") -> Shared:
             y.append(learner.labels(head.value, part).view(-1).long().cpu())
     if not z:
         raise InvalidInput(f"no client has rows in {part!r}")
-    return Shared(torch.cat(z), torch.cat(y), {name: tensor.cpu() for name, tensor in known.items()})
+    return PrototypeEmbeddings(torch.cat(z), torch.cat(y), {name: tensor.cpu() for name, tensor in known.items()})
 
 
-def layout(found: Shared, seed: int = 0, rows: int = SHOWN) -> Shared:
+def lay_out(found: PrototypeEmbeddings, seed: int = 0, rows: int = SHOWN) -> PrototypeEmbeddings:
     """Return `found` in two dimensions, at most `rows` rows, drawn from `seed`, and all prototypes, together."""
     from sklearn.manifold import TSNE
 
@@ -61,12 +61,14 @@ def layout(found: Shared, seed: int = 0, rows: int = SHOWN) -> Shared:
     state = derive(seed, "t-sne") % 2**32
     flat = TSNE(2, perplexity=near, init="pca", random_state=state, n_jobs=1).fit_transform(every.numpy())
     places = torch.from_numpy(flat)
-    return Shared(places[: len(order)], found.y[order], dict(zip(names, places[len(order) :], strict=True)))
+    return PrototypeEmbeddings(
+        places[: len(order)], found.y[order], dict(zip(names, places[len(order) :], strict=True))
+    )
 
 
-def prototypes(found: Shared, name: str, seed: int = 0, rows: int = SHOWN) -> str:
+def plot_prototypes(found: PrototypeEmbeddings, name: str, seed: int = 0, rows: int = SHOWN) -> str:
     """Return an SVG element: a dot a row, and a large mark with the class's name for each prototype."""
-    flat = layout(found, seed, rows)
+    flat = lay_out(found, seed, rows)
     with canvas(1, 6.4, 5.4) as (figure, (axis,)):
         labels = sorted({*flat.y.tolist(), *(int(label) for label in flat.prototypes)})
         for number, label in enumerate(labels):
@@ -83,5 +85,5 @@ def prototypes(found: Shared, name: str, seed: int = 0, rows: int = SHOWN) -> st
                 axis.text(x, y, str(label), ha="center", va="center", fontsize=8, color="white", zorder=4)
         axis.set(xticks=[], yticks=[], xlabel="dots: test rows, large marks: global prototypes (t-SNE)")
         axis.grid(visible=False)
-        legend(figure, axis)
+        add_legend(figure, axis)
         return as_svg(figure, name)

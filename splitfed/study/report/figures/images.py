@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from splitfed.core import digests
-from splitfed.study.report.contained import inside
+from splitfed.study.report.contained import path_inside
 from splitfed.study.report.data import Setting
 
 SHOWN, GAP, TILE, FEATURES = 10, 1, 72, 40
@@ -35,14 +35,14 @@ class Strip(NamedTuple):
     height: int
 
 
-def pairs(settings: Sequence[Setting], attack: str, seed: int) -> list[Pair]:
+def read_pairs(settings: Sequence[Setting], attack: str, seed: int) -> list[Pair]:
     """Return what the attack labelled `attack` left behind at `seed`, for every setting that has it."""
     found = []
     for setting in settings:
         for run in setting.runs:
             entry: Mapping[str, Any] | None = next((a for a in run["attacks"] if a["label"] == attack), None)
             # Elsewhere on this machine lie files that are no business of a folder from somebody else.
-            path = inside(Path(run["folder"]), entry["file"]) if entry else None
+            path = path_inside(Path(run["folder"]), entry["file"]) if entry else None
             if int(run["seed"]) == seed and path is not None and path.is_file():
                 assert entry is not None
                 advice = f"delete it, {path.stem}.json beside it and result.json, {digests.AGAIN}"
@@ -57,7 +57,7 @@ def is_image(truth: Tensor) -> bool:
     return truth.dim() == 4 and truth.shape[1] in (1, 3)
 
 
-def strip(images: Tensor, low: float, high: float) -> Strip:
+def image_strip(images: Tensor, low: float, high: float) -> Strip:
     """Return `images` (n, 1 or 3, height, width) in a row; `low` is black, `high` white, what is beyond is cut off."""
     from PIL import Image
 
@@ -74,7 +74,7 @@ def strip(images: Tensor, low: float, high: float) -> Strip:
     return Strip(f"data:image/png;base64,{data}", row.shape[2] * scale, height * scale)
 
 
-def brightness(truth: Tensor) -> tuple[float, float]:
+def brightness_range(truth: Tensor) -> tuple[float, float]:
     """Return what is black and what is white: 0 and 1 where the true images keep to that, else their extremes."""
     low, high = float(truth.min()), float(truth.max())
     return (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)

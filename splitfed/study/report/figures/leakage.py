@@ -10,31 +10,40 @@ from torch import Tensor
 
 from splitfed.attacks.scoring.member_metrics import roc
 from splitfed.study.report.data import METRICS, NO_DEFENSE
-from splitfed.study.report.figures.plots import WHO, titled
-from splitfed.study.report.figures.style import INK, MUTED, PALETTE, Looks, as_svg, canvas, legend, wrapped
+from splitfed.study.report.figures.plots import BASELINE_STYLES, metric_title
+from splitfed.study.report.figures.style import (
+    INK,
+    MUTED,
+    PALETTE,
+    SeriesStyles,
+    add_legend,
+    as_svg,
+    canvas,
+    wrap_label,
+)
 from splitfed.study.report.text import name_of
 
 Summary = Mapping[str, Any]
 
 
-def dots(
+def plot_scores(
     summary: Summary,
     settings: Sequence[Mapping[str, Any]],
     attack: str,
     metrics: Sequence[str],
-    looks: Looks,
+    looks: SeriesStyles,
     name: str,
 ) -> str:
     """Plot what `attack` scored, a panel a metric and a row a setting, with intervals; baselines are dashes."""
     rows = list(reversed(range(len(settings))))
-    names = [wrapped(name_of(summary, s), 34) for s in settings]
+    names = [wrap_label(name_of(summary, s), 34) for s in settings]
     row_height = max(0.34, 0.1 + 0.17 * max(name.count("\n") + 1 for name in names))
     with canvas(len(metrics), 5.3, 1.3 + row_height * len(settings)) as (figure, axes):
         for axis, metric in zip(axes, metrics, strict=True):
             named: set[str] = set()
             for row, setting in zip(rows, settings, strict=True):
                 scores = setting["attacks"][attack]["scores"].get(metric) or {}
-                for who, (label, dashes) in WHO.items():
+                for who, (label, dashes) in BASELINE_STYLES.items():
                     if scores.get(who):
                         # One entry in the legend is enough for all rows.
                         text = None if who in named else f"baseline: {label}"
@@ -51,21 +60,25 @@ def dots(
             axis.set_yticks(rows, names if axis is axes[0] else [""] * len(rows))
             axis.set_ylim(-0.6, len(settings) - 0.4)
             axis.set_xlim(-0.02, 1.02)
-            told = titled(metric) if METRICS[metric].centre is None else f"{titled(metric)} (below 0.5: reversed)"
+            told = (
+                metric_title(metric)
+                if METRICS[metric].centre is None
+                else f"{metric_title(metric)} (below 0.5: reversed)"
+            )
             axis.set_xlabel(told)
             axis.grid(visible=False, axis="y")
-        legend(figure, axes[-1])
+        add_legend(figure, axes[-1])
         return as_svg(figure, name)
 
 
-def corners(scores: Tensor, member: Tensor) -> tuple[list[float], list[float]]:
+def roc_corners(scores: Tensor, member: Tensor) -> tuple[list[float], list[float]]:
     """Return the rates (false positives, true positives) at the corners of a ROC curve that are above 0."""
     found = roc(scores, member)
     seen = (found.fpr > 0) & (found.tpr > 0)
     return found.fpr[seen].tolist(), found.tpr[seen].tolist()
 
 
-def roc_curves(curves: Sequence[tuple[str, str, Tensor, Tensor]], name: str) -> str:
+def plot_roc_curves(curves: Sequence[tuple[str, str, Tensor, Tensor]], name: str) -> str:
     """Plot the ROC of every (setting, family, scores (n,), member (n,) bool), both axes logarithmic.
 
     An axis begins where the fewest non-members, or members, still resolve a rate; rates of 0 are left out.
@@ -74,11 +87,11 @@ def roc_curves(curves: Sequence[tuple[str, str, Tensor, Tensor]], name: str) -> 
     with canvas(1, 6.4, 4.6) as (figure, (axis,)):
         for label, family, scores, member in curves:
             colour = INK if family == NO_DEFENSE else next(shades)
-            axis.plot(*corners(scores, member), color=colour, lw=1.8, label=label)
+            axis.plot(*roc_corners(scores, member), color=colour, lw=1.8, label=label)
         least = min(1 / int((~member).sum()) for *_, member in curves)
         axis.plot([least, 1], [least, 1], color=MUTED, ls=(0, (5, 3)), lw=1.2, label="chance")
         axis.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.05))
         axis.set_xlabel("false-positive rate: outsiders taken for members")
         axis.set_ylabel("true-positive rate: members found")
-        legend(figure, axis)
+        add_legend(figure, axis)
         return as_svg(figure, name)

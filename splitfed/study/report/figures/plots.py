@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from splitfed.study.report.data import METRICS, TARGETS, Setting, StrengthMeasure
-from splitfed.study.report.figures.style import MUTED, Looks, as_svg, canvas, legend, wrapped
+from splitfed.study.report.figures.style import MUTED, SeriesStyles, add_legend, as_svg, canvas, wrap_label
 
-WHO = {
+BASELINE_STYLES = {
     "mean_image": ("the mean", (0, (5, 3))),
     "majority": ("the most frequent label", (0, (5, 3))),
     "chance": ("chance", (0, (5, 3))),
     "prior": ("the auxiliary rows' shares", (0, (5, 3))),
     "random_pairing": ("another victim", (0, (1, 2))),
 }
-BESIDE = ((7, 5), (7, -14), (-22, 5), (-22, -14))  # points by which a family's numbers stand off
+NUMBER_OFFSETS = ((7, 5), (7, -14), (-22, 5), (-22, -14))  # points by which a family's numbers stand off
 Summary = Mapping[str, Any]
 
 
@@ -32,39 +32,39 @@ class Point(NamedTuple):
     reversed: bool = False
 
 
-def tradeoff(summary: Summary, attack: str, looks: Looks, name: str) -> str:
+def plot_tradeoff(summary: Summary, attack: str, looks: SeriesStyles, name: str) -> str:
     """Plot utility against what `attack` recovered, a panel for PSNR and one for SSIM (tabular data: R2).
 
     Of an attack on labels or membership, the first two metrics that it has.
     """
-    target, metrics = summary["targets"][attack], scored(summary, attack)
+    target, metrics = summary["targets"][attack], scored_metrics(summary, attack)
     what = f" of the {TARGETS[target].title}" if target in ("inputs", "representatives") else ""
     metrics = TARGETS[target].order(metrics)
     metrics = ([m for m in metrics if METRICS[m].up] or metrics)[:2]
     with canvas(len(metrics)) as (figure, axes):
         for axis, metric in zip(axes, metrics, strict=True):
             points = points_of(summary["settings"], attack, metric)
-            baselines(axis.axvline, points)
-            _front(axis, [p for p in points if metric in p.setting["attacks"][attack]["front"]], metric)
-            _families(axis, points, looks)
+            draw_baselines(axis.axvline, points)
+            _draw_front(axis, [p for p in points if metric in p.setting["attacks"][attack]["front"]], metric)
+            _draw_families(axis, points, looks)
             leaks = f"{'more' if METRICS[metric].up else 'less'} is more leakage"
-            axis.set_xlabel(wrapped(f"{titled(metric, any(p.reversed for p in points))}{what}: {leaks}", 60))
+            axis.set_xlabel(wrap_label(f"{metric_title(metric, any(p.reversed for p in points))}{what}: {leaks}", 60))
             hijacked = ", hijacked training" if all(p.setting["intruder"] for p in points) else ""
-            axis.set_ylabel(wrapped(f"test {summary['utility']['metric']}{hijacked}", 42))
+            axis.set_ylabel(wrap_label(f"test {summary['utility']['metric']}{hijacked}", 42))
             if target not in ("inputs", "representatives"):
                 axis.locator_params(axis="x", nbins=5)  # shares differ in late digits, whose labels are long
-        legend(figure, axes[0])
+        add_legend(figure, axes[0])
         return as_svg(figure, name)
 
 
-def scored(summary: Summary, attack: str) -> list[str]:
+def scored_metrics(summary: Summary, attack: str) -> list[str]:
     """Return the metrics in which `attack` was scored."""
     return [m for m in summary["metrics"] if points_of(summary["settings"], attack, m)]
 
 
-def curves(summary: Summary, settings: Sequence[Setting], looks: Looks, name: str) -> str:
+def plot_training_curves(summary: Summary, settings: Sequence[Setting], looks: SeriesStyles, name: str) -> str:
     """Plot validation utility and training loss by round: the mean over seeds, and every seed as a thin line."""
-    shades = _shades(settings)
+    shades = _opacities(settings)
     with canvas(2) as (figure, axes):
         for axis, part in zip(axes, ("validation", "loss"), strict=True):
             for setting, shade in zip(settings, shades, strict=True):
@@ -79,7 +79,7 @@ def curves(summary: Summary, settings: Sequence[Setting], looks: Looks, name: st
             axis.set_title(f"validation {summary['utility']['metric']}" if part == "validation" else "training loss")
             axis.set_xlabel("round")
             axis.xaxis.get_major_locator().set_params(integer=True)
-        legend(figure, axes[0])
+        add_legend(figure, axes[0])
         return as_svg(figure, name)
 
 
@@ -89,12 +89,12 @@ def points_of(settings: Sequence[Mapping[str, Any]], attack: str, metric: str) -
     for setting in settings:
         scores = setting["attacks"].get(attack, {}).get("scores", {}).get(metric) or {}
         if scores.get("guess") and setting["utility"]:
-            guess, turned = upright(metric, scores["guess"])
+            guess, turned = turn_over(metric, scores["guess"])
             found.append(Point(setting, guess, setting["utility"], scores, turned))
     return found
 
 
-def upright(metric: str, found: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
+def turn_over(metric: str, found: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
     """Return an estimate as far above the metric's centre as it is from it, and whether that turned it over.
 
     A metric without a centre is left as it is. An interval ends at the centre: nothing leaks less than nothing.
@@ -102,29 +102,29 @@ def upright(metric: str, found: Mapping[str, Any]) -> tuple[Mapping[str, Any], b
     centre, mean = METRICS[metric].centre, found["mean"]
     if centre is None:
         return found, False
-    low, high = bounds(found)
+    low, high = interval_ends(found)
     if mean < centre:
         low, high = 2 * centre - high, 2 * centre - low
     known = {} if found["low"] is None else {"low": max(low, centre), "high": high}
     return {**found, "mean": METRICS[metric].leak(mean), **known}, mean < centre
 
 
-def baselines(draw: Any, points: Sequence[Point]) -> None:
+def draw_baselines(draw: Any, points: Sequence[Point]) -> None:
     """Draw what guessing without looking gets, the mean over the settings."""
-    for who, (label, dashes) in WHO.items():
+    for who, (label, dashes) in BASELINE_STYLES.items():
         known = [p.scores[who]["mean"] for p in points if p.scores.get(who)]
         if known:
             draw(sum(known) / len(known), color=MUTED, ls=dashes, lw=1.2, label=f"baseline: {label}")
 
 
-def _front(axis: Any, points: Sequence[Point], metric: str) -> None:
+def _draw_front(axis: Any, points: Sequence[Point], metric: str) -> None:
     """Draw the front as a staircase: the most utility that was reached at a leakage no greater."""
     steps = sorted(((p.x["mean"], p.y["mean"]) for p in points), reverse=not METRICS[metric].up)
     if len(steps) > 1:
         axis.step(*zip(*steps, strict=True), where="post", color="#c3cad1", lw=6, alpha=0.55, label="Pareto front")
 
 
-def _families(axis: Any, points: Sequence[Point], looks: Looks) -> None:
+def _draw_families(axis: Any, points: Sequence[Point], looks: SeriesStyles) -> None:
     """Draw a family's settings in its colour, joined in the order of strength, each with its strength beside it."""
     groups: dict[tuple[str, str, str], list[Point]] = {}
     for point in points:  # settings come in the order of their strength
@@ -149,13 +149,13 @@ def _families(axis: Any, points: Sequence[Point], looks: Looks) -> None:
     limits = axis.get_xlim(), axis.get_ylim()
     for point in points:
         colour, x, y = looks.colours[point.setting["family"]], point.x, point.y
-        axis.plot(bounds(x), [y["mean"]] * 2, color=colour, lw=1.1, alpha=0.7)
-        axis.plot([x["mean"]] * 2, bounds(y), color=colour, lw=1.1, alpha=0.7)
+        axis.plot(interval_ends(x), [y["mean"]] * 2, color=colour, lw=1.1, alpha=0.7)
+        axis.plot([x["mean"]] * 2, interval_ends(y), color=colour, lw=1.1, alpha=0.7)
         said = [*([] if point.setting["strength"] is None else [f"{point.setting['strength']:g}"])]
         said += ["reversed"] if point.reversed else []
         if said:
             where = (x["mean"], y["mean"])
-            aside = BESIDE[list(looks.colours).index(point.setting["family"]) % len(BESIDE)]
+            aside = NUMBER_OFFSETS[list(looks.colours).index(point.setting["family"]) % len(NUMBER_OFFSETS)]
             axis.annotate(" ".join(said), where, aside, textcoords="offset points", color=colour)
     # An interval can be far wider than all that is to be seen: it runs out of the frame.
     for (low, high), narrow in zip(limits, (axis.set_xlim, axis.set_ylim), strict=True):
@@ -172,7 +172,7 @@ def _history(history: Sequence[Mapping[str, Any]], part: str) -> dict[int, float
     return found
 
 
-def _shades(settings: Sequence[Setting]) -> list[float]:
+def _opacities(settings: Sequence[Setting]) -> list[float]:
     """Return an opacity for each setting: within a family, the stronger the fuller."""
     order: dict[str, dict[tuple[StrengthMeasure, float | None], None]] = {}
     for setting in settings:
@@ -181,14 +181,14 @@ def _shades(settings: Sequence[Setting]) -> list[float]:
     return [0.4 + 0.6 * (ranks[s.family].index((s.measure, s.strength)) + 1) / len(ranks[s.family]) for s in settings]
 
 
-def titled(metric: str, reversed_too: bool = False) -> str:
+def metric_title(metric: str, reversed_too: bool = False) -> str:
     """Return the name of a metric with its unit, for an axis; of one turned over where it was reversed, it says so."""
     known = METRICS[metric]
     unit = f" [{known.unit.strip()}]" if known.unit else ""
     return f"{known.title}{unit}{f' (1 - {known.title} where reversed)' if reversed_too else ''}"
 
 
-def bounds(found: Mapping[str, Any]) -> tuple[float, float]:
+def interval_ends(found: Mapping[str, Any]) -> tuple[float, float]:
     """Return the interval of an estimate; its mean twice where it has none."""
     low, high = (found["mean"] if found[side] is None else found[side] for side in ("low", "high"))
     return float(low), float(high)

@@ -7,81 +7,92 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from splitfed.study.report.data import NO_DEFENSE
-from splitfed.study.report.figures.plots import Point, baselines, bounds, points_of, scored, titled
-from splitfed.study.report.figures.style import PALETTE, Looks, as_svg, canvas, legend, wrapped
+from splitfed.study.report.figures.plots import (
+    Point,
+    draw_baselines,
+    interval_ends,
+    metric_title,
+    points_of,
+    scored_metrics,
+)
+from splitfed.study.report.figures.style import PALETTE, SeriesStyles, add_legend, as_svg, canvas, wrap_label
 
 Summary = Mapping[str, Any]
 Panel = tuple[str, str, bool]
 """Family, title of the parameter, and whether more of it is stronger."""
 
 
-def panels(summary: Summary) -> list[Panel]:
+def strength_panels(summary: Summary) -> list[Panel]:
     """Return what has a strength to be set out by, in the order of the settings."""
     told = (s for s in summary["settings"] if s["family"] != NO_DEFENSE and s["strength"] is not None)
     return list(dict.fromkeys((s["family"], s["measure"]["title"], s["measure"]["rises"]) for s in told))
 
 
-def without(summary: Summary) -> list[str]:
+def families_without_strength(summary: Summary) -> list[str]:
     """Return the families of defenses that have no strength, and so no panel."""
-    shown = {family for family, *_ in panels(summary)}
+    shown = {family for family, *_ in strength_panels(summary)}
     return list(dict.fromkeys(s["family"] for s in summary["settings"] if s["family"] not in {NO_DEFENSE, *shown}))
 
 
-def by_strength(summary: Summary, metric: str, target: str, looks: Looks, name: str) -> str | None:
+def plot_leakage_by_strength(summary: Summary, metric: str, target: str, looks: SeriesStyles, name: str) -> str | None:
     """Plot what attacks on `target` recovered against the strength of each family of defenses; None without any.
 
     Stronger is to the right. What is undefended stands at 0, or at the left end where less is stronger.
     """
-    found = panels(summary)
-    attacks = [a for a in summary["attacks"] if summary["targets"][a] == target and metric in scored(summary, a)]
+    found = strength_panels(summary)
+    attacks = [
+        a for a in summary["attacks"] if summary["targets"][a] == target and metric in scored_metrics(summary, a)
+    ]
     if not found or not attacks:
         return None
     colours = dict(zip(summary["attacks"], itertools.cycle(PALETTE), strict=False))
     colours = {attack: colours[attack] for attack in attacks}
     with canvas(len(found), 4.0, 3.4, 3) as (figure, axes):
         for axis, panel in zip(axes, found, strict=True):
-            _panel(axis, summary, panel, colours, metric, looks)
-        legend(figure, axes[0])
+            _draw_panel(axis, summary, panel, colours, metric, looks)
+        add_legend(figure, axes[0])
         return as_svg(figure, name)
 
 
-def _panel(axis: Any, summary: Summary, panel: Panel, colours: Mapping[str, str], metric: str, looks: Looks) -> None:
+def _draw_panel(
+    axis: Any, summary: Summary, panel: Panel, colours: Mapping[str, str], metric: str, looks: SeriesStyles
+) -> None:
     family, title, rises = panel
-    mine = [s for s in summary["settings"] if s["family"] == NO_DEFENSE or _of(s) == panel]
-    values = sorted({float(s["strength"]) for s in mine if s["family"] != NO_DEFENSE})
-    left = 0.0 if rises else undefended_at(values)
-    turned = False
+    panel_settings = [s for s in summary["settings"] if s["family"] == NO_DEFENSE or _panel_of(s) == panel]
+    values = sorted({float(s["strength"]) for s in panel_settings if s["family"] != NO_DEFENSE})
+    left = 0.0 if rises else undefended_position(values)
+    any_reversed = False
     for attack, place in itertools.product(colours, summary["places"]):
-        points = points_of([s for s in mine if s["place"] == place], attack, metric)
+        points = points_of([s for s in panel_settings if s["place"] == place], attack, metric)
         if not points:
             continue
-        there = {id(p): left if p.setting["family"] == NO_DEFENSE else float(p.setting["strength"]) for p in points}
-        points.sort(key=lambda p: there[id(p)] if rises else -there[id(p)])
-        turned = turned or any(p.reversed for p in points)
+        positions = {id(p): left if p.setting["family"] == NO_DEFENSE else float(p.setting["strength"]) for p in points}
+        points.sort(key=lambda p: positions[id(p)] if rises else -positions[id(p)])
+        any_reversed = any_reversed or any(p.reversed for p in points)
         look = {"color": colours[attack], "marker": looks.markers[place], "ls": looks.dashes[place]}
         axis.errorbar(
-            [there[id(p)] for p in points],
+            [positions[id(p)] for p in points],
             [p.x["mean"] for p in points],
-            _bars(points),
+            _error_bars(points),
             label=looks.label(attack, place),
             capsize=3,
             **look,
         )
-    baselines(axis.axhline, points_of(mine, next(iter(colours)), metric))
+    draw_baselines(axis.axhline, points_of(panel_settings, next(iter(colours)), metric))
     if not rises:
-        _falling(axis, values, left)
-    axis.set_title(wrapped(family, 30))
-    axis.set_xlabel(wrapped(f"{title}{'; 0: undefended' if rises else ': less is stronger'}", 46))
-    axis.set_ylabel(titled(metric, turned))
+        _reverse_axis(axis, values, left)
+    axis.set_title(wrap_label(family, 30))
+    axis.set_xlabel(wrap_label(f"{title}{'; 0: undefended' if rises else ': less is stronger'}", 46))
+    axis.set_ylabel(metric_title(metric, any_reversed))
 
 
-def undefended_at(values: Sequence[float]) -> float:
+def undefended_position(values: Sequence[float]) -> float:
     """Return where no defense stands on an axis of which less is stronger: a usual step above the greatest value."""
     step = (values[-1] / values[0]) ** (1 / (len(values) - 1)) if len(values) > 1 else 2.0
     return values[-1] * max(step, 1.5)
 
 
-def _falling(axis: Any, values: Sequence[float], left: float) -> None:
+def _reverse_axis(axis: Any, values: Sequence[float], left: float) -> None:
     """Draw an axis of which less is stronger: a logarithmic one, that falls to the right."""
     axis.set_xscale("log")
     axis.set_xticks([*values, left], [*(f"{value:g}" for value in values), "undefended"])
@@ -89,13 +100,13 @@ def _falling(axis: Any, values: Sequence[float], left: float) -> None:
     axis.invert_xaxis()
 
 
-def _of(setting: Mapping[str, Any]) -> Panel:
+def _panel_of(setting: Mapping[str, Any]) -> Panel:
     return setting["family"], setting["measure"]["title"], setting["measure"]["rises"]
 
 
-def _bars(points: Sequence[Point]) -> list[list[float]]:
+def _error_bars(points: Sequence[Point]) -> list[list[float]]:
     """Return how far the interval of each point reaches below and above it."""
-    ends = [bounds(p.x) for p in points]
+    ends = [interval_ends(p.x) for p in points]
     return [
         [p.x["mean"] - low for p, (low, _) in zip(points, ends, strict=True)],
         [high - p.x["mean"] for p, (_, high) in zip(points, ends, strict=True)],

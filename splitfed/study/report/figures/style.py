@@ -11,7 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from splitfed.study.report.data import NO_DEFENSE
-from splitfed.study.report.inline_svg import inlined
+from splitfed.study.report.inline_svg import inline_svg
 
 # Okabe and Ito's palette without its yellow; told apart by people with any common colour blindness.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -37,14 +37,14 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "legend.fontsize": 9.5,
 }
-ROOM = (0.6, 0.6)
+LEAST_SHARE = (0.6, 0.6)
 """The least share of a panel's width and height that its axes have."""
 HANDLE, CHARACTER = 0.6, 0.078  # inches that a legend's handle and a character of its text take, about
 _PANELS: WeakKeyDictionary[Any, tuple[float, float, int, int]] = WeakKeyDictionary()
 Summary = Mapping[str, Any]
 
 
-class Looks:
+class SeriesStyles:
     """Gives every family of defenses a colour, every place (topology, schedule) a marker and a dash, in all figures."""
 
     def __init__(self, summary: Summary) -> None:
@@ -88,14 +88,14 @@ def keep_room(figure: Any) -> None:
     for _ in range(3):  # an axis of another size may take fewer ticks, so that once is not always enough
         figure.draw_without_rendering()
         sizes = [axis.get_position().size * figure.get_size_inches() for axis in figure.axes]
-        wider = across * max(0.0, ROOM[0] * width - min(size[0] for size in sizes))
-        higher = down * max(0.0, ROOM[1] * height - min(size[1] for size in sizes))
+        wider = across * max(0.0, LEAST_SHARE[0] * width - min(size[0] for size in sizes))
+        higher = down * max(0.0, LEAST_SHARE[1] * height - min(size[1] for size in sizes))
         if max(wider, higher) < 0.02:
             return
         figure.set_size_inches(figure.get_figwidth() + wider, figure.get_figheight() + higher)
 
 
-def wrapped(text: str, width: int, lines: int = 3) -> str:
+def wrap_label(text: str, width: int, lines: int = 3) -> str:
     """Break `text` into at most `lines` lines of `width` characters; of a longer one the middle is left out."""
     limit = width * lines
     if len(text) > limit:
@@ -111,14 +111,14 @@ def wrapped(text: str, width: int, lines: int = 3) -> str:
 
 def as_svg(figure: Any, name: str) -> str:
     """Return the figure as an SVG element to stand in a page; `name` begins its ids, so that two never meet."""
-    _take_literally(figure)
+    _disable_math_text(figure)
     keep_room(figure)
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return inlined(buffer.getvalue(), name)
+    return inline_svg(buffer.getvalue(), name)
 
 
-def _take_literally(figure: Any) -> None:
+def _disable_math_text(figure: Any) -> None:
     """Show every name as it is written; only the powers of ten at a logarithmic axis are formulas."""
     from matplotlib.text import Text
 
@@ -130,12 +130,12 @@ def _take_literally(figure: Any) -> None:
             text.set_parse_math(False)
 
 
-def legend(figure: Any, axis: Any) -> None:
+def add_legend(figure: Any, axis: Any) -> None:
     """Put one legend, of what `axis` shows, below all panels, in as many columns as fit; the figure grows by it."""
     handles, labels = axis.get_legend_handles_labels()
     if handles:
         fitting = max(12, int((figure.get_figwidth() - HANDLE) / CHARACTER))
-        labels = [wrapped(label, fitting) for label in labels]
+        labels = [wrap_label(label, fitting) for label in labels]
         inches = HANDLE + CHARACTER * max(len(line) for label in labels for line in label.split("\n"))
         columns = max(1, min(len(labels), int(figure.get_figwidth() / inches)))
         placed = figure.legend(handles, labels, loc="outside lower center", ncols=columns)

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from splitfed.study.report.data import Setting
-from splitfed.study.report.figures.style import MUTED, Looks, as_svg, canvas, legend
+from splitfed.study.report.figures.style import MUTED, SeriesStyles, add_legend, as_svg, canvas
 
 Summary = Mapping[str, Any]
 
 
-def curve(run: Mapping[str, Any], attack: str, who: str = "guess") -> dict[int, float]:
+def error_by_round(run: Mapping[str, Any], attack: str, who: str = "guess") -> dict[int, float]:
     """Return round (from 1) -> mean squared error over the victims, where the intruder labelled `attack` was asked."""
     party = next((a["adversary"] for a in run["attacks"] if a["label"] == attack and a.get("lives") != "outside"), None)
     found = {}
@@ -22,25 +22,27 @@ def curve(run: Mapping[str, Any], attack: str, who: str = "guess") -> dict[int, 
     return found
 
 
-def while_training(summary: Summary, settings: Sequence[Setting], attack: str, looks: Looks, name: str) -> str | None:
+def plot_error_by_round(
+    summary: Summary, settings: Sequence[Setting], attack: str, looks: SeriesStyles, name: str
+) -> str | None:
     """Plot the error of `attack` by round: the mean over seeds, every seed as a thin line; None where nobody asked."""
-    told = [(s, [curve(run, attack) for run in s.runs], s.runs[0]) for s in settings]
-    told = [(setting, each, run) for setting, each, run in told if all(each)]
-    if not told:
+    curves = [(s, [error_by_round(run, attack) for run in s.runs], s.runs[0]) for s in settings]
+    curves = [(setting, seed_curves, run) for setting, seed_curves, run in curves if all(seed_curves)]
+    if not curves:
         return None
     with canvas(1, 6.4, 3.9) as (figure, (axis,)):
-        for setting, each, _ in told:
+        for setting, seed_curves, _ in curves:
             style: dict[str, Any] = {"color": looks.colours[setting.family], "ls": looks.dashes[setting.place]}
-            for rounds in each if len(each) > 1 else []:
+            for rounds in seed_curves if len(seed_curves) > 1 else []:
                 axis.plot(list(rounds), list(rounds.values()), lw=0.6, alpha=0.6, **style)
-            shared = [r for r in each[0] if all(r in rounds for rounds in each)]
-            mean = [sum(rounds[r] for rounds in each) / len(each) for r in shared]
+            shared = [r for r in seed_curves[0] if all(r in rounds for rounds in seed_curves)]
+            mean = [sum(rounds[r] for rounds in seed_curves) / len(seed_curves) for r in shared]
             axis.plot(shared, mean, lw=2, marker=".", label=looks.label(setting.defense, setting.place), **style)
-        blind = [value for *_, run in told for value in curve(run, attack, "mean_image").values()]
+        blind = [value for *_, run in curves for value in error_by_round(run, attack, "mean_image").values()]
         if blind:
             label = "baseline: the mean"
             axis.axhline(sum(blind) / len(blind), color=MUTED, ls=(0, (5, 3)), lw=1.2, label=label)
         axis.set(yscale="log", xlabel="round", ylabel="MSE over the victims: less is more leakage")
         axis.xaxis.get_major_locator().set_params(integer=True)
-        legend(figure, axis)
+        add_legend(figure, axis)
         return as_svg(figure, name)
