@@ -64,8 +64,9 @@ class SecureSum:
         unit = self.limit * 2.0**self.bits
         if max(weight_list) * unit > 2**53 or sum(weight_list) * max(unit, COUNT) >= 2**63:
             raise InvalidInput(
-                f"secure bits={self.bits} and limit={self.limit:g} do not fit weights of {int(max(weight_list))} at most "
-                f"and {int(sum(weight_list))} in all; expected max * limit * 2^bits <= 2^53 and sum * limit * 2^bits < 2^63"
+                f"secure bits={self.bits} and limit={self.limit:g} do not fit weights of {int(max(weight_list))} "
+                f"at most and {int(sum(weight_list))} in all; expected max * limit * 2^bits <= 2^53 and "
+                "sum * limit * 2^bits < 2^63"
             )
 
     def encode(self, tensors: Mapping[str, Tensor], weight: float, sender: str) -> Residues:
