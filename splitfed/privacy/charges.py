@@ -68,7 +68,7 @@ def charges(
             label, some = type(defense).__name__, bool(defense.clients)
             charge_list.append(Charge(client, party, place, label, named, parts, 0, True, mingles, False, some))
             continue
-        learns, guarded = _learning_segments(topology, place, defenses, counted_kinds(defense))
+        learns, guarded = _find_learning(topology, place, defenses, counted_kinds(defense))
         shared = roles[party] not in topology.data_roles
         key = id(topology), place, position
         if key not in mixing:
@@ -143,7 +143,7 @@ def learns_from_rows(module: nn.Module) -> bool:
     return False
 
 
-def _learning_segments(
+def _find_learning(
     topology: Topology, place: str, defenses: Sequence[Defense], kinds: frozenset[str]
 ) -> tuple[bool, bool]:
     """Tell of a place whether something that makes what leaves there learns without a guard, and with one."""

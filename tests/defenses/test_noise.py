@@ -36,7 +36,7 @@ def engine(*defenses: Noise, seed: int = 0, lanes: int = 1) -> LocalEngine:
 
 def released(made: LocalEngine, phase: str = "train", lane: int = 0, number: int = 0) -> Tensor:
     """All that arrives at the server when `lane` sends its 64 rows: (64, 6, 8, 8)."""
-    with made.watching("server") as recorder:
+    with made.record_party("server") as recorder:
         if phase == "train":
             made.train(lane, number, [ROWS])
         else:
@@ -92,7 +92,7 @@ def test_fresh_for_every_phase_lane_epoch_step_defense_and_seed() -> None:
         "other seed": released(engine(Noise(scale=1.0), seed=1)),
         "second in the list": released(engine(Noise(scale=0.0), Noise(scale=1.0))),
     }
-    with made.watching("server") as recorder:
+    with made.record_party("server") as recorder:
         made.train(0, 0, [ROWS, ROWS])
     drawn["next step"] = recorder.view().select(kind="activation").messages[1].tensors["conv"]
     rows = torch.stack([(z - x).flatten() for z in drawn.values()])
@@ -114,7 +114,7 @@ def test_two_parts_scored_in_one_round_get_noise_of_their_own() -> None:
     made.own(0, "test", {"x": x}, {"fc2": y})
     seen = []
     for part in ("train", "test"):
-        with made.watching("server") as recorder:
+        with made.record_party("server") as recorder:
             made.predict(0, part, "evaluate", 3)
         seen.append(recorder.view().tensors()["conv"])
     assert not torch.equal(seen[0], seen[1])
@@ -130,7 +130,7 @@ def test_every_value_and_edge_has_noise_of_its_own() -> None:
         plain.parties[party].load_state(made.parties[party].state())
     found = []
     for place in (made, plain):
-        with place.watching("client0") as recorder:
+        with place.record_party("client0") as recorder:
             place.predict(0, "train", "evaluate")
         found.append(recorder.view().tensors())
     first, second = ((found[0][n] - found[1][n]).flatten() for n in ("up2", "down2_2"))

@@ -45,7 +45,7 @@ def engine(*defenses: Defense) -> LocalEngine:
 
 
 def released(made: LocalEngine) -> Tensor:
-    with made.watching("server") as recorder:
+    with made.record_party("server") as recorder:
         made.train(0, 0, [torch.arange(32)])
     return next(iter(recorder.view().select(kind="activation").tensors().values()))
 
