@@ -163,9 +163,9 @@ def test_a_finished_run_can_be_asked_again(finished: Path, capsys: pytest.Captur
     assert main(["attack", honest, "--attack", "inverse_network", "--preset", "fast"]) == 0
     assert main(["attack", hijacked, "--attack", "rmle", "--preset", "fast"]) == 0
     assert [a["attack"] for a in result(finished, HIJACKED)["attacks"]] == ["fsha", "rmle"]
-    (cell,) = check_study(session.config.read_toml(finished / "runs" / HIJACKED / "config.toml"), "config.toml", Path())[
-        0
-    ].cells
+    (cell,) = check_study(
+        session.config.read_toml(finished / "runs" / HIJACKED / "config.toml"), "config.toml", Path()
+    )[0].cells
     assert [probe.key for probe in cell.attacks] == ["fsha", "rmle"]
     assert main(["attack", hijacked, "--attack", "rmle,sdar"]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
