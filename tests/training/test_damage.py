@@ -88,7 +88,7 @@ USES: dict[str, Use] = {u.__name__: u for u in (resume, report, read_back, attac
 def quick() -> Iterator[None]:
     """Leave out to arrange the dots of one picture, which takes longer than all else."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(prototypes, "prototypes", lambda found, name: str(len(found.z)))
+        patched.setattr(prototypes, "plot_prototypes", lambda found, name: str(len(found.z)))
         yield
 
 
