@@ -152,3 +152,18 @@ def test_the_two_commands_stand_at_the_top() -> None:
     top = TEXT[:1500]
     assert "make demo" in top
     assert "make test" in top
+
+
+def test_where_is_what_names_what_is_there() -> None:
+    page = (README.parent / "CONTRIBUTING.md").read_text("utf-8")
+    table = page.partition("## Where is what")[2].partition("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| ") and "`" in line]
+    assert len(rows) >= 10
+    for row in rows:
+        quoted = re.findall(r"`([^`]+)`", row)
+        files = [README.parent / name for name in quoted if "/" in name]
+        assert files, row
+        assert all(file.exists() for file in files), row
+        text = "".join(file.read_text("utf-8") for file in files if file.is_file())
+        for name in (name.rpartition(".")[2] for name in quoted if "/" not in name):
+            assert re.search(rf"\b(def|class) {name}\b", text), f"{name} in {row}"
