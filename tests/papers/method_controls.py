@@ -18,7 +18,7 @@ from splitfed.core.messages import Stamp
 from splitfed.federated import FML, MAFML, FedKD, FedMD, fedkd, fedmd, mafml
 from splitfed.federated.base import Learner, ObjectivePlacement, State
 from splitfed.federated.distillation import MutualDistillation, divergence
-from splitfed.federated.topology_values import maker
+from splitfed.federated.topology_values import making_segment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +37,11 @@ class FedMDControl(FedMD):
     def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
         """Return the method's, with the weight."""
         value = seat.topology.heads[0].value
-        return Follower(value, maker(seat.topology, value).name, self.distance, self.weight)
+        return Follower(value, making_segment(seat.topology, value).name, self.distance, self.weight)
 
-    def _agree(self, learners: Any, number: int) -> None:
+    def _reach_consensus(self, learners: Any, number: int) -> None:
         if self.digests and number >= self.begin:
-            super()._agree([Informed(one) for one in learners] if self.informed else learners, number)
+            super()._reach_consensus([Informed(one) for one in learners] if self.informed else learners, number)
 
     def _digest(self, learner: Learner, rows: Tensor, goal: Tensor, number: int) -> None:
         """Take the method's steps; towards the mean over those that know the class, where it is `informed`."""
@@ -92,11 +92,11 @@ class MAFMLControl(MAFML):
     def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
         """Return the method's, with the weight of the divergence."""
         value = seat.topology.heads[0].value
-        return Peer(value, maker(seat.topology, value).name, self.projected, self.divergence)
+        return Peer(value, making_segment(seat.topology, value).name, self.projected, self.divergence)
 
-    def _learn(self, learner: Learner, taught: Any, number: int, state: State) -> None:
+    def _take_mutual_step(self, learner: Learner, taught: Any, number: int, state: State) -> None:
         led: Any = learner if self.entropy == 1 else Weighted(learner, self.entropy)
-        super()._learn(led, taught, number, state)
+        super()._take_mutual_step(led, taught, number, state)
 
 
 class Weighted:
