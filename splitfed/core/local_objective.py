@@ -1,6 +1,6 @@
 """Who stands by a party in training and adds to what it learns: terms of its losses, corrections of its gradients.
 
-The core knows no federated method: it calls the tutor of a party at two moments of a step.
+The core knows no federated method: it calls the local objective of a party at two moments of a step.
 """
 
 from __future__ import annotations

@@ -385,7 +385,7 @@ class Party(PartyState):
         return Message(self.name, receiver, kind, port.edge, tensors, stamp, packed)
 
     def _add_objective_terms(self, objective: LocalObjective, step_state: StepState, stamp: Stamp) -> None:
-        """Add what the tutor wants to the losses, while all that this party has made in the step is still there."""
+        """Add the terms of the local objective to the losses, while all values of the step are still there."""
         step_state.objective_added = True
         if self._training:
             for segment, term in objective.terms(step_state.values, step_state.labels, stamp).items():

@@ -1,4 +1,4 @@
-"""What a party holds: segments, data, labels, an optimizer, and what defenses and tutors keep there."""
+"""What a party holds: segments, data, labels, an optimizer, and what defenses and local objectives keep there."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def segment_plans(
     defenses: Sequence[Defense],
     frozen: Mapping[str, tuple[str, ...]] | None = None,
 ) -> dict[str, tuple[SegmentPlan, ...]]:
-    """Return the duties of every role, after each defense has said that it applies (or refused).
+    """Return the segment plans of every role, after each defense has said that it applies (or refused).
 
     `frozen`: what `graph.frozen_modules` returns, for a part of a larger topology.
     """

@@ -28,10 +28,9 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class ObjectivePlacement:
-    """Where a tutor would stand: the party in `role` of `lane` (None: one party for all lanes).
+    """Where a local objective would stand: the party in `role` of `lane` (None: one party for all lanes).
 
-    `topology` and `facts` are the lane's, with whatever the method's `fit` has put in. `seed`: of all that the tutor
-    draws.
+    `topology` and `facts` are the lane's, with whatever the method's `fit` has put in. `seed`: of what it draws.
     """
 
     party: str
@@ -58,11 +57,11 @@ class Learner(Protocol):
 
     @property
     def objectives(self) -> Mapping[str, LocalObjective]:
-        """The tutors at the client's own parties, by role; none where nothing is computed, as in a plan."""
+        """The local objectives at the client's own parties, by role; none where nothing is computed, as in a plan."""
         ...
 
     def objective(self, role: str) -> LocalObjective | None:
-        """Return the tutor at the party that plays `role` for the client, its own or one of all; None in a plan."""
+        """Return the local objective at the client's party of `role`, its own or one of all; None in a plan."""
         ...
 
     @property
@@ -117,7 +116,7 @@ class Learner(Protocol):
     ) -> list[float]:
         """Take a training step a batch (row numbers of `part`) over the client's topology; return the losses.
 
-        `task` multiplies the task's own losses: at 0 no label crosses, and what tutors add is all that is learnt.
+        `task` multiplies the task's own losses: at 0 no label crosses, and only local objectives are learnt.
         """
         ...
 

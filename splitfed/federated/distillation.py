@@ -1,4 +1,4 @@
-"""What distillation methods share: the divergence of two models' class scores, and a tutor that adds it to a loss."""
+"""What distillation methods share: the divergence of two models' class scores, and its local objective."""
 
 from __future__ import annotations
 

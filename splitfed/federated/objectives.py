@@ -1,4 +1,4 @@
-"""What the tutors of several methods share: one that does nothing yet, and the weights that a step moves."""
+"""What the local objectives of several methods share: one that does nothing yet, and the weights that a step moves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T", bound="NoObjective")
 
 
 class NoObjective:
-    """Adds nothing, corrects nothing, remembers nothing; a tutor writes what it does otherwise."""
+    """Adds nothing, corrects nothing, remembers nothing; a local objective writes what it does otherwise."""
 
     def terms(self, made: Mapping[str, Tensor], labels: Mapping[str, Tensor], stamp: Stamp) -> Mapping[str, Tensor]:
         """Nothing is added to a loss."""
@@ -64,5 +64,5 @@ def weight_names(topology: Topology, segments: Collection[str]) -> set[str]:
 
 
 def objective_of(learner: Learner, kind: type[T]) -> T | None:
-    """Return the tutor of this `kind` at the client; None in a plan, where nothing is computed."""
+    """Return the local objective of this `kind` at the client; None in a plan, where nothing is computed."""
     return next((objective for objective in learner.objectives.values() if isinstance(objective, kind)), None)

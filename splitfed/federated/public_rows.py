@@ -107,7 +107,7 @@ def exchange_rows(learners: Sequence[Learner], number: int, state: State) -> lis
 def received_rows(learner: Learner, state: State) -> dict[int, Rows]:
     """Return what others have shown to the client: client -> rows, in the order of the clients."""
     holder = objective_of(learner, PublicRowsObjective)
-    # A plan has no tutors; what was sent is what the fed server has.
+    # A plan has no local objectives; what was sent is what the fed server has.
     known = {k: state["shown"][k] for k in state["told"].get(learner.lane, ())} if holder is None else holder.rows
     return dict(sorted(known.items()))
 

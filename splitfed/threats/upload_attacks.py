@@ -40,7 +40,7 @@ class Case(NamedTuple):
 
 @dataclass
 class Uploads:
-    """Says what came from the clients of `engine`; `recorded`, `knowledge` and `feed` are those of the inquiry.
+    """Says what came from the clients of `engine`; `recorded`, `knowledge` and `feed` are those of the evaluator.
 
     `method`: the run's; `sent`: the kinds of messages that its clients will send, where nothing has been sent yet.
     """

@@ -1,4 +1,4 @@
-"""A run's clients as a federated method sees them, and the tutors that it puts beside their parties."""
+"""A run's clients as a federated method sees them, and the local objectives that it puts beside their parties."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class LocalLearner:
 
     @property
     def objectives(self) -> Mapping[str, LocalObjective]:
-        """The tutors at the client's own parties, by role."""
+        """The local objectives at the client's own parties, by role."""
         found = {role: self.engine.party(self.lane, role).objective for role in self.topology.data_roles}
         return {role: objective for role, objective in found.items() if objective is not None}
 
     def objective(self, role: str) -> LocalObjective | None:
-        """Return the tutor at the party that plays `role` for the client."""
+        """Return the local objective at the party that plays `role` for the client."""
         return self.engine.party(self.lane, role).objective
 
     @property
@@ -185,7 +185,7 @@ class LocalLearner:
 
 
 def place_objectives(engine: LocalEngine, prepared: Prepared) -> None:
-    """Put the tutors of the run's method beside the parties of every lane."""
+    """Put the local objectives of the run's method beside the parties of every lane."""
     method = prepared.method
     if method is None:
         return
