@@ -6,6 +6,7 @@ used. One thread is enough for equal results on the CPU.
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 from collections.abc import Iterator
@@ -29,6 +30,12 @@ settings.load_profile("splitfed")
 
 # The legacy numpy generator is the global one, which is what must not leak from test to test.
 STATES = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was imported and collected, more than a million objects, out of every later garbage collection."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

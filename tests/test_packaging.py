@@ -110,6 +110,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.exhaustive
 def test_wheel_imports_beside_packages_of_the_same_names(built: Built, tmp_path: Path) -> None:
     target, work = tmp_path / "target", tmp_path / "work"
     install = ("install", "--quiet", "--no-deps", "--no-index", "--target", target, built.wheel)

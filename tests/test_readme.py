@@ -92,6 +92,7 @@ def test_the_vertical_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "200" in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive
 def test_the_private_example_keeps_its_promise(capsys: pytest.CaptureFixture[str]) -> None:
     code = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)[2]
     names: dict[str, object] = {}

@@ -247,7 +247,7 @@ ATTACKS = st.builds(
 
 
 @given(st.sampled_from(PLACES), st.lists(ATTACKS, min_size=1, max_size=3))
-@settings(max_examples=80, derandomize=True, deadline=None)
+@settings(max_examples=40, derandomize=True, deadline=None)
 def test_any_attack_anywhere_is_fine_or_refused_in_lines(study: dict[str, Any], attacks: list[dict[str, Any]]) -> None:
     try:
         cells = checked({**study, "attack": attacks}).cells

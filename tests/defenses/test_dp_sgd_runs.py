@@ -87,7 +87,7 @@ def test_shuffled_an_epoch_is_one_use_of_twice_the_sensitivity() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("accountant", ["rdp", "prv"])
+@pytest.mark.parametrize("accountant", ["rdp", pytest.param("prv", marks=pytest.mark.exhaustive)])
 def test_epsilon_is_that_of_opacus(accountant: str) -> None:
     """The target is met, not by much, when Opacus counts the steps that were taken with the multiplier found."""
     from opacus.accountants import create_accountant

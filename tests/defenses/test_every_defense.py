@@ -184,7 +184,22 @@ def test_nothing_is_missing() -> None:
     assert set(REFUSED) <= set(CELLS)
 
 
-@pytest.mark.parametrize(("task", "name", "defense"), CELLS)
+def one_task_a_pair() -> set[tuple[str, str, str]]:
+    """Cells in which every defense meets every topology once, the tasks in turn."""
+    pairs: dict[tuple[str, str], list[str]] = {}
+    for task, name, defense in CELLS:
+        if (task, name, defense) not in REFUSED:
+            pairs.setdefault((name, defense), []).append(task)
+    return {(tasks[i % len(tasks)], *pair) for i, (pair, tasks) in enumerate(pairs.items())}
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "defense"),
+    [
+        pytest.param(*cell, marks=() if cell in REFUSED or cell in one_task_a_pair() else pytest.mark.exhaustive)
+        for cell in CELLS
+    ],
+)
 def test_learns_or_refuses(task: str, name: str, defense: str) -> None:
     if (reason := REFUSED.get((task, name, defense))) is not None:
         with pytest.raises(sf.InvalidInput) as error:

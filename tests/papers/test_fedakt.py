@@ -110,6 +110,7 @@ def test_claims_are_told_from_the_cells() -> None:
     assert fedakt.show({done_key: done[done_key] for done_key in list(done)[:1]}).count("**") == 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "weight"), fedakt.variants())
 def test_every_method_of_the_table_trains(name: str, weight: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fedakt, "images", noise)

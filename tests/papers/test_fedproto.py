@@ -17,6 +17,7 @@ from tests.papers.table import Cell
 TINY = Setting(rounds=1, rows=4, test=0.25, batch=16, rate=0.02, shift=0.1307, scale=0.3081)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("called", ["FedAvg", "FedProto mh"])
 def test_a_tiny_cell(called: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(fedproto.SETTINGS, "MNIST", TINY)

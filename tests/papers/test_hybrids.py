@@ -48,6 +48,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_tiny_cell(name: str, tmp_path: Path) -> None:
     arm = named(name)

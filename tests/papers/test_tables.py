@@ -156,6 +156,7 @@ def test_the_network_of_he_releases_what_theirs_does() -> None:
     assert net(x).shape == (2, 10)
 
 
+@pytest.mark.exhaustive
 def test_he_mnist_reconstructs_and_shows_any_part(tmp_path: Path) -> None:
     line = next(one for one in he_mnist.LINES if one.name == "black box, same distribution, their decoder")
     found = he_mnist.measure(line, "conv1", 1, tmp_path, training=1, changes={"epochs": 2})
@@ -196,6 +197,7 @@ def test_mafml_reports_the_round_that_validation_chooses(tmp_path: Path, monkeyp
     assert "| MAFML (10 %) | 61.0 | 70.0 | 50.0 | 88.21 / 92.67 / 87.67 | 3.0 | 1 |" in second
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("name", "share"), [("IND", None), ("FedAvg", None), (mafml.FEW, None), ("AGG", 0.1), ("FedMD", 0.1)]
 )

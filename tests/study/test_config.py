@@ -318,9 +318,7 @@ def mutated(draw: st.DrawFn) -> dict[str, Any]:
     return study
 
 
-@given(mutated())
-@settings(max_examples=400, derandomize=True)
-def test_any_study_is_valid_or_refused_in_lines(study: dict[str, Any]) -> None:
+def check_study_is_valid_or_refused(study: dict[str, Any]) -> None:
     try:
         names = [cell.id for cell in checked(study).cells]
     except InvalidStudy as error:
@@ -329,3 +327,16 @@ def test_any_study_is_valid_or_refused_in_lines(study: dict[str, Any]) -> None:
         lines = ["study.toml: fine: "] if names and len(set(names)) == len(names) else []
     assert lines
     assert all(re.match(r"study\.toml: \S+: ", line) and len(line.splitlines()) == 1 for line in lines)
+
+
+@given(mutated())
+@settings(max_examples=120, derandomize=True)
+def test_any_study_is_valid_or_refused_in_lines(study: dict[str, Any]) -> None:
+    check_study_is_valid_or_refused(study)
+
+
+@pytest.mark.exhaustive
+@given(mutated())
+@settings(max_examples=1000, derandomize=True)
+def test_a_thousand_studies_are_valid_or_refused_in_lines(study: dict[str, Any]) -> None:
+    check_study_is_valid_or_refused(study)

@@ -82,7 +82,8 @@ def canvas(panels: int, width: float = 5.3, height: float = 3.9, columns: int = 
 def keep_room(figure: Any) -> None:
     """Widen and heighten the figure until every panel has its share of it, whatever stands around the panels.
 
-    Labels, titles and the legend take what they need; a figure of fixed size would take it from the axes.
+    Labels, titles and the legend take what they need; a figure of fixed size would take it from the axes. The panels
+    stay where they are then: saving would lay them out once more, which takes longer than to draw them.
     """
     width, height, across, down = _PANELS[figure]
     for _ in range(3):  # an axis of another size may take fewer ticks, so that once is not always enough
@@ -91,6 +92,7 @@ def keep_room(figure: Any) -> None:
         wider = across * max(0.0, LEAST_SHARE[0] * width - min(size[0] for size in sizes))
         higher = down * max(0.0, LEAST_SHARE[1] * height - min(size[1] for size in sizes))
         if max(wider, higher) < 0.02:
+            figure.set_layout_engine("none")
             return
         figure.set_size_inches(figure.get_figwidth() + wider, figure.get_figheight() + higher)
 
