@@ -20,6 +20,7 @@ from splitfed.core.messages import Message
 from splitfed.core.model_snapshot import generator_states
 from splitfed.core.optimizers import Optim
 from splitfed.core.party import Party
+from splitfed.core.party_state import PartyState
 from splitfed.core.probe import Facts
 from splitfed.core.step_plan import segment_plans
 from splitfed.core.step_state import Batch
@@ -124,10 +125,11 @@ class Parties:
         work = segment_plans(self._topology, facts, (), frozen)
         modules = {s.name: s.module for s in unit.segments}
         self._parties = {
-            role: Party(role, role, work[role], modules, OPTIM, 0, facts.shapes) for role in self._topology.roles
+            role: Party(PartyState(role, role, work[role], modules, OPTIM, 0, facts.shapes))
+            for role in self._topology.roles
         }
         self._lane = Lane(0, self._topology, self._parties, 0)
-        self._modules = {name: m for party in self._parties.values() for name, m in party.modules.items()}
+        self._modules = {name: m for party in self._parties.values() for name, m in party.state.modules.items()}
 
     def run(self, stage: str, inputs: Values, targets: Values, step: int) -> StepResult:
         """Run one batch as an exchange of messages; see `Side.run`."""
@@ -135,7 +137,7 @@ class Parties:
         rows = len(next(iter(inputs.values())))
         for role, party in self._parties.items():
             own_inputs = {v: t.clone() for v, t in inputs.items() if self._topology.inputs[v] == role}
-            party.own(
+            party.state.own(
                 "train", own_inputs, {h.value: targets[h.value] for h in self._topology.heads if h.labels == role}
             )
         batch = Batch("train", torch.arange(rows))

@@ -64,9 +64,9 @@ class Lane:
         self.graded = tuple(
             (s.name, head) for s in self.topology.segments for head in self.topology.heads if head.value in s.outputs
         )
-        self.guarded = any(party.privatizer is not None for party in self.members)
+        self.guarded = any(party.state.privatizer is not None for party in self.members)
         self.exchanges_norms = any(
-            party.privatizer is not None and bool(party.privatizer.tells) for party in self.members
+            party.state.privatizer is not None and bool(party.state.privatizer.tells) for party in self.members
         )
 
     def stamp(self, phase: str, epoch: int, step: int, part: str = "train") -> Stamp:

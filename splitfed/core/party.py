@@ -8,7 +8,6 @@ messages; an edge within the party is a leaf too, which keeps the backward walk 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -32,13 +31,15 @@ TRAINING = ("train", "rehearse")
 """The phases in which segments are in training mode and gradients are taken."""
 
 
-class Party(PartyState):
-    """Runs its segments as its `segment_plans` say; see `PartyState` for what it is made of."""
+class Party:
+    """Runs the segments in `state` as the segment plans there say, a step of a lane at a time."""
 
-    @cached_property
-    def _step_states(self) -> dict[int, StepState]:
-        """What is kept of the step that each lane is in."""
-        return {}
+    def __init__(self, state: PartyState) -> None:
+        self.state = state
+        self.name, self.role, self.device = state.name, state.role, state.device
+        self._training = True
+        # What is kept of the step that each lane is in.
+        self._step_states: dict[int, StepState] = {}
 
     def inputs(self, lane: int) -> dict[str, Tensor]:
         """Return this party's raw inputs of the step that `lane` is in; for an insider at this very party."""
@@ -50,26 +51,26 @@ class Party(PartyState):
         `scale` multiplies every loss and penalty of the step, as when several lanes share one step.
         """
         self._training = stamp.phase in TRAINING
-        for name, module in self.modules.items():
+        for name, module in self.state.modules.items():
             if module.training != self._training:
                 module.train(self._training)
                 # By name: the segments may be lent by another party of the same make.
-                for frozen in self._frozen[name]:
+                for frozen in self.state.frozen[name]:
                     module.get_submodule(frozen).training = False
         if batch.expected is not None:
             scale *= len(batch.rows) / batch.expected
-        if self.privatizer is not None:
-            self.privatizer.begin(len(batch.rows), len(batch.rows) / scale, stamp, stamp.phase == "train")
-        own = batch.rows.clone() if self._counting else None
+        if self.state.privatizer is not None:
+            self.state.privatizer.begin(len(batch.rows), len(batch.rows) / scale, stamp, stamp.phase == "train")
+        own = batch.rows.clone() if self.state.counts_uses else None
         step_state = self._step_states[stamp.lane] = StepState(
             batch.part, own, batch.counts_as, batch.task, scale=scale
         )
-        if batch.part in self._data:
-            inputs, labels = self._data[batch.part]
+        if batch.part in self.state.data:
+            inputs, labels = self.state.data[batch.part]
             # Of images this takes a third of the time of t[batch.rows].
             step_state.inputs = {name: t.index_select(0, batch.rows.to(t.device)) for name, t in inputs.items()}
             step_state.labels = {name: t.index_select(0, batch.rows.to(t.device)) for name, t in labels.items()}
-            if self._relabelled and self._training and batch.task:
+            if self.state.relabelled and self._training and batch.task:
                 self._replace_targets(step_state, stamp)
 
     def forward(
@@ -88,9 +89,9 @@ class Party(PartyState):
         if torch.is_grad_enabled() is not self._training:
             with torch.set_grad_enabled(self._training):
                 return self.forward(segment, received, stamp, peers, edges)
-        segment_plan, step_state = self._segment_plans[segment], self._step_states[stamp.lane]
+        segment_plan, step_state = self.state.segment_plans[segment], self._step_states[stamp.lane]
         for message in received:
-            returns = message.edge not in self._one_way
+            returns = message.edge not in self.state.one_way
             for name, value in message.tensors.items():
                 value = value.to(self.device)
                 if message.layouts is not None and name in message.layouts:
@@ -118,9 +119,9 @@ class Party(PartyState):
         assert head.task is not None
         value = head.task.loss(step_state.values[head.value], labels[head.value].to(self.device))
         scale = head.weight * step_state.scale * step_state.task
-        if self._task_weight is not None:
+        if self.state.task_weight is not None:
             epoch = stamp.epoch if step_state.counts_as is None else step_state.counts_as
-            scale = head.weight * self._task_weight(epoch) * step_state.scale * step_state.task
+            scale = head.weight * self.state.task_weight(epoch) * step_state.scale * step_state.task
         step_state.add(segment, value, scale)
         return value.detach()
 
@@ -128,9 +129,9 @@ class Party(PartyState):
         self, segment: str, received: Sequence[Message], stamp: Stamp, peers: Mapping[str, str]
     ) -> list[Message]:
         """Send the gradients `received` for what left `segment`, and its losses, back through it."""
-        segment_plan, step_state = self._segment_plans[segment], self._step_states[stamp.lane]
-        if self.objective is not None and not step_state.objective_added:
-            self._add_objective_terms(self.objective, step_state, stamp)
+        segment_plan, step_state = self.state.segment_plans[segment], self._step_states[stamp.lane]
+        if self.state.objective is not None and not step_state.objective_added:
+            self._add_objective_terms(self.state.objective, step_state, stamp)
         roots: list[Tensor] = []
         gradients: list[Tensor | float] = []
         pairs: list[tuple[Tensor, Tensor | float]] = [*step_state.returned.pop(segment, ())]
@@ -149,10 +150,10 @@ class Party(PartyState):
             if z.requires_grad:
                 roots.append(z)
                 gradients.append(g)
-        if roots and self.privatizer is not None and self.privatizer.active:
+        if roots and self.state.privatizer is not None and self.state.privatizer.active:
             leaves = (*step_state.leaves[segment].values(), *step_state.held.values())
             needing = [leaf for leaf in leaves if leaf.requires_grad]
-            self.privatizer.backward(roots, gradient_tensors(roots, gradients), needing)
+            self.state.privatizer.backward(roots, gradient_tensors(roots, gradients), needing)
         elif roots:
             run_backward(roots, gradients)
         # What is over is let go at once, so that its memory serves the rest of the step.
@@ -172,50 +173,51 @@ class Party(PartyState):
         What is not finite anywhere behind it shows here, unless it was masked on its way; a gradient that is not
         finite in a later weight alone is found at the next step, by the loss.
         """
-        if self.privatizer is not None and self.privatizer.active:
-            return self.privatizer.total()
-        for parameter in self._parameters:
+        if self.state.privatizer is not None and self.state.privatizer.active:
+            return self.state.privatizer.total()
+        for parameter in self.state.parameters:
             if parameter.grad is not None:
                 return float(parameter.grad.sum())
         return 0.0
 
     def update(self) -> None:
         """Take one optimizer step with the gradients gathered since the last one."""
-        if self.privatizer is not None:
-            self.uses.replace(f"gradients at {self.name}", self.privatizer.finish())
-        if self.objective is not None:
-            self.objective.correct(self.modules)
-        if self._optimizer is not None:
-            take_step(self._optimizer)
+        if self.state.privatizer is not None:
+            self.state.uses.replace(f"gradients at {self.name}", self.state.privatizer.finish())
+        if self.state.objective is not None:
+            self.state.objective.correct(self.state.modules)
+        if self.state.optimizer is not None:
+            take_step(self.state.optimizer)
         self.drop_gradients()
-        for place in self._learning:
-            self._guards[place].defense.learn(self._defenses[place])
+        for place in self.state.learned_defenses:
+            self.state.edge_defenses[place].defense.learn(self.state.defense_states[place])
 
     def drop_gradients(self) -> None:
         """Forget the gradients gathered since the last update."""
-        if self.privatizer is not None:
-            self.privatizer.drop()
-        for parameter in self._parameters:
+        if self.state.privatizer is not None:
+            self.state.privatizer.drop()
+        for parameter in self.state.parameters:
             parameter.grad = None
 
     def tell_norms(self, stamp: Stamp, peers: Mapping[str, str]) -> list[Message]:
         """Return the squared norm of every row's gradient as messages to the parties that clip by all of them."""
-        if self.privatizer is None or not self.privatizer.active:
+        if self.state.privatizer is None or not self.state.privatizer.active:
             return []
-        norms = {"squared norm": self.privatizer.norms()}
+        norms = {"squared norm": self.state.privatizer.norms()}
         return [
-            Message(self.name, peers[role], "norm", f"norms->{role}", norms, stamp) for role in self.privatizer.tells
+            Message(self.name, peers[role], "norm", f"norms->{role}", norms, stamp)
+            for role in self.state.privatizer.tells
         ]
 
     def hear_norms(self, message: Message) -> None:
         """Take what `tell_norms` returned at another party."""
-        assert self.privatizer is not None
-        self.privatizer.hear(message.tensors["squared norm"].to(self.device))
+        assert self.state.privatizer is not None
+        self.state.privatizer.hear(message.tensors["squared norm"].to(self.device))
 
     def skip(self, expected: float, stamp: Stamp) -> None:
         """Take the step of a batch that happens to be empty: only guarded weights move, so that nobody can tell."""
-        if self.privatizer is not None:
-            self.privatizer.begin(0, expected, stamp, True)
+        if self.state.privatizer is not None:
+            self.state.privatizer.begin(0, expected, stamp, True)
             self.update()
 
     def forget(self, lane: int) -> None:
@@ -235,11 +237,11 @@ class Party(PartyState):
 
         Raises `KeyError` for a value that needs what others send.
         """
-        inputs, _ = self._data[part]
+        inputs, _ = self.state.data[part]
         total = len(next(iter(inputs.values())))
         needed_values, batches = {value}, []
         needed: list[SegmentPlan] = []
-        for segment_plan in reversed(self._segment_plans.values()):
+        for segment_plan in reversed(self.state.segment_plans.values()):
             if needed_values.intersection(segment_plan.outputs):
                 needed_values.update(segment_plan.inputs)
                 needed.insert(0, segment_plan)
@@ -281,9 +283,9 @@ class Party(PartyState):
         return value.detach().requires_grad_(self._training and returns)
 
     def _run(self, segment_plan: SegmentPlan, arguments: list[Tensor], stamp: Stamp) -> tuple[Tensor, ...]:
-        module = self.modules[segment_plan.segment]
-        if self.privatizer is not None and self.privatizer.active:
-            with self.privatizer.watching(module):
+        module = self.state.modules[segment_plan.segment]
+        if self.state.privatizer is not None and self.state.privatizer.active:
+            with self.state.privatizer.watching(module):
                 result = self._call(segment_plan, module, arguments, stamp)
         elif segment_plan.stochastic:
             result = self._call(segment_plan, module, arguments, stamp)
@@ -294,7 +296,7 @@ class Party(PartyState):
     def _call(self, segment_plan: SegmentPlan, module: nn.Module, arguments: list[Tensor], stamp: Stamp) -> Any:
         if not segment_plan.stochastic:
             return module(*arguments)
-        with stream(forward_seed(self._seed, self.name, segment_plan.segment, stamp), self.device):
+        with stream(forward_seed(self.state.seed, self.name, segment_plan.segment, stamp), self.device):
             return module(*arguments)
 
     def _release(self, segment_plan: SegmentPlan, port: Port, step_state: StepState, stamp: Stamp) -> dict[str, Tensor]:
@@ -307,7 +309,7 @@ class Party(PartyState):
                     segment_plan.segment, guard, concatenate_values(list(values.values())), context, step_state
                 )
             if "activation" in guard.counts:
-                self.uses.replace(port.edge, sum(map(infinite_rows, values.values())))
+                self.state.uses.replace(port.edge, sum(map(infinite_rows, values.values())))
             values = {name: guard.defense.release(name, z, context) for name, z in values.items()}
             if "activation" in guard.counts:
                 self._count(port.edge, guard, step_state, stamp, len(values))
@@ -393,11 +395,11 @@ class Party(PartyState):
 
     def _replace_targets(self, step_state: StepState, stamp: Stamp) -> None:
         """Replace the labels of a training step by what its defenses want the loss to compare with."""
-        for name, (head, guards) in self._relabelled.items():
+        for name, (head, guards) in self.state.relabelled.items():
             for guard in guards if name in step_state.labels else ():
                 assert head.task is not None
                 words = ("targets", self.name, name, guard.position, *stamp)
-                random = wide_generator(self._seed, *words, device=self.device)
+                random = wide_generator(self.state.seed, *words, device=self.device)
                 step_state.labels[name] = guard.defense.targets(step_state.labels[name], head.task, random)
                 # What is only rehearsed leaves nothing behind, and nobody learns of it.
                 if "step" in guard.counts and stamp.phase == "train":
@@ -406,17 +408,17 @@ class Party(PartyState):
     def _count(self, where: str, guard: EdgeDefense, step_state: StepState, stamp: Stamp, times: int = 1) -> None:
         part, rows = step_state.part, step_state.rows
         assert rows is not None
-        if part in self._among:
-            part, rows = "train", self._among[part][rows.cpu()]
+        if part in self.state.among:
+            part, rows = "train", self.state.among[part][rows.cpu()]
             rows = rows[rows >= 0]
-        self.uses.add((where, guard.position, stamp.lane, part), rows, times)
+        self.state.uses.add((where, guard.position, stamp.lane, part), rows, times)
 
     def _context(
         self, segment_plan: SegmentPlan, port: Port, position: int, step_state: StepState, stamp: Stamp
     ) -> Context:
-        state, module = self._defenses[port.edge, position], self.modules[segment_plan.segment]
+        state, module = self.state.defense_states[port.edge, position], self.state.modules[segment_plan.segment]
         held = (step_state.inputs, step_state.labels, state, module, step_state.counts_as, step_state.held)
-        return Context(self.name, port.edge, stamp, self._seed, position, *held)
+        return Context(self.name, port.edge, stamp, self.state.seed, position, *held)
 
 
 def forward_seed(seed: int, party: str, segment: str, stamp: Stamp) -> int:

@@ -43,44 +43,45 @@ class PartyState:
         self.name = name
         self.role = role
         self.device = torch.device(device)
-        self._segment_plans = {d.segment: d for d in segment_plans}
-        self._one_way = {port.edge for d in segment_plans for port in d.arrivals if not port.returns}
+        self.segment_plans = {d.segment: d for d in segment_plans}
+        self.one_way = {port.edge for d in segment_plans for port in d.arrivals if not port.returns}
         # Copied together, so that weights a party shares between its own segments stay shared.
         self.modules = copy_modules({d.segment: modules[d.segment] for d in segment_plans})
         # What the user froze (batch norm in evaluation mode, say) stays frozen.
-        self._frozen = {d.segment: d.frozen for d in segment_plans}
+        self.frozen = {d.segment: d.frozen for d in segment_plans}
         for module in self.modules.values():
             module.to(self.device)
-        self._training = True
         self.uses = UsageCounts()
         self.objective: LocalObjective | None = None
         self.privatizer: GradientPrivatizer | None = None
-        self._seed = seed
-        self._task_weight = task_weight
-        self._data: dict[str, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
+        self.seed = seed
+        self.task_weight = task_weight
+        self.data: dict[str, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
         # Of parts with rows of "train" in them: which row each is.
-        self._among: dict[str, Tensor] = {}
+        self.among: dict[str, Tensor] = {}
         unique = {id(p): p for m in self.modules.values() for p in m.parameters() if p.requires_grad}
-        self._parameters = list(unique.values())
-        self._optimizer: torch.optim.Optimizer | None = None
+        self.parameters = list(unique.values())
+        self.optimizer: torch.optim.Optimizer | None = None
         self._scheduler: LRScheduler | None = None
         if unique:
-            self._optimizer, self._scheduler = optim.build(self._parameters)
+            self.optimizer, self._scheduler = optim.build(self.parameters)
         # What the optimizer remembers of steps that go on from a state of their own, by name: see `separate_optimizer`.
         self._separate: dict[str, defaultdict[Tensor, Any]] = {}
         # Head -> the head and the defenses that change its labels, which are this party's.
-        self._relabelled = dict(relabelled or {})
+        self.relabelled = dict(relabelled or {})
         inputs = {v: shapes[v] for segment_plan in segment_plans for v in segment_plan.own}
-        self._guards = {
+        self.edge_defenses = {
             (port.edge, guard.position): guard
             for segment_plan in segment_plans
             for port in (*segment_plan.arrivals, *segment_plan.departures)
             for guard in port.guards
         }
-        self._learning = [place for place, guard in self._guards.items() if overrides(guard.defense, "learn")]
-        relabelling = [guard for _, guards in self._relabelled.values() for guard in guards]
-        self._counting = any(guard.counts for guard in (*self._guards.values(), *relabelling))
-        self._defenses = {
+        self.learned_defenses = [
+            place for place, guard in self.edge_defenses.items() if overrides(guard.defense, "learn")
+        ]
+        relabelling = [guard for _, guards in self.relabelled.values() for guard in guards]
+        self.counts_uses = any(guard.counts for guard in (*self.edge_defenses.values(), *relabelling))
+        self.defense_states = {
             (port.edge, guard.position): guard.defense.start(
                 DefenseSite(
                     name,
@@ -109,9 +110,9 @@ class PartyState:
         `relabel`: whether its defenses change labels to train on; not where they have already been changed. `among`:
         (rows,) which row of "train" each is, -1 for none, so that its uses count as those of that row.
         """
-        self._among.pop(part, None)
+        self.among.pop(part, None)
         if among is not None:
-            self._among[part] = among.cpu()
+            self.among[part] = among.cpu()
         # Rows that are a part of a larger tensor would bring the rows of others along.
         own_inputs, own_labels = (
             {
@@ -121,50 +122,50 @@ class PartyState:
             for tensors in (inputs, labels)
         )
         if relabel and part not in SCORED:
-            own_labels = relabel_for_training(own_labels, self._relabelled, self._seed, self.name, part)
-            for name, (_, guards) in self._relabelled.items():
+            own_labels = relabel_for_training(own_labels, self.relabelled, self.seed, self.name, part)
+            for name, (_, guards) in self.relabelled.items():
                 for guard in guards if name in own_labels else ():
                     if "once" in guard.counts:
                         self.uses.take(labels_of_head(name), guard.position, part, len(own_labels[name]))
-        self._data[part] = (own_inputs, own_labels)
+        self.data[part] = (own_inputs, own_labels)
 
     def drop(self, part: str) -> None:
         """Forget the rows called `part`."""
-        self._data.pop(part, None)
-        self._among.pop(part, None)
+        self.data.pop(part, None)
+        self.among.pop(part, None)
 
     def show(self, part: str, rows: Tensor) -> None:
         """Let `part` be these `rows` of "train", with the labels that the party trains on there."""
-        inputs, labels = ({name: t[rows.to(self.device)] for name, t in held.items()} for held in self._data["train"])
+        inputs, labels = ({name: t[rows.to(self.device)] for name, t in held.items()} for held in self.data["train"])
         self.own(part, inputs, labels, relabel=False, among=rows)
 
     def train_rows(self, part: str) -> Tensor:
         """Return which row of "train" each row of `part` is, -1 for none, where that is known."""
-        return self._among[part]
+        return self.among[part]
 
     def raw_inputs(self, part: str) -> dict[str, Tensor]:
         """Return this party's raw inputs in `part`; for a method that shows them to others."""
-        return dict(self._data[part][0])
+        return dict(self.data[part][0])
 
     @property
     def rate(self) -> float | None:
         """The learning rate that its optimizer stands at; None where no weight learns."""
-        return None if self._optimizer is None else float(self._optimizer.param_groups[0]["lr"])
+        return None if self.optimizer is None else float(self.optimizer.param_groups[0]["lr"])
 
     def rows(self, part: str) -> int:
         """Return how many rows this party has in `part`."""
-        inputs, labels = self._data[part]
+        inputs, labels = self.data[part]
         return len(next(iter((*inputs.values(), *labels.values()))))
 
     def labels(self, part: str) -> dict[str, Tensor]:
         """Return this party's labels in `part` by head; for the experimenter who scores the run."""
-        return dict(self._data[part][1]) if part in self._data else {}
+        return dict(self.data[part][1]) if part in self.data else {}
 
     def restart(self) -> None:
         """Let the optimizer forget its state, such as momentum, and every separate one."""
         self._separate.clear()
-        if self._optimizer is not None:
-            self._optimizer.state.clear()
+        if self.optimizer is not None:
+            self.optimizer.state.clear()
 
     @contextmanager
     def separate_optimizer(self, name: str) -> Iterator[None]:
@@ -172,27 +173,27 @@ class PartyState:
 
         The state of all other steps, such as momentum, is what it was before; the learning rate is the same for both.
         """
-        if self._optimizer is None:
+        if self.optimizer is None:
             yield
             return
-        kept = self._optimizer.state
-        self._optimizer.state = self._separate.get(name, defaultdict(dict))
+        kept = self.optimizer.state
+        self.optimizer.state = self._separate.get(name, defaultdict(dict))
         try:
             yield
         finally:
-            self._separate[name], self._optimizer.state = self._optimizer.state, kept
+            self._separate[name], self.optimizer.state = self.optimizer.state, kept
 
     def momentum(self) -> dict[str, Tensor]:
         """Return the momentum that the optimizer holds, as `segment/name` -> tensor: its own; none where it has none.
 
         Of weights that are tied, the first name.
         """
-        if self._optimizer is None:
+        if self.optimizer is None:
             return {}
         momenta = {}
         for segment, module in self.modules.items():
             for name, weight in module.named_parameters():
-                buffer = self._optimizer.state.get(weight, {}).get("momentum_buffer")
+                buffer = self.optimizer.state.get(weight, {}).get("momentum_buffer")
                 if buffer is not None:
                     momenta[f"{segment}/{name}"] = buffer
         return momenta
@@ -236,48 +237,40 @@ class PartyState:
                 raise KeyError(f"{segment}/{missing.pop()}")
             module.load_state_dict({n: tensors.get(f"{segment}/{n}", t) for n, t in state.items()})
 
-    @property
-    def optimizer(self) -> torch.optim.Optimizer | None:
-        """What steps its weights, None where it has none; for the experimenter who says what is public."""
-        return self._optimizer
-
-    @property
-    def defense_states(self) -> dict[tuple[str, int], Any]:
-        """What the defenses keep here, by edge and position; for the experimenter."""
-        return dict(self._defenses)
-
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the whole state: tensors and plain values only, safe to load without unpickling code."""
         separate = {}
         for name in tuple(self._separate):
             with self.separate_optimizer(name):
-                assert self._optimizer is not None
-                separate[name] = copy.deepcopy(self._optimizer.state_dict()["state"])
+                assert self.optimizer is not None
+                separate[name] = copy.deepcopy(self.optimizer.state_dict()["state"])
         return {
             **({"separate optimizers": separate} if separate else {}),
             "segments": {name: copy.deepcopy(module.state_dict()) for name, module in self.modules.items()},
-            "optimizer": None if self._optimizer is None else copy.deepcopy(self._optimizer.state_dict()),
+            "optimizer": None if self.optimizer is None else copy.deepcopy(self.optimizer.state_dict()),
             "scheduler": None if self._scheduler is None else copy.deepcopy(self._scheduler.state_dict()),
             "tutor": None if self.objective is None else self.objective.state(),
-            "defenses": {f"{edge}#{i}": d.state_dict() for (edge, i), d in self._defenses.items() if d is not None},
+            "defenses": {
+                f"{edge}#{i}": d.state_dict() for (edge, i), d in self.defense_states.items() if d is not None
+            },
             "uses": self.uses.state(),
         }
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go back to `state`."""
         for name, module in self.modules.items():
             module.load_state_dict(state["segments"][name])
-        if self._optimizer is not None:
-            self._optimizer.load_state_dict(state["optimizer"])
+        if self.optimizer is not None:
+            self.optimizer.load_state_dict(state["optimizer"])
             self._separate.clear()
             for name, held in state.get("separate optimizers", {}).items():
                 with self.separate_optimizer(name):
-                    self._optimizer.load_state_dict({**state["optimizer"], "state": held})
+                    self.optimizer.load_state_dict({**state["optimizer"], "state": held})
         if self._scheduler is not None:
             self._scheduler.load_state_dict(state["scheduler"])
         if self.objective is not None:
             self.objective.load_state(state["tutor"])
-        for (edge, i), defense in self._defenses.items():
+        for (edge, i), defense in self.defense_states.items():
             if defense is not None:
                 defense.load_state_dict(state["defenses"][f"{edge}#{i}"])
         self.uses.load_state(state.get("uses", {}))

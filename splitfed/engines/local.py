@@ -103,17 +103,17 @@ class LocalEngine(WeightTransfer):
         for role in topology.data_roles:
             own_inputs = {v: t for v, t in inputs.items() if topology.inputs[v] == role}
             own_labels = {h.value: labels[h.value] for h in topology.heads if h.labels == role and h.value in labels}
-            self.party(lane, role).own(part, own_inputs, own_labels, relabel, among)
+            self.party(lane, role).state.own(part, own_inputs, own_labels, relabel, among)
 
     def drop(self, lane: int, part: str) -> None:
         """Let the data owners of `lane` forget the rows called `part`."""
         for role in self.topologies[lane].data_roles:
-            self.party(lane, role).drop(part)
+            self.party(lane, role).state.drop(part)
 
     def show(self, lane: int, part: str, rows: Tensor) -> None:
         """Let `part` of `lane` be these `rows` of its part "train", as the data owners train on them."""
         for role in self.topologies[lane].data_roles:
-            self.party(lane, role).show(part, rows)
+            self.party(lane, role).state.show(part, rows)
 
     @property
     def seed(self) -> int:
@@ -122,7 +122,7 @@ class LocalEngine(WeightTransfer):
 
     def rows(self, lane: int, part: str) -> int:
         """Return how many rows `lane` has in `part`."""
-        return self.party(lane, self.topology.data_roles[0]).rows(part)
+        return self.party(lane, self.topology.data_roles[0]).state.rows(part)
 
     def train(
         self,
@@ -211,7 +211,7 @@ class LocalEngine(WeightTransfer):
                         further.setdefault(name, []).append(value)
         labels = {}
         for h in heads:
-            part_labels = place.parties[h.labels].labels(part)
+            part_labels = place.parties[h.labels].state.labels(part)
             if h.value in part_labels:
                 labels[h.value] = part_labels[h.value].cpu()
         joined_outputs, joined_values = (
@@ -236,13 +236,13 @@ class LocalEngine(WeightTransfer):
         place, newest = self._serving(lane), max(0, *(taken.newest for taken in self._participation))
         with (
             self.borrow_segments(lane, borrow),
-            preserve_buffers([m for p in place.parties.values() for m in p.modules.values()]),
+            preserve_buffers([m for p in place.parties.values() for m in p.state.modules.values()]),
         ):
             for step, rows in enumerate(torch.arange(self.rows(lane, part)).split(batch_size)):
                 batch = Batch(part, rows, counts_as=newest)
                 exchange(place, self.link, batch, place.stamp("rehearse", number, step, part))
                 for party in place.parties.values():
-                    for module in party.modules.values():
+                    for module in party.state.modules.values():
                         module.zero_grad(set_to_none=True)
 
     def gradient(self, lane: int, batches: Sequence[Tensor], part: str = "train") -> dict[str, Tensor]:
@@ -252,7 +252,7 @@ class LocalEngine(WeightTransfer):
         """
         place, total = self._serving(lane), sum(len(rows) for rows in batches)
         newest = max(0, *(taken.newest for taken in self._participation))
-        modules = {name: m for party in place.parties.values() for name, m in party.modules.items()}
+        modules = {name: m for party in place.parties.values() for name, m in party.state.modules.items()}
         with preserve_buffers(list(modules.values())):
             for step, rows in enumerate(batches):
                 stamp = place.stamp("rehearse", 0, step, part)
@@ -277,46 +277,48 @@ class LocalEngine(WeightTransfer):
         place = self.crew.placement
         lenders = self.crew.fed if isinstance(source, str) else self.crew.lanes[source].parties
         borrowers = {role: self.party(lane, role) for role in self.topology.data_roles if role in lenders}
-        own_modules = {role: party.modules for role, party in borrowers.items()}
+        own_modules = {role: party.state.modules for role, party in borrowers.items()}
         try:
             for role, party in borrowers.items():
-                lent = {n: party.modules[n] if n in place.kept else m for n, m in lenders[role].modules.items()}
-                party.modules = lent if place.buffers else with_weights(party.modules, lent)
+                lent = {
+                    n: party.state.modules[n] if n in place.kept else m for n, m in lenders[role].state.modules.items()
+                }
+                party.state.modules = lent if place.buffers else with_weights(party.state.modules, lent)
             yield
         finally:
             for role, party in borrowers.items():
-                party.modules = own_modules[role]
+                party.state.modules = own_modules[role]
 
     def modules_of_party(self, party: str, lane: int) -> dict[str, nn.Module]:
         """Return the segments that `party` holds for `lane`: the party's own modules, not copies."""
         mine = {p.name: p for p in self._serving(lane).parties.values()}
-        return mine.get(party, self.parties[party]).modules
+        return mine.get(party, self.parties[party]).state.modules
 
     def restart_optimizers(self) -> None:
         """Let every party's optimizer forget its state, such as momentum; weights and learning rates stay."""
         for party in self.crew.members().values():
-            party.restart()
+            party.state.restart()
 
     def start_from(self, lane: int, tensors: Mapping[str, Tensor]) -> None:
         """Let the client of `lane` start from `tensors`, `segment/name` -> tensor, in place of its topology's."""
         for role in self.topologies[lane].data_roles if tensors else ():
             party = self.party(lane, role)
-            party.adopt({**party.contents(copies=False), **tensors})
+            party.state.adopt({**party.state.contents(copies=False), **tensors})
 
     def end_round(self) -> None:
         """Advance every party's learning-rate scheduler."""
         for party in self.crew.members().values():
-            party.end_round()
+            party.state.end_round()
 
     def modules(self, lane: int, borrow: Source | None = None) -> dict[str, nn.Module]:
         """Return the modules `lane` would use by segment, for the experimenter: the parties' own, not copies."""
         with self.borrow_segments(lane, borrow):
-            return {n: m for party in self._serving(lane).parties.values() for n, m in party.modules.items()}
+            return {n: m for party in self._serving(lane).parties.values() for n, m in party.state.modules.items()}
 
     def view(self, party: str) -> View:
         """Return what was recorded of `party`, with the segments it holds."""
         recorder = self.link.recorders.get(party, Recorder(party))
-        return recorder.view(self.parties[party].modules)
+        return recorder.view(self.parties[party].state.modules)
 
     @contextmanager
     def record_party(self, party: str | None) -> Iterator[Recorder]:
@@ -333,7 +335,7 @@ class LocalEngine(WeightTransfer):
     def state(self) -> dict[str, Any]:
         """Return the state of every party, recorder and counter."""
         return {
-            "parties": {name: party.state() for name, party in self.crew.members().items()},
+            "parties": {name: party.state.state_dict() for name, party in self.crew.members().items()},
             "recorders": {name: recorder.state() for name, recorder in self.link.recorders.items()},
             "traffic": self.traffic.state(),
             "taken": [taken.state() for taken in self._participation],
@@ -344,7 +346,7 @@ class LocalEngine(WeightTransfer):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go back to `state`."""
         for name, party in self.crew.members().items():
-            party.load_state(state["parties"][name])
+            party.state.load_state_dict(state["parties"][name])
         for name, recorder in self.link.recorders.items():
             recorder.load_state(state["recorders"][name])
         self.traffic.load_state(state["traffic"])
@@ -394,14 +396,14 @@ class LocalEngine(WeightTransfer):
     def _fill_segments(self, lane: int, tensors: Mapping[str, Tensor]) -> Iterator[None]:
         """Let the data owners of `lane` use copies of their segments with `tensors` in them."""
         borrowers = [self.party(lane, role) for role in self.topologies[lane].data_roles]
-        own_modules = [party.modules for party in borrowers]
+        own_modules = [party.state.modules for party in borrowers]
         try:
             for party in borrowers:
-                party.modules = with_tensors(party.modules, tensors)
+                party.state.modules = with_tensors(party.state.modules, tensors)
             yield
         finally:
             for party, modules in zip(borrowers, own_modules, strict=True):
-                party.modules = modules
+                party.state.modules = modules
 
 
 def _total(lane: Lane, losses: Mapping[str, float]) -> float:

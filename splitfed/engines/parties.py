@@ -12,6 +12,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.executor import Lane
 from splitfed.core.optimizers import Optim
 from splitfed.core.party import Party
+from splitfed.core.party_state import PartyState
 from splitfed.core.per_client_defenses import missing, of_client
 from splitfed.core.probe import Facts
 from splitfed.core.random import generator
@@ -65,7 +66,7 @@ class RunParties:
         if self.fed:
             self.parties = {**self.parties, FED: next(iter(self.fed.values()))}
         elif placement.meeting:
-            self.parties = {**self.parties, FED: Party(FED, FED, (), {}, Optim(), seed, {}, device)}
+            self.parties = {**self.parties, FED: Party(PartyState(FED, FED, (), {}, Optim(), seed, {}, device))}
 
     def members(self) -> dict[str, Party]:
         """Return every party by a name of its own: copies and the fed server's roles have a suffix."""
@@ -94,14 +95,14 @@ def _party_factory(
     def make(role: str, name: str) -> Party:
         optim = optims.get(role, Optim())
         weigh, labels = weight if weighing else None, relabelling.get(role)
-        party = Party(name, role, work[role], modules, optim, seed, facts.shapes, device, weigh, labels)
+        state = PartyState(name, role, work[role], modules, optim, seed, facts.shapes, device, weigh, labels)
         if role in guarded:
             position, defense = guarded[role]
             tells = tuple(receiver for sender, receiver in defense.norms(topology) if sender == role)
-            party.privatizer = defense.privatizer(
-                PrivatizedParty(name, role, party.modules, seed, position, party.device, tells)
+            state.privatizer = defense.privatizer(
+                PrivatizedParty(name, role, state.modules, seed, position, state.device, tells)
             )
-        return party
+        return Party(state)
 
     return make
 

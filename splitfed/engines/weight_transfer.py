@@ -35,11 +35,11 @@ class WeightTransfer:
         sender, receiver = self.party(source, role), self.party(target, role)
         stamp, kept = Stamp("train", source, epoch, 0), self.crew.placement.kept
         if via is None:
-            arrived = self.link.deliver(sender.upload(receiver.name, stamp, kept=kept))
+            arrived = self.link.deliver(sender.state.upload(receiver.name, stamp, kept=kept))
         else:
-            stop = self.link.deliver(sender.upload(via, stamp, kept=kept))
+            stop = self.link.deliver(sender.state.upload(via, stamp, kept=kept))
             arrived = self.link.deliver(stop._replace(sender=via, receiver=receiver.name))
-        receiver.adopt(arrived.tensors, kept)
+        receiver.state.adopt(arrived.tensors, kept)
 
     def download(self, lanes: Sequence[int], epoch: int) -> None:
         """Send what the fed server holds to the parties of `lanes` in every fused role."""
@@ -47,8 +47,8 @@ class WeightTransfer:
         for role, fed in self.crew.fed.items():
             for lane in lanes:
                 party = self.party(lane, role)
-                message = fed.upload(party.name, Stamp("train", lane, epoch, 0), place.buffers, place.kept)
-                party.adopt(self.link.deliver(message).tensors, place.kept)
+                message = fed.state.upload(party.name, Stamp("train", lane, epoch, 0), place.buffers, place.kept)
+                party.state.adopt(self.link.deliver(message).tensors, place.kept)
             if place.secure is not None:
                 self._sums[role] = self._open(role, lanes, epoch)
 
@@ -57,27 +57,27 @@ class WeightTransfer:
         place = self.crew.placement
         for role, fed in self.crew.fed.items():
             if place.secure is not None:
-                fed.adopt(self._summed(role, weights, epoch), place.kept)
+                fed.state.adopt(self._summed(role, weights, epoch), place.kept)
                 continue
             fused = self._gathering()
             for lane, share in shares(weights).items():
                 fused.add(self.link.deliver(self._upload(lane, role, epoch)).tensors, share)
-            fed.adopt(fused.value(), place.kept)
+            fed.state.adopt(fused.value(), place.kept)
 
     def branch(self, lanes: Sequence[int]) -> None:
         """Let the copies of every copied role start from the merged one."""
         for role, copies in self.crew.copies.items():
-            tensors = self.crew.shared[role].contents()
+            tensors = self.crew.shared[role].state.contents()
             for lane in lanes:
-                copies[lane].adopt(tensors)
+                copies[lane].state.adopt(tensors)
 
     def merge(self, weights: Mapping[int, float]) -> None:
         """Replace every copied role's segments by what its copies are fused to."""
         for role, copies in self.crew.copies.items():
             fused = self._gathering()
             for lane, share in shares(weights).items():
-                fused.add(copies[lane].contents(), share)
-            self.crew.shared[role].adopt(fused.value())
+                fused.add(copies[lane].state.contents(), share)
+            self.crew.shared[role].state.adopt(fused.value())
 
     def _gathering(self) -> Gathering:
         fusion = self.crew.placement.fusion
@@ -85,7 +85,7 @@ class WeightTransfer:
 
     def _upload(self, lane: int, role: str, epoch: int) -> Message:
         place = self.crew.placement
-        return self.party(lane, role).upload(FED, Stamp("train", lane, epoch, 0), place.buffers, place.kept)
+        return self.party(lane, role).state.upload(FED, Stamp("train", lane, epoch, 0), place.buffers, place.kept)
 
     def _open(self, role: str, lanes: Iterable[int], epoch: int) -> Summing:
         plan = self.crew.placement.secure

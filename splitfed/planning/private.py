@@ -166,11 +166,13 @@ def counted_ledger(engine: LocalEngine, schedule: Schedule, method: Method | Non
     for name, party in engine.crew.members().items():
         if name == FED or name.startswith(f"{FED}~"):
             continue
-        replaced.update(party.uses.replaced)
-        if not party.uses.counts:
+        replaced.update(party.state.uses.replaced)
+        if not party.state.uses.counts:
             continue
         client = None if party.role in shared else owner[party.name]
-        counts_by_use = {(p, i, circuits.get(c, c), part): rows for (p, i, c, part), rows in party.uses.counts.items()}
+        counts_by_use = {
+            (p, i, circuits.get(c, c), part): rows for (p, i, c, part), rows in party.state.uses.counts.items()
+        }
         counts.append(Counted(party.name, party.role, client, counts_by_use))
     reach_others = weights_reach_others(schedule, engine.lanes, method)
     taken = [Taken(*engine.step_counts(lane)) for lane in range(engine.lanes)]

@@ -56,7 +56,7 @@ class MaliciousOptimizer(Manipulation):
             raise InvalidInput(f"MaliciousOptimizer is for a party without labels; {self.party!r} holds them")
         for client in self.clients:
             party = engine.party(client, self.party)
-            if party.optimizer is None:
+            if party.state.optimizer is None:
                 raise InvalidInput(f"MaliciousOptimizer bends a party's training; {party.name!r} trains no weight")
             if party.name in engine.insiders:
                 raise InvalidInput(f"{party.name!r} has somebody inside already; a malicious optimizer cannot join")
@@ -71,11 +71,11 @@ class _Scaler:
     """Scales one party's gradients just before it uses them."""
 
     def __init__(self, plan: MaliciousOptimizer, party: Party) -> None:
-        assert party.optimizer is not None
+        assert party.state.optimizer is not None
         self._plan, self._device = plan, party.device
         self._before: dict[str, Tensor] = {}
         self._sum, self._count = 0.0, 0
-        party.optimizer.register_step_pre_hook(self._step)
+        party.state.optimizer.register_step_pre_hook(self._step)
 
     def _step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         weights = [p for group in optimizer.param_groups for p in group["params"]]

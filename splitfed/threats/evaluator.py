@@ -336,7 +336,7 @@ class Evaluator(Grants):
             return None
         topology, trained = engine.topologies[client], engine.modules(client, self._newest(client))
         members = (engine.party(client, role) for role in topology.roles)
-        states = {key: state for member in members for key, state in member.defense_states.items()}
+        states = {key: state for member in members for key, state in member.state.defense_states.items()}
         upstreams = {
             "clone": clone.modules,
             "trained": {},

@@ -51,7 +51,7 @@ class Grants:
         topology = engine.topologies[client]
         members = (engine.party(client, role) for role in topology.roles)
         modules = engine.modules(client, self._newest(client))
-        states = {key: state for member in members for key, state in member.defense_states.items()}
+        states = {key: state for member in members for key, state in member.state.defense_states.items()}
         guards = of_client(engine.defenses, client)
         upstream, whole = (
             Upstream(topology, engine.all_facts[client], modules, guards, role, self.seed, states)
@@ -130,7 +130,7 @@ class Grants:
         # Where a method alone meets there, it fuses what the only role of the clients holds.
         owners = self.engine.topology.data_roles
         role = owners[0] if role == FED and len(owners) == 1 else role
-        optimizer = None if role == FED else self.engine.party(client, role).optimizer
+        optimizer = None if role == FED else self.engine.party(client, role).state.optimizer
         if optimizer is None:
             return None
         options = {n: v for n, v in optimizer.param_groups[0].items() if n != "params"}

@@ -73,7 +73,9 @@ def attack_site(engine: LocalEngine, prepared: Prepared, party: str, who: str, k
     seed = derive(prepared.training.seed, "intruder", party)
 
     def modules(circuit: int) -> Mapping[str, nn.Module]:
-        return copy_modules(next(lane for lane in engine.crew.lanes if lane.circuit == circuit).parties[role].modules)
+        return copy_modules(
+            next(lane for lane in engine.crew.lanes if lane.circuit == circuit).parties[role].state.modules
+        )
 
     site = AttackSite(
         party,

@@ -76,7 +76,7 @@ class _Sentry:
         labels = self.watchman.fake(batch.rows)
         if labels is None:
             return batch
-        party.own(_FAKE, {name: x[batch.rows] for name, x in self.inputs.items()}, labels)
+        party.state.own(_FAKE, {name: x[batch.rows] for name, x in self.inputs.items()}, labels)
         return Batch(_FAKE, torch.arange(len(batch.rows)))
 
     def keeps(self, party: Party) -> bool:
@@ -142,7 +142,7 @@ def _rehearsal(prepared: Prepared, lane: int, party: Party) -> Rehearsal:
 
 def _first_gradient(party: Party) -> Tensor | None:
     """Return the gradient of the first weight that has one, in the order of the party's segments: (weights,)."""
-    for module in party.modules.values():
+    for module in party.state.modules.values():
         for weight in module.parameters():
             if weight.grad is not None:
                 return weight.grad.detach().flatten().to("cpu", torch.float64)

@@ -42,12 +42,12 @@ class LocalLearner:
     @property
     def objectives(self) -> Mapping[str, LocalObjective]:
         """The local objectives at the client's own parties, by role."""
-        found = {role: self.engine.party(self.lane, role).objective for role in self.topology.data_roles}
+        found = {role: self.engine.party(self.lane, role).state.objective for role in self.topology.data_roles}
         return {role: objective for role, objective in found.items() if objective is not None}
 
     def objective(self, role: str) -> LocalObjective | None:
         """Return the local objective at the party that plays `role` for the client."""
-        return self.engine.party(self.lane, role).objective
+        return self.engine.party(self.lane, role).state.objective
 
     @property
     def seed(self) -> int:
@@ -61,16 +61,16 @@ class LocalLearner:
     @property
     def shown(self) -> Tensor:
         """Which rows of "train" are the public ones."""
-        return self.engine.party(self.lane, self.topology.data_roles[0]).train_rows("public")
+        return self.engine.party(self.lane, self.topology.data_roles[0]).state.train_rows("public")
 
     def inputs(self, part: str = "train") -> dict[str, Tensor]:
         """Return the client's raw inputs in `part`: name -> (rows, ...)."""
-        return {name: x for party in self._parties().values() for name, x in party.raw_inputs(part).items()}
+        return {name: x for party in self._parties().values() for name, x in party.state.raw_inputs(part).items()}
 
     @property
     def rate(self) -> float:
         """The learning rate that the optimizer of the client's first party with weights stands at."""
-        return next((p.rate for p in self._parties().values() if p.rate is not None), 0.0)
+        return next((p.state.rate for p in self._parties().values() if p.state.rate is not None), 0.0)
 
     @property
     def optim(self) -> Optim:
@@ -79,7 +79,7 @@ class LocalLearner:
 
     def momentum(self) -> dict[str, Tensor]:
         """Return the momentum that the client's optimizers hold, as `segment/name` -> tensor."""
-        return {name: held for party in self._parties().values() for name, held in party.momentum().items()}
+        return {name: held for party in self._parties().values() for name, held in party.state.momentum().items()}
 
     def hold(
         self, part: str, inputs: Mapping[str, Tensor], labels: Mapping[str, Tensor], own: Tensor | None = None
@@ -114,20 +114,20 @@ class LocalLearner:
         """Let steps inside the block go on from an optimizer state of their own under `name`."""
         with ExitStack() as stack:
             for party in self.engine.crew.lanes[self.lane].parties.values():
-                stack.enter_context(party.separate_optimizer(name))
+                stack.enter_context(party.state.separate_optimizer(name))
             yield
 
     def labels(self, head: str, part: str = "train") -> Tensor:
         """Return the client's labels of `head` in `part`: (rows,)."""
         holder = next(h.labels for h in self.topology.heads if h.value == head)
-        return self.engine.party(self.lane, holder).labels(part)[head]
+        return self.engine.party(self.lane, holder).state.labels(part)[head]
 
     def contents(self, segments: Sequence[str], copies: bool = True) -> dict[str, Tensor]:
         """Return copies of the weights and buffers of `segments`, or those themselves."""
         found: dict[str, Tensor] = {}
         for role, party in self._parties().items():
             others = [s.name for s in self.topology.segments_of(role) if s.name not in segments]
-            found |= party.contents(kept=others, copies=copies)
+            found |= party.state.contents(kept=others, copies=copies)
         return found
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
@@ -135,7 +135,7 @@ class LocalLearner:
         named = {name.partition("/")[0] for name in tensors}
         for role, party in self._parties().items():
             others = [s.name for s in self.topology.segments_of(role) if s.name not in named]
-            party.adopt(tensors, others)
+            party.state.adopt(tensors, others)
 
     def lend(self, tensors: Mapping[str, Tensor]) -> AbstractContextManager[None]:
         """Let the client's segments hold `tensors` inside the block."""
@@ -155,7 +155,7 @@ class LocalLearner:
         party = self.engine.party(self.lane, role or self.topology.data_roles[0])
         detached = {name: t.detach().clone() for name, t in tensors.items()}
         sent = Sent(kind, detached, party.name, self.lane, number, self._turn(kind, number))
-        count(party.uses, sent, guards, self.engine.crew.lanes[self.lane].circuit)
+        count(party.state.uses, sent, guards, self.engine.crew.lanes[self.lane].circuit)
         return self.engine.link.deliver(apply_upload_defenses(sent, guards, self.engine.seed)).tensors
 
     def receive(
@@ -205,4 +205,4 @@ def place_objectives(engine: LocalEngine, prepared: Prepared) -> None:
                 derive(prepared.training.seed, "tutor", member(role, lane) if own else role),
                 engine.device,
             )
-            party.objective = method.objective(seat)
+            party.state.objective = method.objective(seat)

@@ -94,7 +94,7 @@ def test_the_truth_cannot_be_reached_from_view_and_knowledge(spied: tuple[View, 
 
 
 def test_the_adversarys_segments_are_copies(spied: tuple[View, Knowledge]) -> None:
-    held = trained().engine.parties["server"].modules["top"]
+    held = trained().engine.parties["server"].state.modules["top"]
     assert_same(dict(spied[0].segments["top"].state_dict()), dict(held.state_dict()))
     assert spied[0].segments["top"] is not held
 

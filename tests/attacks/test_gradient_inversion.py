@@ -133,10 +133,10 @@ def test_every_round_and_client_is_its_own_victim() -> None:
 
 def test_an_attack_is_the_same_twice_and_changes_nothing() -> None:
     run, attack = trained(WHOLE), FAST["idlg"]
-    before = {n: t.clone() for n, t in run.engine.parties["fed_server"].contents().items()}
+    before = {n: t.clone() for n, t in run.engine.parties["fed_server"].state.contents().items()}
     one, two = (run.attack(attack, adversary="fed_server")[0].guess for _ in range(2))
     assert torch.equal(one, two)
-    after = run.engine.parties["fed_server"].contents()
+    after = run.engine.parties["fed_server"].state.contents()
     assert all(torch.equal(after[n], t) for n, t in before.items())
 
 

@@ -194,7 +194,7 @@ def test_unsplit_clone_knows_no_trained_weight() -> None:
     make = head_after(run.engine.topology, "server", 1)
     assert make is not None
     one, two = make(), make()
-    held = run.engine.parties["client0"].modules["head"].state_dict().values()
+    held = run.engine.parties["client0"].state.modules["head"].state_dict().values()
     first = run.engine.topology.segment("head").module.state_dict().values()
     secret = [t for t in (*held, *first) if t.numel() > 1]
     for mine, other in zip(one.parameters(), two.parameters(), strict=True):

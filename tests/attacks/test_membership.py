@@ -172,8 +172,8 @@ def test_a_copy_learns_from_weights_of_its_own() -> None:
 
 def test_no_trained_weight_can_be_reached_from_a_copy() -> None:
     run = trained()
-    theirs = holdings([party.modules for party in run.engine.parties.values()])
-    mine = holdings([party.modules for party in imitation(run, 1)._engine.parties.values()])
+    theirs = holdings([party.state.modules for party in run.engine.parties.values()])
+    mine = holdings([party.state.modules for party in imitation(run, 1)._engine.parties.values()])
     assert len(mine) > 4
     assert not mine & theirs
 

@@ -353,7 +353,7 @@ def line(steps: int, *manipulations: Manipulation) -> tuple[float, float]:
         optimizer=Optim("SGD", {"lr": 0.1}),
         manipulations=manipulations,
     )
-    left, right = (found.engine.party(0, role).modules[f"bottom_{role}"] for role in ("left", "right"))
+    left, right = (found.engine.party(0, role).state.modules[f"bottom_{role}"] for role in ("left", "right"))
     return next(left.parameters()).item(), next(right.parameters()).item()
 
 
@@ -379,8 +379,8 @@ def test_factor_one_changes_no_bit_and_another_does() -> None:
     assert 1.0 < bent.history[-1]["intruders"]["left0"]["factor"] < 5.0
     assert even.history[-1]["intruders"]["left0"]["factor"] == 1.0
     assert not torch.equal(
-        next(bent.engine.party(0, "left").modules["bottom_left"].parameters()),
-        next(even.engine.party(0, "left").modules["bottom_left"].parameters()),
+        next(bent.engine.party(0, "left").state.modules["bottom_left"].parameters()),
+        next(even.engine.party(0, "left").state.modules["bottom_left"].parameters()),
     )
 
 

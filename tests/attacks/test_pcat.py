@@ -182,7 +182,7 @@ def test_the_paper_variant_leaves_all_to_the_end() -> None:
 
 def test_the_servers_own_segments_stay_as_they_are() -> None:
     run = go(Pcat(start=0, **SMALL))
-    own = run.engine.parties["server"].modules
+    own = run.engine.parties["server"].state.modules
     kept = {n: {k: t.clone() for k, t in m.state_dict().items()} for n, m in own.items()}
     pseudo(run).learn(Seen(torch.randn(8, 2), torch.zeros(8)), own, generator(0))
     assert_same({n: dict(m.state_dict()) for n, m in own.items()}, kept)

@@ -72,7 +72,11 @@ def test_the_decoder_pleases_its_critic() -> None:
         attacker = insider(run)
         assert isinstance(attacker, Simulator)
         attacker.add("decoder_critic", Brightness(sharpness), 1e-9)
-        z, y, own = torch.randn(32, 2, generator=generator(0)), torch.zeros(32), run.engine.parties["server"].modules
+        z, y, own = (
+            torch.randn(32, 2, generator=generator(0)),
+            torch.zeros(32),
+            run.engine.parties["server"].state.modules,
+        )
         for step in range(15):
             attacker.learn(Seen(z, y), own, generator(0, step))
         with torch.no_grad():
@@ -88,7 +92,11 @@ def test_the_simulator_pleases_its_critic() -> None:
         attacker = insider(run)
         assert isinstance(attacker, Simulator)
         attacker.add("simulator_critic", Brightness(sharpness), 1e-9)
-        z, y, own = torch.randn(32, 2, generator=generator(0)), torch.zeros(32), run.engine.parties["server"].modules
+        z, y, own = (
+            torch.randn(32, 2, generator=generator(0)),
+            torch.zeros(32),
+            run.engine.parties["server"].state.modules,
+        )
         for step in range(15):
             attacker.learn(Seen(z, y), own, generator(0, step))
         with torch.no_grad():
@@ -123,7 +131,7 @@ def test_every_net_learns_in_one_step_and_the_servers_own_does_not(
     run = go(Sdar(**changes), shape)  # type: ignore[arg-type]
     simulator = insider(run)
     assert isinstance(simulator, Simulator)
-    own = run.engine.parties["server"].modules
+    own = run.engine.parties["server"].state.modules
     before, kept = states(simulator), {n: {k: t.clone() for k, t in m.state_dict().items()} for n, m in own.items()}
     labels = torch.zeros(8) if shape == "vanilla" else None
     simulator.learn(Seen(torch.randn(8, 2), labels), own, generator(0))

@@ -157,7 +157,7 @@ def test_a_step_of_one_row_teaches_normalised_networks_nothing() -> None:
     run = run_on_images()
     mine = simulator(run)
     before = mine.state()["nets"]
-    mine.learn(Seen(torch.randn(1, 4, 4, 4), torch.zeros(1)), run.engine.parties["server"].modules, generator(0))
+    mine.learn(Seen(torch.randn(1, 4, 4, 4), torch.zeros(1)), run.engine.parties["server"].state.modules, generator(0))
     assert_same(mine.state()["nets"], before)
 
 

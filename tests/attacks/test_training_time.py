@@ -31,7 +31,7 @@ from tests.examples import assert_same
 
 
 def weights(run: Run) -> dict[str, Any]:
-    return {name: party.state()["segments"] for name, party in run.engine.parties.items()}
+    return {name: party.state.state_dict()["segments"] for name, party in run.engine.parties.items()}
 
 
 def test_it_sees_every_training_step_once_and_its_own_segments() -> None:
@@ -60,7 +60,7 @@ def test_a_passive_intruder_changes_no_bit_of_the_training(name: str, shape: str
 def test_an_active_one_replaces_what_the_client_gets() -> None:
     """SGD at rate one without momentum: the last layer's bias moves by minus the gradient's sum over the rows."""
     one = go(Spy(loud=True), batch_size=256, optimizer=Optim("SGD", {"lr": 1.0}))
-    moved = one.engine.party(0, "client").modules["bottom"].state_dict()
+    moved = one.engine.party(0, "client").state.modules["bottom"].state_dict()
     before = small().first.state_dict()
     name = next(n for n in moved if n.endswith("2.bias"))
     assert torch.allclose(moved[name] - before["2.bias"], torch.full((2,), -256.0))
@@ -110,7 +110,7 @@ def test_the_replica_is_frozen_and_in_evaluation_mode() -> None:
     run = go(None)
     segments = run.engine.topology.segments_of("server")
     replica = Replica(segments, segments[0].inputs[0], segments[-1].outputs[-1])
-    live = run.engine.parties["server"].modules
+    live = run.engine.parties["server"].state.modules
     replica.follow(live)
     z = torch.randn(5, 2, requires_grad=True)
     replica(z).sum().backward()

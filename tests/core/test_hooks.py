@@ -76,7 +76,7 @@ class Teacher:
     """Wants the weights of its party's first segment small."""
 
     def __init__(self, party: Party) -> None:
-        self.segment, self.module = next(iter(party.modules.items()))
+        self.segment, self.module = next(iter(party.state.modules.items()))
 
     def terms(self, made: Any, labels: Any, stamp: Any) -> dict[str, Tensor]:
         return {self.segment: torch.stack([weight.sum() for weight in self.module.parameters()]).sum()}
@@ -92,7 +92,7 @@ def trained(*defenses: Defense, scale: float | None = None, taught: bool = False
     engine = engine_of(topology, x, y, optim=Optim("SGD", {"lr": 0.1}), defenses=defenses)
     if taught:
         client = engine.crew.lanes[0].parties["client"]
-        client.objective = Teacher(client)  # type: ignore[assignment]
+        client.state.objective = Teacher(client)  # type: ignore[assignment]
     if scale is None:
         engine.train(0, 0, BATCHES)
     else:

@@ -72,14 +72,14 @@ def test_no_party_reaches_what_another_holds(shape: str) -> None:
 def test_the_walk_finds_a_planted_leak(leak: str) -> None:
     engine = trained(BUILDERS["u_shaped"]())
     client, server = engine.parties["client0"], engine.parties["server"]
-    weight = next(client.modules["bottom"].parameters())
+    weight = next(client.state.modules["bottom"].parameters())
     data = toy_data(16)
     if leak == "module":
-        server.friends = {"x": [client.modules["bottom"]]}  # type: ignore[attr-defined]
+        server.friends = {"x": [client.state.modules["bottom"]]}  # type: ignore[attr-defined]
     elif leak == "weight":
-        server.modules["middle"].register_buffer("spy", weight.detach())
+        server.state.modules["middle"].register_buffer("spy", weight.detach())
     elif leak == "view of data":
-        server.rows_seen = client._data["train"][0]["x"][3:5]  # type: ignore[attr-defined]
+        server.rows_seen = client.state.data["train"][0]["x"][3:5]  # type: ignore[attr-defined]
     elif leak == "data set":
         server.data, client.data = data, (data,)  # type: ignore[attr-defined]
     elif leak == "closure":
@@ -161,7 +161,7 @@ def test_the_watch_finds_an_attached_message() -> None:
 def test_the_watch_finds_a_common_graph() -> None:
     engine = trained(BUILDERS["vanilla"]())
     client, server = engine.parties["client0"], engine.parties["server"]
-    weight = next(client.modules["bottom"].parameters())
+    weight = next(client.state.modules["bottom"].parameters())
     server.leak = (weight * 2.0).sum()  # type: ignore[attr-defined]
     with pytest.raises(AssertionError):
         assert_no_common_graph(client, server)
@@ -172,5 +172,5 @@ def test_a_party_takes_a_copy_of_its_modules() -> None:
     engine = trained(topology)
     given = {id(p) for s in topology.segments for p in s.module.parameters()}
     assert not given & {
-        id(p) for party in engine.parties.values() for m in party.modules.values() for p in m.parameters()
+        id(p) for party in engine.parties.values() for m in party.state.modules.values() for p in m.parameters()
     }

@@ -311,10 +311,10 @@ def test_a_party_holds_no_storage_of_a_larger_model() -> None:
     model[1].rows = secret[:2]  # type: ignore[assignment]
     engine = LocalEngine(topology := _whole(model), probe(topology, {"x": secret}), 1)
     for party in engine.parties.values():
-        for thing in reachable(party.modules):
+        for thing in reachable(party.state.modules):
             if isinstance(thing, Tensor):
                 assert thing.untyped_storage().nbytes() == thing.nbytes
-    assert torch.equal(engine.parties["client0"].modules["bottom"][1].running_mean, secret[7])
+    assert torch.equal(engine.parties["client0"].state.modules["bottom"][1].running_mean, secret[7])
 
 
 def test_rows_cut_from_one_tensor_do_not_bring_those_of_others() -> None:

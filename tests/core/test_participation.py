@@ -34,7 +34,7 @@ def quiet(plan: Schedule, lanes: int, rows: int) -> LocalEngine:
     """Clients whose data is all zeros: no weight ever moves, so nothing can diverge however long it runs."""
     engine = engine_for(plan, lanes)
     for client in range(lanes):
-        engine.party(client, "client").own("train", {"x": torch.zeros(rows, 1)}, {"out": torch.zeros(rows)})
+        engine.party(client, "client").state.own("train", {"x": torch.zeros(rows, 1)}, {"out": torch.zeros(rows)})
     return engine
 
 
@@ -97,7 +97,7 @@ def test_the_update_of_who_drops_out_is_left_out(kind: type[Sampled]) -> None:
 def test_below_the_quorum_nothing_is_averaged(kind: type[SplitFedV1]) -> None:
     plan = kind(drop_out=0.9, quorum=2)
     engine = engine_for(plan, 2)
-    before = engine.crew.shared["server"].state()["segments"]
+    before = engine.crew.shared["server"].state.state_dict()["segments"]
     seen = set()
     for number in range(10):
         done = plan.round(engine, Training(1), number, {})
@@ -106,7 +106,7 @@ def test_below_the_quorum_nothing_is_averaged(kind: type[SplitFedV1]) -> None:
         if done.fused:
             break
         if kind is not SplitFedV2:
-            assert_same(engine.crew.shared["server"].state()["segments"], before)
+            assert_same(engine.crew.shared["server"].state.state_dict()["segments"], before)
         if FED in engine.parties:
             assert weight(engine, FED) == 1.0
     assert False in seen

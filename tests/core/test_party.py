@@ -210,12 +210,12 @@ def test_uploading_sends_copies_and_adopting_takes_them() -> None:
     engine = engine_of(vanilla(InPlaceAfterCut(), "conv"), *images(8), lanes=2)
     sender, receiver = engine.parties["client0"], engine.parties["client1"]
     engine.train(0, 0, [torch.arange(4)])
-    message = sender.upload("client1", Stamp("train", 0, 0, 0))
+    message = sender.state.upload("client1", Stamp("train", 0, 0, 0))
     kept = {name: t.clone() for name, t in message.tensors.items()}
     engine.train(0, 0, [torch.arange(4)])
     assert_same(dict(message.tensors), kept)
-    receiver.adopt(message.tensors)
-    assert_same({f"bottom/{n}": t for n, t in receiver.modules["bottom"].state_dict().items()}, kept)
+    receiver.state.adopt(message.tensors)
+    assert_same({f"bottom/{n}": t for n, t in receiver.state.modules["bottom"].state_dict().items()}, kept)
 
 
 def test_prediction_leaves_training_as_it_was() -> None:

@@ -93,7 +93,7 @@ def test_only_the_client_that_has_it_learns_otherwise() -> None:
     """In 'blind' nothing is handed on before the server's first step: one step, and only client 1's weights differ."""
     options: dict[str, Any] = {"rounds": 1, "batch_size": 64, "schedule": "blind"}
     bare, run = trained(**options), trained(Noise(scale=3.0, clients=(1,)), **options)
-    first, second = ([r.engine.party(lane, "client").contents() for lane in range(3)] for r in (bare, run))
+    first, second = ([r.engine.party(lane, "client").state.contents() for lane in range(3)] for r in (bare, run))
     same = [all(torch.equal(first[lane][n], second[lane][n]) for n in first[lane]) for lane in range(3)]
     assert same == [True, False, True]
 
@@ -101,8 +101,8 @@ def test_only_the_client_that_has_it_learns_otherwise() -> None:
 def test_all_clients_named_is_the_same_as_none() -> None:
     one, two = (trained(Noise(scale=0.5, clients=c), rounds=1).engine for c in ((), (0, 1, 2)))
     for lane in range(3):
-        for name, value in one.party(lane, "client").contents().items():
-            assert torch.equal(two.party(lane, "client").contents()[name], value)
+        for name, value in one.party(lane, "client").state.contents().items():
+            assert torch.equal(two.party(lane, "client").state.contents()[name], value)
 
 
 def test_bytes_of_a_codec_that_one_client_has() -> None:
@@ -164,7 +164,7 @@ def test_a_penalty_of_one_client() -> None:
     defense = DistanceCorrelation(alpha=0.9, on=("bottom->middle",), clients=(1,))
     options: dict[str, Any] = {"rounds": 1, "batch_size": 64, "schedule": "blind", "topology": topology}
     bare, run = trained(**options), trained(defense, **options)
-    first, second = ([r.engine.party(lane, "client").contents() for lane in range(3)] for r in (bare, run))
+    first, second = ([r.engine.party(lane, "client").state.contents() for lane in range(3)] for r in (bare, run))
     same = [all(torch.equal(first[lane][n], second[lane][n]) for n in first[lane]) for lane in range(3)]
     assert same == [True, False, True]
 

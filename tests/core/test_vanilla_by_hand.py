@@ -48,7 +48,7 @@ def two_clients(
 
 
 def weight(engine: LocalEngine, party: str) -> float:
-    (module,) = engine.parties[party].modules.values()
+    (module,) = engine.parties[party].state.modules.values()
     return float(module.state_dict()["weight"])
 
 
@@ -119,7 +119,7 @@ def test_what_is_handed_over_arrives_exactly_norm_statistics_included() -> None:
     engine = engine_of(vanilla(SmallUNet(), "down2"), *images(32), lanes=2)
     engine.train(0, 0, [torch.arange(16)])
     engine.hand_over(0, 1, "client", 1)
-    one, two = (engine.parties[n].modules["bottom"].state_dict() for n in ("client0", "client1"))
+    one, two = (engine.parties[n].state.modules["bottom"].state_dict() for n in ("client0", "client1"))
     assert any("running_mean" in name and bool(t.abs().sum() > 0) for name, t in one.items())
     assert_same(one, two)
 

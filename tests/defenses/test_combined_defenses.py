@@ -183,7 +183,7 @@ def test_a_penalty_changes_what_is_learnt_and_no_promise() -> None:
     private = GaussianRelease(clip=5.0, noise_multiplier=0.5)
     alone, both = trained(private, rounds=2), trained(private, DistanceCorrelation(alpha=0.5), rounds=2)
     assert both.ledger == alone.ledger
-    first, second = (run.engine.party(0, "client").contents() for run in (alone, both))
+    first, second = (run.engine.party(0, "client").state.contents() for run in (alone, both))
     assert max(float((first[n] - second[n]).abs().max()) for n in first) > 1e-4
 
 
@@ -229,7 +229,9 @@ def test_what_a_penalty_has_seen_may_not_be_changed_in_place() -> None:
 def test_a_penalty_sees_what_defenses_before_it_made() -> None:
     """Behind noise a thousand times as strong as the release the dependence is that of noise: the penalty differs."""
     penalty, noise = DistanceCorrelation(alpha=1.0), Noise(scale=1e3)
-    ends = [trained(*guards).engine.party(0, "client").contents() for guards in ((penalty, noise), (noise, penalty))]
+    ends = [
+        trained(*guards).engine.party(0, "client").state.contents() for guards in ((penalty, noise), (noise, penalty))
+    ]
     start = {s.name: s.module for s in cut().segments}["bottom"].state_dict()
     moved = [sum(float((c[f"bottom/{n}"] - t).abs().sum()) for n, t in start.items()) for c in ends]
     assert moved[1] < 0.1 * moved[0], "what drowns in noise has hardly a gradient"
@@ -258,7 +260,7 @@ def test_marvell_hides_the_labels_that_label_dp_made() -> None:
         LabelDp(epsilon=0.5), marvell, topology=topology, data=data, record=sf.Recording(), sampling="shuffle"
     )
     true = data.clients[0].train.y
-    (noisy,) = run.engine.party(0, "client").labels("train").values()
+    (noisy,) = run.engine.party(0, "client").state.labels("train").values()
     assert not torch.equal(noisy, true)
     shown = torch.cat(marvell.seen)
     assert int(shown.sum()) == int(noisy.sum())

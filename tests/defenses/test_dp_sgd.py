@@ -57,7 +57,7 @@ def noise_of(engine: LocalEngine, topology: Topology, step: int, scale: float = 
         stamp = engine.crew.lanes[0].stamp("train", 0, step)
         drawn = wide_generator(0, "dp_sgd", member(role, 0) if role in topology.data_roles else role, role, 0, *stamp)
         for segment in topology.segments_of(role):
-            for name, weight in party.modules[segment.name].named_parameters():
+            for name, weight in party.state.modules[segment.name].named_parameters():
                 found[segment.full(name)] = gaussian(weight.shape, drawn) * scale
     return found
 
@@ -345,10 +345,10 @@ def test_nothing_stays_behind_on_the_modules() -> None:
     engine = engine_of(topology, x, y, defenses=[DpSgd(noise_multiplier=1.0, clip="joint")])
     engine.train(0, 0, [torch.arange(12)])
     for party in engine.parties.values():
-        for module in (inner for m in party.modules.values() for inner in m.modules()):
+        for module in (inner for m in party.state.modules.values() for inner in m.modules()):
             assert not module._forward_hooks
             assert not module._backward_hooks
-        assert all(p.grad is None for m in party.modules.values() for p in m.parameters())
+        assert all(p.grad is None for m in party.state.modules.values() for p in m.parameters())
 
 
 def test_norms_cross_as_messages_that_are_counted_and_recorded() -> None:

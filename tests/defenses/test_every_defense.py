@@ -170,7 +170,7 @@ def trained(task: str, name: str, rounds: int, *guards: Defense) -> sf.Run:
 def server(run: sf.Run) -> dict[str, Tensor]:
     """The weights of the server, without the names of layers that a defense put around its segments."""
     (role,) = (r for r in run.engine.topology.roles if r == "server")
-    return {name.replace("module.", ""): t for name, t in run.engine.party(0, role).contents().items()}
+    return {name.replace("module.", ""): t for name, t in run.engine.party(0, role).state.contents().items()}
 
 
 @cache

@@ -81,7 +81,9 @@ def released(run: Run, number: int = 0) -> Tensor:
 
 def upstream(run: Run) -> Upstream:
     engine = run.engine
-    modules = {n: m for party in (engine.party(0, r) for r in engine.topology.roles) for n, m in party.modules.items()}
+    modules = {
+        n: m for party in (engine.party(0, r) for r in engine.topology.roles) for n, m in party.state.modules.items()
+    }
     return Upstream(engine.topology, engine.facts, modules, engine.defenses, "server", 0)
 
 
@@ -92,7 +94,7 @@ def prepared(name: str) -> Prepared:
 
 def weights(run: Run, role: str, lane: int = 0) -> dict[str, Tensor]:
     """The state of the role's segments, without the name that a wrapper puts before those of what it wraps."""
-    states = [m.state_dict() for m in run.engine.party(lane, role).modules.values()]
+    states = [m.state_dict() for m in run.engine.party(lane, role).state.modules.values()]
     return {name.removeprefix("module."): t for state in states for name, t in state.items()}
 
 

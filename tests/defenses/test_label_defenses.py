@@ -128,7 +128,7 @@ def test_trains_guards_and_counts_what_was_planned(cell: str, name: str) -> None
 
 def held(run: Run) -> dict[str, nn.Module]:
     """Every segment's trained module."""
-    return {n: m for party in run.engine.parties.values() for n, m in party.modules.items()}
+    return {n: m for party in run.engine.parties.values() for n, m in party.state.modules.items()}
 
 
 class Stop(Exception):

@@ -161,13 +161,13 @@ def test_labels_are_drawn_once_and_targets_at_every_step() -> None:
             u_shaped(model, ("relu1", "relu2")), data, rounds=2, defenses=LabelDp(epsilon=1.0, mode=mode), record=record
         )
         party = run.engine.parties["client0"]
-        held, true = party.labels("train")["fc3"], data.clients[0].train.y
+        held, true = party.state.labels("train")["fc3"], data.clients[0].train.y
         if mode == "labels":
             assert 0 < int((held != true).sum()) < len(true)
         else:
             assert torch.equal(held, true)
         for part in ("validation", "test"):
-            assert torch.equal(party.labels(part)["fc3"], getattr(data.clients[0], part).y), "scored by the truth"
+            assert torch.equal(party.state.labels(part)["fc3"], getattr(data.clients[0], part).y), "scored by the truth"
 
 
 def test_events_and_guarantees() -> None:
@@ -190,7 +190,9 @@ def test_heads() -> None:
     data = data.with_target("other", data.y.flip(0), binary()).clients(1, auxiliary=0, victims=4)
     run = splitfed.train(two_heads("other"), data, rounds=1, defenses=LabelDp(epsilon=0.1, outputs=("out_two",)))
     train = data.clients[0].train
-    one, two = (next(p for p in run.engine.parties.values() if p.role == r).labels("train") for r in ("one", "two"))
+    one, two = (
+        next(p for p in run.engine.parties.values() if p.role == r).state.labels("train") for r in ("one", "two")
+    )
     assert torch.equal(one["out_one"], train.y)
     assert not torch.equal(two["out_two"], train.label("other"))
     assert LabelDp().heads(two_heads("other")) == ("out_one", "out_two")

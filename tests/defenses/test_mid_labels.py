@@ -66,7 +66,7 @@ def step(engine: LocalEngine) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         engine.train(0, 0, [torch.arange(ROWS)])
     (z,) = client.view().select(kind="activation").tensors().values()
     g = server.view().select(kind="gradient", edge="middle->head").tensors()["relu3"]
-    return z, g, engine.party(0, "client").contents()
+    return z, g, engine.party(0, "client").state.contents()
 
 
 def test_the_terms_by_hand() -> None:
@@ -157,14 +157,14 @@ def test_stands_before_every_value_whose_gradient_tells_labels(cell: str) -> Non
     """Messages are as long as without it, and as planned; what goes back teaches another first segment."""
     defenses = (MidLabels(weight=0.01),)
     run, bare = trained(cell, *defenses), trained(cell)
-    modules = {n: m for party in run.engine.parties.values() for n, m in party.modules.items()}
+    modules = {n: m for party in run.engine.parties.values() for n, m in party.state.modules.items()}
     assert {n: len(m.layers) for n, m in modules.items() if isinstance(m, Preceded)} == CELLS[cell][1]
     assert run.bytes == bare.bytes
     plan = {"schedule": run.schedule, "defenses": defenses, "optimizer": None, "training": Training(32)}
     ready = prepare(CELLS[cell][0](), federation(), **plan)
     assert cost(ready, 2).flows == {flow: n for flow, n in run.engine.traffic.flows.items() if flow.phase == "train"}
     role = next(r for r in run.engine.topology.roles if r in run.engine.topology.inputs.values())
-    first, second = (next(iter(r.engine.party(0, role).contents().values())) for r in (run, bare))
+    first, second = (next(iter(r.engine.party(0, role).state.contents().values())) for r in (run, bare))
     assert not torch.equal(first, second)
 
 

@@ -127,7 +127,7 @@ def test_every_value_and_edge_has_noise_of_its_own() -> None:
         for d in ([defense], [])
     )
     for party in ("client0", "server"):
-        plain.parties[party].load_state(made.parties[party].state())
+        plain.parties[party].state.load_state_dict(made.parties[party].state.state_dict())
     found = []
     for place in (made, plain):
         with place.record_party("client0") as recorder:

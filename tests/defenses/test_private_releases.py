@@ -70,9 +70,9 @@ def test_frozen_segments_do_not_move(make: type) -> None:
         made = engine(make(freeze=freeze, **more))
         segment = made.topology.segments[0]
         assert learns_from_rows(segment.module) is not freeze
-        before = {n: t.clone() for n, t in made.parties["client0"].modules[segment.name].state_dict().items()}
+        before = {n: t.clone() for n, t in made.parties["client0"].state.modules[segment.name].state_dict().items()}
         made.train(0, 0, [torch.arange(16), torch.arange(16, 32)])
-        after = made.parties["client0"].modules[segment.name].state_dict()
+        after = made.parties["client0"].state.modules[segment.name].state_dict()
         assert all(torch.equal(before[n], after[n]) for n in before) is freeze
     assert learns_from_rows(topology().segments[0].module), "the model that was given is left alone"
 

@@ -88,7 +88,7 @@ def test_wrong_labels_are_all_wrong_and_all_other_classes_occur() -> None:
 
 
 def weights(run: Run) -> dict[str, Any]:
-    return {name: party.state()["segments"] for name, party in run.engine.parties.items()}
+    return {name: party.state.state_dict()["segments"] for name, party in run.engine.parties.items()}
 
 
 def test_the_client_learns_nothing_from_a_fake_batch_and_the_server_does() -> None:

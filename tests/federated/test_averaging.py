@@ -103,7 +103,9 @@ def test_fedavg_is_splitfed_v1_on_whole_models_to_the_bit() -> None:
         other = go(None, 3, schedule=SplitFedV1(buffers=buffers), optimizer=momentum)
         for lane in range(3):
             assert_same(weights(one, lane), weights(other, lane))
-        fused = {f"{n}/{k}": t for n, m in other.engine.parties[FED].modules.items() for k, t in m.state_dict().items()}
+        fused = {
+            f"{n}/{k}": t for n, m in other.engine.parties[FED].state.modules.items() for k, t in m.state_dict().items()
+        }
         sent = one.method_state["weights"]
         assert ("body/norm.running_mean" in sent) == buffers
         assert_same(sent, {name: fused[name] for name in sent})

@@ -147,11 +147,11 @@ def test_resumed_run_ends_in_the_same_bits(shape: str, separate: bool, tmp_path:
 def test_a_separate_optimizer_state_is_restarted_with_the_other() -> None:
     rows = data()
     party = go("local", FedMD(separate=True), 2, data=rows).engine.party(0, "client")
-    with party.separate_optimizer("digest"):
-        assert party.momentum()
-    party.restart()
-    with party.separate_optimizer("digest"):
-        assert not party.momentum()
+    with party.state.separate_optimizer("digest"):
+        assert party.state.momentum()
+    party.state.restart()
+    with party.state.separate_optimizer("digest"):
+        assert not party.state.momentum()
     runs = [
         go("local", FedMD(separate=separate, transfer=0), 3, data=rows, restart_optimizers=True)
         for separate in (False, True)
@@ -161,10 +161,10 @@ def test_a_separate_optimizer_state_is_restarted_with_the_other() -> None:
 
 def test_steps_with_a_state_of_their_own_leave_that_of_others() -> None:
     party = go("local", None, 1, optimizer="SGD", data=data()).engine.party(0, "client")
-    own = {name: held.clone() for name, held in party.momentum().items()}
-    with party.separate_optimizer("other"):
-        assert party.momentum() == {}
-    assert_same(party.momentum(), own)
+    own = {name: held.clone() for name, held in party.state.momentum().items()}
+    with party.state.separate_optimizer("other"):
+        assert party.state.momentum() == {}
+    assert_same(party.state.momentum(), own)
 
 
 def test_sampled_clients_meet_when_they_come() -> None:

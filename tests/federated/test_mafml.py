@@ -290,7 +290,7 @@ def test_local_and_mutual_steps_change_one_optimizer_and_who_left_does_not_count
         run = go("local", MAFML(batch=4), 1, data=data(), schedule=schedule, optimizer=Optim("Adam", {"lr": 1e-3}))
         found = []
         for lane in range(3):
-            optimizer = run.engine.party(lane, "client").optimizer
+            optimizer = run.engine.party(lane, "client").state.optimizer
             assert optimizer is not None
             found.append(int(max((s["step"] for s in optimizer.state.values()), default=torch.tensor(0))))
         return found

@@ -149,7 +149,9 @@ def test_own_rows_are_counted_whatever_part_they_are_trained_in(method: Method) 
     assert run.ledger.totals[0].epsilon == pytest.approx(planned.totals[0].epsilon)
     assert f"what the method {type(method).__name__} sends" in run.ledger.open
     for lane, client in enumerate(rows.clients):
-        ((_, counts),) = [(k, c) for k, c in run.engine.party(lane, "client").uses.counts.items() if k[3] == "train"]
+        ((_, counts),) = [
+            (k, c) for k, c in run.engine.party(lane, "client").state.uses.counts.items() if k[3] == "train"
+        ]
         own = 3 * len(client.train)
         if isinstance(method, Aggregation):
             assert int(counts.sum()) < own, "some of the rows were others'"

@@ -15,7 +15,7 @@ from tests.rounding import single
 
 
 def variate(run: Run, lane: int) -> float:
-    objective = run.engine.party(lane, "client").objective
+    objective = run.engine.party(lane, "client").state.objective
     assert isinstance(objective, Steer)
     return float(objective.own["model/weight"])
 

@@ -263,7 +263,7 @@ def test_replaced_gradients_by_hand() -> None:
     plain = (rows[:, 0, -1, -1] != 1.0).nonzero()[0]
     x = torch.cat([marked, rows[plan.row : plan.row + 1], rows[plain]])
     party = run.engine.parties["right0"]
-    party.own("hand", {"right": run.data.features["right"].select(x)}, {})
+    party.state.own("hand", {"right": run.data.features["right"].select(x)}, {})
     stamp = Stamp("train", 0, 0, 0)
     party.begin(Batch("hand", torch.arange(3)), stamp)
     g = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])

@@ -136,7 +136,7 @@ def test_rows_that_are_not_finite_are_released_as_zeros_and_counted() -> None:
         "2 rows of gradients at server were not finite, taken for zeros",
     )
     for party in run.engine.crew.members().values():
-        assert all(bool(torch.isfinite(p).all()) for m in party.modules.values() for p in m.parameters())
+        assert all(bool(torch.isfinite(p).all()) for m in party.state.modules.values() for p in m.parameters())
 
 
 def test_a_sender_that_learns_costs_all_releases() -> None:

@@ -107,7 +107,7 @@ def test_a_methods_own_word_trains_as_the_runs() -> None:
 
 def test_every_party_of_a_split_lane_is_restarted() -> None:
     def momenta(run: Run) -> list[bool]:
-        return [bool(party.momentum()) for party in run.engine.crew.members().values() if party.modules]
+        return [bool(party.state.momentum()) for party in run.engine.crew.members().values() if party.state.modules]
 
     run = go(None, 1, topology=vanilla(model(), "relu"), schedule="splitfed_v1", optimizer=MOMENTUM)
     assert any(momenta(run))
@@ -171,7 +171,7 @@ def test_scaffolds_variate_is_a_gradient_with_a_living_momentum_too(options: dic
     run = hand("scaffold", 4, optimizer=Optim("SGD", {"lr": 1e-4, **options}))
     found = []
     for lane in range(2):
-        objective = run.engine.party(lane, "client").objective
+        objective = run.engine.party(lane, "client").state.objective
         assert isinstance(objective, Steer)
         found.append(float(objective.own["model/weight"]))
     assert found == pytest.approx([2.0, 10.0], rel=2e-2)
@@ -196,7 +196,7 @@ def test_scaffolds_variate_is_the_weighted_mean_of_the_raw_gradients() -> None:
         c += 0.75 * (ci[0] - before[0]) + 0.25 * (ci[1] - before[1])
         x = 0.75 * ends[0] + 0.25 * ends[1]
     assert common(run) == pytest.approx(x, rel=1e-4)
-    objectives = [run.engine.party(lane, "client").objective for lane in range(2)]
+    objectives = [run.engine.party(lane, "client").state.objective for lane in range(2)]
     assert [float(t.own["model/weight"]) for t in objectives] == pytest.approx(ci, rel=1e-4)  # type: ignore[union-attr]
 
 

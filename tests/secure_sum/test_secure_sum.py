@@ -176,7 +176,9 @@ def test_an_upload_is_uniform_even_beside_the_pair_masks() -> None:
 @pytest.mark.parametrize("kind", [SplitFedV1, SplitFedV2, LocalLoss])
 def test_the_fed_server_holds_the_plain_mean_to_the_precision(kind: type[SplitFedV1]) -> None:
     """Within 2^-25, and a rounding of single precision."""
-    plain, summed = (go(None, schedule=kind(secure=s), rounds=1).engine.parties[FED].contents() for s in (False, True))
+    plain, summed = (
+        go(None, schedule=kind(secure=s), rounds=1).engine.parties[FED].state.contents() for s in (False, True)
+    )
     for name, tensor in plain.items():
         assert torch.allclose(tensor.double(), summed[name].double(), rtol=2**-23, atol=2**-25), name
     counts = [int(t) for name, t in summed.items() if name.endswith("num_batches_tracked")]
@@ -280,7 +282,7 @@ def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
 def test_who_misbehaves_does_so_before_it_masks() -> None:
     """A secure sum hides a sign flip, and is none the less bent by it."""
     bent, plain, honest = (
-        go(None, rounds=1, schedule=SplitFedV1(secure=secure), manipulations=given).engine.parties[FED].contents()
+        go(None, rounds=1, schedule=SplitFedV1(secure=secure), manipulations=given).engine.parties[FED].state.contents()
         for secure, given in ((True, SignFlip(clients=(1,))), (False, SignFlip(clients=(1,))), (True, ()))
     )
     moved = 0.0

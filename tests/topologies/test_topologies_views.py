@@ -188,7 +188,7 @@ def test_labels_reach_only_those_on_their_way(name: str) -> None:
         )
         if not on_path:
             assert all(t.is_floating_point() for t in received)
-            assert not played.labels("train")
+            assert not played.state.labels("train")
 
 
 @pytest.mark.parametrize("name", BUILDERS)

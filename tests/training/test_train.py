@@ -210,7 +210,7 @@ def test_optimizers_may_differ_by_role() -> None:
 def test_the_rate_falls_once_a_round() -> None:
     run = train(rounds=3, optimizer=Optim("SGD", {"lr": 0.08}, "StepLR", {"step_size": 1, "gamma": 0.5}))
     for party in run.engine.parties.values():
-        assert party.state()["optimizer"]["param_groups"][0]["lr"] == 0.01
+        assert party.state.state_dict()["optimizer"]["param_groups"][0]["lr"] == 0.01
 
 
 def test_a_folder_holds_definition_environment_metrics_and_two_checkpoints(tmp_path: Path) -> None:
