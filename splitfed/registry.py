@@ -2,6 +2,10 @@
 
 Adding an algorithm takes its own file and one line here. Summary and paper are read from the head of its file
 (first line, and the line that begins with "Paper:") without importing it.
+
+Other packages add algorithms by entry points of the groups `splitfed.attacks`, `splitfed.defenses` and so on, one group
+a table. They stand in the same tables, and are imported on first use like all others. One that cannot be used is named
+in one line where it is asked for; a name that is taken is left to who had it first, which is said in a warning.
 """
 
 from __future__ import annotations
@@ -9,11 +13,14 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import warnings
+from collections.abc import Iterator
 from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from splitfed.core.errors import unknown
+from splitfed.core.errors import InvalidInput, unknown
 from splitfed.package_links import check_links
 
 TABLES: dict[str, dict[str, str]] = {
@@ -162,6 +169,21 @@ TABLES: dict[str, dict[str, str]] = {
 }
 
 
+CONTRACTS = {
+    "schedules": "splitfed.schedules.base:Schedule",
+    "defenses": "splitfed.core.defense:Defense",
+    "attacks": "splitfed.attacks.base:Attack",
+    "detectors": "splitfed.detectors.base:Detector",
+    "manipulations": "splitfed.poisoning.base:Manipulation",
+    "fusions": "splitfed.aggregation.base:AggregationRule",
+    "methods": "splitfed.federated.base:Method",
+}
+"""What the class of a plug-in must be a subclass of; topologies, data sets and models are made by functions."""
+
+PLUGINS: dict[tuple[str, str], str] = {}
+"""(kind, name) -> the distribution that a plug-in comes from, with its version."""
+
+
 class Listing(NamedTuple):
     """What the head of an algorithm's file says of it."""
 
@@ -175,8 +197,28 @@ def load(kind: str, name: str) -> Any:
     table = TABLES[kind]
     if name not in table:
         raise unknown(SINGULAR[kind], name, table)
-    module, _, attribute = table[name].partition(":")
+    return _load_plugin(kind, name) if (kind, name) in PLUGINS else _resolve(table[name])
+
+
+def _resolve(target: str) -> Any:
+    module, _, attribute = target.partition(":")
     return getattr(importlib.import_module(module), attribute)
+
+
+def _load_plugin(kind: str, name: str) -> Any:
+    """Import a plug-in; what is wrong with it is one line that names it and its distribution."""
+    described = f"{SINGULAR[kind]} {name!r} of {PLUGINS[kind, name]}"
+    try:
+        found = _resolve(TABLES[kind][name])
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise InvalidInput(f"{described} cannot be imported from {TABLES[kind][name]!r} ({reason})") from error
+    contract = _resolve(CONTRACTS[kind]) if kind in CONTRACTS else None
+    if contract is not None and not (isinstance(found, type) and issubclass(found, contract)):
+        raise InvalidInput(f"{described} is {TABLES[kind][name]!r}; expected a subclass of {CONTRACTS[kind]}")
+    if not callable(found):
+        raise InvalidInput(f"{described} is {TABLES[kind][name]!r}; expected a function")
+    return found
 
 
 def name_of(kind: str, found: type) -> str:
@@ -188,8 +230,15 @@ def name_of(kind: str, found: type) -> str:
 @cache
 def read_head(kind: str, name: str) -> Listing:
     """Read name, summary and paper from the file of `name`, without importing it."""
-    file = _module_file(TABLES[kind][name].partition(":")[0])
+    try:
+        file = _module_file(TABLES[kind][name].partition(":")[0])
+    except Exception as error:
+        if (kind, name) not in PLUGINS:
+            raise
+        return Listing(name, f"cannot be imported ({type(error).__name__}: {error})", PLUGINS[kind, name])
     if file is None or not file.is_file():
+        if (kind, name) in PLUGINS:
+            return Listing(name, "cannot be imported (its file is not there)", PLUGINS[kind, name])
         check_links()
         raise ImportError(f"{kind}/{name} is registered, but its file is not installed")
     lines = (ast.get_docstring(ast.parse(file.read_text("utf-8"))) or "").splitlines()
@@ -199,7 +248,10 @@ def read_head(kind: str, name: str) -> Listing:
         if not line.strip():
             break
         paper.append(line.strip())
-    return Listing(name, lines[0].rstrip(".") if lines else "", " ".join(paper).removeprefix("Paper:").strip())
+    summary = lines[0].rstrip(".") if lines else ""
+    if (kind, name) in PLUGINS:
+        summary = f"{summary} ({PLUGINS[kind, name]})"
+    return Listing(name, summary, " ".join(paper).removeprefix("Paper:").strip())
 
 
 SINGULAR = {
@@ -223,3 +275,27 @@ def _module_file(module: str) -> Path | None:
         return Path(__file__).parent.joinpath(*path).with_suffix(".py")
     spec = importlib.util.find_spec(module)
     return None if spec is None or spec.origin is None else Path(spec.origin)
+
+
+def _find_plugins() -> Iterator[tuple[str, str, str, str]]:
+    """Yield kind, name, "module:object" and distribution of every entry point that other packages have."""
+    found = entry_points()
+    for kind in TABLES:
+        for point in sorted(found.select(group=f"splitfed.{kind}"), key=lambda point: (point.name, point.value)):
+            distribution = "an unknown package" if point.dist is None else f"{point.dist.name} {point.dist.version}"
+            yield kind, point.name, point.value, distribution
+
+
+def add_plugins() -> None:
+    """Put the algorithms of other packages into the tables; called once, when this module is imported."""
+    for kind, name, target, distribution in _find_plugins():
+        if name not in TABLES[kind]:
+            TABLES[kind][name] = target
+            PLUGINS[kind, name] = distribution
+        elif PLUGINS.get((kind, name)) != distribution:
+            owner = PLUGINS.get((kind, name), "splitfed")
+            line = f"{SINGULAR[kind]} {name!r} of {distribution} is left out: {owner} has one of that name"
+            warnings.warn(line, UserWarning, stacklevel=3)
+
+
+add_plugins()

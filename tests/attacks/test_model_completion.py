@@ -371,7 +371,7 @@ def test_two_steps_by_hand() -> None:
 
 def test_factor_one_changes_no_bit_and_another_does() -> None:
     def weights(found: Run) -> dict[str, Any]:
-        return {n: p.state()["segments"] for n, p in found.engine.parties.items()}
+        return {n: p.state.state_dict()["segments"] for n, p in found.engine.parties.items()}
 
     even = run(MaliciousOptimizer(party="left", high=1.0), rate=0.01)
     assert_same(weights(even), weights(run(rate=0.01)))

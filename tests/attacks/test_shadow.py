@@ -80,7 +80,7 @@ def test_the_loss_uses_what_the_party_feeds_itself() -> None:
     bottoms = {name: mlp(shape, 6, (8,)) for name, shape in shapes.items()}
     label_party = list(shapes)[-1]
     run = splitfed.train(vertical(bottoms, torch.nn.Linear(12, 10), labels=label_party), data, rounds=1)
-    party = next(name for name, p in run.engine.parties.items() if p.modules and p.role == _head_role(run))
+    party = next(name for name, p in run.engine.parties.items() if p.state.modules and p.role == _head_role(run))
     known = knowledge_of(run, party)
     assert known.loss is not None
     assert known.upstream is not None
