@@ -5,7 +5,10 @@ Members are public methods and properties, inherited ones too; the fields of a f
 
 from __future__ import annotations
 
+import re
+import textwrap
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -80,3 +83,35 @@ def test_a_defense_offers_only_what_it_inherits(name: str) -> None:
     offered = {hook for hook, capability in _CAPABILITIES.items() if issubclass(kind, capability)}
     assert offered
     assert {hook for hook in _CAPABILITIES if hasattr(kind, hook)} == offered
+
+
+def contributing() -> str:
+    return (Path(__file__).resolve().parent.parent / "CONTRIBUTING.md").read_text("utf-8")
+
+
+def test_the_defense_of_the_contributing_page_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = re.search(r"   ```python\n(   \"\"\"Clamp.*?)   ```", contributing(), re.DOTALL)
+    assert code is not None
+    (tmp_path / "clamp.py").write_text(textwrap.dedent(code[1]), "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    clamp = import_module("clamp").Clamp(limit=0.25)
+    data = splitfed.data.digits().clients(1, auxiliary=0, victims=8)
+    topology = splitfed.topologies.vanilla(splitfed.models.lenet((1, 8, 8), 10), "pool1")
+    run = splitfed.train(topology, data, rounds=1, defenses=clamp)
+    (seen,) = run.observe("server").select(kind="activation").tensors().values()
+    assert float(seen.abs().max()) == 0.25
+
+
+def test_the_contributing_page_lists_every_hook_of_every_capability() -> None:
+    rows = re.findall(r"   \| `(\w+)` \| ([^|]*) \| [^|]* \|\n", contributing())
+    listed = {name: set(re.findall(r"`(\w+)`", hooks)) for name, hooks in rows}
+    assert set(listed.pop("Defense")) | {"uploads"} == members(Defense)
+    assert listed == {
+        kind.__name__: {hook for hook, owner in _CAPABILITIES.items() if owner is kind}
+        for kind in _CAPABILITIES.values()
+    }
+    optional = {
+        hook for _, hooks in rows for part in re.findall(r"\(([^)]*)\)", hooks) for hook in part.split("`")[1::2]
+    }
+    required = {h for h, kind in _CAPABILITIES.items() if getattr(vars(kind)[h], "__isabstractmethod__", False)}
+    assert optional - members(Defense) == set(_CAPABILITIES) - required
