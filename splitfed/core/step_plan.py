@@ -1,6 +1,6 @@
 """What a role must do for each segment it holds: worked out once from the topology, the probe and the defenses.
 
-Duties name edges and roles only; they hold no module and no tensor, so parties can share them freely.
+Segment plans name edges and roles only; they hold no module and no tensor, so parties can share them freely.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Port:
 class SegmentPlan:
     """One segment's work: what it reads and from where, what it returns and to whom, the heads on it.
 
-    `frozen`: the modules inside it that stay in evaluation mode in training; see `graph.frozen_modules`.
+    `frozen`: the modules inside it that stay in evaluation mode in training; see `topology.frozen_modules`.
     """
 
     segment: str
@@ -130,7 +130,7 @@ def segment_plans(
 ) -> dict[str, tuple[SegmentPlan, ...]]:
     """Return the segment plans of every role, after each defense has said that it applies (or refused).
 
-    `frozen`: what `graph.frozen_modules` returns, for a part of a larger topology.
+    `frozen`: what `topology.frozen_modules` returns, for a part of a larger topology.
     """
     for defense in defenses:
         defense.check(topology, facts)
