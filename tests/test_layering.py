@@ -58,6 +58,8 @@ CORE = (
     "row_independence",
     "messages",
     "traffic",
+    "defense_context",
+    "gradient_privatizer",
     "defense",
     "step_plan",
     "finite_check",
@@ -71,6 +73,8 @@ CORE = (
     "equivalence",
     "cutting",
 )
+
+DEFENSE = ("defense_context", "gradient_privatizer", "defense")
 
 
 def _core(*names: str) -> set[str]:
@@ -91,9 +95,9 @@ SEES: dict[str, set[str]] = {
     "drawing": _core("topology"),
     "topologies": _core("topology", "cutting"),
     "attacks": {*_core("topology", "messages"), "registry", "stats"},
-    "defenses": {*_core("topology", "probe", "row_independence", "messages", "defense"), "privacy", "stats"},
-    "privacy": _core("topology", "probe", "row_independence", "messages", "defense"),
-    "costs": _core("topology", "probe", "messages", "defense"),
+    "defenses": {*_core("topology", "probe", "row_independence", "messages", *DEFENSE), "privacy", "stats"},
+    "privacy": _core("topology", "probe", "row_independence", "messages", *DEFENSE),
+    "costs": _core("topology", "probe", "messages", *DEFENSE),
     "matching": {*_core("topology", "cutting", "messages", "traffic"), "data", "stats"},
     "detectors": _core("topology", "messages"),
     "aggregation": _core(),

@@ -45,7 +45,10 @@ def test_hooks_of_classes_that_people_wrote() -> None:
     """Else a defense of one's own would be asked for nothing, without a word."""
     with pytest.warns(DeprecationWarning, match="Clip.shield is now privatizer"):
 
-        class Clip(splitfed.Defense):
+        class Clip(splitfed.WeightDefense):
+            def guards(self, topology: object) -> tuple[str, ...]:
+                return ()
+
             def shield(self, holder: object) -> str:
                 return "mine"
 

@@ -1,99 +1,31 @@
-"""The contract of a defense: a frozen value that acts on what leaves a party at an edge, or on its loss.
+"""The contract of a defense: a frozen value that acts on what leaves a party at an edge, on its loss or its weights.
 
-Every method is optional; the defaults do nothing. A step asks a defense for what it has: see `overrides`. The
-algorithms stand in `splitfed.defenses`, one a file.
+`Defense` says where it stands and what it is worth. What it does it declares by inheriting capabilities, one or more:
+`ReleaseDefense`, `GradientDefense`, `PenaltyDefense` and so on. A step asks each defense for what it inherits, and a
+hook that is defined without its capability is refused where the class is made. The algorithms stand in
+`splitfed.defenses`, one a file.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+import difflib
+import inspect
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from splitfed.core.defense_context import Context, DefenseSite
 from splitfed.core.errors import InvalidInput
-from splitfed.core.messages import Stamp
+from splitfed.core.gradient_privatizer import GradientPrivatizer, PrivatizedParty
 from splitfed.core.privacy_events import Event
 from splitfed.core.probe import Facts
-from splitfed.core.random import generator, wide_generator
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Topology
 from splitfed.old_names import adopt
-
-
-@dataclass(frozen=True)
-class DefenseSite:
-    """Where a defense starts to work: one party and one edge.
-
-    `shapes`: of what leaves on the edge, `inputs`: of the party's raw inputs, both value -> shape of a row. `device`:
-    where the party computes. `seed`: of all that the defense draws to begin with.
-    """
-
-    party: str
-    edge: str
-    shapes: Mapping[str, tuple[int, ...]]
-    inputs: Mapping[str, tuple[int, ...]]
-    seed: int
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-
-
-@dataclass(frozen=True)
-class Context:
-    """What a defense may know: what its own party holds at this step, and nothing of any other.
-
-    `inputs`: the party's raw inputs of this batch (value -> tensor), empty where it owns none. `labels`: its labels
-    of this batch by head, likewise. `state`: what `Defense.start` returned for this party and edge. `module`: the
-    party's own segment that the edge leaves, or that its gradient comes from; None for whoever imitates the party.
-    `counts_as`: the epoch of training that a rehearsed step stands for; None: the stamp says it. `arrived`: what the
-    party has received in this batch and not sent back yet, value -> (batch, ...).
-    """
-
-    party: str
-    edge: str
-    stamp: Stamp
-    seed: int
-    position: int
-    inputs: Mapping[str, Tensor] = field(default_factory=dict)
-    labels: Mapping[str, Tensor] = field(default_factory=dict)
-    state: Any = None
-    module: nn.Module | None = None
-    counts_as: int | None = None
-    arrived: Mapping[str, Tensor] = field(default_factory=dict)
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of training, counted from 0 over the whole run."""
-        return self.stamp.epoch if self.counts_as is None else self.counts_as
-
-    def generator(self, value: str, device: torch.device) -> torch.Generator:
-        """Return the random numbers of this defense, party, edge, `value`, phase, part, epoch and step."""
-        return generator(self.seed, *self._words(value), device=device)
-
-    def noise(self, value: str, z: Tensor) -> torch.Generator:
-        """Return the same for a mechanism that promises privacy, which is about to release `z` as `value`.
-
-        It has as many states as there may be releases. A step of training happens once in a run. Outside of training
-        the same words may come again with other rows or weights, when a run is scored again or loaded and asked again,
-        and noise that is used twice cancels in a difference: so there `z` itself is one of the words. Asked again for
-        the same, the same is released, and nothing new is told.
-        """
-        told = () if self.stamp.phase == "train" else (_digest(z),)
-        return wide_generator(self.seed, *self._words(value), *told, device=z.device)
-
-    def _words(self, value: str) -> tuple[str | int, ...]:
-        return ("defense", self.position, self.party, self.edge, value, *self.stamp)
-
-
-def _digest(z: Tensor) -> str:
-    """Return a digest of the shape, type and bits of `z`."""
-    held = z.detach().cpu().contiguous()
-    found = hashlib.blake2b(f"{held.dtype}{tuple(held.shape)}".encode(), digest_size=32)
-    found.update(held.flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
 
 
 class Strength(NamedTuple):
@@ -109,67 +41,12 @@ class Strength(NamedTuple):
 
 
 class PenaltyGradient(NamedTuple):
-    """A penalty told by its gradient in `z`, of its shape, where there is a shorter way to it than autograd's.
+    """Penalty given as its gradient dP/dz, same shape as z, where there is a shorter way to it than autograd's.
 
     For a penalty that reaches the weights through `z` alone.
     """
 
     gradient: Tensor
-
-
-@dataclass(frozen=True)
-class PrivatizedParty:
-    """A party whose weights a defense guards: its segments by name, and the roles it tells the norms of its rows."""
-
-    party: str
-    role: str
-    modules: Mapping[str, nn.Module]
-    seed: int
-    position: int
-    device: torch.device
-    tells: tuple[str, ...] = ()
-
-
-class GradientPrivatizer(Protocol):
-    """Stands between a party's gradients and its optimizer, for the length of a step of one lane.
-
-    `active`: whether this is a step that will move weights. `tells`: the roles that are told the norms of its rows.
-    """
-
-    active: bool
-    tells: tuple[str, ...]
-
-    def begin(self, rows: int, divisor: float, stamp: Stamp, active: bool) -> None:
-        """Start a step of `rows` rows whose losses are summed and divided by `divisor`."""
-        ...
-
-    def watching(self, module: nn.Module) -> AbstractContextManager[None]:
-        """Take note of what goes through the weights of `module` inside the block."""
-        ...
-
-    def backward(self, roots: Sequence[Tensor], gradients: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
-        """Send `gradients` back from `roots`: into the `grad` of `leaves`, and kept row by row for the weights."""
-        ...
-
-    def total(self) -> float:
-        """Return a number that is finite only if the gradients kept are."""
-        ...
-
-    def norms(self) -> Tensor:
-        """Return the squared norm of every row's own gradient: (rows,)."""
-        ...
-
-    def hear(self, norms: Tensor) -> None:
-        """Take the squared norms of the same rows' gradients at another party: (rows,)."""
-        ...
-
-    def finish(self) -> int:
-        """Leave in the `grad` of the weights what their optimizer may see; return how many rows were not finite."""
-        ...
-
-    def drop(self) -> None:
-        """Forget the step."""
-        ...
 
 
 UPLOAD = "->fed_server"
@@ -216,29 +93,19 @@ class Defense:
     on: tuple[str, ...] = ()
     clients: tuple[int, ...] = ()
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Take a hook under its old name for one release."""
+    def __init_subclass__(cls, *, capability: bool = False, **options: Any) -> None:
+        """Take the public names of a `capability` as hooks; refuse any other class that would not be asked for one."""
         super().__init_subclass__(**options)
+        if capability:
+            _CAPABILITIES.update((name, cls) for name in vars(cls) if not name.startswith("_"))
+            return
         adopt(cls, {"shield": "privatizer"})
-
-    @property
-    def on_uploads(self) -> bool:
-        """Whether it can also act on what the clients of a federated method send; see `uploads`."""
-        return False
+        _check_hooks(cls)
 
     @property
     def uploads(self) -> tuple[str, ...]:
         """The kinds of messages to the fed server that it guards, named in `on` as `prototype->fed_server`."""
         return tuple(name.removesuffix(UPLOAD) for name in self.on if name.endswith(UPLOAD))
-
-    @property
-    def weighs_task(self) -> bool:
-        """Whether the task's loss is ever multiplied by anything but one while this defense is on."""
-        return False
-
-    def task_weight(self, epoch: int) -> float:
-        """Return what the task's loss is multiplied by in `epoch`, if this defense weighs it."""
-        return 1.0
 
     @property
     def least_rows(self) -> int:
@@ -262,7 +129,7 @@ class Defense:
         """Return the names of the crossings this defense guards in `topology`, or refuse in one line."""
         crossings = {e.name: e for e in topology.crossings}
         named = tuple(name for name in self.on if not name.endswith(UPLOAD))
-        if self.uploads and not self.on_uploads:
+        if self.uploads and not (isinstance(self, ReleaseDefense) and self.on_uploads):
             raise InvalidInput(
                 f"{type(self).__name__} cannot guard {self.uploads[0] + UPLOAD!r}: it acts on edges of the topology, "
                 "not on what the clients of a federated method send"
@@ -280,16 +147,127 @@ class Defense:
     def check(self, topology: Topology, facts: Facts) -> None:
         """Refuse, before training, a topology, model or data to which this defense cannot apply."""
 
-    def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
-        """Return the topology to train: this one, unless the defense puts layers of its own into a segment.
 
-        Such layers belong to the segment: they are trained, averaged, handed over and stored with it.
+_CAPABILITIES: dict[str, type[Defense]] = {}
+"""Hook -> the capability that it belongs to."""
+
+
+class ReleaseDefense(Defense, capability=True):
+    """Acts on what leaves a party's segment for another party."""
+
+    @abstractmethod
+    def release(self, name: str, z: Tensor, context: Context) -> Tensor:
+        """Return what leaves in place of `z`: (batch, ...), attached to its graph; called in every phase.
+
+        `z` itself stays as it is.
         """
-        return topology
+        raise NotImplementedError
 
+    def expected(self, name: str, z: Tensor, context: Context) -> Tensor:
+        """Return the differentiable release that a white-box adversary would model: the mean over the noise."""
+        return self.release(name, z, context)
+
+    @property
+    def peeks(self) -> bool:
+        """Whether `release` looks at more than what it is handed, so that it may not stand behind a private one."""
+        return False
+
+    @property
+    def on_uploads(self) -> bool:
+        """Whether it can also act on what the clients of a federated method send; see `uploads`."""
+        return False
+
+
+class GradientDefense(Defense, capability=True):
+    """Acts on the gradients that go back over an edge."""
+
+    @abstractmethod
+    def gradient(self, name: str, g: Tensor, context: Context) -> Tensor:
+        """Return what leaves in place of the gradient `g`: (batch, ...), of the batch-mean loss."""
+        raise NotImplementedError
+
+
+class Codec(Defense, capability=True):
+    """Sends what it leaves of a release or a gradient in a shorter form than its tensor."""
+
+    @abstractmethod
+    def packed(self, kind: str, rows: int, shape: tuple[int, ...], dtype: torch.dtype) -> int | None:
+        """Return the bytes that (rows, *shape) of `dtype` takes on the wire as this defense sends it; None: as it is.
+
+        `kind`: "activation" or "gradient". It may depend on nothing else, so that it is known before training.
+        """
+        raise NotImplementedError
+
+
+class PenaltyDefense(Defense, capability=True):
+    """Adds a penalty on what leaves to the loss of the party that sends it."""
+
+    @abstractmethod
+    def penalty(self, z: Tensor, context: Context) -> Tensor | PenaltyGradient | None:
+        """Return a scalar to add to this party's loss; `z`: all that leaves on the edge, (batch, ...)."""
+        raise NotImplementedError
+
+    @property
+    def penalty_reads_layers(self) -> bool:
+        """Whether `penalty` reads layers that `fit` puts into the sender's segment, so that only its layout has it."""
+        return False
+
+
+class ReceiverPenaltyDefense(Defense, capability=True):
+    """Adds a penalty to the loss of the party that reads what comes on an edge."""
+
+    @abstractmethod
+    def penalty_at_receiver(self, context: Context) -> Tensor | None:
+        """Return a scalar to add to the loss of the party that has read what came on the edge; `context` is its own."""
+        raise NotImplementedError
+
+
+class TaskWeightDefense(Defense, capability=True):
+    """Multiplies the loss of the task."""
+
+    @property
+    def weighs_task(self) -> bool:
+        """Whether the task's loss is ever multiplied by anything but one while this defense is on."""
+        return True
+
+    @abstractmethod
+    def task_weight(self, epoch: int) -> float:
+        """Return what the task's loss is multiplied by in `epoch`, if this defense weighs it."""
+        raise NotImplementedError
+
+
+class LayerDefense(Defense, capability=True):
+    """Changes the segments before they are trained, most often by layers of its own."""
+
+    @abstractmethod
+    def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
+        """Return the topology to train, which may be this very one.
+
+        Layers put into a segment belong to it: they are trained, averaged, handed over and stored with it.
+        """
+        raise NotImplementedError
+
+
+class LearnedDefense(Defense, capability=True):
+    """Keeps something at a party and an edge that takes steps of its own in training."""
+
+    def start(self, place: DefenseSite) -> Any:
+        """Return what this defense keeps for one party and edge: what has `state_dict` and its reverse, or None."""
+        return None
+
+    @abstractmethod
+    def learn(self, state: Any) -> None:
+        """Let what `start` returned take its own step; called after its party's, in training."""
+        raise NotImplementedError
+
+
+class LabelDefense(Defense, capability=True):
+    """Changes labels in training, once or at every step."""
+
+    @abstractmethod
     def heads(self, topology: Topology) -> tuple[str, ...]:
-        """Return the heads whose labels this defense changes in training; none."""
-        return ()
+        """Return the heads whose labels this defense changes in training."""
+        raise NotImplementedError
 
     def relabel(self, y: Tensor, task: Task, generator: torch.Generator) -> Tensor:
         """Return the labels to train on in place of `y` (rows,), once, when their holder takes its rows."""
@@ -299,22 +277,16 @@ class Defense:
         """Return what the loss compares with in place of `y` (batch,), anew at every training step."""
         return y
 
-    def start(self, place: DefenseSite) -> Any:
-        """Return what this defense keeps for one party and edge: anything with `state_dict` and its reverse."""
-        return None
 
-    def learn(self, state: Any) -> None:
-        """Let what `start` returned take its own step; called after its party's, in training."""
+class WeightDefense(Defense, capability=True):
+    """Stands between the gradients of a party's weights and its optimizer."""
 
-    @property
-    def stated_delta(self) -> float | None:
-        """The delta at which its user asked for an epsilon of the whole run; None where nobody did."""
-        return None
-
+    @abstractmethod
     def guards(self, topology: Topology) -> tuple[str, ...]:
-        """Return the roles whose weights this defense guards, in `privatizer`; none."""
-        return ()
+        """Return the roles whose weights this defense guards, in `privatizer`."""
+        raise NotImplementedError
 
+    @abstractmethod
     def privatizer(self, holder: PrivatizedParty) -> GradientPrivatizer:
         """Return what stands between the gradients of `holder` and its optimizer."""
         raise NotImplementedError
@@ -323,65 +295,45 @@ class Defense:
         """Return who tells whom, among the roles it guards, the norms of each row's gradients in a training step."""
         return ()
 
-    def settle(self, terms: Terms) -> Defense:
-        """Return this defense with all that depends on the whole run worked out, or refuse the run in one line."""
-        return self
-
     def weight_uses(self, client: int, steps: int, epochs: int) -> tuple[Event, int] | None:
         """Return the event by which the weights it guards cost an example of `client`, and how often it happened.
 
-        `steps`: those in which the client took part; `epochs`: those of them that the row was in that was in most.
+        `steps`: those in which the client took part; `epochs`: largest number of them that any single row took part in.
         None: no promise.
         """
         return None
 
+
+class Accounted(Defense, capability=True):
+    """Promises differential privacy, which the ledger of a run accounts for."""
+
+    @abstractmethod
     def event(self) -> Event | None:
         """Return what one release, one gradient sent or one row's labels cost in privacy; None: no promise."""
-        return None
+        raise NotImplementedError
 
-    def release(self, name: str, z: Tensor, context: Context) -> Tensor:
-        """Return what leaves in place of `z`: (batch, ...), attached to its graph; called in every phase.
 
-        `z` itself stays as it is.
-        """
-        return z
+class Calibrated(Defense, capability=True):
+    """Needs to know the whole run before it begins."""
 
-    @property
-    def peeks(self) -> bool:
-        """Whether `release` looks at more than what it is handed, so that it may not stand behind a private one."""
-        return False
-
-    def expected(self, name: str, z: Tensor, context: Context) -> Tensor:
-        """Return the differentiable release that a white-box adversary would model: the mean over the noise."""
-        return self.release(name, z, context)
-
-    def penalty(self, z: Tensor, context: Context) -> Tensor | PenaltyGradient | None:
-        """Return a scalar to add to this party's loss; `z`: all that leaves on the edge, (batch, ...)."""
-        return None
+    @abstractmethod
+    def settle(self, terms: Terms) -> Defense:
+        """Return this defense with all that depends on the whole run worked out, or refuse the run in one line."""
+        raise NotImplementedError
 
     @property
-    def penalty_reads_layers(self) -> bool:
-        """Whether `penalty` reads layers that `fit` puts into the sender's segment, so that only its layout has it."""
-        return False
-
-    def penalty_at_receiver(self, context: Context) -> Tensor | None:
-        """Return a scalar to add to the loss of the party that has read what came on the edge; `context` is its own."""
+    def stated_delta(self) -> float | None:
+        """The delta at which its user asked for an epsilon of the whole run; None where nobody did."""
         return None
 
-    def gradient(self, name: str, g: Tensor, context: Context) -> Tensor:
-        """Return what leaves in place of the gradient `g`: (batch, ...), of the batch-mean loss."""
-        return g
 
-    def packed(self, kind: str, rows: int, shape: tuple[int, ...], dtype: torch.dtype) -> int | None:
-        """Return the bytes that (rows, *shape) of `dtype` takes on the wire as this defense sends it; None: as it is.
-
-        `kind`: "activation" or "gradient". It may depend on nothing else, so that it is known before training.
-        """
-        return None
+def privacy_event(defense: Defense) -> Event | None:
+    """Return `Accounted.event` of a defense; None where it promises nothing."""
+    return defense.event() if isinstance(defense, Accounted) else None
 
 
 def penalty_term(penalty: Tensor | PenaltyGradient | None, z: Tensor) -> Tensor:
-    """Return a scalar whose gradient is that of `penalty`, what `Defense.penalty` returned of `z`.
+    """Return a scalar whose gradient is that of `penalty`, what `PenaltyDefense.penalty` returned of `z`.
 
     Its value is the penalty's own, except for a `PenaltyGradient`, which has none.
     """
@@ -395,14 +347,6 @@ def concatenate_values(values: Sequence[Tensor]) -> Tensor:
     return values[0] if len(values) == 1 else torch.cat([v.reshape(len(v), -1) for v in values], 1)
 
 
-def overrides(defense: Defense, *methods: str) -> bool:
-    """Return whether `defense` has any of these methods from elsewhere than the base, be it on itself alone.
-
-    For the methods that a step may call: those of the base do nothing.
-    """
-    return any(getattr(getattr(defense, name), "__func__", None) is not getattr(Defense, name) for name in methods)
-
-
 def packed_bytes(
     defenses: Iterable[Defense], kind: str, rows: int, shape: tuple[int, ...], dtype: torch.dtype
 ) -> int | None:
@@ -412,9 +356,30 @@ def packed_bytes(
     """
     nbytes: int | None = None
     for defense in defenses:
-        size = defense.packed(kind, rows, shape, dtype)
-        if size is not None:
+        size = defense.packed(kind, rows, shape, dtype) if isinstance(defense, Codec) else None
+        if size is not None or isinstance(defense, ReleaseDefense if kind == "activation" else GradientDefense):
             nbytes = size
-        elif overrides(defense, "release" if kind == "activation" else "gradient"):
-            nbytes = None
     return nbytes
+
+
+def _check_hooks(cls: type[Defense]) -> None:
+    """Refuse a class with a hook that nobody would call, or without one that its capability needs."""
+    fields = {name for kind in cls.__mro__ for name in inspect.get_annotations(kind)}
+    for hook, capability in _CAPABILITIES.items():
+        if not issubclass(cls, capability):
+            if hook in fields or hasattr(cls, hook):
+                raise InvalidInput(
+                    f"{cls.__name__}.{hook} would never be called: inherit {capability.__name__}, whose hook it is, or "
+                    "give it another name"
+                )
+        elif hook not in fields and getattr(getattr(cls, hook), "__isabstractmethod__", False):
+            raise InvalidInput(f"{cls.__name__} is a {capability.__name__} without {hook!r}: define it")
+    known = [*_CAPABILITIES, *(name for name in vars(Defense) if not name.startswith("_"))]
+    for name, member in vars(cls).items():
+        if name.startswith("_") or name in known or not (callable(member) or isinstance(member, property)):
+            continue
+        if near := difflib.get_close_matches(name, known, n=1, cutoff=0.8):
+            raise InvalidInput(
+                f"{cls.__name__}.{name} would never be called: no hook is called so; did you mean {near[0]!r}? "
+                "The name of a helper of your own may begin with _"
+            )

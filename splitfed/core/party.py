@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.autograd_engine import gradient_tensors, run_backward
-from splitfed.core.defense import Context, PenaltyGradient, concatenate_values, packed_bytes
+from splitfed.core.defense import Defense, PenaltyGradient, concatenate_values, packed_bytes
+from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Message, Stamp
@@ -189,8 +190,8 @@ class Party:
         if self.state.optimizer is not None:
             take_step(self.state.optimizer)
         self.drop_gradients()
-        for place in self.state.learned_defenses:
-            self.state.edge_defenses[place].defense.learn(self.state.defense_states[place])
+        for learned, state in self.state.learned_defenses:
+            learned.learn(state)
 
     def drop_gradients(self) -> None:
         """Forget the gradients gathered since the last update."""
@@ -304,13 +305,15 @@ class Party:
         values = {name: step_state.values[name] for name in port.values}
         for guard in port.release_defenses:
             context = self._context(segment_plan, port, guard.position, step_state, stamp)
-            if self._training:
-                self._add_penalty(
-                    segment_plan.segment, guard, concatenate_values(list(values.values())), context, step_state
-                )
+            if self._training and guard.penalty_defense is not None:
+                z = concatenate_values(list(values.values()))
+                penalty = guard.penalty_defense.penalty(z, context)
+                self._add_penalty(segment_plan.segment, z, penalty, guard.share * step_state.scale, step_state)
+            if guard.release_defense is None:
+                continue
             if "activation" in guard.counts:
                 self.state.uses.replace(port.edge, sum(map(infinite_rows, values.values())))
-            values = {name: guard.defense.release(name, z, context) for name, z in values.items()}
+            values = {name: guard.release_defense.release(name, z, context) for name, z in values.items()}
             if "activation" in guard.counts:
                 self._count(port.edge, guard, step_state, stamp, len(values))
         fresh = not step_state.sent
@@ -331,10 +334,9 @@ class Party:
         return {**leaving, **{n: leaving[n].clone() for n in shared}} if shared else leaving
 
     def _add_penalty(
-        self, segment: str, guard: EdgeDefense, z: Tensor, context: Context, step_state: StepState
+        self, segment: str, z: Tensor, penalty: Tensor | PenaltyGradient | None, weight: float, step_state: StepState
     ) -> None:
-        """Add what a defense wants of `z`, which leaves, to the segment's losses, or to what goes back through it."""
-        penalty, weight = guard.defense.penalty(z, context), guard.share * step_state.scale
+        """Add the `penalty` of `z`, which leaves, to the segment's losses, or to what goes back through it."""
         if isinstance(penalty, PenaltyGradient):
             gradient = penalty.gradient if weight == 1.0 else penalty.gradient * weight
             step_state.slopes.setdefault(segment, []).append((z, gradient, z._version))
@@ -405,7 +407,9 @@ class Party:
                 if "step" in guard.counts and stamp.phase == "train":
                     self._count(labels_of_head(name), guard, step_state, stamp)
 
-    def _count(self, where: str, guard: EdgeDefense, step_state: StepState, stamp: Stamp, times: int = 1) -> None:
+    def _count(
+        self, where: str, guard: EdgeDefense[Defense], step_state: StepState, stamp: Stamp, times: int = 1
+    ) -> None:
         part, rows = step_state.part, step_state.rows
         assert rows is not None
         if part in self.state.among:

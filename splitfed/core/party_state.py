@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from splitfed.core.defense import DefenseSite, GradientPrivatizer, overrides
+from splitfed.core.defense import LabelDefense, LearnedDefense
+from splitfed.core.defense_context import DefenseSite
+from splitfed.core.gradient_privatizer import GradientPrivatizer
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Message, Stamp
 from splitfed.core.optimizers import Optim
@@ -38,7 +40,7 @@ class PartyState:
         shapes: Mapping[str, tuple[int, ...]],
         device: torch.device | str = "cpu",
         task_weight: Callable[[int], float] | None = None,
-        relabelled: Mapping[str, tuple[Head, tuple[EdgeDefense, ...]]] | None = None,
+        relabelled: Mapping[str, tuple[Head, tuple[EdgeDefense[LabelDefense], ...]]] | None = None,
     ) -> None:
         self.name = name
         self.role = role
@@ -70,32 +72,23 @@ class PartyState:
         # Head -> the head and the defenses that change its labels, which are this party's.
         self.relabelled = dict(relabelled or {})
         inputs = {v: shapes[v] for segment_plan in segment_plans for v in segment_plan.own}
-        self.edge_defenses = {
-            (port.edge, guard.position): guard
+        guards = {
+            (port.edge, guard.position): (port, guard)
             for segment_plan in segment_plans
             for port in (*segment_plan.arrivals, *segment_plan.departures)
             for guard in port.guards
         }
-        self.learned_defenses = [
-            place for place, guard in self.edge_defenses.items() if overrides(guard.defense, "learn")
-        ]
-        relabelling = [guard for _, guards in self.relabelled.values() for guard in guards]
-        self.counts_uses = any(guard.counts for guard in (*self.edge_defenses.values(), *relabelling))
-        self.defense_states = {
-            (port.edge, guard.position): guard.defense.start(
-                DefenseSite(
-                    name,
-                    port.edge,
-                    {v: shapes[v] for v in port.values},
-                    inputs,
-                    derive(seed, "start", name, port.edge, guard.position),
-                    self.device,
-                )
-            )
-            for segment_plan in segment_plans
-            for port in (*segment_plan.arrivals, *segment_plan.departures)
-            for guard in port.guards
-        }
+        relabelling = [guard for _, found in self.relabelled.values() for guard in found]
+        self.counts_uses = any(guard.counts for guard in (*(guard for _, guard in guards.values()), *relabelling))
+        # What each defense keeps at each place, and those that learn with it.
+        self.defense_states: dict[tuple[str, int], Any] = dict.fromkeys(guards)
+        self.learned_defenses: list[tuple[LearnedDefense, Any]] = []
+        for (edge, position), (port, guard) in guards.items():
+            if isinstance(guard.defense, LearnedDefense):
+                sent, words = {v: shapes[v] for v in port.values}, ("start", name, edge, position)
+                state = guard.defense.start(DefenseSite(name, edge, sent, inputs, derive(seed, *words), self.device))
+                self.defense_states[edge, position] = state
+                self.learned_defenses.append((guard.defense, state))
 
     def own(
         self,
@@ -278,7 +271,7 @@ class PartyState:
 
 def relabel_for_training(
     labels: Mapping[str, Tensor],
-    relabelling: Mapping[str, tuple[Head, tuple[EdgeDefense, ...]]],
+    relabelling: Mapping[str, tuple[Head, tuple[EdgeDefense[LabelDefense], ...]]],
     seed: int,
     party: str,
     part: str,

@@ -10,7 +10,16 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from splitfed.core.defense import Defense, overrides
+from splitfed.core.defense import (
+    Defense,
+    GradientDefense,
+    LabelDefense,
+    PenaltyDefense,
+    ReceiverPenaltyDefense,
+    ReleaseDefense,
+    TaskWeightDefense,
+    WeightDefense,
+)
 from splitfed.core.errors import InvalidInput, check_count
 from splitfed.core.topology import Topology
 
@@ -55,16 +64,19 @@ def _check_numbers(defense: Defense, clients: int) -> None:
 def _check_parties(defense: Defense, topology: Topology) -> None:
     client_roles = topology.data_roles
     refusal = f"{type(defense).__name__} for some clients alone is not allowed"
-    if overrides(defense, "guards"):
+    if isinstance(defense, WeightDefense):
         raise InvalidInput(f"{refusal}: it guards weights that the rows of all clients reach")
+    weighs_task = isinstance(defense, TaskWeightDefense) and defense.weighs_task
+    relabelled = defense.heads(topology) if isinstance(defense, LabelDefense) else ()
     for head in topology.heads:
-        if defense.weighs_task and head.role not in client_roles:
+        if weighs_task and head.role not in client_roles:
             raise InvalidInput(f"{refusal}: it weighs the loss of {head.value!r}, which {head.role!r} computes for all")
-        if head.value in defense.heads(topology) and head.labels not in client_roles:
+        if head.value in relabelled and head.labels not in client_roles:
             raise InvalidInput(
                 f"{refusal}: the labels of {head.value!r} are at {head.labels!r}, whom all clients share"
             )
-    forth, back = overrides(defense, "release", "penalty"), overrides(defense, "gradient", "penalty_at_receiver")
+    forth = isinstance(defense, ReleaseDefense | PenaltyDefense)
+    back = isinstance(defense, GradientDefense | ReceiverPenaltyDefense)
     for name in defense.edges(topology):
         edge = topology.edge(name)
         for acts, what, end in ((forth, "release", edge.source), (back, "gradient", edge.target)):

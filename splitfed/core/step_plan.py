@@ -1,6 +1,6 @@
 """What a role must do for each segment it holds: worked out once from the topology, the probe and the defenses.
 
-Duties name edges and roles only; they hold no module and no tensor, so parties can share them freely.
+Segment plans name edges and roles only; they hold no module and no tensor, so parties can share them freely.
 """
 
 from __future__ import annotations
@@ -8,25 +8,47 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Generic, TypeVar, cast
 
-from splitfed.core.defense import Defense, overrides
+from splitfed.core.defense import (
+    Codec,
+    Defense,
+    GradientDefense,
+    LabelDefense,
+    PenaltyDefense,
+    ReceiverPenaltyDefense,
+    ReleaseDefense,
+    WeightDefense,
+)
 from splitfed.core.errors import InvalidInput
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Edge, Head, Topology, frozen_modules
 from splitfed.core.usage_counts import counted_kinds, counted_labels
 
+D_co = TypeVar("D_co", bound=Defense, covariant=True)
+
 
 @dataclass(frozen=True)
-class EdgeDefense:
+class EdgeDefense(Generic[D_co]):
     """A defense on one edge: its `position` among the run's defenses, and its share of their penalties.
 
     `counts`: what of its work is counted for the privacy ledger; see `splitfed.core.usage_counts`.
     """
 
-    defense: Defense
+    defense: D_co
     position: int
     share: float
     counts: frozenset[str] = frozenset()
+
+    @cached_property
+    def release_defense(self) -> ReleaseDefense | None:
+        """The defense where it acts on releases, else None."""
+        return self.defense if isinstance(self.defense, ReleaseDefense) else None
+
+    @cached_property
+    def penalty_defense(self) -> PenaltyDefense | None:
+        """The defense where it adds a penalty at the sender, else None."""
+        return self.defense if isinstance(self.defense, PenaltyDefense) else None
 
 
 @dataclass(frozen=True)
@@ -40,7 +62,7 @@ class Port:
     segment: str
     role: str | None
     values: tuple[str, ...]
-    guards: tuple[EdgeDefense, ...]
+    guards: tuple[EdgeDefense[Defense], ...]
     returned: tuple[str, ...]
 
     @property
@@ -49,35 +71,33 @@ class Port:
         return bool(self.returned)
 
     @cached_property
-    def release_defenses(self) -> tuple[EdgeDefense, ...]:
+    def release_defenses(self) -> tuple[EdgeDefense[Defense], ...]:
         """Those that act on what leaves, or want something of it."""
-        return self._defenses_with("release", "penalty")
+        return tuple(g for g in self.guards if g.release_defense is not None or g.penalty_defense is not None)
 
     @cached_property
-    def receiver_defenses(self) -> tuple[EdgeDefense, ...]:
+    def receiver_defenses(self) -> tuple[EdgeDefense[ReceiverPenaltyDefense], ...]:
         """Those that want something where it is read."""
-        return self._defenses_with("penalty_at_receiver")
+        wanting = (guard for guard in self.guards if isinstance(guard.defense, ReceiverPenaltyDefense))
+        return tuple(cast(EdgeDefense[ReceiverPenaltyDefense], guard) for guard in wanting)
 
     @cached_property
-    def gradient_defenses(self) -> tuple[EdgeDefense, ...]:
+    def gradient_defenses(self) -> tuple[EdgeDefense[GradientDefense], ...]:
         """Those that act on the gradient that goes back."""
-        return self._defenses_with("gradient")
+        acting = (guard for guard in self.guards if isinstance(guard.defense, GradientDefense))
+        return tuple(cast(EdgeDefense[GradientDefense], guard) for guard in acting)
 
     @cached_property
     def packs(self) -> bool:
         """Whether what crosses may take fewer bytes than its tensors."""
-        return bool(self._defenses_with("packed"))
-
-    def _defenses_with(self, *methods: str) -> tuple[EdgeDefense, ...]:
-        # A call that does nothing takes its time all the same, several times a step.
-        return tuple(guard for guard in self.guards if overrides(guard.defense, *methods))
+        return any(isinstance(guard.defense, Codec) for guard in self.guards)
 
 
 @dataclass(frozen=True)
 class SegmentPlan:
     """One segment's work: what it reads and from where, what it returns and to whom, the heads on it.
 
-    `frozen`: the modules inside it that stay in evaluation mode in training; see `graph.frozen_modules`.
+    `frozen`: the modules inside it that stay in evaluation mode in training; see `topology.frozen_modules`.
     """
 
     segment: str
@@ -110,7 +130,7 @@ def segment_plans(
 ) -> dict[str, tuple[SegmentPlan, ...]]:
     """Return the segment plans of every role, after each defense has said that it applies (or refused).
 
-    `frozen`: what `graph.frozen_modules` returns, for a part of a larger topology.
+    `frozen`: what `topology.frozen_modules` returns, for a part of a larger topology.
     """
     for defense in defenses:
         defense.check(topology, facts)
@@ -153,12 +173,12 @@ def segment_plans(
     return {role: tuple(found) for role, found in work.items()}
 
 
-def _check_order(edge: str, guards: Sequence[EdgeDefense]) -> None:
+def _check_order(edge: str, guards: Sequence[EdgeDefense[Defense]]) -> None:
     """Refuse what looks at the row again after a private mechanism: no promise would be left."""
     private = None
     for guard in guards:
         kind = type(guard.defense).__name__
-        if private is not None and guard.defense.peeks:
+        if private is not None and guard.release_defense is not None and guard.release_defense.peeks:
             raise InvalidInput(
                 f"{kind} cannot stand behind {private} on edge {edge!r}: what it adds depends on the rows, and no "
                 f"noise covers that; name it before {private}"
@@ -169,25 +189,27 @@ def _check_order(edge: str, guards: Sequence[EdgeDefense]) -> None:
 
 def find_relabelled_heads(
     topology: Topology, defenses: Sequence[Defense]
-) -> dict[str, dict[str, tuple[Head, tuple[EdgeDefense, ...]]]]:
+) -> dict[str, dict[str, tuple[Head, tuple[EdgeDefense[LabelDefense], ...]]]]:
     """Return, by the role that holds the labels, the heads whose labels some defense changes, and which do."""
-    heads_of_defense = [defense.heads(topology) for defense in defenses]
-    heads_of_role: dict[str, dict[str, tuple[Head, tuple[EdgeDefense, ...]]]] = {}
+    heads_of_defense = [(i, d, d.heads(topology)) for i, d in enumerate(defenses) if isinstance(d, LabelDefense)]
+    heads_of_role: dict[str, dict[str, tuple[Head, tuple[EdgeDefense[LabelDefense], ...]]]] = {}
     for head in topology.heads:
         guards = tuple(
             EdgeDefense(d, i, 1.0, counted_labels(d, head.task))
-            for i, d in enumerate(defenses)
-            if head.value in heads_of_defense[i]
+            for i, d, heads in heads_of_defense
+            if head.value in heads
         )
         if guards:
             heads_of_role.setdefault(head.labels, {})[head.value] = (head, guards)
     return heads_of_role
 
 
-def find_weight_defenses(topology: Topology, defenses: Sequence[Defense]) -> dict[str, tuple[int, Defense]]:
+def find_weight_defenses(topology: Topology, defenses: Sequence[Defense]) -> dict[str, tuple[int, WeightDefense]]:
     """Return the defense that guards the weights of each role, with its position, or refuse two for one role."""
-    defense_of_role: dict[str, tuple[int, Defense]] = {}
+    defense_of_role: dict[str, tuple[int, WeightDefense]] = {}
     for position, defense in enumerate(defenses):
+        if not isinstance(defense, WeightDefense):
+            continue
         for role in defense.guards(topology):
             if role in defense_of_role:
                 raise InvalidInput(f"the weights of role {role!r} have two guards; give one, or other roles to each")

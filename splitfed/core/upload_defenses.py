@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from splitfed.core.defense import UPLOAD, Context, Defense, packed_bytes
+from splitfed.core.defense import UPLOAD, Defense, ReleaseDefense, packed_bytes, privacy_event
+from splitfed.core.defense_context import Context
 from splitfed.core.messages import Message, Stamp
 from splitfed.core.payload import infinite_rows
 from splitfed.core.usage_counts import UsageCounts
@@ -22,7 +23,7 @@ class Keeper(NamedTuple):
     """A defense of one client on one kind of message, with its position among the run's."""
 
     position: int
-    defense: Defense
+    defense: ReleaseDefense
 
 
 class Sent(NamedTuple):
@@ -44,7 +45,7 @@ class Sent(NamedTuple):
 def find_upload_defenses(defenses: Sequence[Defense], kind: str, client: int) -> list[Keeper]:
     """Return who guards messages of `kind` for `client`, in the order they act."""
     there = ((i, d) for i, d in enumerate(defenses) if not d.clients or client in d.clients)
-    return [Keeper(i, d) for i, d in there if kind in d.uploads]
+    return [Keeper(i, d) for i, d in there if isinstance(d, ReleaseDefense) and kind in d.uploads]
 
 
 def rows_of(tensor: Tensor) -> Tensor | None:
@@ -84,7 +85,7 @@ def size(sent: Sent, guards: Sequence[Keeper]) -> int | None:
 def count(uses: UsageCounts, sent: Sent, guards: Sequence[Keeper], lane: int) -> None:
     """Note in `uses` what was released: each row of each tensor is one use of every guard that promises something."""
     for position, defense in guards:
-        for tensor in sent.tensors.values() if defense.event() is not None else ():
+        for tensor in sent.tensors.values() if privacy_event(defense) is not None else ():
             rows = rows_of(tensor)
             if rows is not None:
                 uses.replace(sent.place, infinite_rows(rows))
@@ -93,7 +94,7 @@ def count(uses: UsageCounts, sent: Sent, guards: Sequence[Keeper], lane: int) ->
 
 def private_kinds(defenses: Iterable[Defense]) -> frozenset[str]:
     """Return the kinds of which every client's tensors cross under a promise."""
-    return frozenset(kind for d in defenses if not d.clients and d.event() is not None for kind in d.uploads)
+    return frozenset(kind for d in defenses if not d.clients and privacy_event(d) is not None for kind in d.uploads)
 
 
 def _packed(tensor: Tensor, guards: Sequence[Keeper]) -> int | None:

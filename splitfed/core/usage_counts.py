@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from splitfed.core.defense import Defense, overrides
+from splitfed.core.defense import Defense, GradientDefense, LabelDefense, ReleaseDefense, privacy_event
 from splitfed.core.privacy_events import Protects
 from splitfed.core.tasks import Task
 
@@ -92,16 +92,16 @@ def labels_of_head(head: str) -> str:
 
 def counted_kinds(defense: Defense) -> frozenset[str]:
     """Return on which kinds of message one sending is one use of `defense`: none without a promise."""
-    event = defense.event()
+    event = privacy_event(defense)
     if event is None or event.protects is Protects.WEIGHTS:
         return frozenset()
-    kinds = {"activation": overrides(defense, "release"), "gradient": overrides(defense, "gradient")}
-    return frozenset(kind for kind, acts in kinds.items() if acts)
+    kinds = {"activation": ReleaseDefense, "gradient": GradientDefense}
+    return frozenset(kind for kind, capability in kinds.items() if isinstance(defense, capability))
 
 
 def counted_labels(defense: Defense, task: Task | None) -> frozenset[str]:
     """Return how `defense` uses labels of `task`: "once" when they are taken, "step" at each step of their row."""
-    if defense.event() is None or task is None:
+    if task is None or not isinstance(defense, LabelDefense) or privacy_event(defense) is None:
         return frozenset()
     y = torch.zeros(2, dtype=torch.float32 if task.name == "regression" else torch.int64)
     once = defense.relabel(y, task, torch.Generator().manual_seed(0)) is not y

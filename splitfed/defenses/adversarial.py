@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.defense import Context, Defense, DefenseSite, Strength
+from splitfed.core.defense import LayerDefense, LearnedDefense, PenaltyDefense, Strength
+from splitfed.core.defense_context import Context, DefenseSite
 from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.core.probe import Facts
 from splitfed.core.random import derive, stream
@@ -33,7 +34,7 @@ from splitfed.defenses.ssim import ssim
 
 
 @dataclass(frozen=True)
-class Adversarial(Defense):
+class Adversarial(PenaltyDefense, LearnedDefense, LayerDefense):
     """`weight` >= 0 of the similarity above `threshold`, in [-1, 1]; `bottleneck` channels, 0 for none.
 
     `data_range`: the width of the range of the pixels, > 0. `width` and `lr`: of the decoder.

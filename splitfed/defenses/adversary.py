@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from splitfed.core.defense import Context, DefenseSite, concatenate_values
+from splitfed.core.defense import concatenate_values
+from splitfed.core.defense_context import Context, DefenseSite
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import derive, stream
 from splitfed.core.topology import Topology

@@ -28,7 +28,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from splitfed.core.defense import Context, Defense, DefenseSite, Strength, concatenate_values
+from splitfed.core.defense import LayerDefense, LearnedDefense, PenaltyDefense, Strength, concatenate_values
+from splitfed.core.defense_context import Context, DefenseSite
 from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
@@ -39,7 +40,7 @@ TEMPERATURE = 1 / 30
 
 
 @dataclass(frozen=True)
-class ChannelPruning(Defense):
+class ChannelPruning(PenaltyDefense, LearnedDefense, LayerDefense):
     """Hide the share `ratio` of the channels, in [0, 1); `alpha` in [0, 1] weighs privacy against the task.
 
     `hard`: outside training a channel is hidden entirely or not at all. `width` and `lr`: of the adversary.

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from splitfed.core.annealing import Course, number_at, number_or_course, numbers_of
-from splitfed.core.defense import Context, Defense, PenaltyGradient, Strength
+from splitfed.core.defense import PenaltyDefense, PenaltyGradient, Strength, TaskWeightDefense
+from splitfed.core.defense_context import Context
 from splitfed.core.errors import unknown
 from splitfed.stats.dependence import Statistic, slope
 
@@ -28,7 +29,7 @@ STATISTICS = ("biased", "unbiased")
 
 
 @dataclass(frozen=True)
-class DistanceCorrelation(Defense):
+class DistanceCorrelation(PenaltyDefense, TaskWeightDefense):
     """Weigh the task by `1 - alpha` and the distance correlation of raw input and release by `alpha`, in [0, 1].
 
     `alpha`: a number, or a course, such as `Linear(0.0, 0.5, epochs=10)`.

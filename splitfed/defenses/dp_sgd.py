@@ -30,8 +30,23 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.defense import Context, Defense, PrivatizedParty, Strength, Terms, overrides
+from splitfed.core.defense import (
+    Accounted,
+    Calibrated,
+    Defense,
+    GradientDefense,
+    LayerDefense,
+    LearnedDefense,
+    PenaltyDefense,
+    ReceiverPenaltyDefense,
+    ReleaseDefense,
+    Strength,
+    Terms,
+    WeightDefense,
+)
+from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput, check_number, unknown
+from splitfed.core.gradient_privatizer import PrivatizedParty
 from splitfed.core.messages import Stamp
 from splitfed.core.privacy_events import Event, Gaussian, Neighbours, Protects
 from splitfed.core.probe import Facts
@@ -44,10 +59,16 @@ from splitfed.defenses.row_gradients import check_rowwise
 
 CLIPS = ("party", "joint")
 ACCOUNTANTS = ("best", "gaussian", "rdp", "prv")
+_MIXING: dict[type[Defense], str] = {
+    PenaltyDefense: "penalty",
+    ReceiverPenaltyDefense: "penalty_at_receiver",
+    GradientDefense: "gradient",
+    LearnedDefense: "learn",
+}
 
 
 @dataclass(frozen=True)
-class DpSgd(Defense):
+class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
     """Clip each row to `max_norm` (one, or one a role), add noise of `noise_multiplier` times that to every sum.
 
     Instead of a multiplier, `epsilon` and `delta`: the least that keeps to them over the whole run, as `accountant`
@@ -278,10 +299,10 @@ def _trains(segment: Segment, name: str) -> bool:
 def _check_beside(other: Defense, terms: Terms) -> None:
     """Refuse a defense that lets a row's gradient depend on other rows."""
     kind = type(other)
-    for word in ("penalty", "penalty_at_receiver", "gradient", "learn"):
-        if overrides(other, word):
+    for capability, word in _MIXING.items():
+        if isinstance(other, capability):
             raise InvalidInput(f"dp_sgd cannot stand beside {kind.__name__}: its {word} may mix the rows of a batch")
-    if not overrides(other, "release"):
+    if not isinstance(other, ReleaseDefense):
         return
     topology, facts = terms.topologies[0], terms.facts[0]
     for name in other.edges(topology):
@@ -295,6 +316,6 @@ def _check_beside(other: Defense, terms: Terms) -> None:
                 )
 
 
-def _release_rows(defense: Defense, value: str, z: Tensor, edge: str) -> Tensor:
+def _release_rows(defense: ReleaseDefense, value: str, z: Tensor, edge: str) -> Tensor:
     with torch.no_grad():
         return defense.release(value, z, Context("", edge, Stamp("train", 0, 0, 0), 0, 0)).reshape(len(z), -1)

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitfed.core.defense import Context, Defense, Strength
+from splitfed.core.defense import ReleaseDefense, Strength
+from splitfed.core.defense_context import Context
 from splitfed.core.errors import check_number
 
 
 @dataclass(frozen=True)
-class Dropout(Defense):
+class Dropout(ReleaseDefense):
     """`rate`: the chance of each number of a release to be zero, in [0, 1)."""
 
     rate: float = 0.5

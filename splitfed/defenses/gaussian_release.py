@@ -21,7 +21,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from splitfed.core.defense import Context, Defense, Strength
+from splitfed.core.defense import Accounted, LayerDefense, ReleaseDefense, Strength
+from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput, check_number
 from splitfed.core.privacy_events import Event, Gaussian, Protects
 from splitfed.core.probe import Facts
@@ -32,7 +33,7 @@ from splitfed.privacy.gaussian_mechanism import gaussian_multiplier
 
 
 @dataclass(frozen=True)
-class GaussianRelease(Defense):
+class GaussianRelease(ReleaseDefense, LayerDefense, Accounted):
     """Clip rows to L2 norm `clip`; noise by `noise_multiplier`, or by `epsilon` and `delta` of one release."""
 
     clip: float = 1.0

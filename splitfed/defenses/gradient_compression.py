@@ -18,7 +18,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from splitfed.core.defense import Context, Defense, Strength
+from splitfed.core.defense import Codec, GradientDefense, Strength
+from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput, check_number
 from splitfed.core.topology import Topology
 from splitfed.defenses.label_edges import guarded_edges
@@ -27,7 +28,7 @@ _PLACE = torch.int32
 
 
 @dataclass(frozen=True)
-class GradientCompression(Defense):
+class GradientCompression(GradientDefense, Codec):
     """`share`: how much of a gradient is kept, in (0, 1]; at least one number is."""
 
     share: float = 0.25

@@ -18,7 +18,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from splitfed.core.defense import Context, Defense, Strength
+from splitfed.core.defense import Codec, GradientDefense, Strength
+from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput, check_count
 from splitfed.core.topology import Topology
 from splitfed.defenses.label_edges import guarded_edges
@@ -27,7 +28,7 @@ _CODE = torch.uint8
 
 
 @dataclass(frozen=True)
-class GradientRounding(Defense):
+class GradientRounding(GradientDefense, Codec):
     """`bins`: into how many equal bins the interval is cut, 1 to 255 (Fu et al.'s code: 12)."""
 
     bins: int = 12

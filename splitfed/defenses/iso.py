@@ -15,14 +15,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitfed.core.defense import Context, Defense, Strength
+from splitfed.core.defense import GradientDefense, Strength
+from splitfed.core.defense_context import Context
 from splitfed.core.errors import check_number
 from splitfed.core.topology import Topology
 from splitfed.defenses.label_edges import guarded_edges
 
 
 @dataclass(frozen=True)
-class Iso(Defense):
+class Iso(GradientDefense):
     """Add noise of `ratio` >= 0 times the greatest norm of the batch, spread over the coordinates."""
 
     ratio: float = 1.0

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from splitfed.core.defense import Defense, Strength
+from splitfed.core.defense import Accounted, LabelDefense, Strength
 from splitfed.core.errors import InvalidInput, check_number, unknown
 from splitfed.core.privacy_events import Event, Laplace, Protects, Pure, Unit
 from splitfed.core.probe import Facts
@@ -39,7 +39,7 @@ MODES = ("labels", "gradient")
 
 
 @dataclass(frozen=True)
-class LabelDp(Defense):
+class LabelDp(LabelDefense, Accounted):
     """`epsilon` > 0 for a label once ("labels") or at each step ("gradient"); `outputs`: of which heads (all)."""
 
     epsilon: float = 1.0

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from splitfed.core.defense import Context, Defense, Strength
+from splitfed.core.defense import Accounted, LayerDefense, ReleaseDefense, Strength
+from splitfed.core.defense_context import Context
 from splitfed.core.errors import check_number
 from splitfed.core.privacy_events import Event, Laplace, Protects
 from splitfed.core.probe import Facts
@@ -25,7 +26,7 @@ from splitfed.defenses.private_noise import add_laplace, check_precision
 
 
 @dataclass(frozen=True)
-class LaplaceRelease(Defense):
+class LaplaceRelease(ReleaseDefense, LayerDefense, Accounted):
     """Clip rows to L1 norm `clip`, and add noise for `epsilon` > 0 of each release."""
 
     clip: float = 1.0

@@ -33,7 +33,8 @@ from dataclasses import replace as changed
 import torch
 from torch import Tensor
 
-from splitfed.core.defense import Context, Defense, Strength, Terms
+from splitfed.core.defense import Accounted, Calibrated, Codec, LayerDefense, ReleaseDefense, Strength, Terms
+from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput, check_count, check_number, unknown
 from splitfed.core.payload import without_infinite_rows
 from splitfed.core.privacy_events import Event, Protects, Pure
@@ -47,7 +48,7 @@ FORMS = ("symmetric", "unary", "modified", "utility")
 
 
 @dataclass(frozen=True)
-class Latent(Defense):
+class Latent(ReleaseDefense, LayerDefense, Codec, Accounted, Calibrated):
     """Randomise the bits of each row: `epsilon` > 0 of a release as the paper counts it, in one of `FORMS`."""
 
     epsilon: float = 1.0

@@ -23,7 +23,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitfed.core.defense import Context, Defense, Strength
+from splitfed.core.defense import GradientDefense, Strength
+from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput, check_number
 from splitfed.core.probe import Facts
 from splitfed.core.tasks import Task
@@ -34,7 +35,7 @@ from splitfed.defenses.sum_kl import NoiseVariances, least_sum_kl
 
 
 @dataclass(frozen=True)
-class Marvell(Defense):
+class Marvell(GradientDefense):
     """`s` > 0: the power of the noise in units of the squared distance of the class means (the paper: .1 to 25)."""
 
     s: float = 1.0

@@ -14,14 +14,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from splitfed.core.defense import Context, Defense, Strength
+from splitfed.core.defense import GradientDefense, Strength
+from splitfed.core.defense_context import Context
 from splitfed.core.topology import Topology
 from splitfed.defenses.aligned_noise import add_aligned_noise
 from splitfed.defenses.label_edges import guarded_edges
 
 
 @dataclass(frozen=True)
-class MaxNorm(Defense):
+class MaxNorm(GradientDefense):
     """Has no parameters; where several values leave on an edge, each is aligned by itself."""
 
     @property

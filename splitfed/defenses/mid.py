@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 
 from splitfed.core.annealing import Course, number_at, number_or_course, numbers_of
-from splitfed.core.defense import Context, Defense, Strength
+from splitfed.core.defense import LayerDefense, PenaltyDefense, ReleaseDefense, Strength
+from splitfed.core.defense_context import Context
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
 from splitfed.defenses.fitted_layers import append_layers, check_all_guarded, layer_of, layers_on
@@ -34,7 +35,7 @@ from splitfed.defenses.variational_encoder import Variational, divergence
 
 
 @dataclass(frozen=True)
-class Mid(Defense):
+class Mid(ReleaseDefense, PenaltyDefense, LayerDefense):
     """Weigh the divergence by `weight` >= 0, a number or a course."""
 
     weight: float | Course = 1e-3

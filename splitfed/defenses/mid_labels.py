@@ -31,7 +31,8 @@ import torch
 from torch import Tensor
 
 from splitfed.core.annealing import Course, number_at, number_or_course, numbers_of
-from splitfed.core.defense import Context, Defense, Strength
+from splitfed.core.defense import LayerDefense, ReceiverPenaltyDefense, Strength
+from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput
 from splitfed.core.probe import Facts
 from splitfed.core.random import derive, stream
@@ -42,7 +43,7 @@ from splitfed.defenses.variational_encoder import Variational, divergence
 
 
 @dataclass(frozen=True)
-class MidLabels(Defense):
+class MidLabels(ReceiverPenaltyDefense, LayerDefense):
     """Weigh the divergence by `weight` >= 0, a number or a course."""
 
     weight: float | Course = 1e-3

@@ -14,14 +14,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitfed.core.defense import Context, Defense, Strength
+from splitfed.core.defense import ReleaseDefense, Strength
+from splitfed.core.defense_context import Context
 from splitfed.core.errors import check_number, unknown
 
 KINDS = ("gaussian", "laplace")
 
 
 @dataclass(frozen=True)
-class Noise(Defense):
+class Noise(ReleaseDefense):
     """Add noise of `scale`: the standard deviation of a Gaussian, or b of a Laplace distribution (deviation b√2)."""
 
     scale: float = 1.0

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.defense import PrivatizedParty
 from splitfed.core.errors import InvalidInput
+from splitfed.core.gradient_privatizer import PrivatizedParty
 from splitfed.core.messages import Stamp
 from splitfed.core.random import wide_generator
 from splitfed.defenses.per_example_gradients import (

@@ -19,7 +19,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from splitfed.core.defense import Context, Defense, Strength
+from splitfed.core.defense import Codec, ReleaseDefense, Strength
+from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput, check_count, unknown
 from splitfed.defenses.bit_packing import pack_bits, packed_size, unpack_bits
 
@@ -27,7 +28,7 @@ PER = ("tensor", "channel")
 
 
 @dataclass(frozen=True)
-class Quantization(Defense):
+class Quantization(ReleaseDefense, Codec):
     """2^`bits` levels, 1 to 16 bits, `per` "tensor" or "channel" (the first dimension of a row)."""
 
     bits: int = 8

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.defense import Context, Defense, Strength
+from splitfed.core.defense import LayerDefense, PenaltyDefense, ReleaseDefense, Strength
+from splitfed.core.defense_context import Context
 from splitfed.core.errors import check_count, check_number
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
@@ -31,7 +32,7 @@ from splitfed.defenses.fitted_layers import Layer, append_layers, check_all_guar
 
 
 @dataclass(frozen=True)
-class Shredder(Defense):
+class Shredder(ReleaseDefense, PenaltyDefense, LayerDefense):
     """`members` tensors of Laplace(0, `scale`), pushed apart by `weight` >= 0 up to the strength `target` > 0."""
 
     members: int = 20

@@ -17,7 +17,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from splitfed.core.defense import Context, Defense, Strength
+from splitfed.core.defense import Codec, ReleaseDefense, Strength
+from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput, check_count
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
@@ -26,7 +27,7 @@ from splitfed.defenses.fitted_layers import values_of
 
 
 @dataclass(frozen=True)
-class TopK(Defense):
+class TopK(ReleaseDefense, Codec):
     """`k`: how many numbers of each row are kept, at least 1 and at most all."""
 
     k: int = 16

@@ -7,9 +7,10 @@ from math import prod
 
 import torch
 
-from splitfed.core.defense import Defense, PrivatizedParty
+from splitfed.core.defense import Defense, TaskWeightDefense
 from splitfed.core.errors import InvalidInput
 from splitfed.core.executor import Lane
+from splitfed.core.gradient_privatizer import PrivatizedParty
 from splitfed.core.optimizers import Optim
 from splitfed.core.party import Party
 from splitfed.core.party_state import PartyState
@@ -84,7 +85,7 @@ def _party_factory(
     device: torch.device,
 ) -> Callable[[str, str], Party]:
     work = segment_plans(topology, facts, defenses)
-    weighing = [d for d in defenses if d.weighs_task]
+    weighing = [d for d in defenses if isinstance(d, TaskWeightDefense) and d.weighs_task]
     modules = {s.name: s.module for s in topology.segments}
     relabelling = find_relabelled_heads(topology, defenses)
     guarded = find_weight_defenses(topology, defenses)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from splitfed.core.defense import Terms, overrides
+from splitfed.core.defense import Calibrated, Terms
 from splitfed.planning.counting import Dry
 from splitfed.planning.simulation import simulate_rounds
 from splitfed.planning.validation import Prepared
@@ -20,7 +20,7 @@ def calibrate_defenses(
     """
     if prepared.method is not None:
         prepared = replace(prepared, method=prepared.method.settle(rounds))
-    if not any(overrides(defense, "settle") for defense in prepared.defenses):
+    if not any(isinstance(defense, Calibrated) for defense in prepared.defenses):
         return prepared
     dry = Dry(prepared)
     for _ in simulate_rounds(dry, prepared, rounds):
@@ -42,7 +42,8 @@ def calibrate_defenses(
     )
     defenses = prepared.defenses
     settled_defenses = (
-        d.settle(replace(terms, others=(*defenses[:i], *defenses[i + 1 :]))) for i, d in enumerate(defenses)
+        d.settle(replace(terms, others=(*defenses[:i], *defenses[i + 1 :]))) if isinstance(d, Calibrated) else d
+        for i, d in enumerate(defenses)
     )
     return replace(prepared, defenses=tuple(settled_defenses))
 

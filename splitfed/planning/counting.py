@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from splitfed.core.defense import Defense, packed_bytes
+from splitfed.core.defense import Defense, WeightDefense, packed_bytes
 from splitfed.core.executor import Combine
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.optimizers import Optim
@@ -209,7 +209,7 @@ def flows_of(
         if returned := facts.returned(topology, edge):
             flows.append(Flowing("gradient", target, source, partial(_size, facts, returned, "gradient", guards)))
     for defense in defenses:
-        for sender, receiver in defense.norms(topology):
+        for sender, receiver in defense.norms(topology) if isinstance(defense, WeightDefense) else ():
             flows.append(Flowing("norm", sender, receiver, partial(operator.mul, _norm_size(topology, sender))))
     for head in topology.heads:
         y = labels[head.value]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from splitfed.core.defense import Defense
+from splitfed.core.defense import Calibrated, Defense, LabelDefense, privacy_event
 from splitfed.core.per_client_defenses import missing
 from splitfed.core.topology import Topology, member
 from splitfed.core.traffic import Traffic
@@ -90,7 +90,7 @@ class CountingDry(Dry):
     def sent(self, sent: Sent, role: str) -> None:
         """Count the uses of what is sent to the fed server."""
         guards = find_upload_defenses(self.prepared.defenses, sent.kind, sent.lane)
-        if any(keeper.defense.event() is not None for keeper in guards):
+        if any(privacy_event(keeper.defense) is not None for keeper in guards):
             count(self.uses.setdefault((sent.lane, role), UsageCounts()), sent, guards, sent.lane)
         super().sent(sent, role)
 
@@ -128,8 +128,9 @@ def list_sites(topology: Topology, prepared: Prepared) -> list[Site]:
                 if kind in kinds and not (kind == "gradient" and name in topology.forward_only):
                     trains = topology.serving.isdisjoint(topology.readers(edge))
                     sites.append(Site(topology.role_of(end), name, position, values, frozenset({kind}), trains))
+        relabelled = defense.heads(topology) if isinstance(defense, LabelDefense) else ()
         for head in topology.heads:
-            if head.value in defense.heads(topology):
+            if head.value in relabelled:
                 acts = counted_labels(defense, head.task)
                 sites.append(Site(head.labels, labels_of_head(head.value), position, 1, acts))
     return sites
@@ -192,8 +193,8 @@ def _delta(defenses: Sequence[Defense], rows: int, wanted: float | None) -> floa
     """Return what is `wanted`, else the least that a defense was asked to keep to, else the default."""
     if wanted is not None:
         return wanted
-    stated = [defense.stated_delta for defense in defenses if defense.stated_delta is not None]
-    return min(stated, default=default_delta(rows))
+    stated = [defense.stated_delta for defense in defenses if isinstance(defense, Calibrated)]
+    return min((delta for delta in stated if delta is not None), default=default_delta(rows))
 
 
 def weights_reach_others(schedule: Schedule, clients: int, method: Method | None) -> bool:

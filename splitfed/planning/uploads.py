@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from splitfed.core.defense import UPLOAD
+from splitfed.core.defense import UPLOAD, privacy_event
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.engines.base import FED
 from splitfed.planning.counting import Dry
@@ -48,7 +48,7 @@ def check_uploads(prepared: Prepared) -> None:
                 raise InvalidInput(
                     f"{name} has nothing to act on at {kind + UPLOAD!r}: whole and single numbers cross as they are"
                 )
-            if defense.event() is not None and kind in prepared.method.varying:
+            if privacy_event(defense) is not None and kind in prepared.method.varying:
                 raise InvalidInput(
                     f"{name} cannot promise anything for {kind + UPLOAD!r}: how many numbers method "
                     f"{type(prepared.method).__name__} sends depends on what it has learnt"

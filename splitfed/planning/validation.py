@@ -8,7 +8,7 @@ from typing import cast
 
 from torch import Tensor
 
-from splitfed.core.defense import Defense, overrides
+from splitfed.core.defense import Defense, LabelDefense, LayerDefense, PenaltyDefense, ReceiverPenaltyDefense
 from splitfed.core.equivalence import EXAMPLES, check_topology
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.initial_weights import first_weights, local_segments, resolve_starts
@@ -191,7 +191,7 @@ def check_label_reading(method: Method, topologies: Sequence[Topology], defenses
     """Refuse a method that reads the labels of a step, where a defense puts something else in their place."""
     for topology in topologies if method.reads_labels else ():
         for head in topology.heads:
-            for defense in defenses:
+            for defense in (d for d in defenses if isinstance(d, LabelDefense)):
                 if head.value in defense.heads(topology) and "step" in counted_labels(defense, head.task):
                     raise InvalidInput(
                         f"method {type(method).__name__} reads the labels of every step, in place of which "
@@ -285,6 +285,8 @@ def fit_defenses(
 ) -> tuple[Topology, Facts]:
     """Return `topology` with the layers that `defenses` put in, and its facts."""
     for position, defense in enumerate(defenses):
+        if not isinstance(defense, LayerDefense):
+            continue
         fitted_topology = defense.fit(topology, facts, derive(seed, "fit", position))
         if fitted_topology is not topology:
             if defense.clients:
@@ -352,7 +354,7 @@ def _prepare_topology(
         prepared = method.fit(prepared, facts, derive(seed, "method"))
         facts = probe_with(prepared, rows)
     prepared, facts = fit_defenses(prepared, facts, rows, defenses, seed)
-    if method is not None or any(overrides(d, "penalty", "penalty_at_receiver") for d in defenses):
+    if method is not None or any(isinstance(d, PenaltyDefense | ReceiverPenaltyDefense) for d in defenses):
         # Their terms may send a gradient where the losses of the heads send none.
         facts = replace(facts, no_gradient=frozenset())
     check_outputs(prepared, facts)

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.defense import Defense, GradientPrivatizer, PrivatizedParty
+from splitfed.core.defense import WeightDefense
 from splitfed.core.errors import InvalidInput
+from splitfed.core.gradient_privatizer import GradientPrivatizer, PrivatizedParty
 from splitfed.core.messages import Stamp
 from splitfed.core.random import derive, generator
 
@@ -42,7 +43,7 @@ class CanaryParty:
 class Canaries:
     """The guarded parties of one client under `defense`, which stands at `position`; its messages carry `lane`."""
 
-    defense: Defense
+    defense: WeightDefense
     position: int
     seats: tuple[CanaryParty, ...]
     lane: int

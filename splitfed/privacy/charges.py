@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from splitfed.core.defense import UPLOAD, Defense
+from splitfed.core.defense import UPLOAD, Defense, LabelDefense, WeightDefense, privacy_event
 from splitfed.core.privacy_events import Neighbours, Protects
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Edge, Topology, member
@@ -60,7 +60,7 @@ def charges(
     mixing: dict[tuple[int, str, int], bool] = {}
     for (client, party, place, position), parts in rows_of_uses.items():
         topology, defense = topologies[client], defenses[position]
-        event = defense.event()
+        event = privacy_event(defense)
         assert event is not None
         if place.endswith(UPLOAD):
             # Made of all of a client's rows of a class, by segments that learn: nothing is provable but all together.
@@ -87,16 +87,15 @@ def unprotected(topology: Topology, defenses: Sequence[Defense], fused: Sequence
     covered_clients: dict[tuple[str, str], set[int]] = {}
     for defense in defenses:
         acts = {kind: set(defense.edges(topology)) for kind in counted_kinds(defense)}
-        event = defense.event()
-        if event is not None and event.protects is Protects.LABELS:
+        event = privacy_event(defense)
+        if event is not None and event.protects is Protects.LABELS and isinstance(defense, LabelDefense):
             acts["labels"] = acts.get("labels", set()) | set(defense.heads(topology))
         for kind, places in acts.items():
             if not defense.clients:
                 covered[kind] |= places
             for place in places:
                 covered_clients.setdefault((kind, place), set()).update(defense.clients)
-    # Who guards weights without a promise, for want of noise say, covers nothing.
-    weights = {role for d in defenses if d.event() is not None for role in d.guards(topology)}
+    weights = _find_private_roles(topology, defenses)
     owners, exposed = topology.data_roles, []
     for edge in topology.crossings:
         source, target = topology.role_of(edge.source), topology.role_of(edge.target)
@@ -116,7 +115,7 @@ def unprotected(topology: Topology, defenses: Sequence[Defense], fused: Sequence
         f"labels of {h.value} ({' to '.join(h.path)})" + _exception_text(covered_clients.get(("labels", h.value)))
         for h in exposed_heads
     ]
-    norms = dict.fromkeys(pair for defense in defenses for pair in defense.norms(topology))
+    norms = dict.fromkeys(p for d in defenses if isinstance(d, WeightDefense) for p in d.norms(topology))
     exposed += [f"norms of each row's gradient ({a} to {b})" for a, b in norms if a in owners]
     if fused or travels:
         exposed_roles = fused or [
@@ -152,11 +151,15 @@ def _find_learning(
         return False, False
     # A gradient is made by everything: the way there and the way back.
     makers = {s.name for s in topology.segments} if "gradient" in kinds else _segments_before(topology, edge)
-    # Who guards some weights, but has no promise for them, guards nothing here.
-    promising = [defense for defense in defenses if defense.event() is not None]
-    shields = {role for defense in promising for role in defense.guards(topology)}
+    private = _find_private_roles(topology, defenses)
     segments = [s for s in topology.segments if s.name in makers and learns_from_rows(s.module)]
-    return any(s.role not in shields for s in segments), any(s.role in shields for s in segments)
+    return any(s.role not in private for s in segments), any(s.role in private for s in segments)
+
+
+def _find_private_roles(topology: Topology, defenses: Sequence[Defense]) -> set[str]:
+    """Return the roles whose weights are guarded under a promise; without one, for want of noise say, none are."""
+    guarding = (d for d in defenses if isinstance(d, WeightDefense) and privacy_event(d) is not None)
+    return {role for defense in guarding for role in defense.guards(topology)}
 
 
 def _mixes_rows(topology: Topology, facts: Facts, place: str, defenses: Sequence[Defense], position: int) -> bool:
@@ -189,7 +192,7 @@ def _weight_charges(
     topologies: Sequence[Topology], defenses: Sequence[Defense], taken: Sequence[Taken]
 ) -> list[Charge]:
     charge_list = []
-    for defense in defenses:
+    for defense in (d for d in defenses if isinstance(d, WeightDefense)):
         for client, topology in enumerate(topologies):
             roles = defense.guards(topology)
             used = defense.weight_uses(client, *taken[client]) if roles else None

@@ -11,7 +11,8 @@ from collections.abc import Collection
 
 import torch
 
-from splitfed.core.defense import Context, Defense, overrides
+from splitfed.core.defense import Defense, ReleaseDefense
+from splitfed.core.defense_context import Context
 from splitfed.core.messages import Stamp
 from splitfed.core.probe import Facts
 from splitfed.core.row_independence import FAILURES, ROWS, draw_values, findings, other_rows_equal
@@ -28,7 +29,7 @@ def segments_mix(topology: Topology, facts: Facts, names: Collection[str]) -> bo
 
 def release_mixes(defense: Defense, topology: Topology, facts: Facts, edge: str) -> bool:
     """Tell whether `defense` lets a row change what is released of others on `edge`."""
-    if not overrides(defense, "release"):
+    if not isinstance(defense, ReleaseDefense):
         return False
     context = Context("", edge, Stamp("train", 0, 0, 0), 0, 0)
     try:

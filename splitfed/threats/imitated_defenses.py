@@ -14,7 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from splitfed.core.defense import Context, Defense, DefenseSite, overrides, penalty_term
+from splitfed.core.defense import (
+    Defense,
+    LearnedDefense,
+    PenaltyDefense,
+    ReleaseDefense,
+    TaskWeightDefense,
+    penalty_term,
+)
+from splitfed.core.defense_context import Context, DefenseSite
 from splitfed.core.messages import Stamp
 from splitfed.core.probe import Facts
 from splitfed.core.random import derive
@@ -35,7 +43,7 @@ def training_context(context: Context, number: int, epoch: int, arrived: Mapping
 
 def task_weight(defenses: Sequence[Defense], epoch: int) -> float:
     """Return what the task's loss is multiplied by in `epoch` where these are the run's `defenses`."""
-    return prod(d.task_weight(epoch) for d in defenses if d.weighs_task)
+    return prod(d.task_weight(epoch) for d in defenses if isinstance(d, TaskWeightDefense) and d.weighs_task)
 
 
 class ImitatedStates:
@@ -43,7 +51,7 @@ class ImitatedStates:
 
     def __init__(self, held: Mapping[Key, tuple[Defense, Any]]) -> None:
         self._learning = {
-            k: (d, state) for k, (d, state) in held.items() if state is not None and overrides(d, "learn")
+            k: (d, state) for k, (d, state) in held.items() if state is not None and isinstance(d, LearnedDefense)
         }
 
     def learn(self) -> None:
@@ -87,31 +95,33 @@ class ImitatedSender:
         shapes = {self._value: facts.shapes[self._value]}
         raw = {name: facts.shapes[name] for name in self._inputs}
         guarded = [defense.edges(topology) for defense in defenses]
-        self._guards = [
-            (i, d, d.start(DefenseSite(self._role, edge.name, shapes, raw, derive(seed, "defense", i), device)))
-            for i, d in enumerate(defenses)
-            if edge.name in guarded[i]
-        ]
+        self._guards: list[tuple[int, Defense, Any]] = []
+        for i, d in enumerate(defenses):
+            if edge.name in guarded[i]:
+                site = DefenseSite(self._role, edge.name, shapes, raw, derive(seed, "defense", i), device)
+                self._guards.append((i, d, d.start(site) if isinstance(d, LearnedDefense) else None))
         self._shares = [1.0 / max(len(edges), 1) for edges in guarded]
         upstream = {s.name for s in topology.upstream(topology.role_of(edge.target))}
         above = {e.name for e in topology.crossings if e.source in upstream and e.name != edge.name}
         self.omitted = tuple(
             type(d).__name__
             for d, edges in zip(defenses, guarded, strict=True)
-            if overrides(d, "penalty")
+            if isinstance(d, PenaltyDefense)
             and (above.intersection(edges) or (edge.name in edges and not self._imitates_penalty(d)))
         )
 
     def release(self, z: Tensor, number: int) -> Tensor:
         """Return what the defenses would make of z (n, ...) at draw `number`."""
         for position, defense, state in self._guards:
-            z = defense.release(self._value, z, self._context(position, state, number))
+            if isinstance(defense, ReleaseDefense):
+                z = defense.release(self._value, z, self._context(position, state, number))
         return z
 
     def expected(self, z: Tensor) -> Tensor:
         """Return the same with every defense at its mean, differentiable in z."""
         for position, defense, state in self._guards:
-            z = defense.expected(self._value, z, self._context(position, state, 0))
+            if isinstance(defense, ReleaseDefense):
+                z = defense.expected(self._value, z, self._context(position, state, 0))
         return z
 
     def in_training(self, x: Tensor, z: Tensor, number: int, epoch: int) -> tuple[Tensor, Tensor, float]:
@@ -124,10 +134,11 @@ class ImitatedSender:
         held, total = {name: fed[name] for name in self._inputs}, z.new_zeros(())
         for position, defense, state in self._guards:
             context = self._context(position, state, number)
-            if overrides(defense, "penalty") and self._imitates_penalty(defense):
+            if isinstance(defense, PenaltyDefense) and self._imitates_penalty(defense):
                 step_context = training_context(replace(context, inputs=held), number, epoch, {})
                 total = total + self._shares[position] * penalty_term(defense.penalty(z, step_context), z)
-            z = defense.release(self._value, z, context)
+            if isinstance(defense, ReleaseDefense):
+                z = defense.release(self._value, z, context)
         return z, total, task_weight(self._defenses, epoch)
 
     @property
@@ -141,7 +152,7 @@ class ImitatedSender:
         found._guards = [(i, defense, copy.deepcopy(state)) for i, defense, state in self._guards]
         return found
 
-    def _imitates_penalty(self, defense: Defense) -> bool:
+    def _imitates_penalty(self, defense: PenaltyDefense) -> bool:
         return bool(self._inputs) and not defense.penalty_reads_layers
 
     def _context(self, position: int, state: Any, number: int) -> Context:

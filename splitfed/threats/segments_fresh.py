@@ -9,7 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.defense import Defense, DefenseSite
+from splitfed.core.defense import Defense, LearnedDefense
+from splitfed.core.defense_context import DefenseSite
 from splitfed.core.errors import InvalidInput
 from splitfed.core.probe import Facts
 from splitfed.core.random import derive
@@ -131,6 +132,7 @@ class Architecture:
             for segment_plan in work
             for port in segment_plan.departures
             for guard in port.guards
+            if isinstance(guard.defense, LearnedDefense)
         }
         upstream = Upstream(topology, self._facts, modules, self._defenses, self._role, self._seed, states)
         return FreshUpstream(upstream, self._feed, tuple(self._own), self._defenses, self._epoch)

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.defense import Context, Defense, concatenate_values, penalty_term
+from splitfed.core.defense import Defense, concatenate_values, penalty_term
+from splitfed.core.defense_context import Context
 from splitfed.core.messages import Stamp
 from splitfed.core.probe import Facts
 from splitfed.core.step_plan import segment_plans
@@ -129,10 +130,12 @@ class Upstream:
             state = self._states.get((port.edge, guard.position))
             stamp = Stamp("sample", 0, sample or 0, 0)
             context = Context(role, port.edge, stamp, self._seed, guard.position, inputs, {}, state, module)
-            if penalties is not None:
+            if penalties is not None and guard.penalty_defense is not None:
                 step_context = training_context(context, sample or 0, penalties.epoch, arrived)
                 z = concatenate_values(list(values.values()))
-                penalties.terms.append(guard.share * penalty_term(guard.defense.penalty(z, step_context), z))
-            act = guard.defense.expected if sample is None else guard.defense.release
+                penalties.terms.append(guard.share * penalty_term(guard.penalty_defense.penalty(z, step_context), z))
+            if guard.release_defense is None:
+                continue
+            act = guard.release_defense.expected if sample is None else guard.release_defense.release
             values = {name: act(name, z, context) for name, z in values.items()}
         return values

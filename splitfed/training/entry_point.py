@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from splitfed.attacks.training_time.training_attack import TrainingAttack
-from splitfed.core.defense import Defense
+from splitfed.core.defense import Defense, privacy_event
 from splitfed.core.errors import InvalidInput, check_count, check_number, unknown
 from splitfed.core.initial_weights import STARTS
 from splitfed.core.messages import Recording
@@ -164,7 +164,7 @@ def train(
 
 def check_across(across: bool, defenses: Sequence[Defense]) -> None:
     """Refuse to score every client's model on the others' rows where a defense promises something of what it plans."""
-    private = next((d for d in defenses if d.event() is not None), None)
+    private = next((d for d in defenses if privacy_event(d) is not None), None)
     if across and private is not None:
         raise InvalidInput(
             f"across=True puts everybody's rows through everybody's segments, which is not in the plan of what "
@@ -256,7 +256,7 @@ def _round(run: Run, training: Training, number: int, due: bool, last: bool) -> 
         "bytes": engine.traffic.bytes(),
         "messages": engine.traffic.messages(),
     }
-    if any(d.event() is not None for d in engine.defenses):
+    if any(privacy_event(d) is not None for d in engine.defenses):
         metrics["epsilon"] = None
     if run.clock is not None:
         metrics["simulated_seconds"] = run.clock.now

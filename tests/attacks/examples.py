@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import splitfed
-from splitfed.core.defense import Context, Defense
+from splitfed.core.defense import Defense, GradientDefense
+from splitfed.core.defense_context import Context
 from splitfed.core.messages import Recording
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import generator, stream
@@ -44,7 +45,7 @@ def lenet_run(*defenses: Defense, cut: str = "relu1", rounds: int = 3) -> Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drowned(Defense):
+class Drowned(GradientDefense):
     """Replaces every gradient by noise that knows nothing."""
 
     def gradient(self, name: str, g: Tensor, context: Context) -> Tensor:

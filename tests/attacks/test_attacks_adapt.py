@@ -22,7 +22,8 @@ from splitfed.attacks.training_time.pcat import Pcat, PseudoClient
 from splitfed.attacks.training_time.sdar import Sdar
 from splitfed.attacks.training_time.training_attack import TrainingAttack
 from splitfed.core.annealing import Linear
-from splitfed.core.defense import Context, Defense
+from splitfed.core.defense import PenaltyDefense
+from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import generator
 from splitfed.defenses import Adversarial, DistanceCorrelation, Mid, Noise
@@ -34,7 +35,7 @@ from tests.examples import assert_same
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tied(Defense):
+class Tied(PenaltyDefense):
     """Adds `weight` times the mean squared distance of what leaves from a public map of the raw input."""
 
     weight: float = 10.0

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from splitfed.attacks.base import Target
 from splitfed.attacks.training_time.pcat import Pcat, PseudoClient, same_labels
 from splitfed.attacks.training_time.training_attack import Seen
-from splitfed.core.defense import Context, Defense
+from splitfed.core.defense import ReleaseDefense
+from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import generator
 from splitfed.defenses import Noise
@@ -95,7 +96,7 @@ def test_it_steals_the_function() -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shift(Defense):
+class Shift(ReleaseDefense):
     """Adds five to all that leaves; `jitter` more or less in a draw."""
 
     jitter: float = 0.0

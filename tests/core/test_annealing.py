@@ -16,7 +16,7 @@ from torch.nn import functional
 
 import splitfed
 from splitfed.core.annealing import Constant, Cosine, Course, Linear, Steps
-from splitfed.core.defense import Context
+from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Stamp
 from splitfed.core.optimizers import Optim

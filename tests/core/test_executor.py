@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.defense import Context, Defense, PenaltyGradient
+from splitfed.core.defense import GradientDefense, PenaltyDefense, PenaltyGradient, ReleaseDefense
+from splitfed.core.defense_context import Context
 from splitfed.core.errors import NonFinite
 from splitfed.core.optimizers import Optim
 from splitfed.engines.local import LocalEngine
@@ -21,7 +22,7 @@ ALL = [torch.arange(8)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spoils(Defense):
+class Spoils(ReleaseDefense, GradientDefense, PenaltyDefense):
     """Puts one value that is not finite where it is told to."""
 
     where: str = "release"
@@ -105,7 +106,7 @@ def test_large_but_finite_values_go_on() -> None:
     """Their sum overflows a float; none of them does."""
 
     @dataclass(frozen=True, kw_only=True)
-    class Shift(Defense):
+    class Shift(ReleaseDefense):
         def release(self, name: str, z: Tensor, context: Context) -> Tensor:
             return z + 1e38
 

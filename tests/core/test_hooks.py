@@ -1,4 +1,7 @@
-"""What a step asks of a defense: each method of its own at its turn, and nothing of one that has none."""
+"""What a step asks of a defense: each hook of a capability that it inherits at its turn, and nothing else.
+
+A hook that nobody would call is refused where its class is made.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,30 @@ import pytest
 import torch
 from torch import Tensor
 
-from splitfed.core.defense import Context, Defense, overrides
+from splitfed.core import executor, party, party_state, step_plan
+from splitfed.core.defense import (
+    _CAPABILITIES,
+    Codec,
+    Defense,
+    GradientDefense,
+    LearnedDefense,
+    PenaltyDefense,
+    ReceiverPenaltyDefense,
+    ReleaseDefense,
+)
+from splitfed.core.defense_context import Context
+from splitfed.core.errors import InvalidInput
 from splitfed.core.optimizers import Optim
 from splitfed.core.party import Party
 from splitfed.models.mlp import mlp
 from splitfed.topologies import vanilla
 from tests.examples import engine_of, images
 
-BATCHES = list(torch.arange(12).split(6))
+BATCHES = tuple(torch.arange(12).split(6))
 
 
 @dataclass(frozen=True)
-class Told(Defense):
+class Told(ReleaseDefense, PenaltyDefense, ReceiverPenaltyDefense, GradientDefense, LearnedDefense, Codec):
     """Keeps the names of its methods as they are called."""
 
     calls: list[str] = field(default_factory=list, compare=False)
@@ -53,18 +68,18 @@ class Heir(Told):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given(Defense):
-    """Is given its release, so that its class has that of the base."""
+class Given(ReleaseDefense):
+    """Is given its release, so that its class has that of the capability."""
 
     release: Callable[..., Tensor]
 
 
 class Silent(Defense):
-    """Has nothing of its own."""
+    """Offers nothing."""
 
 
 @dataclass(frozen=True)
-class Pull(Defense):
+class Pull(ReceiverPenaltyDefense):
     """Wants all weights small of the segment that reads what came."""
 
     def penalty_at_receiver(self, context: Context) -> Tensor:
@@ -85,7 +100,7 @@ class Teacher:
         pass
 
 
-def trained(*defenses: Defense, scale: float | None = None, taught: bool = False) -> dict[str, Tensor]:
+def trained(*defenses: Defense, scale: float | None = None, taught: bool = False, epochs: int = 1) -> dict[str, Tensor]:
     x, y = images(12)
     torch.manual_seed(0)
     topology = vanilla(mlp(tuple(x.shape[1:]), 10, (8,)), "relu1")
@@ -94,7 +109,8 @@ def trained(*defenses: Defense, scale: float | None = None, taught: bool = False
         client = engine.crew.lanes[0].parties["client"]
         client.state.objective = Teacher(client)  # type: ignore[assignment]
     if scale is None:
-        engine.train(0, 0, BATCHES)
+        for epoch in range(epochs):
+            engine.train(0, epoch, BATCHES)
     else:
         engine.train_together(0, 0, {0: BATCHES[0]}, {0: scale})
     return topology.state_dict(engine.modules(0))
@@ -111,20 +127,16 @@ def test_a_step_calls_what_a_defense_has_or_inherits_from_one(kind: type[Told]) 
 
 def test_a_step_calls_what_a_defense_is_given() -> None:
     given = Given(release=lambda name, z, context: z * 0)
-    assert overrides(given, "release")
-    assert not overrides(given, "gradient")
     plain, emptied = trained(), trained(given)
     # Nothing comes out of the client, so nothing goes back to what is behind it.
     assert not torch.equal(plain["fc1.weight"], emptied["fc1.weight"])
     assert torch.equal(emptied["fc1.weight"], trained(scale=0.0)["fc1.weight"])
 
 
-def test_a_step_calls_nothing_of_the_base(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_calls_nothing_of_a_defense_that_offers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = trained()
-    hooks = ("release", "penalty", "penalty_at_receiver", "gradient", "learn", "packed")
-    for hook in hooks:
-        monkeypatch.setattr(Defense, hook, lambda *_: pytest.fail("called"))
-    assert not overrides(Silent(), *hooks)
+    for hook, capability in _CAPABILITIES.items():
+        monkeypatch.setattr(capability, hook, lambda *_: pytest.fail("called"))
     assert all(torch.equal(plain[name], weight) for name, weight in trained(Silent()).items())
 
 
@@ -142,3 +154,52 @@ def test_a_tutors_term_is_weighed_as_its_step_is(scale: float) -> None:
     for name in plain:
         moved = 0.1 * scale if name.startswith("fc1") else 0.0
         torch.testing.assert_close(plain[name] - taught[name], torch.full_like(plain[name], moved))
+
+
+@pytest.mark.parametrize("hook", _CAPABILITIES)
+def test_a_hook_without_its_capability_is_refused(hook: str) -> None:
+    """Else a defense of one's own would be asked for nothing, without a word."""
+    name = _CAPABILITIES[hook].__name__
+    refusal = f"^Mine.{hook} would never be called: inherit {name}, whose hook it is, or give it another name$"
+    with pytest.raises(InvalidInput, match=refusal):
+        type("Mine", (Defense,), {hook: lambda self, *given: None})
+    with pytest.raises(InvalidInput, match=refusal):
+        type("Mine", (Defense,), {"__annotations__": {hook: "Callable[..., None]"}})
+    with pytest.raises(InvalidInput, match=refusal):
+        type("Mine", (type("Mixed", (), {hook: lambda self: None}), Defense), {})
+    everything: dict[str, Any] = {h: lambda self: None for h in _CAPABILITIES}
+    others = tuple(dict.fromkeys(c for c in _CAPABILITIES.values() if c is not _CAPABILITIES[hook]))
+    with pytest.raises(InvalidInput, match=refusal):
+        type("Mine", others, {h: everything[h] for h, c in _CAPABILITIES.items() if c in others or h == hook})
+    type("Mine", (*others, _CAPABILITIES[hook]), everything)
+
+
+def test_a_capability_without_its_hook_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"^Mine is a ReleaseDefense without 'release': define it$"):
+        type("Mine", (ReleaseDefense,), {"relese": lambda self, name, z, context: z})
+    assert type("Mine", (Told,), {})().calls == []
+
+
+@pytest.mark.parametrize(("written", "meant"), [("relese", "release"), ("peek", "peeks"), ("strenght", "strength")])
+def test_a_hook_that_is_nearly_called_so_is_refused(written: str, meant: str) -> None:
+    refusal = f"^Mine.{written} would never be called: no hook is called so; did you mean '{meant}'"
+    for member in (lambda self: None, property(lambda self: None)):
+        with pytest.raises(InvalidInput, match=refusal):
+            type("Mine", (Told,), {written: member})
+    # Parameters, and helpers that begin with _, may be called as they like.
+    assert type("Mine", (Told,), {written: 3, f"_{written}": lambda self: None})
+
+
+def test_what_a_defense_does_is_asked_once_and_not_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def counting(thing: object, kinds: Any) -> bool:
+        asked.extend({kinds}.intersection(_CAPABILITIES.values()))
+        return isinstance(thing, kinds)
+
+    for module in (executor, party, party_state, step_plan):
+        monkeypatch.setattr(module, "isinstance", counting, raising=False)
+    trained(Told(), Pull())
+    once = len(asked)
+    trained(Told(), Pull(), epochs=3)
+    assert len(asked) == 2 * once > 0

@@ -11,7 +11,15 @@ import torch
 from torch import Tensor, nn
 
 import splitfed as sf
-from splitfed.core.defense import Context, Defense, PenaltyGradient, packed_bytes
+from splitfed.core.defense import (
+    Defense,
+    GradientDefense,
+    PenaltyDefense,
+    PenaltyGradient,
+    ReleaseDefense,
+    packed_bytes,
+)
+from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import generator, stream
 from splitfed.core.tasks import binary
@@ -43,7 +51,7 @@ from tests.examples import SmallUNet, engine_of, images, toy_data
 
 
 @dataclass(frozen=True)
-class Times(Defense):
+class Times(ReleaseDefense, GradientDefense):
     """Release and gradient times `factor`; keeps every gradient that it is given."""
 
     factor: float = 2.0
@@ -58,7 +66,7 @@ class Times(Defense):
 
 
 @dataclass(frozen=True)
-class Plus(Defense):
+class Plus(ReleaseDefense, GradientDefense):
     """Release and gradient plus one."""
 
     def release(self, name: str, z: Tensor, context: Context) -> Tensor:
@@ -188,7 +196,7 @@ def test_a_penalty_changes_what_is_learnt_and_no_promise() -> None:
 
 
 @dataclass(frozen=True)
-class Energy(Defense):
+class Energy(PenaltyDefense):
     """The sum of squares of what leaves, with its gradient left to autograd or written out."""
 
     written: bool = False
@@ -214,7 +222,7 @@ def test_a_penalty_with_its_slope_written_out_trains_alike() -> None:
 
 
 @dataclass(frozen=True)
-class Halves(Defense):
+class Halves(ReleaseDefense):
     """Halves what leaves, in place; which no defense may."""
 
     def release(self, name: str, z: Tensor, context: Context) -> Tensor:

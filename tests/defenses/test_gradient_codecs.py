@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from splitfed.core.defense import Context, Defense
+from splitfed.core.defense import Defense
+from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Stamp
 from splitfed.defenses import GradientCompression, GradientRounding, gradient_compression, gradient_rounding

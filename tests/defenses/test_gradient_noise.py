@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from splitfed.attacks.scoring.label_metrics import auc
-from splitfed.core.defense import Context, Defense
+from splitfed.core.defense import Defense
+from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Stamp
 from splitfed.defenses import Iso, MaxNorm

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.attacks.scoring import reconstruction_metrics
-from splitfed.core.defense import Context, Defense, DefenseSite
+from splitfed.core.defense import Defense
+from splitfed.core.defense_context import Context, DefenseSite
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Stamp
 from splitfed.core.random import generator, stream

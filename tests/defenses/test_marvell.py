@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from splitfed.attacks.scoring.label_metrics import auc
-from splitfed.core.defense import Context
+from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Stamp
 from splitfed.core.random import generator

@@ -11,7 +11,8 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from splitfed.core.defense import Context, Defense
+from splitfed.core.defense import Defense
+from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Stamp
 from splitfed.core.probe import probe

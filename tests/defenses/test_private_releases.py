@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.defense import Context, Defense
+from splitfed.core.defense import Defense
+from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Stamp
 from splitfed.core.privacy_events import Pure

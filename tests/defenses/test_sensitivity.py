@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from splitfed.core.defense import Context
+from splitfed.core.defense_context import Context
 from splitfed.core.messages import Stamp
 from splitfed.core.privacy_events import Gaussian, Laplace
 from splitfed.core.random import generator

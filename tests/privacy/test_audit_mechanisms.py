@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import splitfed as sf
-from splitfed.core.defense import Context, Defense, GradientPrivatizer, PrivatizedParty
+from splitfed.core.defense import Defense
+from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput
+from splitfed.core.gradient_privatizer import GradientPrivatizer, PrivatizedParty
 from splitfed.core.messages import Stamp
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import stream

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.defense import Context, Defense, Terms
+from splitfed.core.defense import Defense, Terms
+from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Stamp
 from splitfed.core.probe import Facts, probe

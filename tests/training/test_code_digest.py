@@ -339,11 +339,11 @@ def test_another_forward_of_a_model_that_is_cut_is_another_run(tmp_path: Path, a
 DEFENSE = """
 from dataclasses import dataclass
 
-from splitfed.core.defense import Defense
+from splitfed.core.defense import ReleaseDefense
 
 
 @dataclass(frozen=True)
-class Mine(Defense):
+class Mine(ReleaseDefense):
     factor: float = 1.0
 
     def release(self, value, z, context):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from splitfed.core.defense import overrides
+from splitfed.core.defense import Accounted
 from splitfed.core.errors import InvalidInput
 from splitfed.data.dataset import Dataset
 from splitfed.planning.calibration import calibrate_defenses
@@ -22,7 +22,7 @@ Json = dict[str, Any]
 def plan_ledger(cell: Cell, data: Dataset) -> Json | None:
     """Return the privacy ledger that the run `cell` will have; None where none of its defenses promises anything."""
     defenses, plan = build.defenses(cell), cell.training
-    if not any(overrides(defense, "event") for defense in defenses):
+    if not any(isinstance(defense, Accounted) for defense in defenses):
         return None
     ready = prepare(
         build.topology(cell, data),

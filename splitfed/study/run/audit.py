@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from splitfed.core.defense import privacy_event
 from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.study.run.audit_game import Game, Json
 from splitfed.study.run.audit_game import format_line as line_told
@@ -70,7 +71,9 @@ def format_audit(found: Mapping[str, Any]) -> str:
 def _unaudited_defenses(run: Run, games: Sequence[Game]) -> list[str]:
     """Return the names of the defenses that carry a claim that no game is about."""
     found = {name for game in games for name in game.mechanism.split(", ")}
-    claiming = dict.fromkeys(type(defense).__name__ for defense in run.engine.defenses if defense.event() is not None)
+    claiming = dict.fromkeys(
+        type(defense).__name__ for defense in run.engine.defenses if privacy_event(defense) is not None
+    )
     return [name for name in claiming if name not in found]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from splitfed.core.defense import Defense
+from splitfed.core.defense import LabelDefense, privacy_event
 from splitfed.core.party_state import relabel_for_training
 from splitfed.core.per_client_defenses import of_client
 from splitfed.core.privacy_events import Event
@@ -31,9 +31,9 @@ def label_games(run: Run, client: int) -> Iterator[Game]:
     for head in topology.heads:
         assert head.task is not None
         for position, defense in enumerate(of_client(engine.defenses, client)):
-            if head.value not in defense.heads(topology):
+            if not (isinstance(defense, LabelDefense) and head.value in defense.heads(topology)):
                 continue
-            acts, event = counted_labels(defense, head.task), defense.event()
+            acts, event = counted_labels(defense, head.task), privacy_event(defense)
             if not acts or event is None:
                 continue
             party = engine.party(client, head.labels).name
@@ -54,7 +54,14 @@ def classes(task: Task) -> int:
 
 
 def _bound_fixed_labels(
-    seed: int, party: str, head: Head, guard: EdgeDefense, count: int, trials: int, confidence: float, delta: float
+    seed: int,
+    party: str,
+    head: Head,
+    guard: EdgeDefense[LabelDefense],
+    count: int,
+    trials: int,
+    confidence: float,
+    delta: float,
 ) -> LowerBound:
     """Count what each class becomes in `trials` rows of it."""
     assert head.task is not None
@@ -71,7 +78,9 @@ def _bound_fixed_labels(
     return outcomes_bound(chosen, tested, delta, confidence)
 
 
-def _step_game(seed: int, party: str, head: Head, guard: EdgeDefense, event: Event, times: int, audited: str) -> Game:
+def _step_game(
+    seed: int, party: str, head: Head, guard: EdgeDefense[LabelDefense], event: Event, times: int, audited: str
+) -> Game:
     """The noisy targets of a row in `times` steps, of class 0 or of class 1."""
     task = head.task
     assert task is not None
@@ -92,7 +101,7 @@ def _step_game(seed: int, party: str, head: Head, guard: EdgeDefense, event: Eve
     )
 
 
-def _distance_difference(defense: Defense, y: Tensor, task: Task, random: torch.Generator) -> Tensor:
+def _distance_difference(defense: LabelDefense, y: Tensor, task: Task, random: torch.Generator) -> Tensor:
     """Return, of noisy targets, how much nearer they are to class 1 than to class 0 in L1: (rows,)."""
     targets = defense.targets(y, task, random).double()
     if targets.dim() == 1:

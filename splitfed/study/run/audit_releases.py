@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from splitfed.core.defense import UPLOAD, Context, Defense
+from splitfed.core.defense import UPLOAD, ReleaseDefense, privacy_event
+from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Stamp
 from splitfed.core.per_client_defenses import of_client
@@ -63,7 +64,7 @@ class Route:
     @property
     def claim(self) -> list[Event]:
         """What one release costs."""
-        events = [defense.event() for _, defense in self.guards]
+        events = [privacy_event(defense) for _, defense in self.guards]
         if not self.kind:
             kept = [e for e, (_, d) in zip(events, self.guards, strict=True) if "activation" in counted_kinds(d)]
             return [event for event in kept if event is not None]
@@ -138,7 +139,9 @@ def _edge_routes(run: Run, client: int) -> list[Route]:
     routes = []
     for edge in topology.crossings:
         mine = enumerate(of_client(engine.defenses, client))
-        guards = tuple(Keeper(i, d) for i, d in mine if edge.name in d.edges(topology))
+        guards = tuple(
+            Keeper(i, d) for i, d in mine if isinstance(d, ReleaseDefense) and edge.name in d.edges(topology)
+        )
         if any("activation" in counted_kinds(defense) for _, defense in guards):
             party = engine.party(client, topology.role_of(edge.source)).name
             routes += [Route(party, edge.name, value, guards, run.seed, circuit) for value in edge.values]
@@ -147,12 +150,12 @@ def _edge_routes(run: Run, client: int) -> list[Route]:
 
 def _upload_routes(run: Run, client: int) -> list[Route]:
     engine, topology = run.engine, run.engine.topologies[client]
-    kinds = dict.fromkeys(kind for d in engine.defenses if d.event() is not None for kind in d.uploads)
+    kinds = dict.fromkeys(kind for d in engine.defenses if privacy_event(d) is not None for kind in d.uploads)
     party = engine.party(client, topology.data_roles[0]).name
     routes = []
     for kind in kinds:
         guards = tuple(find_upload_defenses(engine.defenses, kind, client))
-        if any(keeper.defense.event() is not None for keeper in guards):
+        if any(privacy_event(keeper.defense) is not None for keeper in guards):
             routes.append(Route(party, f"{kind}{UPLOAD}", "canary", guards, run.seed, client, kind))
     return routes if FED in engine.parties or engine.crew.fed else []
 
@@ -235,7 +238,9 @@ def _sample_scores(
 
 def _measure_sensitivity(route: Route, z: Tensor, seed: int) -> SensitivityCheck | None:
     """Return the largest change of the mean release that a row in place of another made; None where none is claimed."""
-    claims: Sequence[tuple[Defense, Any]] = [(d, d.event()) for _, d in route.guards if hasattr(d, "sensitivity")]
+    claims: Sequence[tuple[ReleaseDefense, Any]] = [
+        (d, privacy_event(d)) for _, d in route.guards if hasattr(d, "sensitivity")
+    ]
     if len(claims) != 1 or not isinstance(claims[0][1].mechanism, (Gaussian, Laplace)):
         return None
     defense, event = claims[0]

@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from splitfed.core.defense import WeightDefense
 from splitfed.core.errors import InvalidInput
 from splitfed.core.privacy_events import Event, Gaussian, Neighbours
 from splitfed.core.random import derive
@@ -32,6 +33,8 @@ def step_games(run: Run, client: int) -> Iterator[Game]:
     """Yield what is to be audited of the training steps of `client`."""
     engine, topology = run.engine, run.engine.topologies[client]
     for position, defense in enumerate(engine.defenses):
+        if not isinstance(defense, WeightDefense):
+            continue
         uses = defense.weight_uses(client, 1, 1)
         if uses is None or not isinstance(uses[0].mechanism, Gaussian):
             continue

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from splitfed.attacks.base import Phase, Target
-from splitfed.core.defense import overrides
+from splitfed.core.defense import Calibrated
 from splitfed.core.errors import InvalidInput, check_number, unknown
 from splitfed.core.per_client_defenses import check_clients
 from splitfed.core.probe import Facts
@@ -79,7 +79,7 @@ def check_grid(grid: Grid, source: str) -> Dataset:
             segment_plans(*fit, defenses)
             if any(guard.uploads for guard in defenses):
                 check_uploads(replace(planned_costs.prepare_cell(cell, data), defenses=tuple(defenses)))
-            if any(overrides(guard, "settle") for guard in defenses):
+            if any(isinstance(guard, Calibrated) for guard in defenses):
                 calibrate_defenses(
                     replace(planned_costs.prepare_cell(cell, data), defenses=tuple(defenses)), cell.training.rounds
                 )

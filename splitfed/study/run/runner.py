@@ -20,7 +20,14 @@ from safetensors.torch import save
 from splitfed.attacks.base import Attack
 from splitfed.attacks.scoring.reconstruction_metrics import Grade
 from splitfed.core import digests
-from splitfed.core.defense import UPLOAD, Defense, overrides
+from splitfed.core.defense import (
+    UPLOAD,
+    Defense,
+    GradientDefense,
+    PenaltyDefense,
+    ReceiverPenaltyDefense,
+    ReleaseDefense,
+)
 from splitfed.core.digests import Damaged
 from splitfed.core.errors import NonFinite, SplitfedError
 from splitfed.core.random import generator
@@ -324,11 +331,11 @@ def _defense_labels(
 
 
 def _acts_on_gradients(defense: Defense) -> bool:
-    return overrides(defense, "gradient", "penalty_at_receiver")
+    return isinstance(defense, GradientDefense | ReceiverPenaltyDefense)
 
 
 def _acts_on_releases(defense: Defense) -> bool:
-    return overrides(defense, "release", "penalty")
+    return isinstance(defense, ReleaseDefense | PenaltyDefense)
 
 
 def _measure_dependence(run: Run) -> Json | None:

@@ -1,0 +1,117 @@
+"""Contracts are narrow: whoever writes an algorithm of its kind reads at most twelve public members.
+
+Members are public methods and properties, inherited ones too; the fields of a frozen value are its parameters.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import splitfed
+from splitfed.core.defense import _CAPABILITIES, Defense
+from splitfed.registry import TABLES, load
+
+MOST = 12
+CONTRACTS = (
+    "splitfed.aggregation.base:AggregationRule",
+    "splitfed.attacks.base:Attack",
+    "splitfed.attacks.training_time.training_attack:TrainingAttack",
+    "splitfed.core.annealing:Course",
+    "splitfed.core.defense:Accounted",
+    "splitfed.core.defense:Calibrated",
+    "splitfed.core.defense:Codec",
+    "splitfed.core.defense:Defense",
+    "splitfed.core.defense:GradientDefense",
+    "splitfed.core.defense:LabelDefense",
+    "splitfed.core.defense:LayerDefense",
+    "splitfed.core.defense:LearnedDefense",
+    "splitfed.core.defense:PenaltyDefense",
+    "splitfed.core.defense:ReceiverPenaltyDefense",
+    "splitfed.core.defense:ReleaseDefense",
+    "splitfed.core.defense:TaskWeightDefense",
+    "splitfed.core.defense:WeightDefense",
+    "splitfed.core.gradient_privatizer:GradientPrivatizer",
+    "splitfed.core.local_objective:LocalObjective",
+    "splitfed.detectors.base:Detector",
+    "splitfed.detectors.base:DetectorState",
+    "splitfed.engines.base:Trainer",
+    "splitfed.poisoning.base:Manipulation",
+    "splitfed.schedules.base:Schedule",
+)
+
+
+def find(path: str) -> type:
+    module, _, name = path.partition(":")
+    found: type = getattr(import_module(module), name)
+    return found
+
+
+def members(contract: type) -> set[str]:
+    """Return the public members of a class that are ours, inherited ones too, without its fields."""
+    ours = [kind for kind in contract.__mro__ if kind.__module__.startswith(("splitfed.", "tests."))]
+    public = {name for kind in ours for name in vars(kind) if not name.startswith("_")}
+    return public - set(getattr(contract, "__dataclass_fields__", ()))
+
+
+@pytest.mark.parametrize("path", CONTRACTS)
+def test_no_contract_has_more_than_twelve_public_members(path: str) -> None:
+    found = members(find(path))
+    assert 1 <= len(found) <= MOST, f"{path} has {len(found)}: {', '.join(sorted(found))}"
+
+
+def test_members_are_counted() -> None:
+    wide = type("Wide", (Defense,), {f"helper{n}": property(lambda self: 1) for n in range(7)})
+    assert len(members(wide)) == len(members(Defense)) + 7 == MOST + 1
+
+
+def test_every_capability_is_a_contract_that_people_can_import() -> None:
+    capabilities = set(_CAPABILITIES.values())
+    named = {path for path in CONTRACTS if path.startswith("splitfed.core.defense:")}
+    assert {find(path) for path in named} == capabilities | {Defense}
+    assert all(getattr(splitfed, kind.__name__) is kind for kind in capabilities)
+    assert not any(issubclass(one, other) for one in capabilities for other in capabilities if one is not other)
+
+
+@pytest.mark.parametrize("name", TABLES["defenses"])
+def test_a_defense_offers_only_what_it_inherits(name: str) -> None:
+    kind = load("defenses", name)
+    offered = {hook for hook, capability in _CAPABILITIES.items() if issubclass(kind, capability)}
+    assert offered
+    assert {hook for hook in _CAPABILITIES if hasattr(kind, hook)} == offered
+
+
+def contributing() -> str:
+    return (Path(__file__).resolve().parent.parent / "CONTRIBUTING.md").read_text("utf-8")
+
+
+def test_the_defense_of_the_contributing_page_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = re.search(r"   ```python\n(   \"\"\"Clamp.*?)   ```", contributing(), re.DOTALL)
+    assert code is not None
+    (tmp_path / "clamp.py").write_text(textwrap.dedent(code[1]), "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    clamp = import_module("clamp").Clamp(limit=0.25)
+    data = splitfed.data.digits().clients(1, auxiliary=0, victims=8)
+    topology = splitfed.topologies.vanilla(splitfed.models.lenet((1, 8, 8), 10), "pool1")
+    run = splitfed.train(topology, data, rounds=1, defenses=clamp)
+    (seen,) = run.observe("server").select(kind="activation").tensors().values()
+    assert float(seen.abs().max()) == 0.25
+
+
+def test_the_contributing_page_lists_every_hook_of_every_capability() -> None:
+    rows = re.findall(r"   \| `(\w+)` \| ([^|]*) \| [^|]* \|\n", contributing())
+    listed = {name: set(re.findall(r"`(\w+)`", hooks)) for name, hooks in rows}
+    assert set(listed.pop("Defense")) | {"uploads"} == members(Defense)
+    assert listed == {
+        kind.__name__: {hook for hook, owner in _CAPABILITIES.items() if owner is kind}
+        for kind in _CAPABILITIES.values()
+    }
+    optional = {
+        hook for _, hooks in rows for part in re.findall(r"\(([^)]*)\)", hooks) for hook in part.split("`")[1::2]
+    }
+    required = {h for h, kind in _CAPABILITIES.items() if getattr(vars(kind)[h], "__isabstractmethod__", False)}
+    assert optional - members(Defense) == set(_CAPABILITIES) - required
