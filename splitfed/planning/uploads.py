@@ -48,7 +48,7 @@ def check_uploads(prepared: Prepared) -> None:
                 raise InvalidInput(
                     f"{name} has nothing to act on at {kind + UPLOAD!r}: whole and single numbers cross as they are"
                 )
-            if defense.event() is not None and kind in prepared.method.varying:
+            if defense.event() is not None and kind in prepared.method.traits(prepared.topology).varying_shapes:
                 raise InvalidInput(
                     f"{name} cannot promise anything for {kind + UPLOAD!r}: how many numbers method "
                     f"{type(prepared.method).__name__} sends depends on what it has learnt"
