@@ -4,8 +4,8 @@ Paper: Tan, Long, Liu, Zhou, Lu, Jiang, Zhang, "FedProto: federated prototype le
 AAAI 2022.
 
 A client's loss is its own plus `weight` times the distance between the embedding of each row and the global prototype
-of its label, where there is one. The fed server fuses prototypes over the clients that hold the class: weighted by
-n_ij / N_j, or plainly averaged, as the authors' code does. (Equation 6 taken literally divides once more by the number
+of its label, where there is one. The fed server averages prototypes over the clients that hold the class: weighted by
+n_ij / N_j, or all alike, as the authors' code does. (Equation 6 taken literally divides once more by the number
 of clients that hold the class, and so shrinks every prototype; that form is not offered.) `distance="mse"` is the
 default, and the authors' code: the mean over batch and dimensions of the squared difference; "l2" is the paper's: the
 mean over the batch of the Euclidean norm. The first is smaller by about the dimension, and so is its weight. Prototypes
@@ -159,8 +159,8 @@ class FedProto(Method):
                 pull = objective_of(learner, Pull)
                 loss = torch.tensor(sum(pull.losses) / len(pull.losses) if pull and pull.losses else 0.0)
                 state["losses"][str(learner.lane)] = float(learner.send("loss", {"loss": loss}, number)["loss"])
-        fused = {name: (total / counts[name]).to(torch.float32) for name, total in sums.items()}
-        state["prototypes"] = dict(sorted({**state["prototypes"], **fused}.items(), key=lambda item: int(item[0])))
+        averaged = {name: (total / counts[name]).to(torch.float32) for name, total in sums.items()}
+        state["prototypes"] = dict(sorted({**state["prototypes"], **averaged}.items(), key=lambda item: int(item[0])))
 
     def scores(self, learner: Learner, part: str, state: State) -> Mapping[str, float]:
         """Return the accuracy of the nearest prototype, among the client's own classes and among all."""
