@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from splitfed.core.errors import InvalidInput
 from splitfed.federated import Learner, Method, MethodTraits
@@ -71,7 +74,7 @@ def test_aggregate_under_its_old_name() -> None:
 
 def test_every_old_trait_is_taken() -> None:
     """As a property, or as a method of the topology; what a class above says stays where it says nothing else."""
-    assert set(_TRAITS.values()) == {one.name for one in fields(MethodTraits)}
+    assert set(_TRAITS.values()) <= {one.name for one in fields(MethodTraits)}
     topology = vanilla(model(), "relu")
     with pytest.warns(DeprecationWarning, match="of what traits returns") as warned:
 
@@ -117,3 +120,18 @@ def test_an_old_check_is_refused_where_it_is_written(old: str, told: str) -> Non
     with pytest.raises(InvalidInput) as caught:
         type("Mine", (Method,), {old: lambda self, *given: None})
     assert str(caught.value) == text
+
+
+def test_the_method_of_the_contributing_page_averages_heads_alone() -> None:
+    page = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text("utf-8")
+    (code,) = re.findall(r"```python\n([^`]*class HeadAverage[^`]*)```", page)
+    scope: dict[str, Any] = {"__name__": __name__}
+    exec(code, scope)
+    run = go(scope["HeadAverage"](), 1)
+    held = [weights(run, lane) for lane in range(3)]
+    names = {name for name in held[0] if not torch.equal(held[0][name], held[1][name])}
+    assert names >= {"body/fc1.weight", "head/fc2.weight"}
+    assert set(run.method_state["weights"]) == {"head/fc2.weight", "head/fc2.bias"}
+    assert scope["HeadAverage"]().traits(local(model())).turned_off == "head_average of one segment is fedavg"
+    newest = run.method.newest(run.learners[0], run.method_state)  # type: ignore[union-attr]
+    assert newest is run.method_state["weights"]
