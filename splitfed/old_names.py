@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -436,3 +437,21 @@ def adopt(kind: type, hooks: Mapping[str, str]) -> None:
         if old in vars(kind):
             warn(f"{kind.__name__}.{old} is now {new}", 4)
             setattr(kind, new, vars(kind)[old])
+
+
+def adopt_fields(kind: type, hook: str, fields: Mapping[str, str]) -> None:
+    """Let a user's class that overrides hooks which are now fields of what `hook` returns set these; old -> field.
+
+    An old hook is a property, or a method of the argument of `hook`.
+    """
+    own = {old: new for old, new in fields.items() if old in vars(kind)}
+    inner = getattr(kind, hook)
+    for old, new in own.items():
+        warn(f"{kind.__name__}.{old} is now {new} of what {hook} returns", 4)
+
+    def returned(self: Any, argument: Any) -> Any:
+        told = {new: getattr(self, old) for old, new in own.items()}
+        return replace(inner(self, argument), **{n: v(argument) if callable(v) else v for n, v in told.items()})
+
+    if own:
+        setattr(kind, hook, returned)

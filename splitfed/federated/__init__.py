@@ -2,7 +2,7 @@
 
 from splitfed.federated.aggregation import Aggregation
 from splitfed.federated.apfl import Apfl
-from splitfed.federated.base import Learner, Method, ObjectivePlacement
+from splitfed.federated.base import Learner, Method, MethodContext, ObjectivePlacement
 from splitfed.federated.ditto import Ditto
 from splitfed.federated.fedakt import FedAKT
 from splitfed.federated.fedavg import FedAvg
@@ -23,6 +23,7 @@ from splitfed.federated.per_fedavg import PerFedAvg
 from splitfed.federated.pfedme import PFedMe
 from splitfed.federated.scaffold import Scaffold
 from splitfed.federated.standalone import Standalone
+from splitfed.federated.traits import MethodTraits
 
 __all__ = [
     "FML",
@@ -45,6 +46,8 @@ __all__ = [
     "Learner",
     "LgFedAvg",
     "Method",
+    "MethodContext",
+    "MethodTraits",
     "ObjectivePlacement",
     "PFedMe",
     "PerFedAvg",

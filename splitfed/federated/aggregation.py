@@ -22,7 +22,7 @@ from splitfed.core.local_objective import LocalObjective
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
 from splitfed.federated import public_rows
-from splitfed.federated.base import Learner, Method, ObjectivePlacement, State
+from splitfed.federated.base import Learner, Method, MethodContext, ObjectivePlacement, State
 
 PART = "own and shown"
 
@@ -35,13 +35,13 @@ class Aggregation(Method):
         """Refuse clients that could not use each other's rows."""
         public_rows.check("aggregation", topology, clients, classes=False)
 
-    def check_public(self, counts: Sequence[int]) -> None:
+    def check_run(self, context: MethodContext) -> None:
         """Refuse a client that shows nothing."""
-        public_rows.check_public("aggregation", counts)
+        public_rows.check_public("aggregation", context.public)
 
-    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return who keeps what others have shown to a client."""
-        return None if seat.lane is None else public_rows.PublicRowsObjective()
+        return None if placement.lane is None else public_rows.PublicRowsObjective()
 
     def start(self, clients: int) -> State:
         """Nobody has shown anything."""

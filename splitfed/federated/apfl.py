@@ -25,15 +25,23 @@ from splitfed.core.errors import check_number, unknown
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
+from splitfed.federated.averaging import Averaging
 from splitfed.federated.base import Learner, ObjectivePlacement, State
-from splitfed.federated.dual_model import PREFIX, Doubled
+from splitfed.federated.dual_model import (
+    PREFIX,
+    add_second_model,
+    check_second_model,
+    score_second_model,
+    second_model,
+)
 from splitfed.federated.objectives import NoObjective, objective_of
+from splitfed.federated.traits import MethodTraits
 
 LEARNS = ("round", "step", "never")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Apfl(Doubled):
+class Apfl(Averaging):
     """`alpha`, in [0, 1]: the share of a client's own weights at the start; `learns`: once a "round", "step", "never".
 
     `rate` >= 0 of alpha's steps (None: the clients' learning rate).
@@ -53,42 +61,54 @@ class Apfl(Doubled):
         if self.rate is not None:
             check_number("apfl rate", self.rate, low=0.0)
 
-    @property
-    def of_steps_alone(self) -> bool:
-        """The gradient of a mixture is not that of a layer, which a guard reads row by row."""
-        return False
+    def traits(self, topology: Topology) -> MethodTraits:
+        """The second model learns from its own loss alone, and both start from what is sent: w is, and v starts at it.
 
-    @property
-    def turned_off(self) -> str | None:
-        """A share of one that stays leaves every client alone."""
-        off = self.learns == "never" and self.alpha == 1
-        return "apfl with alpha=1 that never learns trains every client's own model alone" if off else None
+        The gradient of a mixture is not that of a layer, which a defense reads row by row.
+        """
+        off = "apfl with alpha=1 that never learns trains every client's own model alone"
+        return replace(
+            super().traits(topology),
+            turned_off=off if self.learns == "never" and self.alpha == 1 else None,
+            plain_update=True,
+            post_processing=False,
+            broadcast_segments=tuple(s.name for s in topology.segments),
+        )
+
+    def check(self, topology: Topology, clients: int) -> None:
+        """Refuse a model that clients do not hold whole."""
+        check_second_model(self.who, topology)
 
     def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
         """Return the topology with a second model, and mixtures in place of the first one."""
-        both = super().fit(topology, facts, seed)
+        both = add_second_model(topology)
         alpha = nn.Parameter(torch.tensor(float(self.alpha)), requires_grad=self.learns != "never")
         mixed = tuple(
             replace(s, module=Mixture(s.module, both.segment(f"{PREFIX}_{s.name}").module, alpha))
-            if s.name in self.kept(both)
+            if not s.name.startswith(f"{PREFIX}_")
             else s
             for s in both.segments
         )
         return replace(both, segments=mixed)
 
-    def broadcast(self, topology: Topology) -> tuple[str, ...]:
-        """Both models: w is sent, and v starts at it."""
-        return tuple(s.name for s in topology.segments)
+    def shared(self, topology: Topology) -> tuple[str, ...]:
+        """Return the segments of the second model."""
+        return second_model(topology)
 
-    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return who lets a client's alpha learn."""
-        return None if seat.lane is None else Learn(self.learns, self.kept(seat.topology))
+        own = self.traits(placement.topology).private_segments
+        return None if placement.lane is None else Learn(self.learns, own)
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
         """Alpha learns from the next batch."""
         super().begin(learner, arrived, number, state)
         if objective := objective_of(learner, Learn):
             objective.due, objective.rate = True, learner.rate if self.rate is None else self.rate
+
+    def scores(self, learner: Learner, part: str, state: State) -> Mapping[str, float]:
+        """Return the metric of the averaged model."""
+        return score_second_model(learner, part, state)
 
 
 class Mixture(nn.Module):

@@ -1,4 +1,4 @@
-"""The base of the methods that exchange weights: down before a round, up after it, fused to a mean.
+"""The base of the methods that exchange weights: down before a round, up after it, averaged.
 
 What clients share starts from one broadcast state, that of the first client asked in the first round, whatever the
 run's `starts` says: a mean of weights that were drawn apart is of no use. What a client keeps to itself starts as
@@ -8,24 +8,24 @@ run's `starts` says: a mean of weights that were drawn apart is of no use. What 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor
 
 from splitfed.aggregation.running_mean import RunningMean
 from splitfed.core.errors import InvalidInput
-from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
-from splitfed.federated.base import Learner, Method, State
+from splitfed.federated.base import Learner, Method, MethodContext, State
 from splitfed.federated.objectives import trainable_names, weight_names
-from splitfed.federated.shared_weights import check_alike
+from splitfed.federated.shared_weights import check_alike, check_unbound
 from splitfed.federated.topology_values import clients_hold_all, only_client
+from splitfed.federated.traits import MethodTraits
 
 
 @dataclass(frozen=True, kw_only=True)
 class Averaging(Method):
-    """Sends what clients share down in `query` and up in `fuse`; a method writes what it does otherwise.
+    """Sends what clients share down in `query` and up in `aggregate`; a method writes what it does otherwise.
 
     `buffers`: whether batch-norm statistics are averaged with the weights, or stay each client's own. `weighted`:
     whether the mean weighs clients by their examples, or counts them alike. A client's optimizer goes on with its state
@@ -38,23 +38,19 @@ class Averaging(Method):
     buffers: bool = True
     weighted: bool = True
 
-    @property
-    def fuses(self) -> bool:
-        """Weights are averaged here, and nowhere else."""
-        return True
-
-    def returns_weights(self, topology: Topology) -> bool:
-        """Down and up; a method that sends something else says no."""
-        return True
-
-    def broadcast(self, topology: Topology) -> tuple[str, ...]:
-        """All that is averaged."""
-        return self.shared(topology)
-
-    @property
-    def of_steps_alone(self) -> bool:
-        """Weights and what is worked out of their change; a method that reads rows in another way says no."""
-        return True
+    def traits(self, topology: Topology) -> MethodTraits:
+        """Weights go down and up, and are averaged here alone; what is not shared stays with its client."""
+        shared = self.shared(topology)
+        own = topology.segments_of(only_client(self.who, topology))
+        return replace(
+            super().traits(topology),
+            aggregates_weights=True,
+            returns_weights=True,
+            # A method that reads rows in another way than by steps says no.
+            post_processing=True,
+            private_segments=tuple(s.name for s in own if s.name not in shared),
+            broadcast_segments=shared,
+        )
 
     def shared(self, topology: Topology) -> tuple[str, ...]:
         """Return the segments that are averaged: all that the client holds."""
@@ -65,11 +61,10 @@ class Averaging(Method):
         if not trainable_names(topology, self.shared(topology)):
             raise InvalidInput(f"{self.who} averages weights; the clients of topology {topology.name!r} hold none")
 
-    def check_together(self, topologies: Sequence[Topology], facts: Sequence[Facts], bound: str | None) -> None:
+    def check_run(self, context: MethodContext) -> None:
         """Refuse segments that cannot be averaged, or that the schedule moves as well."""
-        if bound is not None:
-            raise InvalidInput(f"{self.who} averages weights itself, and the schedule {bound}: take 'apart'")
-        check_alike(self.who, self.what, topologies, [self.shared(t) for t in topologies])
+        check_unbound(self.who, "weights", context.bound)
+        check_alike(self.who, self.what, context.topologies, [self.shared(t) for t in context.topologies])
 
     def start(self, clients: int) -> State:
         """Nothing is known of the weights before the first client is asked."""
@@ -85,7 +80,7 @@ class Averaging(Method):
         """Let one client start round `number` from what has `arrived`."""
         learner.adopt(arrived)
 
-    def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
+    def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Average what the clients that finished have learnt."""
         mean = RunningMean()
         for learner, part in self.parts(learners, shares):
@@ -122,8 +117,11 @@ def check_whole(who: str, topology: Topology) -> None:
         )
 
 
-def score_value(learner: Learner, value: str, part: str) -> float:
-    """Return the metric of the head on `value`, as the client's segments stand, on all rows of `part`."""
+def score_average(learner: Learner, value: str, part: str, state: State) -> dict[str, float]:
+    """Return the metric of the head on `value`, by the averaged weights, on all rows of `part`, as "global"."""
+    if not state["weights"]:
+        return {}
     task = next(head.task for head in learner.topology.heads if head.value == value)
     assert task is not None
-    return task.metric(learner.compute(value, part), learner.labels(value, part))
+    with learner.lend(state["weights"]):
+        return {"global": task.metric(learner.compute(value, part), learner.labels(value, part))}

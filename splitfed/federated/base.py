@@ -1,4 +1,4 @@
-"""The contract of a federated method: query, local loss, upload, fusion, layered on any schedule and topology.
+"""The contract of a federated method: query, local objective, upload, aggregation, on any schedule and topology.
 
 A method is a frozen value. What a client adds to its own training is a `LocalObjective` at one of its parties; what a
 round brings, before and after the schedule has trained, happens between the clients' `Learner`s and the fed server. A
@@ -9,7 +9,7 @@ All that a method sends goes through `Learner.send` and `Learner.receive`: it is
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -17,13 +17,38 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from splitfed.core.errors import InvalidInput
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.optimizers import Optim
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
-from splitfed.old_names import adopt
+from splitfed.federated.traits import MethodTraits
+from splitfed.old_names import adopt, adopt_fields
 
 State = dict[str, Any]
+
+_TRAITS = {
+    "turned_off": "turned_off",
+    "bounded": "at_most",
+    "fuses": "aggregates_weights",
+    "returns_weights": "returns_weights",
+    "plain_update": "plain_update",
+    "sends_gradients": "sends_gradients",
+    "of_steps_alone": "post_processing",
+    "weighs_steps": "weighted_by_batch_size",
+    "varying": "varying_shapes",
+    "reads_labels": "reads_labels",
+    "leads": "own_steps",
+    "besides": "trains_between_rounds",
+    "kept": "private_segments",
+    "broadcast": "broadcast_segments",
+    "class_means": "class_means",
+    "scored": "scored_values",
+}
+"""Hooks of the release before -> the fields of `MethodTraits` that took their place."""
+
+_CHECKS = {"check_together": "topologies, facts and bound", "check_public": "public", "check_optimizers": "optimizers"}
+"""Hooks that `check_run` took the place of -> the fields of `MethodContext` that they were called with."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +65,23 @@ class ObjectivePlacement:
     facts: Facts
     seed: int
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+
+@dataclass(frozen=True)
+class MethodContext:
+    """What a method is to run on: the clients, what each has, and what the schedule does with them.
+
+    `topologies` and `facts`: one a client, with what `fit` has put in. `bound`: what the schedule does that takes
+    client segments of one make, such as "averages client segments"; None where it leaves them alone. `public`: how many
+    rows each client shows to others; `optimizers`: those of the clients, by role. A study's preflight knows neither of
+    these two, and gives none.
+    """
+
+    topologies: Sequence[Topology]
+    facts: Sequence[Facts]
+    bound: str | None
+    public: Sequence[int] = ()
+    optimizers: Mapping[str, Optim] = field(default_factory=dict)
 
 
 class Learner(Protocol):
@@ -203,125 +245,41 @@ class Method:
     restart: bool | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Take a hook under its old name for one release."""
+        """Take hooks under their old names for one release; refuse those whose arguments have changed."""
         super().__init_subclass__(**options)
-        adopt(cls, {"tutor": "objective"})
+        for old in (name for name in _CHECKS if hasattr(cls, name)):
+            raise InvalidInput(
+                f"method {cls.__name__} has {old!r}, which nobody calls; expected check_run(context), where "
+                f"context has {_CHECKS[old]}"
+            )
+        adopt(cls, {"tutor": "objective", "fuse": "aggregate"})
+        adopt_fields(cls, "traits", _TRAITS)
+
+    def traits(self, topology: Topology) -> MethodTraits:
+        """Return what this method is on `topology`, as `fit` has left it.
+
+        A method says what differs: `return replace(super().traits(topology), aggregates_weights=True)`.
+        """
+        own_steps = type(self).train is not Method.train
+        plain_update = type(self).objective is Method.objective and not own_steps
+        return MethodTraits(own_steps=own_steps, plain_update=plain_update)
 
     def check(self, topology: Topology, clients: int) -> None:
-        """Refuse, before training, a topology or a number of clients that this method cannot serve."""
+        """Refuse, before `fit`, a topology or a number of clients that this method cannot serve."""
 
-    def check_public(self, counts: Sequence[int]) -> None:
-        """Refuse, before training, so many rows that each client shows to others."""
-
-    def check_together(self, topologies: Sequence[Topology], facts: Sequence[Facts], bound: str | None) -> None:
-        """Refuse, before training, clients that do not go together, or what the schedule does with their segments.
-
-        `topologies` and `facts`: one a client, with what `fit` has put in. `bound`: what the schedule does that takes
-        client segments of one make, such as "averages client segments"; None where it leaves them alone.
-        """
-
-    def check_optimizers(self, optims: Mapping[str, Optim]) -> None:
-        """Refuse, before training, optimizers (by role) whose steps this method cannot follow."""
+    def check_run(self, context: MethodContext) -> None:
+        """Refuse, before training, clients that do not go together, or a schedule, public rows or optimizers."""
 
     def settle(self, rounds: int) -> Method:
         """Return the method for a run of so many rounds: this one, unless something in it follows their number."""
         return self
 
-    def broadcast(self, topology: Topology) -> tuple[str, ...]:
-        """Return the client segments of which every client is sent the same weights before it first trains."""
-        return ()
-
-    @property
-    def turned_off(self) -> str | None:
-        """Return, in a line, why these parameters make the method do nothing at all, or None."""
-        return None
-
-    @property
-    def bounded(self) -> str | None:
-        """Return, in a line, why a plan counts more than this method may send, or None: it counts exactly that."""
-        return None
-
     def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
         """Return the topology to train: this one, unless the method adds segments or heads of its own to it."""
         return topology
 
-    @property
-    def fuses(self) -> bool:
-        """Whether the method itself exchanges the clients' weights: then the schedule must not average them too."""
-        return False
-
-    def returns_weights(self, topology: Topology) -> bool:
-        """Whether clients are sent "weights" before a round, and send such of the same names back after it."""
-        return False
-
-    @property
-    def plain_update(self) -> bool:
-        """Whether a step from the weights it was sent moves a client along the gradient of its own loss alone.
-
-        Then whoever gets the weights back can work that gradient out.
-        """
-        return type(self).objective is Method.objective and not self.leads
-
-    @property
-    def sends_gradients(self) -> bool:
-        """Whether clients take no step and send, as "weight gradient", the mean gradient of their rows' loss."""
-        return False
-
-    @property
-    def of_steps_alone(self) -> bool:
-        """Whether all that clients send learns from nothing but the gradients of steps that the schedule asks for.
-
-        Then a promise for those gradients (`dp_sgd`) holds for what is sent as well.
-        """
-        return False
-
-    @property
-    def weighs_steps(self) -> bool:
-        """Whether what is sent depends on how many rows each step had, which must then not be left to chance.
-
-        Where it is, the number itself would tell of a row; and it is no weight of an expected size.
-        """
-        return False
-
-    @property
-    def varying(self) -> frozenset[str]:
-        """The kinds of messages to the fed server of which the shapes, too, depend on the values that are learnt.
-
-        No noise on the values hides that, so that nothing can be promised for them.
-        """
-        return frozenset()
-
-    @property
-    def reads_labels(self) -> bool:
-        """Whether the labels of a step are read beside the loss, as classes: they must then be the client's own."""
-        return False
-
-    @property
-    def leads(self) -> bool:
-        """Whether `train` may take other steps than those that the schedule asks for."""
-        return type(self).train is not Method.train
-
-    @property
-    def besides(self) -> bool:
-        """Whether clients also learn before or after the schedule's round, in `query` or `fuse`.
-
-        Then the schedule must leave the segments that they hold then in their place.
-        """
-        return False
-
-    def train(self, learner: Learner, epoch: int, batches: Sequence[Tensor], first: int) -> list[float]:
-        """Train one client on these batches of an epoch, as the schedule asks; return the loss of each step.
-
-        A method that overrides it may train in other steps, or in several passes; see `leads`.
-        """
-        return learner.train(epoch, batches, first)
-
-    def kept(self, topology: Topology) -> tuple[str, ...]:
-        """Return the segments that never leave their client: neither averaged nor handed over."""
-        return ()
-
-    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
-        """Return who stands by the party at `seat`, or None."""
+    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
+        """Return the local objective of the party at `placement`, or None."""
         return None
 
     def start(self, clients: int) -> State:
@@ -331,19 +289,18 @@ class Method:
     def query(self, learners: Sequence[Learner], number: int, state: State) -> None:
         """Before round `number` is trained: tell the clients that take part what they need."""
 
-    def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
-        """After training: take from the clients that finished what they send, and fuse it into `state`.
+    def train(self, learner: Learner, epoch: int, batches: Sequence[Tensor], first: int) -> list[float]:
+        """Train one client on these batches of an epoch, as the schedule asks; return the loss of each step.
+
+        A method that overrides it may train in other steps, or in several passes; see `MethodTraits.own_steps`.
+        """
+        return learner.train(epoch, batches, first)
+
+    def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
+        """After training: take from the clients that finished what they send, and aggregate it into `state`.
 
         `shares`: lane -> its share of the examples of all that finished; they add up to one.
         """
-
-    def class_means(self, topology: Topology) -> Mapping[str, str]:
-        """Return kind of message -> the value of whose means, over a client's rows of a class, its tensors are made.
-
-        Of messages from clients to the fed server, with a tensor for each class under the name of the class: what they
-        show of the rows is for attacks to find out.
-        """
-        return {}
 
     def newest(self, learner: Learner, state: State) -> Mapping[str, Tensor] | None:
         """Return the weights that the client would use now, named as `contents` names them; None: its own.
@@ -351,14 +308,6 @@ class Method:
         They stand in for the client's own, as far as they go, whenever it is scored, asked for predictions or attacked.
         """
         return None
-
-    def scored(self, topology: Topology) -> Collection[str]:
-        """Return the values that `scores` computes with the weights that the client is scored with, and never others.
-
-        Whoever scores the client's model has them at hand then, and the rows pass through it once: `compute` returns
-        them whatever the client has been lent.
-        """
-        return ()
 
     def scores(self, learner: Learner, part: str, state: State) -> Mapping[str, float]:
         """Return further scores of one client on `part`, name -> value, from an inference of the method's own."""

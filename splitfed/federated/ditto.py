@@ -11,20 +11,30 @@ client draw others for its own model. With weight = 0 the client's own model is 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from torch import Tensor, nn
 
 from splitfed.core.errors import check_number
 from splitfed.core.local_objective import LocalObjective
+from splitfed.core.probe import Facts
+from splitfed.core.topology import Topology
+from splitfed.federated.averaging import Averaging
 from splitfed.federated.base import Learner, ObjectivePlacement, State
-from splitfed.federated.dual_model import PREFIX, Doubled
+from splitfed.federated.dual_model import (
+    PREFIX,
+    add_second_model,
+    check_second_model,
+    score_second_model,
+    second_model,
+)
 from splitfed.federated.objectives import NoObjective, objective_of, weights_with_gradients
+from splitfed.federated.traits import MethodTraits
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ditto(Doubled):
+class Ditto(Averaging):
     """`weight` >= 0 (the paper's lambda): how strongly a client's own model is held."""
 
     who: ClassVar[str] = "ditto"
@@ -35,20 +45,37 @@ class Ditto(Doubled):
         """Refuse a negative weight."""
         check_number("ditto weight", self.weight, low=0.0)
 
-    @property
-    def turned_off(self) -> str | None:
-        """Without the pull, clients' own models learn from nobody."""
-        return "ditto with weight=0 trains every client's own model alone" if self.weight == 0 else None
+    def traits(self, topology: Topology) -> MethodTraits:
+        """The second model learns from its own loss alone; without the pull, clients' own ones learn from nobody."""
+        off = "ditto with weight=0 trains every client's own model alone" if self.weight == 0 else None
+        return replace(super().traits(topology), turned_off=off, plain_update=True)
 
-    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
+    def check(self, topology: Topology, clients: int) -> None:
+        """Refuse a model that clients do not hold whole."""
+        check_second_model(self.who, topology)
+
+    def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
+        """Return the topology with a second model and its heads."""
+        return add_second_model(topology)
+
+    def shared(self, topology: Topology) -> tuple[str, ...]:
+        """Return the segments of the second model."""
+        return second_model(topology)
+
+    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return who holds a client's own model near the averaged one."""
-        return None if seat.lane is None else Near(self.weight, self.kept(seat.topology))
+        own = self.traits(placement.topology).private_segments
+        return None if placement.lane is None else Near(self.weight, own)
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
         """Remember what has arrived."""
         super().begin(learner, arrived, number, state)
         if objective := objective_of(learner, Near):
             objective.anchor = arrived
+
+    def scores(self, learner: Learner, part: str, state: State) -> Mapping[str, float]:
+        """Return the metric of the averaged model."""
+        return score_second_model(learner, part, state)
 
 
 @dataclass

@@ -33,11 +33,11 @@ from splitfed.core.messages import Stamp
 from splitfed.core.probe import Facts
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
-from splitfed.federated.base import Learner, Method, ObjectivePlacement, State
+from splitfed.federated.base import Learner, Method, MethodContext, ObjectivePlacement, State
 from splitfed.federated.distillation import accuracy
 from splitfed.federated.model_copy import Mirror, copy_segments, copy_with_modules, replace_segments
 from splitfed.federated.objectives import NoObjective
-from splitfed.federated.shared_weights import average_weights, broadcast_current, check_alike
+from splitfed.federated.shared_weights import average_weights, broadcast_current, check_alike, check_unbound
 from splitfed.federated.topology_values import (
     clients_hold_all,
     embedding,
@@ -47,6 +47,7 @@ from splitfed.federated.topology_values import (
     only_client,
     only_head,
 )
+from splitfed.federated.traits import MethodTraits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +71,18 @@ class FedAKT(Method):
         if self.use_adapter and not self.dual_use and self.weight == 0:
             raise InvalidInput("fedakt with dual_use=False and weight=0 trains no adapter: give one of them")
 
-    @property
-    def turned_off(self) -> str | None:
-        """Without adapters nothing is shared."""
-        return None if self.use_adapter else "fedakt without an adapter lets clients share nothing"
+    def traits(self, topology: Topology) -> MethodTraits:
+        """All but the adapter stays with its client; that goes down and up where no schedule moves it."""
+        adapter = self._adapter(topology) if self.use_adapter else ()
+        sends = self.use_adapter and clients_hold_all(topology)
+        own = [s.name for s in topology.segments if s.role in topology.data_roles]
+        return replace(
+            super().traits(topology),
+            turned_off=None if self.use_adapter else "fedakt without an adapter lets clients share nothing",
+            returns_weights=sends,
+            private_segments=tuple(name for name in own if name not in adapter),
+            broadcast_segments=adapter if sends else (),
+        )
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse a topology without features in the middle of a client's model, and a module that has no place here."""
@@ -86,19 +95,17 @@ class FedAKT(Method):
         if getattr(self, wrong) is not None:
             raise InvalidInput(f"fedakt takes no {wrong}= on {where} models: it is the topology's own segment")
 
-    def check_together(self, topologies: Sequence[Topology], facts: Sequence[Facts], bound: str | None) -> None:
+    def check_run(self, context: MethodContext) -> None:
         """Refuse features of two shapes, and adapters that cannot be averaged, or would be averaged twice."""
         if not self.use_adapter:
             return
-        for client, (topology, known) in enumerate(zip(topologies, facts, strict=True)):
+        for client, (topology, known) in enumerate(zip(context.topologies, context.facts, strict=True)):
             mine, others = (known.shapes[v] for v in self._features(topology))
             if mine != others:
                 raise InvalidInput(f"fedakt: client {client} has features {mine} a row, its second model {others}")
-        if not clients_hold_all(topologies[0]):
-            return
-        if bound is not None:
-            raise InvalidInput(f"fedakt averages the adapters itself, and the schedule {bound}: take 'apart'")
-        check_alike("fedakt", "adapter", topologies, [self._adapter(t) for t in topologies])
+        if clients_hold_all(context.topologies[0]):
+            check_unbound("fedakt", "the adapters", context.bound)
+            check_alike("fedakt", "adapter", context.topologies, [self._adapter(t) for t in context.topologies])
 
     def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
         """Return the topology with the second extractor at the client, and with the head behind both."""
@@ -123,26 +130,12 @@ class FedAKT(Method):
         first = [topology.segment(name) for name in front]
         return replace(topology, segments=(*first, *second.segments, *moved), lessons=frozenset(front))
 
-    def returns_weights(self, topology: Topology) -> bool:
-        """The adapter's, where no schedule does it."""
-        return self.use_adapter and clients_hold_all(topology)
-
-    def broadcast(self, topology: Topology) -> tuple[str, ...]:
-        """The adapter, where no schedule sends it."""
-        return self._adapter(topology) if self.use_adapter and clients_hold_all(topology) else ()
-
-    def kept(self, topology: Topology) -> tuple[str, ...]:
-        """All but the adapter stays with its client."""
-        own = [s.name for s in topology.segments if s.role in topology.data_roles]
-        adapter = self._adapter(topology) if self.use_adapter else ()
-        return tuple(name for name in own if name not in adapter)
-
-    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return who draws the two features at a client together."""
-        if not self.use_adapter or self.weight == 0 or seat.lane is None:
+        if not self.use_adapter or self.weight == 0 or placement.lane is None:
             return None
-        one, other = self._features(seat.topology)
-        return FeatureMatching({v: making_segment(seat.topology, v).name for v in (one, other)}, self.weight)
+        one, other = self._features(placement.topology)
+        return FeatureMatching({v: making_segment(placement.topology, v).name for v in (one, other)}, self.weight)
 
     def start(self, clients: int) -> State:
         """Nobody has sent an adapter yet."""
@@ -150,15 +143,13 @@ class FedAKT(Method):
 
     def query(self, learners: Sequence[Learner], number: int, state: State) -> None:
         """Send the adapter to every client, where no schedule does."""
-        topology = learners[0].topology
-        if self.use_adapter and clients_hold_all(topology):
-            state["adapter"] = broadcast_current(learners, self._adapter(topology), number, state["adapter"])
+        if sent := self.traits(learners[0].topology).broadcast_segments:
+            state["adapter"] = broadcast_current(learners, sent, number, state["adapter"])
 
-    def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
+    def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Average the adapters, where no schedule does."""
-        topology = learners[0].topology
-        if self.use_adapter and clients_hold_all(topology):
-            state["adapter"] = average_weights(learners, shares, self._adapter(topology), number)
+        if sent := self.traits(learners[0].topology).broadcast_segments:
+            state["adapter"] = average_weights(learners, shares, sent, number)
 
     def scores(self, learner: Learner, part: str, state: State) -> Mapping[str, float]:
         """Return the accuracy of the averaged adapter under the client's head, where a client has both."""

@@ -17,7 +17,7 @@ For whole models. Clients start from the weights that the run's `starts` says: n
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from splitfed.federated.averaging import check_whole
 from splitfed.federated.base import Learner, Method, ObjectivePlacement, State
 from splitfed.federated.objectives import NoObjective, objective_of
 from splitfed.federated.topology_values import only_head
+from splitfed.federated.traits import MethodTraits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,32 +45,27 @@ class FedDistill(Method):
         """Refuse a negative weight."""
         check_number("feddistill weight", self.weight, low=0.0)
 
-    @property
-    def turned_off(self) -> str | None:
-        """A weight of zero leaves every client alone."""
-        return "feddistill with weight=0 adds nothing to a client's loss" if self.weight == 0 else None
-
-    @property
-    def reads_labels(self) -> bool:
-        """Which mean scores a row follows depends on its label."""
-        return True
+    def traits(self, topology: Topology) -> MethodTraits:
+        """Scores are means of the model's output; which of them a row follows depends on its label."""
+        return replace(
+            super().traits(topology),
+            turned_off="feddistill with weight=0 adds nothing to a client's loss" if self.weight == 0 else None,
+            reads_labels=True,
+            class_means={"soft labels": topology.heads[0].value},
+        )
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse split models, and a task without classes."""
         check_whole("feddistill", topology)
         only_head("feddistill", topology)
 
-    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return who pulls a client's predictions towards the others' mean scores."""
-        head = seat.topology.heads[0]
-        segment = next(s for s in seat.topology.segments if head.value in s.outputs)
+        head = placement.topology.heads[0]
+        segment = next(s for s in placement.topology.segments if head.value in s.outputs)
         assert head.task is not None
         assert head.task.outputs is not None
         return Follow(self.weight, segment.name, head.value, head.task.outputs)
-
-    def class_means(self, topology: Topology) -> Mapping[str, str]:
-        """The scores are means of the model's output."""
-        return {"soft labels": topology.heads[0].value}
 
     def start(self, clients: int) -> State:
         """Nobody has sent scores yet: client -> class -> mean scores."""
@@ -98,7 +94,7 @@ class FedDistill(Method):
                 if (objective := objective_of(learner, Follow)) is not None:
                     objective.follow(arrived)
 
-    def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
+    def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Take every client's mean scores by class."""
         for learner in learners:
             value = learner.topology.heads[0].value

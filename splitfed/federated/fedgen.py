@@ -20,7 +20,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -37,6 +37,7 @@ from splitfed.federated.base import Learner, ObjectivePlacement, State
 from splitfed.federated.generator import ClientHead, Generator, diversity, ensemble_loss
 from splitfed.federated.objectives import NoObjective, objective_of, weights_with_gradients
 from splitfed.federated.topology_values import embedding, makers, only_head
+from splitfed.federated.traits import MethodTraits
 
 SHARES = ("model", "head")
 
@@ -79,15 +80,10 @@ class FedGen(Averaging):
         ):
             check_count(f"fedgen {name}", count, low=low)
 
-    @property
-    def of_steps_alone(self) -> bool:
-        """Clients count their rows of each class for the server."""
-        return self.weight == 0
-
-    @property
-    def turned_off(self) -> str | None:
-        """A weight of zero leaves the averages alone."""
-        return "fedgen with weight=0 lets nobody learn from what is generated" if self.weight == 0 else None
+    def traits(self, topology: Topology) -> MethodTraits:
+        """Clients count their rows of each class for the server, unless a weight of zero leaves the averages alone."""
+        off = "fedgen with weight=0 lets nobody learn from what is generated" if self.weight == 0 else None
+        return replace(super().traits(topology), turned_off=off, post_processing=self.weight == 0)
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse split models, a task without classes, and heads that read more than the embedding."""
@@ -107,24 +103,21 @@ class FedGen(Averaging):
         """Return the segments that are averaged."""
         return super().shared(topology) if self.share == "model" else tuple(s.name for s in self._head(topology)[0])
 
-    def kept(self, topology: Topology) -> tuple[str, ...]:
-        """What is not averaged stays with its client."""
-        shared = self.shared(topology)
-        return tuple(s.name for s in topology.segments if s.name not in shared)
-
-    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return who lets a client's head learn from generated rows."""
         if self.weight == 0:
             return None
-        head, value = self._head(seat.topology)
-        task, shape = seat.topology.heads[0].task, seat.facts.shapes[value]
+        head, value = self._head(placement.topology)
+        task, shape = placement.topology.heads[0].task, placement.facts.shapes[value]
         assert task is not None
         assert task.outputs is not None
         # Replaced by the first one that is sent; until then it is part of the run's state.
-        with stream(derive(seat.seed, "generator")):
-            generator = Generator(self.noise, task.outputs, self.hidden, shape).to(seat.device)
-        draws = any(s.name in seat.facts.stochastic for s in head)
-        return Practice(self.weight, self.rows, head, value, seat.topology.heads[0].value, generator, seat.seed, draws)
+        with stream(derive(placement.seed, "generator")):
+            generator = Generator(self.noise, task.outputs, self.hidden, shape).to(placement.device)
+        draws = any(s.name in placement.facts.stochastic for s in head)
+        return Practice(
+            self.weight, self.rows, head, value, placement.topology.heads[0].value, generator, placement.seed, draws
+        )
 
     def start(self, clients: int) -> State:
         """There is no generator before the first heads have come."""
@@ -139,10 +132,10 @@ class FedGen(Averaging):
             if (objective := objective_of(learner, Practice)) is not None:
                 objective.load_generator(sent)
 
-    def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
+    def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Average the weights, and train the generator on the heads that came."""
         if self.weight == 0:
-            super().fuse(learners, shares, number, state)
+            super().aggregate(learners, shares, number, state)
             return
         mean, heads, counts = RunningMean(), [], []
         for learner, part in self.parts(learners, shares):

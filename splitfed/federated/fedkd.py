@@ -42,13 +42,14 @@ from splitfed.core.probe import Facts, probe
 from splitfed.core.random import derive, stream
 from splitfed.core.topology import Segment, Topology
 from splitfed.federated.averaging import check_whole
-from splitfed.federated.base import Learner, Method, ObjectivePlacement, State
+from splitfed.federated.base import Learner, Method, MethodContext, ObjectivePlacement, State
 from splitfed.federated.distillation import accuracy, divergence
 from splitfed.federated.low_rank import add_update, compress_update, decompress_update
 from splitfed.federated.model_copy import Mirror, copy_segments, copy_with_modules
 from splitfed.federated.objectives import NoObjective, objective_of
-from splitfed.federated.shared_weights import check_alike, initial_weights
+from splitfed.federated.shared_weights import check_alike, check_unbound, initial_weights
 from splitfed.federated.topology_values import embedding, makers, making_segment, only_client, only_head
+from splitfed.federated.traits import MethodTraits
 
 PROJECTION = "projection"
 
@@ -84,24 +85,18 @@ class FedKD(Method):
         """Let the energy follow the rounds of the run, unless it was told how many."""
         return self if self.over is not None else replace(self, over=rounds)
 
-    def broadcast(self, topology: Topology) -> tuple[str, ...]:
-        """The mentee."""
-        return _mentee(topology)
-
-    @property
-    def bounded(self) -> str | None:
-        """How far a matrix is compressed depends on its values."""
-        return None if self.rank is not None else "fedkd: as if every matrix of an update were sent whole"
-
-    @property
-    def varying(self) -> frozenset[str]:
-        """How many singular values an update takes depends on them."""
-        return frozenset() if self.rank is not None else frozenset({"update"})
-
-    @property
-    def reads_labels(self) -> bool:
-        """Both cross-entropies are worked out once more."""
-        return True
+    def traits(self, topology: Topology) -> MethodTraits:
+        """Mentor and matrix stay with their client; how far an update is compressed depends on its values."""
+        shared, fixed = _mentee(topology), self.rank is not None
+        return replace(
+            super().traits(topology),
+            at_most=None if fixed else "fedkd: as if every matrix of an update were sent whole",
+            varying_shapes=frozenset() if fixed else frozenset({"update"}),
+            # Both cross-entropies are worked out once more.
+            reads_labels=True,
+            private_segments=tuple(s.name for s in topology.segments if s.name not in shared),
+            broadcast_segments=shared,
+        )
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse split models, a task without classes, and a mentee that cannot stand beside the mentor."""
@@ -114,11 +109,10 @@ class FedKD(Method):
             if len(self.mentee.inputs) != len(topology.inputs) or len(self.mentee.heads) != 1:
                 raise InvalidInput("fedkd's mentee needs the mentor's inputs, and one output")
 
-    def check_together(self, topologies: Sequence[Topology], facts: Sequence[Facts], bound: str | None) -> None:
+    def check_run(self, context: MethodContext) -> None:
         """Refuse mentees that cannot be averaged, or are moved by the schedule as well."""
-        if bound is not None:
-            raise InvalidInput(f"fedkd averages the mentees itself, and the schedule {bound}: take 'apart'")
-        check_alike("fedkd", "mentee", topologies, [_mentee(t) for t in topologies])
+        check_unbound("fedkd", "the mentees", context.bound)
+        check_alike("fedkd", "mentee", context.topologies, [_mentee(t) for t in context.topologies])
 
     def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
         """Return the topology with the mentee beside it, and the matrix between their hidden values."""
@@ -135,14 +129,9 @@ class FedKD(Method):
         lessons = frozenset({PROJECTION, *(s.name for s in second.segments)})
         return replace(twinned, segments=(*twinned.segments, bridge), lessons=lessons)
 
-    def kept(self, topology: Topology) -> tuple[str, ...]:
-        """Mentor and matrix stay with their client."""
-        shared = _mentee(topology)
-        return tuple(s.name for s in topology.segments if s.name not in shared)
-
-    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return who lets mentor and mentee learn from each other."""
-        topology = seat.topology
+        topology = placement.topology
         hidden = embedding("fedkd", _mentor(topology), self.embedding)
         out, other = (head.value for head in topology.heads)
         return Mentoring({v: making_segment(topology, v).name for v in (out, other, hidden, PROJECTION)})
@@ -168,7 +157,7 @@ class FedKD(Method):
                 objective.base = base
                 learner.adopt(base)
 
-    def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
+    def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Average the changes of the mentees, and take the mean, as it will be sent, into the server's."""
         energy, mean = self.energy_of(number), RunningMean()
         for learner in learners:

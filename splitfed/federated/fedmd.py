@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -33,13 +33,13 @@ from torch import Tensor
 from splitfed.core.errors import check_count, unknown
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Stamp
-from splitfed.core.probe import Facts
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
 from splitfed.federated import public_rows
-from splitfed.federated.base import Learner, Method, ObjectivePlacement, State
+from splitfed.federated.base import Learner, Method, MethodContext, ObjectivePlacement, State
 from splitfed.federated.distillation import divergence
 from splitfed.federated.topology_values import making_segment
+from splitfed.federated.traits import MethodTraits
 
 PART = "shown by all"
 DISTANCES = ("l1", "kl")
@@ -70,27 +70,23 @@ class FedMD(Method):
         if self.distance not in DISTANCES:
             raise unknown("fedmd distance", self.distance, DISTANCES)
 
-    @property
-    def besides(self) -> bool:
+    def traits(self, topology: Topology) -> MethodTraits:
         """Clients digest before the schedule's round."""
-        return True
+        return replace(super().traits(topology), trains_between_rounds=True)
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse clients that could not learn from each other's rows and class scores."""
         public_rows.check("fedmd", topology, clients)
 
-    def check_together(self, topologies: Sequence[Topology], facts: Sequence[Facts], bound: str | None) -> None:
-        """Refuse batches of one row where there is batch norm."""
-        public_rows.check_batch("fedmd", self.batch if self.rows is None else min(self.batch, self.rows), facts)
+    def check_run(self, context: MethodContext) -> None:
+        """Refuse batches of one row where there is batch norm, and a client that shows nothing."""
+        public_rows.check_batch("fedmd", self.batch if self.rows is None else min(self.batch, self.rows), context.facts)
+        public_rows.check_public("fedmd", context.public)
 
-    def check_public(self, counts: Sequence[int]) -> None:
-        """Refuse a client that shows nothing."""
-        public_rows.check_public("fedmd", counts)
-
-    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return who draws a party's class scores towards everybody's."""
-        value = seat.topology.heads[0].value
-        return Follower(value, making_segment(seat.topology, value).name, self.distance)
+        value = placement.topology.heads[0].value
+        return Follower(value, making_segment(placement.topology, value).name, self.distance)
 
     def start(self, clients: int) -> State:
         """Nobody has shown anything, and nobody has been through the public rows."""

@@ -15,7 +15,7 @@ Batch-norm statistics are plainly averaged.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -24,10 +24,12 @@ from torch import Tensor, nn
 from splitfed.aggregation.running_mean import RunningMean
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.optimizers import Optim
+from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging
-from splitfed.federated.base import Learner, ObjectivePlacement, State
+from splitfed.federated.base import Learner, MethodContext, ObjectivePlacement, State
 from splitfed.federated.objectives import NoObjective, objective_of, trainable_names
 from splitfed.federated.sgd_reach import check_sgd, sum_step_weights
+from splitfed.federated.traits import MethodTraits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,19 +38,19 @@ class FedNova(Averaging):
 
     who: ClassVar[str] = "fednova"
 
-    @property
-    def plain_update(self) -> bool:
+    def traits(self, topology: Topology) -> MethodTraits:
         """Steps are counted; it is the fed server that divides by them."""
-        return True
+        return replace(super().traits(topology), plain_update=True)
 
-    def check_optimizers(self, optims: Mapping[str, Optim]) -> None:
+    def check_run(self, context: MethodContext) -> None:
         """Refuse optimizers whose a_i nobody knows."""
-        for optim in optims.values():
+        super().check_run(context)
+        for optim in context.optimizers.values():
             check_sgd("fednova", optim)
 
-    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return who counts a client's steps."""
-        return None if seat.lane is None else Count()
+        return None if placement.lane is None else Count()
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
         """Count from zero, with what the client's momentum holds by now."""
@@ -56,7 +58,7 @@ class FedNova(Averaging):
         if objective := objective_of(learner, Count):
             objective.begin(learner.optim, bool(learner.momentum()))
 
-    def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
+    def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Step by tau_eff times the mean of the normalised changes."""
         plain, changes, reached = RunningMean(), RunningMean(), 0.0
         before: dict[str, Tensor] = state["weights"]

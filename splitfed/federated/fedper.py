@@ -14,20 +14,22 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from splitfed.core.topology import Topology
-from splitfed.federated.base_head import Bordered
+from splitfed.federated.averaging import Averaging
+from splitfed.federated.base_head import split_base_head
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedPer(Bordered):
-    """The mean of the clients' bases, every round."""
+class FedPer(Averaging):
+    """The mean of the clients' bases, every round.
+
+    `head`: the first segment of the head among those that the client holds (default: the last of them).
+    """
 
     who: ClassVar[str] = "fedper"
     what: ClassVar[str] = "base"
 
+    head: str | None = None
+
     def shared(self, topology: Topology) -> tuple[str, ...]:
         """Return the segments of the base."""
-        return self.split_base_head(topology)[0]
-
-    def kept(self, topology: Topology) -> tuple[str, ...]:
-        """The head never leaves its client."""
-        return self.split_base_head(topology)[1]
+        return split_base_head(self.who, topology, self.head)[0]

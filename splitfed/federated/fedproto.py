@@ -4,8 +4,8 @@ Paper: Tan, Long, Liu, Zhou, Lu, Jiang, Zhang, "FedProto: federated prototype le
 AAAI 2022.
 
 A client's loss is its own plus `weight` times the distance between the embedding of each row and the global prototype
-of its label, where there is one. The fed server fuses prototypes over the clients that hold the class: weighted by
-n_ij / N_j, or plainly averaged, as the authors' code does. (Equation 6 taken literally divides once more by the number
+of its label, where there is one. The fed server averages prototypes over the clients that hold the class: weighted by
+n_ij / N_j, or all alike, as the authors' code does. (Equation 6 taken literally divides once more by the number
 of clients that hold the class, and so shrinks every prototype; that form is not offered.) `distance="mse"` is the
 default, and the authors' code: the mean over batch and dimensions of the squared difference; "l2" is the paper's: the
 mean over the batch of the Euclidean norm. The first is smaller by about the dimension, and so is its weight. Prototypes
@@ -25,8 +25,8 @@ share what stands behind it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -36,12 +36,12 @@ from torch import Tensor
 from splitfed.core.errors import InvalidInput, check_count, check_number, unknown
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Stamp
-from splitfed.core.probe import Facts
 from splitfed.core.random import generator
 from splitfed.core.topology import Topology
-from splitfed.federated.base import Learner, Method, ObjectivePlacement, State
+from splitfed.federated.base import Learner, Method, MethodContext, ObjectivePlacement, State
 from splitfed.federated.objectives import NoObjective, objective_of
 from splitfed.federated.topology_values import embedding, labelled_head, making_segment
+from splitfed.federated.traits import MethodTraits
 
 DISTANCES = ("mse", "l2")
 
@@ -50,7 +50,7 @@ DISTANCES = ("mse", "l2")
 class FedProto(Method):
     """`weight` (the paper's lambda) >= 0 of the prototype term; `embedding`: the value meant (default: see `places`).
 
-    `weighted`: fuse by the numbers of examples, or every client that holds the class alike. `further` clients train
+    `weighted`: average by the numbers of examples, or every client that holds the class alike. `further` clients train
     `passes` times.
     """
 
@@ -69,36 +69,30 @@ class FedProto(Method):
         if self.distance not in DISTANCES:
             raise unknown("fedproto distance", self.distance, DISTANCES)
 
-    @property
-    def turned_off(self) -> str | None:
-        """A weight of zero leaves every client alone."""
-        off = self.weight == 0 and (self.further == 0 or self.passes == 1)
-        return "fedproto with weight=0 adds nothing to a client's loss" if off else None
-
-    @property
-    def bounded(self) -> str | None:
-        """Who trains longer depends on losses."""
-        if self.further == 0 or self.passes == 1:
-            return None
-        return f"fedproto with further={self.further}: as if every client trained all its epochs {self.passes} times"
-
-    @property
-    def leads(self) -> bool:
-        """Some clients train every epoch several times."""
-        return self.further > 0 and self.passes > 1
-
-    @property
-    def reads_labels(self) -> bool:
-        """Which prototype a row is pulled to depends on its label."""
-        return True
+    def traits(self, topology: Topology) -> MethodTraits:
+        """Prototypes are means of the embedding; which one a row is pulled to depends on its label."""
+        # Some clients train every epoch several times; who does depends on losses.
+        longer, value = self.further > 0 and self.passes > 1, _embedding_and_head(self, topology)[0]
+        most = f"fedproto with further={self.further}: as if every client trained all its epochs {self.passes} times"
+        off = "fedproto with weight=0 adds nothing to a client's loss"
+        return replace(
+            super().traits(topology),
+            turned_off=off if self.weight == 0 and not longer else None,
+            at_most=most if longer else None,
+            own_steps=longer,
+            reads_labels=True,
+            class_means={"prototype": value},
+            scored_values=(value,),
+        )
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse a topology without an embedding, or without class labels beside it."""
         _embedding_and_head(self, topology)
 
-    def check_together(self, topologies: Sequence[Topology], facts: Sequence[Facts], bound: str | None) -> None:
+    def check_run(self, context: MethodContext) -> None:
         """Refuse embeddings of different widths."""
-        wide = [prod(known.shapes[_embedding_and_head(self, t)[0]]) for t, known in zip(topologies, facts, strict=True)]
+        clients = zip(context.topologies, context.facts, strict=True)
+        wide = [prod(known.shapes[_embedding_and_head(self, t)[0]]) for t, known in clients]
         for client, mine in enumerate(wide):
             if mine != wide[0]:
                 raise InvalidInput(f"fedproto: client {client} has embeddings of {mine} numbers, client 0 of {wide[0]}")
@@ -119,17 +113,13 @@ class FedProto(Method):
             objective.losses += losses
         return losses
 
-    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return who pulls the embeddings of a client towards the prototypes it was sent."""
-        value, head = _embedding_and_head(self, seat.topology)
-        segment = making_segment(seat.topology, value)
-        if seat.lane is None or segment.role != seat.role:
+        value, head = _embedding_and_head(self, placement.topology)
+        segment = making_segment(placement.topology, value)
+        if placement.lane is None or segment.role != placement.role:
             return None
-        return Pull(self, segment.name, value, head, seed=seat.seed)
-
-    def class_means(self, topology: Topology) -> Mapping[str, str]:
-        """The prototypes are means of the embedding."""
-        return {"prototype": _embedding_and_head(self, topology)[0]}
+        return Pull(self, segment.name, value, head, seed=placement.seed)
 
     def start(self, clients: int) -> State:
         """No class has a prototype yet, and no client a loss."""
@@ -151,7 +141,7 @@ class FedProto(Method):
                 assert isinstance(objective, Pull)
                 objective.prototypes = dict(arrived)
 
-    def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
+    def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Average the prototypes of each class over the clients that hold it; others keep the one they had."""
         sums: dict[str, Tensor] = {}
         counts: dict[str, float] = {}
@@ -169,12 +159,8 @@ class FedProto(Method):
                 pull = objective_of(learner, Pull)
                 loss = torch.tensor(sum(pull.losses) / len(pull.losses) if pull and pull.losses else 0.0)
                 state["losses"][str(learner.lane)] = float(learner.send("loss", {"loss": loss}, number)["loss"])
-        fused = {name: (total / counts[name]).to(torch.float32) for name, total in sums.items()}
-        state["prototypes"] = dict(sorted({**state["prototypes"], **fused}.items(), key=lambda item: int(item[0])))
-
-    def scored(self, topology: Topology) -> Collection[str]:
-        """The embeddings, which are compared with prototypes."""
-        return (_embedding_and_head(self, topology)[0],)
+        averaged = {name: (total / counts[name]).to(torch.float32) for name, total in sums.items()}
+        state["prototypes"] = dict(sorted({**state["prototypes"], **averaged}.items(), key=lambda item: int(item[0])))
 
     def scores(self, learner: Learner, part: str, state: State) -> Mapping[str, float]:
         """Return the accuracy of the nearest prototype, among the client's own classes and among all."""

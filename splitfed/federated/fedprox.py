@@ -12,16 +12,18 @@ A client that is cut short in the paper sends what it has; here one that drops o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from torch import Tensor, nn
 
 from splitfed.core.errors import check_number
 from splitfed.core.local_objective import LocalObjective
+from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging
 from splitfed.federated.base import Learner, ObjectivePlacement, State
 from splitfed.federated.objectives import NoObjective, objective_of, weights_with_gradients
+from splitfed.federated.traits import MethodTraits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,19 +38,14 @@ class FedProx(Averaging):
         """Refuse a negative weight."""
         check_number("fedprox mu", self.mu, low=0.0)
 
-    @property
-    def turned_off(self) -> str | None:
-        """Without the term it is FedAvg."""
-        return "fedprox with mu=0 is fedavg" if self.mu == 0 else None
-
-    @property
-    def plain_update(self) -> bool:
+    def traits(self, topology: Topology) -> MethodTraits:
         """The term vanishes at the weights that were sent, where the first step begins."""
-        return True
+        off = "fedprox with mu=0 is fedavg" if self.mu == 0 else None
+        return replace(super().traits(topology), turned_off=off, plain_update=True)
 
-    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return who holds a client near the weights it was sent."""
-        return None if seat.lane is None else Hold(self.mu, self.shared(seat.topology))
+        return None if placement.lane is None else Hold(self.mu, self.shared(placement.topology))
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
         """Remember what has arrived."""

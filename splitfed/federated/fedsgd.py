@@ -12,7 +12,7 @@ optimizers do nothing. Batch-norm statistics are averaged beside.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -32,6 +32,7 @@ from splitfed.federated.objectives import (
     weight_names,
     weights_with_gradients,
 )
+from splitfed.federated.traits import MethodTraits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,33 +48,24 @@ class FedSgd(Averaging):
         if self.rate is not None:
             check_number("fedsgd rate", self.rate, low=0.0, open_low=True)
 
-    def returns_weights(self, topology: Topology) -> bool:
-        """Gradients come back."""
-        return False
-
-    @property
-    def plain_update(self) -> bool:
-        """The gradient itself is sent."""
-        return True
-
-    @property
-    def sends_gradients(self) -> bool:
-        """One a round."""
-        return True
-
-    @property
-    def weighs_steps(self) -> bool:
-        """Each step's gradient weighs as many rows as it had."""
-        return True
+    def traits(self, topology: Topology) -> MethodTraits:
+        """The gradient itself is sent, one a round, in which each step's weighs as many rows as it had."""
+        return replace(
+            super().traits(topology),
+            returns_weights=False,
+            plain_update=True,
+            sends_gradients=True,
+            weighted_by_batch_size=True,
+        )
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse a split lane: the server's segment would learn while the client's waits."""
         check_whole("fedsgd", topology)
         super().check(topology, clients)
 
-    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return who keeps a client's gradients, and the client from learning of them."""
-        return None if seat.lane is None else Collect(self.shared(seat.topology))
+        return None if placement.lane is None else Collect(self.shared(placement.topology))
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
         """Forget the gradients of the round before."""
@@ -81,7 +73,7 @@ class FedSgd(Averaging):
         if objective := objective_of(learner, Collect):
             objective.sums, objective.rows = {}, 0
 
-    def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
+    def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Take one step on the averaged gradient."""
         slope, beside = RunningMean(), RunningMean()
         for learner, part in self.parts(learners, shares):

@@ -32,11 +32,12 @@ from splitfed.core.local_objective import LocalObjective
 from splitfed.core.probe import Facts
 from splitfed.core.random import derive
 from splitfed.core.topology import Segment, Topology
-from splitfed.federated.base import Learner, Method, ObjectivePlacement, State
+from splitfed.federated.base import Learner, Method, MethodContext, ObjectivePlacement, State
 from splitfed.federated.distillation import Lesson, MutualDistillation, accuracy
 from splitfed.federated.model_copy import Mirror, copy_segments, replace_segments
-from splitfed.federated.shared_weights import average_weights, broadcast_current, check_alike
+from splitfed.federated.shared_weights import average_weights, broadcast_current, check_alike, check_unbound
 from splitfed.federated.topology_values import clients_hold_all, makers, making_segment, only_client, only_head
+from splitfed.federated.traits import MethodTraits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +58,17 @@ class FML(Method):
         for name, value in (("alpha", self.alpha), ("beta", self.beta)):
             check_number(f"fml {name}", value, low=0.0, high=1.0, open_low=True)
 
-    @property
-    def turned_off(self) -> str | None:
-        """Weights of one leave every model alone."""
-        off = self.alpha == 1 and self.beta == 1
-        return "fml with alpha=1 and beta=1 lets no model learn from another; memes are only averaged" if off else None
+    def traits(self, topology: Topology) -> MethodTraits:
+        """The private model never leaves its client; the meme goes down and up where no schedule moves it."""
+        off = "fml with alpha=1 and beta=1 lets no model learn from another; memes are only averaged"
+        whole, meme = clients_hold_all(topology), makers(topology, _meme(topology))
+        return replace(
+            super().traits(topology),
+            turned_off=off if self.alpha == 1 and self.beta == 1 else None,
+            returns_weights=whole,
+            private_segments=makers(topology, _private(topology)),
+            broadcast_segments=meme if whole else (),
+        )
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse what has no class scores for clients to compare, and a second model that has no place here."""
@@ -75,13 +82,11 @@ class FML(Method):
         if getattr(self, wrong) is not None:
             raise InvalidInput(f"fml takes no {wrong}= on {where} models: the topology's own model is that one")
 
-    def check_together(self, topologies: Sequence[Topology], facts: Sequence[Facts], bound: str | None) -> None:
+    def check_run(self, context: MethodContext) -> None:
         """Refuse memes that cannot be averaged, or would be averaged twice."""
-        if not clients_hold_all(topologies[0]):
-            return
-        if bound is not None:
-            raise InvalidInput(f"fml averages the memes itself, and the schedule {bound}: take 'apart'")
-        check_alike("fml", "meme", topologies, [makers(t, _meme(t)) for t in topologies])
+        if clients_hold_all(context.topologies[0]):
+            check_unbound("fml", "the memes", context.bound)
+            check_alike("fml", "meme", context.topologies, [makers(t, _meme(t)) for t in context.topologies])
 
     def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
         """Return the topology with the second model at the client, and with the logits where they are compared."""
@@ -103,25 +108,13 @@ class FML(Method):
             forward_only=frozenset(f"{making_segment(with_meme, s.inputs[0]).name}->{s.name}" for s in lessons),
         )
 
-    def returns_weights(self, topology: Topology) -> bool:
-        """The meme's, where no schedule does it."""
-        return clients_hold_all(topology)
-
-    def broadcast(self, topology: Topology) -> tuple[str, ...]:
-        """The meme, where no schedule sends it."""
-        return makers(topology, _meme(topology)) if clients_hold_all(topology) else ()
-
-    def kept(self, topology: Topology) -> tuple[str, ...]:
-        """The private model never leaves its client."""
-        return makers(topology, _private(topology))
-
-    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return who lets the models at a party learn from the other model's class scores."""
         found = []
-        for student, teacher, weight in self._pairs(seat.topology):
-            segment = making_segment(seat.topology, student)
-            if segment.role == seat.role and weight < 1:
-                there = making_segment(seat.topology, teacher).role == seat.role
+        for student, teacher, weight in self._pairs(placement.topology):
+            segment = making_segment(placement.topology, student)
+            if segment.role == placement.role and weight < 1:
+                there = making_segment(placement.topology, teacher).role == placement.role
                 found.append(
                     Lesson(segment.name, student, teacher if there else _copied_value_name(teacher), 1 - weight)
                 )
@@ -137,7 +130,7 @@ class FML(Method):
         if clients_hold_all(topology):
             state["meme"] = broadcast_current(learners, makers(topology, _meme(topology)), number, state["meme"])
 
-    def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
+    def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Average the memes, where no schedule does."""
         topology = learners[0].topology
         if clients_hold_all(topology):

@@ -14,7 +14,7 @@ server (`run.method_state["chosen"]`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -29,6 +29,7 @@ from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging, check_whole
 from splitfed.federated.base import Learner, ObjectivePlacement, State
 from splitfed.federated.objectives import NoObjective, objective_of
+from splitfed.federated.traits import MethodTraits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,19 +44,10 @@ class Ifca(Averaging):
         """Refuse numbers that cannot be."""
         check_count("ifca clusters", self.clusters, low=1)
 
-    def returns_weights(self, topology: Topology) -> bool:
-        """Several models go down, and one comes back."""
-        return False
-
-    @property
-    def of_steps_alone(self) -> bool:
-        """The choice of a model reads the rows' loss."""
-        return False
-
-    @property
-    def turned_off(self) -> str | None:
-        """One cluster is no choice."""
-        return "ifca with clusters=1 is fedavg" if self.clusters == 1 else None
+    def traits(self, topology: Topology) -> MethodTraits:
+        """Several models go down, and one comes back; the choice of it reads the rows' loss."""
+        off = "ifca with clusters=1 is fedavg" if self.clusters == 1 else None
+        return replace(super().traits(topology), turned_off=off, returns_weights=False, post_processing=False)
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse a model that clients do not hold whole, or that nobody can draw anew."""
@@ -63,9 +55,9 @@ class Ifca(Averaging):
         super().check(topology, clients)
         self._draw_weights(topology, min(1, self.clusters - 1), 0)
 
-    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return who remembers which cluster a client is in."""
-        return None if seat.lane is None else ClusterChoice()
+        return None if placement.lane is None else ClusterChoice()
 
     def start(self, clients: int) -> State:
         """Nothing is known of the weights before the first client is asked."""
@@ -88,7 +80,7 @@ class Ifca(Averaging):
                 chosen = objective.cluster = best_cluster(learner, models)
             self.begin(learner, models[chosen], number, state)
 
-    def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
+    def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Average every model over the clients that chose it."""
         sums: dict[int, RunningMean] = {}
         total: dict[int, float] = {}

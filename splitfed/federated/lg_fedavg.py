@@ -16,20 +16,22 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from splitfed.core.topology import Topology
-from splitfed.federated.base_head import Bordered
+from splitfed.federated.averaging import Averaging
+from splitfed.federated.base_head import split_base_head
 
 
 @dataclass(frozen=True, kw_only=True)
-class LgFedAvg(Bordered):
-    """The mean of the clients' heads, every round."""
+class LgFedAvg(Averaging):
+    """The mean of the clients' heads, every round.
+
+    `head`: the first segment of the head among those that the client holds (default: the last of them).
+    """
 
     who: ClassVar[str] = "lg_fedavg"
     what: ClassVar[str] = "head"
 
+    head: str | None = None
+
     def shared(self, topology: Topology) -> tuple[str, ...]:
         """Return the segments of the head."""
-        return self.split_base_head(topology)[1]
-
-    def kept(self, topology: Topology) -> tuple[str, ...]:
-        """The representation never leaves its client."""
-        return self.split_base_head(topology)[0]
+        return split_base_head(self.who, topology, self.head)[1]

@@ -34,7 +34,7 @@ Clients start from the weights that the run's `starts` says; the paper tells not
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -43,13 +43,13 @@ from torch.nn.functional import log_softmax
 from splitfed.core.errors import check_count
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Stamp
-from splitfed.core.probe import Facts
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
 from splitfed.federated import public_rows
-from splitfed.federated.base import Learner, Method, ObjectivePlacement, State
+from splitfed.federated.base import Learner, Method, MethodContext, ObjectivePlacement, State
 from splitfed.federated.objectives import weights_with_gradients
 from splitfed.federated.topology_values import making_segment
+from splitfed.federated.traits import MethodTraits
 
 PART = "shown by others"
 
@@ -69,27 +69,24 @@ class MAFML(Method):
         """Refuse a batch without rows."""
         check_count("mafml batch", self.batch, low=1)
 
-    @property
-    def besides(self) -> bool:
+    def traits(self, topology: Topology) -> MethodTraits:
         """The mutual step comes after the schedule's round."""
-        return True
+        return replace(super().traits(topology), trains_between_rounds=True)
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse clients that could not learn from each other's rows and class probabilities."""
         public_rows.check("mafml", topology, clients)
 
-    def check_together(self, topologies: Sequence[Topology], facts: Sequence[Facts], bound: str | None) -> None:
-        """Refuse batches of one row where there is batch norm: there may be one other client that finished."""
-        public_rows.check_batch("mafml", self.batch, facts)
+    def check_run(self, context: MethodContext) -> None:
+        """Refuse batches of one row where there is batch norm, and a client that shows nothing."""
+        # There may be one other client that finished.
+        public_rows.check_batch("mafml", self.batch, context.facts)
+        public_rows.check_public("mafml", context.public)
 
-    def check_public(self, counts: Sequence[int]) -> None:
-        """Refuse a client that shows nothing."""
-        public_rows.check_public("mafml", counts)
-
-    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return who adds the divergence to a party's loss, and projects its gradient."""
-        value = seat.topology.heads[0].value
-        return MafmlObjective(value, making_segment(seat.topology, value).name, self.projected)
+        value = placement.topology.heads[0].value
+        return MafmlObjective(value, making_segment(placement.topology, value).name, self.projected)
 
     def start(self, clients: int) -> State:
         """Nobody has shown anything."""
@@ -113,7 +110,7 @@ class MAFML(Method):
             objective.remembers = True
         return losses + learner.train(epoch, batches[-1:], first + len(batches) - 1)
 
-    def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
+    def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Let the clients that finished tell each other what they make of their public rows, and learn from it."""
         if len(learners) < 2:
             return

@@ -14,7 +14,7 @@ of the average itself.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -23,9 +23,10 @@ from torch import Tensor, nn
 from splitfed.core.errors import check_number
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.topology import Topology
-from splitfed.federated.averaging import Averaging, check_whole, score_value
+from splitfed.federated.averaging import Averaging, check_whole, score_average
 from splitfed.federated.base import Learner, ObjectivePlacement, State
 from splitfed.federated.objectives import NoObjective, objective_of, trainable_names, weights_with_gradients
+from splitfed.federated.traits import MethodTraits
 
 ROWS = 256
 
@@ -46,24 +47,19 @@ class PerFedAvg(Averaging):
         if self.rate is not None:
             check_number("per_fedavg rate", self.rate, low=0.0)
 
-    @property
-    def of_steps_alone(self) -> bool:
-        """It may take two steps on the same batch."""
-        return False
-
-    @property
-    def turned_off(self) -> str | None:
-        """Without the step nothing is personal."""
-        return "per_fedavg with rate=0 is fedavg on every second batch" if self.rate == 0 else None
+    def traits(self, topology: Topology) -> MethodTraits:
+        """It may take two steps on the same batch; without the step to a client's own model nothing is personal."""
+        off = "per_fedavg with rate=0 is fedavg on every second batch" if self.rate == 0 else None
+        return replace(super().traits(topology), turned_off=off, post_processing=False)
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse a model that clients do not hold whole."""
         check_whole("per_fedavg", topology)
         super().check(topology, clients)
 
-    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return who leads a client's weights there and back."""
-        return None if seat.lane is None else Ahead(self.shared(seat.topology))
+        return None if placement.lane is None else Ahead(self.shared(placement.topology))
 
     def train(self, learner: Learner, epoch: int, batches: Sequence[Tensor], first: int) -> list[float]:
         """Take the batches in pairs."""
@@ -93,10 +89,7 @@ class PerFedAvg(Averaging):
 
     def scores(self, learner: Learner, part: str, state: State) -> Mapping[str, float]:
         """Return the metric of the average itself."""
-        if not state["weights"]:
-            return {}
-        with learner.lend(state["weights"]):
-            return {"global": score_value(learner, learner.topology.heads[0].value, part)}
+        return score_average(learner, learner.topology.heads[0].value, part, state)
 
 
 @dataclass

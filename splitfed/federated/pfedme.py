@@ -17,7 +17,7 @@ at a product of one or more they overshoot, beyond two they diverge. Such rates 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -25,12 +25,12 @@ from torch import Tensor, nn
 from splitfed.aggregation.running_mean import RunningMean
 from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.core.local_objective import LocalObjective
-from splitfed.core.optimizers import Optim
 from splitfed.core.topology import Topology
-from splitfed.federated.averaging import Averaging, check_whole, score_value
-from splitfed.federated.base import Learner, ObjectivePlacement, State
+from splitfed.federated.averaging import Averaging, check_whole, score_average
+from splitfed.federated.base import Learner, MethodContext, ObjectivePlacement, State
 from splitfed.federated.objectives import NoObjective, objective_of, trainable_names, weights_with_gradients
 from splitfed.federated.sgd_reach import first_rate
+from splitfed.federated.traits import MethodTraits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +57,10 @@ class PFedMe(Averaging):
             check_number("pfedme rate", self.rate, low=0.0, open_low=True)
             self._check_product("rate", self.rate)
 
-    def check_optimizers(self, optims: Mapping[str, Optim]) -> None:
+    def check_run(self, context: MethodContext) -> None:
         """Refuse learning rates at which theta, or w, runs away from the other."""
-        for optim in optims.values():
+        super().check_run(context)
+        for optim in context.optimizers.values():
             if self.rate is None or optim.name == "SGD":
                 self._check_product("the clients' learning rate", first_rate(optim))
 
@@ -70,24 +71,19 @@ class PFedMe(Averaging):
                 f"the other weights overshoots from 1 on: take a rate below {1 / self.weight:.3g}, or a smaller weight"
             )
 
-    @property
-    def of_steps_alone(self) -> bool:
-        """It takes several steps on the same batch."""
-        return False
-
-    @property
-    def turned_off(self) -> str | None:
-        """A server that does not move tells nobody anything."""
-        return "pfedme with beta=0 never moves what is shared" if self.beta == 0 else None
+    def traits(self, topology: Topology) -> MethodTraits:
+        """It takes several steps on the same batch; a server that does not move tells nobody anything."""
+        off = "pfedme with beta=0 never moves what is shared" if self.beta == 0 else None
+        return replace(super().traits(topology), turned_off=off, post_processing=False)
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse a model that clients do not hold whole."""
         check_whole("pfedme", topology)
         super().check(topology, clients)
 
-    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return who holds a client's model near w, and lets w follow."""
-        return None if seat.lane is None else Envelope(self.weight, self.steps, self.shared(seat.topology))
+        return None if placement.lane is None else Envelope(self.weight, self.steps, self.shared(placement.topology))
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
         """Start both theta and w at what has arrived."""
@@ -101,7 +97,7 @@ class PFedMe(Averaging):
         """Take `steps` steps on every batch."""
         return learner.train(epoch, [rows for rows in batches for _ in range(self.steps)], first * self.steps)
 
-    def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
+    def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Average the clients' w, and move towards the mean."""
         mean = RunningMean()
         for learner, part in self.parts(learners, shares):
@@ -125,10 +121,7 @@ class PFedMe(Averaging):
 
     def scores(self, learner: Learner, part: str, state: State) -> Mapping[str, float]:
         """Return the metric of the averaged weights."""
-        if not state["weights"]:
-            return {}
-        with learner.lend(state["weights"]):
-            return {"global": score_value(learner, learner.topology.heads[0].value, part)}
+        return score_average(learner, learner.topology.heads[0].value, part, state)
 
 
 @dataclass

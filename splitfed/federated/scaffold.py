@@ -27,7 +27,7 @@ from splitfed.core.errors import check_number, unknown
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.optimizers import Optim
 from splitfed.federated.averaging import Averaging
-from splitfed.federated.base import Learner, ObjectivePlacement, State
+from splitfed.federated.base import Learner, MethodContext, ObjectivePlacement, State
 from splitfed.federated.objectives import NoObjective, objective_of, trainable_names, weights_with_gradients
 from splitfed.federated.sgd_reach import check_sgd, sum_step_weights
 
@@ -49,14 +49,15 @@ class Scaffold(Averaging):
         if self.variates not in VARIATES:
             raise unknown("scaffold variates", self.variates, VARIATES)
 
-    def check_optimizers(self, optims: Mapping[str, Optim]) -> None:
+    def check_run(self, context: MethodContext) -> None:
         """Refuse optimizers whose change of weights tells no gradient, unless gradients are asked for."""
-        for optim in optims.values() if self.variates == "change" else ():
+        super().check_run(context)
+        for optim in context.optimizers.values() if self.variates == "change" else ():
             check_sgd("scaffold with variates='change'", optim, "; take variates='gradient'")
 
-    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return who corrects a client's gradients."""
-        return None if seat.lane is None else Steer(self.shared(seat.topology), self.variates == "gradient")
+        return None if placement.lane is None else Steer(self.shared(placement.topology), self.variates == "gradient")
 
     def start(self, clients: int) -> State:
         """The server's variate is zero, and nothing is known of the weights."""
@@ -72,7 +73,7 @@ class Scaffold(Averaging):
         if objective := objective_of(learner, Steer):
             objective.begin_round(arrived, common, {} if self.variates == "gradient" else learner.momentum())
 
-    def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
+    def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Move the weights by the mean change, and the variate by that of the clients' variates."""
         weights, change = RunningMean(), RunningMean()
         for learner, part in self.parts(learners, shares):

@@ -46,6 +46,12 @@ def average_weights(
     return mean.value()
 
 
+def check_unbound(who: str, what: str, bound: str | None) -> None:
+    """Refuse a schedule that is `bound` to client segments of one make: it moves `what` the method averages."""
+    if bound is not None:
+        raise InvalidInput(f"{who} averages {what} itself, and the schedule {bound}: take 'apart'")
+
+
 def check_alike(who: str, what: str, topologies: Sequence[Topology], segments: Sequence[Sequence[str]]) -> None:
     """Refuse clients whose `segments`, which are to be averaged, differ in the names or shapes of their weights."""
     first = _layout(topologies[0], segments[0])

@@ -9,35 +9,29 @@ refuses a split lane, where clients learn from each other through the server, an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from splitfed.core.errors import InvalidInput
-from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import check_whole
-from splitfed.federated.base import Method
+from splitfed.federated.base import Method, MethodContext
+from splitfed.federated.traits import MethodTraits
 
 
 @dataclass(frozen=True, kw_only=True)
 class Standalone(Method):
     """Adds nothing."""
 
-    @property
-    def turned_off(self) -> str | None:
-        """It is never on."""
-        return "standalone adds nothing: every client trains alone"
-
-    @property
-    def of_steps_alone(self) -> bool:
+    def traits(self, topology: Topology) -> MethodTraits:
         """Nothing is sent."""
-        return True
+        off = "standalone adds nothing: every client trains alone"
+        return replace(super().traits(topology), turned_off=off, post_processing=True)
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse a model that clients do not hold whole."""
         check_whole("standalone", topology)
 
-    def check_together(self, topologies: Sequence[Topology], facts: Sequence[Facts], bound: str | None) -> None:
+    def check_run(self, context: MethodContext) -> None:
         """Refuse a schedule by which clients would learn from each other."""
-        if bound is not None:
-            raise InvalidInput(f"standalone clients train alone, and the schedule {bound}: take 'apart'")
+        if context.bound is not None:
+            raise InvalidInput(f"standalone clients train alone, and the schedule {context.bound}: take 'apart'")

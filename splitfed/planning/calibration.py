@@ -51,6 +51,6 @@ def calibrate_defenses(
 def _obstacle(prepared: Prepared) -> str | None:
     if not prepared.schedule.apart:
         return f"schedule {type(prepared.schedule).__name__}: its steps take the rows of several clients at once"
-    if prepared.method is not None and not prepared.method.of_steps_alone:
+    if prepared.method is not None and not prepared.method.traits(prepared.topology).post_processing:
         return f"method {type(prepared.method).__name__}, which learns beside the parties"
     return None

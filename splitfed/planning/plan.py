@@ -81,7 +81,7 @@ def cost(prepared: Prepared, rounds: int, speeds: Speeds | None = None) -> Cost:
         dict.fromkeys(prepared.placement.copied, dry.lanes),
         None if clock is None else clock.now,
         tuple(tuple(member(role, lane) for role in own) for lane in range(dry.lanes)),
-        None if prepared.method is None else prepared.method.bounded,
+        None if prepared.method is None else prepared.method.traits(prepared.topology).at_most,
     )
 
 

@@ -151,9 +151,9 @@ def planned_ledger(prepared: Prepared, rounds: int, evaluate_every: int = 1, del
         prepared.topologies, prepared.facts, prepared.defenses, dry.party_counts(), taken, reach_others, rows_shown
     )
     rows = sum(dry.rows(lane, "train") for lane in range(dry.lanes))
-    weights_move = _weights_move(prepared.schedule, dry.lanes, prepared.method, kinds)
+    weights_move = _weights_move(prepared.topology, prepared.schedule, dry.lanes, prepared.method, kinds)
     exposed = unprotected(prepared.topology, prepared.defenses, prepared.placement.fused, weights_move)
-    exposed += _uploads(prepared.method, prepared.defenses, kinds)
+    exposed += _uploads(prepared.topology, prepared.method, prepared.defenses, kinds)
     return make_ledger(run_charges, _delta(prepared.defenses, rows, delta), exposed)
 
 
@@ -183,9 +183,9 @@ def counted_ledger(engine: LocalEngine, schedule: Schedule, method: Method | Non
         engine.topologies, engine.all_facts, engine.defenses, _sum_by_party(counts), taken, reach_others, rows_shown
     )
     rows = sum(engine.rows(lane, "train") for lane in range(engine.lanes))
-    weights_move = _weights_move(schedule, engine.lanes, method, kinds)
+    weights_move = _weights_move(engine.topology, schedule, engine.lanes, method, kinds)
     exposed = unprotected(engine.topology, engine.defenses, engine.crew.placement.fused, weights_move)
-    exposed += _uploads(method, engine.defenses, kinds)
+    exposed += _uploads(engine.topology, method, engine.defenses, kinds)
     return make_ledger(run_charges, _delta(engine.defenses, rows, delta), exposed, replaced)
 
 
@@ -202,10 +202,14 @@ def weights_reach_others(schedule: Schedule, clients: int, method: Method | None
     return clients > 1 and (schedule.binds(clients) is not None or method is not None)
 
 
-def _weights_move(schedule: Schedule, clients: int, method: Method | None, kinds: frozenset[str]) -> bool:
+def _weights_move(
+    topology: Topology, schedule: Schedule, clients: int, method: Method | None, kinds: frozenset[str]
+) -> bool:
     """Tell whether weights leave the clients: by the schedule, or by a method that sends them or what they make."""
-    by_method = method is not None and bool(kinds) and (method.of_steps_alone or "weights" in kinds)
-    return by_method or (clients > 1 and schedule.binds(clients) is not None)
+    by_schedule = clients > 1 and schedule.binds(clients) is not None
+    if method is None or not kinds:
+        return by_schedule
+    return by_schedule or "weights" in kinds or method.traits(topology).post_processing
 
 
 def _kinds(traffic: Traffic) -> frozenset[str]:
@@ -221,9 +225,11 @@ def _shows_rows_of_others(
     return clients > 1 and (shared or not kinds <= private_kinds(defenses))
 
 
-def _uploads(method: Method | None, defenses: Sequence[Defense], kinds: frozenset[str]) -> list[str]:
+def _uploads(
+    topology: Topology, method: Method | None, defenses: Sequence[Defense], kinds: frozenset[str]
+) -> list[str]:
     # What is made of weights alone is told as those.
-    if method is None or method.of_steps_alone:
+    if method is None or method.traits(topology).post_processing:
         return []
     told, guarded = f"what the method {type(method).__name__} sends", sorted(kinds & private_kinds(defenses))
     if not guarded:

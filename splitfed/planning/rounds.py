@@ -32,11 +32,11 @@ def query(
     method.query([learners[lane] for lane in participants], number, state)
 
 
-def fuse(method: Method, learners: Sequence[Learner], done: Round, number: int, state: dict[str, Any]) -> None:
+def aggregate(method: Method, learners: Sequence[Learner], done: Round, number: int, state: dict[str, Any]) -> None:
     """Let `method` take from the clients that finished the round `done`; nothing where there were too few."""
     finished = [learners[lane] for lane in done.clients if lane not in done.dropped]
     if finished and done.fused:
-        method.fuse(finished, shares({one.lane: float(one.rows()) for one in finished}), number, state)
+        method.aggregate(finished, shares({one.lane: float(one.rows()) for one in finished}), number, state)
 
 
 class Guided:

@@ -10,7 +10,7 @@ from splitfed.engines.base import Trainer
 from splitfed.federated.base import Learner
 from splitfed.planning.counting import Dry, DryLearner
 from splitfed.planning.method_clock import Meeting
-from splitfed.planning.rounds import Guided, fuse, query
+from splitfed.planning.rounds import Guided, aggregate, query
 from splitfed.planning.timed import Timed
 from splitfed.planning.validation import Prepared
 
@@ -33,5 +33,5 @@ def simulate_rounds(dry: Dry, prepared: Prepared, rounds: int, clock: Clock | No
         finished_round = prepared.schedule.round(trainer, prepared.training, number, state)
         if method is not None:
             with nullcontext() if meeting is None else meeting.advance_clock():
-                fuse(method, learners, finished_round, number, method_state)
+                aggregate(method, learners, finished_round, number, method_state)
         yield number

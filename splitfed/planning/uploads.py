@@ -48,7 +48,8 @@ def check_uploads(prepared: Prepared) -> None:
                 raise InvalidInput(
                     f"{name} has nothing to act on at {kind + UPLOAD!r}: whole and single numbers cross as they are"
                 )
-            if privacy_event(defense) is not None and kind in prepared.method.varying:
+            varying = prepared.method.traits(prepared.topology).varying_shapes
+            if privacy_event(defense) is not None and kind in varying:
                 raise InvalidInput(
                     f"{name} cannot promise anything for {kind + UPLOAD!r}: how many numbers method "
                     f"{type(prepared.method).__name__} sends depends on what it has learnt"

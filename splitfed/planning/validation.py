@@ -23,7 +23,7 @@ from splitfed.data.dataset import Dataset
 from splitfed.data.features import feed
 from splitfed.data.federation import Federation
 from splitfed.engines.base import Placement
-from splitfed.federated.base import Method
+from splitfed.federated.base import Method, MethodContext
 from splitfed.registry import load
 from splitfed.schedules.base import Schedule, Training, shared_roles
 from splitfed.topologies.heterogeneous import heterogeneous
@@ -58,7 +58,7 @@ class Prepared:
         moved = self.schedule.binds(len(self.topologies)) is not None
         kept = self.placement.kept
         return [
-            local_segments(t, kept, () if self.method is None else self.method.broadcast(t), moved)
+            local_segments(t, kept, () if self.method is None else self.method.traits(t).broadcast_segments, moved)
             for t in self.topologies
         ]
 
@@ -125,12 +125,13 @@ def prepare(
         segment_plans(prepared_topology, fact, guards)
     rates = plan.rates(first, clients)
     optims = {role: o.scaled(rates.get(role, 1.0)) for role, o in optims_of(first, optimizer).items()}
-    place = plan.placement(first) if extra is None else combine_placement(extra, plan, topologies, facts)
+    place = plan.placement(first) if extra is None else combine_placement(extra, plan, topologies)
     if extra is not None:
-        check_training_steps(extra, plan, training)
+        check_training_steps(extra, plan, training, first)
         check_label_reading(extra, topologies, guards)
-        extra.check_public([len(client.shown) for client in data.clients])
-        extra.check_optimizers({role: optims[role] for role in first.data_roles})
+        public = [len(client.shown) for client in data.clients]
+        of_clients = {role: optims[role] for role in first.data_roles}
+        extra.check_run(MethodContext(topologies, facts, plan.binds(clients), public, of_clients))
         if extra.restart is not None:
             _check_kind(f"{type(extra).__name__} restart", extra.restart, bool, "True, False, or None for the run's")
             training = replace(training, restart_optimizers=extra.restart)
@@ -142,39 +143,35 @@ def prepare(
     return ready
 
 
-def combine_placement(
-    method: Method, plan: Schedule, topologies: Sequence[Topology], facts: Sequence[Facts]
-) -> Placement:
+def combine_placement(method: Method, plan: Schedule, topologies: Sequence[Topology]) -> Placement:
     """Return what the schedule `plan` with `method` on it asks for, or refuse the two together."""
-    place, name = plan.placement(topologies[0]), type(method).__name__
+    place, traits, name = plan.placement(topologies[0]), method.traits(topologies[0]), type(method).__name__
     if place.secure is not None:
         raise InvalidInput(
             f"secure hides the weights that clients upload, not what method {name} sends besides: leave one of them out"
         )
-    if method.fuses and place.fused:
+    if traits.aggregates_weights and place.fused:
         raise InvalidInput(
             f"schedule {type(plan).__name__} averages weights, and so does method {name}: take a schedule that leaves "
             "them alone, such as 'apart'"
         )
-    bound = plan.binds(len(topologies))
-    if method.besides and (place.fused or place.copied or bound):
+    if traits.trains_between_rounds and (place.fused or place.copied or plan.binds(len(topologies))):
         raise InvalidInput(
             f"method {name} trains clients besides the schedule, and {type(plan).__name__} puts other segments in the "
             "place of theirs: take 'apart' for whole models, 'sequential' with hand_over='none' for split ones"
         )
-    method.check_together(topologies, facts, bound)
-    return replace(place, kept=method.kept(topologies[0]), meeting=True)
+    return replace(place, kept=traits.private_segments, meeting=True)
 
 
-def check_training_steps(method: Method, plan: Schedule, training: Training) -> None:
+def check_training_steps(method: Method, plan: Schedule, training: Training, topology: Topology) -> None:
     """Refuse a method that trains clients in steps of its own, or weighs them, where others draw or share them."""
-    name = type(method).__name__
-    if training.sampling == "poisson" and method.weighs_steps:
+    name, traits = type(method).__name__, method.traits(topology)
+    if training.sampling == "poisson" and traits.weighted_by_batch_size:
         raise InvalidInput(
             f"sampling='poisson' leaves to chance how many rows a step has, and method {name} weighs steps by that: "
             "take 'shuffle'"
         )
-    if not method.leads:
+    if not traits.own_steps:
         return
     if not plan.apart:
         raise InvalidInput(
@@ -189,8 +186,8 @@ def check_training_steps(method: Method, plan: Schedule, training: Training) -> 
 
 def check_label_reading(method: Method, topologies: Sequence[Topology], defenses: Sequence[Defense]) -> None:
     """Refuse a method that reads the labels of a step, where a defense puts something else in their place."""
-    for topology in topologies if method.reads_labels else ():
-        for head in topology.heads:
+    for topology in topologies:
+        for head in topology.heads if method.traits(topology).reads_labels else ():
             for defense in (d for d in defenses if isinstance(d, LabelDefense)):
                 if head.value in defense.heads(topology) and "step" in counted_labels(defense, head.task):
                     raise InvalidInput(

@@ -253,14 +253,15 @@ class Evaluator(Grants):
         method, fused = self.method, self.engine.crew.placement.fused
         if method is None:
             return
+        traits = method.traits(self.engine.topology)
         needs, who = f"{type(attack).__name__} needs {Needs.UPDATES};", type(method).__name__
-        if method.leads:
+        if traits.own_steps:
             raise InvalidInput(
                 f"{needs} clients of {who} take steps of the method's own, and their update is no gradient"
             )
-        if not (fused or method.sends_gradients or method.returns_weights(self.engine.topology)):
+        if not (fused or traits.sends_gradients or traits.returns_weights):
             raise InvalidInput(f"{needs} clients of {who} send no weights to be held against those they were sent")
-        if not method.plain_update:
+        if not traits.plain_update:
             raise InvalidInput(f"{needs} what {who} may add to a client's gradient is in its update too")
 
     def _check_client(self, client: int) -> None:
@@ -303,7 +304,8 @@ class Evaluator(Grants):
     ) -> AttackResult:
         self._check_updates(attack)
         view = self.recorded(party, client, number)
-        kind = WEIGHT_GRADIENT if self.method is not None and self.method.sends_gradients else "weights"
+        gradients = self.method is not None and self.method.traits(self.engine.topology).sends_gradients
+        kind = WEIGHT_GRADIENT if gradients else "weights"
         uploads = [m.stamp.epoch for m in view.messages if m.kind == kind and m.receiver == party]
         if not uploads or number not in (None, uploads[-1]):
             when = "" if number is None else f" in round {number}"

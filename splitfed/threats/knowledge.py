@@ -137,9 +137,10 @@ class Grants:
         if self.training.restart_optimizers and "momentum" in options:
             options["momentum"] = 0.0
         batches, topology = self._batches(client, 0), self.engine.topologies[client]
-        sends_gradients = self.method is not None and self.method.sends_gradients
+        traits = None if self.method is None else self.method.traits(topology)
+        sends_gradients = traits is not None and traits.sends_gradients
         sizes = [len(rows) for rows in (_first_epoch(batches) if sends_gradients else batches)]
-        private = () if self.method is None else self.method.kept(topology)
+        private = () if traits is None else traits.private_segments
         return local_training(topology, role, type(optimizer).__name__, options, sizes, sends_gradients, private)
 
     def _feed(self, client: int, x: Tensor) -> dict[str, Tensor]:

@@ -95,4 +95,4 @@ class Uploads:
             raise InvalidInput(f"{who} reads class means; clients of {name} send none")
 
     def _class_means(self, client: int) -> Mapping[str, str]:
-        return {} if self.method is None else self.method.class_means(self.engine.topologies[client])
+        return {} if self.method is None else self.method.traits(self.engine.topologies[client]).class_means

@@ -135,7 +135,7 @@ def train(
     place_attacks(engine, prepared, intruders or {})
     check_questions(engine, data, ask or {})
     post(engine, prepared, detectors or {})
-    returned = prepared.method is not None and prepared.method.returns_weights(prepared.topology)
+    returned = prepared.method is not None and prepared.method.traits(prepared.topology).returns_weights
     injection.enter(engine, data, misconduct, seed, returned)
     if place is not None:
         others = _describe_extras(intruders or {}, ask or {}, detectors or {}, misconduct, speeds)
@@ -243,7 +243,7 @@ def _round(run: Run, training: Training, number: int, due: bool, last: bool) -> 
         engine.restart_optimizers()
     run.query(training, number)
     done = run.schedule.round(run.trainer, training, number, run.schedule_state)
-    run.fuse(done, number)
+    run.aggregate(done, number)
     engine.end_round()
     metrics: dict[str, Any] = {
         "round": number,

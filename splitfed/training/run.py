@@ -25,7 +25,7 @@ from splitfed.engines.observers import AttackObserver
 from splitfed.federated.base import Learner, Method
 from splitfed.planning.method_clock import Meeting
 from splitfed.planning.private import counted_ledger
-from splitfed.planning.rounds import Guided, fuse, query
+from splitfed.planning.rounds import Guided, aggregate, query
 from splitfed.planning.timed import Timed
 from splitfed.privacy.ledger import Ledger
 from splitfed.registry import load, name_of
@@ -112,12 +112,12 @@ class Run:
                     self.method, self._timed_learners, self.schedule, self.engine, training, number, self.method_state
                 )
 
-    def fuse(self, done: Round, number: int) -> None:
-        """Let the method, if there is one, fuse what the clients of round `number` have learnt."""
+    def aggregate(self, done: Round, number: int) -> None:
+        """Let the method, if there is one, aggregate what the clients of round `number` have learnt."""
         self._served = None
         if self.method is not None:
             with self._measure_time():
-                fuse(self.method, self._timed_learners, done, number, self.method_state)
+                aggregate(self.method, self._timed_learners, done, number, self.method_state)
 
     @property
     def utility(self) -> float:
@@ -284,7 +284,7 @@ class Run:
         """Return the values that the method's own inference computes of the weights in `source` too."""
         if self.method is None or isinstance(source, Mapping):
             return ()
-        return self.method.scored(self.engine.topologies[lane])
+        return self.method.traits(self.engine.topologies[lane]).scored_values
 
     def _method_scores(
         self, method: Method, part: str, known: Sequence[Mapping[tuple[str, str], Tensor]]

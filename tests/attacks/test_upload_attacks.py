@@ -122,7 +122,7 @@ def test_inversion_starts_near_auxiliary_rows_and_fits_the_mean() -> None:
 def test_the_extractor_is_what_the_client_sent_means_of(method: Any) -> None:
     run = proto_run(method=method)
     topology, client = run.engine.topologies[2], run.data.clients[2].train
-    means = run.method.class_means(topology)  # type: ignore[union-attr]
+    means = run.method.traits(topology).class_means  # type: ignore[union-attr]
     extractor = Extractor(
         topology, run.engine.all_facts[2], run.engine.modules(2), means, lambda x: {next(iter(topology.inputs)): x}
     )

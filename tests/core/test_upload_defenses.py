@@ -43,7 +43,7 @@ PRIVATE = GaussianRelease(clip=1.0, noise_multiplier=2.0, on=AT)
 class Twice(Method):
     """Every client sends the same numbers twice a round."""
 
-    def fuse(
+    def aggregate(
         self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: dict[str, Any]
     ) -> None:
         for learner in learners:

@@ -17,6 +17,7 @@ from splitfed.core.tasks import regression
 from splitfed.core.topology import Topology
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import ClientData, Federation
+from splitfed.federated import Method, MethodTraits
 from splitfed.planning.plan import cost
 from splitfed.planning.validation import prepare
 from splitfed.schedules.base import Training
@@ -96,6 +97,12 @@ def arguments(**changes: Any) -> dict[str, Any]:
         "optimizer": Optim("SGD", {"lr": 0.1}),
         **changes,
     }
+
+
+def traits(method: Method) -> MethodTraits:
+    """What `method` is on whole models of small images."""
+    given = {"defenses": (), "training": Training(7), **arguments()}
+    return method.traits(prepare(**given, method=method).topology)
 
 
 def go(method: Any, rounds: int = 2, **changes: Any) -> Run:

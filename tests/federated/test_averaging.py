@@ -41,7 +41,18 @@ from splitfed.registry import load
 from splitfed.schedules import Apart, Blind, Sequential, SplitFedV1, SplitFedV3
 from splitfed.topologies import local, u_shaped, vanilla
 from tests.examples import assert_same
-from tests.federated.examples import check_planned, check_resumed, common, go, hand, model, own, pictures, weights
+from tests.federated.examples import (
+    check_planned,
+    check_resumed,
+    common,
+    go,
+    hand,
+    model,
+    own,
+    pictures,
+    traits,
+    weights,
+)
 from tests.object_graph import holdings
 from tests.rounding import single
 
@@ -163,7 +174,7 @@ def test_standalone_is_the_schedule_without_a_method() -> None:
     for lane in range(3):
         assert_same(weights(one, lane), weights(other, lane))
     assert one.bytes == 0
-    assert Standalone().turned_off == "standalone adds nothing: every client trains alone"
+    assert traits(Standalone()).turned_off == "standalone adds nothing: every client trains alone"
 
 
 @pytest.mark.parametrize("shape", SPLIT)
@@ -312,9 +323,9 @@ def test_a_method_that_its_parameters_turn_off_says_so() -> None:
         FedProx(mu=0.0): "fedprox with mu=0 is fedavg",
         Ditto(weight=0.0): "ditto with weight=0 trains every client's own model alone",
         Apfl(alpha=1.0, learns="never"): "apfl with alpha=1 that never learns trains every client's own model alone",
-        PFedMe(beta=0.0): "pfedme with beta=0 never moves what is shared",
+        PFedMe(beta=0.0, weight=1.0): "pfedme with beta=0 never moves what is shared",
         PerFedAvg(rate=0.0): "per_fedavg with rate=0 is fedavg on every second batch",
         Ifca(clusters=1): "ifca with clusters=1 is fedavg",
     }
-    assert {method: method.turned_off for method in off} == off
-    assert all(load("methods", name)().turned_off is None for name in METHODS)
+    assert {method: traits(method).turned_off for method in off} == off
+    assert all(traits(made(name)).turned_off is None for name in METHODS)

@@ -18,6 +18,7 @@ from splitfed.federated import FedAKT
 from splitfed.schedules import LocalLoss
 from splitfed.topologies import local
 from tests.examples import assert_same
+from tests.federated.examples import traits
 from tests.federated.methods import (
     BUILDERS,
     ByHand,
@@ -67,8 +68,8 @@ def test_one_head_serves_both() -> None:
 
 def test_without_adapters_clients_train_alone() -> None:
     off = FedAKT(use_adapter=False)
-    assert off.turned_off == "fedakt without an adapter lets clients share nothing"
-    assert FedAKT().turned_off is None
+    assert traits(off).turned_off == "fedakt without an adapter lets clients share nothing"
+    assert traits(FedAKT()).turned_off is None
     alone, run = go("local", None), go("local", off)
     assert run.bytes == 0
     for lane in range(3):

@@ -18,6 +18,7 @@ from splitfed.federated import FedDistill
 from splitfed.federated.feddistill import Follow, class_means
 from splitfed.topologies import local
 from tests.examples import assert_same
+from tests.federated.examples import traits
 from tests.federated.methods import ByHand, assert_plan_is_counted, assert_resumes, data, go, net, plan_of, weights
 from tests.rounding import single
 
@@ -91,8 +92,8 @@ def test_a_round_by_hand() -> None:
 
 def test_alone_or_turned_off_it_is_training_alone() -> None:
     off = FedDistill(weight=0.0)
-    assert off.turned_off == "feddistill with weight=0 adds nothing to a client's loss"
-    assert FedDistill().turned_off is None
+    assert traits(off).turned_off == "feddistill with weight=0 adds nothing to a client's loss"
+    assert traits(FedDistill()).turned_off is None
     for clients, method in ((1, FedDistill()), (3, off)):
         alone, run = go("local", None, data=data(clients)), go("local", method, data=data(clients))
         for lane in range(clients):

@@ -19,6 +19,7 @@ from splitfed.federated.fedgen import Practice
 from splitfed.federated.generator import ClientHead, Generator, diversity, ensemble_loss
 from splitfed.topologies import local
 from tests.examples import assert_same
+from tests.federated.examples import traits
 from tests.federated.methods import assert_plan_is_counted, assert_resumes, go, net, plan_of, weights
 from tests.rounding import single
 
@@ -71,8 +72,8 @@ def test_a_head_learns_from_generated_rows_by_hand() -> None:
 
 def test_weight_zero_is_the_average_alone_and_says_so() -> None:
     off = FedGen(weight=0.0)
-    assert off.turned_off == "fedgen with weight=0 lets nobody learn from what is generated"
-    assert FedGen().turned_off is None
+    assert traits(off).turned_off == "fedgen with weight=0 lets nobody learn from what is generated"
+    assert traits(FedGen()).turned_off is None
     one, other = go("local", FedAvg(), 3), go("local", off, 3)
     for lane in range(3):
         assert_same(weights(one, lane), weights(other, lane))

@@ -16,6 +16,7 @@ from splitfed.federated import FedKD
 from splitfed.federated.low_rank import compress_update, decompress_update, rank_for_energy
 from splitfed.models.mlp import mlp
 from splitfed.topologies import local, vanilla
+from tests.federated.examples import traits
 from tests.federated.methods import (
     ByHand,
     assert_plan_is_counted,
@@ -151,7 +152,7 @@ def test_a_plan_by_energy_is_an_upper_bound_and_by_rank_exact() -> None:
     assert all(found.flows[flow][1] >= sent[flow][1] for flow in sent)
     assert found.bytes > run.bytes
     exact = FedKD(rank=2)
-    assert exact.bounded is None
+    assert traits(exact).at_most is None
     assert_plan_is_counted("local", exact, 4, **wide)
     assert set(run.engine.traffic.by_kind()) == {"weights", "update"}
 

@@ -24,6 +24,7 @@ from splitfed.schedules.base import Schedule, Training
 from splitfed.topologies import local, multi_hop, u_shaped, vanilla, vertical
 from splitfed.training.run import Run
 from tests.examples import assert_same
+from tests.federated.examples import traits
 from tests.federated.methods import assert_resumes
 from tests.object_graph import holdings
 
@@ -93,7 +94,7 @@ def test_fusion_weighs_by_examples_or_not_at_all() -> None:
     few = One(1, torch.tensor([[10.0], [7.0]]), torch.tensor([5, 6]))
     for weighted, wanted in ((True, (3 * 2.0 + 10.0) / 4), (False, (2.0 + 10.0) / 2)):
         state = {"prototypes": {"9": torch.tensor([1.0])}}
-        FedProto(weighted=weighted).fuse([many, few], {0: 0.6, 1: 0.4}, 0, state)  # type: ignore[list-item]
+        FedProto(weighted=weighted).aggregate([many, few], {0: 0.6, 1: 0.4}, 0, state)  # type: ignore[list-item]
         assert list(state["prototypes"]) == ["5", "6", "9"]
         assert [float(row) for row in state["prototypes"].values()] == [wanted, 7.0, 1.0]
 
@@ -106,8 +107,8 @@ def test_nearest_prototype() -> None:
 @pytest.mark.parametrize("shape", BUILDERS)
 def test_weight_zero_is_training_alone_and_says_so(shape: str) -> None:
     off = FedProto(weight=0.0)
-    assert off.turned_off == "fedproto with weight=0 adds nothing to a client's loss"
-    assert FedProto().turned_off is None
+    assert traits(off).turned_off == "fedproto with weight=0 adds nothing to a client's loss"
+    assert traits(FedProto()).turned_off is None
     plain, run = go(shape, method=None), go(shape, method=off)
     for lane in range(3):
         for name, module in plain.engine.modules(lane).items():
@@ -232,7 +233,7 @@ def test_who_trains_further_is_who_had_the_lowest_loss() -> None:
 
 def test_a_plan_of_further_training_is_an_upper_bound() -> None:
     method = FedProto(further=1)
-    assert FedProto(further=1, passes=1).bounded is None
+    assert traits(FedProto(further=1, passes=1)).at_most is None
     for shape in ("local", "vanilla"):
         with stream(0):
             topology = BUILDERS[shape](mlp((1, 8, 8), 10, (16, 12), seed=None))
@@ -240,7 +241,7 @@ def test_a_plan_of_further_training_is_an_upper_bound() -> None:
         ready = prepare(topology, data(), schedule=ALONE, defenses=(), optimizer=None, training=training, method=method)
         found, run = cost(ready, 3), go(shape, rounds=3, method=method)
         counted = {flow: numbers for flow, numbers in run.engine.traffic.flows.items() if flow.phase == "train"}
-        assert found.at_most == method.bounded
+        assert found.at_most == traits(method).at_most
         assert found.flows.keys() == counted.keys()
         assert all(found.flows[flow] >= counted[flow] for flow in counted)
         # On whole models nothing crosses in a step, and the plan is exact.

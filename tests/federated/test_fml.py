@@ -22,6 +22,7 @@ from splitfed.federated.distillation import divergence
 from splitfed.schedules import LocalLoss, Sequential, SplitFedV3
 from splitfed.topologies import local, vanilla, vertical
 from tests.examples import assert_same
+from tests.federated.examples import traits
 from tests.federated.methods import (
     BUILDERS,
     ByHand,
@@ -73,10 +74,10 @@ def test_three_steps_by_hand(shape: str) -> None:
 
 
 def test_nobody_teaches_at_one() -> None:
-    off = FML(alpha=1.0, beta=1.0)
-    assert off.turned_off == "fml with alpha=1 and beta=1 lets no model learn from another; memes are only averaged"
-    assert FML().turned_off is None
-    assert FML(alpha=1.0).turned_off is None
+    off, text = FML(alpha=1.0, beta=1.0), "fml with alpha=1 and beta=1 lets no model learn from another"
+    assert traits(off).turned_off == f"{text}; memes are only averaged"
+    assert traits(FML()).turned_off is None
+    assert traits(FML(alpha=1.0)).turned_off is None
     alone, run = go("local", None), go("local", off)
     for lane in range(3):
         assert_same(weights(alone, lane), {n: t for n, t in weights(run, lane).items() if not n.startswith("meme")})

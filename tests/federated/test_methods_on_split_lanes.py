@@ -34,7 +34,7 @@ from splitfed.schedules import Apart, Blind, SplitFedV1
 from splitfed.schedules.base import Training
 from splitfed.topologies import local, vanilla
 from splitfed.training.run import Run
-from tests.federated.examples import pictures
+from tests.federated.examples import pictures, traits
 
 
 def model() -> nn.Module:
@@ -75,7 +75,7 @@ def test_who_counts_labels_sends_more_than_steps_made() -> None:
     with pytest.raises(InvalidInput, match="dp_sgd cannot be accounted for with method FedGen"):
         go(FedGen(steps=1), defenses=DpSgd(noise_multiplier=1.0))
     assert "what the method FedGen sends" in go(FedGen(steps=1), rounds=1).ledger.open
-    assert FedGen(weight=0.0).of_steps_alone
+    assert traits(FedGen(weight=0.0)).post_processing
 
 
 def test_what_leaves_is_named_for_one_client_and_not_where_nothing_does() -> None:

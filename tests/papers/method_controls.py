@@ -34,10 +34,10 @@ class FedMDControl(FedMD):
     begin: int = 0
     informed: bool = False
 
-    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return the method's, with the weight."""
-        value = seat.topology.heads[0].value
-        return Follower(value, making_segment(seat.topology, value).name, self.distance, self.weight)
+        value = placement.topology.heads[0].value
+        return Follower(value, making_segment(placement.topology, value).name, self.distance, self.weight)
 
     def _reach_consensus(self, learners: Any, number: int) -> None:
         if self.digests and number >= self.begin:
@@ -89,10 +89,10 @@ class MAFMLControl(MAFML):
     divergence: float = 1.0
     entropy: float = 1.0
 
-    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return the method's, with the weight of the divergence."""
-        value = seat.topology.heads[0].value
-        return Peer(value, making_segment(seat.topology, value).name, self.projected, self.divergence)
+        value = placement.topology.heads[0].value
+        return Peer(value, making_segment(placement.topology, value).name, self.projected, self.divergence)
 
     def _take_mutual_step(self, learner: Learner, taught: Any, number: int, state: State) -> None:
         led: Any = learner if self.entropy == 1 else Weighted(learner, self.entropy)
@@ -139,9 +139,9 @@ class FMLControl(FML):
         private, meme = made.heads
         return replace(made, heads=(replace(private, weight=topology.heads[0].weight * self.own), meme))
 
-    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return the method's, with the weight of the private model's divergence."""
-        found, private = super().objective(seat), seat.topology.heads[0].value
+        found, private = super().objective(placement), placement.topology.heads[0].value
         assert isinstance(found, MutualDistillation)
         lessons = [replace(one, weight=self.divergence) if one.student == private else one for one in found.lessons]
         return MutualDistillation(tuple(lessons))
@@ -158,9 +158,9 @@ class FedKDControl(FedKD):
     distance: float = 1.0
     divided: bool = True
 
-    def objective(self, seat: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return the method's, with the weights."""
-        found = super().objective(seat)
+        found = super().objective(placement)
         assert isinstance(found, fedkd.Mentoring)
         return Mentoring(found.places, self)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import splitfed as sf
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import stream
-from splitfed.federated import Learner, Method
+from splitfed.federated import Learner, Method, MethodTraits
 from splitfed.models.mlp import mlp
 from splitfed.planning.plan import cost
 from splitfed.planning.validation import prepare
@@ -104,9 +104,8 @@ class Twice(Method):
 class Fusing(Method):
     """Says that it averages weights."""
 
-    @property
-    def fuses(self) -> bool:
-        return True
+    def traits(self, topology: sf.Topology) -> MethodTraits:
+        return replace(super().traits(topology), aggregates_weights=True)
 
 
 def test_a_method_leads_the_training_of_its_clients() -> None:

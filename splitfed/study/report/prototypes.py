@@ -29,7 +29,7 @@ def save_prototypes(run: Run, folder: Path) -> dict[str, str]:
     Returns file -> digest of what was written.
     """
     tested = any(len(client.test) for client in run.data.clients)
-    means = {} if run.method is None else run.method.class_means(run.engine.topology)
+    means = {} if run.method is None else run.method.traits(run.engine.topology).class_means
     if "prototype" not in means or not run.method_state.get("prototypes") or not tested:
         return {}
     found = compute_embeddings(run)

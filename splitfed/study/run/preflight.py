@@ -18,6 +18,7 @@ from splitfed.core.topology import Topology, member
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
 from splitfed.engines.base import FED
+from splitfed.federated.base import MethodContext
 from splitfed.planning.calibration import calibrate_defenses
 from splitfed.planning.uploads import check_uploads, sent_kinds
 from splitfed.planning.validation import (
@@ -243,7 +244,9 @@ def _check_topology(mistakes: Mistakes, cell: Cell, data: Dataset, split: Federa
                 method.check(ready, len(split))
                 ready = method.fit(ready, facts, derive(cell.seed, "method"))
                 facts = probe_with(ready, rows)
-                combine_placement(method, plan, [ready] * len(split), [facts] * len(split))
+                clients = len(split)
+                combine_placement(method, plan, [ready] * clients)
+                method.check_run(MethodContext([ready] * clients, [facts] * clients, plan.binds(clients)))
         with mistakes.at("training.optimizer"):
             optims_of(ready, cell.training.optimizer)
         with mistakes.at("training.record.parties"):

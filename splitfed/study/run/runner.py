@@ -245,7 +245,7 @@ def _measure_run(run: Run, cell: Cell) -> Json:
         },
         "selected": _selected_round(run),
         "target": _rounds_to_target(run, cell),
-        "turned_off": None if run.method is None else run.method.turned_off,
+        "turned_off": None if run.method is None else run.method.traits(run.engine.topology).turned_off,
         "restart_optimizers": run.restart_optimizers,
         "starts": run.starts,
         "starts_asked": cell.training.starts,

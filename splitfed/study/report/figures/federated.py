@@ -39,7 +39,7 @@ def compute_embeddings(run: Run, part: str = "test") -> PrototypeEmbeddings:
     z, y = [], []
     for learner in run.learners if run.data.clients else ():
         if learner.rows(part):
-            value = run.method.class_means(learner.topology)["prototype"]
+            value = run.method.traits(learner.topology).class_means["prototype"]
             head = next(h for h in learner.topology.heads if h.labels == learner.topology.data_roles[0])
             z.append(learner.compute(value, part).flatten(1).cpu())
             y.append(learner.labels(head.value, part).view(-1).long().cpu())

@@ -1,0 +1,82 @@
+"""What a federated method is: what it sends and trains, by which it is checked, planned, promised and attacked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodTraits:
+    """What a method is on one topology; the defaults are those of a method that does nothing."""
+
+    turned_off: str | None = None
+    """Why these parameters make the method do nothing at all, in a line; None where it does something."""
+
+    at_most: str | None = None
+    """Why a plan counts more than the method may send, in a line; None where it counts exactly that."""
+
+    aggregates_weights: bool = False
+    """The method itself exchanges the clients' weights, so that the schedule must not average them too."""
+
+    returns_weights: bool = False
+    """Clients are sent "weights" before a round, and send such of the same names back after it."""
+
+    plain_update: bool = True
+    """A step from the weights that were sent moves a client along the gradient of its own loss alone.
+
+    Then whoever gets the weights back can work that gradient out.
+    """
+
+    sends_gradients: bool = False
+    """Clients take no step and send, as "weight gradient", the mean gradient of their rows' loss."""
+
+    post_processing: bool = False
+    """All that clients send is made of nothing but the gradients of the steps that the schedule asks for.
+
+    Then a promise for those gradients (`dp_sgd`) holds for what is sent as well.
+    """
+
+    weighted_by_batch_size: bool = False
+    """What is sent depends on how many rows each step had, which must then not be left to chance.
+
+    Where it is, the number itself would tell of a row; and it is no weight of an expected size.
+    """
+
+    varying_shapes: frozenset[str] = frozenset()
+    """The kinds of messages to the fed server of which the shapes, too, depend on the values that are learnt.
+
+    No noise on the values hides that, so that nothing can be promised for them.
+    """
+
+    reads_labels: bool = False
+    """The labels of a step are read beside the loss, as classes: they must then be the client's own."""
+
+    own_steps: bool = False
+    """The method's `train` may take other steps than those that the schedule asks for."""
+
+    trains_between_rounds: bool = False
+    """Clients also learn in `query` or `aggregate`, before or after the schedule's round.
+
+    Then the schedule must leave the segments that they hold then in their place.
+    """
+
+    private_segments: tuple[str, ...] = ()
+    """The segments that never leave their client: neither averaged nor handed over."""
+
+    broadcast_segments: tuple[str, ...] = ()
+    """The client segments of which every client is sent the same weights before it first trains."""
+
+    class_means: Mapping[str, str] = field(default_factory=dict)
+    """Kind of message -> the value of whose means, over a client's rows of a class, its tensors are made.
+
+    Of messages from clients to the fed server, with a tensor for each class under the name of the class: what they
+    show of the rows is for attacks to find out.
+    """
+
+    scored_values: tuple[str, ...] = ()
+    """The values that `scores` computes with the weights that the client is scored with, and never others.
+
+    Whoever scores the client's model has them at hand then, and the rows pass through it once: `Learner.compute`
+    returns them whatever the client has been lent.
+    """
