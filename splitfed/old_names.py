@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -436,3 +437,17 @@ def adopt(kind: type, hooks: Mapping[str, str]) -> None:
         if old in vars(kind):
             warn(f"{kind.__name__}.{old} is now {new}", 4)
             setattr(kind, new, vars(kind)[old])
+
+
+class OldAttribute:
+    """An attribute under its old name: reading it warns, and returns the attribute at `path`."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._name = path, ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        warn(f"{owner.__name__}.{self._name} is now {owner.__name__}.{self._path}", 3)
+        return attrgetter(self._path)(owner if instance is None else instance)

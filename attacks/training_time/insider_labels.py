@@ -25,11 +25,11 @@ class InsiderLabels(Attack):
     """Asks whichever intruder was at the adversary's party."""
 
     target: ClassVar[Target] = Target.LABELS
-    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.INSIDER, Needs.AUXILIARY_LABELS})
+    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.TRAINING_ATTACK, Needs.AUXILIARY_LABELS})
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return scores of labels, (victims, classes); refuse an intruder that has learnt none."""
-        insider = knowledge.insider
+        insider = knowledge.training_attack
         assert insider is not None
         if Needs.AUXILIARY_LABELS not in getattr(insider.plan, "learns_from", frozenset()):
             raise InvalidInput(

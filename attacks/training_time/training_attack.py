@@ -107,7 +107,7 @@ class TrainingAttack(Attack):
     """
 
     active: ClassVar[bool] = False
-    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.INSIDER})
+    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.TRAINING_ATTACK})
     learns_from: ClassVar[frozenset[Needs]] = frozenset({Needs.AUXILIARY})
 
     def needs(self, told: bool) -> frozenset[Needs]:
@@ -125,7 +125,7 @@ class TrainingAttack(Attack):
 
 def guess_of(intruder: Attack, view: View, knowledge: Knowledge) -> Tensor:
     """Return the guess of the insider that `intruder` has in the run; refuse if another one is there."""
-    insider = knowledge.insider
+    insider = knowledge.training_attack
     assert insider is not None
     if type(insider.plan) is not type(intruder):
         raise InvalidInput(

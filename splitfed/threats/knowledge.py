@@ -61,7 +61,7 @@ class Grants:
         inputs = partial(feed, names=topology.inputs, features=self.data.victims.features)
         role = engine.parties[party].role
         own = downstream(topology, engine.all_facts[client], role, engine.modules_of_party(party, client), inputs)
-        insider = engine.insiders.get(party)
+        installed = engine.insiders.get(party)
         return Knowledge(
             self.data.shape,
             self.data.victims.value_range,
@@ -78,7 +78,7 @@ class Grants:
             predict=self._predict(client, stream),
             model=lambda x: whole(self._feed(client, x))[topology.heads[0].value],
             imitate=self._imitate(client),
-            insider=insider if isinstance(insider, TrainingAttackState) else None,
+            training_attack=installed if isinstance(installed, TrainingAttackState) else None,
             architecture=self._architecture(party, client),
             loss=None if own is None else own.loss,
             places=places(self.data.shape, topology.inputs, self.data.features),

@@ -189,7 +189,14 @@ CASES: dict[str, tuple[str, str, set[Needs], Target, Phase, tuple[str, ...]]] = 
         *("vanilla", "server", {Needs.RELEASES, *KNOWN, *UPSTREAM, Needs.DOWNSTREAM, Needs.IMITATION}),
         *(Target.INPUTS, Phase.INFERENCE, ()),
     ),
-    "insider": ("vanilla", "server", {Needs.RELEASES, Needs.INSIDER}, Target.INPUTS, Phase.INFERENCE, ()),
+    "training attack": (
+        "vanilla",
+        "server",
+        {Needs.RELEASES, Needs.TRAINING_ATTACK},
+        Target.INPUTS,
+        Phase.INFERENCE,
+        (),
+    ),
     "candidates": ("vanilla", "server", {Needs.RELEASES, Needs.CANDIDATES}, Target.MEMBERS, Phase.INFERENCE, ()),
     "gradients": ("u_shaped", "server", {Needs.GRADIENTS, Needs.HEAD, *KNOWN}, Target.LABELS, Phase.STEP, ()),
     "own inputs": ("vertical", "left0", {Needs.OWN_INPUTS, *KNOWN}, Target.INPUTS, Phase.STEP, ()),
@@ -203,7 +210,7 @@ HELD = {
     "releases": {"messages", "segments", "auxiliary", "auxiliary_labels", "attributes", "places", "architecture()"}
     | {"loss()", "imitate()"}
     | {f"{name}()" for name in CALLED if name != "extractor"},
-    "insider": {"messages", "insider"},
+    "training attack": {"messages", "training_attack"},
     "candidates": {"messages", "candidates", "candidate_labels"},
     "gradients": {"messages", "hints", "head()"},
     "own inputs": {"messages", "own", "own_auxiliary"},
