@@ -20,9 +20,8 @@ from splitfed.data.federation import Federation
 from splitfed.engines.local import LocalEngine
 from splitfed.planning.validation import Prepared
 from splitfed.registry import load
+from splitfed.threats.fresh_segments import Architecture, head_after
 from splitfed.threats.imitated_defenses import ImitatedSender
-from splitfed.threats.segments_downstream import head_after
-from splitfed.threats.segments_fresh import Architecture
 
 
 def place_attacks(engine: LocalEngine, prepared: Prepared, intruders: Mapping[str, TrainingAttack | str]) -> None:

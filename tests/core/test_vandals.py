@@ -29,6 +29,7 @@ from splitfed.detectors.base import Detector, DetectorSite, DetectorState
 from splitfed.engines.base import FED
 from splitfed.federated import FedProto
 from splitfed.models.mlp import mlp
+from splitfed.threats.segment_runner import SegmentRunner
 from splitfed.topologies import local, u_shaped, vanilla, vertical
 from tests.examples import assert_same
 from tests.object_graph import reachable
@@ -51,7 +52,7 @@ def tensors(thing: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
         inner = [*thing.values()]
     elif isinstance(thing, (list, tuple, set)):
         inner = [*thing]
-    elif dataclasses.is_dataclass(thing) or type(thing).__name__ in ("FreshUpstream", "Upstream"):
+    elif dataclasses.is_dataclass(thing) or isinstance(thing, SegmentRunner):
         inner = [*vars(thing).values()]
     for one in inner:
         yield from tensors(one, seen)
