@@ -370,6 +370,10 @@ RENAMED = {
 
 
 _PACKAGES = {
+    "splitfed.attacks.knowledge": "splitfed.attacks.base",
+    "splitfed.attacks.local_models": "splitfed.attacks.base",
+    "splitfed.attacks.threat_model": "splitfed.attacks.base",
+    "splitfed.attacks.training_time.attack_site": "splitfed.attacks.intruder",
     "splitfed.attacks.networks.networks": "splitfed.attacks.networks",
     "splitfed.attacks.uploads.upload_attack": "splitfed.attacks.uploads",
     "splitfed.core.privacy_events": "splitfed.privacy",

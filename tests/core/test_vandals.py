@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 import splitfed as sf
 from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target
+from splitfed.attacks.training_time.attack_site import AttackSite
 from splitfed.attacks.training_time.fsha import Fsha
-from splitfed.attacks.training_time.training_attack import AttackSite, Seen, TrainingAttack, TrainingAttackState
+from splitfed.attacks.training_time.training_attack import Seen, TrainingAttack, TrainingAttackState
 from splitfed.core.messages import Message, Recording, View
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import stream
@@ -292,19 +293,19 @@ def test_what_an_attack_is_handed_is_nobody_elses_memory(name: str) -> None:
 
 
 class Wrecker(TrainingAttack):
-    """Lives in the training, passive: writes zeros into its post, the segments and every message."""
+    """Lives in the training, passive: writes zeros into its site, the segments and every message."""
 
     learns_from: ClassVar[frozenset[Needs]] = frozenset({Needs.AUXILIARY, Needs.AUXILIARY_LABELS, Needs.ARCHITECTURE})
 
-    def enter(self, post: AttackSite) -> TrainingAttackState:
-        for tensor in tensors([post.knowledge, post.segments]):
+    def enter(self, site: AttackSite) -> TrainingAttackState:
+        for tensor in tensors([site.knowledge, site.segments]):
             spoil(tensor)
-        return Wreck(self, post)
+        return Wreck(self, site)
 
 
 class Wreck(TrainingAttackState):
     def build(self) -> None:
-        self.add("net", nn.Linear(2, 2), 0.1)
+        self.nets.add("net", nn.Linear(2, 2), 0.1)
 
     def receive(self, message: Message) -> None:
         super().receive(message)
@@ -346,7 +347,7 @@ class Calm(DetectorState):
         {"intruders": {"server": dataclasses.dataclass(frozen=True)(Wrecker)()}},
         {"detectors": {"client0": Sleeper()}},
     ],
-    ids=["intruder", "detector"],
+    ids=["training attack", "detector"],
 )
 def test_a_vandal_inside_the_training_changes_nothing(who: dict[str, Any]) -> None:
     def trained(**more: Any) -> dict[str, Any]:
