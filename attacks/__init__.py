@@ -1,64 +1,28 @@
-"""Attacks: what a curious party can infer from its view; one a file."""
+"""Attacks: what a curious party can infer from its view; one a file. All that are registered are shown here."""
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Outcome, Phase, Target
-from splitfed.attacks.gradients.dlg import Dlg
-from splitfed.attacks.gradients.idlg import Idlg
-from splitfed.attacks.gradients.inverting_gradients import InvertingGradients
-from splitfed.attacks.labels.batch_label_inference import BatchLabelInference
-from splitfed.attacks.labels.direct_label import DirectLabel
-from splitfed.attacks.labels.direction import Direction
-from splitfed.attacks.labels.model_completion import ModelCompletion
-from splitfed.attacks.labels.norm import Norm
-from splitfed.attacks.labels.spectral import Spectral
-from splitfed.attacks.labels.unsplit_labels import UnsplitLabels
-from splitfed.attacks.membership.lira import Lira
-from splitfed.attacks.membership.membership_releases import MembershipReleases
-from splitfed.attacks.membership.membership_shadow import MembershipShadow
-from splitfed.attacks.membership.membership_threshold import MembershipThreshold
-from splitfed.attacks.properties.attribute import Attribute
-from splitfed.attacks.reconstruction.grn import Grn
-from splitfed.attacks.reconstruction.inverse_network import InverseNetwork
-from splitfed.attacks.reconstruction.ladder import Ladder
-from splitfed.attacks.reconstruction.model_inversion import ModelInversion
-from splitfed.attacks.reconstruction.rmle import Rmle
-from splitfed.attacks.reconstruction.shadow import Shadow
-from splitfed.attacks.reconstruction.unsplit import Unsplit
-from splitfed.attacks.training_time.fsha import Fsha
-from splitfed.attacks.training_time.insider_labels import InsiderLabels
-from splitfed.attacks.training_time.pcat import Pcat
-from splitfed.attacks.training_time.sdar import Sdar
+from __future__ import annotations
 
-__all__ = [
-    "Attack",
-    "Attribute",
-    "BatchLabelInference",
-    "DirectLabel",
-    "Direction",
-    "Dlg",
-    "Fsha",
-    "Grn",
-    "Idlg",
-    "InsiderLabels",
-    "InverseNetwork",
-    "InvertingGradients",
-    "Knowledge",
-    "Ladder",
-    "Lira",
-    "MembershipReleases",
-    "MembershipShadow",
-    "MembershipThreshold",
-    "ModelCompletion",
-    "ModelInversion",
-    "Needs",
-    "Norm",
-    "Outcome",
-    "Pcat",
-    "Phase",
-    "Rmle",
-    "Sdar",
-    "Shadow",
-    "Spectral",
-    "Target",
-    "Unsplit",
-    "UnsplitLabels",
-]
+from typing import TYPE_CHECKING, Any
+
+from splitfed.core.lazy_package import make_lazy
+from splitfed.registry import TABLES
+
+if TYPE_CHECKING:
+    from splitfed.attacks.base import Attack as Attack
+    from splitfed.attacks.base import Knowledge as Knowledge
+    from splitfed.attacks.base import Needs as Needs
+    from splitfed.attacks.base import Outcome as Outcome
+    from splitfed.attacks.base import Phase as Phase
+    from splitfed.attacks.base import Target as Target
+
+    def __getattr__(name: str) -> Any: ...
+
+
+_TARGETS = (target.partition(":") for target in TABLES["attacks"].values())
+_HOMES = {
+    **{name: module.removeprefix(f"{__name__}.") for module, _, name in _TARGETS if module.startswith(f"{__name__}.")},
+    **dict.fromkeys(("Attack", "Knowledge", "Needs", "Outcome", "Phase", "Target"), "base"),
+}
+__all__ = sorted(_HOMES)
+
+make_lazy(__name__, _HOMES)

@@ -14,7 +14,20 @@ from splitfed.old_names import MOVED, OldModules
 from splitfed.package_links import LinkedPackages
 
 if TYPE_CHECKING:
-    from splitfed import attacks, costs, data, defenses, matching, models, poisoning, schedules, topologies
+    from splitfed import (
+        aggregation,
+        attacks,
+        costs,
+        data,
+        defenses,
+        detectors,
+        federated,
+        matching,
+        models,
+        poisoning,
+        schedules,
+        topologies,
+    )
     from splitfed.attacks.base import Attack, Knowledge, Needs
     from splitfed.core import annealing
     from splitfed.core.cutting import cut
@@ -49,6 +62,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
+    "aggregation": "aggregation",
     "annealing": "core.annealing",
     "attacks": "attacks",
     "costs": "costs",
@@ -56,6 +70,7 @@ _MODULES = {
     "defenses": "defenses",
     "dependence": "stats.dependence",
     "detectors": "detectors",
+    "federated": "federated",
     "matching": "matching",
     "models": "models",
     "poisoning": "poisoning",
@@ -141,6 +156,7 @@ __all__ = [
     "Topology",
     "View",
     "WeightDefense",
+    "aggregation",
     "annealing",
     "attacks",
     "binary",
@@ -151,6 +167,7 @@ __all__ = [
     "defenses",
     "dependence",
     "detectors",
+    "federated",
     "matching",
     "models",
     "poisoning",

@@ -9,6 +9,7 @@ from dataclasses import replace
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -41,7 +42,7 @@ MOVED = {
     "splitfed.accounting.splitfed_paper": "splitfed.costs.splitfed_paper",
     "splitfed.accounting.steps": "splitfed.costs.steps",
     "splitfed.aliasing": "splitfed.core.aliasing",
-    "splitfed.architecture": "splitfed.threats.segments_fresh",
+    "splitfed.architecture": "splitfed.threats.fresh_segments",
     "splitfed.attacks.assignment": "splitfed.attacks.scoring.assignment",
     "splitfed.attacks.attribute": "splitfed.attacks.properties.attribute",
     "splitfed.attacks.batch_label_inference": "splitfed.attacks.labels.batch_label_inference",
@@ -144,7 +145,7 @@ MOVED = {
     "splitfed.dependence": "splitfed.stats.dependence",
     "splitfed.description": "splitfed.training.description",
     "splitfed.digests": "splitfed.core.digests",
-    "splitfed.downstream": "splitfed.threats.segments_downstream",
+    "splitfed.downstream": "splitfed.threats.fresh_segments",
     "splitfed.draw": "splitfed.drawing.svg",
     "splitfed.duty": "splitfed.core.step_plan",
     "splitfed.engines.fusion": "splitfed.aggregation.base",
@@ -158,7 +159,7 @@ MOVED = {
     "splitfed.equivalence_sides": "splitfed.core.equivalence_sides",
     "splitfed.errors": "splitfed.core.errors",
     "splitfed.executor": "splitfed.core.executor",
-    "splitfed.extractor": "splitfed.threats.segments_extractor",
+    "splitfed.extractor": "splitfed.threats.segment_runner",
     "splitfed.failures": "splitfed.study.run.failures",
     "splitfed.federated.bordered": "splitfed.federated.base_head",
     "splitfed.federated.distilling": "splitfed.federated.distillation",
@@ -204,7 +205,7 @@ MOVED = {
     "splitfed.manipulations.sign_flip": "splitfed.poisoning.sign_flip",
     "splitfed.model_snapshot": "splitfed.core.model_snapshot",
     "splitfed.optim": "splitfed.core.optimizers",
-    "splitfed.own_segments": "splitfed.threats.segments_own",
+    "splitfed.own_segments": "splitfed.threats.segment_runner",
     "splitfed.party": "splitfed.core.party",
     "splitfed.payload": "splitfed.core.payload",
     "splitfed.planning.dry": "splitfed.planning.counting",
@@ -304,7 +305,7 @@ MOVED = {
     "splitfed.tutoring": "splitfed.core.local_objective",
     "splitfed.uploading": "splitfed.core.upload_defenses",
     "splitfed.uploads": "splitfed.threats.upload_attacks",
-    "splitfed.upstream": "splitfed.threats.segments_upstream",
+    "splitfed.upstream": "splitfed.threats.segment_runner",
     "splitfed.uses": "splitfed.core.usage_counts",
     "splitfed.utility": "splitfed.stats.utility",
     "splitfed.view": "splitfed.core.messages",
@@ -370,6 +371,10 @@ RENAMED = {
 
 
 _PACKAGES = {
+    "splitfed.attacks.knowledge": "splitfed.attacks.base",
+    "splitfed.attacks.local_models": "splitfed.attacks.base",
+    "splitfed.attacks.threat_model": "splitfed.attacks.base",
+    "splitfed.attacks.training_time.attack_site": "splitfed.attacks.intruder",
     "splitfed.attacks.networks.networks": "splitfed.attacks.networks",
     "splitfed.attacks.uploads.upload_attack": "splitfed.attacks.uploads",
     "splitfed.core.privacy_events": "splitfed.privacy",
@@ -455,3 +460,17 @@ def adopt_fields(kind: type, hook: str, fields: Mapping[str, str]) -> None:
 
     if own:
         setattr(kind, hook, returned)
+
+
+class OldAttribute:
+    """An attribute under its old name: reading it warns, and returns the attribute at `path`."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._name = path, ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        warn(f"{owner.__name__}.{self._name} is now {owner.__name__}.{self._path}", 3)
+        return attrgetter(self._path)(owner if instance is None else instance)

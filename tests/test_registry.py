@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import splitfed
 from splitfed import registry
 from splitfed.core.errors import InvalidInput
 from splitfed.registry import SINGULAR, TABLES, load, read_head
@@ -40,6 +43,29 @@ def test_row_loads_what_it_names(kind: str, name: str) -> None:
     found = load(kind, name)
     assert callable(found)
     assert (found.__module__, found.__name__) == (module, attribute)
+
+
+@pytest.mark.parametrize("name", TABLES["attacks"])
+def test_every_attack_is_shown_by_its_package(name: str) -> None:
+    """A new attack is its file and its line in the registry."""
+    found = load("attacks", name)
+    assert getattr(splitfed.attacks, found.__name__) is found
+    assert found.__name__ in splitfed.attacks.__all__
+    assert found.__name__ in dir(splitfed.attacks)
+
+
+def test_what_is_no_attack_is_not_shown() -> None:
+    with pytest.raises(AttributeError, match=r"module 'splitfed\.attacks' has no attribute 'Rmel'"):
+        _ = splitfed.attacks.Rmel
+
+
+def test_every_package_of_algorithms_is_an_attribute() -> None:
+    """In a process of its own, in which nobody has imported them."""
+    packages = sorted(set(FOLDERS.values()))
+    code = f"import splitfed; print(*(getattr(splitfed, name).__name__ for name in {packages}))"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == [f"splitfed.{name}" for name in packages], done.stderr
+    assert set(packages) <= set(splitfed.__all__)
 
 
 @rows

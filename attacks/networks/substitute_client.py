@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from splitfed.attacks.base import Clone, DefenseStates, Needs
 from splitfed.attacks.networks.networks import Translator
 from splitfed.attacks.networks.scaling import Scale
-from splitfed.attacks.training_time.training_attack import AttackSite
+from splitfed.attacks.training_time.attack_site import AttackSite
 from splitfed.core.errors import InvalidInput, unknown
 
 _LAYOUTS = ("client", "generic")
@@ -69,11 +69,11 @@ class SameLayout(nn.Module):
 
 
 class GenericLayout(nn.Module):
-    """Wraps `net`, from rows in the unit of `scale` to the shape of what arrives at `post`; methods as `SameLayout`."""
+    """Wraps `net`, from rows in the unit of `scale` to the shape of what arrives at `site`; methods as `SameLayout`."""
 
-    def __init__(self, net: nn.Module, post: AttackSite, scale: Scale) -> None:
+    def __init__(self, net: nn.Module, site: AttackSite, scale: Scale) -> None:
         super().__init__()
-        self.net, self._sender, self._scale = net, post.sender, scale
+        self.net, self._sender, self._scale = net, site.sender, scale
 
     def forward(self, x: Tensor, number: int) -> Tensor:
         """Return what would arrive at draw `number` for raw rows x (n, *shape): (n, *shape of the value)."""
@@ -102,38 +102,37 @@ def check_layout(who: str, layout: str) -> None:
         raise unknown(f"{who} layout", layout, _LAYOUTS)
 
 
-def layout_needs(layout: str, told: bool) -> frozenset[Needs]:
-    """Return what must be known of the client: its layouts where `layout` is "client", the head's if no labels arrive
-    (not `told`)."""  # fmt: skip
+def layout_needs(layout: str, labels_arrive: bool) -> frozenset[Needs]:
+    """Return what must be known of a client with `layout`: "client" its own, the head's too if no labels arrive."""
     if layout != "client":
         return frozenset()
-    return frozenset({Needs.ARCHITECTURE}) if told else frozenset({Needs.ARCHITECTURE, Needs.HEAD})
+    return frozenset({Needs.ARCHITECTURE}) if labels_arrive else frozenset({Needs.ARCHITECTURE, Needs.HEAD})
 
 
-def build_client(who: str, post: AttackSite, width: int, blocks: int, end: nn.Module | None = None) -> ClientModel:
-    """Return a network for the client's place: in its own layout where `post` knows that, or a generic one.
+def build_client(who: str, site: AttackSite, width: int, blocks: int, end: nn.Module | None = None) -> ClientModel:
+    """Return a network for the client's place: in its own layout where `site` knows that, or a generic one.
 
     `end`: what a generic one ends with. Weights come from torch's default generator; refuses a client without weights.
     """
-    known = post.knowledge
+    known = site.knowledge
     if known.architecture is None:
-        if post.sender.omitted:
+        if site.sender.omitted:
             warnings.warn(
-                f"{who} with layout='generic' learns without what {', '.join(post.sender.omitted)} adds to the "
+                f"{who} with layout='generic' learns without what {', '.join(site.sender.omitted)} adds to the "
                 "client's loss: that is told by the client's own segments alone; layout='client' has them",
                 UserWarning,
                 stacklevel=2,
             )
-        net: nn.Module = Translator(known.shape, post.shape, width, blocks)
-        return GenericLayout(net if end is None else nn.Sequential(net, end), post, Scale(known.value_range))
-    client = SameLayout(known.architecture(int(torch.randint(2**62, ()))), post.value)
+        net: nn.Module = Translator(known.shape, site.shape, width, blocks)
+        return GenericLayout(net if end is None else nn.Sequential(net, end), site, Scale(known.value_range))
+    client = SameLayout(known.architecture(int(torch.randint(2**62, ()))), site.value)
     if not list(client.parameters()):
         raise InvalidInput(f"{who} layout='client' needs segments with weights upstream; these have none")
     return client
 
 
-def build_head(post: AttackSite, width: int, blocks: int) -> nn.Module:
+def build_head(site: AttackSite, width: int, blocks: int) -> nn.Module:
     """Return a network for the place of the head that keeps the labels: in its own layout, or a generic one."""
-    known = post.knowledge
+    known = site.knowledge
     assert known.classes is not None
-    return Translator(post.out_shape, (known.classes,), width, blocks) if known.head is None else known.head()
+    return Translator(site.out_shape, (known.classes,), width, blocks) if known.head is None else known.head()

@@ -34,8 +34,9 @@ from torch.nn import functional
 from splitfed.attacks.base import Target
 from splitfed.attacks.networks.networks import Critic, Translator
 from splitfed.attacks.networks.scaling import Scale
+from splitfed.attacks.training_time.attack_site import AttackSite
 from splitfed.attacks.training_time.fsha_networks import Encoder, FshaCritic, FshaDecoder
-from splitfed.attacks.training_time.training_attack import AttackSite, Seen, TrainingAttack, TrainingAttackState
+from splitfed.attacks.training_time.training_attack import Seen, TrainingAttack, TrainingAttackState
 from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.core.messages import View
 
@@ -88,11 +89,11 @@ class Fsha(TrainingAttack):
         if self.disguise is not None:
             check_number("fsha disguise", self.disguise, low=1.0, open_low=True)
 
-    def enter(self, post: AttackSite) -> TrainingAttackState:
-        """Return the insider; refuse a party that sends no gradient back."""
-        if not post.returns:
-            raise InvalidInput(f"fsha replaces the gradient that {post.party!r} returns, and none goes back here")
-        return Hijacker(self, post)
+    def enter(self, site: AttackSite) -> TrainingAttackState:
+        """Return the state; refuse a party that sends no gradient back."""
+        if not site.returns:
+            raise InvalidInput(f"fsha replaces the gradient that {site.party!r} returns, and none goes back here")
+        return Hijacker(self, site)
 
 
 class Hijacker(TrainingAttackState):
@@ -103,10 +104,9 @@ class Hijacker(TrainingAttackState):
 
     def build(self) -> None:
         """Make the three networks."""
-        plan, known = self.plan, self.post.knowledge
+        plan, known = self.plan, self.site.knowledge
         self.scale = Scale(known.value_range)
-        self.usual: float | None = None
-        image, cut, size = known.shape, self.post.shape, (plan.width, plan.blocks)
+        image, cut, size = known.shape, self.site.shape, (plan.width, plan.blocks)
         encoder: nn.Module
         decoder: nn.Module
         critic: nn.Module
@@ -116,23 +116,25 @@ class Hijacker(TrainingAttackState):
         else:
             encoder, critic = Translator(image, cut, *size), Critic(cut, *size)
             decoder = Translator(cut, image, *size, bounded=self.scale.bounded)
-        self.add("encoder", encoder, plan.lr)
-        self.add("decoder", decoder, plan.lr)
-        self.add("critic", critic, plan.critic_lr, plan.momentum)
+        self.nets.add("encoder", encoder, plan.lr)
+        self.nets.add("decoder", decoder, plan.lr)
+        self.nets.add("critic", critic, plan.critic_lr, plan.momentum)
 
     def learn(self, seen: Seen, modules: Mapping[str, nn.Module], random: torch.Generator) -> Tensor:
         """Take one step of all three; return the gradient for the client, (rows, *shape)."""
-        assert self.post.knowledge.auxiliary is not None
+        assert self.site.knowledge.auxiliary is not None
         encoder, decoder, critic = (self.nets[n] for n in ("encoder", "decoder", "critic"))
-        x = self.scale.down(self.post.knowledge.auxiliary[self.rows(len(seen.z), random).to(self.device)])
-        release = self.post.sender.release(encoder(x), self.steps)
+        x = self.scale.down(
+            self.site.knowledge.auxiliary[self.site.draw_rows(len(seen.z), random).to(self.site.device)]
+        )
+        release = self.site.sender.release(encoder(x), self.steps)
         rebuilt = functional.mse_loss(decoder(release), x)
         z = seen.z.detach().clone().requires_grad_()
         real, own = critic(z).mean(), critic(release.detach()).mean()
         (gradient,) = torch.autograd.grad(real, z, retain_graph=True)
         slope = gradient_penalty(critic, seen.z, release.detach(), random, self.plan.per_channel)
-        self.descend({"encoder": rebuilt, "decoder": rebuilt, "critic": own - real + self.plan.penalty * slope})
-        self.note(auxiliary_mse=rebuilt * self.scale.unit**2, critic_gap=real - own)
+        self.nets.descend({"encoder": rebuilt, "decoder": rebuilt, "critic": own - real + self.plan.penalty * slope})
+        self.means.add(auxiliary_mse=rebuilt * self.scale.unit**2, critic_gap=real - own)
         return gradient * self.plan.strength
 
     def choose(self, gradient: Tensor, honest: Tensor) -> Tensor:
@@ -140,24 +142,16 @@ class Hijacker(TrainingAttackState):
         early = self.steps <= self.plan.start
         if self.plan.disguise is None:
             return honest if early else gradient
-        length = float(honest.norm())
-        tested = early or (self.usual is not None and length > self.plan.disguise * self.usual)
-        self.usual = length if self.usual is None else _MEMORY * self.usual + (1 - _MEMORY) * length
-        self.note(disguised=torch.tensor(float(tested)))
+        length, usual = float(honest.norm()), self.numbers.get("usual")
+        tested = early or (usual is not None and length > self.plan.disguise * usual)
+        self.numbers["usual"] = length if usual is None else _MEMORY * usual + (1 - _MEMORY) * length
+        self.means.add(disguised=torch.tensor(float(tested)))
         return honest if tested else gradient
 
     @torch.no_grad()
     def guess(self, view: View, target: Target) -> Tensor:
         """Return what the decoder makes of what was released: (victims, *shape)."""
-        return self.scale.up(self.nets["decoder"](self.released(view)))
-
-    def memory(self) -> dict[str, float]:
-        """Return the usual length of an honest gradient."""
-        return {} if self.usual is None else {"usual": self.usual}
-
-    def remember(self, memory: Mapping[str, float]) -> None:
-        """Take it back."""
-        self.usual = memory.get("usual")
+        return self.scale.up(self.nets["decoder"](self.site.released(view)))
 
 
 def gradient_penalty(

@@ -1,9 +1,9 @@
-"""Labels from inside: what an intruder that lived in the training (sdar, pcat) says of the victims' classes.
+"""Labels from a training attack: what one that was in the training (sdar, pcat) says of the victims' classes.
 
 Paper: Zhu, Luo, Wu, Xiao, "Passive inference attacks on split learning via adversarial regularization", NDSS 2025;
 Gao, Zhang, "PCAT: functionality and data stealing from split learning by pseudo-client attack", USENIX Security 2023.
 
-In a U-shaped run labels never reach the server; the intruder's own head, trained on the server's segments, reads them
+In a U-shaped run labels never reach the server; the attack's own head, trained on the server's segments, reads them
 off what arrives. Where labels do reach the server its own model says as much.
 """
 
@@ -22,17 +22,17 @@ from splitfed.core.messages import View
 
 @dataclass(frozen=True)
 class InsiderLabels(Attack):
-    """Asks whichever intruder was at the adversary's party."""
+    """Asks whichever training attack was at the adversary's party."""
 
     target: ClassVar[Target] = Target.LABELS
-    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.INSIDER, Needs.AUXILIARY_LABELS})
+    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.TRAINING_ATTACK, Needs.AUXILIARY_LABELS})
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
-        """Return scores of labels, (victims, classes); refuse an intruder that has learnt none."""
-        insider = knowledge.insider
-        assert insider is not None
-        if Needs.AUXILIARY_LABELS not in getattr(insider.plan, "learns_from", frozenset()):
+        """Return scores of labels, (victims, classes); refuse an attack that has learnt none."""
+        state = knowledge.training_attack
+        assert state is not None
+        if Needs.AUXILIARY_LABELS not in getattr(state.plan, "learns_from", frozenset()):
             raise InvalidInput(
-                f"{type(insider.plan).__name__} learns no labels; train with sdar or pcat as the intruder"
+                f"{type(state.plan).__name__} learns no labels; train with sdar or pcat as the training attack"
             )
-        return insider.guess(view, self.target)
+        return state.guess(view, self.target)

@@ -41,8 +41,9 @@ from splitfed.attacks.networks.networks import Translator
 from splitfed.attacks.networks.scaling import Scale
 from splitfed.attacks.networks.substitute_client import build_client, build_head, check_layout, layout_needs
 from splitfed.attacks.reconstruction.inversion import Search
+from splitfed.attacks.training_time.attack_site import AttackSite
 from splitfed.attacks.training_time.task_loss import check_classes, class_scores, loss_of
-from splitfed.attacks.training_time.training_attack import AttackSite, Seen, TrainingAttack, TrainingAttackState
+from splitfed.attacks.training_time.training_attack import Seen, TrainingAttack, TrainingAttackState
 from splitfed.core.errors import check_count, check_number
 from splitfed.core.messages import Message, View
 from splitfed.core.random import derive, generator, stream
@@ -93,14 +94,14 @@ class Pcat(TrainingAttack):
             check_count("pcat after", self.after, low=1)
         check_layout("pcat", self.layout)
 
-    def needs(self, told: bool) -> frozenset[Needs]:
+    def needs(self, labels_arrive: bool) -> frozenset[Needs]:
         """Labelled auxiliary rows, and the client's layouts where pseudo-client and pseudo-head have them."""
-        return self.learns_from | layout_needs(self.layout, told)
+        return self.learns_from | layout_needs(self.layout, labels_arrive)
 
-    def enter(self, post: AttackSite) -> TrainingAttackState:
-        """Return the insider; refuse a task without classes, and a client whose layout cannot be drawn or trained."""
-        check_classes("pcat", post)
-        return PseudoClient(self, post)
+    def enter(self, site: AttackSite) -> TrainingAttackState:
+        """Return the state; refuse a task without classes, and a client whose layout cannot be drawn or trained."""
+        check_classes("pcat", site)
+        return PseudoClient(self, site)
 
 
 class PseudoClient(TrainingAttackState):
@@ -110,20 +111,20 @@ class PseudoClient(TrainingAttackState):
 
     def build(self) -> None:
         """Make the pseudo-client, and the head."""
-        plan, post, known = self.plan, self.post, self.post.knowledge
+        plan, site, known = self.plan, self.site, self.site.knowledge
         self.scale = Scale(known.value_range)
-        self.own = Replica(post.segments, post.value, post.out).to(self.device)
-        self.epoch = 0
-        self.client = build_client("pcat", post, plan.width, plan.blocks)
-        self.add("client", self.client, plan.lr)
-        self.defenses["client"] = self.client.defenses
-        if not post.makes_scores:
-            self.add("head", build_head(post, plan.width, plan.blocks), plan.lr)
+        self.own = Replica(site.segments, site.value, site.out).to(self.site.device)
+        self.numbers["epoch"] = 0.0
+        self.client = build_client("pcat", site, plan.width, plan.blocks)
+        self.nets.add("client", self.client, plan.lr)
+        self.nets.defenses["client"] = self.client.defenses
+        if not site.makes_scores:
+            self.nets.add("head", build_head(site, plan.width, plan.blocks), plan.lr)
 
     def send(self, message: Message) -> Message:
         """Learn when the honest gradient leaves, for then the party's segments have not yet taken their step."""
         lane = message.stamp.lane
-        due = message.stamp.phase == "train" and message.kind == "gradient" and message.edge == self.post.edge
+        due = message.stamp.phase == "train" and message.kind == "gradient" and message.edge == self.site.edge
         if due and lane in self._arrived:
             self._learn(lane, self._arrived.pop(lane))
         return message
@@ -133,20 +134,20 @@ class PseudoClient(TrainingAttackState):
 
         Where no gradient is sent back it is taken when the party's own step has been.
         """
-        self.epoch = seen.epoch
+        self.numbers["epoch"] = float(seen.epoch)
         if self.steps <= self.plan.start or self.plan.after is not None:
             return
         self.own.follow(modules)
-        rows = self.rows(len(seen.z), random) if seen.y is None else self._draw_same_labels(seen.y, random)
-        self.note(auxiliary_task=self._follow(rows.to(self.device), self.steps))
+        rows = self.site.draw_rows(len(seen.z), random) if seen.y is None else self._draw_same_labels(seen.y, random)
+        self.means.add(auxiliary_task=self._follow(rows.to(self.site.device), self.steps))
 
     def _follow(self, rows: Tensor, number: int) -> Tensor:
         x, y = self._auxiliary_rows()
-        imitated = self.client.in_training(self.scale.up(x[rows]), number, self.epoch)
+        imitated = self.client.in_training(self.scale.up(x[rows]), number, int(self.numbers["epoch"]))
         release = self.own(imitated.release)
         head = self.nets.get("head")
         task = loss_of(release if head is None else head(release), y[rows])
-        self.descend(dict.fromkeys(self.nets, imitated.loss(task)))
+        self.nets.descend(dict.fromkeys(self.nets, imitated.loss(task)))
         self.client.defenses.learn()
         return task
 
@@ -159,16 +160,8 @@ class PseudoClient(TrainingAttackState):
         """Return the same with every defense at its mean, differentiable in x."""
         return self.client.expected(self.scale.up(x))
 
-    def memory(self) -> dict[str, float]:
-        """Return the epoch that the run is in."""
-        return {"epoch": float(self.epoch)}
-
-    def remember(self, memory: Mapping[str, float]) -> None:
-        """Take it back."""
-        self.epoch = int(memory["epoch"])
-
     def _auxiliary_rows(self) -> tuple[Tensor, Tensor]:
-        known = self.post.knowledge
+        known = self.site.knowledge
         assert known.auxiliary is not None
         assert known.auxiliary_labels is not None
         return self.scale.down(known.auxiliary), known.auxiliary_labels.long().view(-1)
@@ -180,9 +173,9 @@ class PseudoClient(TrainingAttackState):
     def guess(self, view: View, target: Target) -> Tensor:
         """Return (victims, *shape) from an inverse of the pseudo-client, or scores of labels (victims, classes).
 
-        The networks of the insider stay as they are: asked twice, it answers the same.
+        The networks of the attack stay as they are: asked twice, it answers the same.
         """
-        z = self.released(view)
+        z = self.site.released(view)
         labels = target is Target.LABELS
         return self._answer_on_copy(view, lambda random: self._labels(z) if labels else self._invert(z, random))
 
@@ -193,16 +186,16 @@ class PseudoClient(TrainingAttackState):
         pseudo-head if any.
         """
         return self._answer_on_copy(
-            view, lambda _: self._labels(self._expected_release(self.scale.down(x.to(self.device))))
+            view, lambda _: self._labels(self._expected_release(self.scale.down(x.to(self.site.device))))
         )
 
     def _answer_on_copy(self, view: View, answer: Callable[[torch.Generator], Tensor]) -> Tensor:
         kept = self.state()
-        with torch.enable_grad(), stream(derive(self.post.seed, "guess"), self.device):
+        with torch.enable_grad(), stream(derive(self.site.seed, "guess"), self.site.device):
             self.own.follow(view.segments)
-            random = generator(self.post.seed, "guess draws")
+            random = generator(self.site.seed, "guess draws")
             for number in range(self.plan.after or 0):
-                self._follow(self.rows(64, random).to(self.device), -1 - number)
+                self._follow(self.site.draw_rows(64, random).to(self.site.device), -1 - number)
             found = self._in_evaluation_mode(answer, random)
         self.load_state(kept)
         return found.detach()
@@ -222,12 +215,12 @@ class PseudoClient(TrainingAttackState):
         return self.nets["head"](scores) if "head" in self.nets else class_scores(scores)
 
     def _invert(self, z: Tensor, random: torch.Generator) -> Tensor:
-        plan, shape = self.plan, self.post.knowledge.shape
-        inverse = Translator(self.post.shape, shape, plan.width, plan.blocks)
-        optimizer = torch.optim.Adam(inverse.to(self.device).parameters(), lr=plan.inverse_lr)
+        plan, shape = self.plan, self.site.knowledge.shape
+        inverse = Translator(self.site.shape, shape, plan.width, plan.blocks)
+        optimizer = torch.optim.Adam(inverse.to(self.site.device).parameters(), lr=plan.inverse_lr)
         x = self._auxiliary_rows()[0]
         for number in range(plan.inverse_steps):
-            rows = self.rows(64, random).to(self.device)
+            rows = self.site.draw_rows(64, random).to(self.site.device)
             with torch.no_grad():
                 release = self._release(x[rows], -1 - (plan.after or 0) - number)
             _step(optimizer, functional.mse_loss(inverse(release), x[rows]))
@@ -239,7 +232,7 @@ class PseudoClient(TrainingAttackState):
 
         They stay in the value range, where there is one.
         """
-        plan, value = self.plan, self.post.value
+        plan, value = self.plan, self.site.value
         x = x.detach().requires_grad_()
 
         def mean(x: Tensor) -> dict[str, Tensor]:

@@ -40,9 +40,10 @@ from splitfed.attacks.networks.frozen_copy import Replica
 from splitfed.attacks.networks.networks import Critic, Translator
 from splitfed.attacks.networks.scaling import Scale
 from splitfed.attacks.networks.substitute_client import build_client, build_head, check_layout, layout_needs
+from splitfed.attacks.training_time.attack_site import AttackSite
 from splitfed.attacks.training_time.sdar_networks import CutCritic, ReleaseEnd, SdarCritic, SdarDecoder
 from splitfed.attacks.training_time.task_loss import check_classes, class_scores, loss_of
-from splitfed.attacks.training_time.training_attack import AttackSite, Seen, TrainingAttack, TrainingAttackState
+from splitfed.attacks.training_time.training_attack import Seen, TrainingAttack, TrainingAttackState
 from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.core.messages import View
 
@@ -91,14 +92,14 @@ class Sdar(TrainingAttack):
         if not isinstance(self.normalise, bool):
             raise InvalidInput(f"sdar normalise={self.normalise!r} is not allowed; expected true or false")
 
-    def needs(self, told: bool) -> frozenset[Needs]:
+    def needs(self, labels_arrive: bool) -> frozenset[Needs]:
         """Labelled auxiliary rows, and the client's layouts where simulator and head have them."""
-        return self.learns_from | layout_needs(self.layout, told)
+        return self.learns_from | layout_needs(self.layout, labels_arrive)
 
-    def enter(self, post: AttackSite) -> TrainingAttackState:
-        """Return the insider; refuse a task without classes, and a client whose layout cannot be drawn or trained."""
-        check_classes("sdar", post)
-        return Simulator(self, post)
+    def enter(self, site: AttackSite) -> TrainingAttackState:
+        """Return the state; refuse a task without classes, and a client whose layout cannot be drawn or trained."""
+        check_classes("sdar", site)
+        return Simulator(self, site)
 
 
 class Simulator(TrainingAttackState):
@@ -109,38 +110,38 @@ class Simulator(TrainingAttackState):
 
     def build(self) -> None:
         """Make the networks that the plan and the topology ask for."""
-        plan, post, known = self.plan, self.post, self.post.knowledge
+        plan, site, known = self.plan, self.site, self.site.knowledge
         self.scale = Scale(known.value_range)
-        self.own = Replica(post.segments, post.value, post.out).to(self.device)
-        classes = known.classes if post.labels is not None else None
+        self.own = Replica(site.segments, site.value, site.out).to(self.site.device)
+        classes = known.classes if site.labels is not None else None
         size = (plan.width, plan.blocks)
-        self.end = None if known.architecture is not None else ReleaseEnd(post.shape)
-        self.client = build_client("sdar", post, *size, end=self.end)
-        self.add("simulator", self.client, plan.lr)
-        self.defenses["simulator"] = self.client.defenses
-        self.authors = plan.normalise and len(known.shape) == len(post.shape) == 3
+        self.end = None if known.architecture is not None else ReleaseEnd(site.shape)
+        self.client = build_client("sdar", site, *size, end=self.end)
+        self.nets.add("simulator", self.client, plan.lr)
+        self.nets.defenses["simulator"] = self.client.defenses
+        self.authors = plan.normalise and len(known.shape) == len(site.shape) == 3
         decoder: nn.Module
         if self.authors:
-            decoder = SdarDecoder(post.shape, known.shape, *size, classes, self.scale.bounded)
+            decoder = SdarDecoder(site.shape, known.shape, *size, classes, self.scale.bounded)
         else:
-            decoder = Translator(post.shape, known.shape, *size, classes=classes, bounded=self.scale.bounded)
-        self.add("decoder", decoder, plan.decoder_lr)
+            decoder = Translator(site.shape, known.shape, *size, classes=classes, bounded=self.scale.bounded)
+        self.nets.add("decoder", decoder, plan.decoder_lr)
         if plan.l1:
             critic = (
-                CutCritic(post.shape, *size, classes) if self.authors else Critic(post.shape, *size, classes=classes)
+                CutCritic(site.shape, *size, classes) if self.authors else Critic(site.shape, *size, classes=classes)
             )
-            self.add("simulator_critic", critic, plan.lr * plan.l1)
+            self.nets.add("simulator_critic", critic, plan.lr * plan.l1)
         if plan.l2:
             judge = (
                 SdarCritic(known.shape, plan.width, classes) if self.authors else Critic(known.shape, *size, classes)
             )
-            self.add("decoder_critic", judge, plan.decoder_lr * plan.l2)
-        if not post.makes_scores:
-            self.add("head", build_head(post, *size), plan.head_lr)
+            self.nets.add("decoder_critic", judge, plan.decoder_lr * plan.l2)
+        if not site.makes_scores:
+            self.nets.add("head", build_head(site, *size), plan.head_lr)
 
     def learn(self, seen: Seen, modules: Mapping[str, nn.Module], random: torch.Generator) -> None:
         """Train the simulator against the party's newest weights, then the decoder on the newest simulator."""
-        known = self.post.knowledge
+        known = self.site.knowledge
         assert known.auxiliary is not None
         assert known.auxiliary_labels is not None
         if (self.authors or self.end is not None) and len(seen.z) == 1:
@@ -148,7 +149,7 @@ class Simulator(TrainingAttackState):
         if self.end is not None:
             self.end.observe(seen.z)
         self.own.follow(modules)
-        rows = self.rows(len(seen.z), random).to(self.device)
+        rows = self.site.draw_rows(len(seen.z), random).to(self.site.device)
         x, y = known.auxiliary[rows], known.auxiliary_labels[rows].long().view(-1)
         if seen.y is None:
             y = self._flip_labels(y, random)
@@ -169,9 +170,9 @@ class Simulator(TrainingAttackState):
             fake = critic(imitated.release, known_labels)
             losses["simulator"] = loss + self.plan.l1 * _critic_loss(fake, 1.0)
             losses["simulator_critic"] = _critic_loss(critic(seen.z, real), 1.0) + _critic_loss(fake, 0.0)
-        self.descend(losses)
+        self.nets.descend(losses)
         self.client.defenses.learn()
-        self.note(auxiliary_task=task)
+        self.means.add(auxiliary_task=task)
 
     def _decode(self, x: Tensor, y: Tensor, z: Tensor, real: Tensor | None) -> None:
         known_labels = None if real is None else y
@@ -185,26 +186,26 @@ class Simulator(TrainingAttackState):
             # The authors' images lie in [0, 1]: their weight belongs to an error a quarter of ours.
             losses["decoder"] = rebuilt + self.plan.l2 / self.scale.unit**2 * _critic_loss(fake, 1.0)
             losses["decoder_critic"] = _critic_loss(critic(goal, known_labels), 1.0) + _critic_loss(fake, 0.0)
-        self.descend(losses)
-        self.note(auxiliary_mse=rebuilt * self.scale.unit**2)
+        self.nets.descend(losses)
+        self.means.add(auxiliary_mse=rebuilt * self.scale.unit**2)
 
     def _flip_labels(self, y: Tensor, random: torch.Generator) -> Tensor:
         """Return the labels with a share of them drawn anew, from all classes alike."""
-        assert self.post.knowledge.classes is not None
-        drawn = torch.randint(self.post.knowledge.classes, y.shape, generator=random).to(y.device)
+        assert self.site.knowledge.classes is not None
+        drawn = torch.randint(self.site.knowledge.classes, y.shape, generator=random).to(y.device)
         return torch.where((torch.rand(y.shape, generator=random) < self.plan.flip).to(y.device), drawn, y)
 
     @torch.no_grad()
     def guess(self, view: View, target: Target) -> Tensor:
         """Return the decoded releases, (victims, *shape), or the scores of the victims' labels, (victims, classes)."""
-        z = self.released(view)
+        z = self.site.released(view)
         self.own.follow(view.segments)
         head, decoder = self.nets.get("head"), self.nets["decoder"]
         made = self.own(z)
         scores = class_scores(made if head is None else evaluate_network(head, made))
         if target is Target.LABELS:
             return scores
-        told = None if self.post.labels is None else scores.argmax(1)
+        told = None if self.site.labels is None else scores.argmax(1)
         return self.scale.up(evaluate_network(decoder, z, told))
 
 

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from splitfed.attacks.training_time.training_attack import AttackSite
+from splitfed.attacks.training_time.attack_site import AttackSite
 from splitfed.core.errors import InvalidInput
 
 
-def check_classes(who: str, post: AttackSite) -> None:
+def check_classes(who: str, site: AttackSite) -> None:
     """Refuse a task that has no classes."""
-    if post.knowledge.classes is None:
+    if site.knowledge.classes is None:
         raise InvalidInput(f"{who} learns from classes; the task here has none")
 
 

@@ -1,138 +1,66 @@
 """The contract of an attack that lives inside training: it learns from every step, and may replace what it sends.
 
-An intruder is a frozen value, given to one party of a run. `enter` makes the insider, which has networks and a state:
-it sees every message that party receives in training, reads the party's own segments, and knows the auxiliary data.
-Asked like any other attack after training, the intruder answers with what its insider has learnt.
+A training attack is a frozen value, given to one party of a run. `enter` makes its state, which has networks: it sees
+every message that party receives in training, reads the party's own segments, and knows the auxiliary data. Asked like
+any other attack after training, the attack answers with what its state has learnt.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from splitfed.attacks.base import Attack, DefenseStates, Knowledge, Needs, Progress, Target
+from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target
+from splitfed.attacks.training_time.attack_networks import AttackNetworks
+from splitfed.attacks.training_time.attack_site import AttackSite, Sender
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Message, View
-from splitfed.core.payload import copy_modules
 from splitfed.core.random import derive, generator, stream
-from splitfed.core.topology import Segment
+from splitfed.old_names import OldAttribute
 
-
-class Sender(Protocol):
-    """The defenses of a sender, imitated with states and random numbers of the intruder's own.
-
-    Noise that the sender's own layers have learnt is not drawn. `omitted`: the defenses whose term in the sender's loss
-    cannot be told without its segments, by name.
-    """
-
-    @property
-    def omitted(self) -> tuple[str, ...]:
-        """Which penalties are left out of `in_training`."""
-        ...
-
-    def release(self, z: Tensor, number: int) -> Tensor:
-        """Return what the defenses would make of z (n, ...) at draw `number`."""
-        ...
-
-    def expected(self, z: Tensor) -> Tensor:
-        """Return the same with every defense at its mean, differentiable in z."""
-        ...
-
-    def in_training(self, x: Tensor, z: Tensor, number: int, epoch: int) -> tuple[Tensor, Tensor, float]:
-        """Return `release`, the term of the defenses in the loss for raw rows x and z, and the weight of the task.
-
-        The term is a scalar whose gradient is right; its value is not where a defense gives its penalty by the gradient
-        alone. `epoch`: of the run.
-        """
-        ...
-
-    @property
-    def defenses(self) -> DefenseStates:
-        """What the imitated defenses keep and learn."""
-        ...
-
-    def copy(self) -> Sender:
-        """Return the same with states of its own."""
-        ...
-
-
-@dataclass(frozen=True)
-class AttackSite:
-    """Where an intruder sits, and what it knows there.
-
-    `value`, of `shape` a row, arrives at `party` on `edge`, and a gradient `returns` on it or not. `labels`: the head
-    whose labels arrive too, None where they do not. `segments`: the party's own, which make `out` (of `out_shape`) of
-    what arrived. `sender`: the sender's defenses, as the intruder imitates them. `modules(lane)`: copies of the party's
-    segments as they are now. `seed`: of all that the intruder draws.
-
-    An insider may write into all of it but the post itself: knowledge, segments and modules are copies.
-    """
-
-    party: str
-    edge: str
-    value: str
-    shape: tuple[int, ...]
-    returns: bool
-    labels: str | None
-    segments: tuple[Segment, ...]
-    out: str
-    out_shape: tuple[int, ...]
-    knowledge: Knowledge
-    sender: Sender
-    modules: Callable[[int], Mapping[str, nn.Module]]
-    seed: int
-
-    @property
-    def makes_scores(self) -> bool:
-        """Whether the party's own segments end in the output whose labels arrive; a relay's do not."""
-        return self.out == self.labels
-
-    def copy(self) -> AttackSite:
-        """Return the post with knowledge and segments of its own."""
-        modules = copy_modules({s.name: s.module for s in self.segments})
-        segments = tuple(replace(s, module=modules[s.name]) for s in self.segments)
-        return replace(self, segments=segments, knowledge=self.knowledge.copy(), sender=self.sender.copy())
+__all__ = ["AttackNetworks", "AttackSite", "RoundMeans", "Seen", "Sender", "TrainingAttack", "TrainingAttackState"]
+__all__ += ["guess_of"]
 
 
 @dataclass(frozen=True)
 class TrainingAttack(Attack):
     """Base of attacks inside training: `learns_from` is what it must know there; a subclass writes `enter`.
 
-    `active`: whether its insider replaces what the party sends, so that others learn something else than the task.
+    `active`: whether it replaces what the party sends, so that others learn something else than the task.
     """
 
     active: ClassVar[bool] = False
-    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.INSIDER})
+    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.TRAINING_ATTACK})
     learns_from: ClassVar[frozenset[Needs]] = frozenset({Needs.AUXILIARY})
 
-    def needs(self, told: bool) -> frozenset[Needs]:
-        """Return what this one must know, where the labels arrive (`told`) or do not: `learns_from`, or more."""
+    def needs(self, labels_arrive: bool) -> frozenset[Needs]:
+        """Return what this one must know where labels arrive at its party, or do not: `learns_from`, or more."""
         return self.learns_from
 
-    def enter(self, post: AttackSite) -> TrainingAttackState:
-        """Return the insider at `post`, or refuse a post where the attack cannot work."""
+    def enter(self, site: AttackSite) -> TrainingAttackState:
+        """Return the state at `site` before the first step, or refuse a site where the attack cannot work."""
         raise NotImplementedError
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
-        """Return what this intruder's insider makes of the releases in the view."""
+        """Return what this attack's state in the run makes of the releases in the view."""
         return guess_of(self, view, knowledge)
 
 
-def guess_of(intruder: Attack, view: View, knowledge: Knowledge) -> Tensor:
-    """Return the guess of the insider that `intruder` has in the run; refuse if another one is there."""
-    insider = knowledge.insider
-    assert insider is not None
-    if type(insider.plan) is not type(intruder):
+def guess_of(attack: Attack, view: View, knowledge: Knowledge) -> Tensor:
+    """Return the guess of the state that `attack` has reached in the run; refuse if another one was there."""
+    state = knowledge.training_attack
+    assert state is not None
+    if type(state.plan) is not type(attack):
         raise InvalidInput(
-            f"{type(intruder).__name__} works during training; here {type(insider.plan).__name__} was at "
-            f"{view.party!r}: train with intruders={{{view.party!r}: {type(intruder).__name__}()}}"
+            f"{type(attack).__name__} works during training; here {type(state.plan).__name__} was at "
+            f"{view.party!r}: train with intruders={{{view.party!r}: {type(attack).__name__}()}}"
         )
-    return insider.guess(view, intruder.target)
+    return state.guess(view, attack.target)
 
 
 class Seen(NamedTuple):
@@ -146,106 +74,111 @@ class Seen(NamedTuple):
     epoch: int = 0
 
 
-@dataclass
-class _Sum:
-    total: float = 0.0
-    count: int = 0
+class RoundMeans:
+    """Means of what an attack measures in its steps, since they were last asked for."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[float, int]] = {}
+
+    def add(self, **values: Tensor) -> None:
+        """Add one value of each metric."""
+        for name, value in values.items():
+            total, count = self._sums.get(name, (0.0, 0))
+            self._sums[name] = total + float(value.detach()), count + 1
+
+    def take(self) -> dict[str, float]:
+        """Return the means, and forget them."""
+        found = {name: total / count for name, (total, count) in self._sums.items()}
+        self._sums.clear()
+        return found
 
 
 @dataclass
 class TrainingAttackState:
-    """An intruder at work: networks by name with an optimizer each, counters, and the sums of its metrics.
-
-    `defenses`: by name of the network that imitates their party, what imitated defenses keep and learn.
+    """A training attack at work at `site`: its networks, its counters and the means of its metrics.
 
     A subclass makes its networks in `build` and writes `learn`, `guess`, and (when active) sends what `learn` returns.
+    Further `numbers` that belong to the state are kept by name. The engine calls `receive`, `send` and `step_ended` at
+    the moments of a step, `metrics` after every round, and keeps `state`.
     """
 
     plan: TrainingAttack
-    post: AttackSite
+    site: AttackSite
     active: ClassVar[bool] = False
-    nets: dict[str, nn.Module] = field(default_factory=dict, init=False)
-    optimizers: dict[str, torch.optim.Optimizer] = field(default_factory=dict, init=False)
-    defenses: dict[str, DefenseStates] = field(default_factory=dict, init=False)
+    nets: AttackNetworks = field(init=False)
     steps: int = field(default=0, init=False)
+    numbers: dict[str, float] = field(default_factory=dict, init=False)
+    means: RoundMeans = field(default_factory=RoundMeans, init=False, repr=False)
     _arrived: dict[int, Seen] = field(default_factory=dict, init=False, repr=False)
-    _sums: dict[str, _Sum] = field(default_factory=dict, init=False, repr=False)
+
+    post = OldAttribute("site")
+    device = OldAttribute("site.device")
+    released = OldAttribute("site.released")
+    rows = OldAttribute("site.draw_rows")
+    add = OldAttribute("nets.add")
+    descend = OldAttribute("nets.descend")
+    optimizers = OldAttribute("nets.optimizers")
+    defenses = OldAttribute("nets.defenses")
+    note = OldAttribute("means.add")
+
+    def __init_subclass__(cls) -> None:
+        """Refuse hooks that nothing calls any more."""
+        for name in {"memory", "remember"} & set(vars(cls)):
+            raise InvalidInput(f"{cls.__name__}.{name} is never called: keep what belongs to the state in self.numbers")
 
     def __post_init__(self) -> None:
-        """Make the networks, from the intruder's own seed."""
-        with stream(derive(self.post.seed, "start"), self.device):
+        """Make the networks, from the attack's own seed."""
+        self.nets = AttackNetworks(self.site.device)
+        with stream(derive(self.site.seed, "start"), self.site.device):
             self.build()
 
-    @property
-    def device(self) -> torch.device:
-        """Where the party computes."""
-        return self.post.knowledge.device
-
     def build(self) -> None:
-        """Make the networks and their optimizers, with `add`."""
+        """Make the networks and their optimizers, with `nets.add`."""
         raise NotImplementedError
 
     def learn(self, seen: Seen, modules: Mapping[str, nn.Module], random: torch.Generator) -> Tensor | None:
         """Learn from one training step; return the gradient to send in place of the honest one, if any."""
         raise NotImplementedError
 
+    def choose(self, gradient: Tensor, honest: Tensor) -> Tensor:
+        """Return which gradient goes out, both (rows, *shape)."""
+        return gradient
+
     def guess(self, view: View, target: Target) -> Tensor:
         """Return what was released in `view` turned into a guess of `target`."""
         raise NotImplementedError
 
-    def add(self, name: str, net: nn.Module, lr: float, momentum: float = 0.9) -> None:
-        """Keep `net` under `name`, with Adam at rate `lr`; `momentum` is its first decay rate."""
-        self.nets[name] = net.to(self.device)
-        self.optimizers[name] = torch.optim.Adam(net.parameters(), lr=lr, betas=(momentum, 0.999))
-
-    def descend(self, losses: Mapping[str, Tensor]) -> None:
-        """Take one step of every net named, down its own loss; all slopes are taken before any net moves."""
-        slopes = {}
-        for name, loss in losses.items():
-            weights = list(self.nets[name].parameters())
-            # A layout that is not the attacker's own may have weights that nothing flows through.
-            slopes[name] = torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True)
-        for name, found in slopes.items():
-            for weight, slope in zip(self.nets[name].parameters(), found, strict=True):
-                weight.grad = slope
-            self.optimizers[name].step()
-            self.optimizers[name].zero_grad(set_to_none=True)
-
-    def note(self, **values: Tensor) -> None:
-        """Add `values` to this round's metrics."""
-        for name, value in values.items():
-            kept = self._sums.setdefault(name, _Sum())
-            kept.total += float(value.detach())
-            kept.count += 1
+    def copy(self) -> TrainingAttackState:
+        """Return a state that has learnt the same, with networks and a site of its own."""
+        found = self.plan.enter(self.site.copy())
+        found.load_state(copy.deepcopy(self.state()))
+        return found
 
     def receive(self, message: Message) -> None:
         """Look at what has arrived at the party; only what arrives in training counts."""
         if message.stamp.phase != "train":
             return
         lane = message.stamp.lane
-        if message.kind == "activation" and message.edge == self.post.edge:
-            self._arrived[lane] = Seen(message.tensors[self.post.value].to(self.device), None, message.stamp.epoch)
+        if message.kind == "activation" and message.edge == self.site.edge:
+            z = message.tensors[self.site.value].to(self.site.device)
+            self._arrived[lane] = Seen(z, None, message.stamp.epoch)
         elif message.kind == "label" and lane in self._arrived:
-            labels = message.tensors.get(self.post.labels or "")
+            labels = message.tensors.get(self.site.labels or "")
             if labels is not None:
-                self._arrived[lane] = self._arrived[lane]._replace(y=labels.to(self.device))
+                self._arrived[lane] = self._arrived[lane]._replace(y=labels.to(self.site.device))
 
     def send(self, message: Message) -> Message:
-        """Return what the party sends in place of `message`; a passive insider changes nothing."""
+        """Return what the party sends in place of `message`; a passive attack changes nothing."""
         seen = self._arrived.get(message.stamp.lane)
-        due = message.stamp.phase == "train" and message.kind == "gradient" and message.edge == self.post.edge
+        due = message.stamp.phase == "train" and message.kind == "gradient" and message.edge == self.site.edge
         if not (self.active and due) or seen is None:
             return message
         del self._arrived[message.stamp.lane]
-        honest = message.tensors[self.post.value]
+        honest = message.tensors[self.site.value]
         gradient = self._learn(message.stamp.lane, seen)
         assert gradient is not None
         sent = self.choose(gradient.to(honest), honest)
-        return message._replace(tensors={**message.tensors, self.post.value: sent})
-
-    def choose(self, gradient: Tensor, honest: Tensor) -> Tensor:
-        """Return which gradient goes out, both (rows, *shape)."""
-        return gradient
+        return message._replace(tensors={**message.tensors, self.site.value: sent})
 
     def step_ended(self) -> None:
         """Learn, after the party's honest step, from what arrived in it."""
@@ -254,58 +187,19 @@ class TrainingAttackState:
 
     def _learn(self, lane: int, seen: Seen) -> Tensor | None:
         number, self.steps = self.steps, self.steps + 1
-        with torch.enable_grad(), stream(derive(self.post.seed, "step", number), self.device):
-            return self.learn(seen, self.post.modules(lane), generator(self.post.seed, "draws", number))
+        with torch.enable_grad(), stream(derive(self.site.seed, "step", number), self.site.device):
+            return self.learn(seen, self.site.modules(lane), generator(self.site.seed, "draws", number))
 
     def metrics(self) -> dict[str, float]:
         """Return the means since the last call, and forget them."""
-        found = {name: kept.total / kept.count for name, kept in self._sums.items()}
-        self._sums.clear()
-        return found
+        return self.means.take()
 
     def state(self) -> dict[str, Any]:
         """Return networks, optimizers and counters: all that a resumed run needs."""
-        return {
-            "steps": self.steps,
-            "nets": {n: {k: t.detach().clone() for k, t in net.state_dict().items()} for n, net in self.nets.items()},
-            "optimizers": {name: copy.deepcopy(found.state_dict()) for name, found in self.optimizers.items()},
-            "defenses": {name: found.state_dict() for name, found in self.defenses.items()},
-            "memory": self.memory(),
-        }
+        return {"steps": self.steps, **self.nets.state_dict(), "memory": dict(self.numbers)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go back to `state`."""
         self.steps = int(state["steps"])
-        for name, net in self.nets.items():
-            net.load_state_dict(state["nets"][name])
-        for name, optimizer in self.optimizers.items():
-            optimizer.load_state_dict(state["optimizers"][name])
-        for name, held in self.defenses.items():
-            held.load_state_dict(state["defenses"][name])
-        self.remember(state["memory"])
-
-    def copy(self) -> TrainingAttackState:
-        """Return an insider that has learnt the same, with networks and a post of its own."""
-        found = self.plan.enter(self.post.copy())
-        found.load_state(copy.deepcopy(self.state()))
-        return found
-
-    def memory(self) -> dict[str, float]:
-        """Return further numbers that belong to the state."""
-        return {}
-
-    def remember(self, memory: Mapping[str, float]) -> None:
-        """Take them back."""
-
-    def released(self, view: View) -> Tensor:
-        """Return what arrived on the insider's edge in `view`: (victims, *shape)."""
-        found: Tensor = view.select(kind="activation", edge=self.post.edge).tensors(self.device)[self.post.value]
-        return found
-
-    def rows(self, count: int, random: torch.Generator) -> Tensor:
-        """Draw `count` auxiliary row numbers, without repetition where there are enough: (count,)."""
-        assert self.post.knowledge.auxiliary is not None
-        known = len(self.post.knowledge.auxiliary)
-        if count > known:
-            return torch.randint(known, (count,), generator=random)
-        return torch.randperm(known, generator=random)[:count]
+        self.nets.load_state_dict(state)
+        self.numbers = dict(state["memory"])

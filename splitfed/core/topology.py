@@ -8,7 +8,7 @@ the segments: `Topology.edges` derives them. Wherever an edge joins two roles it
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -208,12 +208,15 @@ class Topology:
                 return edge
         raise unknown("edge", name, [e.name for e in self.edges])
 
-    def makers(self, values: Iterable[str]) -> tuple[str, ...]:
-        """Return the names of the segments whose work is in one of `values`, in the order they run."""
-        wanted, found = set(values), []
+    def makers(self, values: Iterable[str], given: Collection[str] = ()) -> tuple[str, ...]:
+        """Return the names of the segments that compute `values` from those `given`, in the order they run.
+
+        Without any given they are all segments whose work is in one of `values`.
+        """
+        wanted, found = set(values).difference(given), []
         for segment in reversed(self.segments):
             if wanted.intersection(segment.outputs):
-                wanted.update(segment.inputs)
+                wanted.update(set(segment.inputs).difference(given))
                 found.append(segment.name)
         return tuple(reversed(found))
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn
 
 from torch import Tensor
 
-from splitfed.attacks.base import Clone, Knowledge, Target, TrainedAttack
+from splitfed.attacks.knowledge import Knowledge, access_table
+from splitfed.attacks.local_models import Clone, TrainedAttack
+from splitfed.attacks.threat_model import Target
 from splitfed.core.messages import View
 
 
@@ -34,29 +37,33 @@ class _Idle:
         raise Begun
 
 
-class _IdleInside:
-    """An insider that ends the attack which asks it."""
+class _IdleTrainingAttack:
+    """Ends the attack which asks a training attack."""
 
-    def __init__(self, insider: TrainedAttack) -> None:
-        self.plan = insider.plan
+    def __init__(self, trained: TrainedAttack) -> None:
+        self.plan = trained.plan
 
     def guess(self, view: View, target: Target) -> NoReturn:
         """End the attack."""
         raise Begun
 
-    def copy(self) -> _IdleInside:
+    def copy(self) -> _IdleTrainingAttack:
         """Return itself: it has nothing that could be changed."""
         return self
 
 
+STAND_INS: dict[str, Callable[[Any], Any]] = {
+    "architecture": lambda draw: lambda seed: _Idle(draw(seed)),
+    "training_attack": _IdleTrainingAttack,
+}
+"""What takes the place of a field that ends an attack only later than at its first call."""
+
+
 def stop_at_first_use(knowledge: Knowledge) -> Knowledge:
     """Return `knowledge` with everything in it that computes replaced by what ends the attack."""
-    names = ("query", "upstream", "sample", "predict", "model", "imitate", "loss", "extractor")
-    used: dict[str, Any] = {name: stop_attack for name in names if getattr(knowledge, name) is not None}
-    made, insider = knowledge.architecture, knowledge.insider
+    computing = [name for name, access in access_table(type(knowledge)).items() if access.computes]
+    held = {name: getattr(knowledge, name) for name in computing}
     return replace(
         knowledge,
-        **used,
-        architecture=None if made is None else lambda seed: _Idle(made(seed)),
-        insider=None if insider is None else _IdleInside(insider),
+        **{n: STAND_INS[n](value) if n in STAND_INS else stop_attack for n, value in held.items() if value is not None},
     )

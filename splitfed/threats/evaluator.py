@@ -20,7 +20,6 @@ from splitfed.attacks.scoring.reconstruction_metrics import Grade
 from splitfed.attacks.scoring.unknown_features import select_unknown
 from splitfed.core.errors import InvalidInput, check_count, unknown
 from splitfed.core.messages import WEIGHT_GRADIENT, View
-from splitfed.core.per_client_defenses import of_client
 from splitfed.core.random import derive, generator
 from splitfed.core.topology import Topology
 from splitfed.data.candidates import candidates, trained_rows
@@ -30,10 +29,9 @@ from splitfed.engines.base import FED, Source
 from splitfed.engines.local import LocalEngine
 from splitfed.registry import TABLES, load
 from splitfed.threats.dry_run import Begun, stop_at_first_use, stop_attack
+from splitfed.threats.fresh_segments import head_after
 from splitfed.threats.knowledge import Grants
-from splitfed.threats.segments_downstream import head_after
-from splitfed.threats.segments_fresh import FreshUpstream
-from splitfed.threats.segments_upstream import Upstream
+from splitfed.threats.segment_runner import SegmentRunner
 from splitfed.threats.upload_attacks import Uploads
 
 
@@ -334,27 +332,20 @@ class Evaluator(Grants):
     def _grade_stolen_model(self, clone: Clone | None, party: str, client: int, seed: int) -> Grade | None:
         """Grade the whole model with the upstream segments of `clone`, beside the trained and fresh ones."""
         rows, engine = self.data.test_union(), self.engine
-        if not isinstance(clone, FreshUpstream) or self._classes is None or len(rows) == 0:
+        if not isinstance(clone, SegmentRunner) or self._classes is None or len(rows) == 0:
             return None
-        topology, trained = engine.topologies[client], engine.modules(client, self._newest(client))
-        members = (engine.party(client, role) for role in topology.roles)
-        states = {key: state for member in members for key, state in member.state.defense_states.items()}
+        head = engine.topologies[client].heads[0]
         upstreams = {
             "clone": clone.modules,
             "trained": {},
             "fresh": self._architecture(party, client)(seed).modules,
         }
         outputs: dict[str, Tensor] = {}
-        guards = of_client(engine.defenses, client)
         for name, modules in upstreams.items():
-            whole = Upstream(
-                topology, engine.all_facts[client], {**trained, **modules}, guards, None, self.seed, states
-            )
-            head = topology.heads[0].value
+            whole = self.trained_segments(client, None, replaced=modules)
             with torch.no_grad():
-                parts = [whole(self._feed(client, x.to(engine.device)))[head].cpu() for x in rows.x.split(256)]
-            outputs[name] = torch.cat(parts)
-        return grade_clone(outputs, rows.label(topology.heads[0].target), generator(seed, "bootstrap"))
+                outputs[name] = torch.cat([whole(x.to(engine.device))[head.value].cpu() for x in rows.x.split(256)])
+        return grade_clone(outputs, rows.label(head.target), generator(seed, "bootstrap"))
 
 
 def curious(topology: Topology) -> str:

@@ -30,6 +30,7 @@ from splitfed.core.topology import Edge, Topology
 
 Key = tuple[str, int]
 Feed = Callable[[Tensor], Mapping[str, Tensor]]
+"""From raw rows (n, *shape) to what each input of a topology gets of them."""
 
 
 def training_context(context: Context, number: int, epoch: int, arrived: Mapping[str, Tensor]) -> Context:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from splitfed.attacks.base import Imitate, Knowledge, Releases
 from splitfed.attacks.gradients.local_training import LocalTraining, local_training
@@ -23,10 +23,10 @@ from splitfed.engines.local import LocalEngine
 from splitfed.federated.base import Method
 from splitfed.schedules.base import Schedule, Training
 from splitfed.schedules.sampling import Sampled
+from splitfed.threats.fresh_segments import Architecture
+from splitfed.threats.imitated_defenses import Feed
 from splitfed.threats.retraining import Rerun
-from splitfed.threats.segments_fresh import Architecture
-from splitfed.threats.segments_own import downstream
-from splitfed.threats.segments_upstream import Upstream
+from splitfed.threats.segment_runner import SegmentRunner
 
 
 class Grants:
@@ -48,27 +48,16 @@ class Grants:
     def knowledge(self, party: str, client: int, stream: int) -> Knowledge:
         """Return all that a threat model may grant `party`; an attack sees only what it requires."""
         engine = self.engine
-        topology = engine.topologies[client]
-        members = (engine.party(client, role) for role in topology.roles)
-        modules = engine.modules(client, self._newest(client))
-        states = {key: state for member in members for key, state in member.state.defense_states.items()}
-        guards = of_client(engine.defenses, client)
-        upstream, whole = (
-            Upstream(topology, engine.all_facts[client], modules, guards, role, self.seed, states)
-            for role in (engine.parties[party].role, None)
-        )
-        auxiliary = self.data.auxiliary
-        inputs = partial(feed, names=topology.inputs, features=self.data.victims.features)
-        role = engine.parties[party].role
-        own = downstream(topology, engine.all_facts[client], role, engine.modules_of_party(party, client), inputs)
-        insider = engine.insiders.get(party)
+        topology, auxiliary = engine.topologies[client], self.data.auxiliary
+        upstream, whole = (self.trained_segments(client, role) for role in (engine.parties[party].role, None))
+        installed = engine.insiders.get(party)
         return Knowledge(
             self.data.shape,
             self.data.victims.value_range,
             auxiliary.x.to(engine.device),
             self._query(party, client, stream),
-            lambda x: upstream(self._feed(client, x)),
-            lambda x: upstream.sample(self._feed(client, x)),
+            upstream,
+            upstream.sample,
             engine.device,
             classes=self._classes,
             auxiliary_labels=auxiliary.y.to(engine.device),
@@ -76,23 +65,73 @@ class Grants:
                 name: (target.y.to(engine.device), _classes(target.task)) for name, target in auxiliary.targets.items()
             },
             predict=self._predict(client, stream),
-            model=lambda x: whole(self._feed(client, x))[topology.heads[0].value],
+            model=lambda x: whole(x)[topology.heads[0].value],
             imitate=self._imitate(client),
-            insider=insider if isinstance(insider, TrainingAttackState) else None,
+            training_attack=installed if isinstance(installed, TrainingAttackState) else None,
             architecture=self._architecture(party, client),
-            loss=None if own is None else own.loss,
+            loss=self._downstream_loss(party, client),
             places=places(self.data.shape, topology.inputs, self.data.features),
             origins={v: topology.origins(v) for edge in topology.crossings for v in edge.values},
         )
 
+    def trained_segments(
+        self, client: int, role: str | None, replaced: Mapping[str, nn.Module] | None = None
+    ) -> SegmentRunner:
+        """Return what runs the trained segments of `client` up to `role`, or (None) up to all heads.
+
+        `replaced`: segment -> the module to take in place of the trained one.
+        """
+        engine, topology = self.engine, self.engine.topologies[client]
+        members = (engine.party(client, role) for role in topology.roles)
+        return SegmentRunner(
+            topology,
+            engine.all_facts[client],
+            {**engine.modules(client, self._newest(client)), **(replaced or {})},
+            self._feed(client),
+            role=role,
+            values={head.value: head.value for head in topology.heads},
+            defenses=of_client(engine.defenses, client),
+            states={key: state for member in members for key, state in member.state.defense_states.items()},
+            seed=self.seed,
+        )
+
+    def _downstream_loss(self, party: str, client: int) -> Callable[[Tensor, Releases, Tensor], Tensor] | None:
+        """Return how `party` gets from what arrives to the mean loss on the main labels; None if not by itself."""
+        engine, topology, role = self.engine, self.engine.topologies[client], self.engine.parties[party].role
+        head = next((h for h in topology.heads if h.role == role and h.target is None and h.task is not None), None)
+        if head is None or head.task is None:
+            return None
+        arriving = {v for e in topology.crossings if topology.role_of(e.target) == role for v in e.values}
+        segments = [topology.segment(name) for name in topology.makers([head.value], given=arriving)]
+        read = {head.value, *(value for segment in segments for value in segment.inputs)}
+        if not arriving.intersection(read) or any(segment.role != role for segment in segments):
+            return None
+        value, task, modules = head.value, head.task, engine.modules_of_party(party, client)
+        own = SegmentRunner(
+            topology,
+            engine.all_facts[client],
+            modules,
+            self._feed(client),
+            values={value: value},
+            given=arriving,
+        )
+        return lambda x, releases, y: task.loss(own(x, releases)[value], y)
+
     def _architecture(self, party: str, client: int) -> Architecture:
         engine = self.engine
         topology, role = engine.topologies[client], engine.parties[party].role
-        inputs = partial(feed, names=topology.inputs, features=self.data.victims.features)
         own, guards = engine.modules_of_party(party, client), of_client(engine.defenses, client)
         epochs = self.rounds * (1 if self.training is None else self.training.local_epochs)
         return Architecture(
-            topology, engine.all_facts[client], guards, role, self.seed, own, inputs, engine.device, max(epochs - 1, 0)
+            topology,
+            engine.all_facts[client],
+            guards,
+            role,
+            self.seed,
+            own,
+            self._feed(client),
+            engine.device,
+            max(epochs - 1, 0),
         )
 
     def lend(self, client: int, part: str, x: Tensor, rows: Dataset | None = None) -> None:
@@ -103,14 +142,14 @@ class Grants:
             raise InvalidInput(f"x has rows of shape {tuple(x.shape[1:])}; this run was trained on {self.data.shape}")
         heads = self.engine.topologies[client].heads
         labels = {} if rows is None else {head.value: rows.label(head.target) for head in heads}
-        self.engine.own(client, part, self._feed(client, x), labels)
+        self.engine.own(client, part, self._feed(client)(x), labels)
 
     def own_inputs(self, party: str, client: int, x: Tensor) -> dict[str, Tensor]:
         """Return what `party` itself feeds for the rows `x`, on the engine's device."""
         if party not in {p.name for p in self.engine.crew.lanes[client].parties.values()}:
             return {}
         owners, role = self.engine.topologies[client].inputs, self.engine.parties[party].role
-        return {n: t.to(self.engine.device) for n, t in self._feed(client, x).items() if owners[n] == role}
+        return {n: t.to(self.engine.device) for n, t in self._feed(client)(x).items() if owners[n] == role}
 
     def _batches(self, client: int, number: int) -> list[Tensor]:
         """Return the rows of every step that `client` took in round `number`."""
@@ -143,9 +182,9 @@ class Grants:
         private = () if traits is None else traits.private_segments
         return local_training(topology, role, type(optimizer).__name__, options, sizes, sends_gradients, private)
 
-    def _feed(self, client: int, x: Tensor) -> dict[str, Tensor]:
-        """Return what each input of the client's topology gets of `x`."""
-        return feed(x, self.engine.topologies[client].inputs, self.data.victims.features)
+    def _feed(self, client: int) -> Feed:
+        """Return what says what each input of the client's topology gets of raw rows; it holds no data."""
+        return partial(feed, names=self.engine.topologies[client].inputs, features=self.data.victims.features)
 
     @property
     def _classes(self) -> int | None:
@@ -155,7 +194,7 @@ class Grants:
         def imitate(x: Tensor, y: Tensor, epochs: int | None, batch_size: int | None, seed: int) -> Rerun:
             plan = self.training or Training()
             passes = self.rounds * plan.local_epochs if epochs is None else epochs
-            copied = Rerun(self.engine, client, lambda rows: self._feed(client, rows), seed)
+            copied = Rerun(self.engine, client, self._feed(client), seed)
             size = plan.batch_size if batch_size is None else batch_size
             copied.train(x, y, passes, size, plan.local_epochs if plan.restart_optimizers else None)
             return copied

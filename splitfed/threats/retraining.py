@@ -7,7 +7,6 @@ from copies adapts to every defense, also to those that only change the loss.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -17,8 +16,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.random import derive, generator, stream
 from splitfed.core.topology import Topology
 from splitfed.engines.local import LocalEngine
-
-Feed = Callable[[Tensor], dict[str, Tensor]]
+from splitfed.threats.imitated_defenses import Feed
 
 
 class Rerun:

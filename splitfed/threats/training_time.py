@@ -1,4 +1,4 @@
-"""Sends intruders to their posts: checks that each can work there, and lets it know what its party knows."""
+"""Installs training attacks: checks that each can work at its party, and lets it know what its party knows."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ from splitfed.data.federation import Federation
 from splitfed.engines.local import LocalEngine
 from splitfed.planning.validation import Prepared
 from splitfed.registry import load
+from splitfed.threats.fresh_segments import Architecture, head_after
 from splitfed.threats.imitated_defenses import ImitatedSender
-from splitfed.threats.segments_downstream import head_after
-from splitfed.threats.segments_fresh import Architecture
 
 
-def place_attacks(engine: LocalEngine, prepared: Prepared, intruders: Mapping[str, TrainingAttack | str]) -> None:
-    """Let every intruder (or the usual preset of the one named) into the training, at the party that it is for.
+def place_attacks(engine: LocalEngine, prepared: Prepared, attacks: Mapping[str, TrainingAttack | str]) -> None:
+    """Install every training attack (or the usual preset of the one named) at the party that it is for.
 
-    Raises `InvalidInput` for a party that is not there or where the intruder could not work.
+    Raises `InvalidInput` for a party that is not there or where the attack could not work.
     """
-    for name, attack in intruders.items():
+    for name, attack in attacks.items():
         plan = resolve_attack(attack)
         if name not in engine.parties:
-            raise unknown("party for an intruder", name, engine.parties)
+            raise unknown("party for a training attack", name, engine.parties)
         needs = plan.needs(_labels(prepared.topology, engine.parties[name].role) is not None)
         knowledge = _knowledge(engine, prepared, name, needs).only(needs)
         missing = knowledge.missing(needs, View(name, ()))
@@ -43,26 +42,26 @@ def place_attacks(engine: LocalEngine, prepared: Prepared, intruders: Mapping[st
 
 
 def check_questions(engine: LocalEngine, data: Federation, ask: Mapping[str, int]) -> None:
-    """Refuse questions to a party without an intruder, counts below one, and questions about nobody."""
+    """Refuse questions to a party without a training attack, counts below one, and questions about nobody."""
     for party, every in ask.items():
         if party not in engine.insiders:
-            raise unknown("party with an intruder to ask", party, engine.insiders)
+            raise unknown("party with a training attack to ask", party, engine.insiders)
         check_count(f"ask[{party!r}]", every, low=1)
         if len(data.victims) == 0:
             raise InvalidInput(f"there are no victims to ask {party!r} about: set some aside (victims=64)")
 
 
 def resolve_attack(given: TrainingAttack | str) -> TrainingAttack:
-    """Return the intruder meant; refuse an attack that does not live in training."""
+    """Return the training attack meant; refuse an attack of another kind."""
     found = load("attacks", given) if isinstance(given, str) else given
     plan = found.preset() if isinstance(found, type) and issubclass(found, TrainingAttack) else found
     if not isinstance(plan, TrainingAttack):
-        raise InvalidInput(f"intruder {given!r} is no attack that lives in training")
+        raise InvalidInput(f"{given!r} is no training attack")
     return plan
 
 
 def attack_site(engine: LocalEngine, prepared: Prepared, party: str, who: str, knowledge: Knowledge) -> AttackSite:
-    """Return the post at `party`; refuse one where not exactly one value of another party arrives."""
+    """Return the attack's site at `party`; refuse one where not exactly one value of another party arrives."""
     topology, facts = prepared.topology, prepared.facts[0]
     role = engine.parties[party].role
     if role in topology.data_roles or not topology.segments_of(role):
@@ -92,7 +91,7 @@ def attack_site(engine: LocalEngine, prepared: Prepared, party: str, who: str, k
         modules,
         seed,
     )
-    # What it knows is the experimenter's own: an intruder must not be able to change the run by writing into it.
+    # What it knows is the experimenter's own: a training attack must not be able to change the run by writing into it.
     return site.copy()
 
 
@@ -125,10 +124,10 @@ def _segments_and_output(
 
 
 def _sender(engine: LocalEngine, prepared: Prepared, edge: Edge, seed: int) -> ImitatedSender:
-    """Return the defenses of the sender on `edge` as the intruder imitates them; the first client's, where they differ.
+    """Return the defenses of the sender on `edge` as the attack imitates them; the first client's, where they differ.
 
-    States and random numbers are the intruder's own. Noise that the sender's own layers have learnt is not drawn: how
-    strong it is (`mid`, `shredder`) the intruder does not know.
+    States and random numbers are the attack's own. Noise that the sender's own layers have learnt is not drawn: how
+    strong it is (`mid`, `shredder`) the attack does not know.
     """
     topology, guards = prepared.topology, of_client(prepared.defenses, 0)
     return ImitatedSender(topology, prepared.facts[0], guards, edge, _inputs(prepared), seed, engine.device)

@@ -74,7 +74,7 @@ class Bench:
 
     def __init__(self, evaluator: Evaluator, attack: Attack, party: str, client: int, seed: int, share: float) -> None:
         check_number("tune share", share, low=0.0, high=1.0, open_low=True, open_high=True)
-        self._inquiry, self._party, self._client, self._seed = evaluator, party, client, seed
+        self._evaluator, self._party, self._client, self._seed = evaluator, party, client, seed
         rows = evaluator.data.auxiliary
         count = round(share * len(rows))
         if not 2 <= count <= len(rows) - 2:
@@ -101,13 +101,13 @@ class Bench:
 
     def _knowledge(self, attack: Attack, purpose: str) -> Knowledge:
         """Return what the attacker knows, less the pseudo-victims; queries start anew for every setting."""
-        whole = self._inquiry.knowledge(self._party, self._client, derive(self._seed, "tune", purpose))
+        whole = self._evaluator.knowledge(self._party, self._client, derive(self._seed, "tune", purpose))
 
         def left(t: Tensor) -> Tensor:
             return t[self._left.to(t.device)]
 
         def own(rows: Dataset) -> dict[str, Tensor]:
-            return self._inquiry.own_inputs(self._party, self._client, rows.x)
+            return self._evaluator.own_inputs(self._party, self._client, rows.x)
 
         return replace(
             whole,
@@ -128,7 +128,7 @@ class Bench:
 
     def _make_view(self, released: Releases) -> View:
         """Return the view of a party at which `released` arrived."""
-        engine, lane = self._inquiry.engine, self._client
+        engine, lane = self._evaluator.engine, self._client
         topology, role = engine.topologies[lane], engine.parties[self._party].role
         stamp = Stamp("predict", lane, 0, 0, "pseudo-victims")
         messages = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -22,7 +21,8 @@ from splitfed.data.federation import Federation
 from splitfed.engines.base import FED
 from splitfed.engines.local import LocalEngine
 from splitfed.federated.base import Method
-from splitfed.threats.segments_extractor import Extractor
+from splitfed.threats.imitated_defenses import Feed
+from splitfed.threats.segment_runner import SegmentRunner
 
 
 class Case(NamedTuple):
@@ -49,7 +49,7 @@ class Uploads:
     data: Federation
     recorded: Callable[[str, int, int | None], View]
     knowledge: Callable[[str, int, int], Knowledge]
-    feed: Callable[[int, Tensor], Mapping[str, Tensor]]
+    feed: Callable[[int], Feed]
     method: Method | None = None
     sent: frozenset[str] = frozenset()
 
@@ -62,8 +62,8 @@ class Uploads:
         known = self.knowledge(party, client, derive(seed, "queries"))
         if means := self._class_means(client):
             topology, facts = self.engine.topologies[client], self.engine.all_facts[client]
-            modules, feed = self.engine.modules(client), partial(self.feed, client)
-            known = replace(known, extractor=Extractor(topology, facts, modules, means, feed))
+            extractor = SegmentRunner(topology, facts, self.engine.modules(client), self.feed(client), values=means)
+            known = replace(known, extractor=extractor)
         if attack.target is not Target.MEMBERS:
             return Case(view, known, readable)
         rows, members = candidates(self.data, self.data.victims, generator(seed, "candidates"), client)

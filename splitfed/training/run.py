@@ -385,7 +385,7 @@ class Run:
         """
         plan = getattr(self.engine.insiders.get(party), "plan", None)
         if not isinstance(plan, Attack):
-            raise unknown("party with an intruder to ask", party, self.engine.insiders)
+            raise unknown("party with a training attack to ask", party, self.engine.insiders)
         try:
             (result,) = self.attack(plan, adversary=party)
         except InvalidInput as error:

@@ -30,7 +30,7 @@ from splitfed.defenses import Adversarial, DistanceCorrelation, Mid, Noise
 from splitfed.stats.dependence import distance_correlation, u_distance_correlation_sqr
 from splitfed.training.run import Run
 from tests.attacks.test_sdar_layout import run_on_images
-from tests.attacks.training_time_examples import error, go, insider, ramps
+from tests.attacks.training_time_examples import attack_state, error, go, ramps
 from tests.examples import assert_same
 
 
@@ -81,7 +81,7 @@ def assert_near(found: Tensor, expected: Tensor) -> None:
 
 
 def pseudo_client(run: Run) -> ClientModel:
-    found = insider(run)
+    found = attack_state(run)
     assert isinstance(found, PseudoClient)
     return found.client
 
@@ -147,7 +147,7 @@ LEARNING = Adversarial(weight=1.0, threshold=-1.0, bottleneck=0, width=8)
 @pytest.mark.parametrize("layout", ["client", "generic"])
 def test_a_defense_that_learns_does_so_in_the_imitation_and_is_part_of_the_state(layout: str) -> None:
     """Six steps of 32 rows: its decoder has taken six steps of Adam; the copy's states are its own."""
-    found = insider(run_on_images(Sdar.preset("fast", width=8, layout=layout), defenses=[LEARNING]))
+    found = attack_state(run_on_images(Sdar.preset("fast", width=8, layout=layout), defenses=[LEARNING]))
     learnt = found.state()["defenses"]["simulator"]
     ((place, state),) = learnt.items()
     assert {float(each["step"]) for each in state["optimizer"]["state"].values()} == {6.0}

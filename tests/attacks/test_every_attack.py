@@ -111,7 +111,7 @@ def images(attack: Attack, margin: float, quick: Attack | None = None, rounds: i
     return Row(attack, run, noisy, "psnr", margin, 0.5, quick=quick)
 
 
-def inside(attack: Attack, margin: float, rounds: int, rate: float = 1e-3) -> Row:
+def in_training(attack: Attack, margin: float, rounds: int, rate: float = 1e-3) -> Row:
     """Reconstruction of ramps from within the training; R2 of the mean row is about 0."""
     hopeless = partial(go, attack, rounds=6, defenses=[DROWNED])
     return Row(attack, cache(partial(go, attack, rounds=rounds, rate=rate)), cache(hopeless), "r2", margin, 0.1)
@@ -155,9 +155,9 @@ TABLE: dict[str, Row] = {
     "dlg": updates(Dlg(iterations=120, restarts=2)),
     "idlg": updates(Idlg(iterations=120, restarts=2)),
     "inverting_gradients": updates(InvertingGradients(iterations=200, lr=0.1)),
-    "fsha": inside(Fsha.preset("fast", width=32), 0.5, 50),
-    "sdar": inside(Sdar.preset("fast"), 0.5, 40, 3e-3),
-    "pcat": inside(Pcat.preset("fast", start=20), 0.3, 40, 3e-3),
+    "fsha": in_training(Fsha.preset("fast", width=32), 0.5, 50),
+    "sdar": in_training(Sdar.preset("fast"), 0.5, 40, 3e-3),
+    "pcat": in_training(Pcat.preset("fast", start=20), 0.3, 40, 3e-3),
     "insider_labels": Row(
         InsiderLabels(),
         cache(partial(go, Sdar.preset("fast"), "u_shaped", rounds=40, rate=3e-3)),

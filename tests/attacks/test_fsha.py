@@ -17,7 +17,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.random import generator, stream
 from splitfed.defenses import Noise
 from splitfed.training.run import Run
-from tests.attacks.training_time_examples import error, go, insider
+from tests.attacks.training_time_examples import attack_state, error, go
 
 PLAN = Fsha.preset("fast", width=32)
 
@@ -41,9 +41,9 @@ def test_its_error_on_its_own_rows_falls_in_the_history() -> None:
 def test_the_penalty_holds_the_critics_slope_near_one() -> None:
     """Between what arrives and what the encoder makes; a critic without a penalty grows as steep as it can."""
     run = hijacked()
-    found = insider(run)
+    found = attack_state(run)
     assert isinstance(found, Hijacker)
-    z = run.observe("server").tensors()[found.post.value][:64]
+    z = run.observe("server").tensors()[found.site.value][:64]
     with torch.no_grad():
         made = found.nets["encoder"](found.scale.down(run.data.auxiliary.x[:64]))
     away = float(gradient_penalty(found.nets["critic"], z, made, generator(0)).detach()) ** 0.5
@@ -121,26 +121,26 @@ def test_cuts_of_any_size_are_reached(image: tuple[int, ...], cut: tuple[int, ..
 
 def test_the_client_is_sent_the_slope_of_the_critics_mean() -> None:
     run = go(PLAN)
-    hijacker = insider(run)
+    hijacker = attack_state(run)
     assert isinstance(hijacker, Hijacker)
     linear = nn.Linear(2, 1)
     linear.weight.data = torch.tensor([[2.0, -6.0]])
     hijacker.nets["critic"] = nn.Sequential(linear, nn.Flatten(0))
-    hijacker.add("critic", hijacker.nets["critic"], 1e-3)
+    hijacker.nets.add("critic", hijacker.nets["critic"], 1e-3)
     sent = hijacker.learn(Seen(torch.randn(4, 2), None), {}, generator(0))
     assert torch.allclose(sent, torch.tensor([0.5, -1.5]).expand(4, 2))
 
 
 def test_a_disguised_hijacker_is_honest_where_the_honest_gradient_is_long() -> None:
-    hijacker = insider(go(Fsha.preset("fast", disguise=2.0)))
+    hijacker = attack_state(go(Fsha.preset("fast", disguise=2.0)))
     assert isinstance(hijacker, Hijacker)
-    hijacker.usual = 1.0
+    hijacker.numbers["usual"] = 1.0
     mine, honest = torch.full((4, 2), 7.0), torch.zeros(4, 2)
     honest[0, 0] = 2.5
     assert hijacker.choose(mine, honest) is honest
     honest[0, 0] = 1.5
     assert hijacker.choose(mine, honest) is mine
-    assert hijacker.usual == pytest.approx(0.9 * (0.9 * 1.0 + 0.1 * 2.5) + 0.1 * 1.5)
+    assert hijacker.numbers["usual"] == pytest.approx(0.9 * (0.9 * 1.0 + 0.1 * 2.5) + 0.1 * 1.5)
 
 
 @pytest.mark.parametrize("source", [(1, 8, 8), (3, 9, 7), (5,), (6, 4, 4)])

@@ -32,7 +32,7 @@ from splitfed.core.tasks import regression
 from splitfed.data.dataset import Dataset
 from splitfed.models.mlp import mlp
 from splitfed.stats.intervals import Interval
-from splitfed.threats.segments_downstream import head_after
+from splitfed.threats.fresh_segments import head_after
 from splitfed.topologies import multi_hop, vanilla, vertical
 from splitfed.training.run import Run
 from tests.attacks.examples import rare, summed, two_party, u_digits

@@ -22,7 +22,7 @@ from splitfed.core.random import generator
 from splitfed.defenses import Noise
 from splitfed.training.run import Run
 from tests.attacks.test_attacks_adapt import Tied
-from tests.attacks.training_time_examples import error, go, insider
+from tests.attacks.training_time_examples import attack_state, error, go
 from tests.examples import assert_same
 
 PLAN = Pcat.preset("fast")
@@ -35,7 +35,7 @@ def trained(plan: Pcat = PLAN) -> Run:
 
 
 def pseudo(run: Run) -> PseudoClient:
-    found = insider(run)
+    found = attack_state(run)
     assert isinstance(found, PseudoClient)
     return found
 
@@ -157,7 +157,7 @@ def test_it_learns_from_the_segments_as_they_were_when_the_rows_passed(monkeypat
         met.append(weights(modules))
 
     def ended(self: PseudoClient) -> None:
-        left.append(weights(self.post.modules(0)))
+        left.append(weights(self.site.modules(0)))
 
     monkeypatch.setattr(PseudoClient, "learn", learn)
     monkeypatch.setattr(PseudoClient, "step_ended", ended)

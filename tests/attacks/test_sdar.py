@@ -17,7 +17,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.random import generator
 from splitfed.defenses import Noise
 from splitfed.training.run import Run
-from tests.attacks.training_time_examples import error, go, insider, mirror, ramps
+from tests.attacks.training_time_examples import attack_state, error, go, mirror, ramps
 from tests.examples import assert_same
 from tests.rounding import single
 
@@ -69,7 +69,7 @@ def test_the_decoder_pleases_its_critic() -> None:
     means = []
     for sharpness in (1.0, -1.0):
         run = go(Sdar.preset("fast", l2=100.0, width=8))
-        attacker = insider(run)
+        attacker = attack_state(run)
         assert isinstance(attacker, Simulator)
         attacker.add("decoder_critic", Brightness(sharpness), 1e-9)
         z, y, own = (
@@ -89,7 +89,7 @@ def test_the_simulator_pleases_its_critic() -> None:
     means = []
     for sharpness in (1.0, -1.0):
         run = go(Sdar.preset("fast", l1=100.0, width=8))
-        attacker = insider(run)
+        attacker = attack_state(run)
         assert isinstance(attacker, Simulator)
         attacker.add("simulator_critic", Brightness(sharpness), 1e-9)
         z, y, own = (
@@ -129,7 +129,7 @@ def test_every_net_learns_in_one_step_and_the_servers_own_does_not(
     shape: str, changes: dict[str, float], nets: set[str]
 ) -> None:
     run = go(Sdar(**changes), shape)  # type: ignore[arg-type]
-    simulator = insider(run)
+    simulator = attack_state(run)
     assert isinstance(simulator, Simulator)
     own = run.engine.parties["server"].state.modules
     before, kept = states(simulator), {n: {k: t.clone() for k, t in m.state_dict().items()} for n, m in own.items()}
@@ -144,8 +144,8 @@ def test_every_net_learns_in_one_step_and_the_servers_own_does_not(
 
 
 def test_the_critics_rates_are_those_of_what_they_judge_times_the_weights() -> None:
-    simulator = insider(go(Sdar(lr=0.5, decoder_lr=0.25, l1=0.1, l2=0.01)))
-    rates = {name: found.param_groups[0]["lr"] for name, found in simulator.optimizers.items()}
+    simulator = attack_state(go(Sdar(lr=0.5, decoder_lr=0.25, l1=0.1, l2=0.01)))
+    rates = {name: found.param_groups[0]["lr"] for name, found in simulator.nets.optimizers.items()}
     expected = {"simulator": 0.5, "decoder": 0.25, "simulator_critic": 0.05, "decoder_critic": 0.0025}
     assert rates == pytest.approx(expected)
 
@@ -153,7 +153,7 @@ def test_the_critics_rates_are_those_of_what_they_judge_times_the_weights() -> N
 def test_flipped_labels_are_drawn_from_all_classes() -> None:
     """Every label drawn anew from two classes: about half of them change; none at a share of zero."""
     for share, low, high in ((1.0, 0.45, 0.55), (0.4, 0.15, 0.25), (0.0, 0.0, 0.0)):
-        simulator = insider(go(Sdar(flip=share), "u_shaped"))
+        simulator = attack_state(go(Sdar(flip=share), "u_shaped"))
         assert isinstance(simulator, Simulator)
         changed = float(simulator._flip_labels(torch.zeros(4000, dtype=torch.long), generator(0)).float().mean())
         assert low <= changed <= high

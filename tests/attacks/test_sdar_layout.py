@@ -22,7 +22,7 @@ from splitfed.data.federation import Federation
 from splitfed.defenses import Noise
 from splitfed.topologies import u_shaped, vanilla
 from splitfed.training.run import Run
-from tests.attacks.training_time_examples import error, go, insider, ramps
+from tests.attacks.training_time_examples import attack_state, error, go, ramps
 from tests.examples import assert_same
 
 TINY = Sdar.preset("paper", width=4, blocks=1)
@@ -51,7 +51,7 @@ def run_on_images(plan: Sdar = TINY, shape: str = "vanilla", rounds: int = 1, **
 
 
 def simulator(run: Run) -> Simulator:
-    found = insider(run)
+    found = attack_state(run)
     assert isinstance(found, Simulator)
     return found
 
@@ -97,9 +97,9 @@ def test_it_learns_from_rows_as_the_client_gets_them_in_training_mode() -> None:
     topology = vanilla(Normed(), "first")
     run = splitfed.train(topology, ramps(1, 32), rounds=1, batch_size=32, intruders={"server": TINY})
     mine = simulator(run)
-    known = mine.post.knowledge.auxiliary
+    known = mine.site.knowledge.auxiliary
     assert known is not None
-    rows = mine.rows(32, generator(mine.post.seed, "draws", 0))
+    rows = mine.site.draw_rows(32, generator(mine.site.seed, "draws", 0))
     mean = next(t for name, t in mine.nets["simulator"].named_buffers() if name.endswith("running_mean"))
     assert torch.allclose(mean, 0.19 * known[rows].mean(0), atol=1e-6)
 
@@ -234,7 +234,7 @@ def test_weights_that_nothing_flows_through_stay_where_they_are() -> None:
 
     topology = vanilla(small(Spare(), nn.Identity()), "0")
     run = splitfed.train(topology, ramps(1, 64), rounds=1, intruders={"server": TINY})
-    optimizer = simulator(run).optimizers["simulator"]
+    optimizer = simulator(run).nets.optimizers["simulator"]
     moved = [weight.shape for weight in optimizer.param_groups[0]["params"] if optimizer.state[weight]]
     assert moved == [(2, 16), (2,)]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import operator
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +28,7 @@ from splitfed.defenses import Noise
 from splitfed.models.mlp import mlp
 from splitfed.topologies import u_shaped, vanilla
 from splitfed.training.run import Run
-from tests.attacks.training_time_examples import ALL, NoObjective, Spy, go, insider, ramps, small
+from tests.attacks.training_time_examples import ALL, Passive, Spy, attack_state, go, ramps, small
 from tests.examples import assert_same
 
 
@@ -36,8 +38,8 @@ def weights(run: Run) -> dict[str, Any]:
 
 def test_it_sees_every_training_step_once_and_its_own_segments() -> None:
     run = go(Spy(), rounds=2)
-    spy = insider(run)
-    assert isinstance(spy, NoObjective)
+    spy = attack_state(run)
+    assert isinstance(spy, Passive)
     assert [len(seen.z) for seen, _ in spy.seen] == [32] * 16
     assert {tuple(seen.z.shape[1:]) for seen, _ in spy.seen} == {(2,)}
     assert all(set(modules) == {"top"} for _, modules in spy.seen)
@@ -46,14 +48,14 @@ def test_it_sees_every_training_step_once_and_its_own_segments() -> None:
 
 
 def test_no_label_arrives_in_a_u() -> None:
-    spy = insider(go(Spy(), "u_shaped"))
-    assert isinstance(spy, NoObjective)
+    spy = attack_state(go(Spy(), "u_shaped"))
+    assert isinstance(spy, Passive)
     assert {seen.y for seen, _ in spy.seen} == {None}
 
 
 @pytest.mark.parametrize("shape", ["vanilla", "u_shaped"])
 @pytest.mark.parametrize("name", ["sdar", "sdar, client's layout", "pcat"])
-def test_a_passive_intruder_changes_no_bit_of_the_training(name: str, shape: str) -> None:
+def test_a_passive_one_changes_no_bit_of_the_training(name: str, shape: str) -> None:
     assert_same(weights(go(ALL[name], shape)), weights(go(None, shape)))
 
 
@@ -68,8 +70,8 @@ def test_an_active_one_replaces_what_the_client_gets() -> None:
 
 @pytest.mark.parametrize("schedule", ["sequential", "splitfed_v1", "splitfed_v2", "sglr"])
 def test_every_client_of_every_schedule_passes_it(schedule: str) -> None:
-    spy = insider(go(Spy(loud=True), data=ramps(2, 64), schedule=schedule))
-    assert isinstance(spy, NoObjective)
+    spy = attack_state(go(Spy(loud=True), data=ramps(2, 64), schedule=schedule))
+    assert isinstance(spy, Passive)
     assert sum(len(seen.z) for seen, _ in spy.seen) == 128
 
 
@@ -89,7 +91,7 @@ def test_a_resumed_run_ends_in_the_same_bits(name: str, tmp_path: Path) -> None:
         go(ALL[name], folder=tmp_path / "run", progress=progress, **changes)
     again = go(ALL[name], folder=tmp_path / "run", resume=True, **changes)
     assert_same(weights(again), weights(whole))
-    assert_same(insider(again).state(), insider(whole).state())
+    assert_same(attack_state(again).state(), attack_state(whole).state())
     assert [h["intruders"] for h in again.history] == [h["intruders"] for h in whole.history]
     with pytest.raises(InvalidInput, match="holds another run: its intruders is"):
         go(None, folder=tmp_path / "run", resume=True, **changes)
@@ -123,10 +125,10 @@ def test_the_replica_is_frozen_and_in_evaluation_mode() -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no such party": (
         {"intruders": {"serfer": Fsha()}},
-        "unknown party for an intruder 'serfer'; did you mean 'server'",
+        "unknown party for a training attack 'serfer'; did you mean 'server'",
     ),
     "at a client": ({"intruders": {"client0": Fsha()}}, "'client0' is none"),
-    "not of the kind": ({"intruders": {"server": "rmle"}}, "intruder 'rmle' is no attack that lives in training"),
+    "not of the kind": ({"intruders": {"server": "rmle"}}, "'rmle' is no training attack"),
     "no gradient": ({"plan": Fsha(), "schedule": "local_loss"}, "none goes back here"),
     "no auxiliary rows": ({"plan": Fsha(), "data": "bare"}, "Fsha needs auxiliary data; this run does not grant that"),
     "no auxiliary labels": (
@@ -159,7 +161,7 @@ def test_several_values_at_one_party_are_refused(name: str) -> None:
         splitfed.train(twice, ramps(), rounds=1, intruders={"server": ALL[name]})
 
 
-def test_an_intruder_that_was_not_there_cannot_answer() -> None:
+def test_an_attack_that_was_not_there_cannot_answer() -> None:
     with pytest.raises(InvalidInput, match=r"Fsha needs an intruder in the training"):
         go(None).attack(Fsha())
     with pytest.raises(InvalidInput, match=r"here Spy was at 'server': train with intruders=\{'server': Fsha\(\)\}"):
@@ -178,8 +180,24 @@ def test_a_relay_that_sees_labels_learns_scores_of_its_own(plan: TrainingAttack)
     run = splitfed.train(topology, data, rounds=1, intruders={"hop1": plan})
     found = run.intruders["hop1"]
     assert isinstance(found, TrainingAttackState)
-    assert found.post.labels is not None
-    assert not found.post.makes_scores
+    assert found.site.labels is not None
+    assert not found.site.makes_scores
     assert "head" in found.nets
     (rows,) = run.attack(plan, adversary="hop1")
     assert rows.guess.shape == (16, 1, 8, 8)
+
+
+def test_old_names_of_the_state() -> None:
+    state = attack_state(go(Spy()))
+    for old, new in {"post": "site", "rows": "site.draw_rows", "add": "nets.add", "note": "means.add"}.items():
+        with pytest.warns(DeprecationWarning, match=rf"Passive\.{old} is now Passive\.{new};"):
+            assert getattr(state, old) == operator.attrgetter(new)(state)
+    with pytest.raises(InvalidInput, match=r"Own\.memory is never called: keep what belongs to the state in self"):
+        type("Own", (TrainingAttackState,), {"memory": lambda self: {}})
+
+
+@pytest.mark.parametrize("kind", [TrainingAttack, TrainingAttackState])
+def test_a_contract_has_at_most_twelve_methods_and_properties(kind: type) -> None:
+    held = {name: inspect.getattr_static(kind, name) for name in dir(kind) if not name.startswith("_")}
+    asked = [n for n, v in held.items() if inspect.isfunction(v) or isinstance(v, (property, classmethod))]
+    assert len(asked) <= 12, asked

@@ -21,7 +21,8 @@ from splitfed.core.random import generator, stream
 from splitfed.defenses import Noise
 from splitfed.models.lenet import lenet
 from splitfed.threats.evaluator import AttackResult
-from splitfed.threats.segments_fresh import Architecture, FreshUpstream
+from splitfed.threats.fresh_segments import Architecture
+from splitfed.threats.segment_runner import SegmentRunner
 from splitfed.topologies import u_shaped, vanilla
 from splitfed.training.run import Run
 from tests.attacks.examples import digits as federation
@@ -223,7 +224,7 @@ def test_segments_of_its_own_keep_their_weights() -> None:
 
 def test_a_u_shaped_server_can_steal_too() -> None:
     (result,) = toy("u_shaped").attack(QUICK)
-    assert isinstance(result.clone, FreshUpstream)
+    assert isinstance(result.clone, SegmentRunner)
     assert result.stolen is not None
     assert result.stolen["trained"]["accuracy"].mean == pytest.approx(toy("u_shaped").accuracy, abs=1e-12)
 

@@ -20,7 +20,7 @@ from splitfed.core.messages import Message, Stamp, View
 from splitfed.data.candidates import candidates
 from splitfed.engines.base import FED
 from splitfed.federated import FedDistill, FedProto
-from splitfed.threats.segments_extractor import Extractor
+from splitfed.threats.segment_runner import SegmentRunner
 from tests.attacks.examples import fed_run, perceptron, proto_run
 from tests.rounding import single
 
@@ -123,9 +123,8 @@ def test_the_extractor_is_what_the_client_sent_means_of(method: Any) -> None:
     run = proto_run(method=method)
     topology, client = run.engine.topologies[2], run.data.clients[2].train
     means = run.method.traits(topology).class_means  # type: ignore[union-attr]
-    extractor = Extractor(
-        topology, run.engine.all_facts[2], run.engine.modules(2), means, lambda x: {next(iter(topology.inputs)): x}
-    )
+    facts, modules, (name,) = run.engine.all_facts[2], run.engine.modules(2), topology.inputs
+    extractor = SegmentRunner(topology, facts, modules, lambda x: {name: x}, values=means)
     ((kind, z),) = extractor(client.x).items()
     newest = [m for m in run.engine.view(FED).messages if (m.kind, m.receiver, m.stamp.lane) == (kind, FED, 2)][-1]
     for label in client.y.unique().tolist():

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 import splitfed
 from splitfed.attacks.base import Target
+from splitfed.attacks.training_time.attack_site import AttackSite
 from splitfed.attacks.training_time.fsha import Fsha
 from splitfed.attacks.training_time.pcat import Pcat
 from splitfed.attacks.training_time.sdar import Sdar
-from splitfed.attacks.training_time.training_attack import AttackSite, Seen, TrainingAttack, TrainingAttackState
+from splitfed.attacks.training_time.training_attack import Seen, TrainingAttack, TrainingAttackState
 from splitfed.core.messages import View
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import generator, stream
@@ -39,11 +40,11 @@ class Spy(TrainingAttack):
 
     loud: bool = False
 
-    def enter(self, post: AttackSite) -> TrainingAttackState:
-        return (Loud if self.loud else NoObjective)(self, post)
+    def enter(self, site: AttackSite) -> TrainingAttackState:
+        return (Loud if self.loud else Passive)(self, site)
 
 
-class NoObjective(TrainingAttackState):
+class Passive(TrainingAttackState):
     def build(self) -> None:
         self.seen: list[tuple[Seen, dict[str, nn.Module]]] = []
 
@@ -52,10 +53,10 @@ class NoObjective(TrainingAttackState):
         return torch.ones_like(seen.z)
 
     def guess(self, view: View, target: Target) -> Tensor:
-        return self.released(view)
+        return self.site.released(view)
 
 
-class Loud(NoObjective):
+class Loud(Passive):
     active: ClassVar[bool] = True
 
 
@@ -113,7 +114,7 @@ def go(plan: Any = None, shape: str = "vanilla", rounds: int = 1, rate: float = 
     return splitfed.train(topology, data, rounds=rounds, intruders=intruders, **arguments)
 
 
-def insider(run: Run) -> TrainingAttackState:
+def attack_state(run: Run) -> TrainingAttackState:
     found = run.intruders["server"]
     assert isinstance(found, TrainingAttackState)
     return found

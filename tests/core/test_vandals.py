@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 import splitfed as sf
 from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target
+from splitfed.attacks.training_time.attack_site import AttackSite
 from splitfed.attacks.training_time.fsha import Fsha
-from splitfed.attacks.training_time.training_attack import AttackSite, Seen, TrainingAttack, TrainingAttackState
+from splitfed.attacks.training_time.training_attack import Seen, TrainingAttack, TrainingAttackState
 from splitfed.core.messages import Message, Recording, View
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import stream
@@ -29,6 +30,7 @@ from splitfed.detectors.base import Detector, DetectorSite, DetectorState
 from splitfed.engines.base import FED
 from splitfed.federated import FedProto
 from splitfed.models.mlp import mlp
+from splitfed.threats.segment_runner import SegmentRunner
 from splitfed.topologies import local, u_shaped, vanilla, vertical
 from tests.examples import assert_same
 from tests.object_graph import reachable
@@ -51,7 +53,7 @@ def tensors(thing: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
         inner = [*thing.values()]
     elif isinstance(thing, (list, tuple, set)):
         inner = [*thing]
-    elif dataclasses.is_dataclass(thing) or type(thing).__name__ in ("FreshUpstream", "Upstream"):
+    elif dataclasses.is_dataclass(thing) or isinstance(thing, SegmentRunner):
         inner = [*vars(thing).values()]
     for one in inner:
         yield from tensors(one, seen)
@@ -189,7 +191,14 @@ CASES: dict[str, tuple[str, str, set[Needs], Target, Phase, tuple[str, ...]]] = 
         *("vanilla", "server", {Needs.RELEASES, *KNOWN, *UPSTREAM, Needs.DOWNSTREAM, Needs.IMITATION}),
         *(Target.INPUTS, Phase.INFERENCE, ()),
     ),
-    "insider": ("vanilla", "server", {Needs.RELEASES, Needs.INSIDER}, Target.INPUTS, Phase.INFERENCE, ()),
+    "training attack": (
+        "vanilla",
+        "server",
+        {Needs.RELEASES, Needs.TRAINING_ATTACK},
+        Target.INPUTS,
+        Phase.INFERENCE,
+        (),
+    ),
     "candidates": ("vanilla", "server", {Needs.RELEASES, Needs.CANDIDATES}, Target.MEMBERS, Phase.INFERENCE, ()),
     "gradients": ("u_shaped", "server", {Needs.GRADIENTS, Needs.HEAD, *KNOWN}, Target.LABELS, Phase.STEP, ()),
     "own inputs": ("vertical", "left0", {Needs.OWN_INPUTS, *KNOWN}, Target.INPUTS, Phase.STEP, ()),
@@ -203,7 +212,7 @@ HELD = {
     "releases": {"messages", "segments", "auxiliary", "auxiliary_labels", "attributes", "places", "architecture()"}
     | {"loss()", "imitate()"}
     | {f"{name}()" for name in CALLED if name != "extractor"},
-    "insider": {"messages", "insider"},
+    "training attack": {"messages", "training_attack"},
     "candidates": {"messages", "candidates", "candidate_labels"},
     "gradients": {"messages", "hints", "head()"},
     "own inputs": {"messages", "own", "own_auxiliary"},
@@ -284,19 +293,19 @@ def test_what_an_attack_is_handed_is_nobody_elses_memory(name: str) -> None:
 
 
 class Wrecker(TrainingAttack):
-    """Lives in the training, passive: writes zeros into its post, the segments and every message."""
+    """Lives in the training, passive: writes zeros into its site, the segments and every message."""
 
     learns_from: ClassVar[frozenset[Needs]] = frozenset({Needs.AUXILIARY, Needs.AUXILIARY_LABELS, Needs.ARCHITECTURE})
 
-    def enter(self, post: AttackSite) -> TrainingAttackState:
-        for tensor in tensors([post.knowledge, post.segments]):
+    def enter(self, site: AttackSite) -> TrainingAttackState:
+        for tensor in tensors([site.knowledge, site.segments]):
             spoil(tensor)
-        return Wreck(self, post)
+        return Wreck(self, site)
 
 
 class Wreck(TrainingAttackState):
     def build(self) -> None:
-        self.add("net", nn.Linear(2, 2), 0.1)
+        self.nets.add("net", nn.Linear(2, 2), 0.1)
 
     def receive(self, message: Message) -> None:
         super().receive(message)
@@ -338,7 +347,7 @@ class Calm(DetectorState):
         {"intruders": {"server": dataclasses.dataclass(frozen=True)(Wrecker)()}},
         {"detectors": {"client0": Sleeper()}},
     ],
-    ids=["intruder", "detector"],
+    ids=["training attack", "detector"],
 )
 def test_a_vandal_inside_the_training_changes_nothing(who: dict[str, Any]) -> None:
     def trained(**more: Any) -> dict[str, Any]:

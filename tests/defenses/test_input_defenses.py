@@ -32,7 +32,7 @@ from splitfed.defenses import (
 from splitfed.planning.plan import cost
 from splitfed.planning.validation import Prepared, prepare
 from splitfed.schedules.base import Training
-from splitfed.threats.segments_upstream import Upstream
+from splitfed.threats.segment_runner import SegmentRunner
 from splitfed.topologies import multi_task, u_shaped, vanilla
 from splitfed.training.run import Run
 from tests.examples import InPlaceAfterCut, SmallUNet, assert_same, toy_data
@@ -79,12 +79,14 @@ def released(run: Run, number: int = 0) -> Tensor:
     return recorder.view().select(kind="activation").tensors()["conv"]
 
 
-def upstream(run: Run) -> Upstream:
+def upstream(run: Run) -> SegmentRunner:
     engine = run.engine
     modules = {
         n: m for party in (engine.party(0, r) for r in engine.topology.roles) for n, m in party.state.modules.items()
     }
-    return Upstream(engine.topology, engine.facts, modules, engine.defenses, "server", 0)
+    return SegmentRunner(
+        engine.topology, engine.facts, modules, lambda x: {"x": x}, role="server", defenses=engine.defenses
+    )
 
 
 def prepared(name: str) -> Prepared:
@@ -126,12 +128,12 @@ def test_what_arrives_and_what_an_adversary_models(name: str) -> None:
     """A release is defended outside training, too; the mean that a white-box adversary takes is of the same make."""
     run = finished(name)
     z, x = released(run), federation().clients[0].train.x
-    mean = upstream(run)({"x": x})["conv"]
+    mean = upstream(run)(x)["conv"]
     assert z.shape == mean.shape
     assert SEEN[name](z[: len(x)], mean)
     random = name in ("mid", "shredder", "dropout")
     assert torch.equal(released(run, 1), z) != random
-    sample = upstream(run).sample({"x": x})["conv"]
+    sample = upstream(run).sample(x)["conv"]
     assert torch.allclose(sample, mean) != random
     assert SEEN[name](sample, mean)
 

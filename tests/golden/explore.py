@@ -84,7 +84,7 @@ def attempts(*choices: Choice) -> Iterator[Case]:
 def attack_contexts(attack: str) -> list[Case]:
     """Return where `attack` is tried by itself."""
     kind = load("attacks", attack)
-    if Needs.INSIDER in kind.requires:
+    if Needs.TRAINING_ATTACK in kind.requires:
         inside = attack if hasattr(kind, "enter") else next(n for n in names("attack") if _watches(n))
         return [replace(context, intruder=inside) for context in CONTEXTS]
     if kind.reads:

@@ -142,11 +142,11 @@ def look(run: Run, weight: float) -> dict[str, float]:
         "mean image": float((known.mean(0) - truth).square().mean()),
         "ssim": result.grade["guess"]["ssim"].mean,
     }
-    insider = run.intruders["server"]
-    assert isinstance(insider, TrainingAttackState)
+    state = run.intruders["server"]
+    assert isinstance(state, TrainingAttackState)
     if weight:
         sent = releases(run.engine.modules(0)["bottom"], run.data.clients[0].train.x, BATCHES)
-        found["rho"] = gradient_ratio(sent, insider.nets["critic"], weight, STRENGTH).rho
+        found["rho"] = gradient_ratio(sent, state.nets["critic"], weight, STRENGTH).rho
     return found
 
 

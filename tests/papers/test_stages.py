@@ -8,7 +8,7 @@ import pytest
 
 from splitfed.attacks.training_time.fsha import Fsha
 from splitfed.training.run import Run
-from tests.attacks.training_time_examples import go, insider, ramps
+from tests.attacks.training_time_examples import attack_state, go, ramps
 from tests.examples import assert_same
 from tests.papers.stages import stages
 
@@ -20,7 +20,7 @@ def start(rounds: int = 1) -> Run:
 
 
 def steps(run: Run) -> dict[str, float]:
-    return {"steps": insider(run).steps}
+    return {"steps": attack_state(run).steps}
 
 
 def test_stages_are_one_training(tmp_path: Path) -> None:
@@ -29,12 +29,12 @@ def test_stages_are_one_training(tmp_path: Path) -> None:
     assert [(one["round"], one["steps"]) for one in seen] == [(1, 2), (2, 4), (4, 8), (5, 10)]
     whole = start(5)
     assert_same(run.engine.state(), whole.engine.state())
-    assert_same(insider(run).state(), insider(whole).state())
+    assert_same(attack_state(run).state(), attack_state(whole).state())
 
 
 def test_what_was_cut_short_goes_on(tmp_path: Path) -> None:
     def cut(run: Run) -> dict[str, float]:
-        if insider(run).steps == 8:
+        if attack_state(run).steps == 8:
             raise KeyboardInterrupt
         return steps(run)
 
@@ -43,7 +43,7 @@ def test_what_was_cut_short_goes_on(tmp_path: Path) -> None:
     looked: list[int] = []
 
     def again(run: Run) -> dict[str, float]:
-        looked.append(insider(run).steps)
+        looked.append(attack_state(run).steps)
         return steps(run)
 
     run, seen = stages(start, 5, 2, again, tmp_path / "cut")

@@ -246,8 +246,8 @@ def test_an_answer_that_cannot_be_scored_is_told() -> None:
 @pytest.mark.parametrize(
     ("ask", "victims", "text"),
     [
-        ({"serfer": 1}, 64, "unknown party with an intruder to ask 'serfer'; did you mean 'server'?"),
-        ({"client0": 1}, 64, "unknown party with an intruder to ask 'client0'"),
+        ({"serfer": 1}, 64, "unknown party with a training attack to ask 'serfer'; did you mean 'server'?"),
+        ({"client0": 1}, 64, "unknown party with a training attack to ask 'client0'"),
         ({"server": 0}, 64, r"ask\['server'\]=0 is not allowed; expected a whole number of at least 1"),
         ({"server": 1}, 0, "there are no victims to ask 'server' about"),
     ],

@@ -29,7 +29,7 @@ from splitfed.core.usage_counts import counted_kinds
 from splitfed.data.features import feed
 from splitfed.engines.base import FED
 from splitfed.study.run.audit_game import ONE, TEN, Game, Scores, SensitivityCheck, class_names
-from splitfed.threats.segments_upstream import Upstream
+from splitfed.threats.segment_runner import SegmentRunner
 from splitfed.training.run import Run
 
 CHUNK = 2**22
@@ -170,10 +170,10 @@ def _mechanism_inputs(run: Run, route: Route, client: int) -> Tensor:
     batch = rows.rows(range(min(ROWS, len(rows))))
     role = topology.role_of(topology.edge(route.place).target)
     modules = engine.modules(client, run.schedule.newest(client, run.schedule_state))
-    undefended = Upstream(topology, engine.all_facts[client], modules, (), role, client)
+    inputs = partial(feed, names=topology.inputs, features=rows.features)
+    undefended = SegmentRunner(topology, engine.all_facts[client], modules, inputs, role=role)
     with torch.no_grad():
-        inputs: Tensor = undefended(feed(batch.x.to(engine.device), topology.inputs, rows.features))[route.value].cpu()
-    return inputs
+        return undefended(batch.x.to(engine.device))[route.value].cpu()
 
 
 def _most_distant_rows(route: Route, z: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from splitfed.attacks.base import Attack
+from splitfed.attacks.base import Attack, quick_look
 from splitfed.attacks.scoring.reconstruction_metrics import Grade
 from splitfed.core import digests
 from splitfed.core.defense import (
@@ -161,7 +161,7 @@ def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher) -> Json:
         "scores": _score_table(outcome.grade),
     }
     entry |= {"file": file, "sha256": digests.of(tensors), "lives": probe.lives}
-    entry["quick"] = attack.quick_look(str(probe.attack.label_values.get("preset")))
+    entry["quick"] = quick_look(type(attack), str(probe.attack.label_values.get("preset")))
     entry["depth"] = input_depth(run.engine.topology, run.engine.parties[outcome.adversary].role)
     if outcome.stolen is not None:
         entry["stolen"] = _score_table(outcome.stolen)

@@ -1,0 +1,187 @@
+"""What an adversary knows beside its view: one table of fields, and for each what a threat model must grant for it.
+
+The metadata of a field say it. From them follow what an attack is shown (`Knowledge.only`), what it is
+refused for (`Knowledge.missing`), which tensors it gets copies of (`Knowledge.copy`), and what ends a dry run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from splitfed.attacks.gradients.local_training import LocalTraining
+from splitfed.attacks.local_models import Clone, Imitate, Releases, TrainedAttack
+from splitfed.attacks.threat_model import STEPS, Needs
+from splitfed.core.messages import View
+from splitfed.core.payload import copy_nested
+from splitfed.old_names import OldAttribute
+
+IN_VIEW: Mapping[Needs, Callable[[View], bool]] = {
+    Needs.RELEASES: lambda view: bool(view.select(kind="activation").messages),
+    Needs.GRADIENTS: lambda view: bool(view.select(kind="gradient").messages),
+    Needs.UPDATES: lambda view: bool(view.select(kind="weights").messages),
+    Needs.UPLOADS: lambda view: any(m.receiver == view.party and m.kind not in STEPS for m in view.messages),
+}
+"""What an attack finds in its view, and how to tell that it is there."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who is shown a field of `Knowledge`, and how.
+
+    `needs`: what must be granted for it, all of them; empty: it is public. `present(value)`: whether what is needed is
+    there; None where another field with the same needs tells. `copy(value)`: the value in memory of its own; None where
+    it holds no tensor. `computes`: whether calling it takes time.
+    """
+
+    needs: frozenset[Needs] = frozenset()
+    present: Callable[[Any], bool] | None = None
+    copy: Callable[[Any], Any] | None = None
+    computes: bool = False
+
+
+def is_given(value: Any) -> bool:
+    """Tell whether a field holds anything but None."""
+    return value is not None
+
+
+def has_rows(value: Any) -> bool:
+    """Tell whether a field holds one entry at least."""
+    return value is not None and len(value) > 0
+
+
+def _copy_object(value: Any) -> Any:
+    return None if value is None else value.copy()
+
+
+def public(copy: Callable[[Any], Any] | None = None) -> dict[str, Access]:
+    """Return the metadata of a field that every attack is shown; see `Access`."""
+    return {"access": Access(copy=copy)}
+
+
+def granted(
+    *needs: Needs,
+    present: Callable[[Any], bool] | None = is_given,
+    copy: Callable[[Any], Any] | None = None,
+    computes: bool = False,
+) -> dict[str, Access]:
+    """Return the metadata of a field that only those attacks are shown which require all of `needs`; see `Access`."""
+    return {"access": Access(frozenset(needs), present, copy, computes)}
+
+
+def access_table(kind: type[Knowledge]) -> dict[str, Access]:
+    """Return the access of every field of `kind`; raises `TypeError` for a field that says nothing of it."""
+    bare = [f.name for f in fields(kind) if "access" not in f.metadata]
+    if bare:
+        raise TypeError(
+            f"{kind.__name__}.{bare[0]} does not say who is shown it; give it the metadata public() or granted()"
+        )
+    return {f.name: f.metadata["access"] for f in fields(kind)}
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What the adversary knows beside its view; a field is None where the threat model does not grant it.
+
+    `shape`, `value_range`: of one row of the data; `classes`: how many there are, None for regression (both public).
+    `auxiliary`: (rows, *shape), no victim among them, with `auxiliary_labels` (rows,).
+    All tensors are, and a guess may be, on `device`.
+    `query(x)`: what arrives at the adversary when the victims' own parties process x, defenses included.
+    `upstream(x)`: the same as a differentiable function, from the upstream weights, with every defense at its mean;
+    `sample(x)`: with defenses that draw afresh, on the adversary's own machine; both come with the weights.
+    `architecture(seed)`: the upstream function with weights drawn anew from the seed; nothing of the trained ones.
+    `loss(x, releases, y)`: the mean loss of the adversary's own frozen segments on `releases` for labels y (rows,);
+    x is the rows that the releases came from, for segments that read data of the adversary's own.
+    `training_attack`: what the adversary's attack inside the training has learnt there.
+    `attributes`: label set -> (labels of the auxiliary rows, how many classes or None), the main one left out.
+    `candidates`: rows that were or were not trained on, (n, *shape), in the order of the view, `candidate_labels` (n,).
+    `predict(x)`: the first head's output through the victims' own parties, (rows, outputs); black box.
+    `model(x)`: the same as a differentiable function, from all weights, with every defense at its mean.
+    `local`: how the client trains between the weights it is sent and those it sends back.
+    `own`: what the adversary itself feeds for the victims' rows, input -> (victims, ...); empty if it has no raw data.
+    `own_auxiliary`: the same of the auxiliary rows, input -> (rows, ...).
+    `places`: input of the topology -> (k,) where in a flattened row the numbers stand that it reads (public).
+    `origins`: value that may arrive -> the inputs that it is computed from (public).
+    `head()`: from what the adversary sends to the loss's logits: the architecture, with fresh weights at every call.
+    `hints`: class -> positions of victims (count,) that are known to belong to it.
+    `extractor(x)`: a differentiable function from the client's weights after training: kind of message -> what of rows
+    x (n, *shape) a message of that kind holds class means of, (n, ...), in evaluation mode.
+    `imitate`: trains a copy from fresh weights as the run did: topology, defenses and optimizers.
+    """
+
+    shape: tuple[int, ...] = field(metadata=public())
+    value_range: tuple[float, float] | None = field(default=None, metadata=public())
+    auxiliary: Tensor | None = field(
+        default=None, metadata=granted(Needs.AUXILIARY, present=has_rows, copy=copy_nested)
+    )
+    query: Callable[[Tensor], Releases] | None = field(default=None, metadata=granted(Needs.QUERIES, computes=True))
+    upstream: Callable[[Tensor], Releases] | None = field(default=None, metadata=granted(Needs.UPSTREAM, computes=True))
+    sample: Callable[[Tensor], Releases] | None = field(
+        default=None, metadata=granted(Needs.UPSTREAM, present=None, computes=True)
+    )
+    device: torch.device = field(default=torch.device("cpu"), metadata=public())
+    classes: int | None = field(default=None, metadata=public())
+    auxiliary_labels: Tensor | None = field(
+        default=None, metadata=granted(Needs.AUXILIARY_LABELS, present=has_rows, copy=copy_nested)
+    )
+    training_attack: TrainedAttack | None = field(
+        default=None, metadata=granted(Needs.TRAINING_ATTACK, copy=_copy_object, computes=True)
+    )
+    attributes: Mapping[str, tuple[Tensor, int | None]] = field(
+        default_factory=dict, metadata=granted(Needs.ATTRIBUTES, present=has_rows, copy=copy_nested)
+    )
+    candidates: Tensor | None = field(default=None, metadata=granted(Needs.CANDIDATES, copy=copy_nested))
+    candidate_labels: Tensor | None = field(
+        default=None, metadata=granted(Needs.CANDIDATES, present=None, copy=copy_nested)
+    )
+    predict: Callable[[Tensor], Tensor] | None = field(default=None, metadata=granted(Needs.PREDICTIONS, computes=True))
+    model: Callable[[Tensor], Tensor] | None = field(default=None, metadata=granted(Needs.MODEL, computes=True))
+    imitate: Imitate | None = field(default=None, metadata=granted(Needs.IMITATION, computes=True))
+    extractor: Callable[[Tensor], Releases] | None = field(
+        default=None, metadata=granted(Needs.EXTRACTOR, computes=True)
+    )
+    architecture: Callable[[int], Clone] | None = field(
+        default=None, metadata=granted(Needs.ARCHITECTURE, computes=True)
+    )
+    loss: Callable[[Tensor, Releases, Tensor], Tensor] | None = field(
+        default=None, metadata=granted(Needs.DOWNSTREAM, computes=True)
+    )
+    local: LocalTraining | None = field(default=None, metadata=granted(Needs.UPDATES, copy=_copy_object))
+    own: Mapping[str, Tensor] | None = field(default=None, metadata=granted(Needs.OWN_INPUTS, copy=copy_nested))
+    head: Callable[[], nn.Module] | None = field(default=None, metadata=granted(Needs.HEAD))
+    hints: Mapping[int, Tensor] = field(default_factory=dict, metadata=public(copy=copy_nested))
+    own_auxiliary: Mapping[str, Tensor] | None = field(
+        default=None, metadata=granted(Needs.OWN_INPUTS, Needs.AUXILIARY_LABELS, present=None, copy=copy_nested)
+    )
+    places: Mapping[str, Tensor] = field(default_factory=dict, metadata=public(copy=copy_nested))
+    origins: Mapping[str, tuple[str, ...]] = field(default_factory=dict, metadata=public(copy=copy_nested))
+    insider = OldAttribute("training_attack")
+
+    def only(self, needs: frozenset[Needs]) -> Knowledge:
+        """Return this knowledge without anything that `needs` does not name."""
+        hidden = {name for name, access in access_table(type(self)).items() if not access.needs <= needs}
+        return replace(self, **{f.name: _default(f) for f in fields(self) if f.name in hidden})
+
+    def copy(self) -> Knowledge:
+        """Return this knowledge with tensors and modules of its own, for an attack that may change what it is given."""
+        copiers = {name: access.copy for name, access in access_table(type(self)).items()}
+        return replace(self, **{name: copy(getattr(self, name)) for name, copy in copiers.items() if copy is not None})
+
+    def missing(self, needs: frozenset[Needs], view: View) -> list[str]:
+        """Return what `needs` names and neither this knowledge nor the view holds."""
+        absent = {need for need, is_there in IN_VIEW.items() if not is_there(view)}
+        for name, access in access_table(type(self)).items():
+            if access.present is not None and not access.present(getattr(self, name)):
+                absent |= access.needs
+        return [str(need) for need in Needs if need in needs & absent]
+
+
+def _default(of: Field[Any]) -> Any:
+    return of.default if of.default_factory is MISSING else of.default_factory()
+
+
+access_table(Knowledge)

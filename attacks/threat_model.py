@@ -1,0 +1,58 @@
+"""The words of a threat model: what an attack guesses, when the victims' rows pass, and what it must be granted."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from splitfed.old_names import OldAttribute
+
+STEPS = ("activation", "gradient", "label", "norm")
+"""The kinds of messages that cross in a training step; all others are sent between them."""
+
+
+class Phase(StrEnum):
+    """When the victims' rows pass the adversary: at inference, in a training step, or long ago, in training itself."""
+
+    INFERENCE = "inference"
+    STEP = "a training step"
+    TRAINING = "a round of training that was recorded"
+
+
+class Target(StrEnum):
+    """What an attack guesses: the victims' inputs, (victims, *shape), or their labels, as scores (victims, classes).
+
+    For two classes the scores of labels may also be (victims,): the greater, the more likely class 1. MEMBERS: which of
+    the candidates were trained on, (candidates,), the greater, the more likely. REPRESENTATIVES: a row for each
+    class, (classes, *shape). SHARES: how much of a client's training rows is of each class, (classes,).
+    """
+
+    INPUTS = "inputs"
+    LABELS = "labels"
+    MEMBERS = "members"
+    REPRESENTATIVES = "a row that stands for each class"
+    SHARES = "the share of each class"
+
+
+class Needs(StrEnum):
+    """What an attack may require of the run, beyond the view itself."""
+
+    RELEASES = "releases"
+    GRADIENTS = "gradients at the cut"
+    QUERIES = "queries"
+    UPSTREAM = "upstream weights"
+    AUXILIARY = "auxiliary data"
+    AUXILIARY_LABELS = "labels of the auxiliary data"
+    UPDATES = "weights before and after local training"
+    ATTRIBUTES = "private attributes of the auxiliary data"
+    CANDIDATES = "candidates with their labels"
+    PREDICTIONS = "predictions of the whole model"
+    MODEL = "weights of the whole model"
+    IMITATION = "architecture and way of training"
+    ARCHITECTURE = "architecture of the upstream segments"
+    DOWNSTREAM = "segments of its own from what arrives to a loss on the main labels"
+    OWN_INPUTS = "inputs of its own"
+    HEAD = "architecture of the head"
+    UPLOADS = "what the clients of a federated method send"
+    EXTRACTOR = "weights of a client's segments before what it sends class means of"
+    TRAINING_ATTACK = "an intruder in the training, train(..., intruders={party: ...})"
+    INSIDER = OldAttribute("TRAINING_ATTACK")

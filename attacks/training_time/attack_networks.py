@@ -1,0 +1,60 @@
+"""Networks that a training attack learns: by name, with an optimizer each, and the defenses that they imitate."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from splitfed.attacks.local_models import DefenseStates
+
+
+class AttackNetworks(dict[str, nn.Module]):
+    """Networks by name, on `device`; `optimizers` has those of the ones that were added.
+
+    `defenses`: by name of the network that imitates their party, what imitated defenses keep and learn.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+        self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        self.defenses: dict[str, DefenseStates] = {}
+
+    def add(self, name: str, net: nn.Module, lr: float, momentum: float = 0.9) -> None:
+        """Keep `net` under `name`, with Adam at rate `lr`; `momentum` is its first decay rate."""
+        self[name] = net.to(self.device)
+        self.optimizers[name] = torch.optim.Adam(net.parameters(), lr=lr, betas=(momentum, 0.999))
+
+    def descend(self, losses: Mapping[str, Tensor]) -> None:
+        """Take one step of every network named, down its own loss; all gradients are taken before any network moves."""
+        gradients = {}
+        for name, loss in losses.items():
+            weights = list(self[name].parameters())
+            # A layout that is not the attacker's own may have weights that nothing flows through.
+            gradients[name] = torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True)
+        for name, found in gradients.items():
+            for weight, gradient in zip(self[name].parameters(), found, strict=True):
+                weight.grad = gradient
+            self.optimizers[name].step()
+            self.optimizers[name].zero_grad(set_to_none=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return copies of weights, of the optimizers' states and of what the defenses have learnt."""
+        return {
+            "nets": {n: {k: t.detach().clone() for k, t in net.state_dict().items()} for n, net in self.items()},
+            "optimizers": {name: copy.deepcopy(found.state_dict()) for name, found in self.optimizers.items()},
+            "defenses": {name: found.state_dict() for name, found in self.defenses.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go back to `state`."""
+        for name, net in self.items():
+            net.load_state_dict(state["nets"][name])
+        for name, optimizer in self.optimizers.items():
+            optimizer.load_state_dict(state["optimizers"][name])
+        for name, held in self.defenses.items():
+            held.load_state_dict(state["defenses"][name])

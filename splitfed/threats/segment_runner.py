@@ -1,0 +1,159 @@
+"""Runs segments of a topology on an adversary's own machine: one walk for trained, own and fresh weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from splitfed.core.defense import Defense, concatenate_values, penalty_term
+from splitfed.core.defense_context import Context
+from splitfed.core.messages import Stamp
+from splitfed.core.probe import Facts
+from splitfed.core.step_plan import Port, segment_plans
+from splitfed.core.topology import Topology
+from splitfed.threats.imitated_defenses import Feed, ImitatedStates, task_weight, training_context
+
+
+class _Penalties(NamedTuple):
+    """The terms that the defenses add to the senders' losses in `epoch`, collected on a walk."""
+
+    epoch: int
+    terms: list[Tensor]
+
+
+class SegmentRunner:
+    """Copies of segments in evaluation mode, run from raw rows on; differentiable in the rows.
+
+    With `role` the segments upstream of it are run, and what arrives there is returned: value -> (n, ...). Otherwise
+    those are run that compute `values` (name in the result -> value), from values `given` on. `modules`: the segments
+    to copy, by name; those in `trainable` may learn, all others are frozen. `defenses` act on the edges between roles,
+    with copies of `states` (edge and position -> what `start` returned), and draw from `seed`; `epoch`: of the run,
+    for defenses that change over it.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        facts: Facts,
+        modules: Mapping[str, nn.Module],
+        feed: Feed,
+        *,
+        role: str | None = None,
+        values: Mapping[str, str] | None = None,
+        given: Collection[str] = (),
+        trainable: Collection[str] = (),
+        defenses: Sequence[Defense] = (),
+        states: Mapping[tuple[str, int], Any] | None = None,
+        seed: int = 0,
+        epoch: int = 0,
+    ) -> None:
+        self._feed, self._role, self._values = feed, role, dict(values or {})
+        self._defenses, self._seed, self._epoch = tuple(defenses), seed, epoch
+        self._states = copy.deepcopy(dict(states or {}))
+        self._samples = 0
+        names = topology.makers(self._values.values(), given)
+        if role is not None:
+            names = tuple(s.name for s in topology.upstream(role))
+        # Plans hold no module: nothing of the topology can be reached but the copies.
+        plans = {p.segment: (sender, p) for sender, w in segment_plans(topology, facts, defenses).items() for p in w}
+        self._steps = [plans[name] for name in names]
+        ports = [port for _, plan in plans.values() for port in plan.departures]
+        self._held = {(port.edge, guard.position): guard.defense for port in ports for guard in port.guards}
+        self._roles, self._owners = topology.roles, dict(topology.inputs)
+        self.modules = copy.deepcopy({name: modules[name] for name in names})
+        for name, module in self.modules.items():
+            module.eval().requires_grad_(name in trainable)
+
+    def __call__(self, x: Tensor, received: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Return what raw rows x (n, *shape) result in, every defense at its mean; `received`: the values given."""
+        return self._run(x, received or {}, None)
+
+    def sample(self, x: Tensor, number: int | None = None) -> dict[str, Tensor]:
+        """Return what x might result in: every defense draws afresh, or as at draw `number`."""
+        return self._run(x, {}, self._draw_number(number))
+
+    def in_training(
+        self, x: Tensor, number: int | None = None, epoch: int | None = None
+    ) -> tuple[dict[str, Tensor], Tensor, float]:
+        """Return what x might result in in a training step of `epoch` (default: the last of the run), at draw `number`.
+
+        With it the sum of what the defenses add to the losses of those who send, a scalar whose gradient is right (its
+        value is not where a defense gives its penalty by the gradient alone), and what the task's loss is multiplied
+        by. Without a number draws are fresh.
+        """
+        penalties = _Penalties(self._epoch if epoch is None else epoch, [])
+        releases = self._run(x, {}, self._draw_number(number), penalties)
+        penalty = torch.stack(penalties.terms).sum() if penalties.terms else torch.zeros(())
+        return releases, penalty, task_weight(self._defenses, penalties.epoch)
+
+    @property
+    def defenses(self) -> ImitatedStates:
+        """What the defenses keep and learn."""
+        held = self._held
+        return ImitatedStates({key: (held[key], state) for key, state in self._states.items() if key in held})
+
+    @property
+    def least_rows(self) -> int:
+        """The smallest batch that `in_training` can take: the defenses' own."""
+        return max([1, *(d.least_rows for d in self._defenses)])
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Return the weights that may learn."""
+        return (p for module in self.modules.values() for p in module.parameters() if p.requires_grad)
+
+    def _draw_number(self, number: int | None) -> int:
+        if number is None:
+            self._samples += 1
+            return self._samples
+        return number
+
+    def _run(
+        self, x: Tensor, received: Mapping[str, Tensor], sample: int | None, penalties: _Penalties | None = None
+    ) -> dict[str, Tensor]:
+        inputs = dict(self._feed(x))
+        made = {**inputs, **received}
+        arrived: dict[str, dict[str, Tensor]] = {role: {} for role in self._roles}
+        for role, step in self._steps:
+            module, readable = self.modules[step.segment], {**made, **arrived[role]}
+            result = module(*(readable[n].clone() if n in step.overwritten else readable[n] for n in step.inputs))
+            outputs = result if isinstance(result, (tuple, list)) else (result,)
+            made.update(zip(step.outputs, outputs, strict=True))
+            owned = {n: t for n, t in inputs.items() if self._owners[n] == role}
+            for port in step.ports_to_others:
+                values = {name: made[name] for name in port.values}
+                sender = Context(
+                    role, port.edge, Stamp("sample", 0, sample or 0, 0), self._seed, 0, owned, module=module
+                )
+                defended = self._defend(port, values, sender, sample, penalties, arrived[role])
+                arrived[str(port.role)].update(defended)
+        if self._role is not None:
+            return arrived[self._role]
+        return {name: made[value] for name, value in self._values.items()}
+
+    def _defend(
+        self,
+        port: Port,
+        values: dict[str, Tensor],
+        sender: Context,
+        sample: int | None,
+        penalties: _Penalties | None,
+        arrived: Mapping[str, Tensor],
+    ) -> dict[str, Tensor]:
+        """Return what crosses of `values`, from a sender at which `arrived` has arrived; collect the penalties."""
+        for guard in port.guards:
+            state = self._states.get((port.edge, guard.position))
+            context = replace(sender, position=guard.position, state=state)
+            if penalties is not None and guard.penalty_defense is not None:
+                step_context = training_context(context, sample or 0, penalties.epoch, arrived)
+                z = concatenate_values(list(values.values()))
+                penalties.terms.append(guard.share * penalty_term(guard.penalty_defense.penalty(z, step_context), z))
+            if guard.release_defense is None:
+                continue
+            act = guard.release_defense.expected if sample is None else guard.release_defense.release
+            values = {name: act(name, z, context) for name, z in values.items()}
+        return values
