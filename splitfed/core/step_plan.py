@@ -170,7 +170,7 @@ def _check_order(edge: str, guards: Sequence[EdgeDefense]) -> None:
 def find_relabelled_heads(
     topology: Topology, defenses: Sequence[Defense]
 ) -> dict[str, dict[str, tuple[Head, tuple[EdgeDefense, ...]]]]:
-    """Return, by the role that holds the labels, the heads whose labels some defense changes, and which do."""
+    """Return the heads whose labels some defense changes: role that holds the labels -> value -> (head, defenses)."""
     heads_of_defense = [defense.heads(topology) for defense in defenses]
     heads_of_role: dict[str, dict[str, tuple[Head, tuple[EdgeDefense, ...]]]] = {}
     for head in topology.heads:
