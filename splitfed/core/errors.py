@@ -48,7 +48,7 @@ MOST, WIDEST = 100, 200
 
 
 def unknown(kind: str, name: object, allowed: Iterable[str]) -> InvalidInput:
-    """Return the error for a `name` that is no `kind` there is; its text has the nearest name, then all `allowed` ones."""
+    """Return the error for a `name` that no `kind` has; its text has the nearest name, then all `allowed` ones."""
     return Unknown(kind, name, allowed)
 
 

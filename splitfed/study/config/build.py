@@ -27,7 +27,7 @@ def dataset(source: Source) -> Dataset:
 
 
 def federation(data: Dataset, source: Source, seed: int) -> Federation:
-    """Return `data` divided over clients, auxiliary rows and victims, by `source` (a `[data]` table) and the run's seed.
+    """Return `data` divided over clients, auxiliary rows and victims, by `source` (a `[data]` table) and a seed.
 
     Raises `InvalidInput` where the rows do not suffice.
     """
