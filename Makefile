@@ -13,7 +13,7 @@ NEW_ENOUGH = $(shell $(PYTHON) -c 'import sys; print("yes" if sys.version_info >
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all golden bench papers lint types readme api clean
+.PHONY: help setup demo test test-all golden bench papers lint types docs readme api clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
@@ -62,8 +62,11 @@ lint: $(STAMP) ## ruff: rules and format; the floors that imports may cross
 types: $(STAMP) ## mypy, strict
 	@$(BIN)/mypy --no-error-summary
 
-readme: $(STAMP) ## write the tables of README.md from the registries
-	@$(PY) -m tests.readme
+docs: $(STAMP) ## write the tables of README.md and docs/ from the registries
+	@$(PY) -m tests.pages
+
+# The name that `docs` had while README was the only page.
+readme: docs
 
 api: $(STAMP) ## write the public names and signatures into tests/api.txt
 	@$(PY) -m tests.api --write

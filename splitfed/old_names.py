@@ -385,7 +385,10 @@ _FIRST = {new: old for old, new in MOVED.items()} | _PACKAGES
 
 
 def first_name(module: str, name: str) -> str:
-    """Return the dotted name that `name` of `module` had in the first release: by that a run's folder knows it."""
+    """Return the first dotted name of a class or function that may have moved or been renamed since.
+
+    Folders of runs are written with first names, so that a later move does not keep them from being resumed.
+    """
     old = _FIRST.get(module, module)
     return f"{old}.{next((was for was, now in RENAMED.get(old, {}).items() if now == name), name)}"
 

@@ -85,6 +85,14 @@ def test_sdist_holds_every_file_as_a_real_one(built: Built) -> None:
             assert file.read() == content, name
 
 
+def test_sdist_holds_the_pages(built: Built) -> None:
+    with tarfile.open(built.sdist) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    pages = {page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").glob("*.md")}
+    assert pages
+    assert pages | {"README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "CITATION.cff"} <= held
+
+
 def test_wheel_holds_every_file_as_a_real_one(built: Built) -> None:
     with zipfile.ZipFile(built.wheel) as archive:
         held = {info.filename: info for info in archive.infolist() if info.filename.startswith("splitfed/")}

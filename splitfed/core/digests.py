@@ -79,7 +79,7 @@ def read(path: Path, advice: str) -> dict[str, Any]:
 
 
 def chain(previous: str, entry: Mapping[str, Any]) -> str:
-    """Return the digest of one entry of a log after what `previous` stands for."""
+    """Return the digest of a log that ends in `entry`; `previous` is the digest of the log up to there ("": empty)."""
     return of(f"{previous} {content(entry)}".encode())
 
 

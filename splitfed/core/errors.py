@@ -48,7 +48,7 @@ MOST, WIDEST = 100, 200
 
 
 def unknown(kind: str, name: object, allowed: Iterable[str]) -> InvalidInput:
-    """Say that `name` is no known `kind`, with the nearest name first and all of them after it."""
+    """Return the error for a `name` that no `kind` has; its text has the nearest name, then all `allowed` ones."""
     return Unknown(kind, name, allowed)
 
 

@@ -37,7 +37,7 @@ class Layout(NamedTuple):
         return self.lead + 1 + sum((size - 1) * stride for size, stride in zip(shape, self.strides, strict=True))
 
     def lay_out(self, tensor: Tensor) -> Tensor:
-        """Return the numbers of `tensor` in this layout, in new memory with zeros in the gaps."""
+        """Return a copy of `tensor`, of its shape, whose memory has these strides and zeros in the gaps; detached."""
         flat = tensor.new_zeros(self.reach(tensor.shape))
         placed = flat.as_strided(tensor.shape, self.strides, self.lead)
         return placed.copy_(tensor).detach()

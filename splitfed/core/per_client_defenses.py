@@ -39,7 +39,7 @@ def of_client(defenses: Sequence[Defense], client: int) -> tuple[Defense, ...]:
 
 
 def missing(defenses: Sequence[Defense], client: int) -> tuple[int, ...]:
-    """Return the positions of the defenses that `client` does not have."""
+    """Return the positions in `defenses` of those that are limited to other clients than `client`."""
     return tuple(i for i, d in enumerate(defenses) if d.clients and client not in d.clients)
 
 

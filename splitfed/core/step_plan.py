@@ -190,7 +190,7 @@ def _check_order(edge: str, guards: Sequence[EdgeDefense[Defense]]) -> None:
 def find_relabelled_heads(
     topology: Topology, defenses: Sequence[Defense]
 ) -> dict[str, dict[str, tuple[Head, tuple[EdgeDefense[LabelDefense], ...]]]]:
-    """Return, by the role that holds the labels, the heads whose labels some defense changes, and which do."""
+    """Return the heads whose labels some defense changes: role that holds the labels -> value -> (head, defenses)."""
     heads_of_defense = [(i, d, d.heads(topology)) for i, d in enumerate(defenses) if isinstance(d, LabelDefense)]
     heads_of_role: dict[str, dict[str, tuple[Head, tuple[EdgeDefense[LabelDefense], ...]]]] = {}
     for head in topology.heads:

@@ -226,7 +226,10 @@ class Topology:
         return tuple(name for name in self.inputs if name in read)
 
     def readers(self, edge: Edge) -> tuple[str, ...]:
-        """Return the names of the segments at the far end of `edge` that read one of its values."""
+        """Return the names of all segments of the receiving role that read a value of `edge`, in the order they run.
+
+        An edge names only the first of them as its target, because a value crosses to a role once.
+        """
         there = self.segments_of(self.role_of(edge.target))
         return tuple(s.name for s in there if set(edge.values).intersection(s.inputs))
 

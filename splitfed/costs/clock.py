@@ -91,7 +91,7 @@ class Clock:
         return end
 
     def barrier(self) -> None:
-        """Let everybody wait until all that was begun is over."""
+        """Let no party begin anything before all computations and transfers that have begun are over."""
         self._floor = self.now
         self._ready.clear()
         self._plant.release()

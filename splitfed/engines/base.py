@@ -76,9 +76,10 @@ class Trainer(Protocol):
         ...
 
     def train(self, lane: int, epoch: int, batches: Sequence[Tensor], first: int = 0) -> list[float]:
-        """Train `lane` on `batches` (row numbers of its part "train"); return the total loss of each step with rows.
+        """Train the client replica `lane` one step a batch; return the loss of each step whose batch is not empty.
 
-        `first`: the number of the first step in its epoch.
+        `batches`: row numbers of the client's part "train", (rows,) int64 each. `first`: the number that the first
+        batch has in its epoch. A loss is the sum over heads, each times its weight.
         """
         ...
 
@@ -106,7 +107,7 @@ class Trainer(Protocol):
         ...
 
     def download(self, lanes: Sequence[int], epoch: int) -> None:
-        """Send what the fed server holds to the parties of `lanes` in every fused role."""
+        """Send the aggregation server's weights to the clients `lanes`: to the party in every role that is averaged."""
         ...
 
     def upload(self, weights: Mapping[int, float], epoch: int) -> None:
@@ -165,5 +166,5 @@ class Engine(Trainer, Protocol):
         ...
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to `state`."""
+        """Restore every party, recorder and counter to `state`, as `state()` returned it."""
         ...

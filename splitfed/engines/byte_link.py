@@ -58,7 +58,10 @@ class ByteLink(LocalLink):
 
 
 def to_bytes(message: Message) -> bytes:
-    """Return `message` with its header; raises `InvalidInput` for a tensor whose type no header can name."""
+    """Return `message` as bytes: a header, and the numbers of its tensors; `from_bytes` reads them back.
+
+    Raises `InvalidInput` for a tensor of a type that the header cannot name, and for one that lies too wide in memory.
+    """
     message = message.in_own_memory()
     entries, payload = [], []
     for name, tensor in message.tensors.items():

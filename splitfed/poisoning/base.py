@@ -50,7 +50,7 @@ class Manipulation:
         return data
 
     def enter(self, engine: LocalEngine, data: Federation) -> None:
-        """Take a place in the training, where more is bent than data and uploads."""
+        """Change `engine` before training, for misbehaviour that neither `poison` nor `upload` can express."""
 
     def upload(self, before: Tensors, after: Tensors, random: torch.Generator) -> Tensors:
         """Return what a client sends in place of `after`, its weights and buffers, having been sent `before`."""
@@ -77,7 +77,10 @@ def change_update(before: Tensors, after: Tensors, bend: Callable[[Tensor], Tens
 
 
 def replace_rows(rows: Dataset, x: Tensor, y: Tensor) -> Dataset:
-    """Return `rows` with other x and y of the same shape, checked as any data set is."""
+    """Return a data set like `rows`, with the same name, task and features, whose inputs are `x` and labels `y`.
+
+    Shapes must be those of `rows`; raises `InvalidInput` where the values are none that the task allows.
+    """
     return Dataset(rows.name, x, y, rows.task, rows.value_range, rows.domains, dict(rows.features), dict(rows.targets))
 
 

@@ -63,7 +63,7 @@ class Bender:
         self._bent = 0
 
     def receive(self, message: Message) -> None:
-        """Keep the weights of a download."""
+        """Keep the weights that the client is sent at the start of a round; other messages are ignored."""
         if message.kind == "weights":
             self._before = message.tensors
 
@@ -82,7 +82,7 @@ class Bender:
         """Do nothing: clients misbehave between rounds only."""
 
     def metrics(self) -> dict[str, Any]:
-        """Return how many uploads of the round were bent."""
+        """Return {"bent": how many uploads were changed since the last call}."""
         bent, self._bent = self._bent, 0
         return {"bent": bent}
 

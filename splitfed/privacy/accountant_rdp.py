@@ -44,7 +44,11 @@ def renyi(event: Event, orders: Sequence[float]) -> Array:
 
 
 def renyi_epsilon(orders: Sequence[float], divergences: Array, delta: float) -> tuple[float, float]:
-    """Return the least epsilon that the `divergences` at `orders` allow with `delta`, and the order it comes from."""
+    """Return the least epsilon >= 0 that Rényi divergences imply at `delta` in (0, 1), and the order that implies it.
+
+    `divergences`: (n,) at the n `orders` > 1; infinite ones are passed over. The epsilon is infinite where all are.
+    Source: Canonne, Kamath, Steinke, "The discrete Gaussian for differential privacy", NeurIPS 2020, proposition 12.
+    """
     a = np.asarray(orders, dtype=float)
     found = divergences + np.log1p(-1 / a) - (math.log(delta) + np.log(a)) / (a - 1)
     found = np.where(np.isfinite(divergences), found, np.inf)

@@ -112,9 +112,10 @@ def u_distance_correlation_sqr(x: Tensor, z: Tensor) -> Tensor:
 
 
 def slope(x: Tensor, z: Tensor, statistic: Statistic, factor: float = 1.0) -> Tensor:
-    """Return `factor` times the gradient of `statistic` in `z`: what autograd finds, at less cost.
+    """Return `factor` times the gradient of `statistic(x, z)` with respect to `z`, at less cost than by autograd.
 
-    In the shape and type of `z`, attached to no graph.
+    x, z: (n, ...) of n paired rows. The result has the shape and type of `z` and is attached to no graph. Raises
+    `InvalidInput` for fewer rows than the statistic needs.
     """
     form = _FORMS[statistic]
     _, (weights,), (_, rows) = _evaluate_statistic(

@@ -88,9 +88,10 @@ def _bounded_interval(mean: float, half: float, low: float, high: float) -> tupl
 
 
 def share_interval(right: int, rows: int, level: float = 0.95) -> Interval:
-    """Return the share `right` / `rows` with Wilson's score interval at `level`: within [0, 1], also at its ends.
+    """Return the share `right` / `rows`, such as an accuracy, with Wilson's score interval at `level`, within [0, 1].
 
-    It speaks of other rows under the same trained model, not of other trainings.
+    The interval covers the draw of other rows under the same trained model, not other trainings. Raises `InvalidInput`
+    unless 0 < level < 1, rows >= 1 and 0 <= right <= rows.
     """
     check_number("level", level, low=0, high=1, open_low=True, open_high=True)
     check_count("rows", rows, low=1)

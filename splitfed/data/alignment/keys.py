@@ -51,7 +51,11 @@ def in_order(keys: Mapping[str, Sequence[Key]], leader: str) -> Intersection:
 
 
 def intersect_keys(keys: Mapping[str, Sequence[Key]] | Mapping[str, Sequence[bytes]]) -> dict[str, list[int]]:
-    """Return for each party where the keys that all hold stand among its own, in sorted order of the keys."""
+    """Return party -> positions, in its own list, of the keys that every party holds.
+
+    All lists are in the sorted order of these keys, so that entry i of each is the same record. A key that a party has
+    twice counts where it stands last.
+    """
     places = {party: {key: i for i, key in enumerate(mine)} for party, mine in keys.items()}
     first, *others = places.values()
     shared = sorted(key for key in first if all(key in other for other in others))

@@ -27,7 +27,10 @@ def dataset(source: Source) -> Dataset:
 
 
 def federation(data: Dataset, source: Source, seed: int) -> Federation:
-    """Split `data` as `source` says, with the run's seed."""
+    """Return `data` divided over clients, auxiliary rows and victims, by `source` (a `[data]` table) and a seed.
+
+    Raises `InvalidInput` where the rows do not suffice.
+    """
     return data.clients(source.clients, **source.split, seed=seed)
 
 

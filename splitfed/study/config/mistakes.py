@@ -37,7 +37,10 @@ class Mistakes:
         self._more: set[tuple[str, str]] = set()
 
     def add(self, where: str, text: object) -> None:
-        """Note that `text` is wrong at `where` (a path such as `defense[1].alpha`)."""
+        """Add one mistake to the list: `text` says what is wrong, `where` is its path, such as `defense[1].alpha`.
+
+        The same mistake twice is listed once; of very many only the first are, and the rest counted.
+        """
         # What an error was made of, not its text.
         key = (where, repr(text.args) if isinstance(text, Exception) else str(text))
         if len(self._lines) >= SHOWN:

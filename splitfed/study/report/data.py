@@ -241,7 +241,10 @@ def estimate(
 
 
 def utility_of(runs: Sequence[Mapping[str, Any]]) -> Estimate | None:
-    """Return the test utility of `runs` that differ in their seed alone; below three, its interval is over rows."""
+    """Return the mean test utility, in the task's metric, of `runs` that differ in their seed alone, with an interval.
+
+    The interval is over seeds; with fewer than three of them it is over test rows. None where no run has a utility.
+    """
     told = [run["utility"] for run in runs]
     return estimate([u["test"] for u in told], [u.get("interval") for u in told], bounds_of(runs), "rows")
 

@@ -53,7 +53,10 @@ def format_utility(summary: Summary, value: float) -> str:
 
 
 def strongest(setting: Mapping[str, Any], metric: str, target: str = "inputs") -> str | None:
-    """Return the label of the attack on `target` that leaks most in `setting` by `metric`; None where there is none."""
+    """Return the label of the attack that leaks most in `setting`, by the mean of `metric` over victims.
+
+    `target`: what the attack guesses ("inputs", "labels", ...). None where no such attack was scored by `metric`.
+    """
     scored = {
         label: METRICS[metric].leak(attack["scores"][metric]["guess"]["mean"])
         for label, attack in setting["attacks"].items()

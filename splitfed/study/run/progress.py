@@ -115,19 +115,19 @@ class Reports:
         self._file = file or sys.stdout
 
     def start(self, run: str) -> None:
-        """Pass it on."""
+        """Report that the run named `run` begins."""
         self._say(event="start", run=run)
 
     def round(self, done: int, total: int, epsilon: float | None = None) -> None:
-        """Pass it on."""
+        """Report that `done` of `total` rounds are trained, and the epsilon spent by then, if there is a claim."""
         self._say(event="round", done=done, total=total, **({} if epsilon is None else {"epsilon": epsilon}))
 
     def attack(self, name: str, done: int, total: int) -> None:
-        """Pass it on."""
+        """Report that `done` of `total` steps of the attack `name` are over."""
         self._say(event="attack", name=name, done=done, total=total)
 
     def finish(self, run: str, line: str) -> None:
-        """Pass it on."""
+        """Report that a run is over, with the `line` to print."""
         self._say(event="finish", run=run, line=line)
 
     def _say(self, **event: Any) -> None:

@@ -25,7 +25,11 @@ def error_by_round(run: Mapping[str, Any], attack: str, who: str = "guess") -> d
 def plot_error_by_round(
     summary: Summary, settings: Sequence[Setting], attack: str, looks: SeriesStyles, name: str
 ) -> str | None:
-    """Plot the error of `attack` by round: the mean over seeds, every seed as a thin line; None where nobody asked."""
+    """Return an SVG of the mean squared error of the training attack labelled `attack`, by round; a line a setting.
+
+    A thick line is the mean over seeds, thin ones are single seeds, the dashed one is the baseline that answers with
+    the mean. None where no run was attacked while training went on.
+    """
     curves = [(s, [error_by_round(run, attack) for run in s.runs], s.runs[0]) for s in settings]
     curves = [(setting, seed_curves, run) for setting, seed_curves, run in curves if all(seed_curves)]
     if not curves:
