@@ -120,6 +120,7 @@ def test_the_vertical_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "200" in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive
 def test_the_private_example_keeps_its_promise(capsys: pytest.CaptureFixture[str]) -> None:
     ledger = execute(fewer(example("privacy.md"), 3))["run"].ledger
     assert 7.9 < ledger.totals[0].epsilon <= 8.0

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.defense import Context, Defense
+from splitfed.core.defense import PenaltyDefense, ReleaseDefense
+from splitfed.core.defense_context import Context
 from splitfed.core.probe import probe
 from splitfed.core.topology import Head, Segment, Topology
 from splitfed.threats.fresh_segments import head_after
@@ -18,7 +19,7 @@ from tests.object_graph import reachable
 
 
 @dataclass(frozen=True)
-class Shift(Defense):
+class Shift(ReleaseDefense, PenaltyDefense):
     """Adds 100 at its mean, and the number of the draw otherwise; penalizes the sum of z."""
 
     def edges(self, topology: Topology) -> tuple[str, ...]:

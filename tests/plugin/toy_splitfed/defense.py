@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from splitfed.core.defense import Context, Defense
+from splitfed.core.defense import ReleaseDefense
+from splitfed.core.defense_context import Context
 from splitfed.core.errors import check_number
 
 
 @dataclass(frozen=True)
-class ToySign(Defense):
+class ToySign(ReleaseDefense):
     """`share`: how much of the number itself stays, in [0, 1]."""
 
     share: float = 0.5
