@@ -196,7 +196,7 @@ def place_objectives(engine: LocalEngine, prepared: Prepared) -> None:
                 continue
             seated.add(id(party))
             own = role in place.topology.data_roles
-            placement = ObjectivePlacement(
+            seat = ObjectivePlacement(
                 party.name,
                 role,
                 lane if own else None,
@@ -205,4 +205,4 @@ def place_objectives(engine: LocalEngine, prepared: Prepared) -> None:
                 derive(prepared.training.seed, "tutor", member(role, lane) if own else role),
                 engine.device,
             )
-            party.objective = method.objective(placement)
+            party.objective = method.objective(seat)
