@@ -189,12 +189,12 @@ def place_objectives(engine: LocalEngine, prepared: Prepared) -> None:
     method = prepared.method
     if method is None:
         return
-    seated: set[int] = set()
+    placed: set[int] = set()
     for lane, place in enumerate(engine.crew.lanes):
         for role, party in place.parties.items():
-            if id(party) in seated:
+            if id(party) in placed:
                 continue
-            seated.add(id(party))
+            placed.add(id(party))
             own = role in place.topology.data_roles
             placement = ObjectivePlacement(
                 party.name,
