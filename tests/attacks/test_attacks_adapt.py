@@ -153,7 +153,7 @@ def test_a_defense_that_learns_does_so_in_the_imitation_and_is_part_of_the_state
     assert {float(each["step"]) for each in state["optimizer"]["state"].values()} == {6.0}
     copied = found.copy()
     assert_same(copied.state(), found.state())
-    copied.defenses["simulator"].load_state_dict(
+    copied.nets.defenses["simulator"].load_state_dict(
         {place: {**state, "net": {name: t + 1 for name, t in state["net"].items()}}}
     )
     assert not torch.equal(copied.state()["defenses"]["simulator"][place]["net"]["0.bias"], state["net"]["0.bias"])

@@ -71,12 +71,8 @@ def test_the_decoder_pleases_its_critic() -> None:
         run = go(Sdar.preset("fast", l2=100.0, width=8))
         attacker = attack_state(run)
         assert isinstance(attacker, Simulator)
-        attacker.add("decoder_critic", Brightness(sharpness), 1e-9)
-        z, y, own = (
-            torch.randn(32, 2, generator=generator(0)),
-            torch.zeros(32),
-            run.engine.parties["server"].state.modules,
-        )
+        attacker.nets.add("decoder_critic", Brightness(sharpness), 1e-9)
+        z, y, own = torch.randn(32, 2, generator=generator(0)), torch.zeros(32), run.engine.parties["server"].state.modules
         for step in range(15):
             attacker.learn(Seen(z, y), own, generator(0, step))
         with torch.no_grad():
@@ -91,12 +87,8 @@ def test_the_simulator_pleases_its_critic() -> None:
         run = go(Sdar.preset("fast", l1=100.0, width=8))
         attacker = attack_state(run)
         assert isinstance(attacker, Simulator)
-        attacker.add("simulator_critic", Brightness(sharpness), 1e-9)
-        z, y, own = (
-            torch.randn(32, 2, generator=generator(0)),
-            torch.zeros(32),
-            run.engine.parties["server"].state.modules,
-        )
+        attacker.nets.add("simulator_critic", Brightness(sharpness), 1e-9)
+        z, y, own = torch.randn(32, 2, generator=generator(0)), torch.zeros(32), run.engine.parties["server"].state.modules
         for step in range(15):
             attacker.learn(Seen(z, y), own, generator(0, step))
         with torch.no_grad():
