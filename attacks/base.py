@@ -79,7 +79,7 @@ class Needs(StrEnum):
     HEAD = "architecture of the head"
     UPLOADS = "what the clients of a federated method send"
     EXTRACTOR = "weights of a client's segments before what it sends class means of"
-    INSIDER = "an intruder in the training, train(..., intruders={party: ...})"
+    INSIDER = "an attack in the training, train(..., adversaries=Adversaries({party: ...}))"
 
 
 class Imitation(Protocol):

@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from splitfed.costs.speeds import Machine, Speeds
     from splitfed.data.dataset import Dataset
     from splitfed.data.federation import Federation
+    from splitfed.schedules.base import LocalUpdate
     from splitfed.stats import dependence
     from splitfed.training.entry_point import train
     from splitfed.training.run import AttackResult, Run
+    from splitfed.training.settings import Adversaries, Evaluation, Logging
 
 __version__ = "0.1.0"
 
@@ -48,16 +50,20 @@ _MODULES = {
     "topologies": "topologies",
 }
 _NAMES = {
+    "Adversaries": "training.settings",
     "Attack": "attacks.base",
     "AttackResult": "training.run",
     "Context": "core.defense",
     "Dataset": "data.dataset",
     "Defense": "core.defense",
     "Edge": "core.topology",
+    "Evaluation": "training.settings",
     "Federation": "data.federation",
     "Head": "core.topology",
     "InvalidInput": "core.errors",
     "Knowledge": "attacks.base",
+    "LocalUpdate": "schedules.base",
+    "Logging": "training.settings",
     "Machine": "costs.speeds",
     "Message": "core.messages",
     "Needs": "attacks.base",
@@ -79,16 +85,20 @@ _NAMES = {
 }
 
 __all__ = [
+    "Adversaries",
     "Attack",
     "AttackResult",
     "Context",
     "Dataset",
     "Defense",
     "Edge",
+    "Evaluation",
     "Federation",
     "Head",
     "InvalidInput",
     "Knowledge",
+    "LocalUpdate",
+    "Logging",
     "Machine",
     "Message",
     "Needs",

@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import wraps
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar, cast
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 MOVED = {
     "splitfed.engines.link": "splitfed.engines.message_link",
@@ -416,6 +419,34 @@ class _Forward(Loader):
 def warn(text: str, stacklevel: int) -> None:
     """Warn that an old name will be gone with the next release."""
     warnings.warn(f"{text}; the old name will be gone in the next release", DeprecationWarning, stacklevel=stacklevel)
+
+
+def accept_old_keywords(moved: Mapping[str, tuple[str, str]], kinds: Mapping[str, type]) -> Callable[[F], F]:
+    """Return a decorator under which a function goes on taking keywords that are now fields of values.
+
+    `moved`: old keyword -> the parameter and the field that took its place; `kinds`: parameter -> class of its value.
+    None, by which the old keywords said that nothing is given, is the field's default. Raises `TypeError` where the
+    same value is given both ways.
+    """
+
+    def decorate(function: F) -> F:
+        @wraps(function)
+        def with_new_keywords(*args: Any, **given: Any) -> Any:
+            fields: dict[str, dict[str, Any]] = {}
+            for old in [name for name in given if name in moved]:
+                parameter, field = moved[old]
+                if parameter in given:
+                    raise TypeError(f"{function.__name__}() got {old!r}, which is a part of {parameter!r}, and both")
+                warn(f"{function.__name__}({old}=...) is now {parameter}={kinds[parameter].__name__}({field}=...)", 3)
+                fields.setdefault(parameter, {})[field] = given[old]
+            told = {name: value for name, value in given.items() if name not in moved}
+            for parameter, values in fields.items():
+                told[parameter] = kinds[parameter](**{n: v for n, v in values.items() if v is not None})
+            return function(*args, **told)
+
+        return cast(F, with_new_keywords)
+
+    return decorate
 
 
 def forwarded(package: str, new: str, names: Collection[str]) -> Callable[[str], Any]:

@@ -163,7 +163,7 @@ class Run:
     def rounds_to(self, target: float) -> int | None:
         """Return after how many rounds the union of the validation rows first scored `target` or better; None: never.
 
-        A round that was not scored (`evaluate_every`) does not count as having reached it.
+        A round that was not scored (`Evaluation.every`) does not count as having reached it.
         """
         found = find_first_reaching(self.history, target, self.data.task.higher_is_better)
         return None if found is None else int(found["round"]) + 1

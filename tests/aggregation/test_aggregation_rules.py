@@ -212,7 +212,7 @@ def trained(fusion: str | dict[str, Any], *manipulations: Manipulation) -> Run:
             batch_size=16,
             schedule=SplitFedV1(fusion=fusion),
             optimizer=Optim("Adam", {"lr": 0.01}),
-            manipulations=manipulations,
+            adversaries=splitfed.Adversaries(poisoning=manipulations),
         )
     return RUNS[key]
 

@@ -169,7 +169,7 @@ def run(*manipulations: Manipulation, rate: float = 0.05) -> Run:
         data,
         rounds=4,
         optimizer=Optim("SGD", {"lr": rate, "momentum": 0.9}),
-        manipulations=manipulations,
+        adversaries=splitfed.Adversaries(poisoning=manipulations),
     )
 
 
@@ -351,7 +351,7 @@ def line(steps: int, *manipulations: Manipulation) -> tuple[float, float]:
         rounds=steps,
         batch_size=4,
         optimizer=Optim("SGD", {"lr": 0.1}),
-        manipulations=manipulations,
+        adversaries=splitfed.Adversaries(poisoning=manipulations),
     )
     left, right = (found.engine.party(0, role).modules[f"bottom_{role}"] for role in ("left", "right"))
     return next(left.parameters()).item(), next(right.parameters()).item()
@@ -403,10 +403,22 @@ def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
         topology = vertical(bottoms, nn.Linear(8, 10), labels="server")
     data = splitfed.data.digits().halves().clients(1, auxiliary=0, victims=10)
     bent = MaliciousOptimizer(party="left")
-    once = splitfed.train(topology, data, rounds=2, manipulations=bent)
+    once = splitfed.train(topology, data, rounds=2, adversaries=splitfed.Adversaries(poisoning=bent))
     with pytest.raises(Stop):
-        splitfed.train(topology, data, rounds=2, manipulations=bent, folder=tmp_path / "run", progress=progress)
-    again = splitfed.train(topology, data, rounds=2, manipulations=bent, folder=tmp_path / "run", resume=True)
+        splitfed.train(
+            topology,
+            data,
+            rounds=2,
+            adversaries=splitfed.Adversaries(poisoning=bent),
+            logging=splitfed.Logging(folder=tmp_path / "run", progress=progress),
+        )
+    again = splitfed.train(
+        topology,
+        data,
+        rounds=2,
+        adversaries=splitfed.Adversaries(poisoning=bent),
+        logging=splitfed.Logging(folder=tmp_path / "run", resume=True),
+    )
     assert_same(again.state()["party-left0"], once.state()["party-left0"])
     assert_same(again.engine.insiders["left0"].state(), once.engine.insiders["left0"].state())
     assert [h["intruders"] for h in again.history] == [h["intruders"] for h in once.history]
@@ -441,7 +453,12 @@ def test_misplaced(case: str) -> None:
     if isinstance(manipulations[0], GradientReplacement):
         manipulations = (replace(manipulations[0], target=int(data.clients[0].train.y[0])), *manipulations[1:])
     with pytest.raises(InvalidInput, match=re.escape(text)):
-        splitfed.train(vertical(bottoms, nn.Linear(8, 10), labels=labels), data, rounds=1, manipulations=manipulations)
+        splitfed.train(
+            vertical(bottoms, nn.Linear(8, 10), labels=labels),
+            data,
+            rounds=1,
+            adversaries=splitfed.Adversaries(poisoning=manipulations),
+        )
 
 
 def test_a_bottom_without_weights_has_no_optimizer() -> None:
@@ -452,7 +469,7 @@ def test_a_bottom_without_weights_has_no_optimizer() -> None:
             vertical(bottoms, nn.Linear(64, 10), labels="server"),
             data,
             rounds=1,
-            manipulations=MaliciousOptimizer(party="left"),
+            adversaries=splitfed.Adversaries(poisoning=MaliciousOptimizer(party="left")),
         )
 
 

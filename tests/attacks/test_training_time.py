@@ -86,13 +86,13 @@ def test_a_resumed_run_ends_in_the_same_bits(name: str, tmp_path: Path) -> None:
     changes: dict[str, Any] = {"rounds": 2, "data": ramps(1, 64), "defenses": [Noise(scale=0.1)]}
     whole = go(ALL[name], **changes)
     with pytest.raises(Stop):
-        go(ALL[name], folder=tmp_path / "run", progress=progress, **changes)
-    again = go(ALL[name], folder=tmp_path / "run", resume=True, **changes)
+        go(ALL[name], logging=splitfed.Logging(folder=tmp_path / "run", progress=progress), **changes)
+    again = go(ALL[name], logging=splitfed.Logging(folder=tmp_path / "run", resume=True), **changes)
     assert_same(weights(again), weights(whole))
     assert_same(insider(again).state(), insider(whole).state())
     assert [h["intruders"] for h in again.history] == [h["intruders"] for h in whole.history]
     with pytest.raises(InvalidInput, match="holds another run: its intruders is"):
-        go(None, folder=tmp_path / "run", resume=True, **changes)
+        go(None, logging=splitfed.Logging(folder=tmp_path / "run", resume=True), **changes)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -122,11 +122,14 @@ def test_the_replica_is_frozen_and_in_evaluation_mode() -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no such party": (
-        {"intruders": {"serfer": Fsha()}},
+        {"adversaries": splitfed.Adversaries(training_attacks={"serfer": Fsha()})},
         "unknown party for an intruder 'serfer'; did you mean 'server'",
     ),
-    "at a client": ({"intruders": {"client0": Fsha()}}, "'client0' is none"),
-    "not of the kind": ({"intruders": {"server": "rmle"}}, "intruder 'rmle' is no attack that lives in training"),
+    "at a client": ({"adversaries": splitfed.Adversaries(training_attacks={"client0": Fsha()})}, "'client0' is none"),
+    "not of the kind": (
+        {"adversaries": splitfed.Adversaries(training_attacks={"server": "rmle"})},
+        "intruder 'rmle' is no attack that lives in training",
+    ),
     "no gradient": ({"plan": Fsha(), "schedule": "local_loss"}, "none goes back here"),
     "no auxiliary rows": ({"plan": Fsha(), "data": "bare"}, "Fsha needs auxiliary data; this run does not grant that"),
     "no auxiliary labels": (
@@ -156,7 +159,9 @@ def test_refused_before_training(case: str) -> None:
 def test_several_values_at_one_party_are_refused(name: str) -> None:
     twice = u_shaped(small(), ("first.0", "first.1", "first.2", "second"))
     with pytest.raises(InvalidInput, match=r"works where one value arrives; 'server' receives '\w+', '\w+'$"):
-        splitfed.train(twice, ramps(), rounds=1, intruders={"server": ALL[name]})
+        splitfed.train(
+            twice, ramps(), rounds=1, adversaries=splitfed.Adversaries(training_attacks={"server": ALL[name]})
+        )
 
 
 def test_an_intruder_that_was_not_there_cannot_answer() -> None:
@@ -175,7 +180,7 @@ def test_a_relay_that_sees_labels_learns_scores_of_its_own(plan: TrainingAttack)
     with stream(0):
         topology = splitfed.topologies.multi_hop(mlp((1, 8, 8), 10, (16, 12), seed=None), ("relu1", "relu2"))
     data = splitfed.data.digits().clients(1, auxiliary=200, victims=16)
-    run = splitfed.train(topology, data, rounds=1, intruders={"hop1": plan})
+    run = splitfed.train(topology, data, rounds=1, adversaries=splitfed.Adversaries(training_attacks={"hop1": plan}))
     found = run.intruders["hop1"]
     assert isinstance(found, TrainingAttackState)
     assert found.post.labels is not None

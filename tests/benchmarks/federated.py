@@ -178,7 +178,7 @@ def ratio(name: str) -> dict[str, float]:
         begun = time.perf_counter()
         theirs.append(begun - now)
 
-    run = trained(name, federation, progress=follow)
+    run = trained(name, federation, logging=sf.Logging(progress=follow))
     # The first round has the preparation in it.
     pairs = [a / b for a, b in zip(ours[1:], theirs[1:], strict=True)]
     return {
@@ -228,7 +228,7 @@ def scaled(clients: int) -> dict[str, float]:
         rounds=6,
         batch_size=BATCH,
         optimizer=Optim("SGD", {"lr": RATE}),
-        progress=follow,
+        logging=sf.Logging(progress=follow),
     )
     return {
         "milliseconds": 1000 * statistics.median(spent[1:]) / clients,

@@ -63,8 +63,15 @@ def shaped(shape: str) -> sf.Topology:
 
 def go(*guards: Defense, shape: str = "local", rounds: int = 2, **changes: Any) -> sf.Run:
     plan: Any = "apart" if shape == "local" else Sequential(hand_over="none")
-    arguments: dict[str, Any] = {"schedule": plan, "method": FedProto(), "record": Recording((FED,)), **changes}
-    return sf.train(shaped(shape), data(), rounds=rounds, evaluate_every=rounds, defenses=guards, **arguments)
+    arguments: dict[str, Any] = {
+        "schedule": plan,
+        "method": FedProto(),
+        "logging": sf.Logging(record=Recording((FED,))),
+        **changes,
+    }
+    return sf.train(
+        shaped(shape), data(), rounds=rounds, evaluation=sf.Evaluation(every=rounds), defenses=guards, **arguments
+    )
 
 
 def ready(*guards: Defense, shape: str = "local") -> Any:
@@ -178,8 +185,8 @@ def test_a_guarded_run_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
 
     whole = go(PRIVATE, rounds=3)
     with pytest.raises(KeyboardInterrupt):
-        go(PRIVATE, rounds=3, folder=tmp_path / "run", progress=stop)
-    again = go(PRIVATE, rounds=3, folder=tmp_path / "run", resume=True)
+        go(PRIVATE, rounds=3, logging=sf.Logging(folder=tmp_path / "run", progress=stop))
+    again = go(PRIVATE, rounds=3, logging=sf.Logging(folder=tmp_path / "run", resume=True))
     assert_same(whole.method_state["prototypes"], again.method_state["prototypes"])
     assert whole.ledger.as_dict() == again.ledger.as_dict()
 

@@ -163,7 +163,12 @@ def bottoms() -> dict[str, nn.Module]:
 def run_of(name: str) -> sf.Run:
     fast = {"rounds": 1, "batch_size": 16}
     if name == "vanilla":
-        return sf.train(vanilla(model(), "relu1"), digits(), intruders={"server": Fsha(width=4)}, **fast)
+        return sf.train(
+            vanilla(model(), "relu1"),
+            digits(),
+            adversaries=sf.Adversaries(training_attacks={"server": Fsha(width=4)}),
+            **fast,
+        )
     if name == "u_shaped":
         return sf.train(u_shaped(model(), ("relu1", "relu2")), digits(), **fast)
     if name == "vertical":
@@ -176,9 +181,15 @@ def run_of(name: str) -> sf.Run:
             {"x": "client"},
             (sf.Head("out", "client", "client"),),
         )
-        settings = {"schedule": "splitfed_v1", "optimizer": sgd, "record": Recording((FED,)), **fast, "batch_size": 90}
+        settings = {
+            "schedule": "splitfed_v1",
+            "optimizer": sgd,
+            "logging": sf.Logging(record=Recording((FED,))),
+            **fast,
+            "batch_size": 90,
+        }
         return sf.train(whole, digits(2), **settings)
-    settings = {"schedule": "apart", "method": FedProto(), "record": Recording((FED,)), **fast}
+    settings = {"schedule": "apart", "method": FedProto(), "logging": sf.Logging(record=Recording((FED,))), **fast}
     return sf.train(local(model(), ("relu1",)), digits(2), **settings)
 
 
@@ -335,15 +346,17 @@ class Calm(DetectorState):
 @pytest.mark.parametrize(
     "who",
     [
-        {"intruders": {"server": dataclasses.dataclass(frozen=True)(Wrecker)()}},
-        {"detectors": {"client0": Sleeper()}},
+        {"adversaries": sf.Adversaries(training_attacks={"server": dataclasses.dataclass(frozen=True)(Wrecker)()})},
+        {"adversaries": sf.Adversaries(detectors={"client0": Sleeper()})},
     ],
     ids=["intruder", "detector"],
 )
 def test_a_vandal_inside_the_training_changes_nothing(who: dict[str, Any]) -> None:
     def trained(**more: Any) -> dict[str, Any]:
         topology = vanilla(model(), "relu1")
-        run = sf.train(topology, digits(), rounds=2, batch_size=16, record=Recording(("server",)), **more)
+        run = sf.train(
+            topology, digits(), rounds=2, batch_size=16, logging=sf.Logging(record=Recording(("server",))), **more
+        )
         kept = everything(run)
         for name in ("insiders", "sentries"):
             kept["state"]["run"].pop(name)

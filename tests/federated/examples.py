@@ -19,7 +19,7 @@ from splitfed.data.dataset import Dataset
 from splitfed.data.federation import ClientData, Federation
 from splitfed.planning.plan import cost
 from splitfed.planning.validation import prepare
-from splitfed.schedules.base import Training
+from splitfed.schedules.base import LocalUpdate
 from splitfed.topologies import local
 from splitfed.training.run import Run
 from tests.examples import assert_same, toy_data
@@ -114,7 +114,7 @@ def check_planned(run: Run, method: Any, **changes: Any) -> None:
     """Planned messages and bytes are those counted."""
     given = arguments(**changes)
     names = ("topology", "data", "schedule", "optimizer")
-    training = Training(given.pop("batch_size", 7), given.pop("local_epochs", 1), 0)
+    training = given.pop("local", LocalUpdate()).training(given.pop("batch_size", 7))
     ready = prepare(**{n: given[n] for n in names}, defenses=(), training=training, method=method)
     counted = {flow: found for flow, found in run.engine.traffic.flows.items() if flow.phase == "train"}
     assert cost(ready, len(run.history)).flows == counted
@@ -129,12 +129,12 @@ def check_resumed(whole: Run, method: Any, folder: Path, **changes: Any) -> None
 
     rounds = len(whole.history)
     try:
-        go(method, rounds, folder=folder, progress=stop, **changes)
+        go(method, rounds, logging=splitfed.Logging(folder=folder, progress=stop), **changes)
     except KeyboardInterrupt:
         pass
     else:
         raise AssertionError("the run was not stopped")
-    again = go(method, rounds, folder=folder, resume=True, **changes)
+    again = go(method, rounds, logging=splitfed.Logging(folder=folder, resume=True), **changes)
     one, two = whole.state(), again.state()
     assert one.keys() == two.keys()
     for name in one:

@@ -82,8 +82,8 @@ def assert_resumes(shape: str, method: Any, folder: Path, **changes: Any) -> Non
 
     whole = go(shape, method, 4, **changes)
     with pytest.raises(KeyboardInterrupt):
-        go(shape, method, 4, folder=folder, progress=stop, **changes)
-    again = go(shape, method, 4, folder=folder, resume=True, **changes)
+        go(shape, method, 4, logging=sf.Logging(folder=folder, progress=stop), **changes)
+    again = go(shape, method, 4, logging=sf.Logging(folder=folder, resume=True), **changes)
     for name, state in whole.state().items():
         if name.startswith("party-"):
             assert_same(state["segments"], again.state()[name]["segments"])

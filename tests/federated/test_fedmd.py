@@ -153,7 +153,7 @@ def test_a_separate_optimizer_state_is_restarted_with_the_other() -> None:
     with party.separate_optimizer("digest"):
         assert not party.momentum()
     runs = [
-        go("local", FedMD(separate=separate, transfer=0), 3, data=rows, restart_optimizers=True)
+        go("local", FedMD(separate=separate, transfer=0), 3, data=rows, local=sf.LocalUpdate(restart_optimizers=True))
         for separate in (False, True)
     ]
     assert any(not a.equal(b) for a, b in zip(weights(runs[0], 0).values(), weights(runs[1], 0).values(), strict=True))

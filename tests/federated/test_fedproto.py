@@ -140,7 +140,7 @@ def test_planned_bytes_are_counted_bytes(shape: str) -> None:
 
 def test_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
     whole = go("vanilla", rounds=3)
-    go("vanilla", rounds=3, folder=tmp_path / "run", progress=None)
+    go("vanilla", rounds=3, logging=splitfed.Logging(folder=tmp_path / "run", progress=None))
     cut = tmp_path / "cut"
 
     class Stop(Exception):
@@ -151,14 +151,14 @@ def test_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
             raise Stop
 
     with pytest.raises(Stop):
-        go("vanilla", rounds=3, folder=cut, progress=stop)
-    again = go("vanilla", rounds=3, folder=cut, resume=True)
+        go("vanilla", rounds=3, logging=splitfed.Logging(folder=cut, progress=stop))
+    again = go("vanilla", rounds=3, logging=splitfed.Logging(folder=cut, resume=True))
     for name, state in whole.state().items():
         if name.startswith("party-"):
             assert_same(state["segments"], again.state()[name]["segments"])
     assert_same(whole.method_state["prototypes"], again.method_state["prototypes"])
     with pytest.raises(InvalidInput, match="its method is"):
-        go("vanilla", rounds=3, folder=cut, resume=True, method=FedProto(weight=2.0))
+        go("vanilla", rounds=3, logging=splitfed.Logging(folder=cut, resume=True), method=FedProto(weight=2.0))
 
 
 @pytest.mark.parametrize("shape", BUILDERS)

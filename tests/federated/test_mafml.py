@@ -229,8 +229,7 @@ def test_clients_learn_what_others_know() -> None:
             optimizer=Optim("Adam", {"lr": 0.005}),
             rounds=40,
             batch_size=32,
-            evaluate_every=40,
-            across=True,
+            evaluation=sf.Evaluation(every=40, across_clients=True),
         )
         found[method] = run.history[-1]["test"]["across"]
     alone, mutual = found.values()
@@ -248,7 +247,7 @@ def test_clients_learn_what_others_know() -> None:
         ({"schedule": Sequential()}, "method MAFML trains clients besides the schedule, and Sequential puts other"),
         ({"schedule": "blind", "shape": "vanilla"}, "method MAFML"),
         ({"schedule": "splitfed_v3", "shape": "vanilla"}, "method MAFML trains clients besides the schedule"),
-        ({"sampling": "poisson"}, "sampling='poisson' draws every step's rows, and method MAFML"),
+        ({"local": sf.LocalUpdate(sampling="poisson")}, "sampling='poisson' draws every step's rows, and method MAFML"),
     ],
 )
 def test_refused(changes: dict[str, Any], text: str) -> None:

@@ -112,7 +112,10 @@ def test_held_rows_are_not_scaled_as_if_drawn_by_chance() -> None:
             state["after"] = [learner.contents(["model"]) for learner in learners]
 
     rows = data()
-    one, other = (go("local", Once(), 1, data=rows, sampling=sampling) for sampling in ("poisson", "shuffle"))
+    one, other = (
+        go("local", Once(), 1, data=rows, local=sf.LocalUpdate(sampling=sampling))
+        for sampling in ("poisson", "shuffle")
+    )
     for a, b in zip(one.method_state["after"], other.method_state["after"], strict=True):
         assert_same(a, b)
 
@@ -135,7 +138,7 @@ def test_private_releases_of_shown_rows_are_in_the_planned_ledger() -> None:
     assert alone is not None
     assert planned.totals[0].epsilon > alone, "public rows are released once more a round, and one of them twice"
     with pytest.raises(InvalidInput, match="across=True puts everybody's rows through everybody's segments"):
-        go("vanilla", None, data=rows, schedule=TURNS, defenses=guard, across=True)
+        go("vanilla", None, data=rows, schedule=TURNS, defenses=guard, evaluation=sf.Evaluation(across_clients=True))
 
 
 @pytest.mark.parametrize("method", [Aggregation(), FedMD(batch=9, rows=20), MAFML(batch=9)], ids=str)
@@ -163,7 +166,7 @@ def test_own_rows_are_counted_whatever_part_they_are_trained_in(method: Method) 
 def test_across_scores_every_model_on_everybodys_rows() -> None:
     rows = data(3, dirichlet=0.5)
     topologies = [local(net(i, (5 + i,))) for i in range(3)]
-    run = go("local", None, 3, data=rows, topology=topologies, across=True)
+    run = go("local", None, 3, data=rows, topology=topologies, evaluation=sf.Evaluation(across_clients=True))
     test = run.history[-1]["test"]
     assert test["across"]["own"] == test["clients"]
     for lane, learner in enumerate(run.learners):
@@ -178,5 +181,5 @@ def test_across_scores_every_model_on_everybodys_rows() -> None:
 
 
 def test_across_without_rows_has_no_scores() -> None:
-    run = go("local", None, 1, data=data(validation=0.0), across=True)
+    run = go("local", None, 1, data=data(validation=0.0), evaluation=sf.Evaluation(across_clients=True))
     assert run.history[-1]["validation"]["across"] == {"own": [None] * 2, "others": [None] * 2, "union": [None] * 2}

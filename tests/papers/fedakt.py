@@ -62,7 +62,7 @@ def train(
         optimizer=Optim("SGD", {"lr": RATE}),
         rounds=rounds,
         batch_size=10,
-        evaluate_every=every,
+        evaluation=sf.Evaluation(every=every),
         seed=seed,
     )
 

@@ -127,7 +127,7 @@ def train(name: str, classes: int, called: str, seed: int, rounds: int, every: i
         optimizer=Optim("SGD", {"lr": setting.rate, "momentum": 0.5}),
         rounds=rounds,
         batch_size=setting.batch,
-        evaluate_every=every,
+        evaluation=sf.Evaluation(every=every),
         seed=seed,
     )
 

@@ -81,7 +81,7 @@ def start(seed: int, width: int, faster: float, weight: float, blocks: int) -> R
         batch_size=64,
         optimizer=Optim("Adam", {"lr": RATE * faster}),
         defenses=defenses,
-        intruders={"server": plan},
+        adversaries=sf.Adversaries(training_attacks={"server": plan}),
         seed=seed,
     )
 

@@ -144,8 +144,7 @@ def train(arm: Arm, seed: int, setting: Setting) -> sf.Run:
         rounds=setting.rounds,
         batch_size=setting.batch,
         optimizer=Optim("Adam", {"lr": 2e-3}),
-        record=Recording((FED,)) if watched else None,
-        evaluate_every=setting.rounds,
-        across=True,
+        logging=sf.Logging(record=Recording((FED,)) if watched else None),
+        evaluation=sf.Evaluation(every=setting.rounds, across_clients=True),
         seed=seed,
     )

@@ -78,8 +78,7 @@ def train(
         optimizer=Optim("Adam", {"lr": 1e-3, "weight_decay": 1e-4}),
         rounds=rounds,
         batch_size=32,
-        evaluate_every=every,
-        across=True,
+        evaluation=sf.Evaluation(every=every, across_clients=True),
         seed=seed,
     )
 

@@ -120,10 +120,8 @@ def train(variant: Variant, way: Way, seed: int, rows: int | None = None) -> sf.
         rounds=variant.rounds,
         batch_size=BATCH,
         optimizer=Optim("SGD", {"lr": variant.rate, "momentum": variant.momentum}),
-        restart_optimizers=way.restart,
-        starts=way.starts,
-        evaluate_every=variant.rounds,
-        across=True,
+        local=sf.LocalUpdate(restart_optimizers=way.restart, starts=way.starts),
+        evaluation=sf.Evaluation(every=variant.rounds, across_clients=True),
         seed=seed,
     )
 

@@ -45,9 +45,9 @@ def measure(kind: str, seed: int, state: Path, epochs: int = EPOCHS, iterations:
         data,
         rounds=passes,
         optimizer=Optim("SGD", {"lr": rate, "momentum": 0.9}),
-        manipulations=bent,
+        adversaries=sf.Adversaries(poisoning=bent),
         seed=seed,
-        evaluate_every=passes,
+        evaluation=sf.Evaluation(every=passes),
     )
     trained = data.clients[0].train
     victims = trained.join([data.victims])

@@ -89,9 +89,9 @@ def train(seed: int, setting: Setting, plan: Pcat, rounds: int) -> Run:
         rounds=rounds,
         batch_size=64,
         optimizer=Optim("Adam", {"lr": 1e-3}),
-        intruders={"server": plan},
+        adversaries=sf.Adversaries(training_attacks={"server": plan}),
         seed=seed,
-        evaluate_every=rounds,
+        evaluation=sf.Evaluation(every=rounds),
     )
 
 

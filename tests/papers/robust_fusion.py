@@ -59,9 +59,9 @@ def _one(
         optimizer=Optim("Adam", {"lr": 0.01}),
         rounds=rounds,
         batch_size=16,
-        evaluate_every=rounds,
+        evaluation=splitfed.Evaluation(every=rounds),
         seed=seed,
-        manipulations=harm,
+        adversaries=splitfed.Adversaries(poisoning=harm),
     )
     return {"accuracy": run.accuracy, "success": success_rate(run, DOOR)}
 

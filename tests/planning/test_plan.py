@@ -15,9 +15,10 @@ from splitfed.models.lenet import lenet
 from splitfed.planning.plan import Cost, compare, cost, federated_bytes
 from splitfed.planning.validation import Prepared, prepare
 from splitfed.registry import TABLES, load
-from splitfed.schedules.base import Schedule, Training
+from splitfed.schedules.base import LocalUpdate, Schedule, Training
 from splitfed.topologies import u_shaped, vanilla
 from splitfed.training.entry_point import train
+from splitfed.training.settings import Evaluation
 from tests.examples import SmallUNet, toy_data
 
 TOPOLOGIES: dict[str, Callable[[], Topology]] = {
@@ -51,7 +52,7 @@ def test_planned_equals_counted(name: str, shape: str, chance: dict[str, object]
     for options in OPTIONS.get(name, [{}]):
         plan = load("schedules", name)(**options, **chance)
         planned = cost(ready(TOPOLOGIES[shape](), plan, data), 2)
-        run = train(TOPOLOGIES[shape](), data, schedule=plan, rounds=2, batch_size=10, local_epochs=2)
+        run = train(TOPOLOGIES[shape](), data, schedule=plan, rounds=2, batch_size=10, local=LocalUpdate(epochs=2))
         counted = {flow: n for flow, n in run.engine.traffic.flows.items() if flow.phase == "train"}
         assert planned.flows == counted
         assert planned.bytes == run.bytes > 0
@@ -63,7 +64,13 @@ def test_the_clock_beside_training_shows_what_was_planned() -> None:
         plan = load("schedules", name)()
         planned = cost(ready(TOPOLOGIES["vanilla"](), plan, data), 2, MACHINES)
         run = train(
-            TOPOLOGIES["vanilla"](), data, schedule=plan, rounds=2, batch_size=10, local_epochs=2, speeds=MACHINES
+            TOPOLOGIES["vanilla"](),
+            data,
+            schedule=plan,
+            rounds=2,
+            batch_size=10,
+            local=LocalUpdate(epochs=2),
+            evaluation=Evaluation(speeds=MACHINES),
         )
         assert run.history[-1]["simulated_seconds"] == pytest.approx(planned.seconds, rel=1e-12)
         assert 0 < run.history[0]["simulated_seconds"] < run.history[1]["simulated_seconds"]

@@ -51,7 +51,12 @@ def trained(*manipulations: Manipulation, rounds: int = 8, **options: Any) -> Ru
             model = mlp((1, 8, 8), 10, (32,), seed=None)
         settings = {"schedule": "splitfed_v1", "optimizer": Optim("Adam", {"lr": 0.01}), **options}
         RUNS[key] = splitfed.train(
-            vanilla(model, "relu1"), data(), rounds=rounds, batch_size=16, manipulations=manipulations, **settings
+            vanilla(model, "relu1"),
+            data(),
+            rounds=rounds,
+            batch_size=16,
+            adversaries=splitfed.Adversaries(poisoning=manipulations),
+            **settings,
         )
     return RUNS[key]
 
@@ -142,7 +147,10 @@ def test_noise_has_its_scale(add: bool, center: float) -> None:
 
 def test_what_arrives_is_the_bent_upload_and_only_of_those_clients() -> None:
     """A sign flip of one round: w' bent is 2 w - w', with w' that of the honest run."""
-    honest, bent = (trained(*m, rounds=1, record=Recording(("fed_server",))) for m in ((), (SignFlip(clients=(2,)),)))
+    honest, bent = (
+        trained(*m, rounds=1, logging=splitfed.Logging(record=Recording(("fed_server",))))
+        for m in ((), (SignFlip(clients=(2,)),))
+    )
     one, other = (
         {(m.sender, m.stamp.lane): m.tensors for m in r.engine.view("fed_server").messages} for r in (honest, bent)
     )
@@ -211,7 +219,11 @@ def halves(*manipulations: Manipulation, rounds: int = 4) -> Run:
 def on_halves(topology: Topology, rounds: int, manipulations: tuple[Manipulation, ...]) -> Run:
     rows = splitfed.data.digits().halves().clients(1, auxiliary=10, victims=10, validation=0.0)
     return splitfed.train(
-        topology, rows, rounds=rounds, optimizer=Optim("Adam", {"lr": 0.01}), manipulations=manipulations
+        topology,
+        rows,
+        rounds=rounds,
+        optimizer=Optim("Adam", {"lr": 0.01}),
+        adversaries=splitfed.Adversaries(poisoning=manipulations),
     )
 
 
@@ -277,12 +289,12 @@ def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
     bent = (ByzantineNoise(clients=(1,), scale=0.01, add=True), LabelFlip(clients=(0,)))
     straight = trained(*bent, rounds=3)
     with pytest.raises(KeyboardInterrupt):
-        trained(*bent, rounds=3, folder=tmp_path / "run", progress=_stop_after(2))
-    resumed = trained(*bent, rounds=3, folder=tmp_path / "run", resume=True)
+        trained(*bent, rounds=3, logging=splitfed.Logging(folder=tmp_path / "run", progress=_stop_after(2)))
+    resumed = trained(*bent, rounds=3, logging=splitfed.Logging(folder=tmp_path / "run", resume=True))
     one, other = straight.state(), resumed.state()
     assert_same({k: v for k, v in other.items() if k != "run"}, {k: v for k, v in one.items() if k != "run"})
     with pytest.raises(InvalidInput):
-        trained(SignFlip(), rounds=3, folder=tmp_path / "run", resume=True)
+        trained(SignFlip(), rounds=3, logging=splitfed.Logging(folder=tmp_path / "run", resume=True))
 
 
 def _stop_after(last: int) -> Callable[..., None]:
@@ -357,4 +369,9 @@ def test_a_party_that_gets_no_gradient_has_none_to_replace() -> None:
     rows = splitfed.data.digits().with_features({"top": splitfed.data.Feature(torch.arange(8), (8,))}).clients(1)
     row = int((rows.clients[0].train.y == 3).nonzero()[0])
     with pytest.raises(InvalidInput, match="GradientReplacement bends gradients that come back; 'top' receives none"):
-        splitfed.train(topology, rows, rounds=1, manipulations=GradientReplacement(party="top", row=row, target=3))
+        splitfed.train(
+            topology,
+            rows,
+            rounds=1,
+            adversaries=splitfed.Adversaries(poisoning=GradientReplacement(party="top", row=row, target=3)),
+        )

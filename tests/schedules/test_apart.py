@@ -62,11 +62,11 @@ def test_batches_of_a_round_go_on_where_those_before_ended() -> None:
 
 
 def test_steps_make_a_round_and_are_resumed_exactly(tmp_path: Path) -> None:
-    whole = go(Apart(steps=3), rounds=4, folder=tmp_path / "a")
+    whole = go(Apart(steps=3), rounds=4, logging=sf.Logging(folder=tmp_path / "a"))
     assert [entry["steps"] for entry in whole.history] == [9] * 4
     with pytest.raises(KeyboardInterrupt):
-        go(Apart(steps=3), rounds=4, folder=tmp_path / "b", progress=stop_after_two)
-    again = go(Apart(steps=3), rounds=4, folder=tmp_path / "b", resume=True)
+        go(Apart(steps=3), rounds=4, logging=sf.Logging(folder=tmp_path / "b", progress=stop_after_two))
+    again = go(Apart(steps=3), rounds=4, logging=sf.Logging(folder=tmp_path / "b", resume=True))
     for lane in range(3):
         assert_same(weights(whole, lane), weights(again, lane))
 

@@ -23,6 +23,7 @@ from splitfed.study.run.runner import run_cell
 from splitfed.study.run.session import check_study
 from splitfed.topologies import vanilla
 from splitfed.training.entry_point import train
+from splitfed.training.settings import Adversaries
 from tests.attacks.training_time_examples import ALL, Spy, go, ramps, small
 from tests.study.examples import checked, placed, write
 from tests.study.examples import small as small_study
@@ -231,7 +232,7 @@ def test_two_hijackers_have_a_training_each() -> None:
 
 
 def test_being_asked_teaches_nothing() -> None:
-    one, two = (go(ALL["pcat"], rounds=2, ask=ask) for ask in ({"server": 1}, None))
+    one, two = (go(ALL["pcat"], rounds=2, adversaries=Adversaries(evaluate_every=ask)) for ask in ({"server": 1}, {}))
     assert [set(h) - {"asked"} for h in one.history] == [set(h) for h in two.history]
     for told, silent in zip(one.history, two.history, strict=True):
         assert told["loss"] == silent["loss"]
@@ -239,7 +240,7 @@ def test_being_asked_teaches_nothing() -> None:
 
 
 def test_an_answer_that_cannot_be_scored_is_told() -> None:
-    run = go(Spy(), ask={"server": 1})
+    run = go(Spy(), adversaries=Adversaries(evaluate_every={"server": 1}))
     assert "truth has shape (64, 16) and guess (64, 2)" in run.history[0]["asked"]["server"]["refused"]
 
 
@@ -248,11 +249,16 @@ def test_an_answer_that_cannot_be_scored_is_told() -> None:
     [
         ({"serfer": 1}, 64, "unknown party with an intruder to ask 'serfer'; did you mean 'server'?"),
         ({"client0": 1}, 64, "unknown party with an intruder to ask 'client0'"),
-        ({"server": 0}, 64, r"ask\['server'\]=0 is not allowed; expected a whole number of at least 1"),
+        ({"server": 0}, 64, r"evaluate_every\['server'\]=0 is not allowed; expected a whole number of at least 1"),
         ({"server": 1}, 0, "there are no victims to ask 'server' about"),
     ],
 )
 def test_questions_that_make_no_sense(ask: dict[str, int], victims: int, text: str) -> None:
     data = ramps(1, 64, victims)
     with pytest.raises(InvalidInput, match=text):
-        train(vanilla(small(), "first"), data, rounds=1, intruders={"server": ALL["sdar"]}, ask=ask)
+        train(
+            vanilla(small(), "first"),
+            data,
+            rounds=1,
+            adversaries=Adversaries(training_attacks={"server": ALL["sdar"]}, evaluate_every=ask),
+        )

@@ -7,7 +7,7 @@ does: every setting is trained once more for each of them, and that run is asked
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 from splitfed.attacks.base import Attack
 from splitfed.attacks.training_time.training_attack import TrainingAttack, TrainingAttackState
@@ -53,13 +53,11 @@ def plan_trainings(mistakes: Mistakes, probes: Sequence[Probe], honest: bool) ->
     return [TrainingVariant(one, (one, *outside)) for one in active]
 
 
-def training_arguments(cell: Cell, topology: Topology) -> dict[str, Any]:
-    """Return what `splitfed.train` is told of the intruders of `cell`: who goes where, and when they are asked."""
+def training_attacks(cell: Cell, topology: Topology) -> tuple[dict[str, TrainingAttack], dict[str, int]]:
+    """Return party -> the attack of `cell` that lives inside training there, and after how many rounds it reports."""
     inside = {_party_of(probe, topology): probe for probe in cell.attacks if probe.lives != "outside"}
-    return {
-        "intruders": {party: build.attack(probe) for party, probe in inside.items()},
-        "ask": {party: probe.every for party, probe in inside.items() if probe.every is not None},
-    }
+    attacks = {party: cast(TrainingAttack, build.attack(probe)) for party, probe in inside.items()}
+    return attacks, {party: probe.every for party, probe in inside.items() if probe.every is not None}
 
 
 def add_intruder(engine: LocalEngine, ready: Prepared, probe: Probe) -> None:

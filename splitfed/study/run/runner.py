@@ -29,12 +29,13 @@ from splitfed.data.dataset import Dataset
 from splitfed.drawing.svg import to_mermaid
 from splitfed.engines.base import FED
 from splitfed.planning.validation import labels_of
+from splitfed.schedules.base import LocalUpdate
 from splitfed.stats.dependence import permutation_test
 from splitfed.study.config import build
 from splitfed.study.config.cell import Cell, DefenseSetting, Probe
 from splitfed.study.config.speeds_table import PartyNames
 from splitfed.study.config.toml import dumps
-from splitfed.study.config.training_attacks import training_arguments
+from splitfed.study.config.training_attacks import training_attacks
 from splitfed.study.report import planned_costs, privacy
 from splitfed.study.report.depth import input_depth
 from splitfed.study.report.exposure import role_holdings
@@ -46,6 +47,7 @@ from splitfed.training.checkpoint import write_atomic
 from splitfed.training.client_scores import find_best_round, find_first_reaching, summarize_clients
 from splitfed.training.entry_point import train
 from splitfed.training.run import Run
+from splitfed.training.settings import Adversaries, Evaluation, Logging
 
 PERMUTATIONS = 200
 Json = dict[str, Any]
@@ -107,22 +109,13 @@ def train_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Run
         method=method,
         rounds=plan.rounds,
         batch_size=plan.batch_size,
-        local_epochs=plan.local_epochs,
-        sampling=plan.sampling,
         optimizer=plan.optimizer,
-        restart_optimizers=plan.restart_optimizers,
-        starts=plan.starts,
         seed=cell.seed,
         device=plan.device,
-        record=plan.record,
-        speeds=names.of(plan.speeds),
-        folder=folder,
-        resume=True,
-        evaluate_every=plan.evaluate_every,
-        across=plan.across,
-        delta=plan.delta,
-        **training_arguments(cell, topology),
-        progress=progress,
+        local=LocalUpdate(plan.local_epochs, plan.sampling, plan.restart_optimizers, plan.starts),
+        adversaries=Adversaries(*training_attacks(cell, topology)),
+        evaluation=Evaluation(plan.evaluate_every, plan.across, plan.delta, names.of(plan.speeds)),
+        logging=Logging(folder, resume=True, record=plan.record, progress=progress),
     )
 
 
