@@ -222,6 +222,7 @@ MOVED = {
     "splitfed.rounds": "splitfed.planning.rounds",
     "splitfed.row_independence": "splitfed.core.row_independence",
     "splitfed.run": "splitfed.training.run",
+    "splitfed.schedules.apart": "splitfed.schedules.independent",
     "splitfed.schedules.fusing": "splitfed.schedules.aggregation",
     "splitfed.schedules.handing": "splitfed.schedules.segment_handover",
     "splitfed.schedules.together": "splitfed.schedules.joint_step",
@@ -319,7 +320,7 @@ RENAMED = {
     "splitfed.data.labels": {"Target": "LabelSet"},
     "splitfed.defenses.mid_labels": {"Sampled": "SampledBottleneck"},
     "splitfed.defenses.sum_kl": {"Noise": "NoiseVariances"},
-    "splitfed.detectors.base": {"Desk": "DetectorSite", "Watchman": "DetectorState"},
+    "splitfed.detectors.base": {"Desk": "DetectorSite", "Rehearsal": "LocalTrainer", "Watchman": "DetectorState"},
     "splitfed.federated.base": {"Seat": "ObjectivePlacement"},
     "splitfed.federated.fedakt": {"Pair": "FeatureMatching"},
     "splitfed.federated.ifca": {"Choice": "ClusterChoice"},
@@ -359,6 +360,8 @@ RENAMED = {
     "splitfed.finite": {"Watch": "FiniteCheck"},
     "splitfed.inquiry": {"Inquiry": "Evaluator"},
     "splitfed.layout": {"Plan": "DrawingLayout"},
+    "splitfed.manipulations.base": {"Manipulation": "Poisoning"},
+    "splitfed.schedules.apart": {"Apart": "Independent"},
     "splitfed.study.cell": {"Plan": "TrainingPlan"},
     "splitfed.study.config": {"Table": "StrictTable"},
     "splitfed.study.figures_depth": {"Line": "DepthLine"},
@@ -370,6 +373,26 @@ RENAMED = {
 }
 """Old module -> its old names of classes -> the new ones."""
 
+
+KINDS = {"fusions": "aggregation", "manipulations": "poisoning"}
+"""Old kind of the registry -> the new one."""
+
+ENTRIES = {"schedules": {"apart": "independent"}}
+"""Kind of the registry -> old name of an entry -> the new one."""
+
+PARAMETERS = {"schedules": {"fusion": "aggregation"}}
+"""Kind of the registry -> old parameter of its entries -> the new one."""
+
+KEYS = {
+    "intruder": "training_attack",
+    "intruders": "training_attacks",
+    "asked": "training_attack_scores",
+    "ask": "evaluate_every",
+    "manipulations": "poisoning",
+}
+"""Old key of a run's description, of its result and of the entries of its history -> the new one."""
+
+_REPRS = {"Apart(": "Independent(", "fusion=": "aggregation="}
 
 _PACKAGES = {
     "splitfed.attacks.networks.networks": "splitfed.attacks.networks",
@@ -385,6 +408,56 @@ def first_name(module: str, name: str) -> str:
     """Return the dotted name that `name` of `module` had in the first release: by that a run's folder knows it."""
     old = _FIRST.get(module, module)
     return f"{old}.{next((was for was, now in RENAMED.get(old, {}).items() if now == name), name)}"
+
+
+def first_field(module: str, name: str) -> str:
+    """Return what the field `name` of a class in `module` was called in the first release."""
+    old = PARAMETERS.get(module.removeprefix("splitfed.").partition(".")[0], {})
+    return next((was for was, now in old.items() if now == name), name)
+
+
+def current_kind(kind: str) -> str:
+    """Return the name of a `kind` of the registry, and warn of an old one."""
+    if kind in KINDS:
+        warn(f"kind {kind!r} is now {KINDS[kind]!r}", 3)
+    return KINDS.get(kind, kind)
+
+
+def current_entry(kind: str, name: str) -> str:
+    """Return the name of an entry among `kind` of the registry, and warn of an old one."""
+    new = ENTRIES.get(kind, {}).get(name, name)
+    if new != name:
+        warn(f"{kind} {name!r} is now {new!r}", 3)
+    return new
+
+
+def current_parameters(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters of an entry among `kind` of the registry by their names of now, and warn of old ones."""
+    moved = PARAMETERS.get(kind, {})
+    for old in [name for name in given if name in moved]:
+        warn(f"{old}=... of {kind} is now {moved[old]}=...", 3)
+    return {moved.get(name, name): value for name, value in given.items()}
+
+
+def current_keys(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an earlier version may have written of a run, or of a round, by the keys of now; nothing is said."""
+    renamed = {KEYS.get(key, key): value for key, value in found.items()}
+    if "history" in renamed:
+        renamed["history"] = [current_keys(entry) for entry in renamed["history"]]
+    return renamed
+
+
+def current_description(described: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the description of a run that an earlier version may have written, by the names of now."""
+    found = current_keys(described)
+    for old, new in _REPRS.items():
+        if isinstance(found.get("schedule"), str):
+            found["schedule"] = found["schedule"].replace(old, new)
+    places = (("the intruder at ", "the training attack at "), ("the manipulation ", "the poisoning "))
+    code = found.get("code", {})
+    for old, new in places:
+        code = {new + key.removeprefix(old) if key.startswith(old) else key: value for key, value in code.items()}
+    return {**found, "code": code}
 
 
 class OldModules(MetaPathFinder):
@@ -449,16 +522,28 @@ def accept_old_keywords(moved: Mapping[str, tuple[str, str]], kinds: Mapping[str
     return decorate
 
 
-def forwarded(package: str, new: str, names: Collection[str]) -> Callable[[str], Any]:
-    """Return a `__getattr__` for a `package` that was a module once: `names`, which that held, are now in `new`."""
+def forwarded(package: str, new: str, names: Collection[str] | Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a `__getattr__` for `package`: `names`, which it held, are now in `new`, under other names in a table."""
 
     def getattr_(name: str) -> Any:
         if name not in names:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        warn(f"{package}.{name} is now {new}.{name}", 3)
-        return getattr(import_module(new), name)
+        now = names[name] if isinstance(names, Mapping) else name
+        warn(f"{package}.{name} is now {new}.{now}", 3)
+        return getattr(import_module(new), now)
 
     return getattr_
+
+
+def accept_old_parameters(kind: type, registered: str) -> None:
+    """Let a class that is `registered` among a kind of the registry go on taking parameters under their old names."""
+    init = kind.__init__  # type: ignore[misc]
+
+    @wraps(init)
+    def with_new_names(self: Any, *args: Any, **given: Any) -> None:
+        init(self, *args, **current_parameters(registered, given))
+
+    kind.__init__ = with_new_names  # type: ignore[misc]
 
 
 def adopt(kind: type, hooks: Mapping[str, str]) -> None:

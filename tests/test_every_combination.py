@@ -69,7 +69,10 @@ REFUSED = {
     ("local", "blind"): f"one common step needs a party that all clients share; {WHOLE}",
     ("local", "sglr"): f"one common step needs a party that all clients share; {WHOLE}",
     **{
-        (name, "apart"): f"schedule 'apart' trains whole models at their clients; in topology {name!r} all share"
+        (
+            name,
+            "independent",
+        ): f"schedule 'independent' trains whole models at their clients; in topology {name!r} all share"
         for name in TOPOLOGIES
         if name not in ("multi_task", "local")
     },

@@ -19,9 +19,12 @@ from splitfed.federated import Method
 from splitfed.models import mlp
 from splitfed.old_names import MOVED
 from splitfed.poisoning import SignFlip
+from splitfed.registry import load
+from splitfed.schedules import Independent, SplitFedV1
 from splitfed.topologies import vanilla
 from splitfed.training.settings import GROUPS, OLD_KEYWORDS
 from tests.examples import assert_same
+from tests.study.examples import checked, small
 
 ROOT = Path(splitfed.__file__).parent
 
@@ -145,8 +148,41 @@ def test_every_old_keyword_of_train_gives_the_same_run(tmp_path: Path) -> None:
         assert one.history == other.history
         with pytest.raises(TypeError, match=f"'{old}'"):
             _trained(**{old: value, parameter: GROUPS[parameter]()})
-    with pytest.warns(DeprecationWarning, match="training_attacks"):
-        assert _trained(intruders=None, ask=None, detectors=None, record=None, folder=None, delta=None, starts=None)
+    for old in ("intruders", "ask", "detectors", "record", "folder", "delta", "starts"):
+        with pytest.warns(DeprecationWarning, match=old):
+            assert _trained(**{old: None})
+
+
+def test_old_names_of_the_registry_and_of_its_parameters() -> None:
+    with pytest.warns(DeprecationWarning, match="schedules 'apart' is now 'independent'"):
+        assert load("schedules", "apart") is Independent
+    for old, new, name in (("fusions", "aggregation", "median"), ("manipulations", "poisoning", "sign_flip")):
+        with pytest.warns(DeprecationWarning, match=f"kind '{old}' is now '{new}'"):
+            assert load(old, name) is load(new, name)
+    with pytest.warns(DeprecationWarning, match="splitfed.schedules.Apart is now splitfed.schedules.Independent"):
+        assert splitfed.schedules.Apart is Independent
+    with pytest.warns(DeprecationWarning, match="splitfed.poisoning.Manipulation is now splitfed.poisoning.Poisoning"):
+        assert splitfed.poisoning.Manipulation is splitfed.poisoning.Poisoning
+    with pytest.warns(DeprecationWarning, match="fusion=... of schedules is now aggregation=..."):
+        old_way = SplitFedV1(fusion="median")  # type: ignore[call-arg]
+    assert old_way == SplitFedV1(aggregation="median")
+    with pytest.warns(DeprecationWarning, match="fusion is now aggregation"):
+        assert old_way.fusion == old_way.aggregation
+
+
+def test_old_names_of_a_study() -> None:
+    training = {"rounds": 1, "schedule": {"name": "splitfed_v1", "fusion": "mean"}}
+    with pytest.warns(DeprecationWarning, match="fusion=... of schedules is now aggregation=..."):
+        grid = checked(small(training=training, defense=None, attack=None))
+    assert grid.cells[0].training.schedule.parameters["aggregation"] == "mean"
+
+
+def test_old_names_of_a_run() -> None:
+    run = _trained(adversaries=splitfed.Adversaries({"server": "sdar"}))
+    with pytest.warns(DeprecationWarning, match="Run.intruders is now Run.training_attacks"):
+        assert run.intruders is run.training_attacks
+    with pytest.warns(DeprecationWarning, match="Run.ask is now Run.evaluate_training_attack"):
+        assert run.ask("server") == run.evaluate_training_attack("server")
 
 
 def _trained(**given: Any) -> splitfed.Run:

@@ -130,7 +130,7 @@ def guess_of(intruder: Attack, view: View, knowledge: Knowledge) -> Tensor:
     if type(insider.plan) is not type(intruder):
         raise InvalidInput(
             f"{type(intruder).__name__} works during training; here {type(insider.plan).__name__} was at "
-            f"{view.party!r}: train with intruders={{{view.party!r}: {type(intruder).__name__}()}}"
+            f"{view.party!r}: train with Adversaries({{{view.party!r}: {type(intruder).__name__}()}})"
         )
     return insider.guess(view, intruder.target)
 

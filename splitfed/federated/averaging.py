@@ -68,7 +68,7 @@ class Averaging(Method):
     def check_together(self, topologies: Sequence[Topology], facts: Sequence[Facts], bound: str | None) -> None:
         """Refuse segments that cannot be averaged, or that the schedule moves as well."""
         if bound is not None:
-            raise InvalidInput(f"{self.who} averages weights itself, and the schedule {bound}: take 'apart'")
+            raise InvalidInput(f"{self.who} averages weights itself, and the schedule {bound}: take 'independent'")
         check_alike(self.who, self.what, topologies, [self.shared(t) for t in topologies])
 
     def start(self, clients: int) -> State:

@@ -117,7 +117,7 @@ class FedKD(Method):
     def check_together(self, topologies: Sequence[Topology], facts: Sequence[Facts], bound: str | None) -> None:
         """Refuse mentees that cannot be averaged, or are moved by the schedule as well."""
         if bound is not None:
-            raise InvalidInput(f"fedkd averages the mentees itself, and the schedule {bound}: take 'apart'")
+            raise InvalidInput(f"fedkd averages the mentees itself, and the schedule {bound}: take 'independent'")
         check_alike("fedkd", "mentee", topologies, [_mentee(t) for t in topologies])
 
     def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:

@@ -154,13 +154,13 @@ def combine_placement(
     if method.fuses and place.fused:
         raise InvalidInput(
             f"schedule {type(plan).__name__} averages weights, and so does method {name}: take a schedule that leaves "
-            "them alone, such as 'apart'"
+            "them alone, such as 'independent'"
         )
     bound = plan.binds(len(topologies))
     if method.besides and (place.fused or place.copied or bound):
         raise InvalidInput(
             f"method {name} trains clients besides the schedule, and {type(plan).__name__} puts other segments in the "
-            "place of theirs: take 'apart' for whole models, 'sequential' with hand_over='none' for split ones"
+            "place of theirs: take 'independent' for whole models, 'sequential' with hand_over='none' for split ones"
         )
     method.check_together(topologies, facts, bound)
     return replace(place, kept=method.kept(topologies[0]), meeting=True)
@@ -179,7 +179,7 @@ def check_training_steps(method: Method, plan: Schedule, training: Training) -> 
     if not plan.apart:
         raise InvalidInput(
             f"method {name} leads each client's training, and schedule {type(plan).__name__} takes steps of several "
-            "clients together: take 'apart'"
+            "clients together: take 'independent'"
         )
     if training.sampling == "poisson":
         raise InvalidInput(

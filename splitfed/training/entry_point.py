@@ -29,7 +29,7 @@ from splitfed.poisoning.injection import poison_data
 from splitfed.schedules.base import LocalUpdate, Round, Schedule, Training
 from splitfed.threats.training_time import check_questions, place_attacks
 from splitfed.training.description import describe
-from splitfed.training.detectors import post
+from splitfed.training.detectors import place_detectors
 from splitfed.training.folder import RunFolder
 from splitfed.training.local_learner import place_objectives
 from splitfed.training.run import Run
@@ -135,7 +135,7 @@ def place_adversaries(engine: LocalEngine, prepared: Prepared, adversaries: Adve
     """Place training attacks, detectors and poisoning clients in `engine`; refuse those that could not work there."""
     place_attacks(engine, prepared, adversaries.training_attacks)
     check_questions(engine, prepared.data, adversaries.evaluate_every)
-    post(engine, prepared, adversaries.detectors)
+    place_detectors(engine, prepared, adversaries.detectors)
     returned = prepared.method is not None and prepared.method.returns_weights(prepared.topology)
     injection.enter(engine, prepared.data, adversaries.poisonings, prepared.training.seed, returned)
 
@@ -206,7 +206,7 @@ def train_round(
     run.history.append(metrics)
     for party, every in adversaries.evaluate_every.items():
         if is_due(every, number, rounds):
-            metrics.setdefault("asked", {})[party] = run.ask(party)
+            metrics.setdefault("training_attack_scores", {})[party] = run.evaluate_training_attack(party)
     return metrics
 
 
@@ -229,9 +229,9 @@ def _round_metrics(run: Run, done: Round, number: int, seconds: float) -> dict[s
     if run.clock is not None:
         metrics["simulated_seconds"] = run.clock.now
     if engine.insiders:
-        metrics["intruders"] = {name: insider.metrics() for name, insider in engine.insiders.items()}
+        metrics["training_attacks"] = {name: attack.metrics() for name, attack in engine.insiders.items()}
     if engine.sentries:
-        metrics["detectors"] = {name: sentry.metrics() for name, sentry in engine.sentries.items()}
+        metrics["detectors"] = {name: detector.metrics() for name, detector in engine.sentries.items()}
     return metrics
 
 

@@ -14,8 +14,8 @@ from splitfed.costs.speeds import Speeds
 from splitfed.detectors.base import Detector
 from splitfed.engines.byte_link import ByteLink
 from splitfed.engines.message_link import LocalLink
-from splitfed.poisoning.base import Manipulation
-from splitfed.poisoning.injection import check_manipulations
+from splitfed.poisoning.base import Poisoning
+from splitfed.poisoning.injection import check_poisonings
 from splitfed.schedules.base import LocalUpdate
 from splitfed.threats.training_time import resolve_attack
 
@@ -37,7 +37,7 @@ class Adversaries:
 
     training_attacks: Mapping[str, TrainingAttack | str] = field(default_factory=dict)
     evaluate_every: Mapping[str, int] = field(default_factory=dict)
-    poisoning: Manipulation | Sequence[Manipulation] = ()
+    poisoning: Poisoning | Sequence[Poisoning] = ()
     detectors: Mapping[str, Detector] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -45,7 +45,7 @@ class Adversaries:
         for name in ("training_attacks", "evaluate_every", "detectors"):
             if not isinstance(getattr(self, name), Mapping):
                 raise InvalidInput(f"{name}={getattr(self, name)!r} is not allowed; expected a table by party")
-        object.__setattr__(self, "poisoning", check_manipulations(self.poisoning))
+        object.__setattr__(self, "poisoning", check_poisonings(self.poisoning))
         for given in self.training_attacks.values():
             resolve_attack(given)
         for name, detector in self.detectors.items():
@@ -62,9 +62,9 @@ class Adversaries:
         return {party: resolve_attack(given) for party, given in self.training_attacks.items()}
 
     @property
-    def poisonings(self) -> tuple[Manipulation, ...]:
+    def poisonings(self) -> tuple[Poisoning, ...]:
         """What misbehaving clients do, one after another."""
-        return check_manipulations(self.poisoning)
+        return check_poisonings(self.poisoning)
 
     @property
     def off_protocol(self) -> str | None:
@@ -73,7 +73,7 @@ class Adversaries:
         Whoever bends an upload only processes what is there; inside a step, one row may be made to show in another's.
         """
         active = (party for party, attack in self.resolved_attacks.items() if attack.active)
-        inside = (type(one).__name__ for one in self.poisonings if type(one).enter is not Manipulation.enter)
+        inside = (type(one).__name__ for one in self.poisonings if type(one).enter is not Poisoning.enter)
         return next(active, None) or next(inside, None)
 
     def describe(self) -> dict[str, dict[str, Any] | None]:

@@ -242,7 +242,7 @@ def proto_run(*defenses: Defense, method: FedProto | FedDistill = PULLED, classe
     return splitfed.train(
         local(model, ("relu2",)),
         data,
-        schedule="apart",
+        schedule="independent",
         method=method,
         rounds=4,
         batch_size=20,
@@ -267,7 +267,7 @@ def noted_by_heart(*defenses: Defense) -> Run:
     return splitfed.train(
         local(model, ("relu2",)),
         data.clients(3, auxiliary=100, victims=100, validation=0.0, test=0.0),
-        schedule="apart",
+        schedule="independent",
         method=PULLED,
         rounds=40,
         batch_size=20,

@@ -53,7 +53,7 @@ def test_no_label_arrives_in_a_u() -> None:
 
 @pytest.mark.parametrize("shape", ["vanilla", "u_shaped"])
 @pytest.mark.parametrize("name", ["sdar", "sdar, client's layout", "pcat"])
-def test_a_passive_intruder_changes_no_bit_of_the_training(name: str, shape: str) -> None:
+def test_a_passive_training_attack_changes_no_bit_of_the_training(name: str, shape: str) -> None:
     assert_same(weights(go(ALL[name], shape)), weights(go(None, shape)))
 
 
@@ -90,8 +90,8 @@ def test_a_resumed_run_ends_in_the_same_bits(name: str, tmp_path: Path) -> None:
     again = go(ALL[name], logging=splitfed.Logging(folder=tmp_path / "run", resume=True), **changes)
     assert_same(weights(again), weights(whole))
     assert_same(insider(again).state(), insider(whole).state())
-    assert [h["intruders"] for h in again.history] == [h["intruders"] for h in whole.history]
-    with pytest.raises(InvalidInput, match="holds another run: its intruders is"):
+    assert [h["training_attacks"] for h in again.history] == [h["training_attacks"] for h in whole.history]
+    with pytest.raises(InvalidInput, match="holds another run: its training_attacks is"):
         go(None, logging=splitfed.Logging(folder=tmp_path / "run", resume=True), **changes)
 
 
@@ -123,13 +123,9 @@ def test_the_replica_is_frozen_and_in_evaluation_mode() -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no such party": (
         {"adversaries": splitfed.Adversaries(training_attacks={"serfer": Fsha()})},
-        "unknown party for an intruder 'serfer'; did you mean 'server'",
+        "unknown party for a training attack 'serfer'; did you mean 'server'",
     ),
     "at a client": ({"adversaries": splitfed.Adversaries(training_attacks={"client0": Fsha()})}, "'client0' is none"),
-    "not of the kind": (
-        {"adversaries": splitfed.Adversaries(training_attacks={"server": "rmle"})},
-        "intruder 'rmle' is no attack that lives in training",
-    ),
     "no gradient": ({"plan": Fsha(), "schedule": "local_loss"}, "none goes back here"),
     "no auxiliary rows": ({"plan": Fsha(), "data": "bare"}, "Fsha needs auxiliary data; this run does not grant that"),
     "no auxiliary labels": (
@@ -145,7 +141,7 @@ def test_refused_before_training(case: str) -> None:
     if changes.get("data") == "bare":
         data = ramps()
         changes["data"] = replace(data, auxiliary=data.clients[0].test)
-    if "intruders" in changes:
+    if "adversaries" in changes:
         with pytest.raises(InvalidInput) as caught:
             splitfed.train(vanilla(small(), "first"), ramps(), rounds=1, **changes)
     else:
@@ -164,10 +160,12 @@ def test_several_values_at_one_party_are_refused(name: str) -> None:
         )
 
 
-def test_an_intruder_that_was_not_there_cannot_answer() -> None:
-    with pytest.raises(InvalidInput, match=r"Fsha needs an intruder in the training"):
+def test_a_training_attack_that_was_not_there_cannot_answer() -> None:
+    with pytest.raises(InvalidInput, match=r"Fsha needs an attack in the training"):
         go(None).attack(Fsha())
-    with pytest.raises(InvalidInput, match=r"here Spy was at 'server': train with intruders=\{'server': Fsha\(\)\}"):
+    with pytest.raises(
+        InvalidInput, match=r"here Spy was at 'server': train with Adversaries\(\{'server': Fsha\(\)\}\)"
+    ):
         go(Spy()).attack(Fsha())
     with pytest.raises(InvalidInput, match="Fsha learns no labels"):
         go(ALL["fsha"], "u_shaped").attack(InsiderLabels())
@@ -181,7 +179,7 @@ def test_a_relay_that_sees_labels_learns_scores_of_its_own(plan: TrainingAttack)
         topology = splitfed.topologies.multi_hop(mlp((1, 8, 8), 10, (16, 12), seed=None), ("relu1", "relu2"))
     data = splitfed.data.digits().clients(1, auxiliary=200, victims=16)
     run = splitfed.train(topology, data, rounds=1, adversaries=splitfed.Adversaries(training_attacks={"hop1": plan}))
-    found = run.intruders["hop1"]
+    found = run.training_attacks["hop1"]
     assert isinstance(found, TrainingAttackState)
     assert found.post.labels is not None
     assert not found.post.makes_scores

@@ -116,7 +116,7 @@ def go(plan: Any = None, shape: str = "vanilla", rounds: int = 1, rate: float = 
 
 
 def insider(run: Run) -> TrainingAttackState:
-    found = run.intruders["server"]
+    found = run.training_attacks["server"]
     assert isinstance(found, TrainingAttackState)
     return found
 

@@ -195,7 +195,7 @@ def trained(name: str, federation: Federation, seed: int = 0, **options: Any) ->
     return sf.train(
         local(network(seed), cuts=CUTS.get(name, ())),
         federation,
-        schedule="apart",
+        schedule="independent",
         method=METHODS[name](),
         rounds=ROUNDS,
         batch_size=BATCH,
@@ -223,7 +223,7 @@ def scaled(clients: int) -> dict[str, float]:
     sf.train(
         local(network()),
         federation,
-        schedule="apart",
+        schedule="independent",
         method=FedAvg(),
         rounds=6,
         batch_size=BATCH,

@@ -62,7 +62,7 @@ def shaped(shape: str) -> sf.Topology:
 
 
 def go(*guards: Defense, shape: str = "local", rounds: int = 2, **changes: Any) -> sf.Run:
-    plan: Any = "apart" if shape == "local" else Sequential(hand_over="none")
+    plan: Any = "independent" if shape == "local" else Sequential(hand_over="none")
     arguments: dict[str, Any] = {
         "schedule": plan,
         "method": FedProto(),
@@ -75,7 +75,7 @@ def go(*guards: Defense, shape: str = "local", rounds: int = 2, **changes: Any) 
 
 
 def ready(*guards: Defense, shape: str = "local") -> Any:
-    plan: Any = "apart" if shape == "local" else Sequential(hand_over="none")
+    plan: Any = "independent" if shape == "local" else Sequential(hand_over="none")
     return prepare(
         shaped(shape), data(), schedule=plan, defenses=guards, optimizer=None, training=Training(64), method=FedProto()
     )
@@ -222,7 +222,7 @@ def test_what_cannot_guard_is_refused_before_training(guard: Defense, changes: d
 
 STUDY: dict[str, Any] = {
     "data": {"name": "digits", "victims": 8, "auxiliary": 32, "clients": 3, "dirichlet": 0.5},
-    "training": {"rounds": 2, "batch_size": 64, "schedule": "apart", "record": {"parties": ["fed_server"]}},
+    "training": {"rounds": 2, "batch_size": 64, "schedule": "independent", "record": {"parties": ["fed_server"]}},
     "topology": [{"name": "local", "cuts": ["relu1"]}],
     "method": [{"name": "fedproto"}],
     "defense": [
@@ -272,7 +272,7 @@ def test_from_study_to_report(tmp_path: Path) -> None:
             "study.toml: attack[0]: class_shares: ClassShares needs what the clients of a federated method send; only",
         ),
         (
-            {"training": {"rounds": 1, "schedule": "apart"}, "defense": None},
+            {"training": {"rounds": 1, "schedule": "independent"}, "defense": None},
             "study.toml: attack[0]: class_shares goes against recorded training; record it: [training.record] parties",
         ),
     ],

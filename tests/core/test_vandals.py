@@ -189,7 +189,12 @@ def run_of(name: str) -> sf.Run:
             "batch_size": 90,
         }
         return sf.train(whole, digits(2), **settings)
-    settings = {"schedule": "apart", "method": FedProto(), "logging": sf.Logging(record=Recording((FED,))), **fast}
+    settings = {
+        "schedule": "independent",
+        "method": FedProto(),
+        "logging": sf.Logging(record=Recording((FED,))),
+        **fast,
+    }
     return sf.train(local(model(), ("relu1",)), digits(2), **settings)
 
 
@@ -331,8 +336,8 @@ class Wreck(TrainingAttackState):
 class Sleeper(Detector):
     """Writes zeros into the rows that it is shown, and is content with everything."""
 
-    def watch(self, desk: DetectorSite) -> DetectorState:
-        for tensor in (*desk.inputs.values(), *desk.labels.values()):
+    def watch(self, site: DetectorSite) -> DetectorState:
+        for tensor in (*site.inputs.values(), *site.labels.values()):
             spoil(tensor)
         return Calm()
 
@@ -349,7 +354,7 @@ class Calm(DetectorState):
         {"adversaries": sf.Adversaries(training_attacks={"server": dataclasses.dataclass(frozen=True)(Wrecker)()})},
         {"adversaries": sf.Adversaries(detectors={"client0": Sleeper()})},
     ],
-    ids=["intruder", "detector"],
+    ids=["training_attack", "detector"],
 )
 def test_a_vandal_inside_the_training_changes_nothing(who: dict[str, Any]) -> None:
     def trained(**more: Any) -> dict[str, Any]:

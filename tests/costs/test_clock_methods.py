@@ -31,7 +31,7 @@ def shaped(shape: str = "local") -> sf.Topology:
     return local(model, ("relu1",)) if shape == "local" else vanilla(model, "relu1")
 
 
-def go(method: Any, schedule: Any = "apart", rounds: int = 2, **changes: Any) -> sf.Run:
+def go(method: Any, schedule: Any = "independent", rounds: int = 2, **changes: Any) -> sf.Run:
     arguments: dict[str, Any] = {
         "schedule": schedule,
         "method": method,
@@ -50,7 +50,7 @@ def seconds(run: sf.Run) -> float:
 def test_planned_seconds_are_those_of_the_run(name: str) -> None:
     method = load("methods", name)()
     planned = prepare(
-        shaped(), data(), schedule="apart", defenses=(), optimizer=None, training=Training(64), method=method
+        shaped(), data(), schedule="independent", defenses=(), optimizer=None, training=Training(64), method=method
     )
     expected = cost(planned, 2, SPEEDS).seconds
     assert expected is not None
@@ -66,7 +66,9 @@ def test_by_hand_one_client() -> None:
     rows = sf.data.digits().rows(range(640 + 8)).clients(1, auxiliary=4, victims=4, validation=0.0, test=0.0)
     parameters = 4 * (64 * 12 + 12 + 12 * 10 + 10)
     alone, fed = (
-        sf.train(shaped(), rows, schedule="apart", method=method, rounds=1, evaluation=sf.Evaluation(speeds=machines))
+        sf.train(
+            shaped(), rows, schedule="independent", method=method, rounds=1, evaluation=sf.Evaluation(speeds=machines)
+        )
         for method in (None, "fedavg")
     )
     assert fed.bytes == 2 * parameters

@@ -257,11 +257,6 @@ RUNS: dict[str, tuple[tuple[Defense, ...], dict[str, Any], str]] = {
         {"local": splitfed.LocalUpdate(sampling="poisson")},
         "sampling='poisson' may draw a batch of any size, and DistanceCorrelation needs 4 rows or more",
     ),
-    "sampling": (
-        (),
-        {"local": splitfed.LocalUpdate(sampling="poison")},
-        "unknown sampling 'poison'; did you mean 'poisson'",
-    ),
 }
 
 

@@ -23,9 +23,9 @@ from splitfed.planning.counting import Dry
 from splitfed.planning.plan import cost
 from splitfed.planning.simulation import simulate_rounds
 from splitfed.planning.validation import prepare
-from splitfed.poisoning.base import Manipulation
-from splitfed.schedules.apart import Apart
+from splitfed.poisoning.base import Poisoning
 from splitfed.schedules.base import Training
+from splitfed.schedules.independent import Independent
 from splitfed.topologies import local, vanilla
 from splitfed.training.run import Run
 from tests.examples import InPlaceAfterCut, assert_same, toy_data
@@ -118,14 +118,14 @@ def test_with_a_client_that_stands_inside_the_steps_nothing_is_promised() -> Non
     """It may give one row the gradient of another; one that bends uploads only processes what is private already."""
 
     @dataclass(frozen=True, kw_only=True)
-    class Inside(Manipulation):
+    class Inside(Poisoning):
         def enter(self, engine: LocalEngine, data: Federation) -> None:
             return None
 
     run = go(DpSgd(noise_multiplier=1.2), adversaries=splitfed.Adversaries(poisoning=Inside()))
     assert not run.ledger.totals
     assert run.engine.defenses[0].guarantee == "no formal guarantee: 'Inside' does not follow the protocol"
-    assert go(DpSgd(noise_multiplier=1.2), adversaries=splitfed.Adversaries(poisoning=Manipulation())).ledger.totals
+    assert go(DpSgd(noise_multiplier=1.2), adversaries=splitfed.Adversaries(poisoning=Poisoning())).ledger.totals
 
 
 @pytest.mark.parametrize("sampling", ["shuffle", "poisson"])
@@ -157,8 +157,10 @@ def test_planned_equals_counted(schedule: str, sampling: str) -> None:
         assert (mine._terms.steps[client], mine._terms.epochs[client]) == run.engine.step_counts(client)
 
 
-@pytest.mark.parametrize("schedule", [Apart(steps=7), Apart(steps=2), Apart(steps=2, clients_per_round=1)])
-def test_rounds_counted_in_steps_cost_a_row_every_batch_that_it_is_in(schedule: Apart) -> None:
+@pytest.mark.parametrize(
+    "schedule", [Independent(steps=7), Independent(steps=2), Independent(steps=2, clients_per_round=1)]
+)
+def test_rounds_counted_in_steps_cost_a_row_every_batch_that_it_is_in(schedule: Independent) -> None:
     """Three batches hold all rows: seven steps of a round see a row three times, two may see it twice."""
     data, rounds, training = toy_data(100).clients(2, auxiliary=10, victims=10), 3, Training(16)
     arguments: dict[str, Any] = {"schedule": schedule, "defenses": DpSgd(noise_multiplier=1.0), "method": None}

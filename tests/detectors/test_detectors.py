@@ -144,7 +144,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "server": (
         lambda: go(None, adversaries=Adversaries(detectors={"server": SplitGuard()})),
-        "SplitGuard stands by a client",
+        "SplitGuard works at a client",
     ),
     "rate": (lambda: SplitGuard(rate=1.0), "splitguard rate=1.0"),
     "window": (lambda: SplitGuard(window=0), "splitguard window=0"),

@@ -249,7 +249,7 @@ def test_every_defense_goes_as_bytes(defense: str, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("method", TABLES["methods"])
 def test_every_method_goes_as_bytes(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = both(monkeypatch, TOPOLOGIES["local"], 2, method=load("methods", method)(), schedule="apart")
+    run = both(monkeypatch, TOPOLOGIES["local"], 2, method=load("methods", method)(), schedule="independent")
     assert (run.bytes > 0) is (method != "standalone")
 
 

@@ -55,7 +55,7 @@ def scalar(start: float = START) -> Topology:
 
 def hand(method: Any, rounds: int = 1, clients: Sequence[tuple[int, float]] = CLIENTS, **changes: Any) -> Run:
     """Train one weight on constants: batches of one row, plain SGD at `RATE`."""
-    settings = {"schedule": "apart", "batch_size": 1, "optimizer": Optim("SGD", {"lr": RATE}), **changes}
+    settings = {"schedule": "independent", "batch_size": 1, "optimizer": Optim("SGD", {"lr": RATE}), **changes}
     return splitfed.train(scalar(), constants(clients), method=method, rounds=rounds, **settings)
 
 
@@ -92,7 +92,7 @@ def arguments(**changes: Any) -> dict[str, Any]:
     return {
         "topology": local(model(), ("relu",)),
         "data": pictures(),
-        "schedule": "apart",
+        "schedule": "independent",
         "optimizer": Optim("SGD", {"lr": 0.1}),
         **changes,
     }

@@ -17,7 +17,7 @@ from splitfed.core.topology import Topology
 from splitfed.models.mlp import mlp
 from splitfed.planning.plan import cost
 from splitfed.planning.validation import prepare
-from splitfed.schedules import Apart, SplitFedV1
+from splitfed.schedules import Independent, SplitFedV1
 from splitfed.schedules.base import Training
 from splitfed.topologies import local, u_shaped, vanilla
 from tests.examples import assert_same
@@ -40,7 +40,7 @@ def data(clients: int = 3, rows: int = 240) -> Any:
 
 def plan_of(shape: str, **changes: Any) -> Any:
     """Return the schedule for whole models or the one for split ones, with the same parameters."""
-    return Apart(**changes) if shape == "local" else SplitFedV1(**changes)
+    return Independent(**changes) if shape == "local" else SplitFedV1(**changes)
 
 
 def go(shape: str, method: Any, rounds: int = 2, **changes: Any) -> sf.Run:

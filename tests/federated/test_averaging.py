@@ -38,7 +38,7 @@ from splitfed.federated import (
 )
 from splitfed.poisoning import SignFlip
 from splitfed.registry import load
-from splitfed.schedules import Apart, Blind, Sequential, SplitFedV1, SplitFedV3
+from splitfed.schedules import Blind, Independent, Sequential, SplitFedV1, SplitFedV3
 from splitfed.schedules.base import LocalUpdate
 from splitfed.topologies import local, u_shaped, vanilla
 from splitfed.training.settings import Adversaries, Logging
@@ -50,7 +50,7 @@ from tests.rounding import single
 METHODS = ("fedavg", "fedsgd", "fedprox", "scaffold", "fednova", "ditto", "apfl", "pfedme", "per_fedavg", "ifca")
 METHODS += ("fedper", "lg_fedavg")
 WHOLE = ("fedsgd", "ditto", "apfl", "pfedme", "per_fedavg", "ifca")
-SOME = Apart(clients_per_round=2, drop_out=0.4)
+SOME = Independent(clients_per_round=2, drop_out=0.4)
 # The tests' rate of .1 times pFedMe's own weight of 15 would overshoot.
 MADE: dict[str, Callable[[], Method]] = {"pfedme": lambda: PFedMe(weight=1.0)}
 

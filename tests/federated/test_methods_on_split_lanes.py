@@ -30,7 +30,7 @@ from splitfed.federated.low_rank import add_update
 from splitfed.planning.plan import cost
 from splitfed.planning.private import planned_ledger
 from splitfed.planning.validation import Prepared, prepare
-from splitfed.schedules import Apart, Blind, SplitFedV1
+from splitfed.schedules import Blind, Independent, SplitFedV1
 from splitfed.schedules.base import Training
 from splitfed.topologies import local, vanilla
 from splitfed.training.run import Run
@@ -52,7 +52,7 @@ def split() -> Topology:
 
 
 def arguments(topology: Topology | None = None, **changes: Any) -> dict[str, Any]:
-    given = {"topology": topology or whole(), "data": pictures(), "schedule": "apart"}
+    given = {"topology": topology or whole(), "data": pictures(), "schedule": "independent"}
     return {**given, "defenses": (), "optimizer": Optim("SGD", {"lr": 0.1}), **changes}
 
 
@@ -154,10 +154,12 @@ def test_the_fed_server_knows_the_steps_that_the_schedule_counts() -> None:
     """One step a round of a client with several batches is a gradient; two steps with one batch are not."""
     given: dict[str, Any] = {"logging": splitfed.Logging(record=Recording((FED,))), "rounds": 2}
     attack = Dlg(iterations=1, restarts=1)
-    found = go("fedavg", local(model()), schedule=Apart(steps=1), **given).attack(attack, adversary=FED)[0]
+    found = go("fedavg", local(model()), schedule=Independent(steps=1), **given).attack(attack, adversary=FED)[0]
     assert len(found.truth) == 7
     with pytest.raises(InvalidInput, match="the client takes 2 steps a round"):
-        go("fedavg", local(model()), schedule=Apart(steps=2), batch_size=1000, **given).attack(attack, adversary=FED)
+        go("fedavg", local(model()), schedule=Independent(steps=2), batch_size=1000, **given).attack(
+            attack, adversary=FED
+        )
     with pytest.raises(InvalidInput, match="clients of PerFedAvg take steps of the method's own"):
         go("per_fedavg", local(model()), batch_size=1000, **given).attack(attack, adversary=FED)
 
@@ -167,7 +169,7 @@ def test_what_a_method_adds_to_a_gradient_is_not_taken_for_the_gradient() -> Non
     given: dict[str, Any] = {
         "logging": splitfed.Logging(record=Recording((FED,))),
         "rounds": 2,
-        "schedule": Apart(steps=1),
+        "schedule": Independent(steps=1),
     }
     attack = Dlg(iterations=1, restarts=1)
     assert len(go("fedprox", local(model()), **given).attack(attack, adversary=FED)[0].truth) == 7
@@ -236,7 +238,7 @@ def test_rows_that_a_gradient_counts_twice_are_searched_once() -> None:
     assert len(found.guess) == len(found.truth) == len(run.data.clients[0].train)
     rows = len(run.data.clients[0].train)
     with pytest.raises(InvalidInput, match="count more often than others"):
-        go("fedsgd", local(model()), schedule=Apart(steps=rows // 4 + 2), **given).attack(attack, adversary=FED)
+        go("fedsgd", local(model()), schedule=Independent(steps=rows // 4 + 2), **given).attack(attack, adversary=FED)
 
 
 def test_the_mean_gradient_of_several_normed_batches_is_that_of_none() -> None:

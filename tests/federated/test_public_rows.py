@@ -17,7 +17,7 @@ from splitfed.federated.base import State
 from splitfed.planning.counting import Dry, DryLearner
 from splitfed.planning.private import planned_ledger
 from splitfed.planning.validation import prepare
-from splitfed.schedules import Apart, Sequential
+from splitfed.schedules import Independent, Sequential
 from splitfed.schedules.base import Training
 from splitfed.topologies import local
 from tests.examples import assert_same
@@ -93,7 +93,9 @@ def test_outputs_are_those_of_the_weights_as_they_stand() -> None:
 
 def test_the_weight_of_the_task_is_that_of_its_loss() -> None:
     rows = data()
-    runs = [go("local", Asking(task=task), 1, data=rows, schedule=Apart(drop_out=1.0)) for task in (0.0, 0.5, 1.0)]
+    runs = [
+        go("local", Asking(task=task), 1, data=rows, schedule=Independent(drop_out=1.0)) for task in (0.0, 0.5, 1.0)
+    ]
     start = local(net()).segments[0].module.state_dict()
     moves = [torch.cat([(w - start[n.partition("/")[2]]).flatten() for n, w in weights(r, 0).items()]) for r in runs]
     # Everybody drops out, with some steps of its own behind it: take the same ones off.

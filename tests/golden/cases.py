@@ -152,9 +152,9 @@ def train(case: Case, rounds: int = 1) -> Run:
     options: dict[str, Any] = {}
     schedule = load("schedules", case.schedule)
     kind, name = case.more or (NONE, NONE)
-    plan = schedule(fusion={"name": name, **FUSIONS.get(name, {})}) if kind == "fusion" else schedule()
+    plan = schedule(aggregation={"name": name, **FUSIONS.get(name, {})}) if kind == "fusion" else schedule()
     if kind == "manipulation":
-        options["adversaries"] = sf.Adversaries(poisoning=made("manipulations", name, MANIPULATIONS))
+        options["adversaries"] = sf.Adversaries(poisoning=made("poisoning", name, MANIPULATIONS))
     if kind == "detector":
         watching = dict.fromkeys(topology.data_roles, made("detectors", name, DETECTORS))
         options["adversaries"] = sf.Adversaries(detectors=watching)
@@ -191,8 +191,8 @@ KINDS: dict[str, str] = {
     "defense": "defenses",
     "method": "methods",
     "attack": "attacks",
-    "fusion": "fusions",
-    "manipulation": "manipulations",
+    "fusion": "aggregation",
+    "manipulation": "poisoning",
     "detector": "detectors",
     "data": "data",
     "model": "models",

@@ -112,7 +112,9 @@ def averages() -> Run:
     data = sf.data.mnist5k().clients(5, classes_per_client=5, auxiliary=AUXILIARY, victims=VICTIMS)
     topology = sf.topologies.local(network(), ("relu4",))
     recorded = Recording(("fed_server",))
-    return sf.train(topology, data, schedule="apart", method="fedproto", rounds=1, logging=sf.Logging(record=recorded))
+    return sf.train(
+        topology, data, schedule="independent", method="fedproto", rounds=1, logging=sf.Logging(record=recorded)
+    )
 
 
 def scene(name: str) -> tuple[Callable[[], Run], str | None, str]:

@@ -103,7 +103,7 @@ def attack(_: Path, *, seed: int, setting: Setting, rounds: int, plan: dict[str,
     steps = rounds * -(-len(data(seed, setting.each).clients[0].train) // 64)
     made = Pcat.preset("paper", **plan, **({"after": steps - plan["start"]} if setting.late else {}))
     run = train(seed, setting, made, rounds)
-    insider, test, known = run.intruders["server"], run.data.test_union(), run.data.auxiliary
+    insider, test, known = run.training_attacks["server"], run.data.test_union(), run.data.auxiliary
     assert isinstance(insider, PseudoClient)
     found: dict[str, Any] = {"task": run.accuracy}
     found["stolen"] = accuracy(insider.classify(run.observe("server"), test.x), test)

@@ -46,7 +46,7 @@ def ready(topology: Topology, plan: Schedule, data: Federation) -> Prepared:
 
 @pytest.mark.parametrize("chance", CHANCES, ids=str)
 @pytest.mark.parametrize("shape", TOPOLOGIES)
-@pytest.mark.parametrize("name", [n for n in TABLES["schedules"] if n not in ("joint", "apart")])
+@pytest.mark.parametrize("name", [n for n in TABLES["schedules"] if n not in ("joint", "independent")])
 def test_planned_equals_counted(name: str, shape: str, chance: dict[str, object]) -> None:
     data = federation(3)
     for options in OPTIONS.get(name, [{}]):
@@ -90,7 +90,7 @@ def test_every_schedule_is_compared_and_a_refusal_has_its_reason() -> None:
     found = compare(lambda name: ready(TOPOLOGIES["vanilla"](), load("schedules", name)(), data), 1)
     assert list(found) == list(TABLES["schedules"])
     refused = {name for name, entry in found.items() if isinstance(entry, InvalidInput)}
-    assert refused == {"joint", "apart"}
+    assert refused == {"joint", "independent"}
     assert all(isinstance(entry, Cost) for name, entry in found.items() if name not in refused)
 
 

@@ -34,7 +34,7 @@ def run_of(*defenses: Defense, clients: int = 1, shape: str = "vanilla", **optio
     with stream(0):
         if shape == "local":
             topology = local(mlp((1, 8, 8), 10, (8, 8), seed=None), ("relu1",))
-            options = {"schedule": "apart", "method": FedProto(), **options}
+            options = {"schedule": "independent", "method": FedProto(), **options}
         else:
             model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 8), nn.Linear(8, 10))
             topology = vanilla(model, "1") if shape == "vanilla" else u_shaped(model, ("1", "2"))

@@ -18,7 +18,7 @@ from splitfed.federated import FedAvg, FedNova, FedProto, FedProx
 from splitfed.federated.scaffold import Steer
 from splitfed.planning.validation import prepare
 from splitfed.registry import TABLES, load
-from splitfed.schedules import Apart
+from splitfed.schedules import Independent
 from splitfed.schedules.base import LocalUpdate, Training
 from splitfed.topologies import vanilla
 from splitfed.training.run import Run
@@ -162,7 +162,11 @@ def test_fednova_with_equal_steps_is_fedavg_with_a_living_momentum_too() -> None
 
 
 def test_fednova_knows_the_momentum_of_a_client_that_left_and_of_a_resumed_run(tmp_path: Path) -> None:
-    some = {"schedule": Apart(clients_per_round=2, drop_out=0.4), "optimizer": MOMENTUM, "local": LocalUpdate(epochs=2)}
+    some = {
+        "schedule": Independent(clients_per_round=2, drop_out=0.4),
+        "optimizer": MOMENTUM,
+        "local": LocalUpdate(epochs=2),
+    }
     run = go(FedNova(), 4, **some)
     assert any(entry["dropped"] for entry in run.history)
     check_resumed(run, FedNova(), tmp_path / "run", **some)

@@ -95,8 +95,8 @@ def test_refusals(make: Any, message: str) -> None:
     ("plan", "message"),
     [
         (
-            SplitFedV1(secure=True, fusion="median"),
-            r"^fusion=Median\(\) reads every upload, of which secure shows the sum only: take one$",
+            SplitFedV1(secure=True, aggregation="median"),
+            r"^aggregation=Median\(\) reads every upload, of which secure shows the sum only: take one$",
         ),
         (SplitFedV3(secure=True), r"^secure has nothing to act on: no client uploads weights here$"),
         (Blind(secure=True), r"^secure has nothing to act on"),

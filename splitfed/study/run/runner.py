@@ -28,6 +28,7 @@ from splitfed.core.topology import Topology
 from splitfed.data.dataset import Dataset
 from splitfed.drawing.svg import to_mermaid
 from splitfed.engines.base import FED
+from splitfed.old_names import current_keys
 from splitfed.planning.validation import labels_of
 from splitfed.schedules.base import LocalUpdate
 from splitfed.stats.dependence import permutation_test
@@ -88,7 +89,7 @@ def read_result(folder: Path) -> Json | None:
     path = folder / "result.json"
     if not path.is_file():
         return None
-    return digests.read(path, digests.REMEASURE)
+    return current_keys(digests.read(path, digests.REMEASURE))
 
 
 def train_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Run:
@@ -187,7 +188,7 @@ def _identity(cell: Cell) -> Json:
             "parts": [{"name": p.name, "parameters": dict(p.label_values)} for p in guard.parts],
         },
         "seed": cell.seed,
-        "intruder": None if cell.intruder is None else cell.intruder.label,
+        "training_attack": None if cell.training_attack is None else cell.training_attack.label,
         "schedule": cell.training.schedule.label,
         "method": cell.method.label,
         "model": cell.model.label if cell.model else "models by piece",
