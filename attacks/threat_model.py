@@ -54,5 +54,5 @@ class Needs(StrEnum):
     HEAD = "architecture of the head"
     UPLOADS = "what the clients of a federated method send"
     EXTRACTOR = "weights of a client's segments before what it sends class means of"
-    TRAINING_ATTACK = "an intruder in the training, train(..., intruders={party: ...})"
+    TRAINING_ATTACK = "an attack in the training, train(..., adversaries=Adversaries({party: ...}))"
     INSIDER = OldAttribute("TRAINING_ATTACK")

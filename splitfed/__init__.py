@@ -55,9 +55,11 @@ if TYPE_CHECKING:
     from splitfed.costs.speeds import Machine, Speeds
     from splitfed.data.dataset import Dataset
     from splitfed.data.federation import Federation
+    from splitfed.schedules.base import LocalUpdate
     from splitfed.stats import dependence
     from splitfed.training.entry_point import train
     from splitfed.training.run import AttackResult, Run
+    from splitfed.training.settings import Adversaries, Evaluation, Logging
 
 __version__ = "0.1.0"
 
@@ -79,6 +81,7 @@ _MODULES = {
 }
 _NAMES = {
     "Accounted": "core.defense",
+    "Adversaries": "training.settings",
     "Attack": "attacks.base",
     "AttackResult": "training.run",
     "Calibrated": "core.defense",
@@ -87,6 +90,7 @@ _NAMES = {
     "Dataset": "data.dataset",
     "Defense": "core.defense",
     "Edge": "core.topology",
+    "Evaluation": "training.settings",
     "Federation": "data.federation",
     "GradientDefense": "core.defense",
     "Head": "core.topology",
@@ -95,6 +99,8 @@ _NAMES = {
     "LabelDefense": "core.defense",
     "LayerDefense": "core.defense",
     "LearnedDefense": "core.defense",
+    "LocalUpdate": "schedules.base",
+    "Logging": "training.settings",
     "Machine": "costs.speeds",
     "Message": "core.messages",
     "Needs": "attacks.base",
@@ -122,6 +128,7 @@ _NAMES = {
 
 __all__ = [
     "Accounted",
+    "Adversaries",
     "Attack",
     "AttackResult",
     "Calibrated",
@@ -130,6 +137,7 @@ __all__ = [
     "Dataset",
     "Defense",
     "Edge",
+    "Evaluation",
     "Federation",
     "GradientDefense",
     "Head",
@@ -138,6 +146,8 @@ __all__ = [
     "LabelDefense",
     "LayerDefense",
     "LearnedDefense",
+    "LocalUpdate",
+    "Logging",
     "Machine",
     "Message",
     "Needs",

@@ -280,20 +280,22 @@ def _write_report(options: Options) -> None:
 
 
 def _list(options: Options) -> None:
+    from splitfed.old_names import current_kind
     from splitfed.registry import TABLES, read_head
 
-    if options.kind is not None and options.kind not in TABLES:
-        raise unknown("kind", options.kind, TABLES)
-    kinds = [options.kind] if options.kind else list(TABLES)
+    kind = options.kind and current_kind(options.kind)
+    if kind and kind not in TABLES:
+        raise unknown("kind", kind, TABLES)
+    kinds = [kind] if kind else list(TABLES)
     found = {kind: [read_head(kind, name)._asdict() for name in TABLES[kind]] for kind in kinds}
     if options.json:
-        print(json.dumps(found[options.kind] if options.kind else found))
+        print(json.dumps(found[kind] if kind else found))
         return
-    for kind, heads in found.items():
-        print(f"{kind}{'' if heads else ': none yet'}")
+    for shown, heads in found.items():
+        print(f"{shown}{'' if heads else ': none yet'}")
         for entry in heads:
             print(f"  {entry['name']:22}{entry['summary']}")
-            if options.kind and entry["paper"]:
+            if kind and entry["paper"]:
                 print(f"  {'':22}{entry['paper']}")
 
 

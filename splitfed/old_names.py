@@ -6,12 +6,15 @@ import sys
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import wraps
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from operator import attrgetter
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar, cast
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 MOVED = {
     "splitfed.engines.link": "splitfed.engines.message_link",
@@ -221,6 +224,7 @@ MOVED = {
     "splitfed.rounds": "splitfed.planning.rounds",
     "splitfed.row_independence": "splitfed.core.row_independence",
     "splitfed.run": "splitfed.training.run",
+    "splitfed.schedules.apart": "splitfed.schedules.independent",
     "splitfed.schedules.fusing": "splitfed.schedules.aggregation",
     "splitfed.schedules.handing": "splitfed.schedules.segment_handover",
     "splitfed.schedules.together": "splitfed.schedules.joint_step",
@@ -318,7 +322,7 @@ RENAMED = {
     "splitfed.data.labels": {"Target": "LabelSet"},
     "splitfed.defenses.mid_labels": {"Sampled": "SampledBottleneck"},
     "splitfed.defenses.sum_kl": {"Noise": "NoiseVariances"},
-    "splitfed.detectors.base": {"Desk": "DetectorSite", "Watchman": "DetectorState"},
+    "splitfed.detectors.base": {"Desk": "DetectorSite", "Rehearsal": "LocalTrainer", "Watchman": "DetectorState"},
     "splitfed.federated.base": {"Seat": "ObjectivePlacement"},
     "splitfed.federated.fedakt": {"Pair": "FeatureMatching"},
     "splitfed.federated.ifca": {"Choice": "ClusterChoice"},
@@ -358,6 +362,8 @@ RENAMED = {
     "splitfed.finite": {"Watch": "FiniteCheck"},
     "splitfed.inquiry": {"Inquiry": "Evaluator"},
     "splitfed.layout": {"Plan": "DrawingLayout"},
+    "splitfed.manipulations.base": {"Manipulation": "Poisoning"},
+    "splitfed.schedules.apart": {"Apart": "Independent"},
     "splitfed.study.cell": {"Plan": "TrainingPlan"},
     "splitfed.study.config": {"Table": "StrictTable"},
     "splitfed.study.figures_depth": {"Line": "DepthLine"},
@@ -369,6 +375,26 @@ RENAMED = {
 }
 """Old module -> its old names of classes -> the new ones."""
 
+
+KINDS = {"fusions": "aggregation", "manipulations": "poisoning"}
+"""Old kind of the registry -> the new one."""
+
+ENTRIES = {"schedules": {"apart": "independent"}}
+"""Kind of the registry -> old name of an entry -> the new one."""
+
+PARAMETERS = {"schedules": {"fusion": "aggregation"}}
+"""Kind of the registry -> old parameter of its entries -> the new one."""
+
+KEYS = {
+    "intruder": "training_attack",
+    "intruders": "training_attacks",
+    "asked": "training_attack_scores",
+    "ask": "evaluate_every",
+    "manipulations": "poisoning",
+}
+"""Old key of a run's description, of its result and of the entries of its history -> the new one."""
+
+_REPRS = {"Apart(": "Independent(", "fusion=": "aggregation="}
 
 _PACKAGES = {
     "splitfed.attacks.knowledge": "splitfed.attacks.base",
@@ -391,6 +417,56 @@ def first_name(module: str, name: str) -> str:
     """
     old = _FIRST.get(module, module)
     return f"{old}.{next((was for was, now in RENAMED.get(old, {}).items() if now == name), name)}"
+
+
+def first_field(module: str, name: str) -> str:
+    """Return what the field `name` of a class in `module` was called in the first release."""
+    old = PARAMETERS.get(module.removeprefix("splitfed.").partition(".")[0], {})
+    return next((was for was, now in old.items() if now == name), name)
+
+
+def current_kind(kind: str) -> str:
+    """Return the name of a `kind` of the registry, and warn of an old one."""
+    if kind in KINDS:
+        warn(f"kind {kind!r} is now {KINDS[kind]!r}", 3)
+    return KINDS.get(kind, kind)
+
+
+def current_entry(kind: str, name: str) -> str:
+    """Return the name of an entry among `kind` of the registry, and warn of an old one."""
+    new = ENTRIES.get(kind, {}).get(name, name)
+    if new != name:
+        warn(f"{kind} {name!r} is now {new!r}", 3)
+    return new
+
+
+def current_parameters(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters of an entry among `kind` of the registry by their names of now, and warn of old ones."""
+    moved = PARAMETERS.get(kind, {})
+    for old in [name for name in given if name in moved]:
+        warn(f"{old}=... of {kind} is now {moved[old]}=...", 3)
+    return {moved.get(name, name): value for name, value in given.items()}
+
+
+def current_keys(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an earlier version may have written of a run, or of a round, by the keys of now; nothing is said."""
+    renamed = {KEYS.get(key, key): value for key, value in found.items()}
+    if "history" in renamed:
+        renamed["history"] = [current_keys(entry) for entry in renamed["history"]]
+    return renamed
+
+
+def current_description(described: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the description of a run that an earlier version may have written, by the names of now."""
+    found = current_keys(described)
+    for old, new in _REPRS.items():
+        if isinstance(found.get("schedule"), str):
+            found["schedule"] = found["schedule"].replace(old, new)
+    places = (("the intruder at ", "the training attack at "), ("the manipulation ", "the poisoning "))
+    code = found.get("code", {})
+    for old, new in places:
+        code = {new + key.removeprefix(old) if key.startswith(old) else key: value for key, value in code.items()}
+    return {**found, "code": code}
 
 
 class OldModules(MetaPathFinder):
@@ -427,16 +503,56 @@ def warn(text: str, stacklevel: int) -> None:
     warnings.warn(f"{text}; the old name will be gone in the next release", DeprecationWarning, stacklevel=stacklevel)
 
 
-def forwarded(package: str, new: str, names: Collection[str]) -> Callable[[str], Any]:
-    """Return a `__getattr__` for a `package` that was a module once: `names`, which that held, are now in `new`."""
+def accept_old_keywords(moved: Mapping[str, tuple[str, str]], kinds: Mapping[str, type]) -> Callable[[F], F]:
+    """Return a decorator under which a function goes on taking keywords that are now fields of values.
+
+    `moved`: old keyword -> the parameter and the field that took its place; `kinds`: parameter -> class of its value.
+    None, by which the old keywords said that nothing is given, is the field's default. Raises `TypeError` where the
+    same value is given both ways.
+    """
+
+    def decorate(function: F) -> F:
+        @wraps(function)
+        def with_new_keywords(*args: Any, **given: Any) -> Any:
+            fields: dict[str, dict[str, Any]] = {}
+            for old in [name for name in given if name in moved]:
+                parameter, field = moved[old]
+                if parameter in given:
+                    raise TypeError(f"{function.__name__}() got {old!r}, which is a part of {parameter!r}, and both")
+                warn(f"{function.__name__}({old}=...) is now {parameter}={kinds[parameter].__name__}({field}=...)", 3)
+                fields.setdefault(parameter, {})[field] = given[old]
+            told = {name: value for name, value in given.items() if name not in moved}
+            for parameter, values in fields.items():
+                told[parameter] = kinds[parameter](**{n: v for n, v in values.items() if v is not None})
+            return function(*args, **told)
+
+        return cast(F, with_new_keywords)
+
+    return decorate
+
+
+def forwarded(package: str, new: str, names: Collection[str] | Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a `__getattr__` for `package`: `names`, which it held, are now in `new`, under other names in a table."""
 
     def getattr_(name: str) -> Any:
         if name not in names:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        warn(f"{package}.{name} is now {new}.{name}", 3)
-        return getattr(import_module(new), name)
+        now = names[name] if isinstance(names, Mapping) else name
+        warn(f"{package}.{name} is now {new}.{now}", 3)
+        return getattr(import_module(new), now)
 
     return getattr_
+
+
+def accept_old_parameters(kind: type, registered: str) -> None:
+    """Let a class that is `registered` among a kind of the registry go on taking parameters under their old names."""
+    init = kind.__init__  # type: ignore[misc]
+
+    @wraps(init)
+    def with_new_names(self: Any, *args: Any, **given: Any) -> None:
+        init(self, *args, **current_parameters(registered, given))
+
+    kind.__init__ = with_new_names  # type: ignore[misc]
 
 
 def adopt(kind: type, hooks: Mapping[str, str]) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from splitfed.core.errors import InvalidInput, unknown
+from splitfed.old_names import current_entry, current_kind
 from splitfed.package_links import check_links
 
 TABLES: dict[str, dict[str, str]] = {
@@ -44,7 +45,7 @@ TABLES: dict[str, dict[str, str]] = {
         "local_loss": "splitfed.schedules.local_loss:LocalLoss",
         "sglr": "splitfed.schedules.sglr:Sglr",
         "joint": "splitfed.schedules.joint:Joint",
-        "apart": "splitfed.schedules.apart:Apart",
+        "independent": "splitfed.schedules.independent:Independent",
     },
     "defenses": {
         "distance_correlation": "splitfed.defenses.distance_correlation:DistanceCorrelation",
@@ -103,7 +104,7 @@ TABLES: dict[str, dict[str, str]] = {
         "splitguard": "splitfed.detectors.splitguard:SplitGuard",
         "splitout": "splitfed.detectors.splitout:SplitOut",
     },
-    "manipulations": {
+    "poisoning": {
         "label_flip": "splitfed.poisoning.label_flip:LabelFlip",
         "sign_flip": "splitfed.poisoning.sign_flip:SignFlip",
         "scaling": "splitfed.poisoning.scaling:Scaling",
@@ -113,7 +114,7 @@ TABLES: dict[str, dict[str, str]] = {
         "replay": "splitfed.poisoning.replay:Replay",
         "malicious_optimizer": "splitfed.poisoning.malicious_optimizer:MaliciousOptimizer",
     },
-    "fusions": {
+    "aggregation": {
         "mean": "splitfed.aggregation.mean:WeightedMean",
         "median": "splitfed.aggregation.median:Median",
         "trimmed_mean": "splitfed.aggregation.trimmed_mean:TrimmedMean",
@@ -174,8 +175,8 @@ CONTRACTS = {
     "defenses": "splitfed.core.defense:Defense",
     "attacks": "splitfed.attacks.base:Attack",
     "detectors": "splitfed.detectors.base:Detector",
-    "manipulations": "splitfed.poisoning.base:Manipulation",
-    "fusions": "splitfed.aggregation.base:AggregationRule",
+    "poisoning": "splitfed.poisoning.base:Poisoning",
+    "aggregation": "splitfed.aggregation.base:AggregationRule",
     "methods": "splitfed.federated.base:Method",
 }
 """What the class of a plug-in must be a subclass of; topologies, data sets and models are made by functions."""
@@ -194,7 +195,8 @@ class Listing(NamedTuple):
 
 def load(kind: str, name: str) -> Any:
     """Import and return the object registered as `name` among `kind`; an unknown name names the nearest."""
-    table = TABLES[kind]
+    kind = current_kind(kind)
+    table, name = TABLES[kind], current_entry(kind, name)
     if name not in table:
         raise unknown(SINGULAR[kind], name, table)
     return _load_plugin(kind, name) if (kind, name) in PLUGINS else _resolve(table[name])
@@ -260,8 +262,8 @@ SINGULAR = {
     "defenses": "defense",
     "attacks": "attack",
     "detectors": "detector",
-    "manipulations": "manipulation",
-    "fusions": "fusion",
+    "poisoning": "poisoning",
+    "aggregation": "aggregation rule",
     "methods": "method",
     "data": "data set",
     "models": "model",

@@ -69,7 +69,10 @@ REFUSED = {
     ("local", "blind"): f"one common step needs a party that all clients share; {WHOLE}",
     ("local", "sglr"): f"one common step needs a party that all clients share; {WHOLE}",
     **{
-        (name, "apart"): f"schedule 'apart' trains whole models at their clients; in topology {name!r} all share"
+        (
+            name,
+            "independent",
+        ): f"schedule 'independent' trains whole models at their clients; in topology {name!r} all share"
         for name in TOPOLOGIES
         if name not in ("multi_task", "local")
     },
@@ -99,7 +102,9 @@ def test_trains_or_refuses(name: str, schedule: str) -> None:
     def run() -> sf.Run:
         plan = load("schedules", schedule)()
         optim = sf.Optim("SGD", {"lr": 0.05, "momentum": 0.9})
-        return sf.train(topology, data, schedule=plan, rounds=12, batch_size=32, optimizer=optim, evaluate_every=12)
+        return sf.train(
+            topology, data, schedule=plan, rounds=12, batch_size=32, optimizer=optim, evaluation=sf.Evaluation(every=12)
+        )
 
     if (name, schedule) in REFUSED:
         with pytest.raises(sf.InvalidInput) as error:

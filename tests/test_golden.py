@@ -29,7 +29,7 @@ from tests.golden.explore import (
 CASES = (
     Case("digits", "u_shaped", "splitfed_v1", "noise"),
     Case("parity", "vertical", "joint", "gaussian_release"),
-    Case("digits", "local", "apart", method="fedproto"),
+    Case("digits", "local", "independent", method="fedproto"),
 )
 
 
@@ -46,7 +46,7 @@ def test_the_same_run_has_the_same_hashes_and_another_seed_has_others(case: Case
 
 
 def test_a_refusal_is_its_type_and_apart_from_it_its_text() -> None:
-    run, parts = train(Case("digits", "vanilla", "apart"))
+    run, parts = train(Case("digits", "vanilla", "independent"))
     assert run is None
     assert parts.keys() == {"refused", "text refused"}
     assert parts["refused"] == "InvalidInput"
@@ -136,8 +136,8 @@ def test_a_denied_attack_is_tried_elsewhere() -> None:
 
 
 def test_a_pair_is_tried_in_every_context_once() -> None:
-    found = list(attempts(("topology", "local"), ("schedule", "apart")))
-    assert found == [Case("digits", "local", "apart"), Case("parity", "local", "apart")]
+    found = list(attempts(("topology", "local"), ("schedule", "independent")))
+    assert found == [Case("digits", "local", "independent"), Case("parity", "local", "independent")]
     assert len(list(attempts(("defense", "noise"), ("method", "fedavg")))) == len(CONTEXTS)
 
 

@@ -5,14 +5,26 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import splitfed
 from splitfed.attacks.training_time.training_attack import TrainingAttack
+from splitfed.core.random import stream
+from splitfed.detectors import SplitGuard
 from splitfed.federated import Method
+from splitfed.models import mlp
 from splitfed.old_names import MOVED
+from splitfed.poisoning import SignFlip
+from splitfed.registry import load
+from splitfed.schedules import Independent, SplitFedV1
+from splitfed.topologies import vanilla
+from splitfed.training.settings import GROUPS, OLD_KEYWORDS
+from tests.examples import assert_same
+from tests.study.examples import checked, small
 
 ROOT = Path(splitfed.__file__).parent
 
@@ -99,3 +111,85 @@ def test_the_package_itself_uses_no_old_name() -> None:
 def test_the_root_is_small() -> None:
     modules = sorted(path.name for path in ROOT.glob("*.py"))
     assert modules == ["__init__.py", "__main__.py", "cli.py", "old_names.py", "package_links.py", "registry.py"]
+
+
+def test_every_old_keyword_of_train_gives_the_same_run(tmp_path: Path) -> None:
+    """Each by itself, in place of the field of a value that it has become; both at once are refused."""
+    given: dict[str, Any] = {
+        "local_epochs": 2,
+        "sampling": "poisson",
+        "restart_optimizers": True,
+        "starts": "own",
+        "intruders": {"server": "sdar"},
+        "ask": {},
+        "manipulations": SignFlip(),
+        "detectors": {"client": SplitGuard()},
+        "evaluate_every": 2,
+        "across": True,
+        "delta": 0.01,
+        "speeds": splitfed.Speeds(),
+        "folder": tmp_path / "old",
+        "resume": False,
+        "record": splitfed.Recording(("server",)),
+        "link": "bytes",
+        "progress": lambda done, rounds, metrics: None,
+    }
+    assert set(given) == set(OLD_KEYWORDS)
+    for old, value in given.items():
+        parameter, field = OLD_KEYWORDS[old]
+        shown = f"{parameter}={GROUPS[parameter].__name__}\\({field}=...\\)"
+        with pytest.warns(DeprecationWarning, match=rf"train\({old}=...\) is now {shown}"):
+            one = _trained(**{old: value})
+        new = tmp_path / "new" if old == "folder" else value
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", DeprecationWarning)
+            other = _trained(**{parameter: GROUPS[parameter](**{field: new})})
+        assert_same(one.state(), other.state())
+        for run in (one, other):
+            for entry in run.history:
+                entry.pop("seconds")
+        assert one.history == other.history
+        with pytest.raises(TypeError, match=f"'{old}'"):
+            _trained(**{old: value, parameter: GROUPS[parameter]()})
+    for old in ("intruders", "ask", "detectors", "record", "folder", "delta", "starts"):
+        with pytest.warns(DeprecationWarning, match=old):
+            assert _trained(**{old: None})
+
+
+def test_old_names_of_the_registry_and_of_its_parameters() -> None:
+    with pytest.warns(DeprecationWarning, match="schedules 'apart' is now 'independent'"):
+        assert load("schedules", "apart") is Independent
+    for old, new, name in (("fusions", "aggregation", "median"), ("manipulations", "poisoning", "sign_flip")):
+        with pytest.warns(DeprecationWarning, match=f"kind '{old}' is now '{new}'"):
+            assert load(old, name) is load(new, name)
+    with pytest.warns(DeprecationWarning, match="splitfed.schedules.Apart is now splitfed.schedules.Independent"):
+        assert splitfed.schedules.Apart is Independent
+    with pytest.warns(DeprecationWarning, match="splitfed.poisoning.Manipulation is now splitfed.poisoning.Poisoning"):
+        assert splitfed.poisoning.Manipulation is splitfed.poisoning.Poisoning
+    with pytest.warns(DeprecationWarning, match="fusion=... of schedules is now aggregation=..."):
+        old_way = SplitFedV1(fusion="median")  # type: ignore[call-arg]
+    assert old_way == SplitFedV1(aggregation="median")
+    with pytest.warns(DeprecationWarning, match="fusion is now aggregation"):
+        assert old_way.fusion == old_way.aggregation
+
+
+def test_old_names_of_a_study() -> None:
+    training = {"rounds": 1, "schedule": {"name": "splitfed_v1", "fusion": "mean"}}
+    with pytest.warns(DeprecationWarning, match="fusion=... of schedules is now aggregation=..."):
+        grid = checked(small(training=training, defense=None, attack=None))
+    assert grid.cells[0].training.schedule.parameters["aggregation"] == "mean"
+
+
+def test_old_names_of_a_run() -> None:
+    run = _trained(adversaries=splitfed.Adversaries({"server": "sdar"}))
+    with pytest.warns(DeprecationWarning, match="Run.intruders is now Run.training_attacks"):
+        assert run.intruders is run.training_attacks
+    with pytest.warns(DeprecationWarning, match="Run.ask is now Run.evaluate_training_attack"):
+        assert run.ask("server") == run.evaluate_training_attack("server")
+
+
+def _trained(**given: Any) -> splitfed.Run:
+    with stream(0):
+        topology = vanilla(mlp((1, 8, 8), 10, (8,), seed=None), "relu1")
+    data = splitfed.data.digits().rows(range(120)).clients(2, auxiliary=30, victims=8)
+    return splitfed.train(topology, data, schedule="splitfed_v1", rounds=2, batch_size=16, **given)

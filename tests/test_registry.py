@@ -17,8 +17,8 @@ from splitfed.registry import SINGULAR, TABLES, load, read_head
 ROWS = [(kind, name) for kind, table in TABLES.items() for name in table]
 FOLDERS = {kind: kind for kind in TABLES} | {
     "methods": "federated",
-    "fusions": "aggregation",
-    "manipulations": "poisoning",
+    "aggregation": "aggregation",
+    "poisoning": "poisoning",
 }
 CITED = ("topologies", "schedules", "defenses", "attacks", "methods")
 rows = pytest.mark.parametrize(("kind", "name"), ROWS, ids=["-".join(row) for row in ROWS])

@@ -1,7 +1,7 @@
 """Model completion: a party's own trained bottom, an inference head on it, and a few labels give away all the others.
 
 Paper: Fu, Zhang, Ji, Chen, Wu, Guo, Zhou, Liu, Wang, "Label inference attacks against vertical federated learning",
-USENIX Security 2022 (passive attack; the active one is this attack after training with the manipulation
+USENIX Security 2022 (passive attack; the active one is this attack after training with the poisoning
 `malicious_optimizer`).
 
 The party owns a part of every row and the bottom that reads it, whose training had to separate the classes. It adds a

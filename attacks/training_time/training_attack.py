@@ -58,7 +58,7 @@ def guess_of(attack: Attack, view: View, knowledge: Knowledge) -> Tensor:
     if type(state.plan) is not type(attack):
         raise InvalidInput(
             f"{type(attack).__name__} works during training; here {type(state.plan).__name__} was at "
-            f"{view.party!r}: train with intruders={{{view.party!r}: {type(attack).__name__}()}}"
+            f"{view.party!r}: train with Adversaries({{{view.party!r}: {type(attack).__name__}()}})"
         )
     return state.guess(view, attack.target)
 

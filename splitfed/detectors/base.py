@@ -1,6 +1,6 @@
-"""The contract of a detector: it stands by one client, sees that client's gradients, and raises an alarm.
+"""The contract of a detector: it works at one client, sees that client's gradients, and raises an alarm.
 
-A detector is a frozen value; `watch` makes the watchman of one client, which has a state. It may send a batch of its
+A detector is a frozen value; `watch` makes its running state at one client. It may send a batch of its
 own making in place of one of the client's, and keep the client from learning of it. It knows what the client knows:
 its data, its labels, its segments and their gradients, and the architecture of the whole.
 """
@@ -14,23 +14,31 @@ from typing import Any
 from torch import Tensor
 
 from splitfed.core.topology import Topology
+from splitfed.old_names import warn
 
-Rehearsal = Callable[[Tensor, int, int], Tensor]
+LocalTrainer = Callable[[Tensor, int, int], Tensor]
 """Trains the whole model on the client's own machine: on these rows of its training data, for so many epochs, from the
 client's weights and those of a server of that number: the gradients of the client's first weights, (steps, weights)."""
 
 
 @dataclass(frozen=True)
 class DetectorSite:
-    """What the watchman of a client is given: its name, its training rows (as its party holds them, inputs by value
-    and labels by head), how many classes there are, a local `rehearsal`, and a seed."""  # fmt: skip
+    """What a detector knows at its client: its name, its training rows (as its party holds them, inputs by value
+    and labels by head), how many classes there are, `train_locally`, which trains the
+    whole model there, and a seed."""  # fmt: skip
 
     client: str
     inputs: Mapping[str, Tensor]
     labels: Mapping[str, Tensor]
     classes: int
-    rehearsal: Rehearsal
+    train_locally: LocalTrainer
     seed: int
+
+    @property
+    def rehearsal(self) -> LocalTrainer:
+        """The old name of `train_locally`."""
+        warn("DetectorSite.rehearsal is now train_locally", 3)
+        return self.train_locally
 
 
 class DetectorState:
@@ -77,6 +85,6 @@ class Detector:
     def check(self, topology: Topology) -> None:
         """Refuse, before training, a topology in which the detector could not work."""
 
-    def watch(self, desk: DetectorSite) -> DetectorState:
-        """Return the watchman of one client."""
+    def watch(self, site: DetectorSite) -> DetectorState:
+        """Return the state of the detector at one client."""
         raise NotImplementedError

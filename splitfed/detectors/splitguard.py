@@ -55,16 +55,16 @@ class SplitGuard(Detector):
             if head.task is not None and head.task.name not in ("classification", "binary"):
                 raise InvalidInput(f"splitguard sends wrong classes; the task here is {head.task.name}")
 
-    def watch(self, desk: DetectorSite) -> DetectorState:
-        """Return the watchman of one client."""
-        return _Guard(self, desk)
+    def watch(self, site: DetectorSite) -> DetectorState:
+        """Return the state of the detector at one client."""
+        return _SplitGuardState(self, site)
 
 
-class _Guard(DetectorState):
+class _SplitGuardState(DetectorState):
     """Sums of gradients and of their norms by group, and the last scores."""
 
-    def __init__(self, plan: SplitGuard, desk: DetectorSite) -> None:
-        self.plan, self.desk = plan, desk
+    def __init__(self, plan: SplitGuard, site: DetectorSite) -> None:
+        self.plan, self.site = plan, site
         self.group = "one"
         self.sums: dict[str, Tensor] = {}
         self.norms = dict.fromkeys(_GROUPS, 0.0)
@@ -75,13 +75,13 @@ class _Guard(DetectorState):
 
     def fake(self, rows: Tensor) -> Mapping[str, Tensor] | None:
         """Make up wrong labels, by chance."""
-        random = generator(self.desk.seed, "splitguard", self.steps)
+        random = generator(self.site.seed, "splitguard", self.steps)
         chance, half = torch.rand(2, generator=random, dtype=torch.float64).tolist()
         fake = self.steps >= self.plan.start and chance < self.plan.rate
         self.group = "fake" if fake else ("one", "two")[half < 0.5]
         if not fake:
             return None
-        return {name: draw_wrong_labels(y[rows], self.desk.classes, random) for name, y in self.desk.labels.items()}
+        return {name: draw_wrong_labels(y[rows], self.site.classes, random) for name, y in self.site.labels.items()}
 
     def look(self, gradient: Tensor) -> bool:
         """File the gradient; after a fake batch, score."""

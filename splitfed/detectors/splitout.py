@@ -41,25 +41,25 @@ class SplitOut(Detector):
         for name in ("epochs", "servers", "window"):
             check_count(f"splitout {name}", getattr(self, name), low=1)
 
-    def watch(self, desk: DetectorSite) -> DetectorState:
-        """Return the watchman of one client."""
-        return _Lookout(self, desk)
+    def watch(self, site: DetectorSite) -> DetectorState:
+        """Return the state of the detector at one client."""
+        return _SplitOutState(self, site)
 
 
-class _Lookout(DetectorState):
+class _SplitOutState(DetectorState):
     """Honest gradients, the outlier factor they teach, and the last verdicts."""
 
-    def __init__(self, plan: SplitOut, desk: DetectorSite) -> None:
+    def __init__(self, plan: SplitOut, site: DetectorSite) -> None:
         from sklearn.neighbors import LocalOutlierFactor
 
-        rows = len(next(iter(desk.inputs.values())))
-        order = torch.randperm(rows, generator=generator(desk.seed, "splitout"))
+        rows = len(next(iter(site.inputs.values())))
+        order = torch.randperm(rows, generator=generator(site.seed, "splitout"))
         chosen = order[: max(round(plan.share * rows), min(rows, 2))]
-        honest = torch.cat([desk.rehearsal(chosen, plan.epochs, number) for number in range(plan.servers)])
+        honest = torch.cat([site.train_locally(chosen, plan.epochs, number) for number in range(plan.servers)])
         if len(honest) < 3:
             raise InvalidInput(
                 f"splitout needs three honest gradients or more; share={plan.share:g} and epochs={plan.epochs} of "
-                f"{desk.client}'s {rows} rows give {len(honest)}"
+                f"{site.client}'s {rows} rows give {len(honest)}"
             )
         self.plan = plan
         self.factor = LocalOutlierFactor(n_neighbors=len(honest) - 1, novelty=True).fit(honest.numpy())

@@ -33,8 +33,8 @@ class Placement:
     `copied`: shared roles of which every lane trains a copy; the copies live at the role's own party. `fused`: roles
     of the clients whose weights the fed server averages. `buffers`: whether buffers (batch-norm statistics) of
     fused roles go along, or stay each client's own. `kept`: segments that never leave their client. `meeting`: whether
-    there is a fed server though no weights are fused. `fusion`: how both servers make one of several (None: the mean).
-    `secure`: the fed server learns the clients' sum alone.
+    there is a fed server though no weights are fused. `aggregation`: how both servers make one of several (None: the
+    mean). `secure`: the fed server learns the clients' sum alone.
     """
 
     copied: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ class Placement:
     buffers: bool = True
     kept: tuple[str, ...] = ()
     meeting: bool = False
-    fusion: AggregationRule | None = None
+    aggregation: AggregationRule | None = None
     secure: SecureSum | None = None
 
 

@@ -80,8 +80,8 @@ class WeightTransfer:
             self.crew.shared[role].state.adopt(fused.value())
 
     def _gathering(self) -> Gathering:
-        fusion = self.crew.placement.fusion
-        return RunningMean() if fusion is None else fusion.start()
+        rule = self.crew.placement.aggregation
+        return RunningMean() if rule is None else rule.start()
 
     def _upload(self, lane: int, role: str, epoch: int) -> Message:
         place = self.crew.placement

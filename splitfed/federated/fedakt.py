@@ -10,14 +10,13 @@ sets the weight (lambda) to 3 on CIFAR and to .5 on Tiny-ImageNet. Its ablations
 extractor alone, so that the adapter learns from the difference alone (as we read it: the paper's code is not public);
 `weight=0`, no mutual distillation; `use_adapter=False`, every client by itself.
 
-Whole models (topology `local`, cut where the features are; schedule "apart"): the topology's model is extractor and
-head; the adapter is the extractor's layout drawn anew, or a module, which clients of different make need. Between split
-nodes the topology's client segment, cut and averaged by the schedule, is the adapter and what follows is the head; the
-extractor is added at the client (the layout of that segment drawn anew, or a module, the same for all clients). So its
-features cross as well, and so do their gradients; labels cross once for each of the two outputs. Pieces of the head
-that a client holds (U-shaped) stay its own. All clients start from one adapter; what is their own starts as the run's
-`starts` says.
-"""
+Whole models (topology `local`, cut where the features are; schedule "independent"): the topology's model is extractor
+and head; the adapter is the extractor's layout drawn anew, or a module, which clients of different make need. Between
+split nodes the topology's client segment, cut and averaged by the schedule, is the adapter and what follows is the
+head; the extractor is added at the client (the layout of that segment drawn anew, or a module, the same for all
+clients). So its features cross as well, and so do their gradients; labels cross once for each of the two outputs.
+Pieces of the head that a client holds (U-shaped) stay its own. All clients start from one adapter; what is their own
+starts as the run's `starts` says."""
 
 from __future__ import annotations
 

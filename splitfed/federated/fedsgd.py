@@ -4,9 +4,9 @@ Paper: McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-efficient
 decentralized data", AISTATS 2017, section 2.
 
 In a round no client takes a step: the gradients of its batches, all at the weights it was sent, are averaged by rows.
-So the size of a batch says how much is computed at a time, and nothing else; with schedule "apart" and `steps` a round
-takes some of the rows only. The server's step is plain, at `rate` (None: the clients' learning rate); the clients'
-optimizers do nothing. Batch-norm statistics are averaged beside.
+So the size of a batch says how much is computed at a time, and nothing else; with schedule "independent" and `steps` a
+round takes some of the rows only. The server's step is plain, at `rate` (None: the clients' learning rate); the
+clients' optimizers do nothing. Batch-norm statistics are averaged beside.
 """
 
 from __future__ import annotations

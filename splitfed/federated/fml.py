@@ -6,8 +6,8 @@ The private model steps on `alpha` times its own loss plus (1 - alpha) KL(meme |
 own plus (1 - beta) KL(private || meme); teachers are detached, the divergence is summed over classes and averaged over
 the batch. The meme alone is averaged, weighted by examples.
 
-Whole models (topology `local`, schedule "apart"): the topology's model is the private one; the meme stands beside it:
-its layout drawn anew, or any module given. The method sends the meme down before a round and averages it after.
+Whole models (topology `local`, schedule "independent"): the topology's model is the private one; the meme stands beside
+it: its layout drawn anew, or any module given. The method sends the meme down before a round and averages it after.
 Between split nodes the topology's model, client and server segments, is the meme, and the private model is added at
 the client (the whole layout drawn anew, or a module), which it never leaves. Then the schedule shares the meme:
 "splitfed_v1" and "splitfed_v2" average it as the paper does, "splitfed_v3" the server's part of it, the others pass it

@@ -14,7 +14,7 @@ g_pub - (g_loc . g_pub / |g_loc|^2) g_loc. Teachers are detached; all of them te
 Deviations from Algorithm 1:
 
 - Local steps: the paper takes one an iteration; here as many as the schedule asks for, of which the last gives g_loc.
-  The paper's iteration is a round of schedule "apart" with steps=1.
+  The paper's iteration is a round of schedule "independent" with steps=1.
 - One optimizer: the paper's two rates beta (local) and eta (mutual) are one, and so is the optimizer's state, such as
   Adam's moments, which both kinds of steps change.
 - Accuracies: A_j on the batch is worked out by the fed server, which has soft labels and labels both; in the paper

@@ -49,7 +49,7 @@ def average_weights(
 def check_unbound(who: str, what: str, bound: str | None) -> None:
     """Refuse a schedule that is `bound` to client segments of one make: it moves `what` the method averages."""
     if bound is not None:
-        raise InvalidInput(f"{who} averages {what} itself, and the schedule {bound}: take 'apart'")
+        raise InvalidInput(f"{who} averages {what} itself, and the schedule {bound}: take 'independent'")
 
 
 def check_alike(who: str, what: str, topologies: Sequence[Topology], segments: Sequence[Sequence[str]]) -> None:

@@ -3,7 +3,7 @@
 Paper: McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-efficient learning of deep networks from
 decentralized data", AISTATS 2017, without its averages: "individual", "local" or "IND" in the tables of later papers.
 
-The run is, to the bit, that of schedule "apart" without a method; the name is for tables and grids of methods. It
+The run is, to the bit, that of schedule "independent" without a method; the name is for tables and grids of methods. It
 refuses a split lane, where clients learn from each other through the server, and a schedule that moves weights.
 """
 
@@ -34,4 +34,4 @@ class Standalone(Method):
     def check_run(self, context: MethodContext) -> None:
         """Refuse a schedule by which clients would learn from each other."""
         if context.bound is not None:
-            raise InvalidInput(f"standalone clients train alone, and the schedule {context.bound}: take 'apart'")
+            raise InvalidInput(f"standalone clients train alone, and the schedule {context.bound}: take 'independent'")

@@ -153,12 +153,12 @@ def combine_placement(method: Method, plan: Schedule, topologies: Sequence[Topol
     if traits.aggregates_weights and place.fused:
         raise InvalidInput(
             f"schedule {type(plan).__name__} averages weights, and so does method {name}: take a schedule that leaves "
-            "them alone, such as 'apart'"
+            "them alone, such as 'independent'"
         )
     if traits.trains_between_rounds and (place.fused or place.copied or plan.binds(len(topologies))):
         raise InvalidInput(
             f"method {name} trains clients besides the schedule, and {type(plan).__name__} puts other segments in the "
-            "place of theirs: take 'apart' for whole models, 'sequential' with hand_over='none' for split ones"
+            "place of theirs: take 'independent' for whole models, 'sequential' with hand_over='none' for split ones"
         )
     return replace(place, kept=traits.private_segments, meeting=True)
 
@@ -176,7 +176,7 @@ def check_training_steps(method: Method, plan: Schedule, training: Training, top
     if not plan.apart:
         raise InvalidInput(
             f"method {name} leads each client's training, and schedule {type(plan).__name__} takes steps of several "
-            "clients together: take 'apart'"
+            "clients together: take 'independent'"
         )
     if training.sampling == "poisson":
         raise InvalidInput(

@@ -1,7 +1,8 @@
-"""Manipulations: clients that misbehave, one way a file, and what it does to the model."""
+"""Poisonings: clients that misbehave, one way a file, and what it does to the model."""
 
+from splitfed.old_names import forwarded
 from splitfed.poisoning.backdoor import Backdoor
-from splitfed.poisoning.base import Manipulation
+from splitfed.poisoning.base import Poisoning
 from splitfed.poisoning.byzantine_noise import ByzantineNoise
 from splitfed.poisoning.effect import Effect, effect, success_rate
 from splitfed.poisoning.gradient_replacement import GradientReplacement
@@ -18,10 +19,12 @@ __all__ = [
     "GradientReplacement",
     "LabelFlip",
     "MaliciousOptimizer",
-    "Manipulation",
+    "Poisoning",
     "Replay",
     "Scaling",
     "SignFlip",
     "effect",
     "success_rate",
 ]
+
+__getattr__ = forwarded(__name__, __name__, {"Manipulation": "Poisoning"})

@@ -17,11 +17,11 @@ from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.core.random import generator
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
-from splitfed.poisoning.base import Manipulation, check_class, replace_rows, replace_training_rows
+from splitfed.poisoning.base import Poisoning, check_class, replace_rows, replace_training_rows
 
 
 @dataclass(frozen=True, kw_only=True)
-class Backdoor(Manipulation):
+class Backdoor(Poisoning):
     """A `share` of the rows get the trigger, `size` pixels a side (or numbers) at `value`, and the class `target`."""
 
     target: int = 0

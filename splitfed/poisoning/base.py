@@ -1,4 +1,4 @@
-"""The contract of a manipulation: a frozen value that bends what some clients train on, or what they send.
+"""The contract of a poisoning: a frozen value that bends what some clients train on, or what they send.
 
 For studies of robustness: how far misbehaving clients can move a model, with the same run without them beside it.
 """
@@ -20,8 +20,8 @@ Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manipulation:
-    """Base of all manipulations: `clients` misbehave, the others are honest. Every method is optional."""
+class Poisoning:
+    """Base of all poisonings: `clients` misbehave, the others are honest. Every method is optional."""
 
     clients: tuple[int, ...] = (0,)
 
@@ -35,7 +35,7 @@ class Manipulation:
     @property
     def needs_upload(self) -> bool:
         """Whether it bends an upload: then there must be one."""
-        return type(self).upload is not Manipulation.upload
+        return type(self).upload is not Poisoning.upload
 
     def check(self, data: Federation) -> None:
         """Refuse clients that are not there."""

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from splitfed.core.errors import check_number
-from splitfed.poisoning.base import Manipulation, Tensors, change_update
+from splitfed.poisoning.base import Poisoning, Tensors, change_update
 
 
 @dataclass(frozen=True, kw_only=True)
-class ByzantineNoise(Manipulation):
+class ByzantineNoise(Poisoning):
     """Noise of standard deviation `scale`, in units of the weights; `add`: on top of the update, not in its place."""
 
     scale: float = 1.0

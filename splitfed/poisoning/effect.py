@@ -1,4 +1,4 @@
-"""What a manipulation achieved: accuracy and success rate, beside those of the same run without it.
+"""What a poisoning achieved: accuracy and success rate, beside those of the same run without it.
 
 Paper: Gu, Dolan-Gavitt, Garg, "BadNets: identifying vulnerabilities in the machine learning model supply chain", 2017
 (attack success rate).
@@ -34,7 +34,7 @@ class Judged(Protocol):
 
 
 class Trigger(Protocol):
-    """A manipulation with something to show at inference."""
+    """A poisoning with something to show at inference."""
 
     @property
     def target(self) -> int:
@@ -71,7 +71,7 @@ def success_rate(run: Judged, trigger: Trigger, client: int = 0) -> float:
 
 
 def effect(run: Judged, baseline: Judged, trigger: Trigger | None = None, client: int = 0) -> Effect:
-    """Compare `run` with `baseline`, the same one without the manipulation; `trigger` asks for success rates too."""
+    """Compare `run` with `baseline`, the same one without the poisoning; `trigger` asks for success rates too."""
     if trigger is None:
         return Effect(run.accuracy, baseline.accuracy)
     rates = [success_rate(one, trigger, client) for one in (run, baseline)]

@@ -29,11 +29,11 @@ from splitfed.core.random import generator
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
 from splitfed.engines.local import LocalEngine
-from splitfed.poisoning.base import Manipulation, check_class, replace_rows, replace_training_rows
+from splitfed.poisoning.base import Poisoning, check_class, replace_rows, replace_training_rows
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradientReplacement(Manipulation):
+class GradientReplacement(Poisoning):
     """The role `party` knows that training row `row` is of class `target`, and marks a `share` of the other rows.
 
     The trigger sets the last `size` numbers of the party's part to `value`.

@@ -1,4 +1,4 @@
-"""Lets manipulations into a run: poisons the clients' data before training, and bends uploads during it."""
+"""Lets poisonings into a run: poisons the clients' data before training, and bends uploads during it."""
 
 from __future__ import annotations
 
@@ -10,55 +10,57 @@ from splitfed.core.messages import Message
 from splitfed.core.random import derive, generator
 from splitfed.data.federation import Federation
 from splitfed.engines.local import LocalEngine
-from splitfed.poisoning.base import Manipulation, Tensors
+from splitfed.poisoning.base import Poisoning, Tensors
 
 
-def check_manipulations(given: Manipulation | Sequence[Manipulation]) -> tuple[Manipulation, ...]:
-    """Return what was given as a tuple; refuse what is no manipulation."""
-    found = (given,) if isinstance(given, Manipulation) else tuple(given)
+def check_poisonings(given: Poisoning | Sequence[Poisoning]) -> tuple[Poisoning, ...]:
+    """Return what was given as a tuple; refuse what is no poisoning."""
+    found = (given,) if isinstance(given, Poisoning) else tuple(given)
     for one in found:
-        if not isinstance(one, Manipulation):
-            raise InvalidInput(f"manipulation {one!r} is not allowed; expected one of splitfed.poisoning")
+        if not isinstance(one, Poisoning):
+            raise InvalidInput(f"poisoning {one!r} is not allowed; expected one of splitfed.poisoning")
     return found
 
 
-def poison_data(data: Federation, manipulations: Sequence[Manipulation], seed: int) -> Federation:
-    """Return `data` as the manipulations leave it, one after another; they are checked first, all of them."""
-    for one in manipulations:
+def poison_data(data: Federation, poisonings: Sequence[Poisoning], seed: int) -> Federation:
+    """Return `data` as the poisonings leave it, one after another; they are checked first, all of them."""
+    for one in poisonings:
         one.check(data)
-    for position, one in enumerate(manipulations):
+    for position, one in enumerate(poisonings):
         data = one.poison(data, derive(seed, "poison", position))
     return data
 
 
 def enter(
-    engine: LocalEngine, data: Federation, manipulations: Sequence[Manipulation], seed: int, method: bool = False
+    engine: LocalEngine, data: Federation, poisonings: Sequence[Poisoning], seed: int, method: bool = False
 ) -> None:
-    """Let those manipulations that bend uploads stand where their clients send, and others where they ask to.
+    """Let those poisonings that bend uploads stand where their clients send, and others where they ask to.
 
     `method`: whether a federated method has the clients' weights sent, where the schedule does not.
     """
-    for one in manipulations:
+    for one in poisonings:
         one.enter(engine, data)
-    bending_uploads = [(i, one) for i, one in enumerate(manipulations) if one.needs_upload]
+    bending_uploads = [(i, one) for i, one in enumerate(poisonings) if one.needs_upload]
     fused = engine.crew.placement.fused or (engine.topology.data_roles if method else ())
     if bending_uploads and not fused:
         who = type(bending_uploads[0][1]).__name__
         raise InvalidInput(f"{who} bends what a client uploads; no client uploads weights under this schedule")
     for client in sorted({client for _, one in bending_uploads for client in one.clients}):
-        client_manipulations = [(i, one) for i, one in bending_uploads if client in one.clients]
+        client_poisonings = [(i, one) for i, one in bending_uploads if client in one.clients]
         for role in fused:
             party = engine.party(client, role).name
             if party in engine.insiders:
-                raise InvalidInput(f"{party!r} has an intruder already; a manipulation of its uploads cannot join it")
-            engine.join(party, Bender(client_manipulations, derive(seed, "bend", client, role)))
+                raise InvalidInput(
+                    f"{party!r} has a training attack already; a poisoning of its uploads cannot join it"
+                )
+            engine.join(party, Bender(client_poisonings, derive(seed, "bend", client, role)))
 
 
 class Bender:
     """Stands at one client: remembers the weights that it was sent in a round, and bends those it sends back."""
 
-    def __init__(self, manipulations: Sequence[tuple[int, Manipulation]], seed: int) -> None:
-        self._manipulations, self._seed = list(manipulations), seed
+    def __init__(self, poisonings: Sequence[tuple[int, Poisoning]], seed: int) -> None:
+        self._poisonings, self._seed = list(poisonings), seed
         self._before: Tensors | None = None
         self._bent = 0
 
@@ -68,11 +70,11 @@ class Bender:
             self._before = message.tensors
 
     def send(self, message: Message) -> Message:
-        """Return an upload bent by every manipulation in turn, anything else as it is."""
+        """Return an upload bent by every poisoning in turn, anything else as it is."""
         if message.kind != "weights" or self._before is None:
             return message
         tensors = message.tensors
-        for position, one in self._manipulations:
+        for position, one in self._poisonings:
             tensors = one.upload(self._before, tensors, generator(self._seed, position, message.stamp.epoch))
         self._bent += 1
         self._before = None

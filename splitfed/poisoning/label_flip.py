@@ -16,11 +16,11 @@ from splitfed.core.errors import InvalidInput, check_number
 from splitfed.core.random import generator
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
-from splitfed.poisoning.base import Manipulation, check_class, replace_rows, replace_training_rows
+from splitfed.poisoning.base import Poisoning, check_class, replace_rows, replace_training_rows
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelFlip(Manipulation):
+class LabelFlip(Poisoning):
     """A `share` of the rows of class `source` (None: of all) get the class `target` (None: any other, at random)."""
 
     source: int | None = None

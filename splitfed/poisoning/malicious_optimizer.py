@@ -26,13 +26,13 @@ from splitfed.core.messages import Message
 from splitfed.core.party import Party
 from splitfed.data.federation import Federation
 from splitfed.engines.local import LocalEngine
-from splitfed.poisoning.base import Manipulation
+from splitfed.poisoning.base import Poisoning
 
 _LEAST = 1e-7  # added to what is divided by
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaliciousOptimizer(Manipulation):
+class MaliciousOptimizer(Poisoning):
     """The role `party` scales its gradients, between `low` and `high` times; `gain` weighs their ratio."""
 
     party: str

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, check_count, unknown
 from splitfed.data.federation import Federation
-from splitfed.poisoning.base import Manipulation, check_class
+from splitfed.poisoning.base import Poisoning, check_class
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replay(Manipulation):
+class Replay(Poisoning):
     """The party in the role `party` replays its part of training row `row` of the (one) client, of class `target`.
 
     A party knows the class of some rows; which one it replays is its choice. Training stays honest.

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 
 from splitfed.core.errors import check_number
-from splitfed.poisoning.base import Manipulation, Tensors, change_update
+from splitfed.poisoning.base import Poisoning, Tensors, change_update
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scaling(Manipulation):
+class Scaling(Poisoning):
     """The update is multiplied by `factor`."""
 
     factor: float = 10.0

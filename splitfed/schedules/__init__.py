@@ -1,8 +1,9 @@
 """Schedules: how many clients share one server, one rule a file."""
 
+from splitfed.old_names import accept_old_parameters, forwarded
 from splitfed.schedules.alternate import Alternate
-from splitfed.schedules.apart import Apart
 from splitfed.schedules.blind import Blind
+from splitfed.schedules.independent import Independent
 from splitfed.schedules.joint import Joint
 from splitfed.schedules.local_loss import LocalLoss
 from splitfed.schedules.sequential import Sequential
@@ -13,8 +14,8 @@ from splitfed.schedules.splitfed_v3 import SplitFedV3
 
 __all__ = [
     "Alternate",
-    "Apart",
     "Blind",
+    "Independent",
     "Joint",
     "LocalLoss",
     "Sequential",
@@ -23,3 +24,7 @@ __all__ = [
     "SplitFedV2",
     "SplitFedV3",
 ]
+
+for _name in __all__:
+    accept_old_parameters(globals()[_name], "schedules")
+__getattr__ = forwarded(__name__, __name__, {"Apart": "Independent"})

@@ -1,4 +1,4 @@
-"""What a schedule's `fusion` and `secure` mean: names and tables, as TOML gives them, become values."""
+"""What a schedule's `aggregation` and `secure` mean: names and tables, as TOML gives them, become values."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from splitfed.registry import load
 from splitfed.secure_sum.plan import SecureSum
 
 
-def fusion_of(given: object) -> AggregationRule:
-    """Return the fusion called so, or the one that a table with a name and parameters describes."""
+def aggregation_of(given: object) -> AggregationRule:
+    """Return the aggregation rule called so, or the one that a table with a name and parameters describes."""
     if isinstance(given, AggregationRule):
         return given
     table = {"name": given} if isinstance(given, str) else given
     if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
         raise InvalidInput(
-            f"fusion={given!r} is not allowed; expected a name, a table with a name and parameters, or a Fusion"
+            f"aggregation={given!r} is not allowed; expected a name, a table with a name and parameters, or a rule"
         )
-    kind: type[AggregationRule] = load("fusions", table["name"])
-    return kind(**_parameters(f"parameter of fusion {table['name']!r}", kind, table, "name"))
+    kind: type[AggregationRule] = load("aggregation", table["name"])
+    return kind(**_parameters(f"parameter of aggregation rule {table['name']!r}", kind, table, "name"))
 
 
 def secure_of(given: object) -> SecureSum | Literal[False]:

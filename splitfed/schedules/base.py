@@ -63,6 +63,29 @@ class Training:
 
 
 @dataclass(frozen=True)
+class LocalUpdate:
+    """What a client does with its rows in a round: how often it goes over them, how it draws them, what it starts from.
+
+    `epochs`: passes a round. `sampling`, `restart_optimizers` and `starts` as in `Training`, `starts` without "given".
+    """
+
+    epochs: int = 1
+    sampling: str = "shuffle"
+    restart_optimizers: bool = False
+    starts: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what `Training` refuses, and starts that only topologies can have."""
+        if self.starts == GIVEN:
+            raise unknown("starts", self.starts, STARTS)
+        self.training()
+
+    def training(self, batch_size: int = 64, seed: int = 0) -> Training:
+        """Return the training of these updates in batches of `batch_size`, with the data order of `seed`."""
+        return Training(batch_size, self.epochs, seed, self.sampling, self.restart_optimizers, self.starts)
+
+
+@dataclass(frozen=True)
 class Round:
     """What a round did: the losses of its steps in the order they ran, and who took part.
 

@@ -16,7 +16,8 @@ from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.core.random import generator
 from splitfed.core.topology import Topology
 from splitfed.engines.base import Placement, Trainer
-from splitfed.schedules.aggregation import fusion_of, secure_of
+from splitfed.old_names import warn
+from splitfed.schedules.aggregation import aggregation_of, secure_of
 from splitfed.schedules.base import Schedule, Training
 from splitfed.secure_sum.plan import SecureSum
 
@@ -88,46 +89,52 @@ class Averaged(Sampled):
     """Base of the schedules that average: `quorum` clients, a number or a fraction of those asked, must finish.
 
     Where fewer do, nothing is averaged and the averages stay what they were; what a segment that all share has learnt
-    by then, it keeps. `fusion`: how the servers make one of several: a name among the fusions, a table with the name
-    and its parameters, or a `AggregationRule`. `secure`: whether the fed server is to learn the sum of the uploads
-    alone (true, a table of `SecureSum`'s parameters, or one); fewer clients than its threshold are as fewer than the
-    quorum.
+    by then, it keeps. `aggregation`: how the servers make one of several: the name of an aggregation rule, a table with
+    the name and its parameters, or an `AggregationRule`. `secure`: whether the fed server is to learn the sum of the
+    uploads alone (true, a table of `SecureSum`'s parameters, or one); fewer clients than its threshold are as fewer
+    than the quorum.
     """
 
     quorum: int | float = 1
-    fusion: str | Mapping[str, Any] | AggregationRule = "mean"
+    aggregation: str | Mapping[str, Any] | AggregationRule = "mean"
     secure: bool | Mapping[str, Any] | SecureSum = False
 
     def __post_init__(self) -> None:
-        """Refuse numbers that cannot be, and a fusion that there is not; names and tables become what they mean."""
+        """Refuse numbers that cannot be, and an unknown aggregation rule; names and tables become values."""
         super().__post_init__()
         _check_part("quorum", self.quorum)
-        object.__setattr__(self, "fusion", fusion_of(self.fusion))
+        object.__setattr__(self, "aggregation", aggregation_of(self.aggregation))
         object.__setattr__(self, "secure", secure_of(self.secure))
 
+    @property
+    def fusion(self) -> AggregationRule:
+        """The old name of `aggregation`."""
+        warn("fusion is now aggregation", 3)
+        return aggregation_of(self.aggregation)
+
     def check(self, topology: Topology, clients: int) -> None:
-        """Refuse a quorum that can never be met, and a fusion that cannot fuse so few or has nothing to act on."""
+        """Refuse a quorum that can never be met, and a rule that cannot aggregate so few or has nothing to act on."""
         super().check(topology, clients)
         asked = self.clients_asked(clients)
         if _whole(self.quorum) and self.quorum > asked:
             raise InvalidInput(f"quorum={self.quorum} is not allowed; {asked} clients take part in a round")
-        fusion, summed = fusion_of(self.fusion), secure_of(self.secure)
+        rule, summed = aggregation_of(self.aggregation), secure_of(self.secure)
         place = self.placement(topology)
-        if fusion.by_itself and not (place.fused or place.copied):
-            raise InvalidInput(f"fusion={fusion!r} has nothing to act on: no weights are averaged here")
-        if fusion.by_itself:
-            fusion.check(asked if self.drop_out == 0 else _part(self.quorum, asked))
+        if rule.by_itself and not (place.fused or place.copied):
+            raise InvalidInput(f"aggregation={rule!r} has nothing to act on: no weights are averaged here")
+        if rule.by_itself:
+            rule.check(asked if self.drop_out == 0 else _part(self.quorum, asked))
         if not summed:
             return
-        if fusion.by_itself:
-            raise InvalidInput(f"fusion={fusion!r} reads every upload, of which secure shows the sum only: take one")
+        if rule.by_itself:
+            raise InvalidInput(f"aggregation={rule!r} reads every upload, of which secure shows the sum only: take one")
         if not place.fused:
             raise InvalidInput("secure has nothing to act on: no client uploads weights here")
         summed.check(asked)
 
     def fusing(self, placement: Placement) -> Placement:
-        """Return `placement` with how it fuses."""
-        return replace(placement, fusion=fusion_of(self.fusion), secure=secure_of(self.secure) or None)
+        """Return `placement` with how it aggregates."""
+        return replace(placement, aggregation=aggregation_of(self.aggregation), secure=secure_of(self.secure) or None)
 
     def enough(self, turns: Sequence[Turn]) -> bool:
         """Tell whether as many clients as the quorum, or a secure sum, asks for have finished."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from torch import Tensor, nn
 
 from splitfed.attacks.base import Knowledge, Needs
 from splitfed.attacks.training_time.training_attack import AttackSite, TrainingAttack
-from splitfed.core.errors import InvalidInput, check_count, unknown
+from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.messages import View
 from splitfed.core.payload import copy_modules
 from splitfed.core.per_client_defenses import of_client
@@ -41,14 +41,15 @@ def place_attacks(engine: LocalEngine, prepared: Prepared, attacks: Mapping[str,
         engine.join(name, plan.enter(attack_site(engine, prepared, name, type(plan).__name__, knowledge)))
 
 
-def check_questions(engine: LocalEngine, data: Federation, ask: Mapping[str, int]) -> None:
-    """Refuse questions to a party without a training attack, counts below one, and questions about nobody."""
-    for party, every in ask.items():
+def check_questions(engine: LocalEngine, data: Federation, evaluated: Iterable[str]) -> None:
+    """Refuse to evaluate the attack of a party without one, and without victims to evaluate it on."""
+    for party in evaluated:
         if party not in engine.insiders:
-            raise unknown("party with a training attack to ask", party, engine.insiders)
-        check_count(f"ask[{party!r}]", every, low=1)
+            raise unknown("party with a training attack", party, engine.insiders)
         if len(data.victims) == 0:
-            raise InvalidInput(f"there are no victims to ask {party!r} about: set some aside (victims=64)")
+            raise InvalidInput(
+                f"there are no victims to evaluate the attack at {party!r} on: set some aside (victims=64)"
+            )
 
 
 def resolve_attack(given: TrainingAttack | str) -> TrainingAttack:
@@ -56,7 +57,7 @@ def resolve_attack(given: TrainingAttack | str) -> TrainingAttack:
     found = load("attacks", given) if isinstance(given, str) else given
     plan = found.preset() if isinstance(found, type) and issubclass(found, TrainingAttack) else found
     if not isinstance(plan, TrainingAttack):
-        raise InvalidInput(f"{given!r} is no training attack")
+        raise InvalidInput(f"training attack {given!r} is no attack that lives in training")
     return plan
 
 

@@ -1,4 +1,4 @@
-"""Posts detectors beside the clients that they watch over, with all that a client has to go by."""
+"""Places detectors at the clients that they watch over, with what such a client knows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from splitfed.core.per_client_defenses import of_client
 from splitfed.core.random import derive, generator, stream
 from splitfed.core.step_state import Batch
 from splitfed.core.topology import Topology
-from splitfed.detectors.base import Detector, DetectorSite, DetectorState, Rehearsal
+from splitfed.detectors.base import Detector, DetectorSite, DetectorState, LocalTrainer
 from splitfed.engines.base import Placement
 from splitfed.engines.local import LocalEngine
 from splitfed.planning.validation import Prepared, inputs_of, labels_of
@@ -26,8 +26,8 @@ from splitfed.planning.validation import Prepared, inputs_of, labels_of
 _FAKE = "fake"
 
 
-def post(engine: LocalEngine, prepared: Prepared, detectors: Mapping[str, Detector]) -> None:
-    """Post every detector beside its party, or beside every client where it is for the clients' role.
+def place_detectors(engine: LocalEngine, prepared: Prepared, detectors: Mapping[str, Detector]) -> None:
+    """Place every detector at its party, or at every client where it is for the clients' role.
 
     Raises `InvalidInput` for a party that is not there, and where the clients do not hold all inputs and labels.
     """
@@ -40,15 +40,14 @@ def post(engine: LocalEngine, prepared: Prepared, detectors: Mapping[str, Detect
             raise unknown("party for a detector", name, [*engine.parties, *topology.data_roles])
         if topology.data_roles != (engine.parties[name].role if name in engine.parties else name,):
             raise InvalidInput(
-                f"{type(detector).__name__} stands by a client that holds inputs and labels; in topology "
+                f"{type(detector).__name__} works at a client that holds inputs and labels; in topology "
                 f"{topology.name!r} {name!r} does not hold them all"
             )
         detector.check(topology)
         for lane in lanes:
             party = engine.party(lane, topology.data_roles[0])
-            engine.sentries[party.name] = _Sentry(
-                detector.watch(desk := _detector_site(prepared, lane, party)), desk.inputs
-            )
+            site = _detector_site(prepared, lane, party)
+            engine.sentries[party.name] = _PlacedDetector(detector.watch(site), site.inputs)
 
 
 def _detector_site(prepared: Prepared, lane: int, party: Party) -> DetectorSite:
@@ -60,31 +59,31 @@ def _detector_site(prepared: Prepared, lane: int, party: Party) -> DetectorSite:
         {name: x.to(party.device) for name, x in copy_nested(inputs_of(graph, rows)).items()},
         {name: y.to(party.device) for name, y in copy_nested(labels_of(graph, rows)).items()},
         task.outputs if task.name == "classification" and task.outputs else 2,
-        _rehearsal(prepared, lane, party),
+        _local_trainer(prepared, lane, party),
         derive(prepared.training.seed, "detector", party.name),
     )
 
 
-class _Sentry:
-    """Hands a watchman the gradients of its client, and sends the labels it makes up."""
+class _PlacedDetector:
+    """Hands a detector the gradients of its client, and sends the labels it makes up."""
 
-    def __init__(self, watchman: DetectorState, inputs: Mapping[str, Tensor]) -> None:
-        self.watchman, self.inputs = watchman, inputs
-        self.metrics, self.state, self.load_state = watchman.metrics, watchman.state, watchman.load_state
+    def __init__(self, detector: DetectorState, inputs: Mapping[str, Tensor]) -> None:
+        self.detector, self.inputs = detector, inputs
+        self.metrics, self.state, self.load_state = detector.metrics, detector.state, detector.load_state
 
     def batch(self, party: Party, batch: Batch, stamp: Stamp) -> Batch:
-        labels = self.watchman.fake(batch.rows)
+        labels = self.detector.fake(batch.rows)
         if labels is None:
             return batch
         party.state.own(_FAKE, {name: x[batch.rows] for name, x in self.inputs.items()}, labels)
         return Batch(_FAKE, torch.arange(len(batch.rows)))
 
     def keeps(self, party: Party) -> bool:
-        return self.watchman.judge(_first_gradient(party))
+        return self.detector.judge(_first_gradient(party))
 
 
 class _GradientRecorder:
-    """Stands by the client of a rehearsal and writes down its gradients."""
+    """Records the gradients of the client of a local training."""
 
     def __init__(self) -> None:
         self.gradients: list[Tensor] = []
@@ -108,12 +107,12 @@ class _GradientRecorder:
         return
 
 
-def _rehearsal(prepared: Prepared, lane: int, party: Party) -> Rehearsal:
+def _local_trainer(prepared: Prepared, lane: int, party: Party) -> LocalTrainer:
     """Return the training of the whole model on one machine, from weights that owe nothing to the real server's."""
     graph, facts = prepared.topologies[lane], prepared.facts[lane]
     data = prepared.data.clients[lane].train
 
-    def rehearse(rows: Tensor, epochs: int, number: int) -> Tensor:
+    def train_locally(rows: Tensor, epochs: int, number: int) -> Tensor:
         seed = derive(prepared.training.seed, "rehearsal", party.name, number)
         size = prepared.training.batch_size
         engine = LocalEngine(
@@ -131,13 +130,13 @@ def _rehearsal(prepared: Prepared, lane: int, party: Party) -> Rehearsal:
         )
         engine.own(0, "train", inputs, labels)
         client = engine.party(0, graph.data_roles[0])
-        diary = engine.sentries[client.name] = _GradientRecorder()
+        recorder = engine.sentries[client.name] = _GradientRecorder()
         for epoch in range(epochs):
             order = torch.randperm(len(rows), generator=generator(seed, "order", epoch))
             engine.train(0, epoch, [b for b in order.split(size) if len(b) > 1 or len(rows) == 1])
-        return torch.stack(diary.gradients) if diary.gradients else torch.empty(0, 0)
+        return torch.stack(recorder.gradients) if recorder.gradients else torch.empty(0, 0)
 
-    return rehearse
+    return train_locally
 
 
 def _first_gradient(party: Party) -> Tensor | None:

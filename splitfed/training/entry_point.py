@@ -4,162 +4,140 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from splitfed.attacks.training_time.training_attack import TrainingAttack
 from splitfed.core.defense import Defense, privacy_event
-from splitfed.core.errors import InvalidInput, check_count, check_number, unknown
-from splitfed.core.initial_weights import STARTS
+from splitfed.core.errors import InvalidInput, check_count
 from splitfed.core.messages import Recording
 from splitfed.core.optimizers import Optim
 from splitfed.core.topology import Topology
-from splitfed.costs.speeds import Speeds
 from splitfed.data.federation import Federation
-from splitfed.detectors.base import Detector
-from splitfed.engines.byte_link import ByteLink
 from splitfed.engines.local import LocalEngine
 from splitfed.engines.message_link import LocalLink
 from splitfed.federated.base import Method
+from splitfed.old_names import accept_old_keywords
 from splitfed.planning.calibration import calibrate_defenses
 from splitfed.planning.timed import clock_of
 from splitfed.planning.uploads import check_uploads
 from splitfed.planning.validation import Prepared, inputs_of, labels_of, prepare
 from splitfed.poisoning import injection
-from splitfed.poisoning.base import Manipulation
-from splitfed.schedules.base import Schedule, Training
-from splitfed.threats.training_time import check_questions, place_attacks, resolve_attack
+from splitfed.poisoning.injection import poison_data
+from splitfed.schedules.base import LocalUpdate, Round, Schedule, Training
+from splitfed.threats.training_time import check_questions, place_attacks
 from splitfed.training.description import describe
-from splitfed.training.detectors import post
+from splitfed.training.detectors import place_detectors
 from splitfed.training.folder import RunFolder
 from splitfed.training.local_learner import place_objectives
 from splitfed.training.run import Run
+from splitfed.training.settings import (
+    GROUPS,
+    LINKS,
+    OLD_KEYWORDS,
+    Adversaries,
+    Evaluation,
+    Logging,
+    is_due,
+)
 
-Progress = Callable[[int, int, Mapping[str, Any]], None]
 
-LINKS: Mapping[str, type[LocalLink]] = {"memory": LocalLink, "bytes": ByteLink}
-
-
+@accept_old_keywords(OLD_KEYWORDS, GROUPS)
 def train(
     topology: Topology | Sequence[Topology],
     data: Federation,
     *,
     schedule: str | Schedule = "sequential",
-    defenses: Defense | Sequence[Defense] = (),
     method: str | Method | None = None,
+    defenses: Defense | Sequence[Defense] = (),
     rounds: int = 10,
     batch_size: int = 64,
-    local_epochs: int = 1,
-    sampling: str = "shuffle",
     optimizer: str | Optim | Mapping[str, Optim] | None = None,
-    restart_optimizers: bool = False,
-    starts: str | None = None,
     seed: int = 0,
     device: torch.device | str = "cpu",
-    record: Recording | None = None,
-    intruders: Mapping[str, TrainingAttack | str] | None = None,
-    ask: Mapping[str, int] | None = None,
-    detectors: Mapping[str, Detector] | None = None,
-    manipulations: Manipulation | Sequence[Manipulation] = (),
-    speeds: Speeds | None = None,
-    folder: str | Path | None = None,
-    resume: bool = False,
-    evaluate_every: int = 1,
-    across: bool = False,
-    delta: float | None = None,
-    link: str = "memory",
-    progress: Progress | None = None,
+    local: LocalUpdate = LocalUpdate(),
+    adversaries: Adversaries = Adversaries(),
+    evaluation: Evaluation = Evaluation(),
+    logging: Logging = Logging(),
 ) -> Run:
     """Train `topology` for `rounds` rounds on `data` and return the run.
 
     `topology`: one for all clients, or one a client, with segments of different make on the same shared ones. `method`:
-    a federated method, layered on the schedule. `sampling`: "shuffle", or "poisson" (see `Training`). `optimizer`: one
-    for all roles, or role -> `Optim` (default SGD at rate 0.05, momentum 0.9). `restart_optimizers`: whether every
-    party's optimizer forgets its state (momentum) at the start of every round, whatever the method, unless the method
-    was told otherwise (its `restart`); by default it lives as long as the run. `starts`: "shared", every client starts
-    from the weights of the topology, or "own", each from a draw of its own by the seed (default: as the topologies have
-    it: one for all is shared, one a client keeps the weights it has); what is broadcast before the first round is the
-    same for everybody either way (`run.starts`). `record`: whose view to keep during training. `intruders`: party -> an
-    attack that lives inside training there; `ask`: party -> after how many rounds, and after the last, it is asked
-    about the victims, from which it learns nothing. `delta`: at which the privacy ledger states epsilon (default: that
-    of a target epsilon, or 1 / (10 rows)). `detectors`: client (or the clients' role) -> who watches over its
-    gradients. `manipulations`: clients that misbehave; the run's data are then as they left them. `speeds`: machines
-    and links; with them a simulated clock runs beside training. `folder`: where metrics and a checkpoint of every round
-    go; with `resume` the run goes on from the newest one, to the same bits as if it had never stopped. `across`:
-    whether every client's model is also scored on the others' rows (`Run.across`). `link`: "memory", or "bytes", which
-    sends every message as bytes with a checked header, to the same result.
-    `progress(round, rounds, metrics)` is called after every round. Raises `InvalidInput`, before anything is computed
-    or written, for anything that does not fit, and `NonFinite` when training diverges.
+    a federated method, layered on the schedule. `optimizer`: one for all roles, or role -> `Optim` (default SGD at rate
+    0.05, momentum 0.9). `seed`: of everything drawn. `device`: "cpu", "cuda" or "cuda:N". `local`: what a client does
+    in a round. `adversaries`: attacks inside training, poisoning clients, detectors. `evaluation`: what is measured.
+    `logging`: folder, checkpoints, recorded views, progress. Raises `InvalidInput`, before anything is computed or
+    written, for anything that does not fit, and `NonFinite` when training diverges.
     """
     check_count("rounds", rounds, low=1)
-    check_count("evaluate_every", evaluate_every, low=1)
-    if link not in LINKS:
-        raise unknown("link", link, LINKS)
-    if starts not in (None, *STARTS):
-        raise unknown("starts", str(starts), STARTS)
-    if delta is not None:
-        check_number("delta", delta, low=0.0, high=1.0, open_low=True, open_high=True)
-    misconduct = injection.check_manipulations(manipulations)
-    data = injection.poison_data(data, misconduct, seed)
     prepared = prepare(
         topology,
-        data,
+        poison_data(data, adversaries.poisonings, seed),
         schedule=schedule,
         defenses=defenses,
         optimizer=optimizer,
-        training=Training(batch_size, local_epochs, seed, sampling, restart_optimizers, starts),
+        training=local.training(batch_size, seed),
         method=method,
     )
-    tampered = [name for name, given in (intruders or {}).items() if resolve_attack(given).active]
-    # Who bends an upload only processes what is there; who stands inside a step may let one row show in another's.
-    tampered += [type(one).__name__ for one in misconduct if type(one).enter is not Manipulation.enter]
-    prepared = calibrate_defenses(
-        prepared,
-        rounds,
-        "detectors, which train on rows of their own choice" if detectors else None,
-        f"{tampered[0]!r} does not follow the protocol" if tampered else None,
-    )
-    check_across(across, prepared.defenses)
+    prepared = calibrate(prepared, rounds, adversaries)
+    check_across(evaluation.across_clients, prepared.defenses)
     check_uploads(prepared)
-    clock = None if speeds is None else clock_of(prepared, speeds)
-    place = None if folder is None else RunFolder(Path(folder))
-    if resume and place is None:
-        raise InvalidInput("resume=True needs the folder of the run to resume")
-    engine = engine_of(prepared, device, record, None if place is None else place.path / "views", LINKS[link])
+    run = start_run(prepared, rounds, device, adversaries, evaluation, logging)
+    for number in range(0 if run.folder is None else run.folder.restore(run), rounds):
+        metrics = train_round(run, prepared.training, number, rounds, evaluation, adversaries)
+        if run.folder is not None:
+            run.folder.save(run, metrics)
+        if logging.progress is not None:
+            logging.progress(number + 1, rounds, metrics)
+    return run
+
+
+def calibrate(prepared: Prepared, rounds: int, adversaries: Adversaries) -> Prepared:
+    """Return `prepared` with method and defenses calibrated for `rounds` rounds beside `adversaries`."""
+    obstacle = "detectors, which train on rows of their own choice" if adversaries.detectors else None
+    off = adversaries.off_protocol
+    return calibrate_defenses(prepared, rounds, obstacle, f"{off!r} does not follow the protocol" if off else None)
+
+
+def start_run(
+    prepared: Prepared,
+    rounds: int,
+    device: torch.device | str,
+    adversaries: Adversaries,
+    evaluation: Evaluation,
+    logging: Logging,
+) -> Run:
+    """Return the run before its first round, everybody in place, and its folder claimed, where it has one."""
+    clock = None if evaluation.speeds is None else clock_of(prepared, evaluation.speeds)
+    folder = None if logging.folder is None else RunFolder(Path(logging.folder))
+    views = None if folder is None else folder.path / "views"
+    engine = engine_of(prepared, device, logging.record, views, LINKS[logging.link])
     for lane, tensors in enumerate(prepared.first_weights()):
         engine.start_from(lane, tensors)
     place_objectives(engine, prepared)
-    place_attacks(engine, prepared, intruders or {})
-    check_questions(engine, data, ask or {})
-    post(engine, prepared, detectors or {})
-    returned = prepared.method is not None and prepared.method.traits(prepared.topology).returns_weights
-    injection.enter(engine, data, misconduct, seed, returned)
-    if place is not None:
-        others = _describe_extras(intruders or {}, ask or {}, detectors or {}, misconduct, speeds)
-        besides = _user_objects(intruders or {}, detectors or {}, misconduct)
-        described = describe(prepared, rounds, record, device, besides)
-        place.claim({**described, **others, "delta": delta}, resume=resume)
-    run = Run(engine, data, prepared.schedule, prepared.schedule.start(len(data.clients)), seed, place, clock)
+    place_adversaries(engine, prepared, adversaries)
+    if folder is not None:
+        described = describe(prepared, rounds, logging.record, device, adversaries.user_objects())
+        speeds = None if evaluation.speeds is None else repr(evaluation.speeds)
+        extras = {**adversaries.describe(), "speeds": speeds, "delta": evaluation.delta}
+        folder.claim({**described, **extras}, resume=logging.resume)
+    state = prepared.schedule.start(engine.lanes)
+    run = Run(engine, prepared.data, prepared.schedule, state, prepared.training.seed, folder, clock)
     run.follow(prepared.method)
-    run.evaluator.training = prepared.training
-    run.evaluator.rounds = rounds
-    run.delta = delta
-    run.crosswise = across
-    first = 0 if place is None else place.restore(run)
-    for number in range(first, rounds):
-        due = (number + 1) % evaluate_every == 0 or number + 1 == rounds
-        metrics = _round(run, prepared.training, number, due, number + 1 == rounds)
-        for party, every in (ask or {}).items():
-            if (number + 1) % every == 0 or number + 1 == rounds:
-                metrics.setdefault("asked", {})[party] = run.ask(party)
-        if place is not None:
-            place.save(run, metrics)
-        if progress is not None:
-            progress(number + 1, rounds, metrics)
+    run.evaluator.training, run.evaluator.rounds = prepared.training, rounds
+    run.delta, run.crosswise = evaluation.delta, evaluation.across_clients
     return run
+
+
+def place_adversaries(engine: LocalEngine, prepared: Prepared, adversaries: Adversaries) -> None:
+    """Place training attacks, detectors and poisoning clients in `engine`; refuse those that could not work there."""
+    place_attacks(engine, prepared, adversaries.training_attacks)
+    check_questions(engine, prepared.data, adversaries.evaluate_every)
+    place_detectors(engine, prepared, adversaries.detectors)
+    returned = prepared.method is not None and prepared.method.traits(prepared.topology).returns_weights
+    injection.enter(engine, prepared.data, adversaries.poisonings, prepared.training.seed, returned)
 
 
 def check_across(across: bool, defenses: Sequence[Defense]) -> None:
@@ -202,41 +180,10 @@ def engine_of(
     return engine
 
 
-def _describe_extras(
-    intruders: Mapping[str, TrainingAttack | str],
-    ask: Mapping[str, int],
-    detectors: Mapping[str, Detector],
-    manipulations: Sequence[Manipulation],
-    speeds: Speeds | None,
+def train_round(
+    run: Run, training: Training, number: int, rounds: int, evaluation: Evaluation, adversaries: Adversaries
 ) -> dict[str, Any]:
-    """Describe what else a resumed run must have, None where there is none."""
-    return {
-        "intruders": {name: repr(resolve_attack(given)) for name, given in intruders.items()} or None,
-        "ask": dict(ask) or None,
-        "detectors": {name: repr(detector) for name, detector in detectors.items()} or None,
-        "manipulations": {str(i): repr(one) for i, one in enumerate(manipulations)} or None,
-        "speeds": None if speeds is None else repr(speeds),
-    }
-
-
-def _user_objects(
-    intruders: Mapping[str, TrainingAttack | str],
-    detectors: Mapping[str, Detector],
-    manipulations: Sequence[Manipulation],
-) -> dict[str, object]:
-    """Return what may hold code of the user's, by its place."""
-    return {
-        **{f"intruder at {name!r}": resolve_attack(given) for name, given in intruders.items()},
-        **{f"detector at {name!r}": detector for name, detector in detectors.items()},
-        **{f"manipulation {type(one).__name__} ({i})": one for i, one in enumerate(manipulations)},
-    }
-
-
-def _round(run: Run, training: Training, number: int, due: bool, last: bool) -> dict[str, Any]:
-    """Train round `number`, score it if that is `due`, and return what the history holds of it.
-
-    Test rows are scored with an interval in the `last` round: a second scoring would release every row once more.
-    """
+    """Train round `number` of `rounds`, score what is due, and return what the history holds of it."""
     engine = run.engine
     started = time.perf_counter()
     if training.restart_optimizers:
@@ -245,6 +192,27 @@ def _round(run: Run, training: Training, number: int, due: bool, last: bool) -> 
     done = run.schedule.round(run.trainer, training, number, run.schedule_state)
     run.aggregate(done, number)
     engine.end_round()
+    metrics = _round_metrics(run, done, number, time.perf_counter() - started)
+    if evaluation.due(number, rounds):
+        last = number + 1 == rounds
+        for part in ("validation", "test"):
+            # Once, in the last round, test rows are scored with an interval: a second scoring releases every row again.
+            metrics[part] = run.evaluate(part, number, interval=last and part == "test")
+    if "epsilon" in metrics:
+        # Scoring releases rows too, so it is counted when that is done.
+        ledger = run.ledger
+        metrics["epsilon"] = ledger.epsilon
+        metrics["epsilons"] = {total.protects: total.epsilon for total in ledger.totals}
+    run.history.append(metrics)
+    for party, every in adversaries.evaluate_every.items():
+        if is_due(every, number, rounds):
+            metrics.setdefault("training_attack_scores", {})[party] = run.evaluate_training_attack(party)
+    return metrics
+
+
+def _round_metrics(run: Run, done: Round, number: int, seconds: float) -> dict[str, Any]:
+    """Return what round `number`, which took `seconds`, did, before anything is scored; epsilon is filled in later."""
+    engine = run.engine
     metrics: dict[str, Any] = {
         "round": number,
         "loss": _mean(done.losses),
@@ -252,7 +220,7 @@ def _round(run: Run, training: Training, number: int, due: bool, last: bool) -> 
         "clients": len(done.clients),
         "dropped": list(done.dropped),
         "fused": done.fused,
-        "seconds": time.perf_counter() - started,
+        "seconds": seconds,
         "bytes": engine.traffic.bytes(),
         "messages": engine.traffic.messages(),
     }
@@ -261,17 +229,9 @@ def _round(run: Run, training: Training, number: int, due: bool, last: bool) -> 
     if run.clock is not None:
         metrics["simulated_seconds"] = run.clock.now
     if engine.insiders:
-        metrics["intruders"] = {name: insider.metrics() for name, insider in engine.insiders.items()}
+        metrics["training_attacks"] = {name: attack.metrics() for name, attack in engine.insiders.items()}
     if engine.sentries:
-        metrics["detectors"] = {name: sentry.metrics() for name, sentry in engine.sentries.items()}
-    for part in ("validation", "test") if due else ():
-        metrics[part] = run.evaluate(part, number, interval=last and part == "test")
-    if "epsilon" in metrics:
-        # Scoring releases rows too, so it is counted when that is done.
-        ledger = run.ledger
-        metrics["epsilon"] = ledger.epsilon
-        metrics["epsilons"] = {total.protects: total.epsilon for total in ledger.totals}
-    run.history.append(metrics)
+        metrics["detectors"] = {name: detector.metrics() for name, detector in engine.sentries.items()}
     return metrics
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from splitfed.old_names import first_name
+from splitfed.old_names import first_field, first_name
 from splitfed.training import code_digest
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
@@ -157,6 +157,8 @@ class _Walk:
         own = dict(_slot_attributes(value)) | getattr(value, "__dict__", {})
         if is_dataclass(value):
             own |= {field.name: getattr(value, field.name, None) for field in fields(value)}
+        # A folder written before a field of ours was renamed still belongs to the same run.
+        own = {first_field(kind.__module__, name): found for name, found in own.items()}
         names = [name for name in sorted(own) if not (name.startswith("_") and _installed(kind.__module__))]
         for name in names:
             self._hash_words(name)

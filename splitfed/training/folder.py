@@ -18,6 +18,7 @@ import torch
 from splitfed.core import digests
 from splitfed.core.digests import Damaged
 from splitfed.core.errors import InvalidInput
+from splitfed.old_names import current_description, current_keys
 from splitfed.training import checkpoint, fingerprint
 
 
@@ -84,7 +85,7 @@ class RunFolder:
             if self._chain != newest.metrics:
                 raise Damaged(path, digests.RETRAIN, f"it does not belong to the checkpoint of round {newest.number}")
             run.load_state(newest.states)
-        run.history[:] = [entry for entry, _ in lines]
+        run.history[:] = [current_keys(entry) for entry, _ in lines]
         # Rounds after the checkpoint, and what a crash left of a line, are written again.
         whole = b"".join(line + b"\n" for line in content.split(b"\n")[:done])
         if whole != content:
@@ -104,7 +105,7 @@ class RunFolder:
         entries = [entry for entry, _ in digests.links(content, start)]
         if len(entries) < content.count(b"\n"):
             raise Damaged(path, digests.RETRAIN, f"the line of round {len(entries)} does not match its digest")
-        return entries
+        return [current_keys(entry) for entry in entries]
 
     def save(self, run: Resumable, metrics: Mapping[str, Any]) -> None:
         """Append this round's `metrics`, then save a checkpoint; in this order nothing computed is lost."""
@@ -118,6 +119,7 @@ class RunFolder:
 
     def _check_same(self, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
         """Refuse a run that is described otherwise."""
+        there = current_description(there)
         for key, value in wanted.items():
             if key != "code" and there.get(key) != value:
                 raise InvalidInput(

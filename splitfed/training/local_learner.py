@@ -149,14 +149,14 @@ class LocalLearner:
         self, kind: str, tensors: Mapping[str, Tensor], number: int, role: str | None = None
     ) -> Mapping[str, Tensor]:
         """Send `tensors` to the fed server, behind the defenses on messages of this kind; return what has arrived."""
-        guards = find_upload_defenses(self.engine.defenses, kind, self.lane)
-        if not guards:
+        defenses = find_upload_defenses(self.engine.defenses, kind, self.lane)
+        if not defenses:
             return self._carry(self._name(role), FED, kind, tensors, number)
         party = self.engine.party(self.lane, role or self.topology.data_roles[0])
         detached = {name: t.detach().clone() for name, t in tensors.items()}
         sent = Sent(kind, detached, party.name, self.lane, number, self._turn(kind, number))
-        count(party.state.uses, sent, guards, self.engine.crew.lanes[self.lane].circuit)
-        return self.engine.link.deliver(apply_upload_defenses(sent, guards, self.engine.seed)).tensors
+        count(party.state.uses, sent, defenses, self.engine.crew.lanes[self.lane].circuit)
+        return self.engine.link.deliver(apply_upload_defenses(sent, defenses, self.engine.seed)).tensors
 
     def receive(
         self, kind: str, tensors: Mapping[str, Tensor], number: int, role: str | None = None

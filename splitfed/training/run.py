@@ -23,6 +23,7 @@ from splitfed.engines.base import FED, Source, Trainer
 from splitfed.engines.local import LocalEngine
 from splitfed.engines.observers import AttackObserver
 from splitfed.federated.base import Learner, Method
+from splitfed.old_names import warn
 from splitfed.planning.method_clock import Meeting
 from splitfed.planning.private import counted_ledger
 from splitfed.planning.rounds import Guided, aggregate, query
@@ -163,7 +164,7 @@ class Run:
     def rounds_to(self, target: float) -> int | None:
         """Return after how many rounds the union of the validation rows first scored `target` or better; None: never.
 
-        A round that was not scored (`evaluate_every`) does not count as having reached it.
+        A round that was not scored (`Evaluation.every`) does not count as having reached it.
         """
         found = find_first_reaching(self.history, target, self.data.task.higher_is_better)
         return None if found is None else int(found["round"]) + 1
@@ -206,9 +207,15 @@ class Run:
         return "shared" if training is None or training.starts is None else training.starts
 
     @property
-    def intruders(self) -> Mapping[str, AttackObserver]:
+    def training_attacks(self) -> Mapping[str, AttackObserver]:
         """What lived inside the training, by party."""
         return self.engine.insiders
+
+    @property
+    def intruders(self) -> Mapping[str, AttackObserver]:
+        """The old name of `training_attacks`."""
+        warn("Run.intruders is now Run.training_attacks", 3)
+        return self.training_attacks
 
     def evaluate(self, part: str, number: int | None = None, interval: bool = False) -> dict[str, Any]:
         """Score `part` ("validation" or "test") for each client and on the union of all.
@@ -379,13 +386,18 @@ class Run:
         return [replace(result, quick=attack.quick) for result, attack in zip(results, ready, strict=True)]
 
     def ask(self, party: str) -> dict[str, Any]:
-        """Ask the intruder at `party` about the victims: metric -> who -> the mean over victims; changes nothing.
+        """Evaluate under the old name of `evaluate_training_attack`."""
+        warn("Run.ask is now Run.evaluate_training_attack", 3)
+        return self.evaluate_training_attack(party)
 
-        An answer that cannot be scored, as it is not finite for instance, is {"refused": why}.
+    def evaluate_training_attack(self, party: str) -> dict[str, Any]:
+        """Score what the attack at `party` knows of the victims: metric -> who -> the mean over them; changes nothing.
+
+        A guess that cannot be scored, as it is not finite for instance, is {"refused": why}.
         """
         plan = getattr(self.engine.insiders.get(party), "plan", None)
         if not isinstance(plan, Attack):
-            raise unknown("party with a training attack to ask", party, self.engine.insiders)
+            raise unknown("party with a training attack", party, self.engine.insiders)
         try:
             (result,) = self.attack(plan, adversary=party)
         except InvalidInput as error:

@@ -18,7 +18,7 @@ from splitfed.core.random import stream
 from splitfed.engines.base import FED
 from splitfed.engines.local import LocalEngine
 from splitfed.models.mlp import mlp
-from splitfed.poisoning import Backdoor, ByzantineNoise, LabelFlip, Manipulation, Scaling, SignFlip, success_rate
+from splitfed.poisoning import Backdoor, ByzantineNoise, LabelFlip, Poisoning, Scaling, SignFlip, success_rate
 from splitfed.schedules import Blind, LocalLoss, Sglr, SplitFedV1, SplitFedV2, SplitFedV3
 from splitfed.schedules.base import Schedule, Training
 from splitfed.schedules.sampling import Averaged
@@ -115,7 +115,7 @@ def after_a_round(plan: Schedule, lanes: int) -> LocalEngine:
 
 @pytest.mark.parametrize("kind", [SplitFedV1, SplitFedV2])
 def test_the_fed_server_fuses_the_clients(kind: type[Averaged]) -> None:
-    engine = after_a_round(kind(fusion="median"), 3)
+    engine = after_a_round(kind(aggregation="median"), 3)
     sent = sorted(weight(engine, f"client{i}") for i in range(3))
     assert len(set(sent)) == 3
     assert weight(engine, FED) == sent[1]
@@ -126,28 +126,34 @@ def test_the_fed_server_fuses_the_clients(kind: type[Averaged]) -> None:
 
 @pytest.mark.parametrize("kind", [SplitFedV1, SplitFedV3])
 def test_the_main_server_fuses_its_copies(kind: type[Averaged]) -> None:
-    engine = after_a_round(kind(fusion={"name": "trimmed_mean", "fraction": 0.3}), 3)
+    engine = after_a_round(kind(aggregation={"name": "trimmed_mean", "fraction": 0.3}), 3)
     copies = sorted(float(c.state.modules["top"].state_dict()["weight"]) for c in engine.crew.copies["server"])
     assert len(set(copies)) == 3
     assert weight(engine, "server") == copies[1]
 
 
 def test_blind_fuses_what_it_averages() -> None:
-    engine = after_a_round(Blind(average=True, fusion="median"), 3)
+    engine = after_a_round(Blind(average=True, aggregation="median"), 3)
     assert weight(engine, FED) == sorted(weight(engine, f"client{i}") for i in range(3))[1]
 
 
 def test_the_default_is_the_mean_to_the_bit() -> None:
-    named, plain = (after_a_round(plan, 3) for plan in (SplitFedV1(fusion="mean"), SplitFedV1()))
+    named, plain = (after_a_round(plan, 3) for plan in (SplitFedV1(aggregation="mean"), SplitFedV1()))
     assert_same(named.state()["parties"], plain.state()["parties"])
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: SplitFedV1(fusion="medan"), r"^unknown fusion 'medan'; did you mean 'median'"),
-        (lambda: SplitFedV1(fusion={"f": 1}), r"^fusion={'f': 1} is not allowed; expected a name, a table with a name"),
-        (lambda: SplitFedV1(fusion={"name": "krum", "g": 1}), r"^unknown parameter of fusion 'krum' 'g'"),
+        (lambda: SplitFedV1(aggregation="medan"), r"^unknown aggregation rule 'medan'; did you mean 'median'"),
+        (
+            lambda: SplitFedV1(aggregation={"f": 1}),
+            r"^aggregation={'f': 1} is not allowed; expected a name, a table with a name",
+        ),
+        (
+            lambda: SplitFedV1(aggregation={"name": "krum", "g": 1}),
+            r"^unknown parameter of aggregation rule 'krum' 'g'",
+        ),
         (lambda: Krum(f=0), r"^krum f=0 is not allowed; expected a whole number of at least 1$"),
         (lambda: Krum(f=2).check(6), r"^krum f=2 needs 7 clients or more \(2 f \+ 3\); there are 6$"),
         (lambda: Krum(f=1, keep=5).check(5), r"^krum keep=5 is not allowed; of 5 clients 4 are good$"),
@@ -165,12 +171,12 @@ def test_refusals(make: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        (SplitFedV1(fusion="krum"), r"^krum f=1 needs 5 clients or more \(2 f \+ 3\); there are 4$"),
-        (SplitFedV1(fusion="median", clients_per_round=2), r"^clients to take the median of=2 is not allowed"),
+        (SplitFedV1(aggregation="krum"), r"^krum f=1 needs 5 clients or more \(2 f \+ 3\); there are 4$"),
+        (SplitFedV1(aggregation="median", clients_per_round=2), r"^clients to take the median of=2 is not allowed"),
         # All may finish, but so few may that nothing could be fused.
-        (SplitFedV1(fusion="median", drop_out=0.1), r"^clients to take the median of=1 is not allowed"),
-        (Blind(fusion="median"), r"^fusion=Median\(\) has nothing to act on: no weights are averaged here$"),
-        (Sglr(fusion="median"), r"^fusion=Median\(\) has nothing to act on"),
+        (SplitFedV1(aggregation="median", drop_out=0.1), r"^clients to take the median of=1 is not allowed"),
+        (Blind(aggregation="median"), r"^aggregation=Median\(\) has nothing to act on: no weights are averaged here$"),
+        (Sglr(aggregation="median"), r"^aggregation=Median\(\) has nothing to act on"),
     ],
 )
 def test_a_schedule_refuses_what_it_cannot_fuse(plan: Schedule, message: str) -> None:
@@ -179,7 +185,7 @@ def test_a_schedule_refuses_what_it_cannot_fuse(plan: Schedule, message: str) ->
 
 
 def test_a_quorum_makes_drop_outs_safe() -> None:
-    SplitFedV1(fusion="median", drop_out=0.1, quorum=3).check(two_clients().topology, 4)
+    SplitFedV1(aggregation="median", drop_out=0.1, quorum=3).check(two_clients().topology, 4)
 
 
 BAD = (1, 4)
@@ -190,7 +196,7 @@ ROBUST: dict[str, str | dict[str, Any]] = {
     "multi_krum": {"name": "krum", "f": 2, "keep": 5},
     "geometric_median": "geometric_median",
 }
-HARM: dict[str, tuple[Manipulation, ...]] = {
+HARM: dict[str, tuple[Poisoning, ...]] = {
     "sign_flip": (SignFlip(clients=BAD, factor=5.0),),
     "byzantine_noise": (ByzantineNoise(clients=BAD, scale=10.0),),
     "label_flip, scaled": (LabelFlip(clients=BAD), Scaling(clients=BAD, factor=10.0)),
@@ -199,9 +205,9 @@ DOOR = Backdoor(clients=BAD, target=7, share=0.5)
 RUNS: dict[str, Run] = {}
 
 
-def trained(fusion: str | dict[str, Any], *manipulations: Manipulation) -> Run:
+def trained(fusion: str | dict[str, Any], *poisonings: Poisoning) -> Run:
     """Seven clients of SplitFed v1 on digits, six rounds; trained once however often it is asked for."""
-    key = repr((fusion, manipulations))
+    key = repr((fusion, poisonings))
     if key not in RUNS:
         with stream(0):
             model = mlp((1, 8, 8), 10, (32,), seed=None)
@@ -210,9 +216,9 @@ def trained(fusion: str | dict[str, Any], *manipulations: Manipulation) -> Run:
             splitfed.data.digits().clients(7, auxiliary=10, victims=10, validation=0.0),
             rounds=6,
             batch_size=16,
-            schedule=SplitFedV1(fusion=fusion),
+            schedule=SplitFedV1(aggregation=fusion),
             optimizer=Optim("Adam", {"lr": 0.01}),
-            manipulations=manipulations,
+            adversaries=splitfed.Adversaries(poisoning=poisonings),
         )
     return RUNS[key]
 
@@ -245,18 +251,20 @@ def test_robust_fusion_keeps_a_back_door_shut() -> None:
 
 def test_a_study_names_a_fusion_with_or_without_parameters() -> None:
     krum = {"name": "krum", "f": 1, "keep": 3}
-    plans = [{"name": "splitfed_v1", "fusion": ["median", krum]}, {"name": "splitfed_v2", "secure": {"bits": 20}}]
+    plans = [{"name": "splitfed_v1", "aggregation": ["median", krum]}, {"name": "splitfed_v2", "secure": {"bits": 20}}]
     data = {**SMALL["data"], "clients": 5}
     grid = checked(small(training={"rounds": 1, "schedule": plans}, data=data, defense=None, attack=None))
     made = [schedule(cell) for cell in grid.cells]
     assert made == [
-        SplitFedV1(fusion=Median()),
-        SplitFedV1(fusion=Krum(f=1, keep=3)),
+        SplitFedV1(aggregation=Median()),
+        SplitFedV1(aggregation=Krum(f=1, keep=3)),
         SplitFedV2(secure=SecureSum(bits=20)),
     ]
 
 
 def test_a_study_refuses_a_fusion_that_is_misspelt() -> None:
-    plan = {"name": "splitfed_v1", "fusion": "medan"}
-    with pytest.raises(InvalidInput, match=r"training.schedule.fusion: unknown fusion 'medan'; did you mean 'median'"):
+    plan = {"name": "splitfed_v1", "aggregation": "medan"}
+    with pytest.raises(
+        InvalidInput, match=r"training.schedule.aggregation: unknown aggregation rule 'medan'; did you mean 'median'"
+    ):
         checked(small(training={"rounds": 1, "schedule": plan}, defense=None, attack=None))

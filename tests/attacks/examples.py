@@ -143,7 +143,7 @@ def by_heart(*defenses: Defense, cut: str = "relu2", decay: float = 0.0) -> Run:
         batch_size=MEMBER_BATCH,
         optimizer=Optim("Adam", {"lr": 3e-3, "weight_decay": decay}),
         defenses=defenses,
-        evaluate_every=MEMBER_ROUNDS,
+        evaluation=splitfed.Evaluation(every=MEMBER_ROUNDS),
     )
 
 
@@ -180,7 +180,7 @@ def classes_run(*defenses: Defense, decay: float = 0.0) -> Run:
         rounds=6,
         optimizer=Optim("Adam", {"lr": 3e-3, "weight_decay": decay}),
         defenses=defenses,
-        evaluate_every=6,
+        evaluation=splitfed.Evaluation(every=6),
     )
 
 
@@ -220,7 +220,12 @@ def fed_run(make: Callable[[], Topology] | None = None, batch: int = 1, rounds: 
     if key not in RUNS:
         data = splitfed.data.digits().rows(range(3 * batch + 40))
         clients = data.clients(3, auxiliary=30, victims=10, validation=0.0, test=0.0)
-        settings = {"schedule": "splitfed_v1", "optimizer": sgd(), "record": Recording(("fed_server",)), **changes}
+        settings = {
+            "schedule": "splitfed_v1",
+            "optimizer": sgd(),
+            "logging": splitfed.Logging(record=Recording(("fed_server",))),
+            **changes,
+        }
         size = settings.pop("batch_size", batch)
         RUNS[key] = splitfed.train((make or perceptron)(), clients, rounds=rounds, batch_size=size, **settings)
     return RUNS[key]
@@ -238,14 +243,14 @@ def proto_run(*defenses: Defense, method: FedProto | FedDistill = PULLED, classe
     return splitfed.train(
         local(model, ("relu2",)),
         data,
-        schedule="apart",
+        schedule="independent",
         method=method,
         rounds=4,
         batch_size=20,
         optimizer=ADAM,
         defenses=defenses,
-        evaluate_every=4,
-        record=Recording((FED,)),
+        evaluation=splitfed.Evaluation(every=4),
+        logging=splitfed.Logging(record=Recording((FED,))),
     )
 
 
@@ -263,12 +268,12 @@ def noted_by_heart(*defenses: Defense) -> Run:
     return splitfed.train(
         local(model, ("relu2",)),
         data.clients(3, auxiliary=100, victims=100, validation=0.0, test=0.0),
-        schedule="apart",
+        schedule="independent",
         method=PULLED,
         rounds=40,
         batch_size=20,
         optimizer=ADAM,
         defenses=defenses,
-        evaluate_every=40,
-        record=Recording((FED,)),
+        evaluation=splitfed.Evaluation(every=40),
+        logging=splitfed.Logging(record=Recording((FED,))),
     )

@@ -101,7 +101,8 @@ def test_every_attack_has_an_answer_and_refusals_are_those_of_the_attacks() -> N
         (
             "server0",
             "fsha",
-            "Fsha needs an intruder in the training, train(..., intruders={party: ...}); this run does not grant that",
+            "Fsha needs an attack in the training, train(..., adversaries=Adversaries({party: ...})); this run does "
+            "not grant that",
         ),
     ],
 )
@@ -160,8 +161,8 @@ def without_record(study: dict[str, Any]) -> dict[str, Any]:
         ),
         (
             {**placed("u_shaped"), "attack": [{"name": "insider_labels"}]},
-            "study.toml: attack[0]: insider_labels: InsiderLabels needs an intruder in the training, train(..., "
-            "intruders={party: ...}); this run does not grant that",
+            "study.toml: attack[0]: insider_labels: InsiderLabels needs an attack in the training, train(..., "
+            "adversaries=Adversaries({party: ...})); this run does not grant that",
         ),
     ],
 )

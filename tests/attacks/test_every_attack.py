@@ -55,6 +55,7 @@ from splitfed.poisoning.byzantine_noise import ByzantineNoise
 from splitfed.registry import TABLES
 from splitfed.threats import evaluator, upload_attacks
 from splitfed.training.run import AttackResult, Run
+from splitfed.training.settings import Adversaries
 from tests.attacks.examples import (
     MEMBER_BATCH,
     by_heart,
@@ -119,7 +120,9 @@ def in_training(attack: Attack, margin: float, rounds: int, rate: float = 1e-3) 
 
 def updates(attack: Attack) -> Row:
     """A row of digits from what a fed server gets; or from an update that is noise."""
-    noisy = partial(fed_run, perceptron, manipulations=ByzantineNoise(clients=(0, 1, 2), scale=0.1))
+    noisy = partial(
+        fed_run, perceptron, adversaries=Adversaries(poisoning=ByzantineNoise(clients=(0, 1, 2), scale=0.1))
+    )
     return Row(attack, partial(fed_run, perceptron), noisy, "psnr", 15.0, 0.5, "fed_server")
 
 

@@ -34,7 +34,7 @@ def test_it_reads_victims_that_nobody_trained_on() -> None:
 
 
 def test_its_error_on_its_own_rows_falls_in_the_history() -> None:
-    curve = [entry["intruders"]["server"]["auxiliary_mse"] for entry in hijacked().history]
+    curve = [entry["training_attacks"]["server"]["auxiliary_mse"] for entry in hijacked().history]
     assert curve[-1] < curve[0] / 20
 
 

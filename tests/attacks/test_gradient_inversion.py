@@ -171,7 +171,7 @@ def test_cosine_and_variation_by_hand() -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], Attack, str]] = {
     "several steps": ({"batch": 4, "batch_size": 2}, {}, Dlg(), "the client takes 2 steps a round"),
-    "several epochs": ({"local_epochs": 3}, {}, Dlg(), "the client takes 3 steps a round"),
+    "several epochs": ({"local": splitfed.LocalUpdate(epochs=3)}, {}, Dlg(), "the client takes 3 steps a round"),
     "optimizer": ({"optimizer": Optim("Adam", {})}, {}, Dlg(), "optimizer 'Adam' is not allowed here"),
     "nesterov": ({"optimizer": sgd(momentum=0.9, nesterov=True)}, {}, Dlg(), "nesterov=True of SGD is not allowed"),
     "scheduler": (
@@ -182,7 +182,12 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], Attack, str]] = {
     ),
     "batch of two": ({"batch": 2}, {}, Idlg(), "Idlg reads one class off a gradient; the client's batch has 2 rows"),
     "no loss": ({"make": bottom}, {}, Idlg(), "this client has none: take Dlg"),
-    "not recorded": ({"record": None}, {}, Dlg(), "'fed_server' was not recorded in training"),
+    "not recorded": (
+        {"logging": splitfed.Logging(record=None)},
+        {},
+        Dlg(),
+        "'fed_server' was not recorded in training",
+    ),
     "no such round": ({}, {"round": 7}, Dlg(), "client 0 sent 'fed_server' no weights in round 7"),
     "no such client": ({}, {"client": 3}, Dlg(), "client=3 is not allowed; expected 0 to 2"),
     "victims": (
@@ -192,7 +197,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], Attack, str]] = {
         "Dlg goes against training rows: name no victims",
     ),
     "no updates": (
-        {"make": bottom, "record": Recording(("client0",))},
+        {"make": bottom, "logging": splitfed.Logging(record=Recording(("client0",)))},
         {"adversary": "client0"},
         Dlg(),
         "Dlg needs weights before and after local training; this run does not grant that",

@@ -217,7 +217,7 @@ def test_a_server_that_never_sees_an_output_can_still_tell() -> None:
         rounds=ROUNDS,
         batch_size=BATCH,
         optimizer=Optim("Adam", {"lr": 3e-3}),
-        evaluate_every=ROUNDS,
+        evaluation=splitfed.Evaluation(every=ROUNDS),
     )
     (found,) = run.attack(MembershipReleases(epochs=5))
     assert found.adversary == "server"

@@ -27,7 +27,7 @@ from splitfed.core.random import generator, stream
 from splitfed.core.tasks import binary, regression
 from splitfed.data.dataset import Dataset
 from splitfed.models.mlp import mlp
-from splitfed.poisoning import GradientReplacement, MaliciousOptimizer, Manipulation
+from splitfed.poisoning import GradientReplacement, MaliciousOptimizer, Poisoning
 from splitfed.topologies import u_shaped, vanilla, vertical
 from splitfed.training.run import Run
 from tests.attacks.examples import three_classes
@@ -158,7 +158,7 @@ def test_without_tuning_the_head_learns_alone(tune: bool) -> None:
 
 
 @cache
-def run(*manipulations: Manipulation, rate: float = 0.05) -> Run:
+def run(*poisonings: Poisoning, rate: float = 0.05) -> Run:
     """Digits in halves, labels at the server."""
     with stream(0):
         bottoms = {r: nn.Sequential(nn.Flatten(), nn.Linear(32, 16), nn.ReLU()) for r in ("left", "right")}
@@ -169,7 +169,7 @@ def run(*manipulations: Manipulation, rate: float = 0.05) -> Run:
         data,
         rounds=4,
         optimizer=Optim("SGD", {"lr": rate, "momentum": 0.9}),
-        manipulations=manipulations,
+        adversaries=splitfed.Adversaries(poisoning=poisonings),
     )
 
 
@@ -337,7 +337,7 @@ def test_factors_by_hand() -> None:
     assert MaliciousOptimizer(party="left", gain=0.5).scale(g, before).tolist() == single([2.0, 1.0, 5.0, 5.0, 1.0])
 
 
-def line(steps: int, *manipulations: Manipulation) -> tuple[float, float]:
+def line(steps: int, *poisonings: Poisoning) -> tuple[float, float]:
     """Weights l and r of left and right after steps of rate .1 on (l + r)^2: both get the same gradient."""
     x = torch.ones(1, 2)
     data = Dataset("line", x.repeat(4, 1), torch.zeros(4), regression()).vertical({"left": [0], "right": [1]})
@@ -351,7 +351,7 @@ def line(steps: int, *manipulations: Manipulation) -> tuple[float, float]:
         rounds=steps,
         batch_size=4,
         optimizer=Optim("SGD", {"lr": 0.1}),
-        manipulations=manipulations,
+        adversaries=splitfed.Adversaries(poisoning=poisonings),
     )
     left, right = (found.engine.party(0, role).state.modules[f"bottom_{role}"] for role in ("left", "right"))
     return next(left.parameters()).item(), next(right.parameters()).item()
@@ -376,8 +376,8 @@ def test_factor_one_changes_no_bit_and_another_does() -> None:
     even = run(MaliciousOptimizer(party="left", high=1.0), rate=0.01)
     assert_same(weights(even), weights(run(rate=0.01)))
     bent = run(MaliciousOptimizer(party="left"), rate=0.01)
-    assert 1.0 < bent.history[-1]["intruders"]["left0"]["factor"] < 5.0
-    assert even.history[-1]["intruders"]["left0"]["factor"] == 1.0
+    assert 1.0 < bent.history[-1]["training_attacks"]["left0"]["factor"] < 5.0
+    assert even.history[-1]["training_attacks"]["left0"]["factor"] == 1.0
     assert not torch.equal(
         next(bent.engine.party(0, "left").state.modules["bottom_left"].parameters()),
         next(even.engine.party(0, "left").state.modules["bottom_left"].parameters()),
@@ -403,16 +403,28 @@ def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
         topology = vertical(bottoms, nn.Linear(8, 10), labels="server")
     data = splitfed.data.digits().halves().clients(1, auxiliary=0, victims=10)
     bent = MaliciousOptimizer(party="left")
-    once = splitfed.train(topology, data, rounds=2, manipulations=bent)
+    once = splitfed.train(topology, data, rounds=2, adversaries=splitfed.Adversaries(poisoning=bent))
     with pytest.raises(Stop):
-        splitfed.train(topology, data, rounds=2, manipulations=bent, folder=tmp_path / "run", progress=progress)
-    again = splitfed.train(topology, data, rounds=2, manipulations=bent, folder=tmp_path / "run", resume=True)
+        splitfed.train(
+            topology,
+            data,
+            rounds=2,
+            adversaries=splitfed.Adversaries(poisoning=bent),
+            logging=splitfed.Logging(folder=tmp_path / "run", progress=progress),
+        )
+    again = splitfed.train(
+        topology,
+        data,
+        rounds=2,
+        adversaries=splitfed.Adversaries(poisoning=bent),
+        logging=splitfed.Logging(folder=tmp_path / "run", resume=True),
+    )
     assert_same(again.state()["party-left0"], once.state()["party-left0"])
     assert_same(again.engine.insiders["left0"].state(), once.engine.insiders["left0"].state())
-    assert [h["intruders"] for h in again.history] == [h["intruders"] for h in once.history]
+    assert [h["training_attacks"] for h in again.history] == [h["training_attacks"] for h in once.history]
 
 
-MISPLACED: dict[str, tuple[tuple[Manipulation, ...], str, str]] = {
+MISPLACED: dict[str, tuple[tuple[Poisoning, ...], str, str]] = {
     "no such party": (
         (MaliciousOptimizer(party="rigth"),),
         "server",
@@ -434,14 +446,19 @@ MISPLACED: dict[str, tuple[tuple[Manipulation, ...], str, str]] = {
 
 @pytest.mark.parametrize("case", MISPLACED)
 def test_misplaced(case: str) -> None:
-    manipulations, labels, text = MISPLACED[case]
+    poisonings, labels, text = MISPLACED[case]
     with stream(0):
         bottoms = {r: nn.Sequential(nn.Flatten(), nn.Linear(32, 4)) for r in ("left", "right")}
     data = splitfed.data.digits().halves().clients(1, victims=20)
-    if isinstance(manipulations[0], GradientReplacement):
-        manipulations = (replace(manipulations[0], target=int(data.clients[0].train.y[0])), *manipulations[1:])
+    if isinstance(poisonings[0], GradientReplacement):
+        poisonings = (replace(poisonings[0], target=int(data.clients[0].train.y[0])), *poisonings[1:])
     with pytest.raises(InvalidInput, match=re.escape(text)):
-        splitfed.train(vertical(bottoms, nn.Linear(8, 10), labels=labels), data, rounds=1, manipulations=manipulations)
+        splitfed.train(
+            vertical(bottoms, nn.Linear(8, 10), labels=labels),
+            data,
+            rounds=1,
+            adversaries=splitfed.Adversaries(poisoning=poisonings),
+        )
 
 
 def test_a_bottom_without_weights_has_no_optimizer() -> None:
@@ -452,7 +469,7 @@ def test_a_bottom_without_weights_has_no_optimizer() -> None:
             vertical(bottoms, nn.Linear(64, 10), labels="server"),
             data,
             rounds=1,
-            manipulations=MaliciousOptimizer(party="left"),
+            adversaries=splitfed.Adversaries(poisoning=MaliciousOptimizer(party="left")),
         )
 
 

@@ -72,7 +72,11 @@ def test_the_decoder_pleases_its_critic() -> None:
         attacker = attack_state(run)
         assert isinstance(attacker, Simulator)
         attacker.nets.add("decoder_critic", Brightness(sharpness), 1e-9)
-        z, y, own = torch.randn(32, 2, generator=generator(0)), torch.zeros(32), run.engine.parties["server"].state.modules
+        z, y, own = (
+            torch.randn(32, 2, generator=generator(0)),
+            torch.zeros(32),
+            run.engine.parties["server"].state.modules,
+        )
         for step in range(15):
             attacker.learn(Seen(z, y), own, generator(0, step))
         with torch.no_grad():
@@ -88,7 +92,11 @@ def test_the_simulator_pleases_its_critic() -> None:
         attacker = attack_state(run)
         assert isinstance(attacker, Simulator)
         attacker.nets.add("simulator_critic", Brightness(sharpness), 1e-9)
-        z, y, own = torch.randn(32, 2, generator=generator(0)), torch.zeros(32), run.engine.parties["server"].state.modules
+        z, y, own = (
+            torch.randn(32, 2, generator=generator(0)),
+            torch.zeros(32),
+            run.engine.parties["server"].state.modules,
+        )
         for step in range(15):
             attacker.learn(Seen(z, y), own, generator(0, step))
         with torch.no_grad():

@@ -47,7 +47,14 @@ def convolutional() -> nn.Sequential:
 def run_on_images(plan: Sdar = TINY, shape: str = "vanilla", rounds: int = 1, **changes: Any) -> Run:
     net = convolutional()
     topology = vanilla(net, "0") if shape == "vanilla" else u_shaped(net, ("0", "1"))
-    return splitfed.train(topology, images(), rounds=rounds, batch_size=32, intruders={"server": plan}, **changes)
+    return splitfed.train(
+        topology,
+        images(),
+        rounds=rounds,
+        batch_size=32,
+        adversaries=splitfed.Adversaries(training_attacks={"server": plan}),
+        **changes,
+    )
 
 
 def simulator(run: Run) -> Simulator:
@@ -95,7 +102,13 @@ class Normed(nn.Module):
 def test_it_learns_from_rows_as_the_client_gets_them_in_training_mode() -> None:
     """Two passes over the same rows: running means, from zero, at a momentum of .1: (1 - .9^2) of the rows' mean."""
     topology = vanilla(Normed(), "first")
-    run = splitfed.train(topology, ramps(1, 32), rounds=1, batch_size=32, intruders={"server": TINY})
+    run = splitfed.train(
+        topology,
+        ramps(1, 32),
+        rounds=1,
+        batch_size=32,
+        adversaries=splitfed.Adversaries(training_attacks={"server": TINY}),
+    )
     mine = simulator(run)
     known = mine.site.knowledge.auxiliary
     assert known is not None
@@ -116,8 +129,8 @@ def test_resumed_it_ends_in_the_same_bits_with_its_statistics(shape: str, tmp_pa
     changes: dict[str, Any] = {"shape": shape, "rounds": 2, "defenses": [Noise(scale=0.1)]}
     whole = run_on_images(**changes)
     with pytest.raises(Stop):
-        run_on_images(folder=tmp_path / "run", progress=progress, **changes)
-    again = run_on_images(folder=tmp_path / "run", resume=True, **changes)
+        run_on_images(logging=splitfed.Logging(folder=tmp_path / "run", progress=progress), **changes)
+    again = run_on_images(logging=splitfed.Logging(folder=tmp_path / "run", resume=True), **changes)
     states = simulator(again).state()
     assert_same(states, simulator(whole).state())
     for net in ("simulator", "decoder", "simulator_critic", "decoder_critic"):
@@ -200,11 +213,15 @@ def test_refused_before_training(case: str) -> None:
     net, shape, plan, text = REFUSED[case]
     topology = vanilla(net, "0") if shape == "vanilla" else u_shaped(net, ("0", "1"))
     with pytest.raises(InvalidInput) as caught:
-        splitfed.train(topology, ramps(1, 64), rounds=1, intruders={"server": plan})
+        splitfed.train(
+            topology, ramps(1, 64), rounds=1, adversaries=splitfed.Adversaries(training_attacks={"server": plan})
+        )
     assert text in str(caught.value)
     assert "\n" not in str(caught.value)
     # The generic layout needs nothing of the kind.
-    splitfed.train(topology, ramps(1, 64), rounds=1, intruders={"server": Sdar(width=4)})
+    splitfed.train(
+        topology, ramps(1, 64), rounds=1, adversaries=splitfed.Adversaries(training_attacks={"server": Sdar(width=4)})
+    )
 
 
 @pytest.mark.parametrize(
@@ -233,7 +250,9 @@ def test_weights_that_nothing_flows_through_stay_where_they_are() -> None:
             return found
 
     topology = vanilla(small(Spare(), nn.Identity()), "0")
-    run = splitfed.train(topology, ramps(1, 64), rounds=1, intruders={"server": TINY})
+    run = splitfed.train(
+        topology, ramps(1, 64), rounds=1, adversaries=splitfed.Adversaries(training_attacks={"server": TINY})
+    )
     optimizer = simulator(run).nets.optimizers["simulator"]
     moved = [weight.shape for weight in optimizer.param_groups[0]["params"] if optimizer.state[weight]]
     assert moved == [(2, 16), (2,)]

@@ -55,7 +55,7 @@ def test_no_label_arrives_in_a_u() -> None:
 
 @pytest.mark.parametrize("shape", ["vanilla", "u_shaped"])
 @pytest.mark.parametrize("name", ["sdar", "sdar, client's layout", "pcat"])
-def test_a_passive_one_changes_no_bit_of_the_training(name: str, shape: str) -> None:
+def test_a_passive_training_attack_changes_no_bit_of_the_training(name: str, shape: str) -> None:
     assert_same(weights(go(ALL[name], shape)), weights(go(None, shape)))
 
 
@@ -88,13 +88,13 @@ def test_a_resumed_run_ends_in_the_same_bits(name: str, tmp_path: Path) -> None:
     changes: dict[str, Any] = {"rounds": 2, "data": ramps(1, 64), "defenses": [Noise(scale=0.1)]}
     whole = go(ALL[name], **changes)
     with pytest.raises(Stop):
-        go(ALL[name], folder=tmp_path / "run", progress=progress, **changes)
-    again = go(ALL[name], folder=tmp_path / "run", resume=True, **changes)
+        go(ALL[name], logging=splitfed.Logging(folder=tmp_path / "run", progress=progress), **changes)
+    again = go(ALL[name], logging=splitfed.Logging(folder=tmp_path / "run", resume=True), **changes)
     assert_same(weights(again), weights(whole))
     assert_same(attack_state(again).state(), attack_state(whole).state())
-    assert [h["intruders"] for h in again.history] == [h["intruders"] for h in whole.history]
-    with pytest.raises(InvalidInput, match="holds another run: its intruders is"):
-        go(None, folder=tmp_path / "run", resume=True, **changes)
+    assert [h["training_attacks"] for h in again.history] == [h["training_attacks"] for h in whole.history]
+    with pytest.raises(InvalidInput, match="holds another run: its training_attacks is"):
+        go(None, logging=splitfed.Logging(folder=tmp_path / "run", resume=True), **changes)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -124,11 +124,10 @@ def test_the_replica_is_frozen_and_in_evaluation_mode() -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no such party": (
-        {"intruders": {"serfer": Fsha()}},
+        {"adversaries": splitfed.Adversaries(training_attacks={"serfer": Fsha()})},
         "unknown party for a training attack 'serfer'; did you mean 'server'",
     ),
-    "at a client": ({"intruders": {"client0": Fsha()}}, "'client0' is none"),
-    "not of the kind": ({"intruders": {"server": "rmle"}}, "'rmle' is no training attack"),
+    "at a client": ({"adversaries": splitfed.Adversaries(training_attacks={"client0": Fsha()})}, "'client0' is none"),
     "no gradient": ({"plan": Fsha(), "schedule": "local_loss"}, "none goes back here"),
     "no auxiliary rows": ({"plan": Fsha(), "data": "bare"}, "Fsha needs auxiliary data; this run does not grant that"),
     "no auxiliary labels": (
@@ -144,7 +143,7 @@ def test_refused_before_training(case: str) -> None:
     if changes.get("data") == "bare":
         data = ramps()
         changes["data"] = replace(data, auxiliary=data.clients[0].test)
-    if "intruders" in changes:
+    if "adversaries" in changes:
         with pytest.raises(InvalidInput) as caught:
             splitfed.train(vanilla(small(), "first"), ramps(), rounds=1, **changes)
     else:
@@ -158,13 +157,17 @@ def test_refused_before_training(case: str) -> None:
 def test_several_values_at_one_party_are_refused(name: str) -> None:
     twice = u_shaped(small(), ("first.0", "first.1", "first.2", "second"))
     with pytest.raises(InvalidInput, match=r"works where one value arrives; 'server' receives '\w+', '\w+'$"):
-        splitfed.train(twice, ramps(), rounds=1, intruders={"server": ALL[name]})
+        splitfed.train(
+            twice, ramps(), rounds=1, adversaries=splitfed.Adversaries(training_attacks={"server": ALL[name]})
+        )
 
 
-def test_an_attack_that_was_not_there_cannot_answer() -> None:
-    with pytest.raises(InvalidInput, match=r"Fsha needs an intruder in the training"):
+def test_a_training_attack_that_was_not_there_cannot_answer() -> None:
+    with pytest.raises(InvalidInput, match=r"Fsha needs an attack in the training"):
         go(None).attack(Fsha())
-    with pytest.raises(InvalidInput, match=r"here Spy was at 'server': train with intruders=\{'server': Fsha\(\)\}"):
+    with pytest.raises(
+        InvalidInput, match=r"here Spy was at 'server': train with Adversaries\(\{'server': Fsha\(\)\}\)"
+    ):
         go(Spy()).attack(Fsha())
     with pytest.raises(InvalidInput, match="Fsha learns no labels"):
         go(ALL["fsha"], "u_shaped").attack(InsiderLabels())
@@ -177,8 +180,8 @@ def test_a_relay_that_sees_labels_learns_scores_of_its_own(plan: TrainingAttack)
     with stream(0):
         topology = splitfed.topologies.multi_hop(mlp((1, 8, 8), 10, (16, 12), seed=None), ("relu1", "relu2"))
     data = splitfed.data.digits().clients(1, auxiliary=200, victims=16)
-    run = splitfed.train(topology, data, rounds=1, intruders={"hop1": plan})
-    found = run.intruders["hop1"]
+    run = splitfed.train(topology, data, rounds=1, adversaries=splitfed.Adversaries(training_attacks={"hop1": plan}))
+    found = run.training_attacks["hop1"]
     assert isinstance(found, TrainingAttackState)
     assert found.site.labels is not None
     assert not found.site.makes_scores

@@ -161,11 +161,11 @@ def test_what_grants_nothing_is_refused() -> None:
     with pytest.raises(InvalidInput, match="ClassShares needs what the clients of a federated method send; only"):
         fed_run(perceptron).attack("class_shares", adversary=FED)
     unrecorded = sf.train(
-        run.engine.topologies[0], run.data, schedule="apart", method=FedProto(), rounds=1, batch_size=200
+        run.engine.topologies[0], run.data, schedule="independent", method=FedProto(), rounds=1, batch_size=200
     )
     with pytest.raises(InvalidInput, match="'fed_server' was not recorded in training"):
         unrecorded.attack("prototype_inversion", adversary=FED)
-    averaged = fed_run(perceptron, schedule="apart", method="fedavg")
+    averaged = fed_run(perceptron, schedule="independent", method="fedavg")
     with pytest.raises(InvalidInput, match="PrototypeInversion reads prototype, soft labels; clients of FedAvg"):
         averaged.attack("prototype_inversion", adversary=FED)
     found = run.evaluator.applicable(FED)

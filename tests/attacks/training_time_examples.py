@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar
 
@@ -110,12 +110,14 @@ def go(plan: Any = None, shape: str = "vanilla", rounds: int = 1, rate: float = 
     topology = vanilla(model, "first") if shape == "vanilla" else u_shaped(model, ("first", "second"))
     arguments = {"batch_size": 32, "optimizer": Optim("Adam", {"lr": rate}), **changes}
     data = arguments.pop("data", None) or ramps()
-    intruders = {} if plan is None else {"server": plan}
-    return splitfed.train(topology, data, rounds=rounds, intruders=intruders, **arguments)
+    adversaries = arguments.pop("adversaries", splitfed.Adversaries())
+    if plan is not None:
+        adversaries = replace(adversaries, training_attacks={"server": plan})
+    return splitfed.train(topology, data, rounds=rounds, adversaries=adversaries, **arguments)
 
 
 def attack_state(run: Run) -> TrainingAttackState:
-    found = run.intruders["server"]
+    found = run.training_attacks["server"]
     assert isinstance(found, TrainingAttackState)
     return found
 

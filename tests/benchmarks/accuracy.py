@@ -179,7 +179,7 @@ def measured(line: Line, seed: int, rate: float) -> dict[str, float]:
             batch_size=line.batch_size,
             optimizer=optim,
             seed=seed,
-            evaluate_every=line.rounds,
+            evaluation=sf.Evaluation(every=line.rounds),
         )
     except sf.NonFinite:
         return {"validation": 0.0, "own": 0.0, "all": 0.0, "diverged": 1.0}

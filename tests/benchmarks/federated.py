@@ -178,7 +178,7 @@ def ratio(name: str) -> dict[str, float]:
         begun = time.perf_counter()
         theirs.append(begun - now)
 
-    run = trained(name, federation, progress=follow)
+    run = trained(name, federation, logging=sf.Logging(progress=follow))
     # The first round has the preparation in it.
     pairs = [a / b for a, b in zip(ours[1:], theirs[1:], strict=True)]
     return {
@@ -195,7 +195,7 @@ def trained(name: str, federation: Federation, seed: int = 0, **options: Any) ->
     return sf.train(
         local(network(seed), cuts=CUTS.get(name, ())),
         federation,
-        schedule="apart",
+        schedule="independent",
         method=METHODS[name](),
         rounds=ROUNDS,
         batch_size=BATCH,
@@ -223,12 +223,12 @@ def scaled(clients: int) -> dict[str, float]:
     sf.train(
         local(network()),
         federation,
-        schedule="apart",
+        schedule="independent",
         method=FedAvg(),
         rounds=6,
         batch_size=BATCH,
         optimizer=Optim("SGD", {"lr": RATE}),
-        progress=follow,
+        logging=sf.Logging(progress=follow),
     )
     return {
         "milliseconds": 1000 * statistics.median(spent[1:]) / clients,

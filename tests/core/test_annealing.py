@@ -134,7 +134,13 @@ def trained(alpha: float | Course, shape: str = "u_shaped", **options: Any) -> R
     with stream(0):
         model = mlp((1, 8, 8), 10, (16, 12, 8), seed=None)
     topology = u_shaped(model, ("relu1", "relu3")) if shape == "u_shaped" else multi_hop(model, ("relu1", "relu2"))
-    given = {"rounds": 3, "batch_size": 20, "local_epochs": 2, "schedule": "splitfed_v1", **options}
+    given = {
+        "rounds": 3,
+        "batch_size": 20,
+        "local": splitfed.LocalUpdate(epochs=2),
+        "schedule": "splitfed_v1",
+        **options,
+    }
     data = toy_data(60).clients(2, auxiliary=4, victims=6)
     return splitfed.train(topology, data, defenses=[DistanceCorrelation(alpha=alpha)], **given)
 
@@ -166,11 +172,11 @@ def test_stopped_in_the_middle_and_resumed(shape: str, tmp_path: Path) -> None:
             raise Stop
 
     with pytest.raises(Stop):
-        trained(course, shape, folder=tmp_path / "run", progress=stop_second)
-    resumed = trained(course, shape, folder=tmp_path / "run", resume=True)
+        trained(course, shape, logging=splitfed.Logging(folder=tmp_path / "run", progress=stop_second))
+    resumed = trained(course, shape, logging=splitfed.Logging(folder=tmp_path / "run", resume=True))
     assert_same(resumed.engine.state()["parties"], trained(course, shape).engine.state()["parties"])
     with pytest.raises(InvalidInput, match="defenses"):
-        trained(Cosine(0.1, 0.9, epochs=6), shape, folder=tmp_path / "run", resume=True)
+        trained(Cosine(0.1, 0.9, epochs=6), shape, logging=splitfed.Logging(folder=tmp_path / "run", resume=True))
 
 
 def test_a_rehearsed_step_is_one_of_the_newest_epoch() -> None:

@@ -17,9 +17,10 @@ from splitfed.federated import FedAvg, FedGen, FedKD
 from splitfed.planning.validation import prepare
 from splitfed.registry import TABLES, load
 from splitfed.schedules import Sequential
-from splitfed.schedules.base import Training
+from splitfed.schedules.base import LocalUpdate, Training
 from splitfed.topologies import local, vanilla
 from splitfed.training.run import Run
+from splitfed.training.settings import Logging
 from tests.examples import assert_same, toy_data
 from tests.federated.examples import arguments, check_resumed, go, model, pictures, weights
 
@@ -64,7 +65,7 @@ def test_the_table_below_knows_every_method() -> None:
 
 @pytest.mark.parametrize("name", [None, *NOTHING])
 def test_own_weights_differ_by_client_and_follow_the_seed(name: str | None) -> None:
-    run, again, other = (still(name, starts="own", seed=seed) for seed in (0, 0, 1))
+    run, again, other = (still(name, local=LocalUpdate(starts="own"), seed=seed) for seed in (0, 0, 1))
     assert alike(run) == set()
     assert run.starts == "own"
     for lane in range(3):
@@ -77,7 +78,7 @@ def test_own_weights_differ_by_client_and_follow_the_seed(name: str | None) -> N
     [("fedproto", "shared"), *((name, None) for name in (None, "mafml", "fedkd", "ditto", "lg_fedavg"))],
 )
 def test_shared_weights_are_the_topologys(name: str | None, starts: str | None) -> None:
-    run = still(name, starts=starts)
+    run = still(name, local=LocalUpdate(starts=starts))
     assert run.starts == "shared"
     for lane in range(3):
         for segment in ("body", "head"):
@@ -87,26 +88,26 @@ def test_shared_weights_are_the_topologys(name: str | None, starts: str | None) 
 
 @pytest.mark.parametrize("name", SOME)
 def test_what_a_method_broadcasts_is_alike_and_the_rest_is_not(name: str) -> None:
-    run = still(name, starts="own")
+    run = still(name, local=LocalUpdate(starts="own"))
     assert alike(run) == SOME[name]
     assert run.starts == "own"
 
 
 def test_fedgen_shares_all_or_its_head() -> None:
-    assert still(FedGen(), starts="own").starts == "shared"
-    assert alike(still(FedGen(share="head", weight=0.0), starts="own")) == {"head"}
+    assert still(FedGen(), local=LocalUpdate(starts="own")).starts == "shared"
+    assert alike(still(FedGen(share="head", weight=0.0), local=LocalUpdate(starts="own"))) == {"head"}
 
 
 @pytest.mark.parametrize("name", EVERYTHING)
 def test_where_everything_is_broadcast_that_is_told(name: str) -> None:
-    run = still(name, starts="own")
+    run = still(name, local=LocalUpdate(starts="own"))
     # IFCA sends several models, of which each client takes one.
     assert alike(run) == {s.name for s in run.engine.topology.segments} or name == "ifca"
     assert run.starts == "shared"
 
 
 def test_where_everything_is_broadcast_it_changes_nothing() -> None:
-    one, other = (go("fedavg", 2, starts=starts) for starts in ("own", "shared"))
+    one, other = (go("fedavg", 2, local=LocalUpdate(starts=starts)) for starts in ("own", "shared"))
     for lane in range(3):
         assert_same(weights(one, lane), weights(other, lane))
     assert (one.starts, other.starts) == ("shared", "shared")
@@ -114,7 +115,7 @@ def test_where_everything_is_broadcast_it_changes_nothing() -> None:
 
 def test_layers_are_drawn_as_torch_draws_them() -> None:
     """A linear layer of 64 inputs: uniform within 1/8, of deviation 1 / (8 sqrt 3)."""
-    run = still(None, starts="own", topology=local(model(width=200), ("relu",)))
+    run = still(None, local=LocalUpdate(starts="own"), topology=local(model(width=200), ("relu",)))
     for lane in range(3):
         drawn = weights(run, lane)["body/fc1.weight"]
         assert float(drawn.abs().max()) <= 1 / 8
@@ -123,7 +124,7 @@ def test_layers_are_drawn_as_torch_draws_them() -> None:
 
 def test_split_clients_have_bottoms_of_their_own_where_the_schedule_leaves_them() -> None:
     def bottoms(schedule: Any) -> Run:
-        return still(None, topology=vanilla(model(), "relu"), schedule=schedule, starts="own")
+        return still(None, topology=vanilla(model(), "relu"), schedule=schedule, local=LocalUpdate(starts="own"))
 
     for schedule in ("splitfed_v3", "blind", Sequential(hand_over="none")):
         run = bottoms(schedule)
@@ -138,7 +139,7 @@ def test_split_clients_have_bottoms_of_their_own_where_the_schedule_leaves_them(
 
 
 def test_a_private_model_beside_a_split_one_is_a_clients_own() -> None:
-    run = still("fml", topology=vanilla(model(), "relu"), schedule="splitfed_v1", starts="own")
+    run = still("fml", topology=vanilla(model(), "relu"), schedule="splitfed_v1", local=LocalUpdate(starts="own"))
     names = {s.name for s in run.engine.topology.segments}
     private = {name for name in names if name.startswith("private")}
     assert private
@@ -152,7 +153,7 @@ def test_frozen_layers_stay_and_their_statistics_too() -> None:
     body.norm.running_mean.fill_(3.0)
     for weight in (*body.norm.parameters(), body.fc1.bias):
         weight.requires_grad_(False)
-    run = still(None, topology=topology, starts="own")
+    run = still(None, topology=topology, local=LocalUpdate(starts="own"))
     assert torch.equal(weights(run, 1)["body/fc1.bias"], body.fc1.bias)
     assert not torch.equal(weights(run, 1)["body/fc1.weight"], body.fc1.weight)
 
@@ -172,15 +173,20 @@ def test_what_cannot_be_drawn_is_refused_and_may_be_frozen() -> None:
     with stream(0):
         bent = nn.Sequential(Bent(), nn.Linear(64, 10))
     with pytest.raises(InvalidInput) as caught:
-        still(None, topology=local(bent), starts="own")
+        still(None, topology=local(bent), local=LocalUpdate(starts="own"))
     assert str(caught.value) == (
         "starts='own' cannot draw the weights of Bent in segment 'model' anew (it has no reset_parameters): give one "
         "topology a client"
     )
     bent[0].scale.requires_grad_(False)  # type: ignore[union-attr]
-    assert still(None, topology=local(bent), starts="own").starts == "own"
+    assert still(None, topology=local(bent), local=LocalUpdate(starts="own")).starts == "own"
     # Where it is broadcast nothing is drawn.
-    assert still("fedavg", topology=local(nn.Sequential(Bent(), nn.Linear(64, 10))), starts="own").starts == "shared"
+    assert (
+        still(
+            "fedavg", topology=local(nn.Sequential(Bent(), nn.Linear(64, 10))), local=LocalUpdate(starts="own")
+        ).starts
+        == "shared"
+    )
 
 
 def three(width: int = 8) -> list[Topology]:
@@ -190,24 +196,24 @@ def three(width: int = 8) -> list[Topology]:
 def test_topologies_of_their_own_keep_their_weights_unless_one_state_is_asked_for() -> None:
     given = three()
     for starts in (None, "own"):
-        run = still("fedproto", topology=given, starts=starts)
+        run = still("fedproto", topology=given, local=LocalUpdate(starts=starts))
         assert run.starts == (starts or "given")
         for lane in range(3):
             key = "body/fc1.weight"
             assert torch.equal(weights(run, lane)[key], given[lane].segment("body").module.fc1.weight.detach())  # type: ignore[union-attr]
-    shared = still("fedproto", topology=given, starts="shared")
+    shared = still("fedproto", topology=given, local=LocalUpdate(starts="shared"))
     assert alike(shared) == {"body", "head"}
     assert torch.equal(weights(shared, 2)["head/fc2.bias"], given[0].segment("head").module.fc2.bias.detach())  # type: ignore[union-attr]
     with pytest.raises(InvalidInput, match="starts='shared' gives every client the weights of the first; those of cli"):
-        still(None, topology=[*given[:2], *three(9)[2:]], starts="shared")
+        still(None, topology=[*given[:2], *three(9)[2:]], local=LocalUpdate(starts="shared"))
     # Two clients with one topology, and one with another make.
-    mixed = still(None, topology=[given[0], three(9)[1], given[0]], starts="own")
+    mixed = still(None, topology=[given[0], three(9)[1], given[0]], local=LocalUpdate(starts="own"))
     one, third = (weights(mixed, lane)["head/fc2.bias"] for lane in (0, 2))
     assert not torch.equal(one, third)
 
 
 def test_a_single_client_keeps_the_weights_it_was_given() -> None:
-    run = still(None, data=pictures(1), starts="own")
+    run = still(None, data=pictures(1), local=LocalUpdate(starts="own"))
     assert run.starts == "shared"
     assert torch.equal(weights(run, 0)["head/fc2.bias"], run.engine.topology.segment("head").module.fc2.bias.detach())  # type: ignore[union-attr]
 
@@ -215,18 +221,18 @@ def test_a_single_client_keeps_the_weights_it_was_given() -> None:
 @pytest.mark.parametrize("name", ["fedper", "fedkd"])
 def test_a_resumed_run_ends_in_the_same_bits(name: str, tmp_path: Path) -> None:
     momentum = Optim("SGD", {"lr": 0.1, "momentum": 0.9})
-    given = {"starts": "own", "optimizer": momentum}
+    given = {"local": LocalUpdate(starts="own"), "optimizer": momentum}
     check_resumed(go(name, 3, **given), load("methods", name)(), tmp_path / "run", **given)
 
 
 def test_a_run_is_resumed_with_its_own_setting_alone(tmp_path: Path) -> None:
-    go("fedproto", 1, folder=tmp_path, starts="own")
+    go("fedproto", 1, logging=Logging(folder=tmp_path), local=LocalUpdate(starts="own"))
     with pytest.raises(InvalidInput, match=r"holds another run: its training is .*'starts': 'own'"):
-        go("fedproto", 1, folder=tmp_path, resume=True)
+        go("fedproto", 1, logging=Logging(folder=tmp_path, resume=True))
 
 
 def test_it_costs_nothing_that_crosses() -> None:
-    one, other = (go(FedKD(rank=2), 2, starts=starts) for starts in ("own", "shared"))
+    one, other = (go(FedKD(rank=2), 2, local=LocalUpdate(starts=starts)) for starts in ("own", "shared"))
     assert one.engine.traffic.flows == other.engine.traffic.flows
 
 
@@ -242,4 +248,4 @@ def test_what_is_told_before_training_is_what_holds_in_it() -> None:
 @pytest.mark.parametrize("starts", ["owned", "given"])
 def test_unknown_starts_are_refused(starts: str) -> None:
     with pytest.raises(InvalidInput, match=f"unknown starts '{starts}'.*own"):
-        go("fedproto", starts=starts)
+        go("fedproto", local=LocalUpdate(starts=starts))

@@ -275,7 +275,7 @@ def test_an_attack_finds_no_row_in_the_storage_of_a_release(link: str) -> None:
     )
     topology = Topology("columns", segments, {"x": "client"}, (Head("out", "server", "client"),))
     data = toy_data(60).clients(1, auxiliary=10, victims=8)
-    run = sf.train(topology, data, rounds=1, link=link)
+    run = sf.train(topology, data, rounds=1, logging=sf.Logging(link=link))
     (found,) = run.attack(Thief())
     assert not found.guess.any()
     assert found.grade["guess"]["mse"].mean == pytest.approx(float((found.truth**2).mean()), rel=1e-5)

@@ -146,7 +146,12 @@ def test_labels_of_one_client() -> None:
     """Randomised at client 0 alone, once; its own rows are private whoever learns from them."""
     with stream(0):
         topology = vanilla(InPlaceAfterCut(), "pool")
-    run = trained(LabelDp(epsilon=0.1, clients=(0,)), topology=topology, rounds=1, record=sf.Recording(("server",)))
+    run = trained(
+        LabelDp(epsilon=0.1, clients=(0,)),
+        topology=topology,
+        rounds=1,
+        logging=sf.Logging(record=sf.Recording(("server",))),
+    )
     labels = run.engine.view("server").select(kind="label").messages
     for lane, name in enumerate(("client0", "client1", "client2")):
         sent = torch.cat([t for m in labels if m.sender == name for t in m.tensors.values()])

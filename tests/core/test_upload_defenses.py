@@ -62,13 +62,20 @@ def shaped(shape: str) -> sf.Topology:
 
 
 def go(*guards: Defense, shape: str = "local", rounds: int = 2, **changes: Any) -> sf.Run:
-    plan: Any = "apart" if shape == "local" else Sequential(hand_over="none")
-    arguments: dict[str, Any] = {"schedule": plan, "method": FedProto(), "record": Recording((FED,)), **changes}
-    return sf.train(shaped(shape), data(), rounds=rounds, evaluate_every=rounds, defenses=guards, **arguments)
+    plan: Any = "independent" if shape == "local" else Sequential(hand_over="none")
+    arguments: dict[str, Any] = {
+        "schedule": plan,
+        "method": FedProto(),
+        "logging": sf.Logging(record=Recording((FED,))),
+        **changes,
+    }
+    return sf.train(
+        shaped(shape), data(), rounds=rounds, evaluation=sf.Evaluation(every=rounds), defenses=guards, **arguments
+    )
 
 
 def ready(*guards: Defense, shape: str = "local") -> Any:
-    plan: Any = "apart" if shape == "local" else Sequential(hand_over="none")
+    plan: Any = "independent" if shape == "local" else Sequential(hand_over="none")
     return prepare(
         shaped(shape), data(), schedule=plan, defenses=guards, optimizer=None, training=Training(64), method=FedProto()
     )
@@ -178,8 +185,8 @@ def test_a_guarded_run_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
 
     whole = go(PRIVATE, rounds=3)
     with pytest.raises(KeyboardInterrupt):
-        go(PRIVATE, rounds=3, folder=tmp_path / "run", progress=stop)
-    again = go(PRIVATE, rounds=3, folder=tmp_path / "run", resume=True)
+        go(PRIVATE, rounds=3, logging=sf.Logging(folder=tmp_path / "run", progress=stop))
+    again = go(PRIVATE, rounds=3, logging=sf.Logging(folder=tmp_path / "run", resume=True))
     assert_same(whole.method_state["prototypes"], again.method_state["prototypes"])
     assert whole.ledger.as_dict() == again.ledger.as_dict()
 
@@ -215,7 +222,7 @@ def test_what_cannot_guard_is_refused_before_training(guard: Defense, changes: d
 
 STUDY: dict[str, Any] = {
     "data": {"name": "digits", "victims": 8, "auxiliary": 32, "clients": 3, "dirichlet": 0.5},
-    "training": {"rounds": 2, "batch_size": 64, "schedule": "apart", "record": {"parties": ["fed_server"]}},
+    "training": {"rounds": 2, "batch_size": 64, "schedule": "independent", "record": {"parties": ["fed_server"]}},
     "topology": [{"name": "local", "cuts": ["relu1"]}],
     "method": [{"name": "fedproto"}],
     "defense": [
@@ -265,7 +272,7 @@ def test_from_study_to_report(tmp_path: Path) -> None:
             "study.toml: attack[0]: class_shares: ClassShares needs what the clients of a federated method send; only",
         ),
         (
-            {"training": {"rounds": 1, "schedule": "apart"}, "defense": None},
+            {"training": {"rounds": 1, "schedule": "independent"}, "defense": None},
             "study.toml: attack[0]: class_shares goes against recorded training; record it: [training.record] parties",
         ),
     ],

@@ -165,7 +165,12 @@ def bottoms() -> dict[str, nn.Module]:
 def run_of(name: str) -> sf.Run:
     fast = {"rounds": 1, "batch_size": 16}
     if name == "vanilla":
-        return sf.train(vanilla(model(), "relu1"), digits(), intruders={"server": Fsha(width=4)}, **fast)
+        return sf.train(
+            vanilla(model(), "relu1"),
+            digits(),
+            adversaries=sf.Adversaries(training_attacks={"server": Fsha(width=4)}),
+            **fast,
+        )
     if name == "u_shaped":
         return sf.train(u_shaped(model(), ("relu1", "relu2")), digits(), **fast)
     if name == "vertical":
@@ -178,9 +183,20 @@ def run_of(name: str) -> sf.Run:
             {"x": "client"},
             (sf.Head("out", "client", "client"),),
         )
-        settings = {"schedule": "splitfed_v1", "optimizer": sgd, "record": Recording((FED,)), **fast, "batch_size": 90}
+        settings = {
+            "schedule": "splitfed_v1",
+            "optimizer": sgd,
+            "logging": sf.Logging(record=Recording((FED,))),
+            **fast,
+            "batch_size": 90,
+        }
         return sf.train(whole, digits(2), **settings)
-    settings = {"schedule": "apart", "method": FedProto(), "record": Recording((FED,)), **fast}
+    settings = {
+        "schedule": "independent",
+        "method": FedProto(),
+        "logging": sf.Logging(record=Recording((FED,))),
+        **fast,
+    }
     return sf.train(local(model(), ("relu1",)), digits(2), **settings)
 
 
@@ -329,8 +345,8 @@ class Wreck(TrainingAttackState):
 class Sleeper(Detector):
     """Writes zeros into the rows that it is shown, and is content with everything."""
 
-    def watch(self, desk: DetectorSite) -> DetectorState:
-        for tensor in (*desk.inputs.values(), *desk.labels.values()):
+    def watch(self, site: DetectorSite) -> DetectorState:
+        for tensor in (*site.inputs.values(), *site.labels.values()):
             spoil(tensor)
         return Calm()
 
@@ -344,15 +360,17 @@ class Calm(DetectorState):
 @pytest.mark.parametrize(
     "who",
     [
-        {"intruders": {"server": dataclasses.dataclass(frozen=True)(Wrecker)()}},
-        {"detectors": {"client0": Sleeper()}},
+        {"adversaries": sf.Adversaries(training_attacks={"server": dataclasses.dataclass(frozen=True)(Wrecker)()})},
+        {"adversaries": sf.Adversaries(detectors={"client0": Sleeper()})},
     ],
     ids=["training attack", "detector"],
 )
 def test_a_vandal_inside_the_training_changes_nothing(who: dict[str, Any]) -> None:
     def trained(**more: Any) -> dict[str, Any]:
         topology = vanilla(model(), "relu1")
-        run = sf.train(topology, digits(), rounds=2, batch_size=16, record=Recording(("server",)), **more)
+        run = sf.train(
+            topology, digits(), rounds=2, batch_size=16, logging=sf.Logging(record=Recording(("server",))), **more
+        )
         kept = everything(run)
         for name in ("insiders", "sentries"):
             kept["state"]["run"].pop(name)

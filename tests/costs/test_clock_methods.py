@@ -31,9 +31,15 @@ def shaped(shape: str = "local") -> sf.Topology:
     return local(model, ("relu1",)) if shape == "local" else vanilla(model, "relu1")
 
 
-def go(method: Any, schedule: Any = "apart", rounds: int = 2, **changes: Any) -> sf.Run:
-    arguments: dict[str, Any] = {"schedule": schedule, "method": method, "rounds": rounds, "speeds": SPEEDS, **changes}
-    return sf.train(shaped(), data(), evaluate_every=rounds, **arguments)
+def go(method: Any, schedule: Any = "independent", rounds: int = 2, **changes: Any) -> sf.Run:
+    arguments: dict[str, Any] = {
+        "schedule": schedule,
+        "method": method,
+        "rounds": rounds,
+        "evaluation": sf.Evaluation(every=rounds, speeds=SPEEDS),
+        **changes,
+    }
+    return sf.train(shaped(), data(), **arguments)
 
 
 def seconds(run: sf.Run) -> float:
@@ -44,7 +50,7 @@ def seconds(run: sf.Run) -> float:
 def test_planned_seconds_are_those_of_the_run(name: str) -> None:
     method = load("methods", name)()
     planned = prepare(
-        shaped(), data(), schedule="apart", defenses=(), optimizer=None, training=Training(64), method=method
+        shaped(), data(), schedule="independent", defenses=(), optimizer=None, training=Training(64), method=method
     )
     expected = cost(planned, 2, SPEEDS).seconds
     assert expected is not None
@@ -60,7 +66,9 @@ def test_by_hand_one_client() -> None:
     rows = sf.data.digits().rows(range(640 + 8)).clients(1, auxiliary=4, victims=4, validation=0.0, test=0.0)
     parameters = 4 * (64 * 12 + 12 + 12 * 10 + 10)
     alone, fed = (
-        sf.train(shaped(), rows, schedule="apart", method=method, rounds=1, speeds=machines)
+        sf.train(
+            shaped(), rows, schedule="independent", method=method, rounds=1, evaluation=sf.Evaluation(speeds=machines)
+        )
         for method in (None, "fedavg")
     )
     assert fed.bytes == 2 * parameters
@@ -88,7 +96,9 @@ def test_a_split_lane_and_a_server_that_sends_for_its_clients() -> None:
         ready = prepare(
             shaped("vanilla"), data(), schedule=plan, defenses=(), optimizer=None, training=Training(64), method=made
         )
-        run = sf.train(shaped("vanilla"), data(), schedule=plan, method=made, rounds=2, speeds=SPEEDS)
+        run = sf.train(
+            shaped("vanilla"), data(), schedule=plan, method=made, rounds=2, evaluation=sf.Evaluation(speeds=SPEEDS)
+        )
         assert seconds(run) == pytest.approx(cost(ready, 2, SPEEDS).seconds, rel=1e-12)
 
 
@@ -99,6 +109,6 @@ def test_the_clock_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
     whole = go("scaffold", rounds=4)
     with pytest.raises(KeyboardInterrupt):
-        go("scaffold", rounds=4, folder=tmp_path / "run", progress=stop)
-    again = go("scaffold", rounds=4, folder=tmp_path / "run", resume=True)
+        go("scaffold", rounds=4, logging=sf.Logging(folder=tmp_path / "run", progress=stop))
+    again = go("scaffold", rounds=4, logging=sf.Logging(folder=tmp_path / "run", resume=True))
     assert seconds(again) == seconds(whole)

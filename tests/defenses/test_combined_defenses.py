@@ -91,7 +91,13 @@ def cut() -> Topology:
 
 
 def trained(*defenses: Defense, topology: Topology | None = None, data: Federation | None = None, **more: Any) -> Run:
-    given = {"rounds": 1, "batch_size": 16, "defenses": defenses, "record": sf.Recording(("server", "client0")), **more}
+    given = {
+        "rounds": 1,
+        "batch_size": 16,
+        "defenses": defenses,
+        "logging": sf.Logging(record=sf.Recording(("server", "client0"))),
+        **more,
+    }
     return sf.train(topology or cut(), data or federation(), **given)
 
 
@@ -177,7 +183,7 @@ def test_each_edge_has_its_own() -> None:
         topology = vertical(bottoms, nn.Linear(12, 10), labels="right")
     data = toy_data(80).halves().clients(1, auxiliary=10, victims=10)
     guards = (Noise(scale=2.0, on=("bottom_left->fusion",)), Quantization(bits=2, on=("bottom_right->fusion",)))
-    run = trained(*guards, topology=topology, data=data, record=sf.Recording())
+    run = trained(*guards, topology=topology, data=data, logging=sf.Logging(record=sf.Recording()))
     found = {value: t for value, t in sent(run).items() if t.dim() == 2}
     (left,), (right,) = ([t for v, t in found.items() if side in v] for side in ("left", "right"))
     own = {side: run.engine.party(0, side) for side in ("left", "right")}
@@ -265,7 +271,12 @@ def test_marvell_hides_the_labels_that_label_dp_made() -> None:
         topology = u_shaped(mlp((8,), 1, (12, 6), seed=None), ("relu1", "relu2"))
     marvell = Watched()
     run = trained(
-        LabelDp(epsilon=0.5), marvell, topology=topology, data=data, record=sf.Recording(), sampling="shuffle"
+        LabelDp(epsilon=0.5),
+        marvell,
+        topology=topology,
+        data=data,
+        logging=sf.Logging(record=sf.Recording()),
+        local=sf.LocalUpdate(sampling="shuffle"),
     )
     true = data.clients[0].train.y
     (noisy,) = run.engine.party(0, "client").state.labels("train").values()

@@ -244,20 +244,19 @@ RUNS: dict[str, tuple[tuple[Defense, ...], dict[str, Any], str]] = {
     ),
     "detector": (
         (PRIVATE,),
-        {"detectors": {"client": SplitGuard()}},
+        {"adversaries": splitfed.Adversaries(detectors={"client": SplitGuard()})},
         "cannot be accounted for with detectors, which train on rows of their own choice",
     ),
     "poisson and blind": (
         (),
-        {"schedule": "blind", "sampling": "poisson"},
+        {"schedule": "blind", "local": splitfed.LocalUpdate(sampling="poisson")},
         "'poisson' is not allowed with Blind",
     ),
     "poisson and a minimum": (
         (DistanceCorrelation(0.5, statistic="unbiased"),),
-        {"sampling": "poisson"},
+        {"local": splitfed.LocalUpdate(sampling="poisson")},
         "sampling='poisson' may draw a batch of any size, and DistanceCorrelation needs 4 rows or more",
     ),
-    "sampling": ((), {"sampling": "poison"}, "unknown sampling 'poison'; did you mean 'poisson'"),
 }
 
 

@@ -23,9 +23,9 @@ from splitfed.planning.counting import Dry
 from splitfed.planning.plan import cost
 from splitfed.planning.simulation import simulate_rounds
 from splitfed.planning.validation import prepare
-from splitfed.poisoning.base import Manipulation
-from splitfed.schedules.apart import Apart
+from splitfed.poisoning.base import Poisoning
 from splitfed.schedules.base import Training
+from splitfed.schedules.independent import Independent
 from splitfed.topologies import local, vanilla
 from splitfed.training.run import Run
 from tests.examples import InPlaceAfterCut, assert_same, toy_data
@@ -69,19 +69,19 @@ def test_poisson_batches_are_what_they_say() -> None:
 
 def test_the_joint_event_with_poisson_sampling() -> None:
     """Two parties of multiplier 1.2 are one of 1.2 / √2; with a joint norm 1.2. 36 rows in steps of 8: q = 2 / 9."""
-    run = go(DpSgd(noise_multiplier=1.2), sampling="poisson")
+    run = go(DpSgd(noise_multiplier=1.2), local=splitfed.LocalUpdate(sampling="poisson"))
     rows = len(run.data.clients[0].train)
     steps = 2 * math.ceil(rows / 8)
     event = Event(
         Gaussian(1.2 / math.sqrt(2)), Protects.WEIGHTS, neighbours=Neighbours.ADD_REMOVE, sampling_rate=8 / rows
     )
     assert uses_of(run) == (event, steps)
-    joint, _ = uses_of(go(DpSgd(noise_multiplier=1.2, clip="joint"), sampling="poisson"))
+    joint, _ = uses_of(go(DpSgd(noise_multiplier=1.2, clip="joint"), local=splitfed.LocalUpdate(sampling="poisson")))
     assert joint.mechanism == Gaussian(1.2)
 
 
 def test_shuffled_an_epoch_is_one_use_of_twice_the_sensitivity() -> None:
-    run = go(DpSgd(noise_multiplier=1.2), local_epochs=2)
+    run = go(DpSgd(noise_multiplier=1.2), local=splitfed.LocalUpdate(epochs=2))
     event = Event(Gaussian(1.2 / math.sqrt(2) / 2), Protects.WEIGHTS, neighbours=Neighbours.REPLACE)
     assert uses_of(run) == (event, 4)
 
@@ -92,7 +92,10 @@ def test_epsilon_is_that_of_opacus(accountant: str) -> None:
     """The target is met, not by much, when Opacus counts the steps that were taken with the multiplier found."""
     from opacus.accountants import create_accountant
 
-    run = go(DpSgd(epsilon=3.0, delta=1e-3, clip="joint", accountant=accountant), sampling="poisson")
+    run = go(
+        DpSgd(epsilon=3.0, delta=1e-3, clip="joint", accountant=accountant),
+        local=splitfed.LocalUpdate(sampling="poisson"),
+    )
     event, steps = uses_of(run)
     assert isinstance(event.mechanism, Gaussian)
     theirs = create_accountant(accountant)
@@ -115,14 +118,14 @@ def test_with_a_client_that_stands_inside_the_steps_nothing_is_promised() -> Non
     """It may give one row the gradient of another; one that bends uploads only processes what is private already."""
 
     @dataclass(frozen=True, kw_only=True)
-    class Inside(Manipulation):
+    class Inside(Poisoning):
         def enter(self, engine: LocalEngine, data: Federation) -> None:
             return None
 
-    run = go(DpSgd(noise_multiplier=1.2), manipulations=Inside())
+    run = go(DpSgd(noise_multiplier=1.2), adversaries=splitfed.Adversaries(poisoning=Inside()))
     assert not run.ledger.totals
     assert run.engine.defenses[0].guarantee == "no formal guarantee: 'Inside' does not follow the protocol"
-    assert go(DpSgd(noise_multiplier=1.2), manipulations=Manipulation()).ledger.totals
+    assert go(DpSgd(noise_multiplier=1.2), adversaries=splitfed.Adversaries(poisoning=Poisoning())).ledger.totals
 
 
 @pytest.mark.parametrize("sampling", ["shuffle", "poisson"])
@@ -132,7 +135,7 @@ def test_with_a_client_that_stands_inside_the_steps_nothing_is_promised() -> Non
 def test_planned_equals_counted(schedule: str, sampling: str) -> None:
     """Bytes of every flow, norms included, and what each client took part in; every weight ends up elsewhere."""
     data, defense = toy_data(100).clients(2, auxiliary=10, victims=10), DpSgd(noise_multiplier=1.0, clip="joint")
-    run = go(defense, data=data, schedule=schedule, sampling=sampling, batch_size=2)
+    run = go(defense, data=data, schedule=schedule, local=splitfed.LocalUpdate(sampling=sampling), batch_size=2)
     ready = calibrate_defenses(
         prepare(
             vanilla(model(), "pool"),
@@ -154,8 +157,10 @@ def test_planned_equals_counted(schedule: str, sampling: str) -> None:
         assert (mine._terms.steps[client], mine._terms.epochs[client]) == run.engine.step_counts(client)
 
 
-@pytest.mark.parametrize("schedule", [Apart(steps=7), Apart(steps=2), Apart(steps=2, clients_per_round=1)])
-def test_rounds_counted_in_steps_cost_a_row_every_batch_that_it_is_in(schedule: Apart) -> None:
+@pytest.mark.parametrize(
+    "schedule", [Independent(steps=7), Independent(steps=2), Independent(steps=2, clients_per_round=1)]
+)
+def test_rounds_counted_in_steps_cost_a_row_every_batch_that_it_is_in(schedule: Independent) -> None:
     """Three batches hold all rows: seven steps of a round see a row three times, two may see it twice."""
     data, rounds, training = toy_data(100).clients(2, auxiliary=10, victims=10), 3, Training(16)
     arguments: dict[str, Any] = {"schedule": schedule, "defenses": DpSgd(noise_multiplier=1.0), "method": None}
@@ -178,7 +183,14 @@ def test_rounds_counted_in_steps_cost_a_row_every_batch_that_it_is_in(schedule: 
 def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path, sampling: str) -> None:
     def once(name: str, **changes: Any) -> Run:
         defense = DpSgd(noise_multiplier=0.5, clip="joint")
-        return go(defense, folder=tmp_path / name, sampling=sampling, batch_size=2, rounds=3, **changes)
+        return go(
+            defense,
+            logging=splitfed.Logging(folder=tmp_path / name),
+            local=splitfed.LocalUpdate(sampling=sampling),
+            batch_size=2,
+            rounds=3,
+            **changes,
+        )
 
     def outcome(run: Run) -> dict[str, Any]:
         history = [{k: v for k, v in entry.items() if k != "seconds"} for entry in run.history]
@@ -186,8 +198,8 @@ def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path, sampling: str) -> N
 
     whole = once("whole")
     with pytest.raises(Stop):
-        once("parts", progress=stop_after(1))
-    assert_same(outcome(once("parts", resume=True)), outcome(whole))
+        once("parts", logging=splitfed.Logging(progress=stop_after(1)))
+    assert_same(outcome(once("parts", logging=splitfed.Logging(resume=True))), outcome(whole))
 
 
 def test_it_learns() -> None:

@@ -163,7 +163,7 @@ def trained(task: str, name: str, rounds: int, *guards: Defense) -> sf.Run:
         batch_size=32,
         optimizer=sf.Optim("Adam", {"lr": 0.02}),
         defenses=guards,
-        evaluate_every=rounds,
+        evaluation=sf.Evaluation(every=rounds),
     )
 
 

@@ -153,7 +153,7 @@ def test_removing_it_changes_what_is_learnt_and_bytes_are_those_planned(name: st
 @pytest.mark.parametrize("name", FITTED)
 def test_layers_are_learnt_averaged_and_handed_over(name: str) -> None:
     """What the clients get in the second round is the mean of what they gave in the first, the new layers included."""
-    run = trained(DEFENSES[name], record=splitfed.Recording(("fed_server",)))
+    run = trained(DEFENSES[name], logging=splitfed.Logging(record=splitfed.Recording(("fed_server",))))
     assert_same(run.engine.state()["parties"], finished(name).engine.state()["parties"])
     (start, *_), given, taken = (
         [m.tensors for m in run.engine.view("fed_server").messages if (m.stamp.epoch, m.sender == "fed_server") == when]
@@ -181,8 +181,8 @@ def stop_first(done: int, rounds: int, metrics: Any) -> None:
 @pytest.mark.parametrize("name", DEFENSES)
 def test_stopped_and_resumed(name: str, tmp_path: Path) -> None:
     with pytest.raises(Stop):
-        trained(DEFENSES[name], folder=tmp_path / "run", progress=stop_first)
-    resumed = trained(DEFENSES[name], folder=tmp_path / "run", resume=True)
+        trained(DEFENSES[name], logging=splitfed.Logging(folder=tmp_path / "run", progress=stop_first))
+    resumed = trained(DEFENSES[name], logging=splitfed.Logging(folder=tmp_path / "run", resume=True))
     assert_same(resumed.engine.state()["parties"], finished(name).engine.state()["parties"])
     kept = resumed.engine.state()["parties"]["client0"]["defenses"]
     assert bool(kept) == (name in ("channel_pruning", "adversarial"))

@@ -143,8 +143,8 @@ def stop_first(done: int, rounds: int, metrics: Any) -> None:
 def test_stopped_and_resumed(name: str, tmp_path: Path) -> None:
     whole = trained("u_shaped", DEFENSES[name])
     with pytest.raises(Stop):
-        trained("u_shaped", DEFENSES[name], folder=tmp_path / "run", progress=stop_first)
-    resumed = trained("u_shaped", DEFENSES[name], folder=tmp_path / "run", resume=True)
+        trained("u_shaped", DEFENSES[name], logging=splitfed.Logging(folder=tmp_path / "run", progress=stop_first))
+    resumed = trained("u_shaped", DEFENSES[name], logging=splitfed.Logging(folder=tmp_path / "run", resume=True))
     assert_same(resumed.engine.state()["parties"], whole.engine.state()["parties"])
 
 
@@ -160,7 +160,9 @@ def test_labels_that_are_sent_forward_leave_nothing_to_guard(cell: str, name: st
 
 
 def test_label_dp_hides_labels_that_are_sent_forward() -> None:
-    run = trained("vanilla", LabelDp(epsilon=0.5), record=splitfed.Recording(("server",)), rounds=1)
+    run = trained(
+        "vanilla", LabelDp(epsilon=0.5), logging=splitfed.Logging(record=splitfed.Recording(("server",))), rounds=1
+    )
     sent = run.engine.view("server").select(kind="label").tensors()["fc4"]
     assert set(sent.tolist()) == {0, 1}
     share = float(sent.double().mean())

@@ -158,7 +158,11 @@ def test_labels_are_drawn_once_and_targets_at_every_step() -> None:
     record = Recording(("client0",))
     for mode in ("labels", "gradient"):
         run = splitfed.train(
-            u_shaped(model, ("relu1", "relu2")), data, rounds=2, defenses=LabelDp(epsilon=1.0, mode=mode), record=record
+            u_shaped(model, ("relu1", "relu2")),
+            data,
+            rounds=2,
+            defenses=LabelDp(epsilon=1.0, mode=mode),
+            logging=splitfed.Logging(record=record),
         )
         party = run.engine.parties["client0"]
         held, true = party.state.labels("train")["fc3"], data.clients[0].train.y

@@ -180,8 +180,8 @@ def stop_first(done: int, rounds: int, metrics: Any) -> None:
 def test_stopped_and_resumed(cell: str, tmp_path: Path) -> None:
     defense = MidLabels(weight=splitfed.core.annealing.Linear(0.0, 0.1, 2))
     with pytest.raises(Stop):
-        trained(cell, defense, folder=tmp_path / "run", progress=stop_first)
-    resumed = trained(cell, defense, folder=tmp_path / "run", resume=True)
+        trained(cell, defense, logging=splitfed.Logging(folder=tmp_path / "run", progress=stop_first))
+    resumed = trained(cell, defense, logging=splitfed.Logging(folder=tmp_path / "run", resume=True))
     assert_same(resumed.engine.state()["parties"], trained(cell, defense).engine.state()["parties"])
 
 
@@ -211,7 +211,12 @@ def test_the_peers_bottom_learns_less_of_labels_that_the_active_party_can_tell_w
     found = []
     for defenses in ((), (MidLabels(weight=0.3),)):
         bottoms = {"peer": perceptron((15, 8, 4), 1), "active": perceptron((3, 8, 4), 2)}
-        options = {"rounds": 8, "batch_size": 32, "evaluate_every": 8, "optimizer": Optim("Adam", {"lr": 0.01})}
+        options = {
+            "rounds": 8,
+            "batch_size": 32,
+            "evaluation": splitfed.Evaluation(every=8),
+            "optimizer": Optim("Adam", {"lr": 0.01}),
+        }
         topology = with_active(bottoms, perceptron((8, 16, 3), 3))
         run = splitfed.train(topology, planted(), defenses=defenses, **options)
         (result,) = run.attack(ModelCompletion(iterations=100), adversary="peer0")

@@ -18,6 +18,7 @@ from splitfed.core.random import generator
 from splitfed.detectors import Detector, SplitGuard, SplitOut
 from splitfed.detectors.splitguard import draw_wrong_labels, score
 from splitfed.training.run import Run
+from splitfed.training.settings import Adversaries, Logging
 from tests.attacks.training_time_examples import go, ramps
 from tests.examples import assert_same
 
@@ -31,7 +32,7 @@ SEEDS = range(6)
 
 @cache
 def watched(name: str, plan: Fsha | None, seed: int = 0, shape: str = "vanilla") -> dict[str, Any]:
-    run = go(plan, shape, rounds=16, seed=seed, detectors={"client": DETECTORS[name]})
+    run = go(plan, shape, rounds=16, seed=seed, adversaries=Adversaries(detectors={"client": DETECTORS[name]}))
     found: dict[str, Any] = run.history[-1]["detectors"]["client0"]
     return found
 
@@ -59,7 +60,7 @@ def test_an_attacker_that_is_honest_where_it_is_tested_is_noticed_later() -> Non
     at = []
     for disguise in (None, 2.0):
         plan = Fsha.preset("fast", width=32, disguise=disguise, start=80)
-        run = go(plan, rounds=20, rate=3e-3, detectors={"client": DETECTORS["splitguard"]})
+        run = go(plan, rounds=20, rate=3e-3, adversaries=Adversaries(detectors={"client": DETECTORS["splitguard"]}))
         at.append(run.history[-1]["detectors"]["client0"]["alarmed_at"])
         assert run.history[-1]["detectors"]["client0"]["fakes"] >= 5
     assert 80 < at[0] < at[1]
@@ -95,14 +96,14 @@ def test_the_client_learns_nothing_from_a_fake_batch_and_the_server_does() -> No
     """All batches but a first one are fake: the client stays where one step took it, the server goes on."""
     almost = SplitGuard(start=1, rate=0.999999)
     changes: dict[str, Any] = {"optimizer": Optim("SGD", {"lr": 0.1}), "data": ramps(1, 64)}
-    one = weights(go(None, batch_size=64, detectors={"client0": almost}, rounds=1, **changes))
-    more = weights(go(None, batch_size=64, detectors={"client0": almost}, rounds=3, **changes))
+    one = weights(go(None, batch_size=64, adversaries=Adversaries(detectors={"client0": almost}), rounds=1, **changes))
+    more = weights(go(None, batch_size=64, adversaries=Adversaries(detectors={"client0": almost}), rounds=3, **changes))
     assert_same(more["client0"], one["client0"])
     assert any(not torch.equal(t, one["server"]["top"][n]) for n, t in more["server"]["top"].items())
 
 
 def test_splitout_leaves_the_training_as_it_is() -> None:
-    one, two = (go(None, detectors=d) for d in ({}, {"client": DETECTORS["splitout"]}))
+    one, two = (go(None, adversaries=Adversaries(detectors=d)) for d in ({}, {"client": DETECTORS["splitout"]}))
     assert_same(weights(one), weights(two))
 
 
@@ -116,26 +117,40 @@ def test_a_resumed_run_ends_in_the_same_bits(name: str, tmp_path: Path) -> None:
         if done == 5:
             raise Stop
 
-    changes: dict[str, Any] = {"rounds": 8, "data": ramps(2, 64), "detectors": {"client": DETECTORS[name]}}
+    changes: dict[str, Any] = {
+        "rounds": 8,
+        "data": ramps(2, 64),
+        "adversaries": Adversaries(detectors={"client": DETECTORS[name]}),
+    }
     whole = go(None, **changes)
     with pytest.raises(Stop):
-        go(None, folder=tmp_path / "run", progress=progress, **changes)
-    again = go(None, folder=tmp_path / "run", resume=True, **changes)
+        go(None, logging=Logging(folder=tmp_path / "run", progress=progress), **changes)
+    again = go(None, logging=Logging(folder=tmp_path / "run", resume=True), **changes)
     assert_same(weights(again), weights(whole))
     assert set(again.history[-1]["detectors"]) == {"client0", "client1"}
     assert [h["detectors"] for h in again.history] == [h["detectors"] for h in whole.history]
     with pytest.raises(InvalidInput, match="holds another run: its detectors is"):
-        go(None, folder=tmp_path / "run", resume=True, **{**changes, "detectors": {}})
+        go(
+            None,
+            logging=Logging(folder=tmp_path / "run", resume=True),
+            **{**changes, "adversaries": Adversaries(detectors={})},
+        )
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "party": (lambda: go(None, detectors={"cleint": SplitGuard()}), "unknown party for a detector 'cleint'"),
-    "server": (lambda: go(None, detectors={"server": SplitGuard()}), "SplitGuard stands by a client"),
+    "party": (
+        lambda: go(None, adversaries=Adversaries(detectors={"cleint": SplitGuard()})),
+        "unknown party for a detector 'cleint'",
+    ),
+    "server": (
+        lambda: go(None, adversaries=Adversaries(detectors={"server": SplitGuard()})),
+        "SplitGuard works at a client",
+    ),
     "rate": (lambda: SplitGuard(rate=1.0), "splitguard rate=1.0"),
     "window": (lambda: SplitGuard(window=0), "splitguard window=0"),
     "share": (lambda: SplitOut(share=0.0), "splitout share=0.0"),
     "few": (
-        lambda: go(None, detectors={"client": SplitOut(share=0.01, epochs=1, servers=1)}),
+        lambda: go(None, adversaries=Adversaries(detectors={"client": SplitOut(share=0.01, epochs=1, servers=1)})),
         "splitout needs three honest gradients or more; share=0.01 and epochs=1",
     ),
 }

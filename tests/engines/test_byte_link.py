@@ -217,7 +217,9 @@ def both(monkeypatch: pytest.MonkeyPatch, make: Callable[[], sf.Topology], clien
     for link in ("memory", "bytes"):
         with stream(7):
             topology = make()
-        runs[link] = sf.train(topology, digits(clients), link=link, rounds=1, batch_size=8, **settings)
+        runs[link] = sf.train(
+            topology, digits(clients), logging=sf.Logging(link=link), rounds=1, batch_size=8, **settings
+        )
     assert_same(runs["bytes"].state(), runs["memory"].state())
     assert runs["bytes"].engine.traffic.flows == runs["memory"].engine.traffic.flows
     told = [{k: v for k, v in run.history[-1].items() if k != "seconds"} for run in runs.values()]
@@ -247,7 +249,7 @@ def test_every_defense_goes_as_bytes(defense: str, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("method", TABLES["methods"])
 def test_every_method_goes_as_bytes(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = both(monkeypatch, TOPOLOGIES["local"], 2, method=load("methods", method)(), schedule="apart")
+    run = both(monkeypatch, TOPOLOGIES["local"], 2, method=load("methods", method)(), schedule="independent")
     assert (run.bytes > 0) is (method != "standalone")
 
 
@@ -258,4 +260,4 @@ def test_a_secure_sum_goes_as_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_unknown_link_is_refused() -> None:
     with pytest.raises(sf.InvalidInput, match=r"unknown link 'wire' \(allowed: bytes, memory\)"):
-        sf.train(TOPOLOGIES["vanilla"](), digits(2), link="wire")
+        sf.train(TOPOLOGIES["vanilla"](), digits(2), logging=sf.Logging(link="wire"))

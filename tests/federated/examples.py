@@ -20,7 +20,7 @@ from splitfed.data.federation import ClientData, Federation
 from splitfed.federated import Method, MethodTraits
 from splitfed.planning.plan import cost
 from splitfed.planning.validation import prepare
-from splitfed.schedules.base import Training
+from splitfed.schedules.base import LocalUpdate, Training
 from splitfed.topologies import local
 from splitfed.training.run import Run
 from tests.examples import assert_same, toy_data
@@ -56,7 +56,7 @@ def scalar(start: float = START) -> Topology:
 
 def hand(method: Any, rounds: int = 1, clients: Sequence[tuple[int, float]] = CLIENTS, **changes: Any) -> Run:
     """Train one weight on constants: batches of one row, plain SGD at `RATE`."""
-    settings = {"schedule": "apart", "batch_size": 1, "optimizer": Optim("SGD", {"lr": RATE}), **changes}
+    settings = {"schedule": "independent", "batch_size": 1, "optimizer": Optim("SGD", {"lr": RATE}), **changes}
     return splitfed.train(scalar(), constants(clients), method=method, rounds=rounds, **settings)
 
 
@@ -93,7 +93,7 @@ def arguments(**changes: Any) -> dict[str, Any]:
     return {
         "topology": local(model(), ("relu",)),
         "data": pictures(),
-        "schedule": "apart",
+        "schedule": "independent",
         "optimizer": Optim("SGD", {"lr": 0.1}),
         **changes,
     }
@@ -121,7 +121,7 @@ def check_planned(run: Run, method: Any, **changes: Any) -> None:
     """Planned messages and bytes are those counted."""
     given = arguments(**changes)
     names = ("topology", "data", "schedule", "optimizer")
-    training = Training(given.pop("batch_size", 7), given.pop("local_epochs", 1), 0)
+    training = given.pop("local", LocalUpdate()).training(given.pop("batch_size", 7))
     ready = prepare(**{n: given[n] for n in names}, defenses=(), training=training, method=method)
     counted = {flow: found for flow, found in run.engine.traffic.flows.items() if flow.phase == "train"}
     assert cost(ready, len(run.history)).flows == counted
@@ -136,12 +136,12 @@ def check_resumed(whole: Run, method: Any, folder: Path, **changes: Any) -> None
 
     rounds = len(whole.history)
     try:
-        go(method, rounds, folder=folder, progress=stop, **changes)
+        go(method, rounds, logging=splitfed.Logging(folder=folder, progress=stop), **changes)
     except KeyboardInterrupt:
         pass
     else:
         raise AssertionError("the run was not stopped")
-    again = go(method, rounds, folder=folder, resume=True, **changes)
+    again = go(method, rounds, logging=splitfed.Logging(folder=folder, resume=True), **changes)
     one, two = whole.state(), again.state()
     assert one.keys() == two.keys()
     for name in one:

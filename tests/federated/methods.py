@@ -17,7 +17,7 @@ from splitfed.core.topology import Topology
 from splitfed.models.mlp import mlp
 from splitfed.planning.plan import cost
 from splitfed.planning.validation import prepare
-from splitfed.schedules import Apart, SplitFedV1
+from splitfed.schedules import Independent, SplitFedV1
 from splitfed.schedules.base import Training
 from splitfed.topologies import local, u_shaped, vanilla
 from tests.examples import assert_same
@@ -40,7 +40,7 @@ def data(clients: int = 3, rows: int = 240) -> Any:
 
 def plan_of(shape: str, **changes: Any) -> Any:
     """Return the schedule for whole models or the one for split ones, with the same parameters."""
-    return Apart(**changes) if shape == "local" else SplitFedV1(**changes)
+    return Independent(**changes) if shape == "local" else SplitFedV1(**changes)
 
 
 def go(shape: str, method: Any, rounds: int = 2, **changes: Any) -> sf.Run:
@@ -82,8 +82,8 @@ def assert_resumes(shape: str, method: Any, folder: Path, **changes: Any) -> Non
 
     whole = go(shape, method, 4, **changes)
     with pytest.raises(KeyboardInterrupt):
-        go(shape, method, 4, folder=folder, progress=stop, **changes)
-    again = go(shape, method, 4, folder=folder, resume=True, **changes)
+        go(shape, method, 4, logging=sf.Logging(folder=folder, progress=stop), **changes)
+    again = go(shape, method, 4, logging=sf.Logging(folder=folder, resume=True), **changes)
     for name, state in whole.state().items():
         if name.startswith("party-"):
             assert_same(state["segments"], again.state()[name]["segments"])

@@ -17,7 +17,7 @@ from splitfed.core.random import derive
 from splitfed.defenses import LabelDp
 from splitfed.federated.aggregation import PART, Aggregation
 from splitfed.federated.public_rows import draw_row_numbers
-from splitfed.schedules import Apart
+from splitfed.schedules import Independent
 from splitfed.schedules.base import Training
 from splitfed.topologies import local, vertical
 from tests.examples import assert_same
@@ -39,7 +39,7 @@ def test_rows_come_without_repetition_until_all_were_there() -> None:
 
 def test_trains_as_if_shown_rows_were_its_own() -> None:
     rows, topology = data(), local(net())
-    run = go("local", Aggregation(), 4, data=rows, topology=topology, schedule=Apart(steps=3))
+    run = go("local", Aggregation(), 4, data=rows, topology=topology, schedule=Independent(steps=3))
     for lane, client in enumerate(rows.clients):
         shown = [other.public for other in rows.clients if other is not client]
         union = client.train.join(shown)
@@ -48,7 +48,7 @@ def test_trains_as_if_shown_rows_were_its_own() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         for number in range(4):
             seed = derive(0, "aggregation", lane, number)
-            for i, batch in enumerate(Apart(steps=3)._batches(Training(16), len(client.train), number, lane)):
+            for i, batch in enumerate(Independent(steps=3)._batches(Training(16), len(client.train), number, lane)):
                 some = draw_row_numbers(seed, len(union), 16 * i, len(batch))
                 optimizer.zero_grad()
                 functional.cross_entropy(model(union.x[some]), union.y[some]).backward()
@@ -66,7 +66,7 @@ def test_planned_bytes_are_counted_bytes(shape: str) -> None:
 
 
 def test_who_comes_later_is_told_then() -> None:
-    schedule = Apart(clients_per_round=1)
+    schedule = Independent(clients_per_round=1)
     run = assert_plan_is_counted("local", Aggregation(), 8, data=data(), schedule=schedule)
     assert {lane: sorted(told) for lane, told in run.method_state["told"].items()}.keys() == {0, 1, 2}
     first = next(iter(run.method_state["told"]))

@@ -38,8 +38,10 @@ from splitfed.federated import (
 )
 from splitfed.poisoning import SignFlip
 from splitfed.registry import load
-from splitfed.schedules import Apart, Blind, Sequential, SplitFedV1, SplitFedV3
+from splitfed.schedules import Blind, Independent, Sequential, SplitFedV1, SplitFedV3
+from splitfed.schedules.base import LocalUpdate
 from splitfed.topologies import local, u_shaped, vanilla
+from splitfed.training.settings import Adversaries, Logging
 from tests.examples import assert_same
 from tests.federated.examples import (
     check_planned,
@@ -59,7 +61,7 @@ from tests.rounding import single
 METHODS = ("fedavg", "fedsgd", "fedprox", "scaffold", "fednova", "ditto", "apfl", "pfedme", "per_fedavg", "ifca")
 METHODS += ("fedper", "lg_fedavg")
 WHOLE = ("fedsgd", "ditto", "apfl", "pfedme", "per_fedavg", "ifca")
-SOME = Apart(clients_per_round=2, drop_out=0.4)
+SOME = Independent(clients_per_round=2, drop_out=0.4)
 # The tests' rate of .1 times pFedMe's own weight of 15 would overshoot.
 MADE: dict[str, Callable[[], Method]] = {"pfedme": lambda: PFedMe(weight=1.0)}
 
@@ -83,11 +85,11 @@ def flat() -> Topology:
 @pytest.mark.parametrize("name", METHODS)
 def test_sampled_clients_leave_bytes_are_planned_and_a_resumed_run_is_the_same(name: str, tmp_path: Path) -> None:
     method = made(name)
-    run = go(method, 3, schedule=SOME, local_epochs=2)
+    run = go(method, 3, schedule=SOME, local=LocalUpdate(epochs=2))
     assert any(entry["dropped"] for entry in run.history)
     assert run.bytes > 0
-    check_planned(run, method, schedule=SOME, local_epochs=2)
-    check_resumed(run, method, tmp_path / "run", schedule=SOME, local_epochs=2)
+    check_planned(run, method, schedule=SOME, local=LocalUpdate(epochs=2))
+    check_resumed(run, method, tmp_path / "run", schedule=SOME, local=LocalUpdate(epochs=2))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -231,13 +233,13 @@ class Leads(Method):
 @pytest.mark.parametrize("method", ["pfedme", "per_fedavg", Leads()])
 def test_who_leads_training_may_not_meet_rows_drawn_by_chance(method: str | Method) -> None:
     with pytest.raises(InvalidInput, match="sampling='poisson' draws every step's rows, and method"):
-        go(method, sampling="poisson", topology=flat())
+        go(method, local=LocalUpdate(sampling="poisson"), topology=flat())
 
 
 def test_who_weighs_steps_by_their_rows_may_not_meet_rows_drawn_by_chance() -> None:
     # Under dp_sgd the size of a drawn batch would tell of a row, with no noise on it.
     with pytest.raises(InvalidInput, match="sampling='poisson' leaves to chance how many rows a step has, and method"):
-        go("fedsgd", sampling="poisson", topology=flat())
+        go("fedsgd", local=LocalUpdate(sampling="poisson"), topology=flat())
 
 
 def test_who_leads_training_needs_steps_of_one_client() -> None:
@@ -247,7 +249,7 @@ def test_who_leads_training_needs_steps_of_one_client() -> None:
 
 def test_the_fed_server_reads_what_clients_send() -> None:
     """A gradient inverted from FedAvg's messages is that from SplitFed's, and kept segments are refused."""
-    given: dict[str, Any] = {"batch_size": 1000, "record": Recording((FED,))}
+    given: dict[str, Any] = {"batch_size": 1000, "logging": Logging(record=Recording((FED,)))}
     whole = {**given, "topology": flat()}
     guesses = [
         run.attack(Dlg(iterations=2, restarts=1), adversary=FED)[0].guess
@@ -261,15 +263,18 @@ def test_the_fed_server_reads_what_clients_send() -> None:
 
 def test_uploads_can_be_bent_as_under_a_schedule() -> None:
     flip = SignFlip(clients=(1,))
-    bent, wanted = go("fedavg", 2, manipulations=flip), go(None, 2, manipulations=flip, schedule="splitfed_v1")
+    bent, wanted = (
+        go("fedavg", 2, adversaries=Adversaries(poisoning=flip)),
+        go(None, 2, adversaries=Adversaries(poisoning=flip), schedule="splitfed_v1"),
+    )
     assert_same(weights(bent, 0), weights(wanted, 0))
     assert not torch.equal(weights(bent, 0)["head/fc2.bias"], weights(go("fedavg", 2), 0)["head/fc2.bias"])
     for name, what in (("fml", "meme"), ("fedakt", "adapter")):
-        shared = [go(name, 2, manipulations=given).method_state[what] for given in (flip, ())]
+        shared = [go(name, 2, adversaries=Adversaries(poisoning=given)).method_state[what] for given in (flip, ())]
         assert any(not torch.equal(one, other) for one, other in zip(*(s.values() for s in shared), strict=True))
     for name in ("ifca", "fedsgd", "standalone"):
         with pytest.raises(InvalidInput, match="SignFlip bends what a client uploads; no client uploads weights"):
-            go(name, manipulations=flip)
+            go(name, adversaries=Adversaries(poisoning=flip))
 
 
 PRIVATE = DpSgd(max_norm=1.0, noise_multiplier=1.0)

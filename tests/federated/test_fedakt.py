@@ -96,7 +96,9 @@ def test_adapters_alone_are_averaged() -> None:
         parts = [n * weights(run, lane)[name].double() for lane, n in enumerate(sizes)]
         torch.testing.assert_close(mean, (torch.stack(parts).sum(0) / sum(sizes)).to(mean.dtype))
     for shape, adapter in (("local", "adapter_body"), ("vanilla", "bottom"), ("u_shaped", "bottom")):
-        view = go(shape, FedAKT(), record=Recording(("fed_server",), every=1)).engine.view("fed_server")
+        view = go(shape, FedAKT(), logging=sf.Logging(record=Recording(("fed_server",), every=1))).engine.view(
+            "fed_server"
+        )
         assert {n.split("/")[0] for m in view.messages for n in m.tensors} == {adapter}
 
 

@@ -107,7 +107,7 @@ def test_planned_bytes_are_counted_bytes() -> None:
 
 def test_the_server_sees_scores_of_the_classes_held_and_no_weights() -> None:
     rows = data()
-    run = go("local", FedDistill(), 1, data=rows, record=Recording(("fed_server",), every=1))
+    run = go("local", FedDistill(), 1, data=rows, logging=sf.Logging(record=Recording(("fed_server",), every=1)))
     # What the server sent is in its view beside what came.
     seen = {m.sender: m for m in run.engine.view("fed_server").messages if m.sender != "fed_server"}
     for lane, client in enumerate(rows.clients):

@@ -18,7 +18,7 @@ from splitfed.core.random import derive
 from splitfed.federated.fedmd import PART, FedMD
 from splitfed.federated.mafml import MAFML
 from splitfed.federated.public_rows import draw_row_numbers, split_batches
-from splitfed.schedules import Apart, Sequential
+from splitfed.schedules import Independent, Sequential
 from splitfed.schedules.base import Training
 from splitfed.topologies import local
 from tests.examples import assert_same, toy_data
@@ -38,7 +38,7 @@ def pictures_shown() -> Any:
 
 
 def plan(shape: str) -> Any:
-    return Apart() if shape == "local" else TURNS
+    return Independent() if shape == "local" else TURNS
 
 
 def by_hand(model: nn.Module, rows: Any, rounds: int, method: FedMD) -> list[nn.Module]:
@@ -153,7 +153,7 @@ def test_a_separate_optimizer_state_is_restarted_with_the_other() -> None:
     with party.state.separate_optimizer("digest"):
         assert not party.state.momentum()
     runs = [
-        go("local", FedMD(separate=separate, transfer=0), 3, data=rows, restart_optimizers=True)
+        go("local", FedMD(separate=separate, transfer=0), 3, data=rows, local=sf.LocalUpdate(restart_optimizers=True))
         for separate in (False, True)
     ]
     assert any(not a.equal(b) for a, b in zip(weights(runs[0], 0).values(), weights(runs[1], 0).values(), strict=True))
@@ -168,7 +168,7 @@ def test_steps_with_a_state_of_their_own_leave_that_of_others() -> None:
 
 
 def test_sampled_clients_meet_when_they_come() -> None:
-    schedule = Apart(clients_per_round=2, drop_out=0.3)
+    schedule = Independent(clients_per_round=2, drop_out=0.3)
     run = assert_plan_is_counted("local", FedMD(batch=8), 6, data=data(4), schedule=schedule)
     assert sorted(run.method_state["met"]) == [0, 1, 2, 3]
 
@@ -198,7 +198,7 @@ def test_batch_norm_waits_for_a_second_public_row() -> None:
     rows = sf.data.digits().rows(range(60)).clients(3, auxiliary=4, victims=4, public=0.08)
     assert [len(client.public) for client in rows.clients] == [1, 1, 1]
     normed = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
-    given = {"data": rows, "topology": local(normed), "schedule": Apart(clients_per_round=1), "batch_size": 4}
+    given = {"data": rows, "topology": local(normed), "schedule": Independent(clients_per_round=1), "batch_size": 4}
     asked = [go("local", FedMD(batch=8), rounds, **given).method_state["met"] for rounds in (1, 8)]
     assert asked[0] == []
     assert sorted(asked[1]) == [0, 1, 2]

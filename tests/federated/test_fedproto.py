@@ -141,7 +141,7 @@ def test_planned_bytes_are_counted_bytes(shape: str) -> None:
 
 def test_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
     whole = go("vanilla", rounds=3)
-    go("vanilla", rounds=3, folder=tmp_path / "run", progress=None)
+    go("vanilla", rounds=3, logging=splitfed.Logging(folder=tmp_path / "run", progress=None))
     cut = tmp_path / "cut"
 
     class Stop(Exception):
@@ -152,14 +152,14 @@ def test_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
             raise Stop
 
     with pytest.raises(Stop):
-        go("vanilla", rounds=3, folder=cut, progress=stop)
-    again = go("vanilla", rounds=3, folder=cut, resume=True)
+        go("vanilla", rounds=3, logging=splitfed.Logging(folder=cut, progress=stop))
+    again = go("vanilla", rounds=3, logging=splitfed.Logging(folder=cut, resume=True))
     for name, state in whole.state().items():
         if name.startswith("party-"):
             assert_same(state["segments"], again.state()[name]["segments"])
     assert_same(whole.method_state["prototypes"], again.method_state["prototypes"])
     with pytest.raises(InvalidInput, match="its method is"):
-        go("vanilla", rounds=3, folder=cut, resume=True, method=FedProto(weight=2.0))
+        go("vanilla", rounds=3, logging=splitfed.Logging(folder=cut, resume=True), method=FedProto(weight=2.0))
 
 
 @pytest.mark.parametrize("shape", BUILDERS)
@@ -254,12 +254,12 @@ def test_clients_of_different_make_share_prototypes() -> None:
         one, other = mlp((1, 8, 8), 10, (16, 12), seed=None), mlp((1, 8, 8), 10, (20, 16), seed=None)
         thin = mlp((1, 8, 8), 10, (8,), seed=None)
     whole = [local(one, ("relu1",)), local(other, ("relu2",)), local(one, ("relu1",))]
-    run = splitfed.train(whole, data(), schedule="apart", method="fedproto", rounds=3)
+    run = splitfed.train(whole, data(), schedule="independent", method="fedproto", rounds=3)
     assert {tuple(z.shape) for z in run.method_state["prototypes"].values()} == {(16,)}
     assert set(run.history[-1]["test"]["method"]) == {"nearest_prototype", "nearest_own_prototype"}
     mixed = [whole[0], local(thin, ("relu1",)), whole[0]]
     with pytest.raises(InvalidInput, match="fedproto: client 1 has embeddings of 8 numbers, client 0 of 16"):
-        splitfed.train(mixed, data(), schedule="apart", method="fedproto", rounds=1)
+        splitfed.train(mixed, data(), schedule="independent", method="fedproto", rounds=1)
     first = vanilla(one, "relu1")
     deep = splitfed.Segment("bottom", "client", other_bottom(), first.segments[0].inputs, first.segments[0].outputs)
     second = splitfed.Topology("vanilla", (deep, first.segments[1]), first.inputs, first.heads)

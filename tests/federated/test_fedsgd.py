@@ -8,7 +8,7 @@ from torch import nn
 from splitfed.core.optimizers import Optim
 from splitfed.engines.base import FED
 from splitfed.federated import FedSgd
-from splitfed.schedules import Apart
+from splitfed.schedules import Independent
 from splitfed.topologies import local
 from tests.federated.examples import common, go, hand, model, own, pictures, weights
 from tests.rounding import single
@@ -48,6 +48,6 @@ def test_no_client_moves_its_weights_but_statistics_are_averaged() -> None:
 
 
 def test_some_batches_a_round() -> None:
-    run = hand("fedsgd", schedule=Apart(steps=1), clients=((2, 1.0), (2, -3.0)))
+    run = hand("fedsgd", schedule=Independent(steps=1), clients=((2, 1.0), (2, -3.0)))
     assert run.history[0]["steps"] == 2
     assert common(run) == single(2 - 0.1 * (2 + 10) / 2)

@@ -101,7 +101,7 @@ def test_memes_are_averaged_by_examples_and_private_models_are_not() -> None:
 
 
 def test_private_models_stay_at_their_split_clients() -> None:
-    run = go("vanilla", FML(), record=Recording(("fed_server",), every=1))
+    run = go("vanilla", FML(), logging=sf.Logging(record=Recording(("fed_server",), every=1)))
     assert {n.split("/")[0] for m in run.engine.view("fed_server").messages for n in m.tensors} == {"bottom"}
     one, other = run.learners[0].contents(["private_top"]), run.learners[1].contents(["private_top"])
     assert not torch.equal(one["private_top/fc3.weight"], other["private_top/fc3.weight"])
@@ -113,7 +113,7 @@ def test_planned_bytes_are_counted_bytes(shape: str) -> None:
 
 
 def test_scores_cross_in_training_alone_and_both_ways() -> None:
-    run = go("vanilla", FML(), 1, record=Recording(("server", "client0"), every=1))
+    run = go("vanilla", FML(), 1, logging=sf.Logging(record=Recording(("server", "client0"), every=1)))
     assert sorted(run.engine.topology.forward_only) == ["private_top->told_private_fc3", "top->told_fc3"]
     for party, edge in (("server", "private_top->told_private_fc3"), ("client0", "top->told_fc3")):
         seen = [m for m in run.engine.view(party).messages if m.edge == edge]

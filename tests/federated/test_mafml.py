@@ -22,14 +22,14 @@ from splitfed.core.topology import Topology
 from splitfed.federated.mafml import MAFML, distribution, project, weighted_divergence
 from splitfed.federated.public_rows import draw_row_numbers
 from splitfed.models.mlp import mlp
-from splitfed.schedules import Apart, Sequential
+from splitfed.schedules import Independent, Sequential
 from splitfed.schedules.base import Training
 from splitfed.topologies import local
 from tests.federated.methods import BUILDERS, assert_plan_is_counted, assert_resumes, go, net, weights
 from tests.object_graph import holdings
 from tests.rounding import single
 
-STEP = Apart(steps=1)
+STEP = Independent(steps=1)
 TURNS = Sequential(hand_over="none")
 RATE = 0.1
 
@@ -184,7 +184,7 @@ def test_planned_bytes_are_counted_bytes(shape: str) -> None:
 
 
 def test_sampled_clients_and_drop_outs_are_planned() -> None:
-    schedule = Apart(steps=1, clients_per_round=2, drop_out=0.4)
+    schedule = Independent(steps=1, clients_per_round=2, drop_out=0.4)
     run = assert_plan_is_counted("local", MAFML(), 6, data=data(4), schedule=schedule)
     assert any(entry["dropped"] for entry in run.history)
     assert all(len(told) == 3 for told in run.method_state["told"].values())
@@ -196,7 +196,7 @@ def test_resumed_run_ends_in_the_same_bits(shape: str, tmp_path: Path) -> None:
 
 
 def test_resumed_run_of_sampled_clients(tmp_path: Path) -> None:
-    schedule = Apart(steps=2, clients_per_round=2)
+    schedule = Independent(steps=2, clients_per_round=2)
     assert_resumes("local", MAFML(batch=6), tmp_path / "run", data=data(4), schedule=schedule)
 
 
@@ -224,13 +224,12 @@ def test_clients_learn_what_others_know() -> None:
         run = sf.train(
             topology,
             split,
-            schedule=Apart(steps=4),
+            schedule=Independent(steps=4),
             method=method,
             optimizer=Optim("Adam", {"lr": 0.005}),
             rounds=40,
             batch_size=32,
-            evaluate_every=40,
-            across=True,
+            evaluation=sf.Evaluation(every=40, across_clients=True),
         )
         found[method] = run.history[-1]["test"]["across"]
     alone, mutual = found.values()
@@ -248,7 +247,7 @@ def test_clients_learn_what_others_know() -> None:
         ({"schedule": Sequential()}, "method MAFML trains clients besides the schedule, and Sequential puts other"),
         ({"schedule": "blind", "shape": "vanilla"}, "method MAFML"),
         ({"schedule": "splitfed_v3", "shape": "vanilla"}, "method MAFML trains clients besides the schedule"),
-        ({"sampling": "poisson"}, "sampling='poisson' draws every step's rows, and method MAFML"),
+        ({"local": sf.LocalUpdate(sampling="poisson")}, "sampling='poisson' draws every step's rows, and method MAFML"),
     ],
 )
 def test_refused(changes: dict[str, Any], text: str) -> None:
@@ -286,7 +285,7 @@ def test_the_head_tells_where_it_deviates_from_the_papers_algorithm() -> None:
 def test_local_and_mutual_steps_change_one_optimizer_and_who_left_does_not_count() -> None:
     """Adam counts both kinds of steps; of three clients asked alone, none takes a mutual one."""
 
-    def steps(schedule: Apart) -> list[int]:
+    def steps(schedule: Independent) -> list[int]:
         run = go("local", MAFML(batch=4), 1, data=data(), schedule=schedule, optimizer=Optim("Adam", {"lr": 1e-3}))
         found = []
         for lane in range(3):
@@ -295,5 +294,5 @@ def test_local_and_mutual_steps_change_one_optimizer_and_who_left_does_not_count
             found.append(int(max((s["step"] for s in optimizer.state.values()), default=torch.tensor(0))))
         return found
 
-    assert steps(Apart(steps=2)) == [3, 3, 3]
-    assert sorted(steps(Apart(steps=2, clients_per_round=1))) == [0, 0, 2]
+    assert steps(Independent(steps=2)) == [3, 3, 3]
+    assert sorted(steps(Independent(steps=2, clients_per_round=1))) == [0, 0, 2]

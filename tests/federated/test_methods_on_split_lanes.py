@@ -30,7 +30,7 @@ from splitfed.federated.low_rank import add_update
 from splitfed.planning.plan import cost
 from splitfed.planning.private import planned_ledger
 from splitfed.planning.validation import Prepared, prepare
-from splitfed.schedules import Apart, Blind, SplitFedV1
+from splitfed.schedules import Blind, Independent, SplitFedV1
 from splitfed.schedules.base import Training
 from splitfed.topologies import local, vanilla
 from splitfed.training.run import Run
@@ -52,7 +52,7 @@ def split() -> Topology:
 
 
 def arguments(topology: Topology | None = None, **changes: Any) -> dict[str, Any]:
-    given = {"topology": topology or whole(), "data": pictures(), "schedule": "apart"}
+    given = {"topology": topology or whole(), "data": pictures(), "schedule": "independent"}
     return {**given, "defenses": (), "optimizer": Optim("SGD", {"lr": 0.1}), **changes}
 
 
@@ -125,13 +125,13 @@ def test_steps_that_only_look_are_no_uses_of_labels() -> None:
 
 def test_without_further_training_fedproto_leads_nobody() -> None:
     assert len(go(FedProto(), split(), schedule=Blind()).history) == 2
-    assert len(go(FedProto(), sampling="poisson").history) == 2
+    assert len(go(FedProto(), local=splitfed.LocalUpdate(sampling="poisson")).history) == 2
     with pytest.raises(InvalidInput, match="method FedProto leads each client's training, and schedule Blind"):
         go(FedProto(further=1), split(), schedule=Blind())
 
 
 def test_the_loss_that_a_client_sends_is_that_of_its_whole_round() -> None:
-    run = go(FedProto(further=1), rounds=1, local_epochs=2)
+    run = go(FedProto(further=1), rounds=1, local=splitfed.LocalUpdate(epochs=2))
     sent = run.method_state["losses"]
     sizes = [-(-run.engine.rows(lane, "train") // 7) * 2 for lane in range(3)]
     mean = sum(sent[str(lane)] * size for lane, size in enumerate(sizes)) / sum(sizes)
@@ -152,19 +152,25 @@ def test_methods_score_the_segments_that_the_run_would_use() -> None:
 
 def test_the_fed_server_knows_the_steps_that_the_schedule_counts() -> None:
     """One step a round of a client with several batches is a gradient; two steps with one batch are not."""
-    given: dict[str, Any] = {"record": Recording((FED,)), "rounds": 2}
+    given: dict[str, Any] = {"logging": splitfed.Logging(record=Recording((FED,))), "rounds": 2}
     attack = Dlg(iterations=1, restarts=1)
-    found = go("fedavg", local(model()), schedule=Apart(steps=1), **given).attack(attack, adversary=FED)[0]
+    found = go("fedavg", local(model()), schedule=Independent(steps=1), **given).attack(attack, adversary=FED)[0]
     assert len(found.truth) == 7
     with pytest.raises(InvalidInput, match="the client takes 2 steps a round"):
-        go("fedavg", local(model()), schedule=Apart(steps=2), batch_size=1000, **given).attack(attack, adversary=FED)
+        go("fedavg", local(model()), schedule=Independent(steps=2), batch_size=1000, **given).attack(
+            attack, adversary=FED
+        )
     with pytest.raises(InvalidInput, match="clients of PerFedAvg take steps of the method's own"):
         go("per_fedavg", local(model()), batch_size=1000, **given).attack(attack, adversary=FED)
 
 
 def test_what_a_method_adds_to_a_gradient_is_not_taken_for_the_gradient() -> None:
     """SCAFFOLD's step is corrected; FedProx pulls towards the weights that the first step begins from."""
-    given: dict[str, Any] = {"record": Recording((FED,)), "rounds": 2, "schedule": Apart(steps=1)}
+    given: dict[str, Any] = {
+        "logging": splitfed.Logging(record=Recording((FED,))),
+        "rounds": 2,
+        "schedule": Independent(steps=1),
+    }
     attack = Dlg(iterations=1, restarts=1)
     assert len(go("fedprox", local(model()), **given).attack(attack, adversary=FED)[0].truth) == 7
     for name in ("scaffold", "fml", "fedgen"):
@@ -178,7 +184,7 @@ def test_what_a_method_adds_to_a_gradient_is_not_taken_for_the_gradient() -> Non
 @pytest.mark.parametrize("name", ["ditto", "apfl"])
 def test_a_model_that_never_leaves_its_client_does_not_show(name: str) -> None:
     """The averaged model is trained by itself; its gradient alone is matched, and no labels of the other's."""
-    run = go(name, local(model()), record=Recording((FED,)), batch_size=1000)
+    run = go(name, local(model()), logging=splitfed.Logging(record=Recording((FED,))), batch_size=1000)
     known = run.evaluator._local(FED, 0)
     assert known is not None
     assert [head.value for head in known.heads] == ["shared_out"]
@@ -197,7 +203,14 @@ def test_a_model_that_never_leaves_its_client_does_not_show(name: str) -> None:
 )
 def test_the_gradient_that_a_fed_server_works_out_is_the_clients(method: str, optimizer: Optim, batch: int) -> None:
     """FedSGD sends that of all rows, whatever the optimizer; FedNova's momentum begins anew, FedAvg's goes on."""
-    run = go(method, local(model()), 3, optimizer=optimizer, batch_size=batch, record=Recording((FED,)))
+    run = go(
+        method,
+        local(model()),
+        3,
+        optimizer=optimizer,
+        batch_size=batch,
+        logging=splitfed.Logging(record=Recording((FED,))),
+    )
     rows = run.data.clients[0].train
     assert len(run.attack(Dlg(iterations=1, restarts=1), adversary=FED)[0].truth) == len(rows) > 4
     known = run.evaluator._local(FED, 0)
@@ -218,20 +231,26 @@ def test_the_gradient_that_a_fed_server_works_out_is_the_clients(method: str, op
 
 def test_rows_that_a_gradient_counts_twice_are_searched_once() -> None:
     """Several epochs of FedSGD are at the same weights; steps that end within an epoch count some rows more."""
-    given: dict[str, Any] = {"record": Recording((FED,)), "batch_size": 4}
+    given: dict[str, Any] = {"logging": splitfed.Logging(record=Recording((FED,))), "batch_size": 4}
     attack = Dlg(iterations=1, restarts=1)
-    run = go("fedsgd", local(model()), local_epochs=2, **given)
+    run = go("fedsgd", local(model()), local=splitfed.LocalUpdate(epochs=2), **given)
     found = run.attack(attack, adversary=FED)[0]
     assert len(found.guess) == len(found.truth) == len(run.data.clients[0].train)
     rows = len(run.data.clients[0].train)
     with pytest.raises(InvalidInput, match="count more often than others"):
-        go("fedsgd", local(model()), schedule=Apart(steps=rows // 4 + 2), **given).attack(attack, adversary=FED)
+        go("fedsgd", local(model()), schedule=Independent(steps=rows // 4 + 2), **given).attack(attack, adversary=FED)
 
 
 def test_the_mean_gradient_of_several_normed_batches_is_that_of_none() -> None:
     """Batch norm scores each batch by itself."""
     bottom = OrderedDict(flat=nn.Flatten(), fc=nn.Linear(64, 10), norm=nn.BatchNorm1d(10))
-    run = go("fedsgd", local(nn.Sequential(bottom)), batch_size=4, record=Recording((FED,)), rounds=1)
+    run = go(
+        "fedsgd",
+        local(nn.Sequential(bottom)),
+        batch_size=4,
+        logging=splitfed.Logging(record=Recording((FED,))),
+        rounds=1,
+    )
     with pytest.raises(InvalidInput, match="has batch norm, and the client sends the mean gradient"):
         run.attack(Dlg(iterations=1, restarts=1), adversary=FED)
 
@@ -247,7 +266,7 @@ def test_steps_besides_the_schedule_count_as_the_epoch_the_client_has_come_to() 
                 learner.hold("besides", x, {"out": y})
                 learner.train(number, [torch.arange(4)], part="besides")
 
-    run = go(Besides(), rounds=3, local_epochs=2)
+    run = go(Besides(), rounds=3, local=splitfed.LocalUpdate(epochs=2))
     assert [taken.newest for taken in run.engine._participation] == [5, 5, 5]
     assert run.engine.step_counts(0)[1] == 6
 

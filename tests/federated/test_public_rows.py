@@ -17,7 +17,7 @@ from splitfed.federated.base import State
 from splitfed.planning.counting import Dry, DryLearner
 from splitfed.planning.private import planned_ledger
 from splitfed.planning.validation import prepare
-from splitfed.schedules import Apart, Sequential
+from splitfed.schedules import Independent, Sequential
 from splitfed.schedules.base import Training
 from splitfed.topologies import local
 from tests.examples import assert_same
@@ -93,7 +93,9 @@ def test_outputs_are_those_of_the_weights_as_they_stand() -> None:
 
 def test_the_weight_of_the_task_is_that_of_its_loss() -> None:
     rows = data()
-    runs = [go("local", Asking(task=task), 1, data=rows, schedule=Apart(drop_out=1.0)) for task in (0.0, 0.5, 1.0)]
+    runs = [
+        go("local", Asking(task=task), 1, data=rows, schedule=Independent(drop_out=1.0)) for task in (0.0, 0.5, 1.0)
+    ]
     start = local(net()).segments[0].module.state_dict()
     moves = [torch.cat([(w - start[n.partition("/")[2]]).flatten() for n, w in weights(r, 0).items()]) for r in runs]
     # Everybody drops out, with some steps of its own behind it: take the same ones off.
@@ -112,7 +114,10 @@ def test_held_rows_are_not_scaled_as_if_drawn_by_chance() -> None:
             state["after"] = [learner.contents(["model"]) for learner in learners]
 
     rows = data()
-    one, other = (go("local", Once(), 1, data=rows, sampling=sampling) for sampling in ("poisson", "shuffle"))
+    one, other = (
+        go("local", Once(), 1, data=rows, local=sf.LocalUpdate(sampling=sampling))
+        for sampling in ("poisson", "shuffle")
+    )
     for a, b in zip(one.method_state["after"], other.method_state["after"], strict=True):
         assert_same(a, b)
 
@@ -135,7 +140,7 @@ def test_private_releases_of_shown_rows_are_in_the_planned_ledger() -> None:
     assert alone is not None
     assert planned.totals[0].epsilon > alone, "public rows are released once more a round, and one of them twice"
     with pytest.raises(InvalidInput, match="across=True puts everybody's rows through everybody's segments"):
-        go("vanilla", None, data=rows, schedule=TURNS, defenses=guard, across=True)
+        go("vanilla", None, data=rows, schedule=TURNS, defenses=guard, evaluation=sf.Evaluation(across_clients=True))
 
 
 @pytest.mark.parametrize("method", [Aggregation(), FedMD(batch=9, rows=20), MAFML(batch=9)], ids=str)
@@ -165,7 +170,7 @@ def test_own_rows_are_counted_whatever_part_they_are_trained_in(method: Method) 
 def test_across_scores_every_model_on_everybodys_rows() -> None:
     rows = data(3, dirichlet=0.5)
     topologies = [local(net(i, (5 + i,))) for i in range(3)]
-    run = go("local", None, 3, data=rows, topology=topologies, across=True)
+    run = go("local", None, 3, data=rows, topology=topologies, evaluation=sf.Evaluation(across_clients=True))
     test = run.history[-1]["test"]
     assert test["across"]["own"] == test["clients"]
     for lane, learner in enumerate(run.learners):
@@ -180,5 +185,5 @@ def test_across_scores_every_model_on_everybodys_rows() -> None:
 
 
 def test_across_without_rows_has_no_scores() -> None:
-    run = go("local", None, 1, data=data(validation=0.0), across=True)
+    run = go("local", None, 1, data=data(validation=0.0), evaluation=sf.Evaluation(across_clients=True))
     assert run.history[-1]["validation"]["across"] == {"own": [None] * 2, "others": [None] * 2, "union": [None] * 2}

@@ -8,7 +8,7 @@ import torch
 from splitfed.core.optimizers import Optim
 from splitfed.federated import FedAvg, Scaffold
 from splitfed.federated.scaffold import Steer
-from splitfed.schedules import Apart
+from splitfed.schedules import Independent
 from splitfed.training.run import Run
 from tests.federated.examples import CLIENTS, RATE, START, common, go, hand, own
 from tests.rounding import single
@@ -67,7 +67,7 @@ def test_the_server_takes_steps_of_its_own_length() -> None:
 
 
 def test_the_servers_variate_moves_by_the_share_that_took_part() -> None:
-    run = hand("scaffold", schedule=Apart(clients_per_round=1))
+    run = hand("scaffold", schedule=Independent(clients_per_round=1))
     lane = next(lane for lane in range(2) if own(run, lane) != START)
     assert float(run.method_state["variate"]["model/weight"]) == single(0.5 * variate(run, lane))
 

@@ -152,14 +152,15 @@ def train(case: Case, rounds: int = 1) -> Run:
     options: dict[str, Any] = {}
     schedule = load("schedules", case.schedule)
     kind, name = case.more or (NONE, NONE)
-    plan = schedule(fusion={"name": name, **FUSIONS.get(name, {})}) if kind == "fusion" else schedule()
+    plan = schedule(aggregation={"name": name, **FUSIONS.get(name, {})}) if kind == "fusion" else schedule()
     if kind == "manipulation":
-        options["manipulations"] = made("manipulations", name, MANIPULATIONS)
+        options["adversaries"] = sf.Adversaries(poisoning=made("poisoning", name, MANIPULATIONS))
     if kind == "detector":
-        options["detectors"] = dict.fromkeys(topology.data_roles, made("detectors", name, DETECTORS))
+        watching = dict.fromkeys(topology.data_roles, made("detectors", name, DETECTORS))
+        options["adversaries"] = sf.Adversaries(detectors=watching)
     if case.intruder != NONE:
         without = [role for role in topology.roles if role not in topology.data_roles]
-        options["intruders"] = {(*without, *topology.roles)[0]: attack(case.intruder)}
+        options["adversaries"] = sf.Adversaries({(*without, *topology.roles)[0]: attack(case.intruder)})
     if case.defense != NONE:
         options["defenses"] = DEFENSES[case.defense]
     if case.method != NONE:
@@ -170,7 +171,7 @@ def train(case: Case, rounds: int = 1) -> Run:
         schedule=plan,
         rounds=rounds,
         batch_size=BATCH,
-        record=Everybody(),
+        logging=sf.Logging(record=Everybody()),
         **options,
     )
 
@@ -190,8 +191,8 @@ KINDS: dict[str, str] = {
     "defense": "defenses",
     "method": "methods",
     "attack": "attacks",
-    "fusion": "fusions",
-    "manipulation": "manipulations",
+    "fusion": "aggregation",
+    "manipulation": "poisoning",
     "detector": "detectors",
     "data": "data",
     "model": "models",

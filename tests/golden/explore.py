@@ -28,7 +28,7 @@ TRAINED = ("topology", "schedule", "defense", "method")
 ALONE = ("fusion", "manipulation", "detector")
 CONTEXTS = (
     Case("digits", "u_shaped", "splitfed_v1"),
-    Case("digits", "local", "apart"),
+    Case("digits", "local", "independent"),
     Case("digits", "vanilla", "splitfed_v1"),
     Case("digits", "vertical", "joint"),
     Case("parity", "u_shaped", "splitfed_v1"),

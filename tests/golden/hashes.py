@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from splitfed.training.run import AttackResult, Run
+from tests.golden.renames import KEYS
 
 TEXT = "text"
 """How the names of parts begin that hold wording alone."""
@@ -78,7 +79,7 @@ def leaves(value: Any) -> list[str]:
 def without_clock(value: Any) -> Any:
     """Return a history entry without what the wall clock measured."""
     if isinstance(value, Mapping):
-        return {key: without_clock(one) for key, one in value.items() if key not in CLOCK}
+        return {KEYS.get(key, key): without_clock(one) for key, one in value.items() if key not in CLOCK}
     return [without_clock(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 

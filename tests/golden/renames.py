@@ -7,4 +7,7 @@ Attacks draw by their registered name, so a renamed attack moves: what it recons
 
 from __future__ import annotations
 
-RENAMES: dict[str, str] = {}
+RENAMES: dict[str, str] = {"schedule=apart": "schedule=independent"}
+
+KEYS: dict[str, str] = {"training_attacks": "intruders", "training_attack_scores": "asked"}
+"""Key of a history -> what the commit that golden runs are compared with called it; hashes are those of the latter."""

@@ -296,7 +296,7 @@ def test_methods_have_models_by_the_same_rules(own: Path) -> None:
         data={"name": "digits", "victims": 8, "auxiliary": 32, "clients": 2},
         method=[{"name": "fml", "meme": {"model": "subprocess:Popen", "args": ["touch", str(own / "run")]}}],
         topology=[{"name": "local", "cuts": ["relu1"]}],
-        training={"rounds": 1, "batch_size": 64, "schedule": "apart"},
+        training={"rounds": 1, "batch_size": 64, "schedule": "independent"},
         defense=None,
         attack=None,
     )

@@ -97,7 +97,14 @@ def federated() -> Run:
     topology = sf.Topology("whole", (segment,), {"x": "client"}, (sf.Head("out", "client", "client"),))
     data = sf.data.mnist5k().rows(range(43)).clients(3, auxiliary=30, victims=10, validation=0.0, test=0.0)
     sgd = Optim("SGD", {"lr": 0.1})
-    return sf.train(topology, data, schedule="splitfed_v1", rounds=1, optimizer=sgd, record=Recording(("fed_server",)))
+    return sf.train(
+        topology,
+        data,
+        schedule="splitfed_v1",
+        rounds=1,
+        optimizer=sgd,
+        logging=sf.Logging(record=Recording(("fed_server",))),
+    )
 
 
 def averages() -> Run:
@@ -105,7 +112,9 @@ def averages() -> Run:
     data = sf.data.mnist5k().clients(5, classes_per_client=5, auxiliary=AUXILIARY, victims=VICTIMS)
     topology = sf.topologies.local(network(), ("relu4",))
     recorded = Recording(("fed_server",))
-    return sf.train(topology, data, schedule="apart", method="fedproto", rounds=1, record=recorded)
+    return sf.train(
+        topology, data, schedule="independent", method="fedproto", rounds=1, logging=sf.Logging(record=recorded)
+    )
 
 
 def scene(name: str) -> tuple[Callable[[], Run], str | None, str]:
@@ -122,7 +131,9 @@ def scene(name: str) -> tuple[Callable[[], Run], str | None, str]:
         return partial(vanilla, "size"), "server", "vanilla, two classes"
     if name == "insider_labels":
         # In a vanilla run labels reach the server anyway.
-        spied = partial(u_shaped, intruders={"server": load("attacks", "sdar").preset("fast")})
+        spied = partial(
+            u_shaped, adversaries=sf.Adversaries(training_attacks={"server": load("attacks", "sdar").preset("fast")})
+        )
         return spied, "server", "U-shaped, sdar"
     if name in ("class_shares", "prototype_inversion", "prototype_membership"):
         return averages, None, "fedproto, whole models"
@@ -168,7 +179,9 @@ def cost(name: str) -> dict[str, Any]:
 def _cost_inside(name: str, rounds: int = 3) -> dict[str, Any]:
     attack, runs = fast(name), list[Run]()
     alone = costed(lambda: vanilla(rounds=rounds))
-    spied = costed(lambda: runs.append(vanilla(rounds=rounds, intruders={"server": attack})))
+    spied = costed(
+        lambda: runs.append(vanilla(rounds=rounds, adversaries=sf.Adversaries(training_attacks={"server": attack})))
+    )
     asked = costed(lambda: runs[0].attack(attack))
     steps = sum(entry["steps"] for entry in runs[0].history)
     return {

@@ -18,7 +18,7 @@ from splitfed.core.optimizers import Optim
 from splitfed.core.random import generator
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
-from splitfed.schedules import Apart
+from splitfed.schedules import Independent
 from tests.papers.fedakt_models import FEATURES, method_of, topologies
 from tests.papers.fedakt_shown import ALONE, OTHERS, PARTS, WHOLE, keyed, show_setting
 from tests.papers.installed import FASHION, WhereInstalled
@@ -57,12 +57,12 @@ def train(
     return sf.train(
         topologies(CLIENTS, seed),
         federation(setting, seed, rows),
-        schedule=Apart(),
+        schedule=Independent(),
         method=method_of(name, weight, rounds, seed),
         optimizer=Optim("SGD", {"lr": RATE}),
         rounds=rounds,
         batch_size=10,
-        evaluate_every=every,
+        evaluation=sf.Evaluation(every=every),
         seed=seed,
     )
 

@@ -19,7 +19,7 @@ from splitfed.core.random import derive, stream
 from splitfed.data.sources.idx import idx
 from splitfed.federated import FedProto, Method
 from splitfed.registry import load
-from splitfed.schedules import Apart
+from splitfed.schedules import Independent
 from splitfed.training.client_scores import summarize_clients
 from tests.papers.fedproto_models import cnn, narrow_lenet
 from tests.papers.installed import FASHION, WhereInstalled
@@ -122,12 +122,12 @@ def train(name: str, classes: int, called: str, seed: int, rounds: int, every: i
     return sf.train(
         topologies,
         rows,
-        schedule=Apart(),
+        schedule=Independent(),
         method=way.method(),
         optimizer=Optim("SGD", {"lr": setting.rate, "momentum": 0.5}),
         rounds=rounds,
         batch_size=setting.batch,
-        evaluate_every=every,
+        evaluation=sf.Evaluation(every=every),
         seed=seed,
     )
 

@@ -81,7 +81,7 @@ def start(seed: int, width: int, faster: float, weight: float, blocks: int) -> R
         batch_size=64,
         optimizer=Optim("Adam", {"lr": RATE * faster}),
         defenses=defenses,
-        intruders={"server": plan},
+        adversaries=sf.Adversaries(training_attacks={"server": plan}),
         seed=seed,
     )
 
@@ -142,7 +142,7 @@ def look(run: Run, weight: float) -> dict[str, float]:
         "mean image": float((known.mean(0) - truth).square().mean()),
         "ssim": result.grade["guess"]["ssim"].mean,
     }
-    state = run.intruders["server"]
+    state = run.training_attacks["server"]
     assert isinstance(state, TrainingAttackState)
     if weight:
         sent = releases(run.engine.modules(0)["bottom"], run.data.clients[0].train.x, BATCHES)

@@ -159,7 +159,15 @@ def trained(cut: str, seed: int, noise: bool, epochs: int) -> Run:
         model = he_lenet()
     topology = sf.topologies.vanilla(model, cut)
     optimizer = adam(eps=1e-3)
-    return sf.train(topology, data, rounds=epochs, batch_size=32, optimizer=optimizer, seed=seed, evaluate_every=epochs)
+    return sf.train(
+        topology,
+        data,
+        rounds=epochs,
+        batch_size=32,
+        optimizer=optimizer,
+        seed=seed,
+        evaluation=sf.Evaluation(every=epochs),
+    )
 
 
 def measure(

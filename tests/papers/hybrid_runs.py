@@ -23,7 +23,7 @@ from splitfed.data.rotation import ANGLES
 from splitfed.engines.base import FED
 from splitfed.federated import FML, MAFML, Aggregation, FedAKT, FedProto, Method
 from splitfed.models.lenet import lenet
-from splitfed.schedules import Apart, Sequential, SplitFedV1, SplitFedV3
+from splitfed.schedules import Independent, Sequential, SplitFedV1, SplitFedV3
 from splitfed.schedules.base import Schedule
 from splitfed.topologies import local, u_shaped, vanilla
 
@@ -61,7 +61,7 @@ class Arm(NamedTuple):
     method: Method | None = None
 
 
-ALONE = {name: Arm("alone", name, "whole", Apart()) for name in SETTINGS}
+ALONE = {name: Arm("alone", name, "whole", Independent()) for name in SETTINGS}
 OWN = Sequential(hand_over="none")
 PLAIN = (
     Arm("plain vanilla v1", "few", "vanilla", SplitFedV1()),
@@ -144,8 +144,7 @@ def train(arm: Arm, seed: int, setting: Setting) -> sf.Run:
         rounds=setting.rounds,
         batch_size=setting.batch,
         optimizer=Optim("Adam", {"lr": 2e-3}),
-        record=Recording((FED,)) if watched else None,
-        evaluate_every=setting.rounds,
-        across=True,
+        logging=sf.Logging(record=Recording((FED,)) if watched else None),
+        evaluation=sf.Evaluation(every=setting.rounds, across_clients=True),
         seed=seed,
     )

@@ -97,9 +97,9 @@ def trained(name: str, seed: int, epochs: int | None = None, defenses: Sequence[
         batch_size=setting.batch_size,
         optimizer=Optim("Adam", {"lr": 1e-3}),
         defenses=defenses,
-        record=Recording(parties=("features0",)),
+        logging=sf.Logging(record=Recording(parties=("features0",))),
         seed=seed,
-        evaluate_every=passes,
+        evaluation=sf.Evaluation(every=passes),
     )
 
 

@@ -17,7 +17,7 @@ from splitfed.core.random import derive, stream
 from splitfed.federated import MAFML, Aggregation, FedMD, Method
 from splitfed.models.lenet import lenet
 from splitfed.registry import load
-from splitfed.schedules import Apart
+from splitfed.schedules import Independent
 from splitfed.topologies import local
 from tests.papers.table import Cell, Measured, Table, markdown, mean, signed, verdict
 
@@ -73,13 +73,12 @@ def train(
     return sf.train(
         topologies,
         rows,
-        schedule=Apart(steps=BETWEEN if name == FEW else 1),
+        schedule=Independent(steps=BETWEEN if name == FEW else 1),
         method=method_of(name),
         optimizer=Optim("Adam", {"lr": 1e-3, "weight_decay": 1e-4}),
         rounds=rounds,
         batch_size=32,
-        evaluate_every=every,
-        across=True,
+        evaluation=sf.Evaluation(every=every, across_clients=True),
         seed=seed,
     )
 

@@ -17,7 +17,7 @@ from splitfed.core.optimizers import Optim
 from splitfed.federated import FedKD, FedMD, Method, Scaffold
 from splitfed.models.lenet import lenet
 from splitfed.registry import TABLES, load
-from splitfed.schedules import Apart
+from splitfed.schedules import Independent
 from splitfed.topologies import local
 from tests.papers.method_controls import FedKDControl, FedMDControl, FMLControl, MAFMLControl
 from tests.papers.table import Cell, Measured, Table, markdown, mean, signed, verdict
@@ -115,15 +115,13 @@ def train(variant: Variant, way: Way, seed: int, rows: int | None = None) -> sf.
     return sf.train(
         local(lenet((1, 28, 28), 10, pool="max", seed=seed), ("relu4",)),
         clients,
-        schedule=Apart(steps=variant.steps),
+        schedule=Independent(steps=variant.steps),
         method=variant.method or load("methods", variant.name)(),
         rounds=variant.rounds,
         batch_size=BATCH,
         optimizer=Optim("SGD", {"lr": variant.rate, "momentum": variant.momentum}),
-        restart_optimizers=way.restart,
-        starts=way.starts,
-        evaluate_every=variant.rounds,
-        across=True,
+        local=sf.LocalUpdate(restart_optimizers=way.restart, starts=way.starts),
+        evaluation=sf.Evaluation(every=variant.rounds, across_clients=True),
         seed=seed,
     )
 

@@ -14,7 +14,7 @@ import splitfed as sf
 from splitfed.attacks.labels.model_completion import ModelCompletion
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import stream
-from splitfed.poisoning import MaliciousOptimizer, Manipulation
+from splitfed.poisoning import MaliciousOptimizer, Poisoning
 from tests.papers.table import Cell, Measured, Table, markdown, mean
 
 SEEDS = (1, 2, 3)
@@ -37,7 +37,7 @@ def measure(kind: str, seed: int, state: Path, epochs: int = EPOCHS, iterations:
         bottoms = {"left": bottom(), "right": bottom()}
         top = nn.Sequential(nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 10))
     data = sf.data.mnist5k().halves().clients(1, auxiliary=500, victims=500, validation=0.0, seed=seed)
-    bent: tuple[Manipulation, ...] = (MaliciousOptimizer(party="left"),) if kind == "active" else ()
+    bent: tuple[Poisoning, ...] = (MaliciousOptimizer(party="left"),) if kind == "active" else ()
     # A rate of zero leaves every weight as it was drawn.
     passes, rate = (1, 0.0) if kind == "fresh" else (epochs, 0.01)
     run = sf.train(
@@ -45,9 +45,9 @@ def measure(kind: str, seed: int, state: Path, epochs: int = EPOCHS, iterations:
         data,
         rounds=passes,
         optimizer=Optim("SGD", {"lr": rate, "momentum": 0.9}),
-        manipulations=bent,
+        adversaries=sf.Adversaries(poisoning=bent),
         seed=seed,
-        evaluate_every=passes,
+        evaluation=sf.Evaluation(every=passes),
     )
     trained = data.clients[0].train
     victims = trained.join([data.victims])

@@ -89,9 +89,9 @@ def train(seed: int, setting: Setting, plan: Pcat, rounds: int) -> Run:
         rounds=rounds,
         batch_size=64,
         optimizer=Optim("Adam", {"lr": 1e-3}),
-        intruders={"server": plan},
+        adversaries=sf.Adversaries(training_attacks={"server": plan}),
         seed=seed,
-        evaluate_every=rounds,
+        evaluation=sf.Evaluation(every=rounds),
     )
 
 
@@ -103,7 +103,7 @@ def attack(_: Path, *, seed: int, setting: Setting, rounds: int, plan: dict[str,
     steps = rounds * -(-len(data(seed, setting.each).clients[0].train) // 64)
     made = Pcat.preset("paper", **plan, **({"after": steps - plan["start"]} if setting.late else {}))
     run = train(seed, setting, made, rounds)
-    state, test, known = run.intruders["server"], run.data.test_union(), run.data.auxiliary
+    state, test, known = run.training_attacks["server"], run.data.test_union(), run.data.auxiliary
     assert isinstance(state, PseudoClient)
     found: dict[str, Any] = {"task": run.accuracy}
     found["stolen"] = accuracy(state.classify(run.observe("server"), test.x), test)

@@ -10,7 +10,7 @@ import splitfed
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import stream
 from splitfed.models.mlp import mlp
-from splitfed.poisoning import Backdoor, ByzantineNoise, LabelFlip, Manipulation, Scaling, SignFlip, success_rate
+from splitfed.poisoning import Backdoor, ByzantineNoise, LabelFlip, Poisoning, Scaling, SignFlip, success_rate
 from splitfed.schedules import SplitFedV1
 from splitfed.topologies import vanilla
 from tests.papers.table import Cell, Measured, Table, markdown, mean
@@ -27,7 +27,7 @@ FUSIONS: dict[str, str | dict[str, Any]] = {
     "`geometric_median`": "geometric_median",
 }
 DOOR = Backdoor(clients=BAD, target=7, share=0.5)
-HARM: dict[str, tuple[Manipulation, ...]] = {
+HARM: dict[str, tuple[Poisoning, ...]] = {
     "nobody": (),
     "`label_flip`": (LabelFlip(clients=BAD),),
     "`label_flip`, `scaling` 10": (LabelFlip(clients=BAD), Scaling(clients=BAD, factor=10.0)),
@@ -47,21 +47,19 @@ def measure(fusion: str, seed: int, state: Path, rounds: int = ROUNDS) -> dict[s
     return found
 
 
-def _one(
-    fusion: str, harm: tuple[Manipulation, ...], dirichlet: float | None, seed: int, rounds: int
-) -> dict[str, float]:
+def _one(fusion: str, harm: tuple[Poisoning, ...], dirichlet: float | None, seed: int, rounds: int) -> dict[str, float]:
     with stream(seed):
         model = mlp((1, 8, 8), 10, (32,), seed=None)
     run = splitfed.train(
         vanilla(model, "relu1"),
         splitfed.data.digits().clients(CLIENTS, auxiliary=2, victims=2, validation=0.0, dirichlet=dirichlet, seed=seed),
-        schedule=SplitFedV1(fusion=FUSIONS[fusion]),
+        schedule=SplitFedV1(aggregation=FUSIONS[fusion]),
         optimizer=Optim("Adam", {"lr": 0.01}),
         rounds=rounds,
         batch_size=16,
-        evaluate_every=rounds,
+        evaluation=splitfed.Evaluation(every=rounds),
         seed=seed,
-        manipulations=harm,
+        adversaries=splitfed.Adversaries(poisoning=harm),
     )
     return {"accuracy": run.accuracy, "success": success_rate(run, DOOR)}
 
@@ -98,7 +96,7 @@ made for it (steps within the spread of the honest ones) is not in this table, a
 
 TABLE = Table(
     "robust_fusion",
-    "Robust fusions under manipulated uploads",
+    "Robust fusions under poisoned uploads",
     BUDGET,
     tuple(Cell(_key(fusion, seed), partial(measure, fusion, seed)) for fusion in FUSIONS for seed in SEEDS),
     show,

@@ -58,7 +58,7 @@ def start(seed: int, shape: str, changes: dict[str, Any]) -> Run:
         rounds=1,
         batch_size=64,
         optimizer=Optim("Adam", {"lr": 1e-3}),
-        intruders={"server": Sdar.preset("paper", **{"width": WIDTH, **changes})},
+        adversaries=sf.Adversaries(training_attacks={"server": Sdar.preset("paper", **{"width": WIDTH, **changes})}),
         seed=seed,
     )
 

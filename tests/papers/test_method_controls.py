@@ -10,7 +10,7 @@ from torch import Tensor
 import splitfed as sf
 from splitfed.core.optimizers import Optim
 from splitfed.federated import FML, MAFML, FedKD, FedMD
-from splitfed.schedules import Apart
+from splitfed.schedules import Independent
 from splitfed.topologies import local
 from tests.examples import assert_same
 from tests.federated.methods import go, net, weights
@@ -21,7 +21,7 @@ def models(method: Any, data: Any = None, **changes: Any) -> list[dict[str, Tens
     """Return each client's own model after three rounds."""
     rows = data or sf.data.digits().rows(range(120)).clients(3, auxiliary=0, victims=0, public=0.2)
     topology = local(net(), ("relu1",))
-    run = go("local", method, 3, data=rows, topology=topology, schedule=Apart(), **changes)
+    run = go("local", method, 3, data=rows, topology=topology, schedule=Independent(), **changes)
     own = [segment.name for segment in topology.segments]
     return [{n: t for n, t in weights(run, lane).items() if n.partition("/")[0] in own} for lane in range(3)]
 

@@ -99,7 +99,7 @@ def measure(name: str, setting: Setting, seed: int, state: Path, budget: Budget 
         batch_size=32,
         optimizer=Optim("Adam", {"lr": 1e-3}),
         seed=seed,
-        evaluate_every=plan.rounds,
+        evaluation=sf.Evaluation(every=plan.rounds),
     )
     (found,) = run.attack(Ladder(widths=plan.widths, epochs=plan.epochs, queries=3))
     scores = {f"{who} {m}": value.mean for who, by in found.grade.items() for m, value in by.items()}

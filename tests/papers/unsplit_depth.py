@@ -42,7 +42,15 @@ def measure(depth: str, seed: int, state: Path, rounds: int = ROUNDS, epochs: in
     with stream(seed):
         model = he_lenet()
     topology, data = sf.topologies.vanilla(model, depth), federation(seed)
-    run = sf.train(topology, data, rounds=epochs, batch_size=64, optimizer=adam(1e-8), seed=seed, evaluate_every=epochs)
+    run = sf.train(
+        topology,
+        data,
+        rounds=epochs,
+        batch_size=64,
+        optimizer=adam(1e-8),
+        seed=seed,
+        evaluation=sf.Evaluation(every=epochs),
+    )
     victims = one_a_class(data.victims)
     attack = Unsplit.preset("paper", rounds=rounds, stretch=False)
     (result,) = run.attack(attack, victims=victims, seed=seed)

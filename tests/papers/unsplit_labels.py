@@ -37,7 +37,7 @@ def measure(
         rounds=max(passes, 1),
         optimizer=Optim("Adam", {"lr": rate, "amsgrad": True}),
         seed=seed,
-        evaluate_every=max(passes, 1),
+        evaluation=sf.Evaluation(every=max(passes, 1)),
     )
     attack = UnsplitLabels(iterations=iterations, hints=HINTS)
     (result,) = run.attack(attack, adversary="server", seed=seed)

@@ -15,9 +15,10 @@ from splitfed.models.lenet import lenet
 from splitfed.planning.plan import Cost, compare, cost, federated_bytes
 from splitfed.planning.validation import Prepared, prepare
 from splitfed.registry import TABLES, load
-from splitfed.schedules.base import Schedule, Training
+from splitfed.schedules.base import LocalUpdate, Schedule, Training
 from splitfed.topologies import u_shaped, vanilla
 from splitfed.training.entry_point import train
+from splitfed.training.settings import Evaluation
 from tests.examples import SmallUNet, toy_data
 
 TOPOLOGIES: dict[str, Callable[[], Topology]] = {
@@ -52,13 +53,13 @@ def ready(topology: Topology, plan: Schedule, data: Federation) -> Prepared:
         for c in CHANCES
     ],
 )
-@pytest.mark.parametrize("name", [n for n in TABLES["schedules"] if n not in ("joint", "apart")])
+@pytest.mark.parametrize("name", [n for n in TABLES["schedules"] if n not in ("joint", "independent")])
 def test_planned_equals_counted(name: str, shape: str, chance: dict[str, object]) -> None:
     data = federation(3)
     for options in OPTIONS.get(name, [{}]):
         plan = load("schedules", name)(**options, **chance)
         planned = cost(ready(TOPOLOGIES[shape](), plan, data), 2)
-        run = train(TOPOLOGIES[shape](), data, schedule=plan, rounds=2, batch_size=10, local_epochs=2)
+        run = train(TOPOLOGIES[shape](), data, schedule=plan, rounds=2, batch_size=10, local=LocalUpdate(epochs=2))
         counted = {flow: n for flow, n in run.engine.traffic.flows.items() if flow.phase == "train"}
         assert planned.flows == counted
         assert planned.bytes == run.bytes > 0
@@ -70,7 +71,13 @@ def test_the_clock_beside_training_shows_what_was_planned() -> None:
         plan = load("schedules", name)()
         planned = cost(ready(TOPOLOGIES["vanilla"](), plan, data), 2, MACHINES)
         run = train(
-            TOPOLOGIES["vanilla"](), data, schedule=plan, rounds=2, batch_size=10, local_epochs=2, speeds=MACHINES
+            TOPOLOGIES["vanilla"](),
+            data,
+            schedule=plan,
+            rounds=2,
+            batch_size=10,
+            local=LocalUpdate(epochs=2),
+            evaluation=Evaluation(speeds=MACHINES),
         )
         assert run.history[-1]["simulated_seconds"] == pytest.approx(planned.seconds, rel=1e-12)
         assert 0 < run.history[0]["simulated_seconds"] < run.history[1]["simulated_seconds"]
@@ -90,7 +97,7 @@ def test_every_schedule_is_compared_and_a_refusal_has_its_reason() -> None:
     found = compare(lambda name: ready(TOPOLOGIES["vanilla"](), load("schedules", name)(), data), 1)
     assert list(found) == list(TABLES["schedules"])
     refused = {name for name, entry in found.items() if isinstance(entry, InvalidInput)}
-    assert refused == {"joint", "apart"}
+    assert refused == {"joint", "independent"}
     assert all(isinstance(entry, Cost) for name, entry in found.items() if name not in refused)
 
 

@@ -1,4 +1,4 @@
-"""Manipulations do what they say to data and uploads, and harm, or open a back door, as their papers promise."""
+"""Poisonings do what they say to data and uploads, and harm, or open a back door, as their papers promise."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from splitfed.poisoning import (
     ByzantineNoise,
     GradientReplacement,
     LabelFlip,
-    Manipulation,
+    Poisoning,
     Replay,
     Scaling,
     SignFlip,
@@ -43,21 +43,26 @@ def data() -> Federation:
     return splitfed.data.digits().clients(4, auxiliary=10, victims=10, validation=0.0)
 
 
-def trained(*manipulations: Manipulation, rounds: int = 8, **options: Any) -> Run:
+def trained(*poisonings: Poisoning, rounds: int = 8, **options: Any) -> Run:
     """Four clients of SplitFed v1 on digits, trained once however often it is asked for."""
-    key = repr((manipulations, rounds, options))
+    key = repr((poisonings, rounds, options))
     if key not in RUNS or "folder" in options:
         with stream(0):
             model = mlp((1, 8, 8), 10, (32,), seed=None)
         settings = {"schedule": "splitfed_v1", "optimizer": Optim("Adam", {"lr": 0.01}), **options}
         RUNS[key] = splitfed.train(
-            vanilla(model, "relu1"), data(), rounds=rounds, batch_size=16, manipulations=manipulations, **settings
+            vanilla(model, "relu1"),
+            data(),
+            rounds=rounds,
+            batch_size=16,
+            adversaries=splitfed.Adversaries(poisoning=poisonings),
+            **settings,
         )
     return RUNS[key]
 
 
 EVERYBODY = (0, 1, 2, 3)
-HARMFUL: dict[str, tuple[Manipulation, ...]] = {
+HARMFUL: dict[str, tuple[Poisoning, ...]] = {
     "label_flip": (LabelFlip(clients=EVERYBODY),),
     "sign_flip": (SignFlip(clients=(0, 1), factor=3.0),),
     "byzantine_noise": (ByzantineNoise(clients=(0,), scale=10.0),),
@@ -116,7 +121,7 @@ def test_random_flips_are_all_wrong_and_all_classes_occur() -> None:
 
 BEFORE = {"w": torch.tensor([1.0, 2.0]), "count": torch.tensor(3)}
 AFTER = {"w": torch.tensor([2.0, 0.0]), "count": torch.tensor(4)}
-BENT: dict[str, tuple[Manipulation, list[float]]] = {
+BENT: dict[str, tuple[Poisoning, list[float]]] = {
     "sign_flip": (SignFlip(), [0.0, 4.0]),
     "sign_flip twice": (SignFlip(factor=2.0), [-1.0, 6.0]),
     "scaling": (Scaling(factor=10.0), [11.0, -18.0]),
@@ -126,8 +131,8 @@ BENT: dict[str, tuple[Manipulation, list[float]]] = {
 @pytest.mark.parametrize("case", BENT)
 def test_uploads_by_hand(case: str) -> None:
     """The update is (1, -2) on weights (1, 2); a count of batches is no update."""
-    manipulation, expected = BENT[case]
-    found = manipulation.upload(BEFORE, AFTER, generator(0))
+    poisoning, expected = BENT[case]
+    found = poisoning.upload(BEFORE, AFTER, generator(0))
     assert found["w"].tolist() == expected
     assert int(found["count"]) == 4
 
@@ -142,7 +147,10 @@ def test_noise_has_its_scale(add: bool, center: float) -> None:
 
 def test_what_arrives_is_the_bent_upload_and_only_of_those_clients() -> None:
     """A sign flip of one round: w' bent is 2 w - w', with w' that of the honest run."""
-    honest, bent = (trained(*m, rounds=1, record=Recording(("fed_server",))) for m in ((), (SignFlip(clients=(2,)),)))
+    honest, bent = (
+        trained(*m, rounds=1, logging=splitfed.Logging(record=Recording(("fed_server",))))
+        for m in ((), (SignFlip(clients=(2,)),))
+    )
     one, other = (
         {(m.sender, m.stamp.lane): m.tensors for m in r.engine.view("fed_server").messages} for r in (honest, bent)
     )
@@ -151,7 +159,7 @@ def test_what_arrives_is_the_bent_upload_and_only_of_those_clients() -> None:
             start = one["fed_server", client][name]
             expected = 2 * start - sent if client == 2 else sent
             assert torch.allclose(other["client" + str(client), client][name], expected, atol=1e-6)
-    assert bent.history[0]["intruders"] == {"client2": {"bent": 1}}
+    assert bent.history[0]["training_attacks"] == {"client2": {"bent": 1}}
 
 
 def test_trigger_by_hand() -> None:
@@ -189,7 +197,7 @@ def test_success_rate_by_hand() -> None:
     assert success_rate(says, Backdoor(target=0, value=0.0)) == 1.0
 
 
-def sums(*manipulations: Manipulation) -> Run:
+def sums(*poisonings: Poisoning) -> Run:
     """Two parties with the halves of an image; their logits are added up."""
     with stream(0):
         bottoms = {
@@ -197,21 +205,25 @@ def sums(*manipulations: Manipulation) -> Run:
             for side in ("left", "right")
         }
         topology = vertical(bottoms, nn.Identity(), labels="left", fusion="sum")
-    return on_halves(topology, 8, manipulations)
+    return on_halves(topology, 8, poisonings)
 
 
-def halves(*manipulations: Manipulation, rounds: int = 4) -> Run:
+def halves(*poisonings: Poisoning, rounds: int = 4) -> Run:
     """Two parties with the halves of an image; a trained layer joins what they release."""
     with stream(0):
         bottoms = {s: nn.Sequential(nn.Flatten(), nn.Linear(32, 16), nn.ReLU()) for s in ("left", "right")}
         topology = vertical(bottoms, nn.Linear(32, 10), labels="left")
-    return on_halves(topology, rounds, manipulations)
+    return on_halves(topology, rounds, poisonings)
 
 
-def on_halves(topology: Topology, rounds: int, manipulations: tuple[Manipulation, ...]) -> Run:
+def on_halves(topology: Topology, rounds: int, poisonings: tuple[Poisoning, ...]) -> Run:
     rows = splitfed.data.digits().halves().clients(1, auxiliary=10, victims=10, validation=0.0)
     return splitfed.train(
-        topology, rows, rounds=rounds, optimizer=Optim("Adam", {"lr": 0.01}), manipulations=manipulations
+        topology,
+        rows,
+        rounds=rounds,
+        optimizer=Optim("Adam", {"lr": 0.01}),
+        adversaries=splitfed.Adversaries(poisoning=poisonings),
     )
 
 
@@ -277,12 +289,12 @@ def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
     bent = (ByzantineNoise(clients=(1,), scale=0.01, add=True), LabelFlip(clients=(0,)))
     straight = trained(*bent, rounds=3)
     with pytest.raises(KeyboardInterrupt):
-        trained(*bent, rounds=3, folder=tmp_path / "run", progress=_stop_after(2))
-    resumed = trained(*bent, rounds=3, folder=tmp_path / "run", resume=True)
+        trained(*bent, rounds=3, logging=splitfed.Logging(folder=tmp_path / "run", progress=_stop_after(2)))
+    resumed = trained(*bent, rounds=3, logging=splitfed.Logging(folder=tmp_path / "run", resume=True))
     one, other = straight.state(), resumed.state()
     assert_same({k: v for k, v in other.items() if k != "run"}, {k: v for k, v in one.items() if k != "run"})
     with pytest.raises(InvalidInput):
-        trained(SignFlip(), rounds=3, folder=tmp_path / "run", resume=True)
+        trained(SignFlip(), rounds=3, logging=splitfed.Logging(folder=tmp_path / "run", resume=True))
 
 
 def _stop_after(last: int) -> Callable[..., None]:
@@ -293,7 +305,7 @@ def _stop_after(last: int) -> Callable[..., None]:
     return stop
 
 
-SETTINGS: dict[str, tuple[Callable[[], Manipulation], str]] = {
+SETTINGS: dict[str, tuple[Callable[[], Poisoning], str]] = {
     "nobody": (lambda: SignFlip(clients=()), "clients=() is not allowed; expected a tuple of different clients"),
     "twice": (lambda: SignFlip(clients=(1, 1)), "clients=(1, 1) is not allowed"),
     "negative": (lambda: SignFlip(clients=(-1,)), "client=-1 is not allowed"),
@@ -330,14 +342,14 @@ MISFITS: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"schedule": "sequential"},
         "SignFlip bends what a client uploads; no client uploads weights under this schedule",
     ),
-    "no manipulation": (("sign_flip",), {}, "manipulation 'sign_flip' is not allowed"),
+    "no poisoning": (("sign_flip",), {}, "poisoning 'sign_flip' is not allowed"),
 }
 
 
 @pytest.mark.parametrize("case", MISFITS)
 def test_misfits(case: str) -> None:
-    manipulation, options, text = MISFITS[case]
-    given = manipulation if isinstance(manipulation, tuple) else (manipulation,)
+    poisoning, options, text = MISFITS[case]
+    given = poisoning if isinstance(poisoning, tuple) else (poisoning,)
     with pytest.raises(InvalidInput, match=re.escape(text)):
         trained(*given, **options)
 
@@ -357,4 +369,9 @@ def test_a_party_that_gets_no_gradient_has_none_to_replace() -> None:
     rows = splitfed.data.digits().with_features({"top": splitfed.data.Feature(torch.arange(8), (8,))}).clients(1)
     row = int((rows.clients[0].train.y == 3).nonzero()[0])
     with pytest.raises(InvalidInput, match="GradientReplacement bends gradients that come back; 'top' receives none"):
-        splitfed.train(topology, rows, rounds=1, manipulations=GradientReplacement(party="top", row=row, target=3))
+        splitfed.train(
+            topology,
+            rows,
+            rounds=1,
+            adversaries=splitfed.Adversaries(poisoning=GradientReplacement(party="top", row=row, target=3)),
+        )

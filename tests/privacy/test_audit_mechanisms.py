@@ -36,7 +36,7 @@ def run_of(*defenses: Defense, clients: int = 1, shape: str = "vanilla", **optio
     with stream(0):
         if shape == "local":
             topology = local(mlp((1, 8, 8), 10, (8, 8), seed=None), ("relu1",))
-            options = {"schedule": "apart", "method": FedProto(), **options}
+            options = {"schedule": "independent", "method": FedProto(), **options}
         else:
             model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 8), nn.Linear(8, 10))
             topology = vanilla(model, "1") if shape == "vanilla" else u_shaped(model, ("1", "2"))
@@ -233,7 +233,7 @@ def test_private_steps(fault: str) -> None:
     """Two parties with norm 2, of multiplier 3 each, and batches of 30 in less than 80 rows."""
     sampling, violated = FAULTS[fault]
     defense = Faulty(max_norm=2.0, noise_multiplier=3.0, fault=fault)
-    run = run_of(defense, sampling=sampling, batch_size=30)
+    run = run_of(defense, local=sf.LocalUpdate(sampling=sampling), batch_size=30)
     held = audited(run, 20_000 if fault == "less noise" else 4000)
     assert {what for (_, what), fine in held.items() if not fine} == violated
     assert len(held) == (3 if sampling == "poisson" else 2)
@@ -243,7 +243,7 @@ def test_private_steps(fault: str) -> None:
 def test_steps_whose_norm_is_joint() -> None:
     """Two parties that clip by their joint norm are one of the stated multiplier, and no more."""
     defense = DpSgd(noise_multiplier=1.2, clip="joint")
-    found = audit_run(run_of(defense, sampling="poisson"), 6000)
+    found = audit_run(run_of(defense, local=sf.LocalUpdate(sampling="poisson")), 6000)
     present = found["mechanisms"][0]
     assert found["held"]
     assert present["found"]["mu"] > 0.8 / 1.2
@@ -254,7 +254,7 @@ def test_steps_whose_norm_is_joint() -> None:
 
 def test_more_rows_than_the_claim_says() -> None:
     """Steps take each row with chance .8 where .2 is claimed: only the sampled step can see it."""
-    run = run_of(DpSgd(noise_multiplier=1.0), sampling="poisson")
+    run = run_of(DpSgd(noise_multiplier=1.0), local=sf.LocalUpdate(sampling="poisson"))
     rows = len(run.data.clients[0].train)
     training = run.evaluator.training
     assert training is not None

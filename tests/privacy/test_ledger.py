@@ -120,7 +120,15 @@ def test_rows_that_are_not_finite_are_released_as_zeros_and_counted() -> None:
     squared = nn.Sequential(Squared(), nn.Flatten(), nn.Linear(64, 10))
     for defense in (GaussianRelease(noise_multiplier=1.0, freeze=True), LaplaceRelease(epsilon=1.0, freeze=True)):
         shape = vanilla(squared, "0")
-        run = sf.train(shape, data, defenses=defense, rounds=1, batch_size=20, optimizer=SLOW, record=sf.Recording())
+        run = sf.train(
+            shape,
+            data,
+            defenses=defense,
+            rounds=1,
+            batch_size=20,
+            optimizer=SLOW,
+            logging=sf.Logging(record=sf.Recording()),
+        )
         sent = run.engine.view("server").select(kind="activation").tensors()
         assert all(bool(torch.isfinite(t).all()) for t in sent.values())
         (edge,) = shape.crossings
@@ -168,7 +176,7 @@ def test_planned_is_counted(schedule: str) -> None:
 
 def test_planned_is_counted_where_scoring_is_rare_and_for_labels() -> None:
     defense = GaussianRelease(noise_multiplier=4.0, freeze=True)
-    assert planned(defense, every=2) == trained(defense, evaluate_every=2).ledger
+    assert planned(defense, every=2) == trained(defense, evaluation=sf.Evaluation(every=2)).ledger
     shape = u_shaped(model(), ("pool", "fc1"))
     for mode in ("labels", "gradient"):
         found = trained(LabelDp(2.0, mode=mode), shape).ledger
@@ -190,8 +198,8 @@ def test_resumed_it_counts_the_same(tmp_path: Path) -> None:
         raise Stop
 
     with pytest.raises(Stop):
-        trained(defense, folder=folder, progress=stop)
-    again = trained(defense, folder=folder, resume=True)
+        trained(defense, logging=sf.Logging(folder=folder, progress=stop))
+    again = trained(defense, logging=sf.Logging(folder=folder, resume=True))
     assert again.ledger == whole
     assert again.history[-1]["epsilons"] == {"each release at the cut": whole.totals[0].epsilon}
 
@@ -269,10 +277,10 @@ def test_the_default_delta(rows: int, delta: float) -> None:
 
 
 def test_a_delta_of_ones_own() -> None:
-    run = trained(GaussianRelease(noise_multiplier=4.0, freeze=True), delta=1e-3)
+    run = trained(GaussianRelease(noise_multiplier=4.0, freeze=True), evaluation=sf.Evaluation(delta=1e-3))
     assert run.ledger.delta == 1e-3
     with pytest.raises(InvalidInput, match=r"delta=1.0 is not allowed; expected a number in \(0, 1\)"):
-        trained(Noise(), delta=1.0)
+        trained(Noise(), evaluation=sf.Evaluation(delta=1.0))
 
 
 def test_what_learns() -> None:

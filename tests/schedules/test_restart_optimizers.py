@@ -18,10 +18,11 @@ from splitfed.federated import FedAvg, FedNova, FedProto, FedProx
 from splitfed.federated.scaffold import Steer
 from splitfed.planning.validation import prepare
 from splitfed.registry import TABLES, load
-from splitfed.schedules import Apart
-from splitfed.schedules.base import Training
+from splitfed.schedules import Independent
+from splitfed.schedules.base import LocalUpdate, Training
 from splitfed.topologies import vanilla
 from splitfed.training.run import Run
+from splitfed.training.settings import Logging
 from tests.examples import assert_same
 from tests.federated.examples import (
     CLIENTS,
@@ -71,7 +72,7 @@ def averaged(rounds: int, restart: bool) -> float:
 @pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize("method", [None, "standalone"])
 def test_clients_that_train_alone_by_hand(method: str | None, restart: bool) -> None:
-    run = hand(method, rounds=3, optimizer=MOMENTUM, restart_optimizers=restart)
+    run = hand(method, rounds=3, optimizer=MOMENTUM, local=LocalUpdate(restart_optimizers=restart))
     assert [own(run, lane) for lane in range(2)] == single([alone(3, restart, *client) for client in CLIENTS])
     assert run.restart_optimizers == restart
 
@@ -79,7 +80,9 @@ def test_clients_that_train_alone_by_hand(method: str | None, restart: bool) -> 
 @pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize("method", [FedAvg(), FedProx(mu=0.0)])
 def test_averaged_clients_by_hand(method: Any, restart: bool) -> None:
-    assert common(hand(method, 3, optimizer=MOMENTUM, restart_optimizers=restart)) == single(averaged(3, restart))
+    assert common(hand(method, 3, optimizer=MOMENTUM, local=LocalUpdate(restart_optimizers=restart))) == single(
+        averaged(3, restart)
+    )
 
 
 def test_it_is_the_same_for_every_method_unless_one_is_told_otherwise() -> None:
@@ -152,14 +155,18 @@ def test_fednova_with_equal_steps_is_fedavg_with_a_living_momentum_too() -> None
     equal = ((2, 1.0), (2, -3.0))
     for restart in (False, True):
         one, other = (
-            hand(method, 4, clients=equal, optimizer=MOMENTUM, restart_optimizers=restart)
+            hand(method, 4, clients=equal, optimizer=MOMENTUM, local=LocalUpdate(restart_optimizers=restart))
             for method in (FedNova(), FedAvg())
         )
         assert common(one) == single(common(other))
 
 
 def test_fednova_knows_the_momentum_of_a_client_that_left_and_of_a_resumed_run(tmp_path: Path) -> None:
-    some = {"schedule": Apart(clients_per_round=2, drop_out=0.4), "optimizer": MOMENTUM, "local_epochs": 2}
+    some = {
+        "schedule": Independent(clients_per_round=2, drop_out=0.4),
+        "optimizer": MOMENTUM,
+        "local": LocalUpdate(epochs=2),
+    }
     run = go(FedNova(), 4, **some)
     assert any(entry["dropped"] for entry in run.history)
     check_resumed(run, FedNova(), tmp_path / "run", **some)
@@ -202,18 +209,18 @@ def test_scaffolds_variate_is_the_weighted_mean_of_the_raw_gradients() -> None:
 
 @pytest.mark.parametrize("name", ["scaffold", "fednova"])
 def test_a_resumed_run_ends_in_the_same_bits(name: str, tmp_path: Path) -> None:
-    given = {"optimizer": MOMENTUM, "restart_optimizers": True}
+    given = {"optimizer": MOMENTUM, "local": LocalUpdate(restart_optimizers=True)}
     check_resumed(go(name, 3, **given), load("methods", name)(), tmp_path / "run", **given)
 
 
 def test_a_run_is_resumed_with_its_own_setting_alone(tmp_path: Path) -> None:
-    go("fedavg", 1, folder=tmp_path, restart_optimizers=True)
+    go("fedavg", 1, logging=Logging(folder=tmp_path), local=LocalUpdate(restart_optimizers=True))
     with pytest.raises(InvalidInput, match=r"holds another run: its training is .*'restart_optimizers': True"):
-        go("fedavg", 1, folder=tmp_path, resume=True)
+        go("fedavg", 1, logging=Logging(folder=tmp_path, resume=True))
 
 
 def test_without_momentum_it_changes_nothing() -> None:
-    one, other = (go(FedProto(), 2, restart_optimizers=restart) for restart in (False, True))
+    one, other = (go(FedProto(), 2, local=LocalUpdate(restart_optimizers=restart)) for restart in (False, True))
     assert_same(one.engine.modules(0)["body"].state_dict(), other.engine.modules(0)["body"].state_dict())
 
 
@@ -225,8 +232,8 @@ def test_a_fed_server_reads_the_gradient_off_an_update(restart: bool) -> None:
         3,
         clients=((1, 1.0), (1, -3.0)),
         optimizer=MOMENTUM,
-        restart_optimizers=restart,
-        record=Recording((FED,)),
+        local=LocalUpdate(restart_optimizers=restart),
+        logging=Logging(record=Recording((FED,))),
     )
     for lane, label in enumerate((1.0, -3.0)):
         local = run.evaluator._local(FED, lane)
@@ -239,7 +246,7 @@ def test_a_fed_server_reads_the_gradient_off_an_update(restart: bool) -> None:
 def test_copies_that_an_attack_trains_are_restarted_as_the_run_is() -> None:
     def copied(restart: bool, momentum: float) -> torch.Tensor:
         optimizer = Optim("SGD", {"lr": 0.1, "momentum": momentum})
-        run = go(None, 1, optimizer=optimizer, restart_optimizers=restart)
+        run = go(None, 1, optimizer=optimizer, local=LocalUpdate(restart_optimizers=restart))
         rows = run.data.clients[0].train
         return run.evaluator._imitate(0)(rows.x, rows.y, 3, None, 5).predict(rows.x)
 
@@ -250,7 +257,7 @@ def test_copies_that_an_attack_trains_are_restarted_as_the_run_is() -> None:
 @pytest.mark.parametrize("value", [1, "yes", None])
 def test_what_is_no_switch_is_refused(value: Any) -> None:
     with pytest.raises(InvalidInput, match=r"restart_optimizers=.* is not allowed; expected True or False"):
-        go("fedavg", restart_optimizers=value)
+        go("fedavg", local=LocalUpdate(restart_optimizers=value))
 
 
 def test_a_methods_own_word_must_be_one() -> None:

@@ -95,8 +95,8 @@ def test_refusals(make: Any, message: str) -> None:
     ("plan", "message"),
     [
         (
-            SplitFedV1(secure=True, fusion="median"),
-            r"^fusion=Median\(\) reads every upload, of which secure shows the sum only: take one$",
+            SplitFedV1(secure=True, aggregation="median"),
+            r"^aggregation=Median\(\) reads every upload, of which secure shows the sum only: take one$",
         ),
         (SplitFedV3(secure=True), r"^secure has nothing to act on: no client uploads weights here$"),
         (Blind(secure=True), r"^secure has nothing to act on"),
@@ -186,7 +186,7 @@ def test_the_fed_server_holds_the_plain_mean_to_the_precision(kind: type[SplitFe
     assert counts[0] > 0
 
 
-def go(folder: Path | None, stop: int | None = None, **changes: Any) -> Run:
+def go(folder: Path | None, stop: int | None = None, resume: bool = False, **changes: Any) -> Run:
     """Three clients with batch norm and dropout."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -195,9 +195,7 @@ def go(folder: Path | None, stop: int | None = None, **changes: Any) -> Run:
         "schedule": SplitFedV1(secure=True),
         "rounds": 3,
         "batch_size": 10,
-        "folder": folder,
-        "progress": stop_after(stop),
-        "record": Recording((FED,)),
+        "logging": splitfed.Logging(folder, resume, Recording((FED,)), progress=stop_after(stop)),
         **changes,
     }
     data = toy_data(100).clients(3, auxiliary=10, victims=10)
@@ -215,7 +213,7 @@ def test_the_fed_server_receives_masked_numbers_alone() -> None:
 
 
 def test_attacks_on_updates_are_refused() -> None:
-    run = go(None, rounds=1, record=Recording((FED,), every=1))
+    run = go(None, rounds=1)
     with pytest.raises(InvalidInput, match="under a secure sum the fed server learns the sum of all clients' uploads"):
         run.attack("idlg", adversary=FED)
 
@@ -282,7 +280,9 @@ def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
 def test_who_misbehaves_does_so_before_it_masks() -> None:
     """A secure sum hides a sign flip, and is none the less bent by it."""
     bent, plain, honest = (
-        go(None, rounds=1, schedule=SplitFedV1(secure=secure), manipulations=given).engine.parties[FED].state.contents()
+        go(None, rounds=1, schedule=SplitFedV1(secure=secure), adversaries=splitfed.Adversaries(poisoning=given))
+        .engine.parties[FED]
+        .state.contents()
         for secure, given in ((True, SignFlip(clients=(1,))), (False, SignFlip(clients=(1,))), (True, ()))
     )
     moved = 0.0

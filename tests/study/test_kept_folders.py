@@ -9,16 +9,25 @@ from pathlib import Path
 import pytest
 
 from splitfed.cli import main
+from splitfed.study.run.runner import read_result
 from splitfed.training.checkpoint import load
 
-KEPT = sorted((Path(__file__).parent / "kept").glob("*.zip"))
+# What is warned of are the names of that time.
+pytestmark = pytest.mark.filterwarnings("ignore:.*the old name will be gone:DeprecationWarning")
+
+HOME = Path(__file__).parent / "kept"
+KEPT = sorted(HOME.glob("folder_?.?.?.zip"))
+
+
+def unpacked(path: Path, tmp_path: Path) -> Path:
+    with zipfile.ZipFile(path) as archive:
+        archive.extractall(tmp_path / "kept")
+    return tmp_path / "kept"
 
 
 @pytest.fixture(params=KEPT, ids=lambda path: path.stem)
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    with zipfile.ZipFile(request.param) as archive:
-        archive.extractall(tmp_path / "kept")
-    return tmp_path / "kept"
+    return unpacked(request.param, tmp_path)
 
 
 def test_there_is_one_of_every_version() -> None:
@@ -41,3 +50,36 @@ def test_a_kept_study_is_reported_and_goes_on(folder: Path, capsys: pytest.Captu
     assert "dp_sgd" in (folder / "report.html").read_text("utf-8")
     assert main(["run", str(folder / "study.toml"), "--folder", str(folder), "--resume"]) == 0
     assert "dp_sgd" in capsys.readouterr().out
+
+
+def test_a_kept_study_of_training_attacks_is_resumed_and_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its runs say `intruders`, `ask` and `asked`; its table has a column `intruder`."""
+    folder = unpacked(HOME / "folder_0.1.0_inside.zip", tmp_path)
+    hijacked, honest = sorted((folder / "runs").iterdir())
+    for run, party in ((hijacked, "fsha(preset=fast, width=4)"), (honest, None)):
+        assert main(["attack", str(run), "--attack", "inverse_network", "--preset", "fast", "--json"]) == 0
+        found = read_result(run)
+        assert found is not None
+        assert found["training_attack"] == party
+        (entry,) = found["history"]
+        assert entry["training_attacks"]["server"]
+        assert entry["training_attack_scores"]["server"]["mse"]["guess"] > 0
+    assert main(["report", str(folder)]) == 0
+    assert "inside" in (folder / "report.html").read_text("utf-8")
+    assert main(["run", str(folder / "study.toml"), "--folder", str(folder), "--resume"]) == 0
+    assert "training_attack" in (folder / "results.csv").read_text("utf-8").splitlines()[0].split(",")
+
+
+def test_a_kept_study_of_a_schedule_with_its_old_name_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = unpacked(HOME / "folder_0.1.0_alone.zip", tmp_path)
+    apart, _ = sorted((folder / "runs").iterdir())
+    (apart / "result.json").unlink()
+    assert main(["run", str(folder / "study.toml"), "--folder", str(folder), "--resume"]) == 0
+    assert "apart" in capsys.readouterr().out
+    found = read_result(apart)
+    assert found is not None
+    assert found["schedule"] == "apart"

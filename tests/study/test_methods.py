@@ -29,7 +29,7 @@ DATA: dict[str, Any] = {"name": "digits", "victims": 8, "auxiliary": 32, "client
 WHOLE: dict[str, Any] = {
     "study": {"name": "methods", "seeds": [0, 1]},
     "data": DATA,
-    "training": {"rounds": 3, "batch_size": 64, "schedule": "apart"},
+    "training": {"rounds": 3, "batch_size": 64, "schedule": "independent"},
     "topology": [{"name": "local", "cuts": ["relu1"]}],
     "method": [{"name": "none"}, {"name": "fedproto", "weight": 0.5}],
     "defense": [{"name": "none"}],
@@ -89,7 +89,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         r"method\[1\]: fedproto finds no embedding in topology 'local'",
     ),
     (
-        whole(training={**WHOLE["training"], "schedule": {"name": "apart", "steps": 0}}),
+        whole(training={**WHOLE["training"], "schedule": {"name": "independent", "steps": 0}}),
         r"training\.schedule\.steps: steps=0 is not allowed; expected a whole number of at least 1",
     ),
     (
@@ -115,13 +115,13 @@ def test_a_mistake_is_one_line(study: dict[str, Any], pattern: str) -> None:
 def test_methods_are_an_axis_of_the_grid() -> None:
     study = whole(
         method=[{"name": "none"}, {"name": "fedproto", "weight": [0.5, 1.0], "distance": "l2"}],
-        training={**WHOLE["training"], "schedule": {"name": "apart", "steps": [2, 4]}},
+        training={**WHOLE["training"], "schedule": {"name": "independent", "steps": [2, 4]}},
         study={"name": "grid", "seeds": [0]},
     )
     cells = checked(study).cells
     layers = ("none", "fedproto-0.5-l2", "fedproto-1-l2")
     assert [cell.id for cell in cells] == [
-        f"local-relu1--apart-{steps}--{layer}--none--seed0" for steps in (2, 4) for layer in layers
+        f"local-relu1--independent-{steps}--{layer}--none--seed0" for steps in (2, 4) for layer in layers
     ]
     assert cells[1].method.label == "fedproto(weight=0.5, distance=l2)"
     assert cells[0].method.label == "none"
@@ -133,7 +133,10 @@ def test_every_method_runs_from_a_study_as_planned(name: str, tmp_path: Path) ->
     """On whole models, with what methods may ask for: a border in the model, rows to show, several classes a client."""
     rows = {**DATA, "dirichlet": None, "public": 0.1}
     study = whole(data={key: value for key, value in rows.items() if value is not None}, method=[{"name": name}])
-    study |= {"study": {"name": "one", "seeds": [0]}, "training": {"rounds": 2, "batch_size": 64, "schedule": "apart"}}
+    study |= {
+        "study": {"name": "one", "seeds": [0]},
+        "training": {"rounds": 2, "batch_size": 64, "schedule": "independent"},
+    }
     grid, data = session.check_study(study, "study.toml", tmp_path)
     found = run_cell(grid.cells[0], data, tmp_path / "run", Lines(1))
     assert "failed" not in found
@@ -204,13 +207,13 @@ def test_the_plan_tells_a_method_beside_its_schedule(tmp_path: Path, capsys: pyt
     assert main(["plan", str(path), "--schedules", "splitfed_v1", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["topologies"][0]["schedules"]
     assert [(row["schedule"], row["method"], row["in_study"]) for row in rows] == [
-        ("apart", "none", True),
-        ("apart", "fedproto(weight=0.5)", True),
+        ("independent", "none", True),
+        ("independent", "fedproto(weight=0.5)", True),
         ("splitfed_v1", "none", False),
     ]
     assert [sorted(row["bytes_by_kind"]) for row in rows] == [[], ["prototype"], ["weights"]]
-    assert main(["plan", str(path), "--schedules", "apart"]) == 0
-    assert "apart + fedproto(weight=0.5) *" in capsys.readouterr().out
+    assert main(["plan", str(path), "--schedules", "independent"]) == 0
+    assert "independent + fedproto(weight=0.5) *" in capsys.readouterr().out
 
 
 def test_a_run_with_a_method_is_rebuilt_attacked_and_asked_to_predict(

@@ -95,9 +95,9 @@ def test_every_schedule_stands_beside_the_study_and_a_refusal_has_its_reason(
         *(name for name in TABLES["schedules"] if name != "splitfed_v1"),
     ]
     refused = {row["schedule"]: row["refused"] for row in rows if row["refused"]}
-    assert list(refused) == ["joint", "apart"]
+    assert list(refused) == ["joint", "independent"]
     assert refused["joint"].startswith("schedule 'joint' trains one group of parties")
-    assert refused["apart"].startswith("schedule 'apart' trains whole models at their clients")
+    assert refused["independent"].startswith("schedule 'independent' trains whole models at their clients")
     assert [d["guarantee"] for d in found["defenses"]] == ["no formal guarantee"] * 3
 
 

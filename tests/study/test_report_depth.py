@@ -104,7 +104,7 @@ def test_defenses_have_lines_of_their_own(studied: Path) -> None:
 
 
 def test_hijacked_trainings_keep_out_of_honest_lines(tmp_path: Path) -> None:
-    """At every cut an honest run and one that an intruder hijacked: each attack has the pictures of its own runs."""
+    """At every cut an honest run and a hijacked one: each attack has the pictures of its own runs."""
     folder, inside = tmp_path / "both", "fsha(preset=fast)"
     folder.mkdir()
     for cut in ("conv1", "pool1"):
@@ -113,7 +113,7 @@ def test_hijacked_trainings_keep_out_of_honest_lines(tmp_path: Path) -> None:
             found = result("none", 0, 0.0, 0.9, {"psnr": decibels, "ssim": 0.5, "mse": 0.1})
             found["id"] = f"vanilla-{cut}--{'fsha-inside' if intruder else 'honest'}--seed0"
             found["topology"] = {"name": "vanilla", "label": f"vanilla(cut={cut})", "parameters": {"cut": cut}}
-            found["intruder"] = intruder
+            found["training_attack"] = intruder
             found["attacks"][0] |= {"depth": deep, **({"label": inside, "attack": "fsha"} if intruder else {})}
             put(folder, found, (1, 8, 8), 0)
     (folder / "config.toml").write_bytes(digests.toml_with_digest('[study]\nname = "both"\n'))
@@ -121,7 +121,7 @@ def test_hijacked_trainings_keep_out_of_honest_lines(tmp_path: Path) -> None:
     summary = summarise(folder)
     for attack in (LABEL, inside):
         assert [line.name for line in depth_lines(summary, attack)] == ["vanilla, undefended"]
-    assert {s["intruder"] for s in depth_lines(summary, LABEL)[0].settings} == {""}
+    assert {s["training_attack"] for s in depth_lines(summary, LABEL)[0].settings} == {""}
     section = write_report(folder).read_text("utf-8").split('<section id="depth">')[1].split("</section>")[0]
     named = [re.findall(r"PSNR ([\d.]+)", part) for part in section.split("<h3>")[1:]]
     assert sorted(named) == [["26.0", "19.0"], ["31.0", "24.0"]]

@@ -1,4 +1,4 @@
-"""Intruders in a study: passive ones share the honest training, an active one has a training of its own."""
+"""Training attacks in a study: passive ones share the honest training, an active one has a training of its own."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from splitfed.study.run.runner import run_cell
 from splitfed.study.run.session import check_study
 from splitfed.topologies import vanilla
 from splitfed.training.entry_point import train
+from splitfed.training.settings import Adversaries
 from tests.attacks.training_time_examples import ALL, Spy, go, ramps, small
 from tests.study.examples import checked, placed, write
 from tests.study.examples import small as small_study
@@ -54,15 +55,15 @@ def result(folder: Path, run: str) -> dict[str, Any]:
 
 def test_what_changes_the_training_says_so() -> None:
     kinds: dict[str, type[Attack]] = {name: load("attacks", name) for name in TABLES["attacks"]}
-    intruders = {name: kind for name, kind in kinds.items() if issubclass(kind, TrainingAttack)}
-    assert {name for name, kind in intruders.items() if kind.active} == {"fsha"}
-    for name, kind in intruders.items():
+    inside = {name: kind for name, kind in kinds.items() if issubclass(kind, TrainingAttack)}
+    assert {name for name, kind in inside.items() if kind.active} == {"fsha"}
+    for name, kind in inside.items():
         run = go(ALL[name])
         insider = run.engine.insiders["server"]
         assert getattr(insider, "active", None) is kind.active, name
 
 
-def test_a_passive_intruder_joins_every_run_and_an_active_one_has_its_own() -> None:
+def test_a_passive_training_attack_joins_every_run_and_an_active_one_has_its_own() -> None:
     grid = checked(study(SDAR, FSHA, RMLE, defense=[{"name": "none"}, {"name": "noise", "scale": 0.5}]))
     asked = {cell.id: [probe.key for probe in cell.attacks] for cell in grid.cells}
     assert asked == {
@@ -79,7 +80,7 @@ def test_every_run_is_a_study_of_its_own() -> None:
         assert [(p.label, p.every, p.lives) for p in again.attacks] == [
             (p.label, p.every, p.lives) for p in cell.attacks
         ]
-        assert (again.intruder is None) == (cell.intruder is None)
+        assert (again.training_attack is None) == (cell.training_attack is None)
 
 
 def test_without_honest_runs_ordinary_attacks_are_asked_of_hijacked_ones() -> None:
@@ -87,23 +88,28 @@ def test_without_honest_runs_ordinary_attacks_are_asked_of_hijacked_ones() -> No
     assert [[probe.key for probe in cell.attacks] for cell in grid.cells] == [["fsha", "rmle"]] * 2
 
 
-def test_honest_runs_are_those_without_any_intruder(finished: Path, tmp_path: Path) -> None:
+def test_honest_runs_are_those_without_any_training_attack(finished: Path, tmp_path: Path) -> None:
     """Same utility to the last bit, and the same bytes; a hijacked client learns something else."""
     assert main(["run", str(write(tmp_path, study(RMLE))), "--folder", str(tmp_path / "out")]) == 0
     alone, beside, hijacked = result(tmp_path / "out", HONEST), result(finished, HONEST), result(finished, HIJACKED)
     assert alone["utility"] == beside["utility"]
     assert alone["bytes"] == beside["bytes"] == hijacked["bytes"]
     assert hijacked["utility"]["test"] != beside["utility"]["test"]
-    assert (alone["intruder"], beside["intruder"]) == (None, None)
-    assert hijacked["intruder"] == "fsha(preset=fast, width=8)"
+    assert (alone["training_attack"], beside["training_attack"]) == (None, None)
+    assert hijacked["training_attack"] == "fsha(preset=fast, width=8)"
 
 
 def test_the_curve_is_in_metrics_and_result_and_ends_in_the_final_score(finished: Path) -> None:
     for run, rounds in ((HONEST, [1, 2]), (HIJACKED, [0, 1, 2])):
         found = result(finished, run)
         lines = (finished / "runs" / run / "metrics.jsonl").read_text("utf-8").splitlines()
-        assert [json.loads(line).get("asked") for line in lines] == [h.get("asked") for h in found["history"]]
-        asked = {h["round"]: h["asked"]["server"]["mse"] for h in found["history"] if "asked" in h}
+        kept = [json.loads(line).get("training_attack_scores") for line in lines]
+        assert kept == [h.get("training_attack_scores") for h in found["history"]]
+        asked = {
+            h["round"]: h["training_attack_scores"]["server"]["mse"]
+            for h in found["history"]
+            if "training_attack_scores" in h
+        }
         assert list(asked) == rounds
         final = found["attacks"][0]["scores"]["mse"]
         assert asked[2]["guess"] == pytest.approx(final["guess"]["mean"], rel=1e-6)
@@ -121,10 +127,10 @@ def test_report_and_table_tell_trainings_apart(finished: Path) -> None:
         ("vanilla(cut=relu1), fsha(preset=fast, width=8) inside", ["fsha(preset=fast, width=8)"]),
     ]
     assert summary["names"][summary["places"][1]] == "vanilla, fsha inside"
-    (hijacked,) = (s for s in summary["settings"] if s["intruder"])
+    (hijacked,) = (s for s in summary["settings"] if s["training_attack"])
     assert hijacked["attacks"]["fsha(preset=fast, width=8)"]["front"] == []
     table = pd.read_csv(finished / "results.csv")
-    assert dict(zip(table["attack"], table["intruder"].fillna(""), strict=True)) == {
+    assert dict(zip(table["attack"], table["training_attack"].fillna(""), strict=True)) == {
         "sdar": "",
         "rmle": "",
         "fsha": "fsha(preset=fast, width=8)",
@@ -150,7 +156,8 @@ def test_a_resumed_study_ends_in_the_same_guesses(finished: Path, tmp_path: Path
         with pytest.raises(Stop):
             run_cell(cell, ready.data, folder, Crash(1))
         again, whole = run_cell(cell, ready.data, folder, Lines(1)), result(finished, cell.id)
-        assert [h.get("asked") for h in again["history"]] == [h.get("asked") for h in whole["history"]]
+        told, wanted = ([h.get("training_attack_scores") for h in r["history"]] for r in (again, whole))
+        assert told == wanted
         assert again["utility"] == whole["utility"]
         for probe in cell.attacks:
             file = f"attacks/{probe.key}.safetensors"
@@ -179,16 +186,16 @@ def test_a_finished_run_can_be_asked_again(finished: Path, capsys: pytest.Captur
         (
             [SDAR, PCAT],
             {},
-            "attack[1]: pcat: sdar and pcat are both at 'server'; expected one intruder a party: give each its own "
-            "study",
+            "attack[1]: pcat: sdar and pcat are both at 'server'; expected one training attack a party: give each its "
+            "own study",
         ),
         ([{**SDAR, "adversary": "client0"}], {}, "attack[0]: sdar by client0: Sdar works at a party that others send"),
-        ([{**RMLE, "every": 2}], {}, "attack[0].every: is for attacks that live in training; rmle is asked once, afte"),
+        ([{**RMLE, "every": 2}], {}, "attack[0].every: is for attacks that live in training; rmle is run once, after"),
         ([{**SDAR, "every": 0}], {}, "attack[0].every: 0 is not allowed; expected"),
         (
             [RMLE],
             {"study": {"name": "small", "honest": False}},
-            "study.honest: false leaves no run: no attack is an active intruder",
+            "study.honest: false leaves no run: no attack is an active training attack",
         ),
         (
             [FSHA, SDAR],
@@ -209,7 +216,7 @@ def test_refused_before_training(attacks: list[dict[str, Any]], changes: dict[st
     assert said.startswith(f"study.toml: {line}")
 
 
-def test_two_intruders_at_two_parties_share_a_training() -> None:
+def test_two_training_attacks_at_two_parties_share_a_training() -> None:
     given = placed("multi_hop", cuts=["relu1", "relu2"])
     grid = checked({**given, "attack": [{**SDAR, "adversary": "relay"}, {**PCAT, "adversary": "server"}]})
     assert {len(cell.attacks) for cell in grid.cells} == {2}
@@ -221,38 +228,43 @@ def test_what_two_parties_find_with_one_attack_is_told_apart() -> None:
     both = [{**attack, "adversary": party} for attack in (RMLE, FSHA) for party in ("relay", "server")]
     cells = checked({**given, "attack": both}).cells
     assert len({probe.label for cell in cells for probe in cell.attacks}) == 4
-    assert len({cell.intruder.label for cell in cells if cell.intruder}) == 2
+    assert len({cell.training_attack.label for cell in cells if cell.training_attack}) == 2
     assert "adversary=relay" in cells[0].attacks[0].label
 
 
 def test_two_hijackers_have_a_training_each() -> None:
     grid = checked(study(FSHA, {**FSHA, "width": 4}))
-    assert [cell.intruder and cell.intruder.key for cell in grid.cells] == [None, "fsha", "fsha-2"]
+    assert [cell.training_attack and cell.training_attack.key for cell in grid.cells] == [None, "fsha", "fsha-2"]
 
 
 def test_being_asked_teaches_nothing() -> None:
-    one, two = (go(ALL["pcat"], rounds=2, ask=ask) for ask in ({"server": 1}, None))
-    assert [set(h) - {"asked"} for h in one.history] == [set(h) for h in two.history]
+    one, two = (go(ALL["pcat"], rounds=2, adversaries=Adversaries(evaluate_every=ask)) for ask in ({"server": 1}, {}))
+    assert [set(h) - {"training_attack_scores"} for h in one.history] == [set(h) for h in two.history]
     for told, silent in zip(one.history, two.history, strict=True):
         assert told["loss"] == silent["loss"]
-        assert told["intruders"] == silent["intruders"]
+        assert told["training_attacks"] == silent["training_attacks"]
 
 
 def test_an_answer_that_cannot_be_scored_is_told() -> None:
-    run = go(Spy(), ask={"server": 1})
-    assert "truth has shape (64, 16) and guess (64, 2)" in run.history[0]["asked"]["server"]["refused"]
+    run = go(Spy(), adversaries=Adversaries(evaluate_every={"server": 1}))
+    assert "truth has shape (64, 16) and guess (64, 2)" in run.history[0]["training_attack_scores"]["server"]["refused"]
 
 
 @pytest.mark.parametrize(
     ("ask", "victims", "text"),
     [
-        ({"serfer": 1}, 64, "unknown party with a training attack to ask 'serfer'; did you mean 'server'?"),
-        ({"client0": 1}, 64, "unknown party with a training attack to ask 'client0'"),
-        ({"server": 0}, 64, r"ask\['server'\]=0 is not allowed; expected a whole number of at least 1"),
-        ({"server": 1}, 0, "there are no victims to ask 'server' about"),
+        ({"serfer": 1}, 64, "unknown party with a training attack 'serfer'; did you mean 'server'?"),
+        ({"client0": 1}, 64, "unknown party with a training attack 'client0'"),
+        ({"server": 0}, 64, r"evaluate_every\['server'\]=0 is not allowed; expected a whole number of at least 1"),
+        ({"server": 1}, 0, "there are no victims to evaluate the attack at 'server' on"),
     ],
 )
 def test_questions_that_make_no_sense(ask: dict[str, int], victims: int, text: str) -> None:
     data = ramps(1, 64, victims)
     with pytest.raises(InvalidInput, match=text):
-        train(vanilla(small(), "first"), data, rounds=1, intruders={"server": ALL["sdar"]}, ask=ask)
+        train(
+            vanilla(small(), "first"),
+            data,
+            rounds=1,
+            adversaries=Adversaries(training_attacks={"server": ALL["sdar"]}, evaluate_every=ask),
+        )

@@ -56,7 +56,7 @@ def chain() -> Topology:
 
 
 def trained(record: Recording | None = None) -> Run:
-    return splitfed.train(chain(), federation(), rounds=1, batch_size=16, record=record)
+    return splitfed.train(chain(), federation(), rounds=1, batch_size=16, logging=splitfed.Logging(record=record))
 
 
 def parties(run: Run) -> dict[str, object]:

@@ -73,7 +73,7 @@ def test_a_run_tells_both() -> None:
 STUDY: dict[str, Any] = {
     "study": {"name": "told", "seeds": [0, 1], "target": 0.3},
     "data": {"name": "digits", "victims": 8, "auxiliary": 32, "clients": 3, "dirichlet": 0.5},
-    "training": {"rounds": 4, "batch_size": 64, "schedule": "apart", "across": True},
+    "training": {"rounds": 4, "batch_size": 64, "schedule": "independent", "across": True},
     "topology": [{"name": "local", "cuts": ["relu1"]}],
     "method": [{"name": "fedproto"}, {"name": "none"}],
     "defense": [{"name": "none"}],

@@ -201,7 +201,9 @@ def train(folder: Path, loss: Any, resume: bool = False, model: nn.Module | None
     topology = Topology(
         topology.name, topology.segments, topology.inputs, (Head(head.value, head.role, head.labels, task=task),)
     )
-    return splitfed.train(topology, data, rounds=1, batch_size=20, folder=folder, resume=resume, **more)
+    return splitfed.train(
+        topology, data, rounds=1, batch_size=20, logging=splitfed.Logging(folder=folder, resume=resume), **more
+    )
 
 
 SLOTTED = """
@@ -292,9 +294,9 @@ def byhand(module: ModuleType) -> Topology:
 
 def test_another_forward_is_another_run(tmp_path: Path) -> None:
     data = toy_data(60).clients(2, auxiliary=10, victims=10)
-    arguments: dict[str, Any] = {"rounds": 1, "batch_size": 20, "folder": tmp_path / "run"}
+    arguments: dict[str, Any] = {"rounds": 1, "batch_size": 20, "logging": splitfed.Logging(folder=tmp_path / "run")}
     splitfed.train(byhand(strange(tmp_path, LOSS)), data, **arguments)
-    again = {**arguments, "resume": True}
+    again = {**arguments, "logging": splitfed.Logging(folder=tmp_path / "run", resume=True)}
     splitfed.train(byhand(strange(tmp_path, LOSS.replace("# A comment.", "# Another."))), data, **again)
     with pytest.raises(InvalidInput, match=r"another run: the code of strange.Net.outer changed since it began"):
         splitfed.train(byhand(strange(tmp_path, LOSS.replace("* self.slope", "- self.slope"))), data, **again)
@@ -328,7 +330,13 @@ def test_another_forward_of_a_model_that_is_cut_is_another_run(tmp_path: Path, a
             torch.manual_seed(0)
             model = Scaled(act)
         data = toy_data(60).clients(2, auxiliary=10, victims=10)
-        splitfed.train(vanilla(model, "fc1"), data, rounds=1, batch_size=20, folder=tmp_path / "run", resume=resume)
+        splitfed.train(
+            vanilla(model, "fc1"),
+            data,
+            rounds=1,
+            batch_size=20,
+            logging=splitfed.Logging(folder=tmp_path / "run", resume=resume),
+        )
 
     run(act, False)
     run(act, True)

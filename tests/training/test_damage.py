@@ -24,7 +24,7 @@ from tests.study.examples import small, write
 STUDY = small(
     study={"name": "damage", "seeds": [0]},
     data={"name": "digits", "clients": 2, "victims": 8, "auxiliary": 32},
-    training={"rounds": 2, "schedule": "apart", "record": {"parties": ["fed_server"]}},
+    training={"rounds": 2, "schedule": "independent", "record": {"parties": ["fed_server"]}},
     topology=[{"name": "local", "cuts": ["relu1"]}],
     method=[{"name": "fedproto"}],
     defense=[{"name": "none"}],
@@ -219,7 +219,7 @@ def test_a_study_that_was_copied_from_a_folder_and_changed_says_how(
     assert code == 2
     assert err.endswith("its content does not match its digest; take out its last line if it was changed on purpose\n")
     path.write_text(text.partition(digests.COMMENT)[0].replace("rounds = 2", "rounds = 3"))
-    assert call(capsys, "plan", path, "--schedules", "apart", "--json")[0] == 0
+    assert call(capsys, "plan", path, "--schedules", "independent", "--json")[0] == 0
 
 
 def test_a_document_without_its_digest_is_refused(tmp_path: Path) -> None:

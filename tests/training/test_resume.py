@@ -51,7 +51,17 @@ def stop_after(number: int | None) -> Any:
     return progress
 
 
-def go(folder: Path | None, shape: str = "vanilla", stop: int | None = None, **changes: Any) -> Run:
+RECORDED = Recording(("server", "client1"), every=2, budget=2000)
+
+
+def go(
+    folder: Path | None,
+    shape: str = "vanilla",
+    stop: int | None = None,
+    resume: bool = False,
+    record: Recording | None = RECORDED,
+    **changes: Any,
+) -> Run:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = Eventful()
@@ -62,9 +72,7 @@ def go(folder: Path | None, shape: str = "vanilla", stop: int | None = None, **c
         "optimizer": Optim("Adam", {"lr": 1e-2}, "StepLR", {"step_size": 1, "gamma": 0.7}),
         "rounds": ROUNDS,
         "batch_size": 10,
-        "record": Recording(("server", "client1"), every=2, budget=2000),
-        "folder": folder,
-        "progress": stop_after(stop),
+        "logging": splitfed.Logging(folder, resume, record, progress=stop_after(stop)),
     }
     return splitfed.train(topology, data, **{**arguments, **changes})
 
@@ -154,7 +162,7 @@ def test_a_damaged_newest_checkpoint(whole: tuple[str, dict[str, Any]], tmp_path
 
 def test_a_finished_run_is_read_back_without_training(tmp_path: Path) -> None:
     first = go(tmp_path / "run", rounds=1)
-    again = go(tmp_path / "run", rounds=1, resume=True, progress=stop_after(1))
+    again = go(tmp_path / "run", stop=1, rounds=1, resume=True)
     assert again.accuracy == first.accuracy
     assert again.bytes == first.bytes
     assert_same(outcome(again), outcome(first))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,9 +46,7 @@ def narrow() -> nn.Module:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "rounds": ({"rounds": 0}, "rounds=0 is not allowed; expected a whole number of at least 1"),
     "rounds is no count": ({"rounds": 1.5}, "rounds=1.5 is not allowed"),
-    "evaluate_every": ({"evaluate_every": 0}, "evaluate_every=0 is not allowed"),
     "batch_size": ({"batch_size": 0}, "batch_size=0 is not allowed"),
-    "local_epochs": ({"local_epochs": -1}, "local_epochs=-1 is not allowed"),
     "schedule": ({"schedule": "sequental"}, "unknown schedule 'sequental'; did you mean 'sequential'"),
     "width": (
         {"topology": vanilla(narrow(), "1")},
@@ -63,7 +62,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "role": ({"optimizer": {"sever": FAST}}, "unknown role in optimizer 'sever'; did you mean 'server'"),
     "party to record": (
-        {"record": Recording(("client2",))},
+        {"logging": splitfed.Logging(record=Recording(("client2",)))},
         "unknown party to record 'client2'; did you mean 'client1' or 'client0'? (allowed: client0, client1, server)",
     ),
     "edge": (
@@ -81,8 +80,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", list(REFUSED))
 def test_refused_before_anything_is_written(case: str, tmp_path: Path) -> None:
     arguments, text = REFUSED[case]
+    logging = replace(arguments.get("logging", splitfed.Logging()), folder=tmp_path / "run")
     with pytest.raises(InvalidInput, match=re.escape(text)) as caught:
-        train(**arguments, folder=tmp_path / "run")
+        train(**{**arguments, "logging": logging})
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists(), "a corrected call must find the folder free"
 
@@ -102,10 +102,36 @@ def test_training_learns() -> None:
     assert losses[-1] < 0.5 * losses[0]
 
 
+VALUES: dict[str, tuple[Callable[[], Any], str]] = {
+    "epochs": (lambda: splitfed.LocalUpdate(epochs=-1), "local_epochs=-1 is not allowed"),
+    "sampling": (lambda: splitfed.LocalUpdate(sampling="poison"), "unknown sampling 'poison'; did you mean 'poisson'"),
+    "starts": (lambda: splitfed.LocalUpdate(starts="given"), "unknown starts 'given'"),
+    "restart": (lambda: splitfed.LocalUpdate(restart_optimizers="yes"), "restart_optimizers='yes' is not allowed"),  # type: ignore[arg-type]
+    "every": (lambda: splitfed.Evaluation(every=0), "evaluation every=0 is not allowed"),
+    "across": (lambda: splitfed.Evaluation(across_clients=1), "across_clients=1 is not allowed"),  # type: ignore[arg-type]
+    "delta": (lambda: splitfed.Evaluation(delta=1.0), "delta=1.0 is not allowed"),
+    "link": (lambda: splitfed.Logging(link="byte"), "unknown link 'byte'; did you mean 'bytes'"),
+    "resume": (lambda: splitfed.Logging(resume=True), "resume=True needs the folder of the run to resume"),
+    "no table": (lambda: splitfed.Adversaries("fsha"), "training_attacks='fsha' is not allowed"),  # type: ignore[arg-type]
+    "no attack": (lambda: splitfed.Adversaries({"server": "rmle"}), "'rmle' is no attack that lives in training"),
+    "evaluate": (lambda: splitfed.Adversaries(evaluate_every={"a": 0}), "evaluate_every['a']=0 is not allowed"),
+    "poisoning": (lambda: splitfed.Adversaries(poisoning=("flip",)), "'flip' is not allowed"),  # type: ignore[arg-type]
+    "no detector": (lambda: splitfed.Adversaries(detectors={"client": 3}), "detectors['client']=3 is not allowed"),  # type: ignore[dict-item]
+}
+
+
+@pytest.mark.parametrize("case", VALUES)
+def test_a_value_refuses_what_it_does_not_take(case: str) -> None:
+    make, text = VALUES[case]
+    with pytest.raises(InvalidInput, match=re.escape(text)) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
 def test_what_a_run_reports() -> None:
     """35 training rows a client in batches of 10: 4 steps each, so 8 a round; 3 messages a step."""
     seen: list[tuple[int, int]] = []
-    run = train(rounds=3, progress=lambda done, rounds, metrics: seen.append((done, rounds)))
+    run = train(rounds=3, logging=splitfed.Logging(progress=lambda done, rounds, metrics: seen.append((done, rounds))))
     assert seen == [(1, 3), (2, 3), (3, 3)]
     assert [entry["round"] for entry in run.history] == [0, 1, 2]
     assert [entry["steps"] for entry in run.history] == [8, 8, 8]
@@ -127,7 +153,7 @@ def test_the_union_is_the_score_over_all_rows() -> None:
 
 
 def test_evaluating_now_and_then_always_includes_the_last_round() -> None:
-    run = train(rounds=5, evaluate_every=2)
+    run = train(rounds=5, evaluation=splitfed.Evaluation(every=2))
     assert ["test" in entry for entry in run.history] == [False, True, False, True, True]
 
 
@@ -214,7 +240,7 @@ def test_the_rate_falls_once_a_round() -> None:
 
 
 def test_a_folder_holds_definition_environment_metrics_and_two_checkpoints(tmp_path: Path) -> None:
-    run = train(rounds=3, folder=tmp_path / "run")
+    run = train(rounds=3, logging=splitfed.Logging(folder=tmp_path / "run"))
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
         "checkpoints",
         "environment.json",

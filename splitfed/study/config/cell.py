@@ -162,8 +162,8 @@ class Probe:
 class Cell:
     """One run: a point of the grid with a seed. `config` is the study that consists of this run alone.
 
-    `intruder`: the one among the attacks that this training is hijacked by, None for an honest training. `model` is
-    None where the topology has the models of its segments in its own tables. `target`: the metric's value that
+    `training_attack`: the one among the attacks that this training is hijacked by, None for an honest training. `model`
+    is None where the topology has the models of its segments in its own tables. `target`: the metric's value that
     training is to reach on validation rows, where the study names one. `code`: where import paths of models may lead.
     """
 
@@ -176,7 +176,7 @@ class Cell:
     training: TrainingPlan
     attacks: tuple[Probe, ...]
     config: Mapping[str, Any]
-    intruder: Probe | None = None
+    training_attack: Probe | None = None
     method: MethodSetting = MethodSetting("method")
     target: float | None = None
     code: Code = field(default_factory=Code, compare=False)

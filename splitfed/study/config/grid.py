@@ -91,7 +91,7 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
     for row, trainer, upper, column, world, seed in grid:
         (first, (where, place)), (way, (training, plan)) = row, trainer
         (tier, (also, layer)), (second, (how, guard)) = upper, column
-        inside = [] if world.intruder is None else [f"{world.intruder.key}-inside"]
+        inside = [] if world.training_attack is None else [f"{world.training_attack.key}-inside"]
         between = [*([way] if len(trained) > 1 else []), *([tier] if len(layered) > 1 else [])]
         name = "--".join([first, *between, second, *inside, f"seed{seed}"])
         hijacked = {"honest": False} if inside else {}
@@ -106,7 +106,7 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
         cut = model if topology_tables.cuts_model(place.builder.name) else None
         tables_alone = {key: table for key, table in resolved.items() if key != "model" or cut is not None}
         config_alone = {**tables_alone, **own_tables}
-        more = (world.attacks, config_alone, world.intruder, layer, config.study.target, code)
+        more = (world.attacks, config_alone, world.training_attack, layer, config.study.target, code)
         cells.append(Cell(name, seed, data, cut, place, guard, plan, *more))
     return Grid(config.study.name, resolved, tuple(cells))
 
@@ -126,7 +126,7 @@ def parse_attack_table(mistakes: Mistakes, where: str, table: AttackTable) -> Pr
     checked = check_parameters_strictly(mistakes, where, preferred, table.extra, keys=AttackTable.OWN)
     role = training_role(kind)
     if table.every is not None and role == "outside":
-        mistakes.add(f"{where}.every", f"is for attacks that live in training; {name} is asked once, after it")
+        mistakes.add(f"{where}.every", f"is for attacks that live in training; {name} is run once, after it")
     if table.tune is not None and not kind.space:
         mistakes.add(f"{where}.tune", f"{name} has no space of parameters to tune")
     if not checked.points:

@@ -8,6 +8,7 @@ from typing import Any
 
 from splitfed.core.annealing import course_of
 from splitfed.core.errors import InvalidInput, unknown
+from splitfed.old_names import current_entry, current_parameters
 from splitfed.registry import SINGULAR, TABLES, load
 from splitfed.study.config import parameters
 from splitfed.study.config.build import as_tuple, construct
@@ -23,12 +24,12 @@ def look_up_algorithm(
     mistakes: Mistakes, where: str, kind: str, name: str, values: Mapping[str, Any], *, grid: bool = False
 ) -> tuple[dict[str, Any], list[NamedAlgorithm]]:
     """Return the parameters of `name` with defaults, and the algorithm at every point of their grid."""
-    if name not in TABLES[kind]:
+    if current_entry(kind, name) not in TABLES[kind]:
         others = ["none"] if kind in ("defenses", "methods") else []
         mistakes.add(f"{where}.name", unknown(SINGULAR[kind], name, [*TABLES[kind], *others]))
         return {}, []
     allowed = parameters_of(load(kind, name), HIDDEN.get(kind, ()))
-    found = check_parameters_strictly(mistakes, where, allowed, values, grid=grid)
+    found = check_parameters_strictly(mistakes, where, allowed, current_parameters(kind, values), grid=grid)
     return found.written, [
         NamedAlgorithm(name, point, _label_parameters_of(kind, name, allowed, point)) for point in found.points
     ]

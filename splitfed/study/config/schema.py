@@ -50,8 +50,8 @@ class OpenTable(StrictTable):
 class StudyTable(StrictTable):
     """`[study]`: what it is called and which seeds every setting is run with.
 
-    `honest = false` leaves out the runs without an active intruder. `target`: a value of the task's metric; for every
-    run it is told after how many rounds its validation rows reached it.
+    `honest = false` leaves out the runs without an active training attack. `target`: a value of the task's metric; for
+    every run it is told after how many rounds its validation rows reached it.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
@@ -154,7 +154,7 @@ class MethodTable(OpenTable):
 class AttackTable(OpenTable):
     """`[[attack]]`: a name with the parameters that differ from those of `preset` (None: the attack's usual one).
 
-    `every`: an intruder is asked after every so many rounds of training. `tune`: how many settings of the attack's
+    `every`: a training attack is evaluated after every so many rounds. `tune`: how many settings of the attack's
     space are tried on auxiliary rows first.
     """
 

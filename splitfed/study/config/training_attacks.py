@@ -1,13 +1,13 @@
 """Attacks that live in the training of a study's runs: who shares a training, and which trainings there are for them.
 
-A passive intruder changes nothing that others learn, so it joins the honest training of every setting. An active one
-does: every setting is trained once more for each of them, and that run is asked nothing but what it learnt.
+A passive training attack changes nothing that others learn, so it joins the honest training of every setting. An active
+one does: every setting is trained once more for each of them, and that run is asked nothing but what it learnt.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 from splitfed.attacks.base import Attack
 from splitfed.attacks.training_time.training_attack import TrainingAttack, TrainingAttackState
@@ -24,9 +24,9 @@ from splitfed.threats.training_time import place_attacks
 
 
 class TrainingVariant(NamedTuple):
-    """How a setting is trained: hijacked by `intruder` or honestly, and the `attacks` that it is asked."""
+    """How a setting is trained: hijacked by `training_attack` or honestly, and the `attacks` that go against it."""
 
-    intruder: Probe | None
+    training_attack: Probe | None
     attacks: tuple[Probe, ...]
 
 
@@ -44,7 +44,7 @@ def plan_trainings(mistakes: Mistakes, probes: Sequence[Probe], honest: bool) ->
         others = tuple(probe for probe in probes if probe.lives != "active")
         return [TrainingVariant(None, others), *(TrainingVariant(one, (one,)) for one in active)]
     if not active:
-        mistakes.add("study.honest", "false leaves no run: no attack is an active intruder")
+        mistakes.add("study.honest", "false leaves no run: no attack is an active training attack")
     for probe in probes:
         if probe.lives == "passive":
             text = f"{probe.attack.name} lives in honest trainings, which study.honest = false leaves out"
@@ -53,22 +53,22 @@ def plan_trainings(mistakes: Mistakes, probes: Sequence[Probe], honest: bool) ->
     return [TrainingVariant(one, (one, *outside)) for one in active]
 
 
-def training_arguments(cell: Cell, topology: Topology) -> dict[str, Any]:
-    """Return what `splitfed.train` is told of the intruders of `cell`: who goes where, and when they are asked."""
+def training_attacks(cell: Cell, topology: Topology) -> tuple[dict[str, TrainingAttack], dict[str, int]]:
+    """Return party -> the attack of `cell` that lives inside training there, and after how many rounds it reports."""
     inside = {_party_of(probe, topology): probe for probe in cell.attacks if probe.lives != "outside"}
-    return {
-        "intruders": {party: build.attack(probe) for party, probe in inside.items()},
-        "ask": {party: probe.every for party, probe in inside.items() if probe.every is not None},
-    }
+    attacks = {party: cast(TrainingAttack, build.attack(probe)) for party, probe in inside.items()}
+    return attacks, {party: probe.every for party, probe in inside.items() if probe.every is not None}
 
 
-def add_intruder(engine: LocalEngine, ready: Prepared, probe: Probe) -> None:
-    """Let the intruder of `probe` into `engine`; refuse a second one at its party, and a party where it cannot work."""
+def add_training_attack(engine: LocalEngine, ready: Prepared, probe: Probe) -> None:
+    """Let the training attack of `probe` into `engine`; refuse a second one at its party, and where it cannot work."""
     party = _party_of(probe, ready.topology)
     other = engine.insiders.get(party)
     if isinstance(other, TrainingAttackState):
         names = f"{name_of('attacks', type(other.plan))} and {probe.attack.name}"
-        raise InvalidInput(f"{names} are both at {party!r}; expected one intruder a party: give each its own study")
+        raise InvalidInput(
+            f"{names} are both at {party!r}; expected one training attack a party: give each its own study"
+        )
     plan = build.attack(probe)
     assert isinstance(plan, TrainingAttack)
     place_attacks(engine, ready, {party: plan})

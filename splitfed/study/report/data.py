@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from splitfed.core import digests
 from splitfed.core.digests import Damaged
 from splitfed.core.errors import InvalidInput
+from splitfed.old_names import current_keys
 from splitfed.stats.intervals import mean_interval
 from splitfed.study.config.grid import expand
 from splitfed.study.config.schema import parse_study, read_toml
@@ -134,9 +135,9 @@ UNNAMED = StrengthMeasure("strength")
 class Setting:
     """All runs that differ in nothing but the seed; `runs` are their results, in the order of their seeds.
 
-    `intruder`: who hijacked the training, "" for an honest one. `place`: the topology, the schedule and the federated
-    method where the study has several, and the intruder: what a figure tells apart by its markers. `strength`: of the
-    defense, as `measure` counts it; None for no defense, and for one that has no such parameter.
+    `training_attack`: who hijacked the training, "" for an honest one. `place`: the topology, the schedule and the
+    federated method where the study has several, and the training attack: what a figure tells apart by its markers.
+    `strength`: of the defense, as `measure` counts it; None for no defense, and for one that has no such parameter.
     """
 
     topology: str
@@ -147,7 +148,7 @@ class Setting:
     runs: tuple[Mapping[str, Any], ...]
     schedule: str = ""
     place: str = ""
-    intruder: str = ""
+    training_attack: str = ""
     method: str = NO_METHOD
     measure: StrengthMeasure = UNNAMED
 
@@ -191,7 +192,7 @@ def read_study(folder: Path, *, trust: bool = False) -> Study:
     results, unfinished = [], []
     run_names = [p.name for p in runs.iterdir() if p.is_dir()]
     for name in sorted({*run_names, *_planned_runs(folder)}):
-        found = _read_json(runs / name / "result.json", digests.REMEASURE)
+        found = current_keys(_read_json(runs / name / "result.json", digests.REMEASURE))
         if "utility" in found:
             results.append(found | {"folder": str(runs / name)})
         else:
@@ -273,7 +274,7 @@ def _group_settings(results: Sequence[Mapping[str, Any]]) -> tuple[Setting, ...]
     for result in results:
         key = (
             *(result["topology"]["label"], result["defense"]["label"]),
-            *(str(result.get(name) or "") for name in ("schedule", "intruder")),
+            *(str(result.get(name) or "") for name in ("schedule", "training_attack")),
             _method_of(result),
             *(str(result.get(name) or "") for name in ("model", "data", "clients")),
         )
@@ -281,15 +282,15 @@ def _group_settings(results: Sequence[Mapping[str, Any]]) -> tuple[Setting, ...]
     several = len({result["schedule"] for result in results}) > 1
     methods = len({_method_of(result) for result in results}) > 1
     settings = []
-    for (topology, defense, schedule, intruder, method, *_), members in groups.items():
+    for (topology, defense, schedule, hijacker, method, *_), members in groups.items():
         about = members[0]["defense"]
         ordered = tuple(sorted(members, key=lambda r: int(r["seed"])))
         place = ", ".join([topology, *([schedule] if several else []), *([method] if methods else [])])
         settings.append(
             Setting(
                 *(topology, defense, about["name"], _strength_of(about), about["guarantee"], ordered, schedule),
-                f"{place}, {intruder} inside" if intruder else place,
-                intruder,
+                f"{place}, {hijacker} inside" if hijacker else place,
+                hijacker,
                 method,
                 _measure_of(about),
             )

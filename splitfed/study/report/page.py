@@ -142,7 +142,7 @@ def _reconstruction_section(study: Study, summary: Summary, attack: str) -> Json
     shape = found[0].truth.shape
     same = [p for p in found if p.guess.shape == p.truth.shape == shape and torch.equal(p.truth, found[0].truth)]
     # Nobody misses an attack on a hijacked training in an honest one, nor the other way round.
-    asked = [s for s in study.settings if s.intruder in {p.setting.intruder for p in found}]
+    asked = [s for s in study.settings if s.training_attack in {p.setting.training_attack for p in found}]
     page["missing"] = [name_of(summary, s) for s in asked if s not in [p.setting for p in same]]
     page["names"] = [name_of(summary, p.setting) for p in same]
     if is_image(found[0].truth):
@@ -193,7 +193,7 @@ def _client_section(summary: Summary, settings: Sequence[Setting]) -> Json:
     """Return what is told of several clients one by one: rows of a table and two figures; nothing for one client."""
     shown_settings = [s for s in summary["settings"] if s["clients"] or s["target"]]
     # What hijacked clients reach is no result of a method.
-    named = [(name_of(summary, s), s) for s in settings if not s.intruder]
+    named = [(name_of(summary, s), s) for s in settings if not s.training_attack]
     several = [(label, s) for label, s in named if any(run["utility"].get("spread") for run in s.runs)]
     metric, target = (
         summary["utility"]["metric"],

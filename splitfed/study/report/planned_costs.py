@@ -13,6 +13,7 @@ from splitfed.costs.crossover import sizes_of
 from splitfed.costs.singh import Sizes, crossover, federated_client, federated_total, split_client, split_total
 from splitfed.data.dataset import Dataset
 from splitfed.federated.base import Method
+from splitfed.old_names import current_entry
 from splitfed.planning.plan import Cost, cost, federated_bytes
 from splitfed.planning.validation import Prepared, prepare, probe_with
 from splitfed.registry import TABLES, load
@@ -127,10 +128,11 @@ def latencies(s: Sizes) -> Json:
 
 def check_schedule_names(names: Sequence[str]) -> list[str]:
     """Return `names` if all are registered schedules; refuse the first that is not."""
-    for name in names:
+    current = [current_entry("schedules", name) for name in names]
+    for name in current:
         if name not in TABLES["schedules"]:
             raise unknown("schedule", name, ["all", *TABLES["schedules"]])
-    return list(dict.fromkeys(names))
+    return list(dict.fromkeys(current))
 
 
 def plan_study(grid: Grid, data: Dataset, others: Sequence[str]) -> Json:
@@ -157,7 +159,7 @@ def plan_study(grid: Grid, data: Dataset, others: Sequence[str]) -> Json:
             {"defense": guard.label, "guarantee": guard.guarantee, "bytes": _defended_bytes(grid, guard.label, data)}
             for guard in {c.defense.label: c.defense for c in grid.cells}.values()
         ],
-        "privacy": plan_ledgers([c for c in grid.cells if c.seed == first.seed and c.intruder is None], data),
+        "privacy": plan_ledgers([c for c in grid.cells if c.seed == first.seed and c.training_attack is None], data),
     }
 
 
@@ -165,7 +167,7 @@ def _defended_bytes(grid: Grid, defense: str, data: Dataset) -> list[Json]:
     """Return what the runs with this defense send, where that is not what they would send without it."""
     found = []
     for cell in grid.cells:
-        if cell.defense.label != defense or cell.seed != grid.cells[0].seed or cell.intruder is not None:
+        if cell.defense.label != defense or cell.seed != grid.cells[0].seed or cell.training_attack is not None:
             continue
         place = {"topology": cell.topology.builder.label, "schedule": cell.training.schedule.label}
         place |= {} if cell.method.part is None else {"method": cell.method.label}

@@ -62,7 +62,7 @@ def start_warnings(asked: str | None, starts: str | None) -> list[str]:
 
 def _constant_answer_remark(found: Json) -> list[str]:
     utility = found["utility"]
-    if found.get("intruder") or not utility.get("constant") or utility["test"] is None:
+    if found.get("training_attack") or not utility.get("constant") or utility["test"] is None:
         return []
     said = below_constant(
         utility["metric"], utility["test"], ConstantAnswer(**utility["constant"]), utility["higher_is_better"]

@@ -82,7 +82,7 @@ def _place_names(settings: Sequence[Setting], attacks: Mapping[str, str]) -> dic
         parts = [topologies[s.topology]] if len(topologies) > 1 or len(schedules) == len(methods) == 1 else []
         parts += [schedules[s.schedule]] if len(schedules) > 1 else []
         parts += [methods[s.method]] if len(methods) > 1 else []
-        parts += [f"{attacks.get(s.intruder, s.intruder)} inside"] if s.intruder else []
+        parts += [f"{attacks.get(s.training_attack, s.training_attack)} inside"] if s.training_attack else []
         pairs[s.place] = ", ".join(parts)
     return {**topologies, **schedules, **methods, **pairs}
 
@@ -97,7 +97,7 @@ def _summarise_setting(setting: Setting) -> dict[str, Any]:
         "schedule": setting.schedule,
         "method": setting.method,
         "place": setting.place,
-        "intruder": setting.intruder,
+        "training_attack": setting.training_attack,
         "defense": setting.defense,
         "family": setting.family,
         "strength": setting.strength,
@@ -200,7 +200,7 @@ def _mark_fronts(summary: Mapping[str, Any]) -> None:
     for label in summary["attacks"]:
         for metric in summary["metrics"]:
             # What a hijacked training is good for is no utility to weigh leakage against.
-            useful = [s for s in summary["settings"] if s["utility"] and not s["intruder"]]
+            useful = [s for s in summary["settings"] if s["utility"] and not s["training_attack"]]
             there = [s for s in useful if _guess_score(s, label, metric)]
             points = [
                 (sign * s["utility"]["mean"], METRICS[metric].leak(_guess_score(s, label, metric)["mean"]))

@@ -121,7 +121,7 @@ def _compare_methods(summary: Summary) -> list[str]:
     for setting in summary["settings"]:
         if setting["method"] == NO_METHOD or not setting["utility"]:
             continue
-        keys = ("topology", "schedule", "defense", "intruder")
+        keys = ("topology", "schedule", "defense", "training_attack")
         same = (s for s in summary["settings"] if all(s[k] == setting[k] for k in keys))
         alone = next((s for s in same if s["method"] == NO_METHOD and s["utility"]), None)
         if alone is None:
@@ -144,7 +144,7 @@ def _useless_models(summary: Summary) -> list[str]:
     for setting in summary["settings"]:
         found = setting["constant"]
         # What hijacked clients reach is said to be no result anyway.
-        if not found or not setting["utility"] or setting["intruder"]:
+        if not found or not setting["utility"] or setting["training_attack"]:
             continue
         said = below_constant(metric, setting["utility"]["mean"], ConstantAnswer(**found), up)
         if said:
@@ -235,11 +235,11 @@ def _defense_findings(
             said += f" (not measurably better than the {baseline_name(summary, metric, target)})"
         elif _intervals_overlap(guess, _strongest_guess(base, metric, target)):
             said += " (the intervals overlap)"
-        return f"{said}." if base["intruder"] else f"{said}, {_format_price(summary, cost(setting))}."
+        return f"{said}." if base["training_attack"] else f"{said}, {_format_price(summary, cost(setting))}."
 
     helpful = sorted((s for s in others if leak(s) < leak(base)), key=leak)
     # A hijacked training has no utility worth a price.
-    cheap = [s for s in helpful[1:] if cost(s) <= 0.01 < cost(helpful[0]) and not base["intruder"]]
+    cheap = [s for s in helpful[1:] if cost(s) <= 0.01 < cost(helpful[0]) and not base["training_attack"]]
     useless = [summary["names"][s["defense"]] for s in others if leak(s) >= leak(base)]
     sentences = [brings(s) for s in helpful[:1]]
     # What is called cheap is a choice, so the sentence says it.
@@ -292,7 +292,7 @@ def _format_difference(summary: Summary, difference: float) -> str:
 
 def _limitations(summary: Summary) -> list[str]:
     sentences = []
-    for label in dict.fromkeys(s["intruder"] for s in summary["settings"] if s["intruder"]):
+    for label in dict.fromkeys(s["training_attack"] for s in summary["settings"] if s["training_attack"]):
         named, metric = summary["names"].get(label, label), summary["utility"]["metric"]
         sentences.append(
             f"{named} is active: it replaces the gradients that clients get, so it has trainings of its own; their "

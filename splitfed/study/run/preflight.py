@@ -38,7 +38,7 @@ from splitfed.study.config.cell import Cell, Probe
 from splitfed.study.config.grid import Grid
 from splitfed.study.config.mistakes import Mistakes
 from splitfed.study.config.speeds_table import PartyNames
-from splitfed.study.config.training_attacks import add_intruder
+from splitfed.study.config.training_attacks import add_training_attack
 from splitfed.study.report import planned_costs
 from splitfed.threats.tuning import SHARE, Bench, check_tunable
 from splitfed.training.entry_point import check_across, engine_of
@@ -71,7 +71,7 @@ def check_grid(grid: Grid, source: str) -> Dataset:
         probed = topologies[label]
         if probed is None:
             continue
-        cells.setdefault((*label, cell.intruder.key if cell.intruder else ""), cell)
+        cells.setdefault((*label, cell.training_attack.key if cell.training_attack else ""), cell)
         topology, facts = probed
         defenses = build.defenses(cell)
         with mistakes.at(cell.defense.where):
@@ -134,11 +134,11 @@ def _attack_error(probe: Probe, why: object) -> InvalidInput:
 
 
 def build_untrained_run(cell: Cell, data: Dataset) -> Run:
-    """Return the run `cell` before its first round, its intruders in it, without its defenses, on the CPU."""
+    """Return the run `cell` before its first round, its training attacks in it, without its defenses, on the CPU."""
     run, ready = _build_run(cell, data)
     for probe in cell.attacks:
         if probe.lives != "outside":
-            add_intruder(run.engine, ready, probe)
+            add_training_attack(run.engine, ready, probe)
     return run
 
 
@@ -182,7 +182,7 @@ def _check_attacks(mistakes: Mistakes, cells: Sequence[Cell], data: Dataset) -> 
             mistakes.take(own)
         if own:
             continue
-        # Intruders first, for others may ask them; one that could not enter has been complained of already.
+        # Training attacks first, for others may ask them; one that could not enter has been complained of already.
         inside = [
             probe for probe in cell.attacks if probe.lives != "outside" and _can_enter(mistakes, run, ready, probe)
         ]
@@ -195,7 +195,7 @@ def _can_enter(mistakes: Mistakes, run: Run, ready: Prepared, probe: Probe) -> b
     own = mistakes.fresh()
     with own.at(probe.where):
         try:
-            add_intruder(run.engine, ready, probe)
+            add_training_attack(run.engine, ready, probe)
         except InvalidInput as error:
             raise _attack_error(probe, error) from None
     mistakes.take(own)

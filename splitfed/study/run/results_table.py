@@ -27,13 +27,13 @@ def setting_rows(results: Sequence[Json]) -> list[dict[str, Any]]:
     """Return a plain row a setting, means over the seeds that ended.
 
     A setting is a topology with a defense, with a schedule and a federated method where the study has several, and
-    with the intruder that hijacked it.
+    with the training attack that hijacked it.
     """
     several = len({found["schedule"] for found in results}) > 1
     layered = {found.get("method", "none") for found in results} != {"none"}
     groups: dict[tuple[str, str, str, str, str], list[Json]] = {}
     for found in results:
-        inside = found.get("intruder") or ""
+        inside = found.get("training_attack") or ""
         method = found.get("method", "none")
         key = (found["topology"]["label"], found["schedule"], method, found["defense"]["label"], inside)
         groups.setdefault(key, []).append(found)
@@ -42,7 +42,7 @@ def setting_rows(results: Sequence[Json]) -> list[dict[str, Any]]:
         ended = [found for found in group if "failed" not in found]
         row: dict[str, Any] = {"topology": topology, **({"schedule": schedule} if several else {})}
         row |= {**({"method": method} if layered else {}), "defense": defense}
-        row |= {"intruder": inside} if inside else {}
+        row |= {"training_attack": inside} if inside else {}
         row["seeds"] = len(ended)
         row["failed"] = len(group) - len(ended)
         if ended:
@@ -106,7 +106,7 @@ def print_table(results: Sequence[Json], console: Console) -> None:
     several = len({row["topology"] for row in rows}) > 1
     names = [
         *(["topology"] if several else []),
-        *(n for n in ("schedule", "method", "intruder") if any(n in row for row in rows)),
+        *(n for n in ("schedule", "method", "training_attack") if any(n in row for row in rows)),
     ]
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in (*names, "defense"):

@@ -35,13 +35,15 @@ from splitfed.core.topology import Topology
 from splitfed.data.dataset import Dataset
 from splitfed.drawing.svg import to_mermaid
 from splitfed.engines.base import FED
+from splitfed.old_names import current_keys
 from splitfed.planning.validation import labels_of
+from splitfed.schedules.base import LocalUpdate
 from splitfed.stats.dependence import permutation_test
 from splitfed.study.config import build
 from splitfed.study.config.cell import Cell, DefenseSetting, Probe
 from splitfed.study.config.speeds_table import PartyNames
 from splitfed.study.config.toml import dumps
-from splitfed.study.config.training_attacks import training_arguments
+from splitfed.study.config.training_attacks import training_attacks
 from splitfed.study.report import planned_costs, privacy
 from splitfed.study.report.depth import input_depth
 from splitfed.study.report.exposure import role_holdings
@@ -53,6 +55,7 @@ from splitfed.training.checkpoint import write_atomic
 from splitfed.training.client_scores import find_best_round, find_first_reaching, summarize_clients
 from splitfed.training.entry_point import train
 from splitfed.training.run import Run
+from splitfed.training.settings import Adversaries, Evaluation, Logging
 
 PERMUTATIONS = 200
 Json = dict[str, Any]
@@ -93,7 +96,7 @@ def read_result(folder: Path) -> Json | None:
     path = folder / "result.json"
     if not path.is_file():
         return None
-    return digests.read(path, digests.REMEASURE)
+    return current_keys(digests.read(path, digests.REMEASURE))
 
 
 def train_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Run:
@@ -114,22 +117,13 @@ def train_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Run
         method=method,
         rounds=plan.rounds,
         batch_size=plan.batch_size,
-        local_epochs=plan.local_epochs,
-        sampling=plan.sampling,
         optimizer=plan.optimizer,
-        restart_optimizers=plan.restart_optimizers,
-        starts=plan.starts,
         seed=cell.seed,
         device=plan.device,
-        record=plan.record,
-        speeds=names.of(plan.speeds),
-        folder=folder,
-        resume=True,
-        evaluate_every=plan.evaluate_every,
-        across=plan.across,
-        delta=plan.delta,
-        **training_arguments(cell, topology),
-        progress=progress,
+        local=LocalUpdate(plan.local_epochs, plan.sampling, plan.restart_optimizers, plan.starts),
+        adversaries=Adversaries(*training_attacks(cell, topology)),
+        evaluation=Evaluation(plan.evaluate_every, plan.across, plan.delta, names.of(plan.speeds)),
+        logging=Logging(folder, resume=True, record=plan.record, progress=progress),
     )
 
 
@@ -201,7 +195,7 @@ def _identity(cell: Cell) -> Json:
             "parts": [{"name": p.name, "parameters": dict(p.label_values)} for p in guard.parts],
         },
         "seed": cell.seed,
-        "intruder": None if cell.intruder is None else cell.intruder.label,
+        "training_attack": None if cell.training_attack is None else cell.training_attack.label,
         "schedule": cell.training.schedule.label,
         "method": cell.method.label,
         "model": cell.model.label if cell.model else "models by piece",

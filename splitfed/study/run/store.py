@@ -12,6 +12,7 @@ from typing import Any
 
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
+from splitfed.old_names import current_parameters
 from splitfed.privacy.ledger import describe_ledger
 from splitfed.study.config import schema
 from splitfed.study.config.grid import Grid
@@ -44,7 +45,8 @@ class StudyFolder:
         if not config_path.is_file() or not (self.path / "study.toml").is_file():
             raise InvalidInput(f"folder {str(self.path)!r} is not empty and holds no study; give a new or empty folder")
         wanted = tomllib.loads(dumps(grid.resolved))
-        difference = next(_differences("", schema.read_toml(config_path, digests.STUDY_CONFIG), wanted), None)
+        there = _with_new_names(schema.read_toml(config_path, digests.STUDY_CONFIG))
+        difference = next(_differences("", there, wanted), None)
         if difference is not None:
             raise InvalidInput(f"folder {str(self.path)!r} holds another study: {difference}; give another folder")
         if not resume:
@@ -117,7 +119,7 @@ def table_rows(result: Json) -> Iterator[dict[str, Any]]:
         "guarantee": result["defense"]["guarantee"],
         **{key: result[key] for key in ("seed", "schedule", "model", "data", "clients")},
         "method": result.get("method", "none"),
-        **({"intruder": result["intruder"]} if result.get("intruder") else {}),
+        **({"training_attack": result["training_attack"]} if result.get("training_attack") else {}),
     }
     if "failed" in result:
         yield run
@@ -165,6 +167,14 @@ def _client_columns(result: Json) -> dict[str, Any]:
     if target is not None:
         columns |= {"target": target["value"], "rounds_to_target": target["rounds"], "bytes_to_target": target["bytes"]}
     return columns
+
+
+def _with_new_names(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the resolved config of a folder that an earlier version may have written, by the names of now."""
+    training = dict(config.get("training", {}))
+    given = training.get("schedule")
+    tables = [current_parameters("schedules", one) for one in (given if isinstance(given, list) else [given]) if one]
+    return {**config, "training": {**training, "schedule": tables if isinstance(given, list) else tables[0]}}
 
 
 def _differences(where: str, there: Any, wanted: Any) -> Iterator[str]:

@@ -21,7 +21,7 @@ class DepthLine(NamedTuple):
 
 
 def depth_lines(summary: Summary, attack: str) -> list[DepthLine]:
-    """Return what can be set out by depth: settings of one builder, schedule, defense and intruder, by `attack`.
+    """Return what can be set out by depth: settings of one builder, schedule, defense and training attack, by `attack`.
 
     A line has two depths or more. Results that say nothing of depth are left out.
     """
@@ -29,7 +29,7 @@ def depth_lines(summary: Summary, attack: str) -> list[DepthLine]:
     for setting in summary["settings"]:
         if setting["attacks"].get(attack, {}).get("depth") is not None:
             builder = setting["topology"].partition("(")[0]
-            key = (builder, setting["schedule"], setting["method"], setting["defense"], setting["intruder"])
+            key = (builder, setting["schedule"], setting["method"], setting["defense"], setting["training_attack"])
             groups.setdefault(key, []).append(setting)
     several, layered = len(summary["schedules"]) > 1, len(summary["methods"]) > 1
     found = []

@@ -49,7 +49,7 @@ def plot_tradeoff(summary: Summary, attack: str, looks: SeriesStyles, name: str)
             _draw_families(axis, points, looks)
             leaks = f"{'more' if METRICS[metric].up else 'less'} is more leakage"
             axis.set_xlabel(wrap_label(f"{metric_title(metric, any(p.reversed for p in points))}{what}: {leaks}", 60))
-            hijacked = ", hijacked training" if all(p.setting["intruder"] for p in points) else ""
+            hijacked = ", hijacked training" if all(p.setting["training_attack"] for p in points) else ""
             axis.set_ylabel(wrap_label(f"test {summary['utility']['metric']}{hijacked}", 42))
             if target not in ("inputs", "representatives"):
                 axis.locator_params(axis="x", nbins=5)  # shares differ in late digits, whose labels are long

@@ -1,4 +1,4 @@
-"""The plot of what an intruder recovered while training went on: its error by round, beside that of the mean."""
+"""The plot of what a training attack recovered while training went on: its error by round, beside that of the mean."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Summary = Mapping[str, Any]
 
 
 def error_by_round(run: Mapping[str, Any], attack: str, who: str = "guess") -> dict[int, float]:
-    """Return round (from 1) -> mean squared error over the victims, where the intruder labelled `attack` was asked."""
+    """Return round (from 1) -> mean squared error over the victims, where that labelled `attack` was scored."""
     party = next((a["adversary"] for a in run["attacks"] if a["label"] == attack and a.get("lives") != "outside"), None)
     found = {}
     for entry in run["history"]:
-        score = (entry.get("asked") or {}).get(party, {}).get("mse", {}).get(who)
+        score = (entry.get("training_attack_scores") or {}).get(party, {}).get("mse", {}).get(who)
         if score is not None:
             found[int(entry["round"]) + 1] = float(score)
     return found

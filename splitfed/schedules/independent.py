@@ -1,11 +1,11 @@
-"""Apart: every client trains a whole model of its own, all at the same time; nothing is averaged or handed on.
+"""Independent: every client trains a whole model of its own, all at the same time; nothing is averaged or handed on.
 
 Paper: McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-efficient learning of deep networks from
 decentralized data", AISTATS 2017, whose clients train between two averages; here there is none.
 
-By itself it is training alone, which every federated method has to beat; methods with a fusion of their own are layered
-on it. A round is `local_epochs` epochs, or `steps` mini-batches: then the batches of one round go on where those of the
-round before ended, and a round counts as an epoch for all that is drawn in it.
+By itself it is training alone, which every federated method has to beat; methods that aggregate by themselves are
+layered on it. A round is `local_epochs` epochs, or `steps` mini-batches: then the batches of one round go on where
+those of the round before ended, and a round counts as an epoch for all that is drawn in it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from splitfed.schedules.sampling import Sampled, Turn, dropped_clients, list_cli
 
 
 @dataclass(frozen=True, kw_only=True)
-class Apart(Sampled):
+class Independent(Sampled):
     """Clients in parallel, each alone; `steps`: how many mini-batches a round has (None: whole epochs)."""
 
     steps: int | None = None
@@ -35,11 +35,11 @@ class Apart(Sampled):
             check_count("steps", self.steps, low=1)
 
     def check(self, topology: Topology, clients: int) -> None:
-        """Refuse a topology with a party that all clients share: there, nobody trains apart."""
+        """Refuse a topology with a party that all clients share: there, nobody trains alone."""
         super().check(topology, clients)
         if shared := shared_roles(topology):
             raise InvalidInput(
-                f"schedule 'apart' trains whole models at their clients; in topology {topology.name!r} all share "
+                f"schedule 'independent' trains whole models at their clients; in topology {topology.name!r} all share "
                 f"{shared[0]!r}: take splitfed.topologies.local, or another schedule"
             )
 

@@ -1,4 +1,4 @@
-"""Apart: clients train as they would alone, whole epochs or a number of batches a round; who guides their training."""
+"""Independent clients train as they would alone, whole epochs or some batches a round; and who guides them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from splitfed.federated import Learner, Method, MethodTraits
 from splitfed.models.mlp import mlp
 from splitfed.planning.plan import cost
 from splitfed.planning.validation import prepare
-from splitfed.schedules import Apart, Sequential
+from splitfed.schedules import Independent, Sequential
 from splitfed.schedules.base import Training
 from splitfed.topologies import local, vanilla
 from tests.examples import assert_same
 
 
-def go(schedule: sf.Schedule | str = "apart", rounds: int = 2, **changes: Any) -> sf.Run:
+def go(schedule: sf.Schedule | str = "independent", rounds: int = 2, **changes: Any) -> sf.Run:
     with stream(0):
         topology = changes.pop("topology", None) or local(mlp((1, 8, 8), 10, (12,), seed=None))
     data = changes.pop("data", None) or sf.data.digits().clients(3, dirichlet=0.5, auxiliary=10, victims=8)
@@ -51,28 +51,28 @@ def test_batches_of_a_round_go_on_where_those_before_ended() -> None:
     training = Training(4, seed=3)
     epochs = [list(training.batches(10, epoch, 7)) for epoch in range(4)]
     expected = [batch for epoch in epochs for batch in epoch]
-    plan = Apart(steps=2)
+    plan = Independent(steps=2)
     found = [batch for number in range(5) for batch in plan._batches(training, 10, number, 7)]
     assert [b.tolist() for b in found] == [b.tolist() for b in expected[:10]]
     assert [len(plan._batches(training, 10, number, 7)) for number in range(5)] == [2] * 5
-    long = Apart(steps=7)._batches(training, 10, 1, 7)
+    long = Independent(steps=7)._batches(training, 10, 1, 7)
     assert [b.tolist() for b in long] == [b.tolist() for epoch in range(5) for b in training.batches(10, epoch, 7)][
         7:14
     ]
 
 
 def test_steps_make_a_round_and_are_resumed_exactly(tmp_path: Path) -> None:
-    whole = go(Apart(steps=3), rounds=4, folder=tmp_path / "a")
+    whole = go(Independent(steps=3), rounds=4, logging=sf.Logging(folder=tmp_path / "a"))
     assert [entry["steps"] for entry in whole.history] == [9] * 4
     with pytest.raises(KeyboardInterrupt):
-        go(Apart(steps=3), rounds=4, folder=tmp_path / "b", progress=stop_after_two)
-    again = go(Apart(steps=3), rounds=4, folder=tmp_path / "b", resume=True)
+        go(Independent(steps=3), rounds=4, logging=sf.Logging(folder=tmp_path / "b", progress=stop_after_two))
+    again = go(Independent(steps=3), rounds=4, logging=sf.Logging(folder=tmp_path / "b", resume=True))
     for lane in range(3):
         assert_same(weights(whole, lane), weights(again, lane))
 
 
 def test_sampled_clients_and_drop_outs() -> None:
-    run = go(Apart(clients_per_round=2, drop_out=0.5), rounds=6)
+    run = go(Independent(clients_per_round=2, drop_out=0.5), rounds=6)
     assert {entry["clients"] for entry in run.history} == {2}
     assert any(entry["dropped"] for entry in run.history)
 
@@ -80,12 +80,12 @@ def test_sampled_clients_and_drop_outs() -> None:
 @pytest.mark.parametrize("steps", [0, -1, 1.5, True])
 def test_refuses_impossible_steps(steps: Any) -> None:
     with pytest.raises(InvalidInput, match="steps"):
-        Apart(steps=steps)
+        Independent(steps=steps)
 
 
 def test_refuses_a_shared_party() -> None:
-    with pytest.raises(InvalidInput, match="schedule 'apart' trains whole models at their clients"):
-        sf.train(vanilla(mlp((1, 8, 8), 10, (12,)), "relu1"), sf.data.digits().clients(2), schedule="apart")
+    with pytest.raises(InvalidInput, match="schedule 'independent' trains whole models at their clients"):
+        sf.train(vanilla(mlp((1, 8, 8), 10, (12,)), "relu1"), sf.data.digits().clients(2), schedule="independent")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,182 @@
+"""What `train` is given beside model, data and algorithm: adversaries, what is measured, and what is kept of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from splitfed.attacks.training_time.training_attack import TrainingAttack
+from splitfed.core.errors import InvalidInput, check_count, check_number, unknown
+from splitfed.core.messages import Recording
+from splitfed.costs.speeds import Speeds
+from splitfed.detectors.base import Detector
+from splitfed.engines.byte_link import ByteLink
+from splitfed.engines.message_link import LocalLink
+from splitfed.poisoning.base import Poisoning
+from splitfed.poisoning.injection import check_poisonings
+from splitfed.schedules.base import LocalUpdate
+from splitfed.threats.training_time import resolve_attack
+
+RoundProgress = Callable[[int, int, Mapping[str, Any]], None]
+
+LINKS: Mapping[str, type[LocalLink]] = {"memory": LocalLink, "bytes": ByteLink}
+
+
+@dataclass(frozen=True)
+class Adversaries:
+    """Who misbehaves in a training, and who watches for it.
+
+    `training_attacks`: party -> an attack that lives inside training there, or its name. `evaluate_every`: party ->
+    after how many rounds, and after the last, its attack reports on the victims, from which it learns nothing.
+    `poisoning`: what misbehaving clients do; the run's data are then as they left them. `detectors`: client (or the
+    clients' role) -> who watches over its gradients. Raises `InvalidInput` for other kinds of values and counts below
+    one; whether the parties are there is checked by `train`.
+    """
+
+    training_attacks: Mapping[str, TrainingAttack | str] = field(default_factory=dict)
+    evaluate_every: Mapping[str, int] = field(default_factory=dict)
+    poisoning: Poisoning | Sequence[Poisoning] = ()
+    detectors: Mapping[str, Detector] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse values of other kinds, and counts below one."""
+        for name in ("training_attacks", "evaluate_every", "detectors"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise InvalidInput(f"{name}={getattr(self, name)!r} is not allowed; expected a table by party")
+        object.__setattr__(self, "poisoning", check_poisonings(self.poisoning))
+        for given in self.training_attacks.values():
+            resolve_attack(given)
+        for name, detector in self.detectors.items():
+            if not isinstance(detector, Detector):
+                raise InvalidInput(
+                    f"detectors[{name!r}]={detector!r} is not allowed; expected a detector, such as SplitGuard()"
+                )
+        for party, every in self.evaluate_every.items():
+            check_count(f"evaluate_every[{party!r}]", every, low=1)
+
+    @property
+    def resolved_attacks(self) -> dict[str, TrainingAttack]:
+        """The attack at every party, in place of a name the usual preset of the one named."""
+        return {party: resolve_attack(given) for party, given in self.training_attacks.items()}
+
+    @property
+    def poisonings(self) -> tuple[Poisoning, ...]:
+        """What misbehaving clients do, one after another."""
+        return check_poisonings(self.poisoning)
+
+    @property
+    def off_protocol(self) -> str | None:
+        """The party or poisoning that does not follow the protocol inside a step, None where all do.
+
+        Whoever bends an upload only processes what is there; inside a step, one row may be made to show in another's.
+        """
+        active = (party for party, attack in self.resolved_attacks.items() if attack.active)
+        inside = (type(one).__name__ for one in self.poisonings if type(one).enter is not Poisoning.enter)
+        return next(active, None) or next(inside, None)
+
+    def describe(self) -> dict[str, dict[str, Any] | None]:
+        """Return as plain values what a resumed run must have too, None where there is none."""
+        return {
+            "training_attacks": {party: repr(attack) for party, attack in self.resolved_attacks.items()} or None,
+            "evaluate_every": dict(self.evaluate_every) or None,
+            "detectors": {name: repr(detector) for name, detector in self.detectors.items()} or None,
+            "poisoning": {str(i): repr(one) for i, one in enumerate(self.poisonings)} or None,
+        }
+
+    def user_objects(self) -> dict[str, object]:
+        """Return what may hold code of the user's, by its place."""
+        return {
+            **{f"training attack at {party!r}": attack for party, attack in self.resolved_attacks.items()},
+            **{f"detector at {name!r}": detector for name, detector in self.detectors.items()},
+            **{f"poisoning {type(one).__name__} ({i})": one for i, one in enumerate(self.poisonings)},
+        }
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What of a run is measured, and how often.
+
+    `every`: validation and test rows are scored after every so many rounds, and after the last. `across_clients`:
+    whether every client's model is also scored on the others' rows (`Run.across`). `delta`: in (0, 1), at which the
+    privacy ledger states epsilon (default: that of a target epsilon, or 1 / (10 rows)). `speeds`: machines and links;
+    with them a simulated clock runs beside training. Raises `InvalidInput` for numbers out of range.
+    """
+
+    every: int = 1
+    across_clients: bool = False
+    delta: float | None = None
+    speeds: Speeds | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse numbers out of their range, and a switch that is none."""
+        check_count("evaluation every", self.every, low=1)
+        if not isinstance(self.across_clients, bool):
+            raise InvalidInput(f"across_clients={self.across_clients!r} is not allowed; expected True or False")
+        if self.delta is not None:
+            check_number("delta", self.delta, low=0.0, high=1.0, open_low=True, open_high=True)
+
+    def due(self, number: int, rounds: int) -> bool:
+        """Return whether round `number` (from 0) of `rounds` is scored."""
+        return is_due(self.every, number, rounds)
+
+
+@dataclass(frozen=True)
+class Logging:
+    """What is kept of a run, and how its messages are carried.
+
+    `folder`: where metrics and a checkpoint of every round go; with `resume` the run goes on from the newest one, to
+    the same bits as if it had never stopped. `record`: whose view to keep during training. `link`: "memory", or
+    "bytes", which sends every message as bytes with a checked header, to the same result.
+    `progress(round, rounds, metrics)` is called after every round. Raises `InvalidInput` for an unknown link, and for
+    `resume` without a folder.
+    """
+
+    folder: str | Path | None = None
+    resume: bool = False
+    record: Recording | None = None
+    link: str = "memory"
+    progress: RoundProgress | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown link, and to resume what has no folder."""
+        if self.link not in LINKS:
+            raise unknown("link", self.link, LINKS)
+        if self.resume and self.folder is None:
+            raise InvalidInput("resume=True needs the folder of the run to resume")
+
+
+def is_due(every: int, number: int, rounds: int) -> bool:
+    """Return whether round `number` (from 0) of `rounds` is one of `every` so many, or the last."""
+    return (number + 1) % every == 0 or number + 1 == rounds
+
+
+GROUPS: Mapping[str, type] = {
+    "local": LocalUpdate,
+    "adversaries": Adversaries,
+    "evaluation": Evaluation,
+    "logging": Logging,
+}
+"""Parameter of `train` -> the class of its value."""
+
+OLD_KEYWORDS: Mapping[str, tuple[str, str]] = {
+    "local_epochs": ("local", "epochs"),
+    "sampling": ("local", "sampling"),
+    "restart_optimizers": ("local", "restart_optimizers"),
+    "starts": ("local", "starts"),
+    "intruders": ("adversaries", "training_attacks"),
+    "ask": ("adversaries", "evaluate_every"),
+    "manipulations": ("adversaries", "poisoning"),
+    "detectors": ("adversaries", "detectors"),
+    "evaluate_every": ("evaluation", "every"),
+    "across": ("evaluation", "across_clients"),
+    "delta": ("evaluation", "delta"),
+    "speeds": ("evaluation", "speeds"),
+    "folder": ("logging", "folder"),
+    "resume": ("logging", "resume"),
+    "record": ("logging", "record"),
+    "link": ("logging", "link"),
+    "progress": ("logging", "progress"),
+}
+"""Keyword of `train` in the first release -> the parameter, and the field of its value, that took its place."""
