@@ -12,7 +12,7 @@ README = ROOT / "README.md"
 PAGES = (README, *sorted((ROOT / "docs").glob("*.md")))
 TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 OVERVIEW = re.compile(r"(<!-- overview -->\n).*?(<!-- end -->)", re.DOTALL)
-TITLES = {"fusions": "aggregation rules", "manipulations": "poisoning", "methods": "federated methods"}
+TITLES = {"aggregation": "aggregation rules", "methods": "federated methods"}
 """What a kind of the registry is called on the pages, where that is not its own name."""
 
 

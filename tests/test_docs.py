@@ -143,9 +143,9 @@ def test_the_graph_of_the_topologies_page_trains_and_sends_no_label() -> None:
     assert set(names["run"].engine.traffic.by_kind()) == {"activation", "gradient", "weights"}
 
 
-def test_the_training_attack_of_the_attacks_page_is_asked_after_every_round() -> None:
+def test_the_training_attack_of_the_attacks_page_is_evaluated_after_every_round() -> None:
     names = execute(example("attacks.md").replace("digits()", "digits().rows(range(600))"))
-    assert all("server" in done["asked"] for done in names["run"].history)
+    assert all("server" in done["training_attack_scores"] for done in names["run"].history)
     assert len(names["run"].history) == 2
 
 
