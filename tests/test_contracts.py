@@ -40,7 +40,7 @@ CONTRACTS = (
     "splitfed.detectors.base:Detector",
     "splitfed.detectors.base:DetectorState",
     "splitfed.engines.base:Trainer",
-    "splitfed.poisoning.base:Manipulation",
+    "splitfed.poisoning.base:Poisoning",
     "splitfed.schedules.base:Schedule",
 )
 
