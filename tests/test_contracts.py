@@ -5,8 +5,10 @@ Members are public methods and properties, inherited ones too; the fields of a f
 
 from __future__ import annotations
 
+import ast
 import re
 import textwrap
+from collections import Counter
 from importlib import import_module
 from pathlib import Path
 
@@ -14,12 +16,14 @@ import pytest
 
 import splitfed
 from splitfed.core.defense import _CAPABILITIES, Defense
+from splitfed.old_names import OldAttribute
 from splitfed.registry import TABLES, load
 
 MOST = 12
 CONTRACTS = (
     "splitfed.aggregation.base:AggregationRule",
     "splitfed.attacks.base:Attack",
+    "splitfed.attacks.training_time.training_attack:TrainingAttackState",
     "splitfed.attacks.training_time.training_attack:TrainingAttack",
     "splitfed.core.annealing:Course",
     "splitfed.core.defense:Accounted",
@@ -40,6 +44,7 @@ CONTRACTS = (
     "splitfed.detectors.base:Detector",
     "splitfed.detectors.base:DetectorState",
     "splitfed.engines.base:Trainer",
+    "splitfed.federated.base:Method",
     "splitfed.poisoning.base:Poisoning",
     "splitfed.schedules.base:Schedule",
 )
@@ -52,9 +57,10 @@ def find(path: str) -> type:
 
 
 def members(contract: type) -> set[str]:
-    """Return the public members of a class that are ours, inherited ones too, without its fields."""
+    """Return the public members of a class that are ours, inherited ones too, without its fields and old names."""
     ours = [kind for kind in contract.__mro__ if kind.__module__.startswith(("splitfed.", "tests."))]
-    public = {name for kind in ours for name in vars(kind) if not name.startswith("_")}
+    found = ((name, value) for kind in ours for name, value in vars(kind).items())
+    public = {name for name, value in found if not (name.startswith("_") or isinstance(value, OldAttribute))}
     return public - set(getattr(contract, "__dataclass_fields__", ()))
 
 
@@ -115,3 +121,44 @@ def test_the_contributing_page_lists_every_hook_of_every_capability() -> None:
     }
     required = {h for h, kind in _CAPABILITIES.items() if getattr(vars(kind)[h], "__isabstractmethod__", False)}
     assert optional - members(Defense) == set(_CAPABILITIES) - required
+
+
+def library() -> dict[Path, ast.Module]:
+    """Return every module of the library by its file, each once."""
+    rooms = [Path(splitfed.__file__).parent.parent / name for name in ("splitfed", "attacks", "topologies")]
+    files = {path.resolve() for room in rooms for path in room.rglob("*.py")}
+    return {path: ast.parse(path.read_text("utf-8")) for path in sorted(files)}
+
+
+def test_no_function_takes_more_than_fourteen_parameters() -> None:
+    wide = []
+    for path, tree in library().items():
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                given = node.args
+                count = len(
+                    [*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]
+                )
+                wide += [f"{path.name}:{node.lineno} {node.name} takes {count}"] if count > 14 else []
+    assert wide == []
+
+
+def test_no_class_is_there_only_as_the_base_of_one_other() -> None:
+    """A class cut in two by inheritance: nothing names its first part but the second one's line."""
+    inherited: Counter[str] = Counter()
+    named: Counter[str] = Counter()
+    classes = set()
+    for tree in library().values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                classes.add(node.name)
+                for base in node.bases:
+                    base = base.value if isinstance(base, ast.Subscript) else base
+                    inherited[
+                        base.id if isinstance(base, ast.Name) else base.attr if isinstance(base, ast.Attribute) else ""
+                    ] += 1
+            elif isinstance(node, ast.Name):
+                named[node.id] += 1
+            elif isinstance(node, ast.Attribute):
+                named[node.attr] += 1
+    assert sorted(name for name in classes if inherited[name] == named[name] == 1) == []

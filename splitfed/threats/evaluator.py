@@ -71,12 +71,16 @@ class _Case(NamedTuple):
     knowledge: Knowledge
 
 
-class Evaluator(Grants):
-    """Asks the parties of `engine`; `newest` says whose segments a client would use now."""
+class Evaluator:
+    """Runs and scores attacks on the parties of `engine`; `newest` says whose segments a client would use now.
+
+    `grants`: what each party may know.
+    """
 
     def __init__(self, engine: LocalEngine, data: Federation, seed: int, newest: Callable[[int], Source]) -> None:
-        super().__init__(engine, data, seed, newest)
-        self.uploads = Uploads(engine, data, self.recorded, self.knowledge, self._feed)
+        self.engine, self.data, self.seed = engine, data, seed
+        self.grants = Grants(engine, data, seed, newest)
+        self.uploads = Uploads(engine, data, self.recorded, self.grants.knowledge, self.grants.feed)
 
     def adversary(self, name: str | None) -> str:
         """Return the party called `name`, by default the first without data; refuse one that is not there."""
@@ -95,12 +99,12 @@ class Evaluator(Grants):
     def observe(self, party: str, victims: Dataset, client: int, seed: int, phase: Phase = Phase.INFERENCE) -> View:
         """Put the victims' rows through the parties of `client` once; return what `party` received."""
         number = derive(seed, "victims")
-        self.lend(client, "victims", victims.x, victims if phase is Phase.STEP else None)
+        self.grants.lend(client, "victims", victims.x, victims if phase is Phase.STEP else None)
         with self.engine.record_party(party) as recorder:
             if phase is Phase.STEP:
-                self.engine.rehearse(client, "victims", number, borrow=self._newest(client))
+                self.engine.rehearse(client, "victims", number, borrow=self.grants.newest(client))
             else:
-                self.engine.predict(client, "victims", "predict", number, borrow=self._newest(client))
+                self.engine.predict(client, "victims", "predict", number, borrow=self.grants.newest(client))
         return recorder.view(copy.deepcopy(self.engine.modules_of_party(party, client)))
 
     def attack(
@@ -157,12 +161,12 @@ class Evaluator(Grants):
         members: Tensor | None = None
         if attack.target is Target.MEMBERS:
             victims, members = candidates(self.data, victims, generator(seed, "candidates"))
-        hints = draw_hints(victims.y, attack.asks(self._classes), generator(seed, "hints", name))
+        hints = draw_hints(victims.y, attack.asks(self.grants.classes), generator(seed, "hints", name))
         view = self.observe(party, victims, client, seed, attack.phase)
         knowledge = replace(
-            self.knowledge(party, client, derive(seed, "queries", name)),
-            own=self.own_inputs(party, client, victims.x),
-            own_auxiliary=self.own_inputs(party, client, self.data.auxiliary.x),
+            self.grants.knowledge(party, client, derive(seed, "queries", name)),
+            own=self.grants.own_inputs(party, client, victims.x),
+            own_auxiliary=self.grants.own_inputs(party, client, self.data.auxiliary.x),
             head=head_after(
                 self.engine.topologies[client], self.engine.parties[party].role, derive(seed, "head", name)
             ),
@@ -210,7 +214,7 @@ class Evaluator(Grants):
 
     def _begin_training(self, name: str, attack: Attack, party: str, client: int) -> None:
         """Begin an attack on recorded training; before training, check only whether there will be a record to use."""
-        local = self._local(party, client)
+        local = self.grants.local(party, client)
         if local is None:
             raise InvalidInput(
                 f"{type(attack).__name__} needs {Needs.UPDATES}; only a fed server gets those, in a schedule that has "
@@ -220,7 +224,7 @@ class Evaluator(Grants):
         view = self.recorded(party, client)
         check_one_step(local)
         if view.messages:
-            knowledge = replace(stop_at_first_use(self.knowledge(party, client, self.seed)), local=local)
+            knowledge = replace(stop_at_first_use(self.grants.knowledge(party, client, self.seed)), local=local)
             attack(view, knowledge, generator(self.seed, "attack", name), stop_attack)
 
     def _begin_uploads(self, name: str, attack: Attack, party: str, client: int) -> None:
@@ -248,7 +252,7 @@ class Evaluator(Grants):
                 f"{type(attack).__name__} needs {Needs.UPDATES}; under a secure sum the fed server learns the sum of "
                 "all clients' uploads alone"
             )
-        method, fused = self.method, self.engine.crew.placement.fused
+        method, fused = self.grants.method, self.engine.crew.placement.fused
         if method is None:
             return
         traits = method.traits(self.engine.topology)
@@ -302,17 +306,17 @@ class Evaluator(Grants):
     ) -> AttackResult:
         self._check_updates(attack)
         view = self.recorded(party, client, number)
-        gradients = self.method is not None and self.method.traits(self.engine.topology).sends_gradients
+        gradients = self.grants.method is not None and self.grants.method.traits(self.engine.topology).sends_gradients
         kind = WEIGHT_GRADIENT if gradients else "weights"
         uploads = [m.stamp.epoch for m in view.messages if m.kind == kind and m.receiver == party]
         if not uploads or number not in (None, uploads[-1]):
             when = "" if number is None else f" in round {number}"
             raise InvalidInput(f"client {client} sent {party!r} no weights{when} that were recorded")
         knowledge = replace(
-            self.knowledge(party, client, derive(seed, "queries", name)), local=self._local(party, client)
+            self.grants.knowledge(party, client, derive(seed, "queries", name)), local=self.grants.local(party, client)
         )
         outcome = attack(view, knowledge, generator(seed, "attack", name, client, uploads[-1]), progress)
-        rows = torch.cat(self._batches(client, uploads[-1])).unique()
+        rows = torch.cat(self.grants.batches(client, uploads[-1])).unique()
         victims = self.data.clients[client].train.rows(rows)
         truth, scores = self._match_and_grade(attack, outcome.guess, victims, generator(seed, "grade"), classifier)
         if len(auxiliary := self.data.auxiliary):
@@ -332,17 +336,17 @@ class Evaluator(Grants):
     def _grade_stolen_model(self, clone: Clone | None, party: str, client: int, seed: int) -> Grade | None:
         """Grade the whole model with the upstream segments of `clone`, beside the trained and fresh ones."""
         rows, engine = self.data.test_union(), self.engine
-        if not isinstance(clone, SegmentRunner) or self._classes is None or len(rows) == 0:
+        if not isinstance(clone, SegmentRunner) or self.grants.classes is None or len(rows) == 0:
             return None
         head = engine.topologies[client].heads[0]
         upstreams = {
             "clone": clone.modules,
             "trained": {},
-            "fresh": self._architecture(party, client)(seed).modules,
+            "fresh": self.grants.architecture(party, client)(seed).modules,
         }
         outputs: dict[str, Tensor] = {}
         for name, modules in upstreams.items():
-            whole = self.trained_segments(client, None, replaced=modules)
+            whole = self.grants.trained_segments(client, None, replaced=modules)
             with torch.no_grad():
                 outputs[name] = torch.cat([whole(x.to(engine.device))[head.value].cpu() for x in rows.x.split(256)])
         return grade_clone(outputs, rows.label(head.target), generator(seed, "bootstrap"))

@@ -39,7 +39,7 @@ class Grants:
         self.engine = engine
         self.data = data
         self.seed = seed
-        self._newest = newest
+        self.newest = newest
         self.training: Training | None = None
         self.rounds = 0
         self.schedule: Schedule | None = None
@@ -59,16 +59,16 @@ class Grants:
             upstream,
             upstream.sample,
             engine.device,
-            classes=self._classes,
+            classes=self.classes,
             auxiliary_labels=auxiliary.y.to(engine.device),
             attributes={
                 name: (target.y.to(engine.device), _classes(target.task)) for name, target in auxiliary.targets.items()
             },
             predict=self._predict(client, stream),
             model=lambda x: whole(x)[topology.heads[0].value],
-            imitate=self._imitate(client),
+            imitate=self.imitate(client),
             training_attack=installed if isinstance(installed, TrainingAttackState) else None,
-            architecture=self._architecture(party, client),
+            architecture=self.architecture(party, client),
             loss=self._downstream_loss(party, client),
             places=places(self.data.shape, topology.inputs, self.data.features),
             origins={v: topology.origins(v) for edge in topology.crossings for v in edge.values},
@@ -86,8 +86,8 @@ class Grants:
         return SegmentRunner(
             topology,
             engine.all_facts[client],
-            {**engine.modules(client, self._newest(client)), **(replaced or {})},
-            self._feed(client),
+            {**engine.modules(client, self.newest(client)), **(replaced or {})},
+            self.feed(client),
             role=role,
             values={head.value: head.value for head in topology.heads},
             defenses=of_client(engine.defenses, client),
@@ -111,13 +111,14 @@ class Grants:
             topology,
             engine.all_facts[client],
             modules,
-            self._feed(client),
+            self.feed(client),
             values={value: value},
             given=arriving,
         )
         return lambda x, releases, y: task.loss(own(x, releases)[value], y)
 
-    def _architecture(self, party: str, client: int) -> Architecture:
+    def architecture(self, party: str, client: int) -> Architecture:
+        """Return what draws the segments upstream of `party` anew; nothing of the trained ones can be reached."""
         engine = self.engine
         topology, role = engine.topologies[client], engine.parties[party].role
         own, guards = engine.modules_of_party(party, client), of_client(engine.defenses, client)
@@ -129,7 +130,7 @@ class Grants:
             role,
             self.seed,
             own,
-            self._feed(client),
+            self.feed(client),
             engine.device,
             max(epochs - 1, 0),
         )
@@ -142,16 +143,16 @@ class Grants:
             raise InvalidInput(f"x has rows of shape {tuple(x.shape[1:])}; this run was trained on {self.data.shape}")
         heads = self.engine.topologies[client].heads
         labels = {} if rows is None else {head.value: rows.label(head.target) for head in heads}
-        self.engine.own(client, part, self._feed(client)(x), labels)
+        self.engine.own(client, part, self.feed(client)(x), labels)
 
     def own_inputs(self, party: str, client: int, x: Tensor) -> dict[str, Tensor]:
         """Return what `party` itself feeds for the rows `x`, on the engine's device."""
         if party not in {p.name for p in self.engine.crew.lanes[client].parties.values()}:
             return {}
         owners, role = self.engine.topologies[client].inputs, self.engine.parties[party].role
-        return {n: t.to(self.engine.device) for n, t in self._feed(client)(x).items() if owners[n] == role}
+        return {n: t.to(self.engine.device) for n, t in self.feed(client)(x).items() if owners[n] == role}
 
-    def _batches(self, client: int, number: int) -> list[Tensor]:
+    def batches(self, client: int, number: int) -> list[Tensor]:
         """Return the rows of every step that `client` took in round `number`."""
         assert self.training is not None
         plan, rows = self.training, len(self.data.clients[client].train)
@@ -161,7 +162,7 @@ class Grants:
             return [found for _, batches in turn.epochs for found in batches]
         return [found for epoch in plan.epochs(number) for found in plan.batches(rows, epoch, client)]
 
-    def _local(self, party: str, client: int) -> LocalTraining | None:
+    def local(self, party: str, client: int) -> LocalTraining | None:
         """Return what a fed server knows of how `client` trains; None for everybody else."""
         if party != FED or self.training is None:
             return None
@@ -175,26 +176,29 @@ class Grants:
         options = {n: v for n, v in optimizer.param_groups[0].items() if n != "params"}
         if self.training.restart_optimizers and "momentum" in options:
             options["momentum"] = 0.0
-        batches, topology = self._batches(client, 0), self.engine.topologies[client]
+        batches, topology = self.batches(client, 0), self.engine.topologies[client]
         traits = None if self.method is None else self.method.traits(topology)
         sends_gradients = traits is not None and traits.sends_gradients
         sizes = [len(rows) for rows in (_first_epoch(batches) if sends_gradients else batches)]
         private = () if traits is None else traits.private_segments
         return local_training(topology, role, type(optimizer).__name__, options, sizes, sends_gradients, private)
 
-    def _feed(self, client: int) -> Feed:
+    def feed(self, client: int) -> Feed:
         """Return what says what each input of the client's topology gets of raw rows; it holds no data."""
         return partial(feed, names=self.engine.topologies[client].inputs, features=self.data.victims.features)
 
     @property
-    def _classes(self) -> int | None:
+    def classes(self) -> int | None:
+        """How many classes the main labels have; None for regression."""
         return _classes(self.data.task)
 
-    def _imitate(self, client: int) -> Imitate:
+    def imitate(self, client: int) -> Imitate:
+        """Return what trains a copy of the client's whole model from fresh weights, as the run did."""
+
         def imitate(x: Tensor, y: Tensor, epochs: int | None, batch_size: int | None, seed: int) -> Rerun:
             plan = self.training or Training()
             passes = self.rounds * plan.local_epochs if epochs is None else epochs
-            copied = Rerun(self.engine, client, self._feed(client), seed)
+            copied = Rerun(self.engine, client, self.feed(client), seed)
             size = plan.batch_size if batch_size is None else batch_size
             copied.train(x, y, passes, size, plan.local_epochs if plan.restart_optimizers else None)
             return copied
@@ -211,7 +215,7 @@ class Grants:
             self.lend(client, "query", x)
             number = derive(stream, "predict", calls)
             with self.engine.record_party(None):
-                prediction = self.engine.predict(client, "query", "query", number, borrow=self._newest(client))
+                prediction = self.engine.predict(client, "query", "query", number, borrow=self.newest(client))
             return prediction.outputs[self.engine.topologies[client].heads[0].value].to(self.engine.device)
 
         return predict
@@ -226,7 +230,7 @@ class Grants:
             self.lend(client, "query", x)
             number = derive(stream, calls)
             with torch.no_grad(), self.engine.record_party(party) as recorder:
-                self.engine.predict(client, "query", "query", number, borrow=self._newest(client))
+                self.engine.predict(client, "query", "query", number, borrow=self.newest(client))
             return recorder.view().select(kind="activation").tensors(self.engine.device)
 
         return query

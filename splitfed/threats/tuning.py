@@ -101,13 +101,13 @@ class Bench:
 
     def _knowledge(self, attack: Attack, purpose: str) -> Knowledge:
         """Return what the attacker knows, less the pseudo-victims; queries start anew for every setting."""
-        whole = self._evaluator.knowledge(self._party, self._client, derive(self._seed, "tune", purpose))
+        whole = self._evaluator.grants.knowledge(self._party, self._client, derive(self._seed, "tune", purpose))
 
         def left(t: Tensor) -> Tensor:
             return t[self._left.to(t.device)]
 
         def own(rows: Dataset) -> dict[str, Tensor]:
-            return self._evaluator.own_inputs(self._party, self._client, rows.x)
+            return self._evaluator.grants.own_inputs(self._party, self._client, rows.x)
 
         return replace(
             whole,

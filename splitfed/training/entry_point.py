@@ -126,7 +126,7 @@ def start_run(
     state = prepared.schedule.start(engine.lanes)
     run = Run(engine, prepared.data, prepared.schedule, state, prepared.training.seed, folder, clock)
     run.follow(prepared.method)
-    run.evaluator.training, run.evaluator.rounds = prepared.training, rounds
+    run.evaluator.grants.training, run.evaluator.grants.rounds = prepared.training, rounds
     run.delta, run.crosswise = evaluation.delta, evaluation.across_clients
     return run
 

@@ -64,7 +64,7 @@ class Run:
         self.history: list[dict[str, Any]] = []
         self.delta: float | None = None
         self.evaluator = Evaluator(engine, data, seed, self._newest)
-        self.evaluator.schedule = schedule
+        self.evaluator.grants.schedule = schedule
         self._calls = 0
         self._scorings = 0
         self.method: Method | None = None
@@ -81,7 +81,7 @@ class Run:
         """Take up a federated method, before the first round."""
         self.method = method
         self.method_state = {} if method is None else method.start(self.engine.lanes)
-        self.evaluator.method = self.evaluator.uploads.method = method
+        self.evaluator.grants.method = self.evaluator.uploads.method = method
         engine: Trainer = self.engine
         clock, place = self.clock, self.engine.crew.placement
         self._meeting = None if clock is None or method is None else Meeting(clock, self.engine.traffic, self.learners)
@@ -195,7 +195,7 @@ class Run:
     @property
     def restart_optimizers(self) -> bool:
         """Whether every round began with optimizers that had forgotten their state."""
-        return self.evaluator.training is not None and self.evaluator.training.restart_optimizers
+        return self.evaluator.grants.training is not None and self.evaluator.grants.training.restart_optimizers
 
     @property
     def starts(self) -> str:
@@ -203,7 +203,7 @@ class Run:
 
         "shared" too where something else was asked for and all that clients hold is broadcast before they train.
         """
-        training = self.evaluator.training
+        training = self.evaluator.grants.training
         return "shared" if training is None or training.starts is None else training.starts
 
     @property
@@ -277,7 +277,7 @@ class Run:
             return {name: [None] * self.engine.lanes for name in names}
         for lane in range(self.engine.lanes):
             head = next(h for h in self.engine.topologies[lane].heads if h.value in self._scored())
-            self.evaluator.lend(lane, "across", union.x)
+            self.evaluator.grants.lend(lane, "across", union.x)
             prediction = self.engine.predict(lane, "across", "evaluate", number, borrow=self._newest(lane))
             self.engine.drop(lane, "across")
             own = torch.zeros(len(union), dtype=torch.bool)
@@ -322,7 +322,7 @@ class Run:
         values = [h.value for h in self.engine.topology.heads]
         if head is not None and head not in values:
             raise unknown("head", head, values)
-        self.evaluator.lend(client, "predict", x)
+        self.evaluator.grants.lend(client, "predict", x)
         if number is None:
             number, self._calls = self._calls, self._calls + 1
         head_value = head or values[0]

@@ -129,7 +129,7 @@ def test_victims_and_auxiliary_rows_are_disjoint_and_nobody_trained_on_either() 
 
 def knowledge_of(*defenses: Defense) -> tuple[Run, Knowledge]:
     run = trained(*defenses)
-    return run, run.evaluator.knowledge("server", 0, 1)
+    return run, run.evaluator.grants.knowledge("server", 0, 1)
 
 
 def test_known_weights_give_what_arrives() -> None:

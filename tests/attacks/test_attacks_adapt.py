@@ -106,7 +106,7 @@ def test_the_loss_is_that_of_the_defended_client(layout: str, statistic: str) ->
 def test_the_shadow_weighs_it_as_the_last_epoch_did() -> None:
     """Three rounds are the epochs 0, 1 and 2: alpha is .4 in the last."""
     run = go(None, rounds=3, defenses=[DistanceCorrelation(alpha=FALLING)])
-    drawn = run.evaluator.knowledge("server", 0, 1).architecture
+    drawn = run.evaluator.grants.knowledge("server", 0, 1).architecture
     assert drawn is not None
     clone, x = drawn(3), ramps().auxiliary.x[:32]
     releases, penalty, weight = clone.in_training(x)

@@ -81,7 +81,7 @@ def test_the_gradient_is_the_clients_own(options: dict[str, float]) -> None:
     """After three rounds: recomputed from the rows of the client and the weights it was sent."""
     run = trained(WHOLE, batch=2, rounds=3, optimizer=sgd(**options))
     view = run.evaluator.recorded("fed_server", 1)
-    local = run.evaluator._local("fed_server", 1)
+    local = run.evaluator.grants.local("fed_server", 1)
     assert local is not None
     step = newest_step(view, local)
     model = network()
@@ -106,7 +106,7 @@ def normalized() -> nn.Module:
 def test_batch_norm_is_in_the_mode_the_client_had_it_in() -> None:
     """The gradient of the client's own rows and labels is the target, after evaluation has been on the same modules."""
     run = trained(lambda: whole(normalized()), batch=4, rounds=2)
-    local = run.evaluator._local("fed_server", 0)
+    local = run.evaluator.grants.local("fed_server", 0)
     assert local is not None
     view = run.evaluator.recorded("fed_server", 0)
     client = ClientGradient(view.segments, local, newest_step(view, local), "cpu")

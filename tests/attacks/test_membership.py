@@ -152,7 +152,7 @@ def test_an_attack_changes_nothing() -> None:
 
 
 def imitation(run: Run, seed: int, epochs: int | None = 1, batch_size: int | None = BATCH) -> Rerun:
-    imitate = run.evaluator.knowledge("server", 0, 0).imitate
+    imitate = run.evaluator.grants.knowledge("server", 0, 0).imitate
     assert imitate is not None
     copy = imitate(federation().auxiliary.x, federation().auxiliary.y, epochs, batch_size, seed)
     assert isinstance(copy, Rerun)
@@ -187,7 +187,7 @@ def test_copies_are_trained_under_the_runs_defenses() -> None:
     engine = type(trained().engine)(
         topology, trained().engine.facts, 1, defenses=[DistanceCorrelation(alpha=0.9)], optims=trained().engine.optims
     )
-    penalised = Rerun(engine, 0, trained().evaluator._feed(0), 1)
+    penalised = Rerun(engine, 0, trained().evaluator.grants.feed(0), 1)
     penalised.train(x, federation().auxiliary.y, 1, BATCH)
     assert not torch.equal(penalised.predict(x), plain)
 

@@ -64,7 +64,7 @@ def test_the_truth_is_the_mean_of_each_class_that_was_trained_on() -> None:
 
 def test_defenses_are_at_their_mean() -> None:
     run = trained(Noise(scale=0.5))
-    known = run.evaluator.knowledge("server", 0, 0)
+    known = run.evaluator.grants.knowledge("server", 0, 0)
     x = federation().auxiliary.x[:8]
     assert known.model is not None
     modules = run.engine.modules(0)
@@ -73,7 +73,7 @@ def test_defenses_are_at_their_mean() -> None:
 
 
 def test_known_weights_give_what_the_parties_compute() -> None:
-    known = trained().evaluator.knowledge("server", 0, 0)
+    known = trained().evaluator.grants.knowledge("server", 0, 0)
     x = federation().auxiliary.x[:8]
     assert known.model is not None
     assert known.predict is not None

@@ -32,7 +32,7 @@ def attacked() -> AttackResult:
 
 
 def knowledge_of(run: splitfed.Run, party: str = "server") -> Knowledge:
-    return run.evaluator.knowledge(party, 0, 1)
+    return run.evaluator.grants.knowledge(party, 0, 1)
 
 
 def test_inverts_without_queries() -> None:

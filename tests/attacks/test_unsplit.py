@@ -52,7 +52,7 @@ def attacked() -> AttackResult:
 
 
 def architecture(run: Run) -> Architecture:
-    drawn = run.evaluator.knowledge("server", 0, 1).architecture
+    drawn = run.evaluator.grants.knowledge("server", 0, 1).architecture
     assert isinstance(drawn, Architecture)
     return drawn
 
@@ -75,7 +75,7 @@ def test_steals_the_upstream() -> None:
 def test_fit_and_prior_choose_among_restarts() -> None:
     """More restarts keep the least loss of a longer list that begins with the same clones."""
     run = trained()
-    view, knowledge = run.observe(), run.evaluator.knowledge("server", 0, 1)
+    view, knowledge = run.observe(), run.evaluator.grants.knowledge("server", 0, 1)
     losses = []
     for restarts in (1, 2, 3, 4):
         attack = Unsplit(rounds=2, restarts=restarts, stretch=False)

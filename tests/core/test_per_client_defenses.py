@@ -178,7 +178,7 @@ def test_what_an_adversary_models_is_what_its_victim_has() -> None:
     """The mean of a quantized release is quantized: the model of client 1's has no more than 4 values."""
     run = trained(Quantization(bits=2, clients=(1,)), rounds=1)
     x = federation().clients[0].train.x[:16]
-    modelled = [run.evaluator.knowledge("server", lane, 0).upstream(x)["pool"] for lane in range(2)]
+    modelled = [run.evaluator.grants.knowledge("server", lane, 0).upstream(x)["pool"] for lane in range(2)]
     assert len(modelled[1].unique()) <= 4
     assert len(modelled[0].unique()) > 100
 

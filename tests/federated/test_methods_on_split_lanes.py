@@ -185,7 +185,7 @@ def test_what_a_method_adds_to_a_gradient_is_not_taken_for_the_gradient() -> Non
 def test_a_model_that_never_leaves_its_client_does_not_show(name: str) -> None:
     """The averaged model is trained by itself; its gradient alone is matched, and no labels of the other's."""
     run = go(name, local(model()), logging=splitfed.Logging(record=Recording((FED,))), batch_size=1000)
-    known = run.evaluator._local(FED, 0)
+    known = run.evaluator.grants.local(FED, 0)
     assert known is not None
     assert [head.value for head in known.heads] == ["shared_out"]
     assert {segment.name for segment in known.segments} == {"shared_model"}
@@ -213,7 +213,7 @@ def test_the_gradient_that_a_fed_server_works_out_is_the_clients(method: str, op
     )
     rows = run.data.clients[0].train
     assert len(run.attack(Dlg(iterations=1, restarts=1), adversary=FED)[0].truth) == len(rows) > 4
-    known = run.evaluator._local(FED, 0)
+    known = run.evaluator.grants.local(FED, 0)
     assert known is not None
     step = newest_step(run.evaluator.recorded(FED, 0), known)
     assert step.rows == len(rows)

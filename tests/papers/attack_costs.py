@@ -195,7 +195,7 @@ def _cost_inside(name: str, rounds: int = 3) -> dict[str, Any]:
 def together(name: str) -> dict[str, Any]:
     """Return how many times as fast `name` is on all victims at once as on one after another (median of repeats)."""
     run = vanilla()
-    view, knowledge = run.observe(), run.evaluator.knowledge("server", 0, 0)
+    view, knowledge = run.observe(), run.evaluator.grants.knowledge("server", 0, 0)
     pairs = [(_spent(TOGETHER[name], v, knowledge) for v in (_apart(view), [view])) for _ in range(REPEATS)]
     return {"ratio": statistics.median(single / joint for single, joint in pairs)}
 

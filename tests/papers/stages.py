@@ -18,7 +18,7 @@ def stages(start: Callable[[], Run], rounds: int, every: int, look: Look, folder
     `start` makes the run and trains its first round. State is kept in `folder`: what was seen is not seen again.
     """
     run = start()
-    training = run.evaluator.training
+    training = run.evaluator.grants.training
     assert training is not None
     found = checkpoint.load(folder)
     if found is None:

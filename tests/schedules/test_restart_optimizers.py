@@ -236,7 +236,7 @@ def test_a_fed_server_reads_the_gradient_off_an_update(restart: bool) -> None:
         logging=Logging(record=Recording((FED,))),
     )
     for lane, label in enumerate((1.0, -3.0)):
-        local = run.evaluator._local(FED, lane)
+        local = run.evaluator.grants.local(FED, lane)
         assert local is not None
         step = newest_step(run.evaluator.recorded(FED, lane), local)
         before = float(step.before["model/weight"])
@@ -248,7 +248,7 @@ def test_copies_that_an_attack_trains_are_restarted_as_the_run_is() -> None:
         optimizer = Optim("SGD", {"lr": 0.1, "momentum": momentum})
         run = go(None, 1, optimizer=optimizer, local=LocalUpdate(restart_optimizers=restart))
         rows = run.data.clients[0].train
-        return run.evaluator._imitate(0)(rows.x, rows.y, 3, None, 5).predict(rows.x)
+        return run.evaluator.grants.imitate(0)(rows.x, rows.y, 3, None, 5).predict(rows.x)
 
     assert torch.equal(copied(False, 0.0), copied(True, 0.0))
     assert not torch.allclose(copied(False, 0.9), copied(True, 0.9))

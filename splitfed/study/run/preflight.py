@@ -149,7 +149,7 @@ def _build_run(cell: Cell, data: Dataset) -> tuple[Run, Prepared]:
     run.follow(ready.method)
     if ready.method is not None and any(build.attack(probe).reads for probe in cell.attacks):
         run.evaluator.uploads.sent = sent_kinds(ready)
-    run.evaluator.training, run.evaluator.rounds = ready.training, cell.training.rounds
+    run.evaluator.grants.training, run.evaluator.grants.rounds = ready.training, cell.training.rounds
     return run, ready
 
 
