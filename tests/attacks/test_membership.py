@@ -187,7 +187,7 @@ def test_copies_are_trained_under_the_runs_defenses() -> None:
     engine = type(trained().engine)(
         topology, trained().engine.facts, 1, defenses=[DistanceCorrelation(alpha=0.9)], optims=trained().engine.optims
     )
-    penalised = Rerun(engine, 0, lambda rows: trained().evaluator._feed(0, rows), 1)
+    penalised = Rerun(engine, 0, trained().evaluator._feed(0), 1)
     penalised.train(x, federation().auxiliary.y, 1, BATCH)
     assert not torch.equal(penalised.predict(x), plain)
 
