@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -53,12 +54,7 @@ def split(
     a client's fraction of its own rows where it holds each group once. Victims and auxiliary rows are taken row by row.
     """
     known = _check_sizes(data, count, auxiliary, victims, validation, test)
-    check_number("public", public, low=0, high=1)
-    if validation + test + public > 1 + 1e-9:
-        raise InvalidInput(
-            f"public={public:g} is more than validation={validation:g} and test={test:g} leave to train on; "
-            f"expected at most {1 - validation - test:g}"
-        )
+    _check_public(public, validation, test)
     labels = _class_labels(data)
     order = torch.randperm(len(data), generator=generator(seed, "data", "order"))
     chosen, order = take(order, victims, labels)
@@ -80,19 +76,39 @@ def split(
     clients = []
     for i, mine in enumerate(positions):
         shuffled = order[mine][torch.randperm(len(mine), generator=generator(seed, "data", "client", i))]
-        if places is None:
-            sizes = [round(validation * len(mine)), round(test * len(mine))]
-            parts = torch.split(shuffled, [*sizes, len(mine) - sum(sizes)])
-        else:
-            parts = tuple(shuffled[places[shuffled] == part] for part in range(3))
-        sources |= {
-            f"client{i}/{part}": rows for part, rows in zip(("validation", "test", "train"), parts, strict=True)
-        }
-        held = (data.rows(parts[2]), data.rows(parts[0]), data.rows(parts[1]))
-        own = None if labels is None else labels[parts[2]]
-        shown, _ = take(torch.arange(len(parts[2])), min(round(public * len(mine)), len(parts[2])), own)
-        clients.append(ClientData(f"client{i}", *held, shown))
+        parts = _divide_client(shuffled, validation, test, places)
+        sources |= {f"client{i}/{part}": rows for part, rows in parts.items()}
+        clients.append(_make_client(data, f"client{i}", parts, labels, round(public * len(mine))))
     return Federation(data.name, data.task, tuple(clients), data.rows(prior), data.rows(chosen), sources)
+
+
+def _divide_client(rows: Tensor, validation: float, test: float, places: Tensor | None) -> dict[str, Tensor]:
+    """Return which of a client's shuffled `rows` are for validation, test and training; `places`: by their groups."""
+    if places is None:
+        sizes = [round(validation * len(rows)), round(test * len(rows))]
+        parts = torch.split(rows, [*sizes, len(rows) - sum(sizes)])
+    else:
+        parts = tuple(rows[places[rows] == part] for part in range(3))
+    return dict(zip(("validation", "test", "train"), parts, strict=True))
+
+
+def _make_client(
+    data: Dataset, name: str, parts: Mapping[str, Tensor], labels: Tensor | None, public: int
+) -> ClientData:
+    """Return a client with these rows of `data`, of which it shows others up to `public` training rows."""
+    train = parts["train"]
+    own = None if labels is None else labels[train]
+    shown, _ = take(torch.arange(len(train)), min(public, len(train)), own)
+    return ClientData(name, data.rows(train), data.rows(parts["validation"]), data.rows(parts["test"]), shown)
+
+
+def _check_public(public: float, validation: float, test: float) -> None:
+    check_number("public", public, low=0, high=1)
+    if validation + test + public > 1 + 1e-9:
+        raise InvalidInput(
+            f"public={public:g} is more than validation={validation:g} and test={test:g} leave to train on; "
+            f"expected at most {1 - validation - test:g}"
+        )
 
 
 def _group_parts(data: Dataset, order: Tensor, validation: float, test: float, seed: int) -> Tensor | None:

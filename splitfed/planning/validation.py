@@ -82,65 +82,50 @@ def prepare(
 
     `topology`: one for all clients, or one a client. Raises `InvalidInput`.
     """
-    plan: Schedule = load("schedules", schedule)() if isinstance(schedule, str) else schedule
-    extra: Method | None = load("methods", method)() if isinstance(method, str) else method
-    guards = (defenses,) if isinstance(defenses, (Defense, str)) else tuple(defenses)
-    _check_kind("schedule", plan, Schedule, "a name or a schedule, such as splitfed.schedules.SplitFedV1()")
-    if extra is not None:
-        _check_kind("method", extra, Method, "a name or a method, such as splitfed.federated.FedProto()")
+    plan, extra, given = _resolve_algorithms(schedule, method, defenses)
     _check_kind("data", data, Federation, "what Dataset.clients(count) returns")
-    for guard in guards:
-        _check_kind("defenses", guard, Defense, "defenses, such as splitfed.defenses.Noise(scale=0.5)")
     clients = len(data.clients)
     client_topologies = _topology_per_client(topology, clients)
-    differ = len({id(t) for t in client_topologies}) > 1
-    if differ and (reason := plan.binds(clients)):
-        raise InvalidInput(
-            f"schedule {type(plan).__name__} {reason}, which differ here: take one that leaves them alone, such as "
-            "'splitfed_v3' or 'blind'"
-        )
-    if differ and any(shared_roles(t) for t in client_topologies):
-        heterogeneous(client_topologies)
-    elif differ:
-        _check_whole(client_topologies)
-    prepared_topologies: dict[int, tuple[Topology, Facts]] = {}
-    for lane, client_topology in enumerate(client_topologies):
-        if id(client_topology) not in prepared_topologies:
-            try:
-                prepared_topologies[id(client_topology)] = _prepare_topology(
-                    client_topology, data, lane, plan, guards, extra, training.seed
-                )
-            except InvalidInput as error:
-                if not differ:
-                    raise
-                raise InvalidInput(f"client {lane}: {error}") from error
-    topologies, facts = zip(*(prepared_topologies[id(t)] for t in client_topologies), strict=True)
-    if differ:
-        check_equal_shapes(topologies, facts)
-    first: Topology = topologies[0]
-    check_batches(facts, guards, data, training)
+    _check_together(client_topologies, plan)
+    topologies, facts = _prepare_topologies(client_topologies, data, plan, given, extra, training.seed)
+    check_batches(facts, given, data, training)
     check_sampling(plan, training)
-    for prepared_topology, fact in prepared_topologies.values():
-        check_clients(guards, prepared_topology, clients)
-        segment_plans(prepared_topology, fact, guards)
+    for prepared_topology, fact in {id(t): (t, f) for t, f in zip(topologies, facts, strict=True)}.values():
+        check_clients(given, prepared_topology, clients)
+        segment_plans(prepared_topology, fact, given)
+    first = topologies[0]
     rates = plan.rates(first, clients)
     optims = {role: o.scaled(rates.get(role, 1.0)) for role, o in optims_of(first, optimizer).items()}
     place = plan.placement(first) if extra is None else combine_placement(extra, plan, topologies)
     if extra is not None:
-        check_training_steps(extra, plan, training, first)
-        check_label_reading(extra, topologies, guards)
-        public = [len(client.shown) for client in data.clients]
-        of_clients = {role: optims[role] for role in first.data_roles}
-        extra.check_run(MethodContext(topologies, facts, plan.binds(clients), public, of_clients))
-        if extra.restart is not None:
-            _check_kind(f"{type(extra).__name__} restart", extra.restart, bool, "True, False, or None for the run's")
-            training = replace(training, restart_optimizers=extra.restart)
-    ready = Prepared(topologies, facts, data, plan, place, guards, optims, training, extra)
-    ready = replace(
-        ready, training=replace(training, starts=resolve_starts(training.starts, topologies, ready.local[0]))
-    )
+        training = check_method(extra, plan, topologies, facts, given, data, optims, training)
+    ready = Prepared(topologies, facts, data, plan, place, given, optims, training, extra)
+    starts = resolve_starts(training.starts, topologies, ready.local[0])
+    ready = replace(ready, training=replace(training, starts=starts))
     ready.first_weights()
     return ready
+
+
+def check_method(
+    method: Method,
+    plan: Schedule,
+    topologies: Sequence[Topology],
+    facts: Sequence[Facts],
+    defenses: Sequence[Defense],
+    data: Federation,
+    optims: Mapping[str, Optim],
+    training: Training,
+) -> Training:
+    """Refuse what `method` cannot train with, and return `training` with the restarts of optimizers that it wants."""
+    check_training_steps(method, plan, training, topologies[0])
+    check_label_reading(method, topologies, defenses)
+    public = [len(client.shown) for client in data.clients]
+    of_clients = {role: optims[role] for role in topologies[0].data_roles}
+    method.check_run(MethodContext(topologies, facts, plan.binds(len(data.clients)), public, of_clients))
+    if method.restart is None:
+        return training
+    _check_kind(f"{type(method).__name__} restart", method.restart, bool, "True, False, or None for the run's")
+    return replace(training, restart_optimizers=method.restart)
 
 
 def combine_placement(method: Method, plan: Schedule, topologies: Sequence[Topology]) -> Placement:
@@ -299,6 +284,66 @@ def _check_kind(name: str, value: object, kind: type, expected: str) -> None:
     if not isinstance(value, kind):
         told = value if isinstance(value, str) else getattr(value, "__name__", type(value).__name__)
         raise InvalidInput(f"{name}={told!r} is not allowed; expected {expected}")
+
+
+def _resolve_algorithms(
+    schedule: str | Schedule, method: str | Method | None, defenses: Defense | Sequence[Defense]
+) -> tuple[Schedule, Method | None, tuple[Defense, ...]]:
+    """Return schedule, method and defenses, those given by name with the parameters they come with."""
+    plan: Schedule = load("schedules", schedule)() if isinstance(schedule, str) else schedule
+    extra: Method | None = load("methods", method)() if isinstance(method, str) else method
+    given = (defenses,) if isinstance(defenses, (Defense, str)) else tuple(defenses)
+    _check_kind("schedule", plan, Schedule, "a name or a schedule, such as splitfed.schedules.SplitFedV1()")
+    if extra is not None:
+        _check_kind("method", extra, Method, "a name or a method, such as splitfed.federated.FedProto()")
+    for one in given:
+        _check_kind("defenses", one, Defense, "defenses, such as splitfed.defenses.Noise(scale=0.5)")
+    return plan, extra, given
+
+
+def _differ(topologies: Sequence[Topology]) -> bool:
+    return len({id(t) for t in topologies}) > 1
+
+
+def _check_together(topologies: Sequence[Topology], plan: Schedule) -> None:
+    """Refuse topologies of different make, one a client, that do not go together or that `plan` cannot train."""
+    if not _differ(topologies):
+        return
+    if reason := plan.binds(len(topologies)):
+        raise InvalidInput(
+            f"schedule {type(plan).__name__} {reason}, which differ here: take one that leaves them alone, such as "
+            "'splitfed_v3' or 'blind'"
+        )
+    if any(shared_roles(t) for t in topologies):
+        heterogeneous(topologies)
+    else:
+        _check_whole(topologies)
+
+
+def _prepare_topologies(
+    topologies: Sequence[Topology],
+    data: Federation,
+    plan: Schedule,
+    defenses: Sequence[Defense],
+    method: Method | None,
+    seed: int,
+) -> tuple[tuple[Topology, ...], tuple[Facts, ...]]:
+    """Return every client's topology as it is trained, and its facts; each make of it is prepared once."""
+    differ = _differ(topologies)
+    prepared: dict[int, tuple[Topology, Facts]] = {}
+    for lane, one in enumerate(topologies):
+        if id(one) in prepared:
+            continue
+        try:
+            prepared[id(one)] = _prepare_topology(one, data, lane, plan, defenses, method, seed)
+        except InvalidInput as error:
+            if not differ:
+                raise
+            raise InvalidInput(f"client {lane}: {error}") from error
+    ready, facts = zip(*(prepared[id(t)] for t in topologies), strict=True)
+    if differ:
+        check_equal_shapes(ready, facts)
+    return ready, facts
 
 
 def _topology_per_client(topology: Topology | Sequence[Topology], clients: int) -> list[Topology]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from splitfed.schedules.sequential import Sequential
 from splitfed.stats.intervals import share_interval
 from splitfed.topologies import u_shaped, vanilla
 from splitfed.training.run import Run
+from splitfed.training.settings import GROUPS
 from tests.examples import InPlaceAfterCut, SmallUNet, toy_data
 
 DATA = toy_data(120).clients(2, auxiliary=10, victims=10)
@@ -100,6 +102,12 @@ def test_training_learns() -> None:
     assert run.accuracy > 0.6
     losses = [entry["loss"] for entry in run.history]
     assert losses[-1] < 0.5 * losses[0]
+
+
+def test_train_has_fourteen_parameters_of_which_four_are_values() -> None:
+    parameters = inspect.signature(splitfed.train).parameters
+    assert len(parameters) == 14
+    assert {name: type(p.default) for name, p in parameters.items() if name in GROUPS} == GROUPS
 
 
 VALUES: dict[str, tuple[Callable[[], Any], str]] = {

@@ -22,7 +22,7 @@ from splitfed.study.config.lookup import can_construct, check_parameters_strictl
 from splitfed.study.config.mistakes import Mistakes
 from splitfed.study.config.parameters import Parameter, parameters_of
 from splitfed.study.config.schema import LIMIT, AttackTable, DataTable, StudyConfig
-from splitfed.study.config.training_attacks import plan_trainings, training_role
+from splitfed.study.config.training_attacks import TrainingVariant, plan_trainings, training_role
 
 
 @dataclass(frozen=True)
@@ -57,28 +57,23 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
     guarded = [point for _, points in defenses for point in points]
     probes = [found for found in attacks if found is not None]
     seeds = config.study.seeds
-    _check_distinct(mistakes, "study.seeds", seeds)
-    _check_distinct(mistakes, "topology", [point.builder.label for _, point in placed])
-    _check_distinct(mistakes, "training.schedule", [plan.schedule.label for _, plan in trained])
-    _check_distinct(mistakes, "method", [point.label for _, point in layered])
-    _check_distinct(mistakes, "defense", [point.label for _, point in guarded])
-    _check_distinct(mistakes, "attack", [p.label for p in probes])
+    topology_labels, schedule_labels = [p.builder.label for _, p in placed], [p.schedule.label for _, p in trained]
+    _check_distinct(mistakes, {"study.seeds": seeds, "topology": topology_labels, "training.schedule": schedule_labels})
+    _check_distinct(mistakes, {"method": [p.label for _, p in layered], "defense": [p.label for _, p in guarded]})
+    _check_distinct(mistakes, {"attack": [p.label for p in probes]})
     keyed = tuple(replace(p, key=key) for p, key in zip(probes, _number_repeats([p.key for p in probes]), strict=True))
     worlds = plan_trainings(mistakes, keyed, config.study.honest)
     runs = len(placed) * len(trained) * len(layered) * len(guarded) * len(worlds) * len(seeds)
     if runs > LIMIT:
         mistakes.add("study", f"the grid has {runs} runs; at most {LIMIT} are allowed")
     mistakes.stop()
-    honest = {} if config.study.honest else {"honest": False}
-    target = {} if config.study.target is None else {"target": config.study.target}
-    plain = [point.part for _, point in layered] == [None]
     resolved: dict[str, Any] = {
-        "study": {"name": config.study.name, "seeds": list(seeds), **honest, **target},
+        "study": _study_table(config.study.name, seeds, config.study.honest, config.study.target),
         "data": data_table,
         **({} if model is None else {"model": model_table}),
         "training": training_table,
         "topology": [table for table, _ in topologies],
-        **({} if plain else {"method": [table for table, _ in layers]}),
+        **({} if [p.part for _, p in layered] == [None] else {"method": [table for table, _ in layers]}),
         "defense": [table for table, _ in defenses],
         "attack": [attack_table(p) for p in probes],
     }
@@ -88,27 +83,38 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
     columns = zip(_number_repeats([point.slug for _, point in guarded]), guarded, strict=True)
     cells = []
     grid = itertools.product(rows, ways, tiers, columns, worlds, seeds)
-    for row, trainer, upper, column, world, seed in grid:
-        (first, (where, place)), (way, (training, plan)) = row, trainer
-        (tier, (also, layer)), (second, (how, guard)) = upper, column
+    for (first, (where, place)), (way, (training, plan)), (tier, (also, layer)), (second, point), world, seed in grid:
         inside = [] if world.training_attack is None else [f"{world.training_attack.key}-inside"]
         between = [*([way] if len(trained) > 1 else []), *([tier] if len(layered) > 1 else [])]
         name = "--".join([first, *between, second, *inside, f"seed{seed}"])
-        hijacked = {"honest": False} if inside else {}
-        own_tables: dict[str, Any] = {
-            "study": {"name": slug(name).replace("+", "-"), "seeds": [seed], **hijacked, **target},
-            "topology": [where],
-            **({} if plain else {"method": [also]}),
-            "defense": [how],
-            "attack": [attack_table(p) for p in world.attacks],
-        }
-        own_tables["training"] = training
         cut = model if topology_tables.cuts_model(place.builder.name) else None
-        tables_alone = {key: table for key, table in resolved.items() if key != "model" or cut is not None}
-        config_alone = {**tables_alone, **own_tables}
+        own_tables = {"topology": [where], "method": [also], "defense": [point[0]], "training": training}
+        config_alone = _config_alone(resolved, name, seed, world, own_tables, cut is not None)
         more = (world.attacks, config_alone, world.training_attack, layer, config.study.target, code)
-        cells.append(Cell(name, seed, data, cut, place, guard, plan, *more))
+        cells.append(Cell(name, seed, data, cut, place, point[1], plan, *more))
     return Grid(config.study.name, resolved, tuple(cells))
+
+
+def _study_table(name: str, seeds: Sequence[int], honest: bool, target: float | None) -> dict[str, Any]:
+    """Return the table `[study]` without what has its default."""
+    table: dict[str, Any] = {"name": name, "seeds": list(seeds)}
+    return table | ({} if honest else {"honest": False}) | ({} if target is None else {"target": target})
+
+
+def _config_alone(
+    resolved: Mapping[str, Any],
+    name: str,
+    seed: int,
+    world: TrainingVariant,
+    own_tables: Mapping[str, Any],
+    cuts_model: bool,
+) -> dict[str, Any]:
+    """Return the study that consists of one run alone, as plain TOML tables."""
+    alone = {key: table for key, table in resolved.items() if key != "model" or cuts_model}
+    own_name, honest = slug(name).replace("+", "-"), world.training_attack is None
+    alone["study"] = _study_table(own_name, [seed], honest, resolved["study"].get("target"))
+    alone |= {key: table for key, table in own_tables.items() if key in resolved}
+    return {**alone, "attack": [attack_table(p) for p in world.attacks]}
 
 
 def parse_attack_table(mistakes: Mistakes, where: str, table: AttackTable) -> Probe | None:
@@ -187,10 +193,12 @@ def _cuts_model(name: str) -> bool:
     return name in TABLES["topologies"] and topology_tables.cuts_model(name)
 
 
-def _check_distinct(mistakes: Mistakes, where: str, values: Sequence[Any]) -> None:
-    for value, times in Counter(values).items():
-        if times > 1:
-            mistakes.add(where, f"{value} is there {times} times; expected once")
+def _check_distinct(mistakes: Mistakes, given: Mapping[str, Sequence[Any]]) -> None:
+    """Note what a place of the study names more than once."""
+    for where, values in given.items():
+        for value, times in Counter(values).items():
+            if times > 1:
+                mistakes.add(where, f"{value} is there {times} times; expected once")
 
 
 def _number_repeats(names: Sequence[str]) -> list[str]:
