@@ -212,7 +212,7 @@ MOVED = {
     "splitfed.planning.meeting": "splitfed.planning.method_clock",
     "splitfed.planning.playing": "splitfed.planning.simulation",
     "splitfed.planning.settling": "splitfed.planning.calibration",
-    "splitfed.planning.summing": "splitfed.planning.secure_summation",
+    "splitfed.planning.summing": "splitfed.planning.weight_flows",
     "splitfed.preparation": "splitfed.planning.validation",
     "splitfed.probe": "splitfed.core.probe",
     "splitfed.records": "splitfed.training.client_scores",

@@ -26,6 +26,13 @@ Source = int | str | Mapping[str, Tensor]
 in them, named `segment/name`."""
 
 
+LaneBatches = Mapping[int, Tensor]
+"""The batch of each lane in one step: row numbers, (rows,) int64."""
+
+Turns = Mapping[int, Sequence[tuple[int, Sequence[Tensor]]]]
+"""What each lane trains on: for each of its epochs, the epoch's number and the batches."""
+
+
 @dataclass(frozen=True)
 class Placement:
     """What a schedule asks for beside one party a client and one a shared role.
@@ -59,17 +66,13 @@ class Prediction:
 
 
 class Trainer(Protocol):
-    """What a schedule may ask for: steps over lanes, and weights moved between parties."""
+    """What a schedule may ask for: steps over lanes, and weights moved between parties.
 
-    @property
-    def topology(self) -> Topology:
-        """The topology of the first lane; the others' have the same roles."""
-        ...
+    `topology`: that of the first lane; the others' have the same roles. `lanes`: how many clients there are.
+    """
 
-    @property
-    def lanes(self) -> int:
-        """How many clients there are."""
-        ...
+    topology: Topology
+    lanes: int
 
     def rows(self, lane: int, part: str) -> int:
         """Return how many rows `lane` has in `part`."""
@@ -83,17 +86,17 @@ class Trainer(Protocol):
         """
         ...
 
-    def train_at_once(self, turns: Mapping[int, Sequence[tuple[int, Sequence[Tensor]]]]) -> dict[int, list[float]]:
-        """Train several lanes, each on its (epoch, batches) in turn, all at the same time as a clock would see it."""
-        ...
+    def train_at_once(self, turns: Turns) -> dict[int, list[float]]:
+        """Train several lanes, each on its turns, at the same time as a clock sees it; return the losses by lane.
+
+        Computed one lane after another, which gives each the same bits.
+        """
+        return {
+            lane: [x for epoch, steps in turn for x in self.train(lane, epoch, steps)] for lane, turn in turns.items()
+        }
 
     def train_together(
-        self,
-        epoch: int,
-        step: int,
-        batches: Mapping[int, Tensor],
-        scales: Mapping[int, float],
-        combine: Combine | None = None,
+        self, epoch: int, step: int, batches: LaneBatches, scales: Mapping[int, float], combine: Combine | None = None
     ) -> dict[int, float]:
         """Take one step of every party on the sum of the lanes' losses, each times its scale; return the losses.
 

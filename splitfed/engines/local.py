@@ -19,7 +19,7 @@ from splitfed.core.probe import Facts
 from splitfed.core.step_state import Batch
 from splitfed.core.topology import Topology
 from splitfed.core.traffic import Traffic
-from splitfed.engines.base import CONSULTED, Placement, Prediction, Source
+from splitfed.engines.base import CONSULTED, LaneBatches, Placement, Prediction, Source, Trainer
 from splitfed.engines.borrowed_weights import preserve_buffers, with_tensors, with_weights
 from splitfed.engines.message_link import LocalLink
 from splitfed.engines.observers import AttackObserver, DetectorObserver
@@ -28,7 +28,7 @@ from splitfed.engines.parties import RunParties
 from splitfed.engines.weight_transfer import WeightTransfer
 
 
-class LocalEngine(WeightTransfer):
+class LocalEngine(WeightTransfer, Trainer):
     """Parties of `lanes` clients on one topology: data owners one a lane, the other roles shared by all lanes.
 
     A list of topologies, one a lane, gives clients segments of different make on the same shared roles. `link`: what
@@ -53,7 +53,7 @@ class LocalEngine(WeightTransfer):
     ) -> None:
         self.topologies = [topology] * lanes if isinstance(topology, Topology) else list(topology)
         self.all_facts = [facts] * lanes if isinstance(facts, Facts) else list(facts)
-        self.topology, self.facts = self.topologies[0], self.all_facts[0]
+        self.topology, self.facts, self.lanes = self.topologies[0], self.all_facts[0], lanes
         self.defenses = tuple(defenses)
         self.optims = dict(optims or {})
         # By how many rows each lane divides a step's losses, where batches are drawn so that their size varies.
@@ -69,11 +69,6 @@ class LocalEngine(WeightTransfer):
         self._watched: dict[str, Recorder] = {}
         self.insiders: dict[str, AttackObserver] = {}
         self.sentries: dict[str, DetectorObserver] = {}
-
-    @property
-    def lanes(self) -> int:
-        """How many clients there are."""
-        return len(self.crew.lanes)
 
     @property
     def parties(self) -> dict[str, Party]:
@@ -125,13 +120,7 @@ class LocalEngine(WeightTransfer):
         return self.party(lane, self.topology.data_roles[0]).state.rows(part)
 
     def train(
-        self,
-        lane: int,
-        epoch: int,
-        batches: Sequence[Tensor],
-        first: int = 0,
-        part: str = "train",
-        task: float = 1.0,
+        self, lane: int, epoch: int, batches: Sequence[Tensor], first: int = 0, part: str = "train", task: float = 1.0
     ) -> list[float]:
         """Train `lane` on `batches` of `part`; return the total loss of each step that had rows.
 
@@ -153,20 +142,8 @@ class LocalEngine(WeightTransfer):
             losses.append(_total(place, values))
         return losses
 
-    def train_at_once(self, turns: Mapping[int, Sequence[tuple[int, Sequence[Tensor]]]]) -> dict[int, list[float]]:
-        """Train several lanes; here one after another, which gives each the same bits."""
-        return {
-            lane: [loss for epoch, batches in epochs for loss in self.train(lane, epoch, batches)]
-            for lane, epochs in turns.items()
-        }
-
     def train_together(
-        self,
-        epoch: int,
-        step: int,
-        batches: Mapping[int, Tensor],
-        scales: Mapping[int, float],
-        combine: Combine | None = None,
+        self, epoch: int, step: int, batches: LaneBatches, scales: Mapping[int, float], combine: Combine | None = None
     ) -> dict[int, float]:
         """Take one step of every party on the sum of the lanes' losses; see `Trainer.train_together`."""
         for lane, rows in batches.items():

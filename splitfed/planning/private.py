@@ -57,13 +57,7 @@ class CountingDry(Dry):
                 self._uses(lane, site).take(site.place, site.position, "train", len(next(iter(labels.values()))))
 
     def train(
-        self,
-        lane: int,
-        epoch: int,
-        batches: Sequence[Tensor],
-        first: int = 0,
-        part: str = "train",
-        task: float = 1.0,
+        self, lane: int, epoch: int, batches: Sequence[Tensor], first: int = 0, part: str = "train", task: float = 1.0
     ) -> list[float]:
         """Count the messages and uses of these steps."""
         for kind in ("activation", "gradient", "step") if task else ("activation", "gradient"):
