@@ -22,7 +22,7 @@ class WeightTransfer:
     def __init__(self, crew: RunParties, link: LocalLink, seed: int) -> None:
         self.crew = crew
         self.link = link
-        self._seed = seed
+        self.seed = seed
         # The secure sums of this round, by role.
         self._sums: dict[str, Summing] = {}
 
@@ -91,7 +91,7 @@ class WeightTransfer:
         plan = self.crew.placement.secure
         assert plan is not None
         names = {lane: self.party(lane, role).name for lane in lanes}
-        return Summing(plan, role, names, epoch, self._seed, self.link.deliver).open()
+        return Summing(plan, role, names, epoch, self.seed, self.link.deliver).open()
 
     def _summed(self, role: str, weights: Mapping[int, float], epoch: int) -> dict[str, Tensor]:
         """Return the weighted mean as a secure sum gives it; who misbehaves bends its upload before it is masked."""

@@ -9,7 +9,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Message
 from splitfed.core.random import derive, generator
 from splitfed.data.federation import Federation
-from splitfed.engines.local import LocalEngine
+from splitfed.engines.observers import Observable
 from splitfed.poisoning.base import Manipulation, Tensors
 
 
@@ -32,7 +32,7 @@ def poison_data(data: Federation, manipulations: Sequence[Manipulation], seed: i
 
 
 def enter(
-    engine: LocalEngine, data: Federation, manipulations: Sequence[Manipulation], seed: int, method: bool = False
+    engine: Observable, data: Federation, manipulations: Sequence[Manipulation], seed: int, method: bool = False
 ) -> None:
     """Let those manipulations that bend uploads stand where their clients send, and others where they ask to.
 

@@ -26,7 +26,7 @@ from splitfed.data.candidates import candidates, trained_rows
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
 from splitfed.engines.base import FED, Source
-from splitfed.engines.local import LocalEngine
+from splitfed.engines.engine import Engine
 from splitfed.registry import TABLES, load
 from splitfed.threats.dry_run import Begun, stop_at_first_use, stop_attack
 from splitfed.threats.fresh_segments import head_after
@@ -74,7 +74,7 @@ class _Case(NamedTuple):
 class Evaluator(Grants):
     """Asks the parties of `engine`; `newest` says whose segments a client would use now."""
 
-    def __init__(self, engine: LocalEngine, data: Federation, seed: int, newest: Callable[[int], Source]) -> None:
+    def __init__(self, engine: Engine, data: Federation, seed: int, newest: Callable[[int], Source]) -> None:
         super().__init__(engine, data, seed, newest)
         self.uploads = Uploads(engine, data, self.recorded, self.knowledge, self._feed)
 

@@ -20,13 +20,14 @@ from splitfed.core.step_state import Batch
 from splitfed.core.topology import Topology
 from splitfed.detectors.base import Detector, DetectorSite, DetectorState, Rehearsal
 from splitfed.engines.base import Placement
-from splitfed.engines.local import LocalEngine
+from splitfed.engines.factory import make_engine
+from splitfed.engines.observers import Observable
 from splitfed.planning.validation import Prepared, inputs_of, labels_of
 
 _FAKE = "fake"
 
 
-def post(engine: LocalEngine, prepared: Prepared, detectors: Mapping[str, Detector]) -> None:
+def post(engine: Observable, prepared: Prepared, detectors: Mapping[str, Detector]) -> None:
     """Post every detector beside its party, or beside every client where it is for the clients' role.
 
     Raises `InvalidInput` for a party that is not there, and where the clients do not hold all inputs and labels.
@@ -116,7 +117,7 @@ def _rehearsal(prepared: Prepared, lane: int, party: Party) -> Rehearsal:
     def rehearse(rows: Tensor, epochs: int, number: int) -> Tensor:
         seed = derive(prepared.training.seed, "rehearsal", party.name, number)
         size = prepared.training.batch_size
-        engine = LocalEngine(
+        engine = make_engine(
             _redraw_servers(graph, seed),
             facts,
             1,

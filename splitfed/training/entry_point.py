@@ -21,7 +21,8 @@ from splitfed.costs.speeds import Speeds
 from splitfed.data.federation import Federation
 from splitfed.detectors.base import Detector
 from splitfed.engines.byte_link import ByteLink
-from splitfed.engines.local import LocalEngine
+from splitfed.engines.engine import Engine
+from splitfed.engines.factory import make_engine
 from splitfed.engines.message_link import LocalLink
 from splitfed.federated.base import Method
 from splitfed.planning.calibration import calibrate_defenses
@@ -178,9 +179,9 @@ def engine_of(
     record: Recording | None = None,
     views: Path | None = None,
     link: type[LocalLink] = LocalLink,
-) -> LocalEngine:
+) -> Engine:
     """Place the parties of `prepared`, and give each client its data."""
-    engine = LocalEngine(
+    engine = make_engine(
         prepared.topologies,
         prepared.facts,
         len(prepared.topologies),

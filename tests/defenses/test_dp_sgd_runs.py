@@ -44,8 +44,13 @@ def go(*defenses: Defense, **changes: Any) -> Run:
     return splitfed.train(vanilla(model(), "pool"), data, defenses=defenses, **{**options, **changes})
 
 
+def step_counts(run: Run, client: int) -> tuple[int, int]:
+    counts = run.engine.crew.participation[client]
+    return counts.steps, counts.most
+
+
 def uses_of(run: Run, client: int = 0) -> tuple[Event, int]:
-    found = run.engine.defenses[0].weight_uses(client, *run.engine.step_counts(client))
+    found = run.engine.defenses[0].weight_uses(client, *step_counts(run, client))
     assert found is not None
     return found
 
@@ -151,7 +156,7 @@ def test_planned_equals_counted(schedule: str, sampling: str) -> None:
     assert isinstance(mine, DpSgd)
     assert mine._terms is not None
     for client in range(2):
-        assert (mine._terms.steps[client], mine._terms.epochs[client]) == run.engine.step_counts(client)
+        assert (mine._terms.steps[client], mine._terms.epochs[client]) == step_counts(run, client)
 
 
 @pytest.mark.parametrize("schedule", [Apart(steps=7), Apart(steps=2), Apart(steps=2, clients_per_round=1)])
