@@ -345,6 +345,15 @@ def one_class_of_a_name(files: Files) -> list[str]:
     return [f"class {name} is defined at {' and '.join(found)}" for name, found in places.items() if len(found) > 1]
 
 
+def engines_by_contract(files: Files) -> list[str]:
+    """The local engine is known to engines alone: others name a contract, and call `make_engine`."""
+    return [
+        f"{found}: name a contract of splitfed.engines, or call make_engine"
+        for found in imports(files)
+        if found.target == "splitfed.engines.local" and room(found.source) != "engines"
+    ]
+
+
 Rule = Callable[[Files], list[str]]
 RULES: list[Rule] = [
     floors,
@@ -356,6 +365,7 @@ RULES: list[Rule] = [
     nothing_unpickled,
     loaded_by_name,
     one_class_of_a_name,
+    engines_by_contract,
 ]
 
 LIBRARY = read(ROOT, "splitfed")
@@ -403,6 +413,18 @@ BREAKS: list[tuple[Rule, dict[str, str], list[str]]] = [
         layers,
         {B: "import splitfed.core.party"},
         [f"{B}:1 imports splitfed.core.party: core.messages may not import core.party"],
+    ),
+    (
+        engines_by_contract,
+        {
+            "splitfed/training/a.py": "from splitfed.engines.local import LocalEngine",
+            "splitfed/engines/factory.py": "from splitfed.engines.local import LocalEngine",
+            "splitfed/engines/local.py": "",
+        },
+        [
+            "splitfed/training/a.py:1 imports splitfed.engines.local: "
+            "name a contract of splitfed.engines, or call make_engine"
+        ],
     ),
     (layers, {B: "from . import topology", "splitfed/core/topology.py": ""}, []),
     (

@@ -1,18 +1,20 @@
-"""What every engine offers: schedules and runs are written against this and nothing else."""
+"""What schedules and runs ask of an engine, in narrow contracts; `splitfed.engines.engine` has all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from splitfed.aggregation.base import AggregationRule
+from splitfed.core.defense import Defense
 from splitfed.core.executor import Combine
-from splitfed.core.messages import View
+from splitfed.core.optimizers import Optim
+from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
-from splitfed.core.traffic import Traffic
 from splitfed.secure_sum.plan import SecureSum
 
 FED = "fed_server"
@@ -24,6 +26,13 @@ CONSULTED = 256
 Source = int | str | Mapping[str, Tensor]
 """Whose client segments are meant: those of a lane, those that `FED` holds, or the client's own with other tensors
 in them, named `segment/name`."""
+
+
+LaneBatches = Mapping[int, Tensor]
+"""The batch of each lane in one step: row numbers, (rows,) int64."""
+
+Turns = Mapping[int, Sequence[tuple[int, Sequence[Tensor]]]]
+"""What each lane trains on: for each of its epochs, the epoch's number and the batches."""
 
 
 @dataclass(frozen=True)
@@ -59,17 +68,13 @@ class Prediction:
 
 
 class Trainer(Protocol):
-    """What a schedule may ask for: steps over lanes, and weights moved between parties."""
+    """What a schedule may ask for: steps over lanes, and weights moved between parties.
 
-    @property
-    def topology(self) -> Topology:
-        """The topology of the first lane; the others' have the same roles."""
-        ...
+    `topology`: that of the first lane; the others' have the same roles. `lanes`: how many clients there are.
+    """
 
-    @property
-    def lanes(self) -> int:
-        """How many clients there are."""
-        ...
+    topology: Topology
+    lanes: int
 
     def rows(self, lane: int, part: str) -> int:
         """Return how many rows `lane` has in `part`."""
@@ -83,17 +88,17 @@ class Trainer(Protocol):
         """
         ...
 
-    def train_at_once(self, turns: Mapping[int, Sequence[tuple[int, Sequence[Tensor]]]]) -> dict[int, list[float]]:
-        """Train several lanes, each on its (epoch, batches) in turn, all at the same time as a clock would see it."""
-        ...
+    def train_at_once(self, turns: Turns) -> dict[int, list[float]]:
+        """Train several lanes, each on its turns, at the same time as a clock sees it; return the losses by lane.
+
+        Computed one lane after another, which gives each the same bits.
+        """
+        return {
+            lane: [x for epoch, steps in turn for x in self.train(lane, epoch, steps)] for lane, turn in turns.items()
+        }
 
     def train_together(
-        self,
-        epoch: int,
-        step: int,
-        batches: Mapping[int, Tensor],
-        scales: Mapping[int, float],
-        combine: Combine | None = None,
+        self, epoch: int, step: int, batches: LaneBatches, scales: Mapping[int, float], combine: Combine | None = None
     ) -> dict[int, float]:
         """Take one step of every party on the sum of the lanes' losses, each times its scale; return the losses.
 
@@ -123,48 +128,37 @@ class Trainer(Protocol):
         ...
 
 
-class Engine(Trainer, Protocol):
-    """Places the parties of every lane, runs steps over them, moves weights between them."""
+class RunSetup(Protocol):
+    """What a run was made from: one topology a lane with its shapes, defenses, optimizers by role, seed and device.
 
-    traffic: Traffic
+    `topology`: that of the first lane; `lanes`: how many clients there are.
+    """
 
-    def predict(
-        self,
-        lane: int,
-        part: str,
-        phase: str,
-        number: int = 0,
-        borrow: Source | None = None,
-        batch_size: int = 256,
-        head: str | None = None,
-        also: Collection[str] = (),
-    ) -> Prediction:
-        """Run `part` of `lane` forward through the parties in evaluation mode, to `head` (None: to all that answer).
+    topology: Topology
+    topologies: Sequence[Topology]
+    all_facts: Sequence[Facts]
+    lanes: int
+    defenses: tuple[Defense, ...]
+    optims: Mapping[str, Optim]
+    seed: int
+    device: torch.device
 
-        `number` tells one pass from the next, so that the defenses draw afresh. `also`: values on the way to those
-        outputs that the experimenter wants too, before any defense.
 
-        `borrow`: whose client segments stand in for the lane's own, as when the experimenter scores the newest
-        model on everybody's data; nothing is counted for lending them.
-        """
-        ...
-
-    def own(self, lane: int, part: str, inputs: Mapping[str, Tensor], labels: Mapping[str, Tensor]) -> None:
-        """Give the data owners of `lane` a further part of data."""
-        ...
+class TrainingState(Protocol):
+    """What a training keeps from round to round."""
 
     def end_round(self) -> None:
         """Tell every party that a round has ended (learning-rate schedulers)."""
         ...
 
-    def view(self, party: str) -> View:
-        """Return what was recorded of `party`."""
+    def restart_optimizers(self) -> None:
+        """Let every party's optimizer forget its state, such as momentum; weights and learning rates stay."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """Return the state of every party, recorder and counter, by name."""
+        """Return the state of every party, recorder, observer and counter, by name."""
         ...
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore every party, recorder and counter to `state`, as `state()` returned it."""
+        """Restore every party, recorder, observer and counter to `state`, as `state()` returned it."""
         ...

@@ -22,6 +22,8 @@ class LocalLink:
     def __init__(self, traffic: Traffic, recorders: Mapping[str, Recorder]) -> None:
         self.traffic = traffic
         self.recorders = dict(recorders)
+        # Those that record for the length of a block.
+        self.watched: dict[str, Recorder] = {}
         self.taps: dict[str, Tap] = {}
         self.listeners: dict[str, Callable[[Message], None]] = {}
         self.readers: dict[str, Tap] = {}

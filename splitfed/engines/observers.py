@@ -5,12 +5,19 @@ The engine knows no attack and no detector: it calls these at the moments of a s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
-from splitfed.core.messages import Message, Stamp
+import torch
+
+from splitfed.core.messages import Message, Recorder, Stamp, View
 from splitfed.core.party import Party
 from splitfed.core.step_state import Batch
+from splitfed.core.topology import Topology
+from splitfed.core.traffic import Traffic
+from splitfed.engines.message_link import LocalLink
+from splitfed.engines.parties import RunParties
 
 
 class Observer(Protocol):
@@ -55,3 +62,45 @@ class DetectorObserver(Observer, Protocol):
     def keeps(self, party: Party) -> bool:
         """Look at the gradients of the step; tell whether the client takes its optimizer step."""
         ...
+
+
+class Observable(Protocol):
+    """Parties and messages of a run as attacks, poisonings, detectors and recorders are let in on them.
+
+    `insiders` and `sentries`: who has been let in, by party.
+    """
+
+    topology: Topology
+    device: torch.device
+    crew: RunParties
+    parties: dict[str, Party]
+    link: LocalLink
+    traffic: Traffic
+    insiders: dict[str, AttackObserver]
+    sentries: dict[str, DetectorObserver]
+
+    def party(self, lane: int, role: str) -> Party:
+        """Return the party that plays `role` for `lane`, as it trains."""
+        ...
+
+    def join(self, party: str, insider: AttackObserver) -> None:
+        """Let `insider` see all that `party` receives, and stand where it sends."""
+        self.insiders[party] = insider
+        self.link.listeners[party] = insider.receive
+        self.link.taps[party] = insider.send
+
+    def view(self, party: str) -> View:
+        """Return what was recorded of `party`, with the segments it holds."""
+        recorder = self.link.recorders.get(party, Recorder(party))
+        return recorder.view(self.parties[party].state.modules)
+
+    @contextmanager
+    def record_party(self, party: str | None) -> Iterator[Recorder]:
+        """Record everything `party` receives inside the block (None: nobody); the run's own recorders rest."""
+        recorders, outer = self.link.recorders, self.link.watched
+        recorder = Recorder(party or "", budget=2**62)
+        self.link.recorders = self.link.watched = {} if party is None else {**outer, party: recorder}
+        try:
+            yield recorder
+        finally:
+            self.link.recorders, self.link.watched = recorders, outer

@@ -20,10 +20,14 @@ from splitfed.core.random import generator
 from splitfed.core.step_plan import find_relabelled_heads, find_weight_defenses, segment_plans
 from splitfed.core.topology import Topology, member
 from splitfed.engines.base import FED, Placement
+from splitfed.engines.participation import Participation
 
 
 class RunParties:
-    """All parties of a run: `lanes` as they train, `owners` by party name, `fed` and `copies` by role."""
+    """All parties of a run: `lanes` as they train, `parties` by name, `fed` and `copies` by role.
+
+    `topologies`, `facts` and `participation` are by lane.
+    """
 
     def __init__(
         self,
@@ -36,6 +40,8 @@ class RunParties:
         device: torch.device,
     ) -> None:
         self.placement = placement
+        self.topologies, self.facts, self.defenses = topologies, facts, tuple(defenses)
+        self.participation = [Participation() for _ in topologies]
         first = topologies[0]
         common = _party_factory(first, facts[0], defenses, optims, seed, device)
         factories: dict[tuple[int, tuple[int, ...]], Callable[[str, str], Party]] = {(id(first), ()): common}
@@ -68,6 +74,24 @@ class RunParties:
             self.parties = {**self.parties, FED: next(iter(self.fed.values()))}
         elif placement.meeting:
             self.parties = {**self.parties, FED: Party(PartyState(FED, FED, (), {}, Optim(), seed, {}, device))}
+
+    @property
+    def newest_epoch(self) -> int:
+        """The newest epoch that any lane has trained in; 0 before the first."""
+        return max(0, *(counts.newest for counts in self.participation))
+
+    def owners(self, lane: int) -> list[Party]:
+        """Return the parties of `lane` that hold its rows."""
+        place = self.lanes[lane]
+        return [place.parties[role] for role in place.topology.data_roles]
+
+    def serving(self, lane: int) -> Lane:
+        """Return the lane as it predicts: with the merged segments where it trains a copy."""
+        place = self.lanes[lane]
+        if not self.copies:
+            return place
+        merged = {role: self.shared[role] for role in self.copies}
+        return Lane(place.index, place.topology, {**place.parties, **merged}, place.circuit)
 
     def members(self) -> dict[str, Party]:
         """Return every party by a name of its own: copies and the fed server's roles have a suffix."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,11 +25,12 @@ from splitfed.core.topology import Topology, member
 from splitfed.core.traffic import Traffic
 from splitfed.core.upload_defenses import Sent, find_upload_defenses, rows_of, size
 from splitfed.core.usage_counts import SCORED
-from splitfed.costs.bytes import value_bytes, weight_bytes
-from splitfed.engines.base import CONSULTED, FED
+from splitfed.costs.bytes import value_bytes
+from splitfed.engines.base import CONSULTED, FED, LaneBatches, Trainer
 from splitfed.engines.participation import Participation
-from splitfed.planning.secure_summation import PlannedSums
 from splitfed.planning.validation import Prepared, inputs_of, labels_of
+from splitfed.planning.weight_flows import WeightFlows
+from splitfed.secure_sum.flows import Flow
 
 
 class Flowing(NamedTuple):
@@ -45,30 +46,25 @@ class Flowing(NamedTuple):
     ahead: bool = False
 
 
-class Dry:
+class Dry(Trainer):
     """Plays a schedule of `prepared`; `traffic` holds what a run would count, exactly, and `steps` the rows of each."""
 
     def __init__(self, prepared: Prepared) -> None:
         self.prepared = prepared
-        self.topology = prepared.topology
+        self.topology, self.lanes = prepared.topology, len(prepared.topologies)
         self.traffic = Traffic()
         self.steps: dict[int, list[int]] = {lane: [] for lane in range(self.lanes)}
         self._own = set(self.topology.data_roles)
         self._flows: dict[tuple[int, tuple[int, ...]], list[Flowing]] = {}
         self._labels: dict[tuple[int, str], dict[str, Tensor]] = {}
         self._taken = [Participation() for _ in range(self.lanes)]
-        self._sums = PlannedSums(prepared.topologies, prepared.placement)
+        self._weight_flows = WeightFlows(prepared.topologies, prepared.placement)
         # The kinds of messages to the fed server with something in them that a defense could act on.
         self.defended: set[str] = set()
         # Of the parts of a lane that are not its own "train": which row of it each is.
         self.among: dict[tuple[int, str], Tensor | None] = {
             (lane, "public"): client.shown for lane, client in enumerate(prepared.data.clients)
         }
-
-    @property
-    def lanes(self) -> int:
-        """How many clients there are."""
-        return len(self.prepared.topologies)
 
     def step_counts(self, lane: int) -> tuple[int, int]:
         """Return in how many steps `lane` takes part, and in how many its row that is in most."""
@@ -95,13 +91,7 @@ class Dry:
         return self._labels[lane, part]
 
     def train(
-        self,
-        lane: int,
-        epoch: int,
-        batches: Sequence[Tensor],
-        first: int = 0,
-        part: str = "train",
-        task: float = 1.0,
+        self, lane: int, epoch: int, batches: Sequence[Tensor], first: int = 0, part: str = "train", task: float = 1.0
     ) -> list[float]:
         """Count the messages of these steps."""
         self._taken[lane].add(epoch, batches, part)
@@ -115,58 +105,29 @@ class Dry:
         for few in rows.split(CONSULTED):
             self._count_flows(lane, [flow for flow in self._flows_of_lane(lane) if flow.ahead], len(few))
 
-    def train_at_once(self, turns: Mapping[int, Sequence[tuple[int, Sequence[Tensor]]]]) -> dict[int, list[float]]:
-        """Count the messages of all turns."""
-        return {k: [x for epoch, steps in turn for x in self.train(k, epoch, steps)] for k, turn in turns.items()}
-
     def train_together(
-        self,
-        epoch: int,
-        step: int,
-        batches: Mapping[int, Tensor],
-        scales: Mapping[int, float],
-        combine: Combine | None = None,
+        self, epoch: int, step: int, batches: LaneBatches, scales: Mapping[int, float], combine: Combine | None = None
     ) -> dict[int, float]:
         """Count the messages of one step of every lane."""
         return {lane: sum(self.train(lane, epoch, [rows])) for lane, rows in batches.items()}
 
     def hand_over(self, source: int, target: int, role: str, epoch: int, via: str | None = None) -> None:
         """Count the weights handed over."""
-        stops = [member(role, source), *([] if via is None else [via]), member(role, target)]
-        for sender, receiver in pairwise(stops):
-            size = weight_bytes(self.prepared.topologies[source], role, kept=self.prepared.placement.kept)
-            self._count("weights", sender, receiver, size)
+        self._count(self._weight_flows.hand_over(source, target, role, via))
 
     def download(self, lanes: Sequence[int], epoch: int) -> None:
         """Count what the fed server sends."""
-        for role in self.prepared.placement.fused:
-            for lane in lanes:
-                self._count("weights", FED, member(role, lane), self._size(lane, role))
-        if self.prepared.placement.secure is not None:
-            for flow in self._sums.open(lanes):
-                self._count(*flow)
+        self._count(self._weight_flows.download(lanes))
 
     def upload(self, weights: Mapping[int, float], epoch: int) -> None:
         """Count what the fed server receives."""
-        secure = self.prepared.placement.secure
-        if secure is not None:
-            secure.check_weights(weights.values())
-            for flow in self._sums.close(weights):
-                self._count(*flow)
-            return
-        for role in self.prepared.placement.fused:
-            for lane in weights:
-                self._count("weights", member(role, lane), FED, self._size(lane, role))
+        self._count(self._weight_flows.upload(weights))
 
     def branch(self, lanes: Sequence[int]) -> None:
         """Nothing crosses."""
 
     def merge(self, weights: Mapping[int, float]) -> None:
         """Nothing crosses."""
-
-    def _size(self, lane: int, role: str) -> int:
-        place = self.prepared.placement
-        return weight_bytes(self.prepared.topologies[lane], role, place.buffers, place.kept)
 
     def _flows_of_lane(self, lane: int) -> list[Flowing]:
         topology = self.prepared.topologies[lane]
@@ -180,7 +141,7 @@ class Dry:
     def _count_flows(self, lane: int, flows: Sequence[Flowing], rows: int) -> None:
         for flow in flows if rows else ():
             ends = [member(role, lane) if role in self._own else role for role in (flow.sender, flow.receiver)]
-            self._count(flow.kind, ends[0], ends[1], flow.size(rows))
+            self.traffic.add("train", flow.kind, ends[0], ends[1], flow.size(rows))
 
     def sent(self, sent: Sent, role: str) -> None:
         """Count what a client of a federated method, or who plays `role` for it, sends to the fed server."""
@@ -188,10 +149,11 @@ class Dry:
             self.defended.add(sent.kind)
         packed = size(sent, find_upload_defenses(self.prepared.defenses, sent.kind, sent.lane))
         nbytes = sum(t.nbytes for t in sent.tensors.values()) if packed is None else packed
-        self._count(sent.kind, sent.party, FED, nbytes)
+        self.traffic.add("train", sent.kind, sent.party, FED, nbytes)
 
-    def _count(self, kind: str, sender: str, receiver: str, nbytes: int) -> None:
-        self.traffic.add("train", kind, sender, receiver, nbytes)
+    def _count(self, flows: Iterable[Flow]) -> None:
+        for flow in flows:
+            self.traffic.add("train", *flow)
 
 
 def flows_of(

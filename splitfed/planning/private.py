@@ -16,7 +16,7 @@ from splitfed.core.traffic import Traffic
 from splitfed.core.upload_defenses import Sent, count, find_upload_defenses, private_kinds
 from splitfed.core.usage_counts import SCORED, UsageCounts, counted_kinds, counted_labels, labels_of_head
 from splitfed.engines.base import CONSULTED, FED
-from splitfed.engines.local import LocalEngine
+from splitfed.engines.observers import Observable
 from splitfed.federated.base import Method
 from splitfed.planning.counting import Dry
 from splitfed.planning.simulation import simulate_rounds
@@ -57,13 +57,7 @@ class CountingDry(Dry):
                 self._uses(lane, site).take(site.place, site.position, "train", len(next(iter(labels.values()))))
 
     def train(
-        self,
-        lane: int,
-        epoch: int,
-        batches: Sequence[Tensor],
-        first: int = 0,
-        part: str = "train",
-        task: float = 1.0,
+        self, lane: int, epoch: int, batches: Sequence[Tensor], first: int = 0, part: str = "train", task: float = 1.0
     ) -> list[float]:
         """Count the messages and uses of these steps."""
         for kind in ("activation", "gradient", "step") if task else ("activation", "gradient"):
@@ -157,14 +151,15 @@ def planned_ledger(prepared: Prepared, rounds: int, evaluate_every: int = 1, del
     return make_ledger(run_charges, _delta(prepared.defenses, rows, delta), exposed)
 
 
-def counted_ledger(engine: LocalEngine, schedule: Schedule, method: Method | None, delta: float | None) -> Ledger:
+def counted_ledger(engine: Observable, schedule: Schedule, method: Method | None, delta: float | None) -> Ledger:
     """Return the ledger of what the parties of `engine` have counted so far."""
-    circuits = {lane.circuit: lane.index for lane in engine.crew.lanes}
-    owner = {party.name: lane.index for lane in engine.crew.lanes for party in lane.parties.values()}
-    shared = set(engine.crew.shared)
+    parties, lanes = engine.crew, len(engine.crew.lanes)
+    circuits = {lane.circuit: lane.index for lane in parties.lanes}
+    owner = {party.name: lane.index for lane in parties.lanes for party in lane.parties.values()}
+    shared = set(parties.shared)
     counts = []
     replaced: Counter[str] = Counter()
-    for name, party in engine.crew.members().items():
+    for name, party in parties.members().items():
         if name == FED or name.startswith(f"{FED}~"):
             continue
         replaced.update(party.state.uses.replaced)
@@ -175,18 +170,18 @@ def counted_ledger(engine: LocalEngine, schedule: Schedule, method: Method | Non
             (p, i, circuits.get(c, c), part): rows for (p, i, c, part), rows in party.state.uses.counts.items()
         }
         counts.append(Counted(party.name, party.role, client, counts_by_use))
-    reach_others = weights_reach_others(schedule, engine.lanes, method)
-    taken = [Taken(*engine.step_counts(lane)) for lane in range(engine.lanes)]
+    reach_others = weights_reach_others(schedule, lanes, method)
+    taken = [Taken(counts.steps, counts.most) for counts in parties.participation]
     kinds = _kinds(engine.traffic)
-    rows_shown = _shows_rows_of_others(engine.topology, schedule, engine.lanes, engine.defenses, kinds)
+    rows_shown = _shows_rows_of_others(engine.topology, schedule, lanes, parties.defenses, kinds)
     run_charges = charges(
-        engine.topologies, engine.all_facts, engine.defenses, _sum_by_party(counts), taken, reach_others, rows_shown
+        parties.topologies, parties.facts, parties.defenses, _sum_by_party(counts), taken, reach_others, rows_shown
     )
-    rows = sum(engine.rows(lane, "train") for lane in range(engine.lanes))
-    weights_move = _weights_move(engine.topology, schedule, engine.lanes, method, kinds)
-    exposed = unprotected(engine.topology, engine.defenses, engine.crew.placement.fused, weights_move)
-    exposed += _uploads(engine.topology, method, engine.defenses, kinds)
-    return make_ledger(run_charges, _delta(engine.defenses, rows, delta), exposed, replaced)
+    rows = sum(parties.owners(lane)[0].state.rows("train") for lane in range(lanes))
+    weights_move = _weights_move(engine.topology, schedule, lanes, method, kinds)
+    exposed = unprotected(engine.topology, parties.defenses, parties.placement.fused, weights_move)
+    exposed += _uploads(engine.topology, method, parties.defenses, kinds)
+    return make_ledger(run_charges, _delta(parties.defenses, rows, delta), exposed, replaced)
 
 
 def _delta(defenses: Sequence[Defense], rows: int, wanted: float | None) -> float:

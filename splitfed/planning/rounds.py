@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from splitfed.aggregation.running_mean import shares
-from splitfed.core.executor import Combine
-from splitfed.core.topology import Topology
 from splitfed.engines.base import Trainer
 from splitfed.federated.base import Learner, Method
+from splitfed.planning.forwarding import ForwardingTrainer
 from splitfed.schedules.base import Round, Schedule, Training
 from splitfed.schedules.sampling import Sampled, list_clients
 
@@ -39,63 +38,14 @@ def aggregate(method: Method, learners: Sequence[Learner], done: Round, number: 
         method.aggregate(finished, shares({one.lane: float(one.rows()) for one in finished}), number, state)
 
 
-class Guided:
-    """Passes everything on to `inner`, but a client's own training, which `method` leads."""
+class Guided(ForwardingTrainer):
+    """Forwards everything to `inner` but a client's own training, which `method` leads."""
 
     def __init__(self, inner: Trainer, method: Method, learners: Sequence[Learner]) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.method = method
         self.learners = tuple(learners)
-
-    @property
-    def topology(self) -> Topology:
-        """The topology of the first lane."""
-        return self.inner.topology
-
-    @property
-    def lanes(self) -> int:
-        """How many clients there are."""
-        return self.inner.lanes
-
-    def rows(self, lane: int, part: str) -> int:
-        """Return how many rows `lane` has in `part`."""
-        return self.inner.rows(lane, part)
 
     def train(self, lane: int, epoch: int, batches: Sequence[Tensor], first: int = 0) -> list[float]:
         """Train one lane as the method does."""
         return self.method.train(self.learners[lane], epoch, batches, first)
-
-    def train_at_once(self, turns: Mapping[int, Sequence[tuple[int, Sequence[Tensor]]]]) -> dict[int, list[float]]:
-        """Train several lanes as the method does, one after another."""
-        return {k: [x for epoch, steps in turn for x in self.train(k, epoch, steps)] for k, turn in turns.items()}
-
-    def train_together(
-        self,
-        epoch: int,
-        step: int,
-        batches: Mapping[int, Tensor],
-        scales: Mapping[int, float],
-        combine: Combine | None = None,
-    ) -> dict[int, float]:
-        """Take a common step: it belongs to no client alone, and no method leads it."""
-        return self.inner.train_together(epoch, step, batches, scales, combine)
-
-    def hand_over(self, source: int, target: int, role: str, epoch: int, via: str | None = None) -> None:
-        """Pass it on."""
-        self.inner.hand_over(source, target, role, epoch, via)
-
-    def download(self, lanes: Sequence[int], epoch: int) -> None:
-        """Pass it on."""
-        self.inner.download(lanes, epoch)
-
-    def upload(self, weights: Mapping[int, float], epoch: int) -> None:
-        """Pass it on."""
-        self.inner.upload(weights, epoch)
-
-    def branch(self, lanes: Sequence[int]) -> None:
-        """Pass it on."""
-        self.inner.branch(lanes)
-
-    def merge(self, weights: Mapping[int, float]) -> None:
-        """Pass it on."""
-        self.inner.merge(weights)

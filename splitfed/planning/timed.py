@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
 from splitfed.core.executor import Combine
-from splitfed.core.topology import Topology, member
-from splitfed.costs.bytes import weight_bytes
+from splitfed.core.topology import Topology
 from splitfed.costs.clock import Clock, party_names
 from splitfed.costs.flops import segment_flops
 from splitfed.costs.speeds import Speeds
 from splitfed.costs.steps import StepShape, step_shape
-from splitfed.engines.base import FED, Placement, Trainer
+from splitfed.engines.base import FED, LaneBatches, Placement, Trainer, Turns
+from splitfed.planning.forwarding import ForwardingTrainer
 from splitfed.planning.method_clock import Meeting
-from splitfed.planning.secure_summation import PlannedSums
 from splitfed.planning.validation import Prepared, labels_of
+from splitfed.planning.weight_flows import WeightFlows
+from splitfed.secure_sum.flows import Flow
 
 
-class Timed:
-    """Passes everything on to `inner` and moves `clock` by what it takes. What is averaged in place takes no time.
+class Timed(ForwardingTrainer):
+    """Forwards everything to `inner` and moves `clock` by what it takes. What is averaged in place takes no time.
 
     `meeting`: where a federated method leads the clients' training, what knows the steps that they really took.
     """
@@ -34,95 +34,51 @@ class Timed:
         placement: Placement,
         meeting: Meeting | None = None,
     ) -> None:
-        self.inner = inner
-        self.meeting = meeting
+        super().__init__(inner)
         self.clock = clock
-        self.topologies = tuple(topologies)
-        self.placement = placement
-        self._sums = PlannedSums(self.topologies, placement)
-
-    @property
-    def topology(self) -> Topology:
-        """The topology of the first lane."""
-        return self.topologies[0]
-
-    @property
-    def lanes(self) -> int:
-        """How many clients there are."""
-        return self.inner.lanes
-
-    def rows(self, lane: int, part: str) -> int:
-        """Return how many rows `lane` has in `part`."""
-        return self.inner.rows(lane, part)
+        self.meeting = meeting
+        self._flows = WeightFlows(topologies, placement)
 
     def train(self, lane: int, epoch: int, batches: Sequence[Tensor], first: int = 0) -> list[float]:
-        """One lane trains, everybody else waits."""
-        losses = self.inner.train(lane, epoch, batches, first)
+        """Train one lane while everybody else waits."""
+        losses = super().train(lane, epoch, batches, first)
         self.clock.train({lane: _sizes(batches) if self.meeting is None else self.meeting.pop_steps(lane)})
         return losses
 
-    def train_at_once(self, turns: Mapping[int, Sequence[tuple[int, Sequence[Tensor]]]]) -> dict[int, list[float]]:
-        """All lanes train side by side."""
+    def train_at_once(self, turns: Turns) -> dict[int, list[float]]:
+        """Train all lanes side by side."""
         losses = self.inner.train_at_once(turns)
         taken = {k: [n for _, batches in turn for n in _sizes(batches)] for k, turn in turns.items()}
         self.clock.train(taken if self.meeting is None else {lane: self.meeting.pop_steps(lane) for lane in turns})
         return losses
 
     def train_together(
-        self,
-        epoch: int,
-        step: int,
-        batches: Mapping[int, Tensor],
-        scales: Mapping[int, float],
-        combine: Combine | None = None,
+        self, epoch: int, step: int, batches: LaneBatches, scales: Mapping[int, float], combine: Combine | None = None
     ) -> dict[int, float]:
-        """All lanes take one step side by side, and the way back waits for the slowest."""
-        losses = self.inner.train_together(epoch, step, batches, scales, combine)
+        """Take one step of all lanes side by side; the way back waits for the slowest."""
+        losses = super().train_together(epoch, step, batches, scales, combine)
         self.clock.together({lane: len(rows) for lane, rows in batches.items()})
         return losses
 
     def hand_over(self, source: int, target: int, role: str, epoch: int, via: str | None = None) -> None:
-        """Weights travel while everybody waits."""
-        self.inner.hand_over(source, target, role, epoch, via)
-        stops = [member(role, source), *([] if via is None else [via]), member(role, target)]
-        size = weight_bytes(self.topologies[source], role, kept=self.placement.kept)
-        for sender, receiver in pairwise(stops):
-            self.clock.transfer(sender, receiver, size)
-        self.clock.barrier()
+        """Hand weights over while everybody waits."""
+        super().hand_over(source, target, role, epoch, via)
+        self._transfer(self._flows.hand_over(source, target, role, via))
 
     def download(self, lanes: Sequence[int], epoch: int) -> None:
-        """The fed server sends to all at once, over one uplink."""
-        self.inner.download(lanes, epoch)
-        for lane in lanes:
-            for role in self.placement.fused:
-                self.clock.transfer(FED, member(role, lane), self._size(lane, role))
-        if self.placement.secure is not None:
-            for _, sender, receiver, size in self._sums.open(lanes):
-                self.clock.transfer(sender, receiver, size)
-        self.clock.barrier()
+        """Let the fed server send to all at once, over one uplink."""
+        super().download(lanes, epoch)
+        self._transfer(self._flows.download(lanes))
 
     def upload(self, weights: Mapping[int, float], epoch: int) -> None:
-        """All send to the fed server at once, over one downlink."""
-        self.inner.upload(weights, epoch)
-        if self.placement.secure is not None:
-            for _, sender, receiver, size in self._sums.close(weights):
-                self.clock.transfer(sender, receiver, size)
-        else:
-            for lane in weights:
-                for role in self.placement.fused:
-                    self.clock.transfer(member(role, lane), FED, self._size(lane, role))
+        """Let all send to the fed server at once, over one downlink."""
+        super().upload(weights, epoch)
+        self._transfer(self._flows.upload(weights))
+
+    def _transfer(self, flows: Iterable[Flow]) -> None:
+        for _, sender, receiver, size in flows:
+            self.clock.transfer(sender, receiver, size)
         self.clock.barrier()
-
-    def branch(self, lanes: Sequence[int]) -> None:
-        """Copies within a party take no time."""
-        self.inner.branch(lanes)
-
-    def merge(self, weights: Mapping[int, float]) -> None:
-        """Averages within a party take no time."""
-        self.inner.merge(weights)
-
-    def _size(self, lane: int, role: str) -> int:
-        return weight_bytes(self.topologies[lane], role, self.placement.buffers, self.placement.kept)
 
 
 def _sizes(batches: Sequence[Tensor]) -> list[int]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from splitfed.core.errors import InvalidInput, check_count
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
-from splitfed.engines.local import LocalEngine
+from splitfed.engines.observers import Observable
 
 Tensors = Mapping[str, Tensor]
 
@@ -49,7 +49,7 @@ class Poisoning:
         """Return `data` with the training rows of the clients bent; test rows stay as they are."""
         return data
 
-    def enter(self, engine: LocalEngine, data: Federation) -> None:
+    def enter(self, engine: Observable, data: Federation) -> None:
         """Change `engine` before training, for misbehaviour that neither `poison` nor `upload` can express."""
 
     def upload(self, before: Tensors, after: Tensors, random: torch.Generator) -> Tensors:

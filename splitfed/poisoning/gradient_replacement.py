@@ -28,7 +28,7 @@ from splitfed.core.party import Party
 from splitfed.core.random import generator
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
-from splitfed.engines.local import LocalEngine
+from splitfed.engines.observers import Observable
 from splitfed.poisoning.base import Poisoning, check_class, replace_rows, replace_training_rows
 
 
@@ -96,7 +96,7 @@ class GradientReplacement(Poisoning):
 
         return replace_training_rows(data, self.clients, mark)
 
-    def enter(self, engine: LocalEngine, data: Federation) -> None:
+    def enter(self, engine: Observable, data: Federation) -> None:
         """Stand where the party receives; refuse one that gets no gradient back."""
         topology = engine.topology
         back = [e for e in topology.crossings if e.name not in topology.forward_only]

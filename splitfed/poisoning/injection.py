@@ -9,7 +9,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Message
 from splitfed.core.random import derive, generator
 from splitfed.data.federation import Federation
-from splitfed.engines.local import LocalEngine
+from splitfed.engines.observers import Observable
 from splitfed.poisoning.base import Poisoning, Tensors
 
 
@@ -32,7 +32,7 @@ def poison_data(data: Federation, poisonings: Sequence[Poisoning], seed: int) ->
 
 
 def enter(
-    engine: LocalEngine, data: Federation, poisonings: Sequence[Poisoning], seed: int, method: bool = False
+    engine: Observable, data: Federation, poisonings: Sequence[Poisoning], seed: int, method: bool = False
 ) -> None:
     """Let those poisonings that bend uploads stand where their clients send, and others where they ask to.
 

@@ -25,7 +25,7 @@ from splitfed.core.errors import InvalidInput, check_number, unknown
 from splitfed.core.messages import Message
 from splitfed.core.party import Party
 from splitfed.data.federation import Federation
-from splitfed.engines.local import LocalEngine
+from splitfed.engines.observers import Observable
 from splitfed.poisoning.base import Poisoning
 
 _LEAST = 1e-7  # added to what is divided by
@@ -47,7 +47,7 @@ class MaliciousOptimizer(Poisoning):
         check_number("malicious_optimizer low", self.low, low=0.0, open_low=True)
         check_number("malicious_optimizer high", self.high, low=self.low)
 
-    def enter(self, engine: LocalEngine, data: Federation) -> None:
+    def enter(self, engine: Observable, data: Federation) -> None:
         """Stand at the party's optimizer; refuse a party that trains nothing or holds labels."""
         topology = engine.topology
         if self.party not in topology.inputs.values():

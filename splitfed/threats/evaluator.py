@@ -26,7 +26,7 @@ from splitfed.data.candidates import candidates, trained_rows
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
 from splitfed.engines.base import FED, Source
-from splitfed.engines.local import LocalEngine
+from splitfed.engines.engine import Engine
 from splitfed.registry import TABLES, load
 from splitfed.threats.dry_run import Begun, stop_at_first_use, stop_attack
 from splitfed.threats.fresh_segments import head_after
@@ -77,7 +77,7 @@ class Evaluator:
     `grants`: what each party may know.
     """
 
-    def __init__(self, engine: LocalEngine, data: Federation, seed: int, newest: Callable[[int], Source]) -> None:
+    def __init__(self, engine: Engine, data: Federation, seed: int, newest: Callable[[int], Source]) -> None:
         self.engine, self.data, self.seed = engine, data, seed
         self.grants = Grants(engine, data, seed, newest)
         self.uploads = Uploads(engine, data, self.recorded, self.grants.knowledge, self.grants.feed)

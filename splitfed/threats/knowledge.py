@@ -19,7 +19,7 @@ from splitfed.data.dataset import Dataset
 from splitfed.data.features import feed, places
 from splitfed.data.federation import Federation
 from splitfed.engines.base import FED, Source
-from splitfed.engines.local import LocalEngine
+from splitfed.engines.engine import Engine
 from splitfed.federated.base import Method
 from splitfed.schedules.base import Schedule, Training
 from splitfed.schedules.sampling import Sampled
@@ -35,7 +35,7 @@ class Grants:
     `training`, `rounds`, `schedule` and `method` are those of the run, once they are known.
     """
 
-    def __init__(self, engine: LocalEngine, data: Federation, seed: int, newest: Callable[[int], Source]) -> None:
+    def __init__(self, engine: Engine, data: Federation, seed: int, newest: Callable[[int], Source]) -> None:
         self.engine = engine
         self.data = data
         self.seed = seed

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import derive, generator, stream
 from splitfed.core.topology import Topology
-from splitfed.engines.local import LocalEngine
+from splitfed.engines.base import RunSetup
+from splitfed.engines.factory import make_engine
 from splitfed.threats.imitated_defenses import Feed
 
 
@@ -25,12 +26,12 @@ class Rerun:
     `feed(x)` returns what each input of the topology gets of rows x.
     """
 
-    def __init__(self, engine: LocalEngine, lane: int, feed: Feed, seed: int) -> None:
+    def __init__(self, engine: RunSetup, lane: int, feed: Feed, seed: int) -> None:
         topology = fresh(engine.topologies[lane], derive(seed, "fresh"))
         if any(head.target is not None for head in topology.heads):
             raise InvalidInput(f"topology {topology.name!r} learns several label sets; a copy needs just the main one")
         facts = engine.all_facts[lane]
-        self._engine = LocalEngine(
+        self._engine = make_engine(
             topology,
             facts,
             1,

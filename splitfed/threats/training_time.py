@@ -17,14 +17,14 @@ from splitfed.core.random import derive
 from splitfed.core.topology import Edge, Segment, Topology
 from splitfed.data.features import feed
 from splitfed.data.federation import Federation
-from splitfed.engines.local import LocalEngine
+from splitfed.engines.observers import Observable
 from splitfed.planning.validation import Prepared
 from splitfed.registry import load
 from splitfed.threats.fresh_segments import Architecture, head_after
 from splitfed.threats.imitated_defenses import ImitatedSender
 
 
-def place_attacks(engine: LocalEngine, prepared: Prepared, attacks: Mapping[str, TrainingAttack | str]) -> None:
+def place_attacks(engine: Observable, prepared: Prepared, attacks: Mapping[str, TrainingAttack | str]) -> None:
     """Install every training attack (or the usual preset of the one named) at the party that it is for.
 
     Raises `InvalidInput` for a party that is not there or where the attack could not work.
@@ -41,7 +41,7 @@ def place_attacks(engine: LocalEngine, prepared: Prepared, attacks: Mapping[str,
         engine.join(name, plan.enter(attack_site(engine, prepared, name, type(plan).__name__, knowledge)))
 
 
-def check_questions(engine: LocalEngine, data: Federation, evaluated: Iterable[str]) -> None:
+def check_questions(engine: Observable, data: Federation, evaluated: Iterable[str]) -> None:
     """Refuse to evaluate the attack of a party without one, and without victims to evaluate it on."""
     for party in evaluated:
         if party not in engine.insiders:
@@ -61,7 +61,7 @@ def resolve_attack(given: TrainingAttack | str) -> TrainingAttack:
     return plan
 
 
-def attack_site(engine: LocalEngine, prepared: Prepared, party: str, who: str, knowledge: Knowledge) -> AttackSite:
+def attack_site(engine: Observable, prepared: Prepared, party: str, who: str, knowledge: Knowledge) -> AttackSite:
     """Return the attack's site at `party`; refuse one where not exactly one value of another party arrives."""
     topology, facts = prepared.topology, prepared.facts[0]
     role = engine.parties[party].role
@@ -124,7 +124,7 @@ def _segments_and_output(
     return segments, outs[0]
 
 
-def _sender(engine: LocalEngine, prepared: Prepared, edge: Edge, seed: int) -> ImitatedSender:
+def _sender(engine: Observable, prepared: Prepared, edge: Edge, seed: int) -> ImitatedSender:
     """Return the defenses of the sender on `edge` as the attack imitates them; the first client's, where they differ.
 
     States and random numbers are the attack's own. Noise that the sender's own layers have learnt is not drawn: how
@@ -139,7 +139,7 @@ def _inputs(prepared: Prepared) -> Callable[[Tensor], Mapping[str, Tensor]]:
     return partial(feed, names=prepared.topology.inputs, features=prepared.data.victims.features)
 
 
-def _knowledge(engine: LocalEngine, prepared: Prepared, party: str, needs: frozenset[Needs]) -> Knowledge:
+def _knowledge(engine: Observable, prepared: Prepared, party: str, needs: frozenset[Needs]) -> Knowledge:
     """Return what `party` may know in training; architectures are those of the first client, where they differ."""
     data, topology, role = prepared.data, prepared.topology, engine.parties[party].role
     task, seed = data.task, derive(prepared.training.seed, "intruder", party)

@@ -19,7 +19,7 @@ from splitfed.data.candidates import candidates
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
 from splitfed.engines.base import FED
-from splitfed.engines.local import LocalEngine
+from splitfed.engines.engine import Engine
 from splitfed.federated.base import Method
 from splitfed.threats.imitated_defenses import Feed
 from splitfed.threats.segment_runner import SegmentRunner
@@ -45,7 +45,7 @@ class Uploads:
     `method`: the run's; `sent`: the kinds of messages that its clients will send, where nothing has been sent yet.
     """
 
-    engine: LocalEngine
+    engine: Engine
     data: Federation
     recorded: Callable[[str, int, int | None], View]
     knowledge: Callable[[str, int, int], Knowledge]

@@ -20,13 +20,14 @@ from splitfed.core.step_state import Batch
 from splitfed.core.topology import Topology
 from splitfed.detectors.base import Detector, DetectorSite, DetectorState, LocalTrainer
 from splitfed.engines.base import Placement
-from splitfed.engines.local import LocalEngine
+from splitfed.engines.factory import make_engine
+from splitfed.engines.observers import Observable
 from splitfed.planning.validation import Prepared, inputs_of, labels_of
 
 _FAKE = "fake"
 
 
-def place_detectors(engine: LocalEngine, prepared: Prepared, detectors: Mapping[str, Detector]) -> None:
+def place_detectors(engine: Observable, prepared: Prepared, detectors: Mapping[str, Detector]) -> None:
     """Place every detector at its party, or at every client where it is for the clients' role.
 
     Raises `InvalidInput` for a party that is not there, and where the clients do not hold all inputs and labels.
@@ -115,7 +116,7 @@ def _local_trainer(prepared: Prepared, lane: int, party: Party) -> LocalTrainer:
     def train_locally(rows: Tensor, epochs: int, number: int) -> Tensor:
         seed = derive(prepared.training.seed, "rehearsal", party.name, number)
         size = prepared.training.batch_size
-        engine = LocalEngine(
+        engine = make_engine(
             _redraw_servers(graph, seed),
             facts,
             1,

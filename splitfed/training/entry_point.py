@@ -16,7 +16,8 @@ from splitfed.core.messages import Recording
 from splitfed.core.optimizers import Optim
 from splitfed.core.topology import Topology
 from splitfed.data.federation import Federation
-from splitfed.engines.local import LocalEngine
+from splitfed.engines.engine import Engine
+from splitfed.engines.factory import make_engine
 from splitfed.engines.message_link import LocalLink
 from splitfed.federated.base import Method
 from splitfed.old_names import accept_old_keywords
@@ -131,7 +132,7 @@ def start_run(
     return run
 
 
-def place_adversaries(engine: LocalEngine, prepared: Prepared, adversaries: Adversaries) -> None:
+def place_adversaries(engine: Engine, prepared: Prepared, adversaries: Adversaries) -> None:
     """Place training attacks, detectors and poisoning clients in `engine`; refuse those that could not work there."""
     place_attacks(engine, prepared, adversaries.training_attacks)
     check_questions(engine, prepared.data, adversaries.evaluate_every)
@@ -156,9 +157,9 @@ def engine_of(
     record: Recording | None = None,
     views: Path | None = None,
     link: type[LocalLink] = LocalLink,
-) -> LocalEngine:
+) -> Engine:
     """Place the parties of `prepared`, and give each client its data."""
-    engine = LocalEngine(
+    engine = make_engine(
         prepared.topologies,
         prepared.facts,
         len(prepared.topologies),

@@ -17,7 +17,7 @@ from splitfed.core.random import derive
 from splitfed.core.topology import Topology, member
 from splitfed.core.upload_defenses import Sent, apply_upload_defenses, count, find_upload_defenses
 from splitfed.engines.base import FED
-from splitfed.engines.local import LocalEngine
+from splitfed.engines.engine import Engine
 from splitfed.federated.base import ObjectivePlacement
 from splitfed.planning.validation import Prepared
 
@@ -29,7 +29,7 @@ class LocalLearner:
     `known`: what `compute` would return for a value and a part, where that is known already.
     """
 
-    engine: LocalEngine
+    engine: Engine
     lane: int
     turns: dict[str, tuple[int, int]] = field(default_factory=dict, compare=False, repr=False)
     known: Mapping[tuple[str, str], Tensor] = field(default_factory=dict, compare=False, repr=False)
@@ -184,7 +184,7 @@ class LocalLearner:
         return self.engine.link.deliver(Message(sender, receiver, kind, f"{kind}->{receiver}", detached, stamp)).tensors
 
 
-def place_objectives(engine: LocalEngine, prepared: Prepared) -> None:
+def place_objectives(engine: Engine, prepared: Prepared) -> None:
     """Put the local objectives of the run's method beside the parties of every lane."""
     method = prepared.method
     if method is None:

@@ -20,7 +20,7 @@ from splitfed.costs.clock import Clock
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
 from splitfed.engines.base import FED, Source, Trainer
-from splitfed.engines.local import LocalEngine
+from splitfed.engines.engine import Engine
 from splitfed.engines.observers import AttackObserver
 from splitfed.federated.base import Learner, Method
 from splitfed.old_names import warn
@@ -46,7 +46,7 @@ class Run:
 
     def __init__(
         self,
-        engine: LocalEngine,
+        engine: Engine,
         data: Federation,
         schedule: Schedule,
         schedule_state: State,

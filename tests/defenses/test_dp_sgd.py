@@ -279,7 +279,8 @@ def test_noise_is_sigma_times_the_norm_fresh_and_the_same_again() -> None:
             found.append({n: last[n] - now[n] for n in now})
             last = now
         assert engine.traffic.messages("train") == 0
-        assert engine.step_counts(0) == (2, 0)
+        counts = engine.crew.participation[0]
+        assert (counts.steps, counts.most) == (2, 0)
         return found
 
     first, second = moves()

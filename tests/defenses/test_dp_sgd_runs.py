@@ -44,8 +44,13 @@ def go(*defenses: Defense, **changes: Any) -> Run:
     return splitfed.train(vanilla(model(), "pool"), data, defenses=defenses, **{**options, **changes})
 
 
+def step_counts(run: Run, client: int) -> tuple[int, int]:
+    counts = run.engine.crew.participation[client]
+    return counts.steps, counts.most
+
+
 def uses_of(run: Run, client: int = 0) -> tuple[Event, int]:
-    found = run.engine.defenses[0].weight_uses(client, *run.engine.step_counts(client))
+    found = run.engine.defenses[0].weight_uses(client, *step_counts(run, client))
     assert found is not None
     return found
 
@@ -154,7 +159,7 @@ def test_planned_equals_counted(schedule: str, sampling: str) -> None:
     assert isinstance(mine, DpSgd)
     assert mine._terms is not None
     for client in range(2):
-        assert (mine._terms.steps[client], mine._terms.epochs[client]) == run.engine.step_counts(client)
+        assert (mine._terms.steps[client], mine._terms.epochs[client]) == step_counts(run, client)
 
 
 @pytest.mark.parametrize(
@@ -181,16 +186,10 @@ def test_rounds_counted_in_steps_cost_a_row_every_batch_that_it_is_in(schedule: 
 
 @pytest.mark.parametrize("sampling", ["shuffle", "poisson"])
 def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path, sampling: str) -> None:
-    def once(name: str, **changes: Any) -> Run:
+    def once(name: str, **kept: Any) -> Run:
         defense = DpSgd(noise_multiplier=0.5, clip="joint")
-        return go(
-            defense,
-            logging=splitfed.Logging(folder=tmp_path / name),
-            local=splitfed.LocalUpdate(sampling=sampling),
-            batch_size=2,
-            rounds=3,
-            **changes,
-        )
+        logging = splitfed.Logging(folder=tmp_path / name, **kept)
+        return go(defense, logging=logging, local=splitfed.LocalUpdate(sampling=sampling), batch_size=2, rounds=3)
 
     def outcome(run: Run) -> dict[str, Any]:
         history = [{k: v for k, v in entry.items() if k != "seconds"} for entry in run.history]
@@ -198,8 +197,8 @@ def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path, sampling: str) -> N
 
     whole = once("whole")
     with pytest.raises(Stop):
-        once("parts", logging=splitfed.Logging(progress=stop_after(1)))
-    assert_same(outcome(once("parts", logging=splitfed.Logging(resume=True))), outcome(whole))
+        once("parts", progress=stop_after(1))
+    assert_same(outcome(once("parts", resume=True)), outcome(whole))
 
 
 def test_it_learns() -> None:

@@ -13,7 +13,7 @@ from splitfed.attacks.base import Attack
 from splitfed.attacks.training_time.training_attack import TrainingAttack, TrainingAttackState
 from splitfed.core.errors import InvalidInput
 from splitfed.core.topology import Topology
-from splitfed.engines.local import LocalEngine
+from splitfed.engines.observers import Observable
 from splitfed.planning.validation import Prepared
 from splitfed.registry import name_of
 from splitfed.study.config import build
@@ -60,7 +60,7 @@ def training_attacks(cell: Cell, topology: Topology) -> tuple[dict[str, Training
     return attacks, {party: probe.every for party, probe in inside.items() if probe.every is not None}
 
 
-def add_training_attack(engine: LocalEngine, ready: Prepared, probe: Probe) -> None:
+def add_training_attack(engine: Observable, ready: Prepared, probe: Probe) -> None:
     """Let the training attack of `probe` into `engine`; refuse a second one at its party, and where it cannot work."""
     party = _party_of(probe, ready.topology)
     other = engine.insiders.get(party)

@@ -1,0 +1,26 @@
+"""The contract of an engine: it places the parties of every lane, runs steps over them, moves weights between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from splitfed.engines.base import RunSetup, Trainer, TrainingState
+from splitfed.engines.inference import Inference
+from splitfed.engines.observers import Observable
+from splitfed.engines.party_data import PartyData
+
+
+class Engine(PartyData, Inference, Observable, Trainer, RunSetup, TrainingState, Protocol):
+    """All narrow contracts together, for who leads a run; whoever asks for less names the one that it needs."""
+
+    def train(
+        self, lane: int, epoch: int, batches: Sequence[Tensor], first: int = 0, part: str = "train", task: float = 1.0
+    ) -> list[float]:
+        """Train `lane` on `batches` of `part`; return the total loss of each step that had rows.
+
+        `task` multiplies the losses of the heads; at 0 no label crosses.
+        """
+        ...

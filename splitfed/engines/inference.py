@@ -1,0 +1,161 @@
+"""Passes through the parties that move no weight: predictions, gradients; and the segments that they go through."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from splitfed.core.executor import exchange, predict_step
+from splitfed.core.party import Party
+from splitfed.core.step_state import Batch
+from splitfed.engines.base import CONSULTED, Prediction, Source
+from splitfed.engines.borrowed_weights import preserve_buffers, with_tensors, with_weights
+from splitfed.engines.message_link import LocalLink
+from splitfed.engines.parties import RunParties
+
+
+class Inference(Protocol):
+    """Passes over the parties of `crew`, whose messages `link` carries."""
+
+    crew: RunParties
+    link: LocalLink
+
+    def predict(
+        self,
+        lane: int,
+        part: str,
+        phase: str,
+        number: int = 0,
+        borrow: Source | None = None,
+        batch_size: int = 256,
+        head: str | None = None,
+        also: Collection[str] = (),
+    ) -> Prediction:
+        """Run `part` of `lane` forward through the parties in evaluation mode, to `head` (None: to all that answer).
+
+        `number` tells one pass from the next, so that the defenses draw afresh. `also`: values on the way to those
+        outputs that the experimenter wants too, before any defense.
+
+        `borrow`: whose client segments stand in for the lane's own, as when the experimenter scores the newest
+        model on everybody's data; nothing is counted for lending them.
+        """
+        place = self.crew.serving(lane)
+        topology = place.topology
+        heads = [h for h in topology.heads if h.value == head] if head else topology.answering
+        outputs: dict[str, list[Tensor]] = {h.value: [] for h in heads}
+        further: dict[str, list[Tensor]] = {}
+        with self.borrow_segments(lane, borrow):
+            for step, rows in enumerate(torch.arange(self.crew.owners(lane)[0].state.rows(part)).split(batch_size)):
+                stamp = place.stamp(phase, number, step, part)
+                for name, value in predict_step(place, self.link, Batch(part, rows), stamp, heads, also).items():
+                    if name in outputs:
+                        outputs[name].append(value.cpu())
+                    if name in also:
+                        further.setdefault(name, []).append(value)
+        labels = {}
+        for h in heads:
+            part_labels = place.parties[h.labels].state.labels(part)
+            if h.value in part_labels:
+                labels[h.value] = part_labels[h.value].cpu()
+        joined_outputs, joined_values = (
+            {name: torch.cat(parts) for name, parts in tensors_by_name.items()}
+            for tensors_by_name in (outputs, further)
+        )
+        return Prediction(joined_outputs, labels, joined_values)
+
+    def consult(self, lane: int, value: str, rows: Tensor, part: str, number: int) -> Tensor:
+        """Pass `rows` of `part` of `lane` forward in evaluation mode; return the output `value` of the model."""
+        place, found = self.crew.lanes[lane], []
+        for step, few in enumerate(rows.split(CONSULTED)):
+            stamp = place.stamp("consult", number, step, part)
+            found.append(predict_step(place, self.link, Batch(part, few), stamp)[value])
+        return torch.cat(found)
+
+    def rehearse(self, lane: int, part: str, number: int, borrow: Source | None = None, batch_size: int = 64) -> None:
+        """Send `part` of `lane` through training steps that move no weight and leave no trace in buffer or gradient.
+
+        They count as steps of the newest epoch of training.
+        """
+        place, newest = self.crew.serving(lane), self.crew.newest_epoch
+        with (
+            self.borrow_segments(lane, borrow),
+            preserve_buffers([m for p in place.parties.values() for m in p.state.modules.values()]),
+        ):
+            for step, rows in enumerate(torch.arange(self.crew.owners(lane)[0].state.rows(part)).split(batch_size)):
+                batch = Batch(part, rows, counts_as=newest)
+                exchange(place, self.link, batch, place.stamp("rehearse", number, step, part))
+                for party in place.parties.values():
+                    for module in party.state.modules.values():
+                        module.zero_grad(set_to_none=True)
+
+    def gradient(self, lane: int, batches: Sequence[Tensor], part: str = "train") -> dict[str, Tensor]:
+        """Return the gradient of the mean loss of `lane` over the rows of `batches`: `segment/name` -> tensor.
+
+        In training mode; no weight moves, no buffer changes, and nobody learns of it.
+        """
+        place, total = self.crew.serving(lane), sum(len(rows) for rows in batches)
+        newest = self.crew.newest_epoch
+        modules = {name: m for party in place.parties.values() for name, m in party.state.modules.items()}
+        with preserve_buffers(list(modules.values())):
+            for step, rows in enumerate(batches):
+                stamp = place.stamp("rehearse", 0, step, part)
+                exchange(place, self.link, Batch(part, rows, counts_as=newest), stamp, len(rows) / total)
+            return {
+                f"{segment}/{name}": weight.grad.clone()
+                for segment, module in modules.items()
+                for name, weight in module.named_parameters()
+                if weight.grad is not None
+            }
+
+    @contextmanager
+    def borrow_segments(self, lane: int, source: Source | None) -> Iterator[None]:
+        """Let the data owners of `lane` use the segments of `source` for the length of the block."""
+        if source is None or source == lane:
+            yield
+            return
+        members, own_roles = self.crew.lanes[lane].parties, self.crew.lanes[lane].topology.data_roles
+        if isinstance(source, Mapping):
+            with _fill_segments([members[role] for role in own_roles], source):
+                yield
+            return
+        place = self.crew.placement
+        lenders = self.crew.fed if isinstance(source, str) else self.crew.lanes[source].parties
+        borrowers = {role: members[role] for role in own_roles if role in lenders}
+        own_modules = {role: party.state.modules for role, party in borrowers.items()}
+        try:
+            for role, party in borrowers.items():
+                lent = {
+                    n: party.state.modules[n] if n in place.kept else m for n, m in lenders[role].state.modules.items()
+                }
+                party.state.modules = lent if place.buffers else with_weights(party.state.modules, lent)
+            yield
+        finally:
+            for role, party in borrowers.items():
+                party.state.modules = own_modules[role]
+
+    def modules_of_party(self, party: str, lane: int) -> dict[str, nn.Module]:
+        """Return the segments that `party` holds for `lane`: the party's own modules, not copies."""
+        mine = {p.name: p for p in self.crew.serving(lane).parties.values()}
+        return mine.get(party, self.crew.parties[party]).state.modules
+
+    def modules(self, lane: int, borrow: Source | None = None) -> dict[str, nn.Module]:
+        """Return the modules `lane` would use by segment, for the experimenter: the parties' own, not copies."""
+        with self.borrow_segments(lane, borrow):
+            return {n: m for party in self.crew.serving(lane).parties.values() for n, m in party.state.modules.items()}
+
+
+@contextmanager
+def _fill_segments(borrowers: Sequence[Party], tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Let the parties use copies of their segments with `tensors` in them."""
+    own_modules = [party.state.modules for party in borrowers]
+    try:
+        for party in borrowers:
+            party.state.modules = with_tensors(party.state.modules, tensors)
+        yield
+    finally:
+        for party, modules in zip(borrowers, own_modules, strict=True):
+            party.state.modules = modules

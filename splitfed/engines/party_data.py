@@ -1,0 +1,54 @@
+"""What the data owners of a run hold: rows by the name of their part, and the weights that they start from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from torch import Tensor
+
+from splitfed.engines.parties import RunParties
+
+
+class PartyData(Protocol):
+    """Rows and first weights of the data owners among the parties of `crew`."""
+
+    crew: RunParties
+
+    def rows(self, lane: int, part: str) -> int:
+        """Return how many rows `lane` has in `part`."""
+        return self.crew.owners(lane)[0].state.rows(part)
+
+    def own(
+        self,
+        lane: int,
+        part: str,
+        inputs: Mapping[str, Tensor],
+        labels: Mapping[str, Tensor],
+        relabel: bool = True,
+        among: Tensor | None = None,
+    ) -> None:
+        """Give each data owner of `lane` the inputs and labels that are its own.
+
+        `relabel`: whether defenses change the labels to train on. `among`: as in `PartyState.own`.
+        """
+        parties, topology = self.crew.lanes[lane].parties, self.crew.topologies[lane]
+        for role in topology.data_roles:
+            own_inputs = {v: t for v, t in inputs.items() if topology.inputs[v] == role}
+            own_labels = {h.value: labels[h.value] for h in topology.heads if h.labels == role and h.value in labels}
+            parties[role].state.own(part, own_inputs, own_labels, relabel, among)
+
+    def drop(self, lane: int, part: str) -> None:
+        """Let the data owners of `lane` forget the rows called `part`."""
+        for party in self.crew.owners(lane):
+            party.state.drop(part)
+
+    def show(self, lane: int, part: str, rows: Tensor) -> None:
+        """Let `part` of `lane` be these `rows` of its part "train", as the data owners train on them."""
+        for party in self.crew.owners(lane):
+            party.state.show(part, rows)
+
+    def start_from(self, lane: int, tensors: Mapping[str, Tensor]) -> None:
+        """Let the client of `lane` start from `tensors`, `segment/name` -> tensor, in place of its topology's."""
+        for party in self.crew.owners(lane) if tensors else ():
+            party.state.adopt({**party.state.contents(copies=False), **tensors})

@@ -1,0 +1,68 @@
+"""Messages in which a schedule moves weights, for plans and clocks: from shapes and who takes part alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+
+from splitfed.core.topology import Topology, member, weights
+from splitfed.costs.bytes import weight_bytes
+from splitfed.engines.base import FED, Placement
+from splitfed.secure_sum.flows import Flow, setup_flows, upload_flows
+
+
+class WeightFlows:
+    """Lists the messages of the clients with `topologies` that `placement` has send weights, as a run sends them.
+
+    Of a secure sum it remembers who was asked in a round, until those who finished are known.
+    """
+
+    def __init__(self, topologies: Sequence[Topology], placement: Placement) -> None:
+        self._topologies, self._placement = tuple(topologies), placement
+        self._asked: list[int] = []
+
+    def hand_over(self, source: int, target: int, role: str, via: str | None = None) -> Iterator[Flow]:
+        """Yield the messages in which the weights of `role` go from one lane's party to another's."""
+        stops = [member(role, source), *([] if via is None else [via]), member(role, target)]
+        size = weight_bytes(self._topologies[source], role, kept=self._placement.kept)
+        for sender, receiver in pairwise(stops):
+            yield "weights", sender, receiver, size
+
+    def download(self, lanes: Sequence[int]) -> Iterator[Flow]:
+        """Yield what the fed server sends to `lanes`, and what a secure sum exchanges before they train."""
+        for lane in lanes:
+            for role in self._placement.fused:
+                yield "weights", FED, member(role, lane), self._size(lane, role)
+        if self._placement.secure is not None:
+            self._asked = list(lanes)
+            for role in self._placement.fused:
+                yield from setup_flows(self._asked, _named(role), FED)
+
+    def upload(self, lane_weights: Mapping[int, float]) -> Iterator[Flow]:
+        """Yield what the clients that finished send to the fed server; `InvalidInput` for weights that no sum takes."""
+        done, secure = list(lane_weights), self._placement.secure
+        if secure is not None:
+            secure.check_weights(lane_weights.values())
+            for role in self._placement.fused:
+                yield from upload_flows(self._asked, done, self._numbers(done[0], role), _named(role), FED)
+            return
+        for lane in done:
+            for role in self._placement.fused:
+                yield "weights", member(role, lane), FED, self._size(lane, role)
+
+    def _size(self, lane: int, role: str) -> int:
+        return weight_bytes(self._topologies[lane], role, self._placement.buffers, self._placement.kept)
+
+    def _numbers(self, lane: int, role: str) -> int:
+        place = self._placement
+        return sum(
+            tensor.numel()
+            for segment in self._topologies[lane].segments_of(role)
+            if segment.name not in place.kept
+            for tensor in (segment.module.state_dict() if place.buffers else weights(segment.module)).values()
+        )
+
+
+def _named(role: str) -> Callable[[int], str]:
+    return partial(member, role)
