@@ -221,7 +221,7 @@ MOVED = {
     "splitfed.rounds": "splitfed.planning.rounds",
     "splitfed.row_independence": "splitfed.core.row_independence",
     "splitfed.run": "splitfed.training.run",
-    "splitfed.schedules.fusing": "splitfed.schedules.aggregation",
+    "splitfed.schedules.fusing": "splitfed.aggregation.lookup",
     "splitfed.schedules.handing": "splitfed.schedules.segment_handover",
     "splitfed.schedules.together": "splitfed.schedules.joint_step",
     "splitfed.secure": "splitfed.secure_sum",
