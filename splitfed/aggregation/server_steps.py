@@ -4,8 +4,8 @@ Paper: Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan, "Adaptive
 algorithm 2 (FedAdagrad, FedAdam, FedYogi); Hsu, Qi, Brown, "Measuring the effects of non-identical data distribution
 for federated visual classification", 2019 (FedAvgM).
 
-With w before a round and what the round's uploads are aggregated to, d is the way from the first to the second. Adaptive
-steps keep m <- beta1 m + (1 - beta1) d, from zero, and v, from tau^2, and move by rate m / (sqrt(v) + tau); no bias is
+d is the way from w, what the fed server held before a round, to the aggregate of the round's uploads. Adaptive steps
+keep m <- beta1 m + (1 - beta1) d, from zero, and v, from tau^2, and move by rate m / (sqrt(v) + tau); no bias is
 corrected, as in the paper. All in double precision, number by number; m and v are kept by the fed server.
 """
 

@@ -1,4 +1,4 @@
-"""How a fed server makes one of what the clients of a federated method upload: rule, secure sum, quorum, server step."""
+"""How a fed server aggregates what the clients of a method upload: rule, secure sum, quorum, server step."""
 
 from __future__ import annotations
 
@@ -51,9 +51,11 @@ class UpdateAggregation:
 
     def settings(self) -> dict[str, object]:
         """Return what differs from a plain mean of all that finish, by name."""
-        found = {"rule": self._rule if self._rule.by_itself else None, "secure": self.sum}
-        found |= {"quorum": None if self.quorum == 1 and is_count(self.quorum) else self.quorum}
-        return {name: one for name, one in {**found, "server_step": self.server_step}.items() if one is not None}
+        found: dict[str, object] = {"rule": self._rule} if self._rule.by_itself else {}
+        if self.quorum != 1 or not is_count(self.quorum):
+            found["quorum"] = self.quorum
+        others = {"secure": self.sum, "server_step": self.server_step}
+        return found | {name: one for name, one in others.items() if one is not None}
 
     def required(self, asked: int) -> int:
         """Return how many of the clients `asked` must finish: the quorum, and what a secure sum needs."""

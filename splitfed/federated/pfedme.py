@@ -22,7 +22,6 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from splitfed.aggregation.running_mean import RunningMean
 from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.topology import Topology
@@ -50,9 +49,12 @@ class PFedMe(Averaging):
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be."""
+        super().__post_init__()
         check_number("pfedme weight", self.weight, low=0.0, open_low=True)
         check_count("pfedme steps", self.steps, low=1)
         check_number("pfedme beta", self.beta, low=0.0)
+        if self.beta != 1.0:
+            self.refuse_settings({"server_step": f"beta={self.beta:g} is a server step: take one of them"})
         if self.rate is not None:
             check_number("pfedme rate", self.rate, low=0.0, open_low=True)
             self._check_product("rate", self.rate)
@@ -99,21 +101,23 @@ class PFedMe(Averaging):
 
     def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Average the clients' w, and move towards the mean."""
-        mean = RunningMean()
-        for learner, part in self.parts(learners, shares):
-            contents = self.shared_tensors(learner)
-            if objective := objective_of(learner, Envelope):
-                objective.follow(contents)
-                names = trainable_names(learner.topology, objective.segments)
-                contents |= {name: objective.slow[one] for name, one in names.items()}
-                objective.slow = {}
-            mean.add(learner.send("weights", contents, number), part)
-        before, after = state["weights"], mean.value()
+        uploads = ((one, part, {"weights": self._upload(one)}) for one, part in self.parts(learners, shares))
+        before, after = state["weights"], self.take(uploads, number, state)["weights"]
         for name in (
             trainable_names(learners[0].topology, self.shared(learners[0].topology)) if self.beta != 1.0 else ()
         ):
             after[name] = before[name] + self.beta * (after[name] - before[name])
-        state["weights"] = after
+        state["weights"] = self.move(learners[0], after, state)
+
+    def _upload(self, learner: Learner) -> dict[str, Tensor]:
+        """Return the client's w, with the buffers of its model."""
+        contents = self.shared_tensors(learner)
+        if objective := objective_of(learner, Envelope):
+            objective.follow(contents)
+            names = trainable_names(learner.topology, objective.segments)
+            contents |= {name: objective.slow[one] for name, one in names.items()}
+            objective.slow = {}
+        return contents
 
     def newest(self, learner: Learner, state: State) -> Mapping[str, Tensor] | None:
         """Every client uses its own model."""

@@ -26,6 +26,7 @@ from splitfed.engines.base import Placement
 from splitfed.federated.base import Method, MethodContext
 from splitfed.registry import load
 from splitfed.schedules.base import Schedule, Training, shared_roles
+from splitfed.schedules.sampling import Sampled
 from splitfed.topologies.heterogeneous import heterogeneous
 
 
@@ -131,6 +132,7 @@ def prepare(
         check_label_reading(extra, topologies, guards)
         public = [len(client.shown) for client in data.clients]
         of_clients = {role: optims[role] for role in first.data_roles}
+        check_aggregation(extra, plan, first, clients)
         extra.check_run(MethodContext(topologies, facts, plan.binds(clients), public, of_clients))
         if extra.restart is not None:
             _check_kind(f"{type(extra).__name__} restart", extra.restart, bool, "True, False, or None for the run's")
@@ -161,6 +163,14 @@ def combine_placement(method: Method, plan: Schedule, topologies: Sequence[Topol
             "place of theirs: take 'apart' for whole models, 'sequential' with hand_over='none' for split ones"
         )
     return replace(place, kept=traits.private_segments, meeting=True)
+
+
+def check_aggregation(method: Method, plan: Schedule, topology: Topology, clients: int) -> None:
+    """Refuse a method whose aggregation cannot do with as few clients as `plan` may bring it."""
+    settings = method.traits(topology).aggregation
+    if settings is not None:
+        sampled = isinstance(plan, Sampled)
+        settings.check(plan.clients_asked(clients) if sampled else clients, sampled and plan.drop_out > 0)
 
 
 def check_training_steps(method: Method, plan: Schedule, training: Training, topology: Topology) -> None:

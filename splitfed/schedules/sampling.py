@@ -13,7 +13,7 @@ from torch import Tensor
 from splitfed.aggregation.base import AggregationRule
 from splitfed.aggregation.lookup import fusion_of, secure_of
 from splitfed.aggregation.participants import check_part, is_count, part_of
-from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.core.errors import InvalidInput, check_number
 from splitfed.core.random import generator
 from splitfed.core.topology import Topology
 from splitfed.engines.base import Placement, Trainer

@@ -243,7 +243,7 @@ def _round(run: Run, training: Training, number: int, due: bool, last: bool) -> 
         engine.restart_optimizers()
     run.query(training, number)
     done = run.schedule.round(run.trainer, training, number, run.schedule_state)
-    run.aggregate(done, number)
+    done = run.aggregate(done, number)
     engine.end_round()
     metrics: dict[str, Any] = {
         "round": number,
