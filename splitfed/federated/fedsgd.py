@@ -22,7 +22,7 @@ from splitfed.core.errors import check_number
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import WEIGHT_GRADIENT, Stamp
 from splitfed.core.topology import Topology
-from splitfed.federated.averaging import Averaging, check_whole
+from splitfed.federated.averaging import Averaging, check_whole, take_server_step
 from splitfed.federated.base import Learner, ObjectivePlacement, State
 from splitfed.federated.objectives import (
     NoObjective,
@@ -32,7 +32,7 @@ from splitfed.federated.objectives import (
     weights_with_gradients,
 )
 from splitfed.federated.traits import MethodTraits
-from splitfed.federated.uploads import Upload
+from splitfed.federated.uploads import Upload, close_round
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,12 +77,14 @@ class FedSgd(Averaging):
     def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Take one step on the averaged gradient."""
         uploads = ((one, part, self._upload(one)) for one, part in self.parts(learners, shares))
-        found = self.take(uploads, number, state)
+        found = close_round(self.settings, uploads, number, state, self.weighted)
         first = learners[0]
         rate = first.rate if self.rate is None else self.rate
         names = trainable_names(first.topology, self.shared(first.topology))
         stepped = {n: state["weights"][n] - rate * found[WEIGHT_GRADIENT][one] for n, one in names.items()}
-        state["weights"] = self.move(first, {**state["weights"], **found.get("weights", {}), **stepped}, state)
+        state["weights"] = take_server_step(
+            self, first, {**state["weights"], **found.get("weights", {}), **stepped}, state
+        )
 
     def _upload(self, learner: Learner) -> Upload:
         """Return the client's gradient, and beside it the buffers where they are shared."""

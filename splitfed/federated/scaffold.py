@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from splitfed.core.errors import check_number, unknown
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.optimizers import Optim
-from splitfed.federated.averaging import Averaging
+from splitfed.federated.averaging import Averaging, take_server_step
 from splitfed.federated.base import Learner, MethodContext, ObjectivePlacement, State
 from splitfed.federated.objectives import NoObjective, objective_of, trainable_names, weights_with_gradients
 from splitfed.federated.sgd_reach import check_sgd, sum_step_weights
-from splitfed.federated.uploads import Upload
+from splitfed.federated.uploads import Upload, close_round, refuse_settings
 
 VARIATES = ("change", "gradient")
 
@@ -53,8 +53,10 @@ class Scaffold(Averaging):
         if self.variates not in VARIATES:
             raise unknown("scaffold variates", self.variates, VARIATES)
         if self.server_rate != 1.0:
-            self.refuse_settings(
-                {"server_step": f"server_rate={self.server_rate:g} is a server step: take one of them"}
+            refuse_settings(
+                self.who,
+                self.settings,
+                {"server_step": f"server_rate={self.server_rate:g} is a server step: take one of them"},
             )
 
     def check_run(self, context: MethodContext) -> None:
@@ -84,13 +86,13 @@ class Scaffold(Averaging):
     def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Move the weights by the mean change, and the variate by that of the clients' variates."""
         uploads = ((one, part, self._upload(one)) for one, part in self.parts(learners, shares))
-        found = self.take(uploads, number, state)
+        found = close_round(self.settings, uploads, number, state, self.weighted)
         share = len(learners) / state["clients"]
         before, after = state["weights"], found["weights"]
         state["variate"] = {n: state["variate"][n] + share * moved for n, moved in found["variate"].items()}
         for name in self._trainable_names(learners[0]) if self.server_rate != 1.0 else ():
             after[name] = before[name] + self.server_rate * (after[name] - before[name])
-        state["weights"] = self.move(learners[0], after, state)
+        state["weights"] = take_server_step(self, learners[0], after, state)
 
     def _upload(self, learner: Learner) -> Upload:
         own = self.shared_tensors(learner)

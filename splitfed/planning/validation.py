@@ -169,8 +169,8 @@ def check_aggregation(method: Method, plan: Schedule, topology: Topology, client
     """Refuse a method whose aggregation cannot do with as few clients as `plan` may bring it."""
     settings = method.traits(topology).aggregation
     if settings is not None:
-        sampled = isinstance(plan, Sampled)
-        settings.check(plan.clients_asked(clients) if sampled else clients, sampled and plan.drop_out > 0)
+        asked, drop_out = (plan.clients_asked(clients), plan.drop_out) if isinstance(plan, Sampled) else (clients, 0.0)
+        settings.check(asked, drop_out > 0)
 
 
 def check_training_steps(method: Method, plan: Schedule, training: Training, topology: Topology) -> None:
