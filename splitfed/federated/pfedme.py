@@ -55,9 +55,8 @@ class PFedMe(Averaging):
         check_count("pfedme steps", self.steps, low=1)
         check_number("pfedme beta", self.beta, low=0.0)
         if self.beta != 1.0:
-            refuse_settings(
-                self.who, self.settings, {"server_step": f"beta={self.beta:g} is a server step: take one of them"}
-            )
+            reason = f"beta={self.beta:g} is a server step: take one of them"
+            refuse_settings(self.who, self.settings, {"server_step": reason})
         if self.rate is not None:
             check_number("pfedme rate", self.rate, low=0.0, open_low=True)
             self._check_product("rate", self.rate)

@@ -53,11 +53,8 @@ class Scaffold(Averaging):
         if self.variates not in VARIATES:
             raise unknown("scaffold variates", self.variates, VARIATES)
         if self.server_rate != 1.0:
-            refuse_settings(
-                self.who,
-                self.settings,
-                {"server_step": f"server_rate={self.server_rate:g} is a server step: take one of them"},
-            )
+            reason = f"server_rate={self.server_rate:g} is a server step: take one of them"
+            refuse_settings(self.who, self.settings, {"server_step": reason})
 
     def check_run(self, context: MethodContext) -> None:
         """Refuse optimizers whose change of weights tells no gradient, unless gradients are asked for."""
