@@ -22,7 +22,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.topology import Topology
 from splitfed.federated.base import Learner, Method, MethodContext, State
 from splitfed.federated.objectives import trainable_names, weight_names
-from splitfed.federated.shared_weights import check_alike, check_unbound
+from splitfed.federated.shared_weights import check_alike, check_unbound, take_server_step
 from splitfed.federated.topology_values import clients_hold_all, only_client
 from splitfed.federated.traits import MethodTraits
 from splitfed.federated.uploads import close_round, open_round, refuse_settings
@@ -106,7 +106,7 @@ class Averaging(Method):
         """Average what the clients that finished have learnt."""
         uploads = ((one, part, {"weights": self.shared_tensors(one)}) for one, part in self.parts(learners, shares))
         found = close_round(self.settings, uploads, number, state, self.weighted)
-        state["weights"] = take_server_step(self, learners[0], found["weights"], state)
+        state["weights"] = take_step(self, learners[0], found["weights"], state)
 
     def newest(self, learner: Learner, state: State) -> Mapping[str, Tensor] | None:
         """Every client uses the newest average of what is shared."""
@@ -127,14 +127,10 @@ class Averaging(Method):
         return [(learner, shares[learner.lane] if self.weighted else even) for learner in learners]
 
 
-def take_server_step(
-    method: Averaging, learner: Learner, after: Mapping[str, Tensor], state: State
-) -> dict[str, Tensor]:
+def take_step(method: Averaging, learner: Learner, after: Mapping[str, Tensor], state: State) -> dict[str, Tensor]:
     """Return what the fed server holds after the aggregate `after`: that, or a step from what it held."""
-    if method.settings.server_step is None:
-        return dict(after)
-    names = trainable_names(learner.topology, method.shared(learner.topology))
-    return method.settings.move(state["weights"], after, names, state.setdefault("server_step", {}))
+    segments = method.shared(learner.topology)
+    return take_server_step(method.settings, learner, segments, state["weights"], after, state)
 
 
 def check_whole(who: str, topology: Topology) -> None:

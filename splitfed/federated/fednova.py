@@ -25,7 +25,7 @@ from splitfed.aggregation.running_mean import RunningMean
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.optimizers import Optim
 from splitfed.core.topology import Topology
-from splitfed.federated.averaging import Averaging, take_server_step
+from splitfed.federated.averaging import Averaging, take_step
 from splitfed.federated.base import Learner, MethodContext, ObjectivePlacement, State
 from splitfed.federated.objectives import NoObjective, objective_of, trainable_names
 from splitfed.federated.sgd_reach import check_sgd, sum_step_weights
@@ -78,7 +78,7 @@ class FedNova(Averaging):
             reached += part * a
         stepped = {n: (before[n] - reached * change).to(before[n].dtype) for n, change in changes.value().items()}
         after = {**plain.value(), **stepped}
-        state["weights"] = take_server_step(self, learners[0], {name: after[name] for name in before}, state)
+        state["weights"] = take_step(self, learners[0], {name: after[name] for name in before}, state)
 
 
 @dataclass

@@ -22,7 +22,7 @@ from splitfed.core.errors import check_number
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import WEIGHT_GRADIENT, Stamp
 from splitfed.core.topology import Topology
-from splitfed.federated.averaging import Averaging, check_whole, take_server_step
+from splitfed.federated.averaging import Averaging, check_whole, take_step
 from splitfed.federated.base import Learner, ObjectivePlacement, State
 from splitfed.federated.objectives import (
     NoObjective,
@@ -83,7 +83,7 @@ class FedSgd(Averaging):
         names = trainable_names(first.topology, self.shared(first.topology))
         stepped = {n: state["weights"][n] - rate * found[WEIGHT_GRADIENT][one] for n, one in names.items()}
         after = {**state["weights"], **found.get("weights", {}), **stepped}
-        state["weights"] = take_server_step(self, first, after, state)
+        state["weights"] = take_step(self, first, after, state)
 
     def _upload(self, learner: Learner) -> Upload:
         """Return the client's gradient, and beside it the buffers where they are shared."""

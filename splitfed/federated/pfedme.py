@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.topology import Topology
-from splitfed.federated.averaging import Averaging, check_whole, score_average, take_server_step
+from splitfed.federated.averaging import Averaging, check_whole, score_average, take_step
 from splitfed.federated.base import Learner, MethodContext, ObjectivePlacement, State
 from splitfed.federated.objectives import NoObjective, objective_of, trainable_names, weights_with_gradients
 from splitfed.federated.sgd_reach import first_rate
@@ -109,7 +109,7 @@ class PFedMe(Averaging):
             trainable_names(learners[0].topology, self.shared(learners[0].topology)) if self.beta != 1.0 else ()
         ):
             after[name] = before[name] + self.beta * (after[name] - before[name])
-        state["weights"] = take_server_step(self, learners[0], after, state)
+        state["weights"] = take_step(self, learners[0], after, state)
 
     def _upload(self, learner: Learner) -> dict[str, Tensor]:
         """Return the client's w, with the buffers of its model."""

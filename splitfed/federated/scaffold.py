@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from splitfed.core.errors import check_number, unknown
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.optimizers import Optim
-from splitfed.federated.averaging import Averaging, take_server_step
+from splitfed.federated.averaging import Averaging, take_step
 from splitfed.federated.base import Learner, MethodContext, ObjectivePlacement, State
 from splitfed.federated.objectives import NoObjective, objective_of, trainable_names, weights_with_gradients
 from splitfed.federated.sgd_reach import check_sgd, sum_step_weights
@@ -89,7 +89,7 @@ class Scaffold(Averaging):
         state["variate"] = {n: state["variate"][n] + share * moved for n, moved in found["variate"].items()}
         for name in self._trainable_names(learners[0]) if self.server_rate != 1.0 else ():
             after[name] = before[name] + self.server_rate * (after[name] - before[name])
-        state["weights"] = take_server_step(self, learners[0], after, state)
+        state["weights"] = take_step(self, learners[0], after, state)
 
     def _upload(self, learner: Learner) -> Upload:
         own = self.shared_tensors(learner)
