@@ -225,7 +225,7 @@ MOVED = {
     "splitfed.row_independence": "splitfed.core.row_independence",
     "splitfed.run": "splitfed.training.run",
     "splitfed.schedules.apart": "splitfed.schedules.independent",
-    "splitfed.schedules.fusing": "splitfed.schedules.aggregation",
+    "splitfed.schedules.fusing": "splitfed.aggregation.lookup",
     "splitfed.schedules.handing": "splitfed.schedules.segment_handover",
     "splitfed.schedules.together": "splitfed.schedules.joint_step",
     "splitfed.secure": "splitfed.secure_sum",

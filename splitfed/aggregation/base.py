@@ -71,6 +71,8 @@ class Gathered:
         """Return the fused tensors."""
         self._fusion.check(len(self._parts))
         first = self._parts[0]
+        if any(tensor.is_meta for tensor in first.values()):
+            return first  # in a plan, where nothing is known but shapes
         real = [name for name, tensor in first.items() if tensor.is_floating_point()]
         fused = {
             name: torch.stack([part[name] for part in self._parts]).amax(0)

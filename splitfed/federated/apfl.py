@@ -55,6 +55,7 @@ class Apfl(Averaging):
 
     def __post_init__(self) -> None:
         """Refuse shares and rates that cannot be."""
+        super().__post_init__()
         check_number("apfl alpha", self.alpha, low=0.0, high=1.0)
         if self.learns not in LEARNS:
             raise unknown("apfl learns", self.learns, LEARNS)

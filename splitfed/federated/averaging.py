@@ -1,5 +1,8 @@
 """The base of the methods that exchange weights: down before a round, up after it, averaged.
 
+The average is a weighted mean, unless `aggregation` says otherwise: another rule, a secure sum, a quorum, a server
+step. Where a method's own formula rests on the mean, what would break it is refused by name.
+
 What clients share starts from one broadcast state, that of the first client asked in the first round, whatever the
 run's `starts` says: a mean of weights that were drawn apart is of no use. What a client keeps to itself starts as
 `starts` says.
@@ -9,18 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from splitfed.aggregation.running_mean import RunningMean
+from splitfed.aggregation.base import AggregationRule
+from splitfed.aggregation.update_aggregation import UpdateAggregation, update_aggregation_of
 from splitfed.core.errors import InvalidInput
 from splitfed.core.topology import Topology
 from splitfed.federated.base import Learner, Method, MethodContext, State
 from splitfed.federated.objectives import trainable_names, weight_names
-from splitfed.federated.shared_weights import check_alike, check_unbound
+from splitfed.federated.shared_weights import check_alike, check_unbound, take_server_step
 from splitfed.federated.topology_values import clients_hold_all, only_client
 from splitfed.federated.traits import MethodTraits
+from splitfed.federated.uploads import close_round, open_round, refuse_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,14 +34,28 @@ class Averaging(Method):
 
     `buffers`: whether batch-norm statistics are averaged with the weights, or stay each client's own. `weighted`:
     whether the mean weighs clients by their examples, or counts them alike. A client's optimizer goes on with its state
-    (momentum) where it takes new weights, as under a split schedule, unless the run restarts optimizers.
+    (momentum) where it takes new weights, as under a split schedule, unless the run restarts optimizers. `aggregation`:
+    a rule, by name, table or value, or an `UpdateAggregation` (a table of its settings); None: a plain mean.
     """
 
     who: ClassVar[str] = "averaging"
     what: ClassVar[str] = "model"
+    refuses: ClassVar[Mapping[str, str]] = {}
+    """Setting of `UpdateAggregation` that the method cannot have -> why, in a line."""
 
     buffers: bool = True
     weighted: bool = True
+    aggregation: str | Mapping[str, Any] | AggregationRule | UpdateAggregation | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse settings of the aggregation that there are not, or that break the method's formula."""
+        object.__setattr__(self, "aggregation", update_aggregation_of(self.aggregation))
+        refuse_settings(self.who, self.settings, self.refuses)
+
+    @property
+    def settings(self) -> UpdateAggregation:
+        """How the fed server aggregates."""
+        return update_aggregation_of(self.aggregation)
 
     def traits(self, topology: Topology) -> MethodTraits:
         """Weights go down and up, and are averaged here alone; what is not shared stays with its client."""
@@ -45,7 +64,9 @@ class Averaging(Method):
         return replace(
             super().traits(topology),
             aggregates_weights=True,
-            returns_weights=True,
+            aggregation=self.settings,
+            # Under a secure sum what comes back is masked.
+            returns_weights=self.settings.sum is None,
             # A method that reads rows in another way than by steps says no.
             post_processing=True,
             private_segments=tuple(s.name for s in own if s.name not in shared),
@@ -75,6 +96,7 @@ class Averaging(Method):
         for learner in learners:
             state["weights"] = state["weights"] or self.shared_tensors(learner, copies=True)
             self.begin(learner, learner.receive("weights", state["weights"], number), number, state)
+        open_round(self.settings, learners, number, state)
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
         """Let one client start round `number` from what has `arrived`."""
@@ -82,10 +104,9 @@ class Averaging(Method):
 
     def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Average what the clients that finished have learnt."""
-        mean = RunningMean()
-        for learner, part in self.parts(learners, shares):
-            mean.add(learner.send("weights", self.shared_tensors(learner), number), part)
-        state["weights"] = mean.value()
+        uploads = ((one, part, {"weights": self.shared_tensors(one)}) for one, part in self.parts(learners, shares))
+        found = close_round(self.settings, uploads, number, state, self.weighted)
+        state["weights"] = take_step(self, learners[0], found["weights"], state)
 
     def newest(self, learner: Learner, state: State) -> Mapping[str, Tensor] | None:
         """Every client uses the newest average of what is shared."""
@@ -104,6 +125,12 @@ class Averaging(Method):
         """Return every client with its part in the mean; the parts add up to one."""
         even = 1.0 / len(learners)
         return [(learner, shares[learner.lane] if self.weighted else even) for learner in learners]
+
+
+def take_step(method: Averaging, learner: Learner, after: Mapping[str, Tensor], state: State) -> dict[str, Tensor]:
+    """Return what the fed server holds after the aggregate `after`: that, or a step from what it held."""
+    segments = method.shared(learner.topology)
+    return take_server_step(method.settings, learner, segments, state["weights"], after, state)
 
 
 def check_whole(who: str, topology: Topology) -> None:

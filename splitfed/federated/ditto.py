@@ -43,6 +43,7 @@ class Ditto(Averaging):
 
     def __post_init__(self) -> None:
         """Refuse a negative weight."""
+        super().__post_init__()
         check_number("ditto weight", self.weight, low=0.0)
 
     def traits(self, topology: Topology) -> MethodTraits:

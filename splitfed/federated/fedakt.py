@@ -22,10 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
 
+from splitfed.aggregation.base import AggregationRule
+from splitfed.aggregation.update_aggregation import UpdateAggregation, update_aggregation_of
 from splitfed.core.errors import InvalidInput, check_number
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Stamp
@@ -36,7 +39,13 @@ from splitfed.federated.base import Learner, Method, MethodContext, ObjectivePla
 from splitfed.federated.distillation import accuracy
 from splitfed.federated.model_copy import Mirror, copy_segments, copy_with_modules, replace_segments
 from splitfed.federated.objectives import NoObjective
-from splitfed.federated.shared_weights import average_weights, broadcast_current, check_alike, check_unbound
+from splitfed.federated.shared_weights import (
+    average_weights,
+    broadcast_current,
+    check_aggregates,
+    check_alike,
+    check_unbound,
+)
 from splitfed.federated.topology_values import (
     clients_hold_all,
     embedding,
@@ -47,6 +56,7 @@ from splitfed.federated.topology_values import (
     only_head,
 )
 from splitfed.federated.traits import MethodTraits
+from splitfed.federated.uploads import open_round
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +64,7 @@ class FedAKT(Method):
     """`weight` (lambda) >= 0 of the mutual distillation; `embedding`: the features' value (default: see `places`).
 
     `adapter`: its module on whole models; `extractor`: that one's, between split nodes. Both take the inputs of the
-    topology in order and return features.
+    topology in order and return features. `aggregation`: how adapters are aggregated on whole models; see `Averaging`.
     """
 
     weight: float = 3.0
@@ -63,9 +73,11 @@ class FedAKT(Method):
     embedding: str | None = None
     adapter: nn.Module | None = None
     extractor: nn.Module | None = None
+    aggregation: str | Mapping[str, Any] | AggregationRule | UpdateAggregation | None = None
 
     def __post_init__(self) -> None:
         """Refuse a negative weight, and an adapter that nothing would train."""
+        object.__setattr__(self, "aggregation", update_aggregation_of(self.aggregation))
         check_number("fedakt weight", self.weight, low=0.0)
         if self.use_adapter and not self.dual_use and self.weight == 0:
             raise InvalidInput("fedakt with dual_use=False and weight=0 trains no adapter: give one of them")
@@ -78,7 +90,8 @@ class FedAKT(Method):
         return replace(
             super().traits(topology),
             turned_off=None if self.use_adapter else "fedakt without an adapter lets clients share nothing",
-            returns_weights=sends,
+            aggregation=update_aggregation_of(self.aggregation) if sends else None,
+            returns_weights=sends and update_aggregation_of(self.aggregation).sum is None,
             private_segments=tuple(name for name in own if name not in adapter),
             broadcast_segments=adapter if sends else (),
         )
@@ -90,6 +103,8 @@ class FedAKT(Method):
             raise InvalidInput("fedakt needs a way back through the whole of the model; here a cut returns no gradient")
         only_head("fedakt", topology, classes=False)
         embedding("fedakt", topology, self.embedding)
+        sends = self.use_adapter and clients_hold_all(topology)
+        check_aggregates("fedakt", update_aggregation_of(self.aggregation), sends)
         wrong, where = ("extractor", "whole") if clients_hold_all(topology) else ("adapter", "split")
         if getattr(self, wrong) is not None:
             raise InvalidInput(f"fedakt takes no {wrong}= on {where} models: it is the topology's own segment")
@@ -144,11 +159,13 @@ class FedAKT(Method):
         """Send the adapter to every client, where no schedule does."""
         if sent := self.traits(learners[0].topology).broadcast_segments:
             state["adapter"] = broadcast_current(learners, sent, number, state["adapter"])
+            open_round(update_aggregation_of(self.aggregation), learners, number, state)
 
     def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Average the adapters, where no schedule does."""
         if sent := self.traits(learners[0].topology).broadcast_segments:
-            state["adapter"] = average_weights(learners, shares, sent, number)
+            settings = update_aggregation_of(self.aggregation)
+            state["adapter"] = average_weights(settings, learners, shares, sent, state["adapter"], number, state)
 
     def scores(self, learner: Learner, part: str, state: State) -> Mapping[str, float]:
         """Return the accuracy of the averaged adapter under the client's head, where a client has both."""

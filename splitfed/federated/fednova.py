@@ -25,7 +25,7 @@ from splitfed.aggregation.running_mean import RunningMean
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.optimizers import Optim
 from splitfed.core.topology import Topology
-from splitfed.federated.averaging import Averaging
+from splitfed.federated.averaging import Averaging, take_step
 from splitfed.federated.base import Learner, MethodContext, ObjectivePlacement, State
 from splitfed.federated.objectives import NoObjective, objective_of, trainable_names
 from splitfed.federated.sgd_reach import check_sgd, sum_step_weights
@@ -37,6 +37,10 @@ class FedNova(Averaging):
     """Normalised averaging."""
 
     who: ClassVar[str] = "fednova"
+    refuses: ClassVar[Mapping[str, str]] = {
+        "rule": "its server divides each client's change by its own a_i and steps by their mean, which only a mean has",
+        "secure": "its server divides each client's change by its own a_i, and a sum shows no client's",
+    }
 
     def traits(self, topology: Topology) -> MethodTraits:
         """Steps are counted; it is the fed server that divides by them."""
@@ -74,7 +78,7 @@ class FedNova(Averaging):
             reached += part * a
         stepped = {n: (before[n] - reached * change).to(before[n].dtype) for n, change in changes.value().items()}
         after = {**plain.value(), **stepped}
-        state["weights"] = {name: after[name] for name in before}
+        state["weights"] = take_step(self, learners[0], {name: after[name] for name in before}, state)
 
 
 @dataclass

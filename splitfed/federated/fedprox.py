@@ -36,6 +36,7 @@ class FedProx(Averaging):
 
     def __post_init__(self) -> None:
         """Refuse a negative weight."""
+        super().__post_init__()
         check_number("fedprox mu", self.mu, low=0.0)
 
     def traits(self, topology: Topology) -> MethodTraits:

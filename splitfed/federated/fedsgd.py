@@ -18,12 +18,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from splitfed.aggregation.running_mean import RunningMean
 from splitfed.core.errors import check_number
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import WEIGHT_GRADIENT, Stamp
 from splitfed.core.topology import Topology
-from splitfed.federated.averaging import Averaging, check_whole
+from splitfed.federated.averaging import Averaging, check_whole, take_step
 from splitfed.federated.base import Learner, ObjectivePlacement, State
 from splitfed.federated.objectives import (
     NoObjective,
@@ -33,6 +32,7 @@ from splitfed.federated.objectives import (
     weights_with_gradients,
 )
 from splitfed.federated.traits import MethodTraits
+from splitfed.federated.uploads import Upload, close_round
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +45,7 @@ class FedSgd(Averaging):
 
     def __post_init__(self) -> None:
         """Refuse a rate that moves nothing."""
+        super().__post_init__()
         if self.rate is not None:
             check_number("fedsgd rate", self.rate, low=0.0, open_low=True)
 
@@ -54,7 +55,7 @@ class FedSgd(Averaging):
             super().traits(topology),
             returns_weights=False,
             plain_update=True,
-            sends_gradients=True,
+            sends_gradients=self.settings.sum is None,
             weighted_by_batch_size=True,
         )
 
@@ -75,21 +76,23 @@ class FedSgd(Averaging):
 
     def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Take one step on the averaged gradient."""
-        slope, beside = RunningMean(), RunningMean()
-        for learner, part in self.parts(learners, shares):
-            shared, contents = self.shared(learner.topology), self.shared_tensors(learner)
-            objective, names = objective_of(learner, Collect), trainable_names(learner.topology, shared)
-            gradients = {
-                n: contents[n] if objective is None else objective.mean(n, contents[n]) for n in names.values()
-            }
-            slope.add(learner.send(WEIGHT_GRADIENT, gradients, number), part)
-            weights = weight_names(learner.topology, shared)
-            if others := {n: t for n, t in contents.items() if n not in weights}:
-                beside.add(learner.send("weights", others, number), part)
-        rate = learners[0].rate if self.rate is None else self.rate
-        mean = slope.value()
-        stepped = {n: state["weights"][n] - rate * mean[first] for n, first in names.items()}
-        state["weights"] = {**state["weights"], **beside.value(), **stepped}
+        uploads = ((one, part, self._upload(one)) for one, part in self.parts(learners, shares))
+        found = close_round(self.settings, uploads, number, state, self.weighted)
+        first = learners[0]
+        rate = first.rate if self.rate is None else self.rate
+        names = trainable_names(first.topology, self.shared(first.topology))
+        stepped = {n: state["weights"][n] - rate * found[WEIGHT_GRADIENT][one] for n, one in names.items()}
+        after = {**state["weights"], **found.get("weights", {}), **stepped}
+        state["weights"] = take_step(self, first, after, state)
+
+    def _upload(self, learner: Learner) -> Upload:
+        """Return the client's gradient, and beside it the buffers where they are shared."""
+        shared, contents = self.shared(learner.topology), self.shared_tensors(learner)
+        objective, names = objective_of(learner, Collect), trainable_names(learner.topology, shared)
+        gradients = {n: contents[n] if objective is None else objective.mean(n, contents[n]) for n in names.values()}
+        weights = weight_names(learner.topology, shared)
+        others = {n: t for n, t in contents.items() if n not in weights}
+        return {WEIGHT_GRADIENT: gradients, **({"weights": others} if others else {})}
 
 
 @dataclass

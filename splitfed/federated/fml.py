@@ -24,9 +24,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import nn
 
+from splitfed.aggregation.base import AggregationRule
+from splitfed.aggregation.update_aggregation import UpdateAggregation, update_aggregation_of
 from splitfed.core.errors import InvalidInput, check_number
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.probe import Facts
@@ -35,9 +38,16 @@ from splitfed.core.topology import Segment, Topology
 from splitfed.federated.base import Learner, Method, MethodContext, ObjectivePlacement, State
 from splitfed.federated.distillation import Lesson, MutualDistillation, accuracy
 from splitfed.federated.model_copy import Mirror, copy_segments, replace_segments
-from splitfed.federated.shared_weights import average_weights, broadcast_current, check_alike, check_unbound
+from splitfed.federated.shared_weights import (
+    average_weights,
+    broadcast_current,
+    check_aggregates,
+    check_alike,
+    check_unbound,
+)
 from splitfed.federated.topology_values import clients_hold_all, makers, making_segment, only_client, only_head
 from splitfed.federated.traits import MethodTraits
+from splitfed.federated.uploads import open_round
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,16 +55,19 @@ class FML(Method):
     """`alpha` and `beta`, in (0, 1]: the weight of its own loss for the private model and for the meme.
 
     `meme`: the shared model, on whole models; `private`: the private one, between split nodes. Both take the inputs of
-    the topology in order and return class scores: (batch, classes).
+    the topology in order and return class scores: (batch, classes). `aggregation`: how memes are aggregated on whole
+    models, as in `Averaging`.
     """
 
     alpha: float = 0.5
     beta: float = 0.5
     meme: nn.Module | None = None
     private: nn.Module | None = None
+    aggregation: str | Mapping[str, Any] | AggregationRule | UpdateAggregation | None = None
 
     def __post_init__(self) -> None:
-        """Refuse weights that cannot be."""
+        """Refuse weights and settings that cannot be."""
+        object.__setattr__(self, "aggregation", update_aggregation_of(self.aggregation))
         for name, value in (("alpha", self.alpha), ("beta", self.beta)):
             check_number(f"fml {name}", value, low=0.0, high=1.0, open_low=True)
 
@@ -65,7 +78,8 @@ class FML(Method):
         return replace(
             super().traits(topology),
             turned_off=off if self.alpha == 1 and self.beta == 1 else None,
-            returns_weights=whole,
+            aggregation=update_aggregation_of(self.aggregation) if whole else None,
+            returns_weights=whole and update_aggregation_of(self.aggregation).sum is None,
             private_segments=makers(topology, _private(topology)),
             broadcast_segments=meme if whole else (),
         )
@@ -78,6 +92,7 @@ class FML(Method):
         if topology.forward_only:
             raise InvalidInput("fml needs a way back through the whole of the meme; here a cut returns no gradient")
         only_head("fml", topology)
+        check_aggregates("fml", update_aggregation_of(self.aggregation), clients_hold_all(topology))
         wrong, where = ("private", "whole") if clients_hold_all(topology) else ("meme", "split")
         if getattr(self, wrong) is not None:
             raise InvalidInput(f"fml takes no {wrong}= on {where} models: the topology's own model is that one")
@@ -129,12 +144,14 @@ class FML(Method):
         topology = learners[0].topology
         if clients_hold_all(topology):
             state["meme"] = broadcast_current(learners, makers(topology, _meme(topology)), number, state["meme"])
+            open_round(update_aggregation_of(self.aggregation), learners, number, state)
 
     def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Average the memes, where no schedule does."""
         topology = learners[0].topology
         if clients_hold_all(topology):
-            state["meme"] = average_weights(learners, shares, makers(topology, _meme(topology)), number)
+            settings, meme = update_aggregation_of(self.aggregation), makers(topology, _meme(topology))
+            state["meme"] = average_weights(settings, learners, shares, meme, state["meme"], number, state)
 
     def scores(self, learner: Learner, part: str, state: State) -> Mapping[str, float]:
         """Return the accuracy of the averaged meme on whole models, of the private model on split ones."""

@@ -28,7 +28,7 @@ from splitfed.core.random import derive
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging, check_whole
 from splitfed.federated.base import Learner, ObjectivePlacement, State
-from splitfed.federated.objectives import NoObjective, objective_of
+from splitfed.federated.objectives import NoObjective, objective_of, trainable_names
 from splitfed.federated.traits import MethodTraits
 
 
@@ -37,11 +37,16 @@ class Ifca(Averaging):
     """`clusters` >= 1: how many models."""
 
     who: ClassVar[str] = "ifca"
+    refuses: ClassVar[Mapping[str, str]] = {
+        "rule": "how many clients a cluster has is left to their losses, and a rule may need more of them",
+        "secure": "the sum of a cluster with one client is that client's upload",
+    }
 
     clusters: int = 2
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be."""
+        super().__post_init__()
         check_count("ifca clusters", self.clusters, low=1)
 
     def traits(self, topology: Topology) -> MethodTraits:
@@ -94,8 +99,10 @@ class Ifca(Averaging):
             cluster = state["chosen"][str(learner.lane)]
             arrived = learner.send("weights", self.shared_tensors(learner), number)
             sums.setdefault(cluster, RunningMean()).add(arrived, part / total[cluster])
+        first, memory = learners[0], state.setdefault("server_step", {}) if self.settings.server_step else {}
         for cluster, mean in sums.items():
-            state["clusters"][cluster] = mean.value()
+            before, names = state["clusters"][cluster], trainable_names(first.topology, self.shared(first.topology))
+            state["clusters"][cluster] = self.settings.move(before, mean.value(), names, memory.setdefault(cluster, {}))
 
     def newest(self, learner: Learner, state: State) -> Mapping[str, Tensor] | None:
         """Return the model with the lowest loss on the client's training rows."""

@@ -44,6 +44,7 @@ class PerFedAvg(Averaging):
 
     def __post_init__(self) -> None:
         """Refuse a negative rate."""
+        super().__post_init__()
         if self.rate is not None:
             check_number("per_fedavg rate", self.rate, low=0.0)
 

@@ -22,15 +22,15 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from splitfed.aggregation.running_mean import RunningMean
 from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.topology import Topology
-from splitfed.federated.averaging import Averaging, check_whole, score_average
+from splitfed.federated.averaging import Averaging, check_whole, score_average, take_step
 from splitfed.federated.base import Learner, MethodContext, ObjectivePlacement, State
 from splitfed.federated.objectives import NoObjective, objective_of, trainable_names, weights_with_gradients
 from splitfed.federated.sgd_reach import first_rate
 from splitfed.federated.traits import MethodTraits
+from splitfed.federated.uploads import close_round, refuse_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +50,13 @@ class PFedMe(Averaging):
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be."""
+        super().__post_init__()
         check_number("pfedme weight", self.weight, low=0.0, open_low=True)
         check_count("pfedme steps", self.steps, low=1)
         check_number("pfedme beta", self.beta, low=0.0)
+        if self.beta != 1.0:
+            reason = f"beta={self.beta:g} is a server step: take one of them"
+            refuse_settings(self.who, self.settings, {"server_step": reason})
         if self.rate is not None:
             check_number("pfedme rate", self.rate, low=0.0, open_low=True)
             self._check_product("rate", self.rate)
@@ -99,21 +103,23 @@ class PFedMe(Averaging):
 
     def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Average the clients' w, and move towards the mean."""
-        mean = RunningMean()
-        for learner, part in self.parts(learners, shares):
-            contents = self.shared_tensors(learner)
-            if objective := objective_of(learner, Envelope):
-                objective.follow(contents)
-                names = trainable_names(learner.topology, objective.segments)
-                contents |= {name: objective.slow[one] for name, one in names.items()}
-                objective.slow = {}
-            mean.add(learner.send("weights", contents, number), part)
-        before, after = state["weights"], mean.value()
+        uploads = ((one, part, {"weights": self._upload(one)}) for one, part in self.parts(learners, shares))
+        before, after = state["weights"], close_round(self.settings, uploads, number, state, self.weighted)["weights"]
         for name in (
             trainable_names(learners[0].topology, self.shared(learners[0].topology)) if self.beta != 1.0 else ()
         ):
             after[name] = before[name] + self.beta * (after[name] - before[name])
-        state["weights"] = after
+        state["weights"] = take_step(self, learners[0], after, state)
+
+    def _upload(self, learner: Learner) -> dict[str, Tensor]:
+        """Return the client's w, with the buffers of its model."""
+        contents = self.shared_tensors(learner)
+        if objective := objective_of(learner, Envelope):
+            objective.follow(contents)
+            names = trainable_names(learner.topology, objective.segments)
+            contents |= {name: objective.slow[one] for name, one in names.items()}
+            objective.slow = {}
+        return contents
 
     def newest(self, learner: Learner, state: State) -> Mapping[str, Tensor] | None:
         """Every client uses its own model."""

@@ -22,14 +22,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from splitfed.aggregation.running_mean import RunningMean
 from splitfed.core.errors import check_number, unknown
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.optimizers import Optim
-from splitfed.federated.averaging import Averaging
+from splitfed.federated.averaging import Averaging, take_step
 from splitfed.federated.base import Learner, MethodContext, ObjectivePlacement, State
 from splitfed.federated.objectives import NoObjective, objective_of, trainable_names, weights_with_gradients
 from splitfed.federated.sgd_reach import check_sgd, sum_step_weights
+from splitfed.federated.uploads import Upload, close_round, refuse_settings
 
 VARIATES = ("change", "gradient")
 
@@ -39,15 +39,22 @@ class Scaffold(Averaging):
     """`server_rate` > 0 (the paper's eta_g); `variates`: of the true "change" (option II), or the mean "gradient"."""
 
     who: ClassVar[str] = "scaffold"
+    refuses: ClassVar[Mapping[str, str]] = {
+        "rule": "its server's variate is the mean of the clients' own, and no other rule keeps it that",
+    }
 
     server_rate: float = 1.0
     variates: str = "change"
 
     def __post_init__(self) -> None:
         """Refuse a rate that moves nothing, and unknown variates."""
+        super().__post_init__()
         check_number("scaffold server_rate", self.server_rate, low=0.0, open_low=True)
         if self.variates not in VARIATES:
             raise unknown("scaffold variates", self.variates, VARIATES)
+        if self.server_rate != 1.0:
+            reason = f"server_rate={self.server_rate:g} is a server step: take one of them"
+            refuse_settings(self.who, self.settings, {"server_step": reason})
 
     def check_run(self, context: MethodContext) -> None:
         """Refuse optimizers whose change of weights tells no gradient, unless gradients are asked for."""
@@ -75,17 +82,18 @@ class Scaffold(Averaging):
 
     def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Move the weights by the mean change, and the variate by that of the clients' variates."""
-        weights, change = RunningMean(), RunningMean()
-        for learner, part in self.parts(learners, shares):
-            own = self.shared_tensors(learner)
-            weights.add(learner.send("weights", own, number), part)
-            change.add(learner.send("variate", self._variate_change(learner, own), number), part)
+        uploads = ((one, part, self._upload(one)) for one, part in self.parts(learners, shares))
+        found = close_round(self.settings, uploads, number, state, self.weighted)
         share = len(learners) / state["clients"]
-        before, after = state["weights"], weights.value()
-        state["variate"] = {n: state["variate"][n] + share * moved for n, moved in change.value().items()}
+        before, after = state["weights"], found["weights"]
+        state["variate"] = {n: state["variate"][n] + share * moved for n, moved in found["variate"].items()}
         for name in self._trainable_names(learners[0]) if self.server_rate != 1.0 else ():
             after[name] = before[name] + self.server_rate * (after[name] - before[name])
-        state["weights"] = after
+        state["weights"] = take_step(self, learners[0], after, state)
+
+    def _upload(self, learner: Learner) -> Upload:
+        own = self.shared_tensors(learner)
+        return {"weights": own, "variate": self._variate_change(learner, own)}
 
     def _variate_change(self, learner: Learner, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return how the client's variate changes; only the shapes in a plan."""

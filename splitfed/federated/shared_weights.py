@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from splitfed.aggregation.running_mean import RunningMean
+from splitfed.aggregation.update_aggregation import UpdateAggregation
 from splitfed.core.errors import InvalidInput
 from splitfed.core.topology import Topology
-from splitfed.federated.base import Learner
+from splitfed.federated.base import Learner, State
+from splitfed.federated.objectives import trainable_names
+from splitfed.federated.uploads import close_round, refuse_settings
 
 
 def initial_weights(topology: Topology, segments: Sequence[str]) -> dict[str, Tensor]:
@@ -37,13 +39,43 @@ def broadcast_weights(learners: Sequence[Learner], tensors: Mapping[str, Tensor]
 
 
 def average_weights(
-    learners: Sequence[Learner], shares: Mapping[int, float], segments: Sequence[str], number: int
+    settings: UpdateAggregation,
+    learners: Sequence[Learner],
+    shares: Mapping[int, float],
+    segments: Sequence[str],
+    before: Mapping[str, Tensor],
+    number: int,
+    state: State,
 ) -> dict[str, Tensor]:
-    """Have every learner send the contents of `segments`; return their mean, weighted by `shares`."""
-    mean = RunningMean()
-    for learner in learners:
-        mean.add(learner.send("weights", learner.contents(segments), number), shares[learner.lane])
-    return mean.value()
+    """Have every learner send the contents of `segments`; return what the fed server then holds, as `settings` say.
+
+    `before`: what it held; `shares`: lane -> share of the examples. Without settings it is the mean, so weighted.
+    """
+    uploads = ((one, shares[one.lane], {"weights": one.contents(segments)}) for one in learners)
+    return take_server_step(
+        settings, learners[0], segments, before, close_round(settings, uploads, number, state)["weights"], state
+    )
+
+
+def take_server_step(
+    settings: UpdateAggregation,
+    learner: Learner,
+    segments: Sequence[str],
+    before: Mapping[str, Tensor],
+    after: Mapping[str, Tensor],
+    state: State,
+) -> dict[str, Tensor]:
+    """Return what the fed server holds of `segments` after the aggregate `after`: that, or a step from `before`."""
+    if settings.server_step is None:
+        return dict(after)
+    names = trainable_names(learner.topology, segments)
+    return settings.move(before, after, names, state.setdefault("server_step", {}))
+
+
+def check_aggregates(who: str, settings: UpdateAggregation, itself: bool) -> None:
+    """Refuse settings of an aggregation that method `who` does not do `itself`, but leaves to a schedule or nobody."""
+    if not itself:
+        refuse_settings(who, settings, dict.fromkeys(settings.settings(), f"{who} itself aggregates no weights here"))
 
 
 def check_unbound(who: str, what: str, bound: str | None) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from splitfed.aggregation.update_aggregation import UpdateAggregation
+
 
 @dataclass(frozen=True, kw_only=True)
 class MethodTraits:
@@ -18,6 +20,9 @@ class MethodTraits:
 
     aggregates_weights: bool = False
     """The method itself exchanges the clients' weights, so that the schedule must not average them too."""
+
+    aggregation: UpdateAggregation | None = None
+    """How the fed server aggregates what clients upload; None where the method takes that in in a way of its own."""
 
     returns_weights: bool = False
     """Clients are sent "weights" before a round, and send such of the same names back after it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -31,11 +32,18 @@ def query(
     method.query([learners[lane] for lane in participants], number, state)
 
 
-def aggregate(method: Method, learners: Sequence[Learner], done: Round, number: int, state: dict[str, Any]) -> None:
-    """Let `method` take from the clients that finished the round `done`; nothing where there were too few."""
+def aggregate(method: Method, learners: Sequence[Learner], done: Round, number: int, state: dict[str, Any]) -> Round:
+    """Let `method` take from the clients that finished the round `done`; nothing where there were too few.
+
+    Return the round, not fused where the method's quorum was missed.
+    """
     finished = [learners[lane] for lane in done.clients if lane not in done.dropped]
+    settings = method.traits(learners[0].topology).aggregation
+    if settings is not None and len(finished) < settings.required(len(done.clients)):
+        return replace(done, fused=False)
     if finished and done.fused:
         method.aggregate(finished, shares({one.lane: float(one.rows()) for one in finished}), number, state)
+    return done
 
 
 class Guided(ForwardingTrainer):

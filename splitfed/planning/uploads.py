@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from splitfed.core.defense import UPLOAD, privacy_event
+from splitfed.core.defense import UPLOAD, Codec, privacy_event
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.engines.base import FED
 from splitfed.planning.counting import Dry
@@ -42,7 +42,7 @@ def check_uploads(prepared: Prepared) -> None:
                 raise InvalidInput(f"{name} has nothing to guard at {kind + UPLOAD!r}: the run has no federated method")
             if kind not in (kinds := _kinds(dry)):
                 raise unknown(f"message for {name}:", kind + UPLOAD, [found + UPLOAD for found in kinds])
-            if kind == "weights":
+            if kind == "weights" and not isinstance(defense, Codec):
                 raise InvalidInput(f"{name} cannot guard {kind + UPLOAD!r}: dp_sgd guards what weights have learnt")
             if kind not in dry.defended:
                 raise InvalidInput(

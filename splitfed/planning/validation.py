@@ -26,6 +26,7 @@ from splitfed.engines.base import Placement
 from splitfed.federated.base import Method, MethodContext
 from splitfed.registry import load
 from splitfed.schedules.base import Schedule, Training, shared_roles
+from splitfed.schedules.sampling import Sampled
 from splitfed.topologies.heterogeneous import heterogeneous
 
 
@@ -119,6 +120,7 @@ def check_method(
     """Refuse what `method` cannot train with, and return `training` with the restarts of optimizers that it wants."""
     check_training_steps(method, plan, training, topologies[0])
     check_label_reading(method, topologies, defenses)
+    check_aggregation(method, plan, topologies[0], len(data.clients))
     public = [len(client.shown) for client in data.clients]
     of_clients = {role: optims[role] for role in topologies[0].data_roles}
     method.check_run(MethodContext(topologies, facts, plan.binds(len(data.clients)), public, of_clients))
@@ -146,6 +148,14 @@ def combine_placement(method: Method, plan: Schedule, topologies: Sequence[Topol
             "place of theirs: take 'independent' for whole models, 'sequential' with hand_over='none' for split ones"
         )
     return replace(place, kept=traits.private_segments, meeting=True)
+
+
+def check_aggregation(method: Method, plan: Schedule, topology: Topology, clients: int) -> None:
+    """Refuse a method whose aggregation cannot do with as few clients as `plan` may bring it."""
+    settings = method.traits(topology).aggregation
+    if settings is not None:
+        asked, drop_out = (plan.clients_asked(clients), plan.drop_out) if isinstance(plan, Sampled) else (clients, 0.0)
+        settings.check(asked, drop_out > 0)
 
 
 def check_training_steps(method: Method, plan: Schedule, training: Training, topology: Topology) -> None:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral, Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from splitfed.aggregation.base import AggregationRule
-from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.aggregation.lookup import aggregation_of, secure_of
+from splitfed.aggregation.participants import check_part, is_count, part_of
+from splitfed.core.errors import InvalidInput, check_number
 from splitfed.core.random import generator
 from splitfed.core.topology import Topology
 from splitfed.engines.base import Placement, Trainer
 from splitfed.old_names import warn
-from splitfed.schedules.aggregation import aggregation_of, secure_of
 from splitfed.schedules.base import Schedule, Training
 from splitfed.secure_sum.plan import SecureSum
 
@@ -55,19 +55,19 @@ class Sampled(Schedule):
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be."""
-        _check_part("clients_per_round", self.clients_per_round)
+        check_part("clients_per_round", self.clients_per_round)
         check_number("drop_out", self.drop_out, low=0.0, high=1.0)
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse to ask for more clients than there are."""
-        if _whole(self.clients_per_round) and (self.clients_per_round or 0) > clients:
+        if is_count(self.clients_per_round) and (self.clients_per_round or 0) > clients:
             raise InvalidInput(
                 f"clients_per_round={self.clients_per_round} is not allowed; there are {clients} clients"
             )
 
     def clients_asked(self, clients: int) -> int:
         """Return how many of `clients` are asked each round."""
-        return clients if self.clients_per_round is None else _part(self.clients_per_round, clients)
+        return clients if self.clients_per_round is None else part_of(self.clients_per_round, clients)
 
     def turns(self, engine: Trainer, training: Training, number: int) -> list[Turn]:
         """Draw who takes part in round `number`, in the order of the clients, and what each of them does."""
@@ -102,7 +102,7 @@ class Averaged(Sampled):
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be, and an unknown aggregation rule; names and tables become values."""
         super().__post_init__()
-        _check_part("quorum", self.quorum)
+        check_part("quorum", self.quorum)
         object.__setattr__(self, "aggregation", aggregation_of(self.aggregation))
         object.__setattr__(self, "secure", secure_of(self.secure))
 
@@ -116,14 +116,14 @@ class Averaged(Sampled):
         """Refuse a quorum that can never be met, and a rule that cannot aggregate so few or has nothing to act on."""
         super().check(topology, clients)
         asked = self.clients_asked(clients)
-        if _whole(self.quorum) and self.quorum > asked:
+        if is_count(self.quorum) and self.quorum > asked:
             raise InvalidInput(f"quorum={self.quorum} is not allowed; {asked} clients take part in a round")
         rule, summed = aggregation_of(self.aggregation), secure_of(self.secure)
         place = self.placement(topology)
         if rule.by_itself and not (place.fused or place.copied):
             raise InvalidInput(f"aggregation={rule!r} has nothing to act on: no weights are averaged here")
         if rule.by_itself:
-            rule.check(asked if self.drop_out == 0 else _part(self.quorum, asked))
+            rule.check(asked if self.drop_out == 0 else part_of(self.quorum, asked))
         if not summed:
             return
         if rule.by_itself:
@@ -140,7 +140,7 @@ class Averaged(Sampled):
         """Tell whether as many clients as the quorum, or a secure sum, asks for have finished."""
         summed = secure_of(self.secure)
         needed = summed.required_members(len(turns)) if summed else 0
-        return sum(turn.finished for turn in turns) >= max(_part(self.quorum, len(turns)), needed)
+        return sum(turn.finished for turn in turns) >= max(part_of(self.quorum, len(turns)), needed)
 
 
 def examples(engine: Trainer, turns: Sequence[Turn]) -> Mapping[int, float]:
@@ -169,19 +169,3 @@ def shorten_turn(client: int, epochs: Epochs, drawn: Sequence[float], chance: fl
         taken_epochs.append((epoch, steps[:steps_left]))
         steps_left -= len(taken_epochs[-1][1])
     return Turn(client, taken_epochs, False, planned)
-
-
-def _part(wanted: int | float, count: int) -> int:
-    return int(wanted) if _whole(wanted) else max(1, math.ceil(wanted * count - 1e-9))
-
-
-def _check_part(name: str, value: object) -> None:
-    if isinstance(value, Real) and not isinstance(value, Integral):
-        check_number(f"{name} (a fraction)", float(value), low=0.0, high=1.0, open_low=True)
-    elif value is not None:
-        check_count(name, value, low=1)
-
-
-def _whole(value: object) -> bool:
-    """Tell a number of clients from a share of them."""
-    return isinstance(value, Integral)

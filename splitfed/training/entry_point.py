@@ -191,7 +191,7 @@ def train_round(
         engine.restart_optimizers()
     run.query(training, number)
     done = run.schedule.round(run.trainer, training, number, run.schedule_state)
-    run.aggregate(done, number)
+    done = run.aggregate(done, number)
     engine.end_round()
     metrics = _round_metrics(run, done, number, time.perf_counter() - started)
     if evaluation.due(number, rounds):

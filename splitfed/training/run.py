@@ -113,12 +113,16 @@ class Run:
                     self.method, self._timed_learners, self.schedule, self.engine, training, number, self.method_state
                 )
 
-    def aggregate(self, done: Round, number: int) -> None:
-        """Let the method, if there is one, aggregate what the clients of round `number` have learnt."""
+    def aggregate(self, done: Round, number: int) -> Round:
+        """Let the method, if there is one, aggregate what the clients of round `number` have learnt; return the round.
+
+        It is not fused where the method's quorum was missed.
+        """
         self._served = None
         if self.method is not None:
             with self._measure_time():
-                aggregate(self.method, self._timed_learners, done, number, self.method_state)
+                done = aggregate(self.method, self._timed_learners, done, number, self.method_state)
+        return done
 
     @property
     def utility(self) -> float:

@@ -122,7 +122,8 @@ def check_planned(run: Run, method: Any, **changes: Any) -> None:
     given = arguments(**changes)
     names = ("topology", "data", "schedule", "optimizer")
     training = given.pop("local", LocalUpdate()).training(given.pop("batch_size", 7))
-    ready = prepare(**{n: given[n] for n in names}, defenses=(), training=training, method=method)
+    defenses = given.pop("defenses", ())
+    ready = prepare(**{n: given[n] for n in names}, defenses=defenses, training=training, method=method)
     counted = {flow: found for flow, found in run.engine.traffic.flows.items() if flow.phase == "train"}
     assert cost(ready, len(run.history)).flows == counted
 

@@ -1,4 +1,4 @@
-"""What a schedule's `aggregation` and `secure` mean: names and tables, as TOML gives them, become values."""
+"""What `aggregation` and `secure` mean: names and tables, as TOML gives them, become values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def aggregation_of(given: object) -> AggregationRule:
             f"aggregation={given!r} is not allowed; expected a name, a table with a name and parameters, or a rule"
         )
     kind: type[AggregationRule] = load("aggregation", table["name"])
-    return kind(**_parameters(f"parameter of aggregation rule {table['name']!r}", kind, table, "name"))
+    return kind(**parameters_of_table(f"parameter of aggregation rule {table['name']!r}", kind, table, "name"))
 
 
 def secure_of(given: object) -> SecureSum | Literal[False]:
@@ -31,10 +31,11 @@ def secure_of(given: object) -> SecureSum | Literal[False]:
         return SecureSum() if given is True else given
     if not isinstance(given, Mapping):
         raise InvalidInput(f"secure={given!r} is not allowed; expected true, false, a table, or a SecureSum")
-    return SecureSum(**_parameters("parameter of secure", SecureSum, given))
+    return SecureSum(**parameters_of_table("parameter of secure", SecureSum, given))
 
 
-def _parameters(what: str, kind: type[Any], table: Mapping[str, Any], *besides: str) -> dict[str, Any]:
+def parameters_of_table(what: str, kind: type[Any], table: Mapping[str, Any], *besides: str) -> dict[str, Any]:
+    """Return the parameters of `kind` that `table` gives; refuse others that are not among `besides` either."""
     allowed = [field.name for field in fields(kind)]
     for name in table:
         if name not in (*allowed, *besides):

@@ -1,0 +1,153 @@
+"""Server steps: how a fed server moves its weights by the mean change of its clients, in place of taking their mean.
+
+Paper: Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan, "Adaptive federated optimization", ICLR 2021,
+algorithm 2 (FedAdagrad, FedAdam, FedYogi); Hsu, Qi, Brown, "Measuring the effects of non-identical data distribution
+for federated visual classification", 2019 (FedAvgM).
+
+d is the way from w, what the fed server held before a round, to the aggregate of the round's uploads. Adaptive steps
+keep m <- beta1 m + (1 - beta1) d, from zero, and v, from tau^2, and move by rate m / (sqrt(v) + tau); no bias is
+corrected, as in the paper. All in double precision, number by number; m and v are kept by the fed server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from splitfed.aggregation.lookup import parameters_of_table
+from splitfed.core.errors import InvalidInput, check_number, unknown
+
+Memory = dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerStep:
+    """Base of all server steps: `rate` > 0, the paper's eta; a subclass writes `move`."""
+
+    rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse a rate that moves nothing."""
+        check_number("server_step rate", self.rate, low=0.0, open_low=True)
+
+    def move(self, change: Tensor, memory: Memory) -> Tensor:
+        """Return by what one weight moves; `change`: the clients' mean change, in double precision.
+
+        `memory`: what is kept of this weight from round to round, empty at first, of the shape of `change`.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvgM(ServerStep):
+    """v <- momentum v + d, and w moves by rate v; `momentum` in [0, 1). At 0 with rate 1 it is no step of its own."""
+
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        """Refuse a momentum that never fades."""
+        super().__post_init__()
+        check_number("fedavgm momentum", self.momentum, low=0.0, high=1.0, open_high=True)
+
+    def move(self, change: Tensor, memory: Memory) -> Tensor:
+        """Return rate v."""
+        memory["v"] = change + self.momentum * memory["v"] if "v" in memory else change
+        return self.rate * memory["v"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveStep(ServerStep):
+    """`beta1` in [0, 1) of the mean change, `tau` > 0 beside the root; a subclass writes how v follows d squared."""
+
+    rate: float = 0.01
+    beta1: float = 0.9
+    tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        """Refuse a mean that never follows, and a division by zero."""
+        super().__post_init__()
+        check_number("server_step beta1", self.beta1, low=0.0, high=1.0, open_high=True)
+        check_number("server_step tau", self.tau, low=0.0, open_low=True)
+
+    def follow(self, v: Tensor, square: Tensor) -> Tensor:
+        """Return the new v; `square`: d squared."""
+        raise NotImplementedError
+
+    def move(self, change: Tensor, memory: Memory) -> Tensor:
+        """Return rate m / (sqrt(v) + tau)."""
+        m = memory.get("m", torch.zeros_like(change))
+        v = memory.get("v", torch.full_like(change, self.tau**2))
+        memory["m"] = self.beta1 * m + (1 - self.beta1) * change
+        memory["v"] = self.follow(v, change.square())
+        return self.rate * memory["m"] / (memory["v"].sqrt() + self.tau)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAdagrad(AdaptiveStep):
+    """v <- v + d^2; without momentum, as the paper runs it."""
+
+    beta1: float = 0.0
+
+    def follow(self, v: Tensor, square: Tensor) -> Tensor:
+        """Return the sum of all squares."""
+        return v + square
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAdam(AdaptiveStep):
+    """v <- beta2 v + (1 - beta2) d^2; `beta2` in [0, 1)."""
+
+    beta2: float = 0.99
+
+    def __post_init__(self) -> None:
+        """Refuse a mean that never follows."""
+        super().__post_init__()
+        check_number("server_step beta2", self.beta2, low=0.0, high=1.0, open_high=True)
+
+    def follow(self, v: Tensor, square: Tensor) -> Tensor:
+        """Return the running mean of the squares."""
+        return self.beta2 * v + (1 - self.beta2) * square
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedYogi(AdaptiveStep):
+    """v <- v - (1 - beta2) d^2 sign(v - d^2); `beta2` in [0, 1)."""
+
+    beta2: float = 0.99
+
+    def __post_init__(self) -> None:
+        """Refuse a v that never follows."""
+        super().__post_init__()
+        check_number("server_step beta2", self.beta2, low=0.0, high=1.0, open_high=True)
+
+    def follow(self, v: Tensor, square: Tensor) -> Tensor:
+        """Return v, moved towards the square by no more than a share of the square."""
+        return v - (1 - self.beta2) * square * torch.sign(v - square)
+
+
+SERVER_STEPS: Mapping[str, type[ServerStep]] = {
+    "fedavgm": FedAvgM,
+    "fedadagrad": FedAdagrad,
+    "fedadam": FedAdam,
+    "fedyogi": FedYogi,
+}
+
+
+def server_step_of(given: object) -> ServerStep | None:
+    """Return the server step called so, or the one that a table with a name and parameters describes; None: none."""
+    if given is None or isinstance(given, ServerStep):
+        return given
+    table = {"name": given} if isinstance(given, str) else given
+    if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
+        raise InvalidInput(
+            f"server_step={given!r} is not allowed; expected a name, a table with a name and parameters, a ServerStep, "
+            "or None"
+        )
+    name = table["name"]
+    if name not in SERVER_STEPS:
+        raise unknown("server_step", name, SERVER_STEPS)
+    kind = SERVER_STEPS[name]
+    return kind(**parameters_of_table(f"parameter of server_step {name!r}", kind, table, "name"))

@@ -1,0 +1,113 @@
+"""How a fed server aggregates what the clients of a method upload: rule, secure sum, quorum, server step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from torch import Tensor
+
+from splitfed.aggregation.base import AggregationRule, Gathering
+from splitfed.aggregation.lookup import aggregation_of, parameters_of_table, secure_of
+from splitfed.aggregation.participants import check_part, is_count, part_of
+from splitfed.aggregation.server_steps import Memory, ServerStep, server_step_of
+from splitfed.core.errors import InvalidInput
+from splitfed.secure_sum.plan import SecureSum
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateAggregation:
+    """`rule`: a name among the aggregation rules, a table with the name and its parameters, or an `AggregationRule`.
+
+    `secure`: whether the fed server is to learn the sum of the uploads alone (true, a table of `SecureSum`'s
+    parameters, or one). `quorum`: how many clients, a number or a fraction of those asked, must finish a round; where
+    fewer do, nobody uploads and what the fed server holds stays what it was. `server_step`: how the fed server moves
+    towards the aggregate (a name, a table, or a `ServerStep`); None: the aggregate is what it holds.
+    """
+
+    rule: str | Mapping[str, Any] | AggregationRule = "mean"
+    secure: bool | Mapping[str, Any] | SecureSum = False
+    quorum: int | float = 1
+    server_step: str | Mapping[str, Any] | ServerStep | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what there is not, and a rule that reads what a secure sum hides; names and tables become values."""
+        check_part("quorum", self.quorum)
+        object.__setattr__(self, "rule", aggregation_of(self.rule))
+        object.__setattr__(self, "secure", secure_of(self.secure))
+        object.__setattr__(self, "server_step", server_step_of(self.server_step))
+        if self.secure and self._rule.by_itself:
+            raise InvalidInput(f"rule={self.rule!r} reads every upload, of which secure shows the sum only: take one")
+
+    @property
+    def _rule(self) -> AggregationRule:
+        return aggregation_of(self.rule)
+
+    @property
+    def sum(self) -> SecureSum | None:
+        """The secure sum; None where uploads cross in the clear."""
+        return secure_of(self.secure) or None
+
+    def settings(self) -> dict[str, object]:
+        """Return what differs from a plain mean of all that finish, by name."""
+        found: dict[str, object] = {"rule": self._rule} if self._rule.by_itself else {}
+        if self.quorum != 1 or not is_count(self.quorum):
+            found["quorum"] = self.quorum
+        others = {"secure": self.sum, "server_step": self.server_step}
+        return found | {name: one for name, one in others.items() if one is not None}
+
+    def required(self, asked: int) -> int:
+        """Return how many of the clients `asked` must finish: the quorum, and what a secure sum needs."""
+        return max(part_of(self.quorum, asked), 0 if self.sum is None else self.sum.required_members(asked))
+
+    def check(self, asked: int, leaving: bool) -> None:
+        """Refuse a quorum that can never be met, and a rule or a secure sum that cannot do with so few clients.
+
+        `asked`: how many clients take part in a round; `leaving`: whether some of them may drop out.
+        """
+        if is_count(self.quorum) and self.quorum > asked:
+            raise InvalidInput(f"quorum={self.quorum} is not allowed; {asked} clients take part in a round")
+        if self._rule.by_itself:
+            self._rule.check(self.required(asked) if leaving else asked)
+        if self.sum is not None:
+            self.sum.check(asked)
+
+    def start(self) -> Gathering:
+        """Return an empty gathering of uploads."""
+        return self._rule.start()
+
+    def move(
+        self,
+        before: Mapping[str, Tensor],
+        after: Mapping[str, Tensor],
+        names: Iterable[str],
+        memory: dict[str, Memory],
+    ) -> dict[str, Tensor]:
+        """Return what the fed server holds after a round that led from `before` to the aggregate `after`.
+
+        Weights in `names` take the server step, each with what `memory` keeps of it; all else is the aggregate.
+        """
+        step, moved = server_step_of(self.server_step), dict(after)
+        for name in names:
+            if step is None or after[name].is_meta:
+                break  # a plan knows nothing but shapes
+            change = after[name].double() - before[name].double()
+            way = step.move(change, memory.setdefault(name, {}))
+            moved[name] = (before[name].double() + way).to(after[name].dtype)
+        return moved
+
+
+def update_aggregation_of(given: object) -> UpdateAggregation:
+    """Return what is meant by the name or table of a rule, a rule, or a table of settings; None: a plain mean."""
+    if isinstance(given, UpdateAggregation):
+        return given
+    allowed = [field.name for field in fields(UpdateAggregation)]
+    if isinstance(given, Mapping) and "name" not in given:
+        return UpdateAggregation(**parameters_of_table("parameter of aggregation", UpdateAggregation, given))
+    if given is None or isinstance(given, (str, Mapping, AggregationRule)):
+        return UpdateAggregation() if given is None else UpdateAggregation(rule=given)
+    raise InvalidInput(
+        f"aggregation={given!r} is not allowed; expected the name of a rule, a table with a name and parameters, an "
+        f"AggregationRule, an UpdateAggregation, or a table of {', '.join(allowed)}"
+    )

@@ -1,0 +1,143 @@
+"""How the fed server takes in what the clients of a method upload, in the clear or as a secure sum, and aggregates it.
+
+Under a secure sum every exchange of the protocol is a message of its own, sent by the same learners: keys and shares
+before the clients train, masked numbers and shares that unmask the sum after it. What several kinds of messages would
+hold goes as one row of numbers. In a plan the same messages are sent without what they hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from splitfed.aggregation.update_aggregation import UpdateAggregation
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Message
+from splitfed.core.topology import member
+from splitfed.engines.base import FED
+from splitfed.engines.secure_summation import Summing
+from splitfed.federated.base import Learner, State
+from splitfed.secure_sum.flows import Flow, setup_flows, upload_flows
+from splitfed.secure_sum.plan import SecureSum
+
+Upload = Mapping[str, Mapping[str, Tensor]]
+"""Kind of message -> the tensors in it."""
+
+ASKED = "asked"
+
+
+def open_round(settings: UpdateAggregation, learners: Sequence[Learner], number: int, state: State) -> None:
+    """Exchange what a secure sum of these clients' uploads in round `number` needs; without one, do nothing."""
+    if settings.sum is None:
+        return
+    state[ASKED] = [learner.lane for learner in learners]
+    if _is_planned(learners[0]):
+        _count(learners, setup_flows(state[ASKED], str, FED), number)
+    else:
+        _summing(settings.sum, learners[0], state[ASKED], _Carrier(learners, number)).open()
+
+
+def close_round(
+    settings: UpdateAggregation,
+    uploads: Iterable[tuple[Learner, float, Upload]],
+    number: int,
+    state: State,
+    weighted: bool = True,
+) -> dict[str, dict[str, Tensor]]:
+    """Have every client send its upload; return the aggregate, kind -> name -> tensor.
+
+    `uploads`: each client with its share, which add up to one. The rule sees all kinds of one client as one vector.
+    `weighted`: whether shares are those of the clients' rows; for a secure sum, which multiplies by these.
+    """
+    if settings.sum is not None:
+        found = [(learner, _join(upload)) for learner, _, upload in uploads]
+        return _split(_sum(settings.sum, found, number, state[ASKED], weighted))
+    gathering = settings.start()
+    for learner, share, upload in uploads:
+        arrived = {kind: learner.send(kind, tensors, number) for kind, tensors in upload.items()}
+        gathering.add(_join(arrived), share)
+    return _split(gathering.value())
+
+
+def _sum(
+    plan: SecureSum,
+    uploads: Sequence[tuple[Learner, Mapping[str, Tensor]]],
+    number: int,
+    asked: Sequence[int],
+    weighted: bool,
+) -> dict[str, Tensor]:
+    """Return the mean of the uploads as a secure sum gives it, the clients `asked` having agreed on its keys."""
+    learners, (first, tensors) = [learner for learner, _ in uploads], uploads[0]
+    weights = {one.lane: float(one.rows()) if weighted else 1.0 for one in learners}
+    if _is_planned(first):
+        plan.check_weights(weights.values())
+        numbers = sum(tensor.numel() for tensor in tensors.values())
+        _count(learners, upload_flows(asked, [one.lane for one in learners], numbers, str, FED), number)
+        return dict(tensors)
+    carrier = _Carrier(learners, number)
+    with_keys = _summing(plan, first, asked, carrier.paused()).open()
+    carrier.live = True
+    return with_keys.close({learner.lane: upload for learner, upload in uploads}, weights)
+
+
+def refuse_settings(who: str, settings: UpdateAggregation, reasons: Mapping[str, str]) -> None:
+    """Refuse every setting that `reasons` names: setting -> why method `who` cannot have it."""
+    for name, value in settings.settings().items():
+        if name in reasons:
+            raise InvalidInput(f"{who} aggregation {name}={value!r} is not allowed: {reasons[name]}")
+
+
+class _Carrier:
+    """Carries the messages of a sum by the learners; where it is not `live`, they pass without being sent again."""
+
+    def __init__(self, learners: Sequence[Learner], number: int) -> None:
+        self.live, self.number = True, number
+        self._learners = {learner.lane: learner for learner in learners}
+
+    def paused(self) -> _Carrier:
+        """Return this one, not live."""
+        self.live = False
+        return self
+
+    def __call__(self, message: Message) -> Message:
+        if not self.live:
+            return message
+        learner = self._learners[message.stamp.lane]
+        carry = learner.receive if message.sender == FED else learner.send
+        return message._replace(tensors=carry(message.kind, message.tensors, self.number))
+
+
+def _summing(plan: SecureSum, learner: Learner, asked: Sequence[int], carrier: _Carrier) -> Summing:
+    role = learner.topology.data_roles[0]
+    names = {lane: member(role, lane) for lane in asked}
+    return Summing(plan, role, names, carrier.number, learner.seed, carrier)
+
+
+def _count(learners: Sequence[Learner], flows: Iterable[Flow], number: int) -> None:
+    """Send messages of these sizes, whose parties are named by their lanes."""
+    by_lane = {str(learner.lane): learner for learner in learners}
+    for kind, sender, receiver, size in flows:
+        empty = {kind: torch.empty(size, dtype=torch.uint8, device="meta")}
+        if sender == FED:
+            by_lane[receiver].receive(kind, empty, number)
+        else:
+            by_lane[sender].send(kind, empty, number)
+
+
+def _is_planned(learner: Learner) -> bool:
+    segments = [segment.name for segment in learner.topology.segments]
+    return any(tensor.is_meta for tensor in learner.contents(segments, copies=False).values())
+
+
+def _join(upload: Upload) -> dict[str, Tensor]:
+    return {f"{kind}\0{name}": tensor for kind, tensors in upload.items() for name, tensor in tensors.items()}
+
+
+def _split(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    found: dict[str, dict[str, Tensor]] = {}
+    for joined, tensor in tensors.items():
+        kind, _, name = joined.partition("\0")
+        found.setdefault(kind, {})[name] = tensor
+    return found

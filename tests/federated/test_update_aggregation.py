@@ -1,0 +1,337 @@
+"""Every averaging method with every setting of its aggregation: it works as planned, or is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from splitfed.aggregation import FedAdagrad, FedAdam, FedAvgM, FedYogi, Krum, ServerStep, UpdateAggregation
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Recording
+from splitfed.core.optimizers import Optim
+from splitfed.defenses import Quantization, TopK
+from splitfed.engines.base import FED
+from splitfed.federated import (
+    FML,
+    Apfl,
+    Ditto,
+    FedAKT,
+    FedAvg,
+    FedNova,
+    FedPer,
+    FedProx,
+    FedSgd,
+    Ifca,
+    LgFedAvg,
+    Method,
+    PerFedAvg,
+    PFedMe,
+    Scaffold,
+)
+from splitfed.poisoning import ByzantineNoise, Scaling
+from splitfed.schedules import Apart
+from splitfed.study.config.build import method as build_method
+from splitfed.topologies import vanilla
+from tests.federated.examples import (
+    check_planned,
+    check_resumed,
+    common,
+    constants,
+    go,
+    hand,
+    model,
+    own,
+    pictures,
+    weights,
+)
+from tests.rounding import single
+from tests.study.examples import checked, small
+
+METHODS: dict[str, Callable[..., Method]] = {
+    "fedavg": FedAvg,
+    "fedsgd": FedSgd,
+    "fedprox": FedProx,
+    "scaffold": Scaffold,
+    "fednova": FedNova,
+    "fedper": FedPer,
+    "lg_fedavg": LgFedAvg,
+    "ditto": Ditto,
+    "apfl": Apfl,
+    "pfedme": lambda **options: PFedMe(weight=1.0, **options),
+    "per_fedavg": PerFedAvg,
+    "ifca": Ifca,
+    "fml": FML,
+    "fedakt": FedAKT,
+}
+RULES: dict[str, Any] = {
+    "median": "median",
+    "trimmed_mean": {"name": "trimmed_mean", "fraction": 0.2},
+    "krum": Krum(f=1),
+    "geometric_median": {"rule": "geometric_median"},
+}
+STEPS: dict[str, Any] = {name: {"server_step": name} for name in ("fedadagrad", "fedadam", "fedyogi")}
+STEPS["fedavgm"] = {"server_step": {"name": "fedavgm", "rate": 0.5}}
+SETTINGS: dict[str, Any] = {**RULES, "secure": {"secure": True}, "quorum": {"quorum": 4}, **STEPS}
+REFUSED: dict[str, dict[str, str]] = {
+    "scaffold": dict.fromkeys(RULES, "its server's variate is the mean of the clients' own"),
+    "fednova": {
+        **dict.fromkeys(RULES, "divides each client's change by its own a_i and steps by their mean"),
+        "secure": "divides each client's change by its own a_i, and a sum shows no client's",
+    },
+    "ifca": {
+        **dict.fromkeys(RULES, "how many clients a cluster has is left to their losses"),
+        "secure": "the sum of a cluster with one client is that client's upload",
+    },
+}
+HELD: dict[type, str] = {FML: "meme", FedAKT: "adapter"}
+TABLE = [(name, setting) for name in METHODS for setting in SETTINGS]
+WORKING = [(name, setting) for name, setting in TABLE if setting not in REFUSED.get(name, {})]
+FIVE: dict[str, Any] = {"data": pictures(5), "batch_size": 12}
+
+
+def uploaded(run: Any) -> dict[str, Tensor]:
+    """What the fed server holds, the counts of batches left out."""
+    state = run.method_state
+    held = state["clusters"][0] if "clusters" in state else state[HELD.get(type(run.method), "weights")]
+    return {name: tensor for name, tensor in held.items() if tensor.is_floating_point()}
+
+
+def distance(one: Any, other: Any) -> float:
+    """The greatest difference of two runs' averages."""
+    first, second = uploaded(one), uploaded(other)
+    return max(float((first[n].double() - second[n].double()).abs().max()) for n in first)
+
+
+PLAIN: dict[str, Any] = {}
+
+
+def plain(name: str) -> Any:
+    """One round of a method with its plain mean, run once."""
+    if name not in PLAIN:
+        PLAIN[name] = go(METHODS[name](), 1, **FIVE)
+    return PLAIN[name]
+
+
+@pytest.mark.parametrize(("name", "setting"), [one for one in TABLE if one not in WORKING])
+def test_what_breaks_a_methods_formula_is_refused_by_name(name: str, setting: str) -> None:
+    with pytest.raises(InvalidInput, match=rf"^{name} aggregation \w+=.* is not allowed: .*{REFUSED[name][setting]}"):
+        METHODS[name](aggregation=SETTINGS[setting])
+
+
+@pytest.mark.parametrize(("name", "setting"), WORKING)
+def test_every_method_with_every_setting_is_planned_and_used(name: str, setting: str) -> None:
+    method = METHODS[name](aggregation=SETTINGS[setting])
+    run = go(method, 1, **FIVE)
+    check_planned(run, method, **FIVE)
+    moved = distance(run, plain(name))
+    if setting == "quorum":
+        assert moved == 0
+    elif setting == "secure":
+        # Half a unit of 2^-24, and the rounding of a single.
+        assert 0 < moved < 1e-6
+        kinds = {flow.kind for flow in run.engine.traffic.flows if flow.receiver == FED}
+        assert kinds == {"shares", "masked", "unmasking"}
+    else:
+        assert moved > 1e-6
+    if setting in RULES or setting == "quorum":
+        assert run.engine.traffic.bytes() == plain(name).engine.traffic.bytes()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_plain_mean_is_the_same_to_the_bit_however_it_is_written(name: str) -> None:
+    for written in ("mean", {"name": "mean"}, {"quorum": 1}, UpdateAggregation()):
+        assert METHODS[name](aggregation=written) == METHODS[name]()
+
+
+TOGETHER: dict[str, Any] = {
+    "robust": {"rule": "median", "quorum": 3, "server_step": "fedadam"},
+    "private": {"secure": {"bits": 20}, "quorum": 3, "server_step": {"name": "fedavgm", "rate": 0.5}},
+    "stepped": {"quorum": 3, "server_step": "fedyogi"},
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_settings_go_together_and_a_resumed_run_is_the_same(name: str, tmp_path: Path) -> None:
+    """Some clients drop out, and in some round too few are left."""
+    allowed = ("stepped",) if name in ("fednova", "ifca") else ("private",) if name == "scaffold" else tuple(TOGETHER)
+    schedule = Apart(clients_per_round=4, drop_out=0.3)
+    for number, setting in enumerate(allowed[:2]):
+        method = METHODS[name](aggregation=TOGETHER[setting])
+        run = go(method, 4, schedule=schedule, **FIVE)
+        check_planned(run, method, schedule=schedule, **FIVE)
+        check_resumed(run, method, tmp_path / str(number), schedule=schedule, **FIVE)
+
+
+def test_where_the_quorum_is_missed_nothing_is_sent_and_the_average_stays() -> None:
+    schedule = Apart(drop_out=0.5)
+    run = go(FedAvg(aggregation={"quorum": 4}), 4, schedule=schedule, **FIVE)
+    fused = [entry["fused"] for entry in run.history]
+    assert fused == [5 - len(entry["dropped"]) >= 4 for entry in run.history]
+    assert True in fused
+    assert False in fused
+    sent = sum(count for flow, (count, _) in run.engine.traffic.flows.items() if flow.receiver == FED)
+    assert sent == sum(5 - len(entry["dropped"]) for entry in run.history if entry["fused"])
+
+
+ROBUST = [name for name in METHODS if name not in (*REFUSED, "fedsgd")]
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"), [(n, "median") for n in ROBUST] + [("fedavg", s) for s in RULES if s != "median"]
+)
+def test_garbage_of_one_client_moves_the_mean_and_no_robust_rule(name: str, setting: str) -> None:
+    noise = ByzantineNoise(clients=(1,), scale=100.0)
+    robust = METHODS[name](aggregation=RULES[setting])
+    assert distance(go(METHODS[name](), 1, **FIVE, manipulations=noise), plain(name)) > 20
+    assert distance(go(robust, 1, **FIVE, manipulations=noise), plain(name)) < 2
+
+
+@pytest.mark.parametrize("setting", RULES)
+def test_accuracy_stays_where_that_of_the_mean_collapses(setting: str) -> None:
+    changes: dict[str, Any] = {**FIVE, "local_epochs": 4}
+    changes["manipulations"] = ByzantineNoise(clients=(1,), scale=30.0)
+    fallen = go(FedAvg(), 6, **changes).utility
+    honest = go(FedAvg(), 6, **{**changes, "manipulations": ()}).utility
+    held = go(FedAvg(aggregation=RULES[setting]), 6, **changes).utility
+    assert fallen < 0.4 < held, (fallen, held, honest)
+
+
+def test_fedsgd_takes_the_median_of_gradients() -> None:
+    """Gradients at 2: 2 (2 - 1) = 2, 2 (2 - 1.5) = 1, and one of a label that is garbage."""
+    run = hand(FedSgd(aggregation="median"), clients=[(1, 1.0), (1, 1.5), (1, 1e6)])
+    assert common(run) == single(2 - 0.1 * 1)
+
+
+def test_the_sum_is_all_that_the_fed_server_reads() -> None:
+    run = go(FedAvg(aggregation={"secure": True}), 1, **FIVE, record=Recording((FED,)))
+    held = weights(run, 0)
+    for message in run.observe(FED).messages:
+        assert message.kind != "weights" or message.sender == FED
+        if message.kind == "masked":
+            assert message.tensors["masked"].shape == (sum(t.numel() for t in held.values()) + 1,)
+
+
+def test_an_attack_on_uploads_and_a_poisoned_upload_need_uploads() -> None:
+    with pytest.raises(InvalidInput, match="bends what a client uploads; no client uploads weights"):
+        go(FedAvg(aggregation={"secure": True}), 1, manipulations=Scaling())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_uploads_cross_in_a_shorter_form(name: str) -> None:
+    at = ("weight gradient->fed_server",) if name == "fedsgd" else ("weights->fed_server",)
+    for codec in (Quantization(bits=8, on=at), TopK(k=4, on=at)):
+        run = go(METHODS[name](), 1, **FIVE, defenses=codec)
+        whole, short = (one.engine.traffic.flows.items() for one in (plain(name), run))
+        sent = [sum(n for flow, (_, n) in flows if flow.receiver == FED) for flows in (whole, short)]
+        assert sent[1] < 0.75 * sent[0]
+        check_planned(run, METHODS[name](), **FIVE, defenses=codec)
+        if isinstance(codec, Quantization):
+            assert 0 < distance(run, plain(name)) < 0.1
+
+
+def test_a_codec_and_a_secure_sum_do_not_go_together() -> None:
+    with pytest.raises(InvalidInput, match="unknown message for Quantization: 'weights->fed_server'"):
+        go(FedAvg(aggregation={"secure": True}), 1, defenses=Quantization(on=("weights->fed_server",)))
+
+
+@pytest.mark.parametrize("method", [FML(aggregation="median"), FedAKT(aggregation={"secure": True})])
+def test_where_a_schedule_averages_a_method_has_no_say(method: Method) -> None:
+    with pytest.raises(InvalidInput, match=r"aggregation \w+=.* is not allowed: \w+ itself aggregates no weights here"):
+        go(method, 1, topology=vanilla(model(), "relu"), schedule="splitfed_v1")
+
+
+def moves(step: ServerStep, *changes: float) -> list[float]:
+    memory: dict[str, Tensor] = {}
+    return [float(step.move(torch.tensor(one, dtype=torch.float64), memory)) for one in changes]
+
+
+def test_server_steps_by_hand() -> None:
+    """Two rounds with changes of .5 and -.2, in one number."""
+    assert moves(FedAvgM(rate=0.1, momentum=0.9), 0.5, -0.2) == pytest.approx([0.05, 0.1 * (0.9 * 0.5 - 0.2)])
+    t2 = 1e-6
+    v = [t2 + 0.25, t2 + 0.25 + 0.04]
+    assert moves(FedAdagrad(rate=0.1), 0.5, -0.2) == pytest.approx(
+        [0.1 * d / (w**0.5 + 1e-3) for d, w in zip((0.5, -0.2), v, strict=True)]
+    )
+    m = [0.1 * 0.5, 0.9 * 0.05 - 0.1 * 0.2]
+    v = [0.99 * t2 + 0.01 * 0.25, 0.99 * (0.99 * t2 + 0.01 * 0.25) + 0.01 * 0.04]
+    wanted = [0.1 * a / (w**0.5 + 1e-3) for a, w in zip(m, v, strict=True)]
+    assert moves(FedAdam(rate=0.1), 0.5, -0.2) == pytest.approx(wanted)
+    # v below the square: it rises by a share of it.
+    v = [t2 + 0.01 * 0.25, t2 + 0.01 * 0.25 + 0.01 * 0.04]
+    wanted = [0.1 * a / (w**0.5 + 1e-3) for a, w in zip(m, v, strict=True)]
+    assert moves(FedYogi(rate=0.1), 0.5, -0.2) == pytest.approx(wanted)
+
+
+def test_a_round_with_a_server_step_by_hand() -> None:
+    """The plain mean is 1.384 (see test_averaging), from 2: a change of -.616."""
+    run = hand(FedAvg(aggregation={"server_step": {"name": "fedavgm", "rate": 0.5}}))
+    assert common(run) == single(2 - 0.5 * 0.616)
+    assert own(run, 0) == single(1.512)
+    adam = hand(FedAvg(aggregation=UpdateAggregation(server_step=FedAdam(rate=0.1))))
+    d, tau = -0.616, 1e-3
+    assert common(adam) == pytest.approx(2 + 0.1 * (0.1 * d) / ((0.99 * tau**2 + 0.01 * d * d) ** 0.5 + tau), rel=1e-6)
+
+
+def test_a_server_step_that_does_nothing_is_fedavg_and_buffers_take_none() -> None:
+    still = go(FedAvg(aggregation={"server_step": {"name": "fedavgm", "momentum": 0.0}}), 2, **FIVE)
+    assert distance(still, go(FedAvg(), 2, **FIVE)) == 0
+    adam = uploaded(go(FedAvg(aggregation={"server_step": "fedadam"}), 1, **FIVE))
+    mean = uploaded(plain("fedavg"))
+    assert all(torch.equal(adam[n], mean[n]) == ("running" in n) for n in mean)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: FedAvg(aggregation="medium"), "unknown .* 'medium'; did you mean 'median'"),
+        (lambda: FedAvg(aggregation=3), "aggregation=3 is not allowed; expected the name of a rule"),
+        (lambda: FedAvg(aggregation={"ruel": "mean"}), "unknown parameter of aggregation 'ruel'; did you mean 'rule'"),
+        (lambda: FedAvg(aggregation={"server_step": "fedadm"}), "unknown server_step 'fedadm'; did you mean 'fedadam'"),
+        (lambda: FedAvg(aggregation={"server_step": 1}), "server_step=1 is not allowed"),
+        (lambda: FedAvg(aggregation={"rule": "median", "secure": True}), "of which secure shows the sum only"),
+        (lambda: UpdateAggregation(quorum=0), "quorum=0"),
+        (lambda: FedAvgM(momentum=1.0), "fedavgm momentum=1"),
+        (lambda: FedAdam(tau=0.0), "server_step tau=0"),
+        (lambda: FedYogi(beta2=1.0), "server_step beta2=1"),
+        (lambda: FedAdagrad(rate=0.0), "server_step rate=0"),
+        (lambda: Scaffold(server_rate=2.0, aggregation=STEPS["fedadam"]), "server_rate=2 is a server step"),
+        (lambda: PFedMe(beta=0.5, aggregation=STEPS["fedadam"]), "beta=0.5 is a server step"),
+        (lambda: go(FedAvg(aggregation="krum")), "krum f=1 needs 5 clients or more"),
+        (lambda: go(FedAvg(aggregation={"quorum": 4})), "quorum=4 is not allowed; 3 clients take part in a round"),
+        (
+            lambda: hand(FedAvg(aggregation="median"), clients=[(1, 1.0)] * 4, schedule=Apart(drop_out=0.1)),
+            "clients to take the median of",
+        ),
+    ],
+)
+def test_settings_that_cannot_be_are_one_line(make: Callable[[], Any], text: str) -> None:
+    with pytest.raises(InvalidInput, match=text) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_study_has_aggregations_as_an_axis() -> None:
+    study = small(
+        data={"name": "digits", "victims": 8, "auxiliary": 32, "clients": 5},
+        training={"rounds": 1, "batch_size": 64, "schedule": "apart"},
+        topology=[{"name": "local"}],
+        method=[{"name": "fedavg", "aggregation": ["mean", "median", {"secure": True, "server_step": "fedadam"}]}],
+        defense=[{"name": "none"}],
+        attack=None,
+    )
+    cells = checked(study).cells
+    made = dict.fromkeys(build_method(cell, constants()) for cell in cells)  # type: ignore[arg-type]
+    wanted = ["mean", "median", {"secure": True, "server_step": "fedadam"}]
+    assert list(made) == [FedAvg(aggregation=one) for one in wanted]
+
+
+def test_momentum_of_clients_goes_on_beside_a_server_step() -> None:
+    momentum = Optim("SGD", {"lr": 0.1, "momentum": 0.9})
+    run = go(FedAvg(aggregation={"server_step": "fedavgm"}), 2, optimizer=momentum)
+    assert set(run.method_state["server_step"]) == {n for n in uploaded(run) if "running" not in n}
