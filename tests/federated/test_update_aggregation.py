@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import splitfed
 from splitfed.aggregation import FedAdagrad, FedAdam, FedAvgM, FedYogi, Krum, ServerStep, UpdateAggregation
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Recording
@@ -34,7 +35,7 @@ from splitfed.federated import (
     Scaffold,
 )
 from splitfed.poisoning import ByzantineNoise, Scaling
-from splitfed.schedules import Apart
+from splitfed.schedules import Independent
 from splitfed.study.config.build import method as build_method
 from splitfed.topologies import vanilla
 from tests.federated.examples import (
@@ -159,7 +160,7 @@ TOGETHER: dict[str, Any] = {
 def test_settings_go_together_and_a_resumed_run_is_the_same(name: str, tmp_path: Path) -> None:
     """Some clients drop out, and in some round too few are left."""
     allowed = ("stepped",) if name in ("fednova", "ifca") else ("private",) if name == "scaffold" else tuple(TOGETHER)
-    schedule = Apart(clients_per_round=4, drop_out=0.3)
+    schedule = Independent(clients_per_round=4, drop_out=0.3)
     for number, setting in enumerate(allowed[:2]):
         method = METHODS[name](aggregation=TOGETHER[setting])
         run = go(method, 4, schedule=schedule, **FIVE)
@@ -168,7 +169,7 @@ def test_settings_go_together_and_a_resumed_run_is_the_same(name: str, tmp_path:
 
 
 def test_where_the_quorum_is_missed_nothing_is_sent_and_the_average_stays() -> None:
-    schedule = Apart(drop_out=0.5)
+    schedule = Independent(drop_out=0.5)
     run = go(FedAvg(aggregation={"quorum": 4}), 4, schedule=schedule, **FIVE)
     fused = [entry["fused"] for entry in run.history]
     assert fused == [5 - len(entry["dropped"]) >= 4 for entry in run.history]
@@ -187,13 +188,13 @@ ROBUST = [name for name in METHODS if name not in (*REFUSED, "fedsgd")]
 def test_garbage_of_one_client_moves_the_mean_and_no_robust_rule(name: str, setting: str) -> None:
     noise = ByzantineNoise(clients=(1,), scale=100.0)
     robust = METHODS[name](aggregation=RULES[setting])
-    assert distance(go(METHODS[name](), 1, **FIVE, manipulations=noise), plain(name)) > 20
-    assert distance(go(robust, 1, **FIVE, manipulations=noise), plain(name)) < 2
+    assert distance(go(METHODS[name](), 1, **FIVE, adversaries=splitfed.Adversaries(poisoning=noise)), plain(name)) > 20
+    assert distance(go(robust, 1, **FIVE, adversaries=splitfed.Adversaries(poisoning=noise)), plain(name)) < 2
 
 
 @pytest.mark.parametrize("setting", RULES)
 def test_accuracy_stays_where_that_of_the_mean_collapses(setting: str) -> None:
-    changes: dict[str, Any] = {**FIVE, "local_epochs": 4}
+    changes: dict[str, Any] = {**FIVE, "local": splitfed.LocalUpdate(epochs=4)}
     changes["manipulations"] = ByzantineNoise(clients=(1,), scale=30.0)
     fallen = go(FedAvg(), 6, **changes).utility
     honest = go(FedAvg(), 6, **{**changes, "manipulations": ()}).utility
@@ -208,7 +209,7 @@ def test_fedsgd_takes_the_median_of_gradients() -> None:
 
 
 def test_the_sum_is_all_that_the_fed_server_reads() -> None:
-    run = go(FedAvg(aggregation={"secure": True}), 1, **FIVE, record=Recording((FED,)))
+    run = go(FedAvg(aggregation={"secure": True}), 1, **FIVE, logging=splitfed.Logging(record=Recording((FED,))))
     held = weights(run, 0)
     for message in run.observe(FED).messages:
         assert message.kind != "weights" or message.sender == FED
@@ -218,7 +219,7 @@ def test_the_sum_is_all_that_the_fed_server_reads() -> None:
 
 def test_an_attack_on_uploads_and_a_poisoned_upload_need_uploads() -> None:
     with pytest.raises(InvalidInput, match="bends what a client uploads; no client uploads weights"):
-        go(FedAvg(aggregation={"secure": True}), 1, manipulations=Scaling())
+        go(FedAvg(aggregation={"secure": True}), 1, adversaries=splitfed.Adversaries(poisoning=Scaling()))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -305,7 +306,7 @@ def test_a_server_step_that_does_nothing_is_fedavg_and_buffers_take_none() -> No
         (lambda: go(FedAvg(aggregation="krum")), "krum f=1 needs 5 clients or more"),
         (lambda: go(FedAvg(aggregation={"quorum": 4})), "quorum=4 is not allowed; 3 clients take part in a round"),
         (
-            lambda: hand(FedAvg(aggregation="median"), clients=[(1, 1.0)] * 4, schedule=Apart(drop_out=0.1)),
+            lambda: hand(FedAvg(aggregation="median"), clients=[(1, 1.0)] * 4, schedule=Independent(drop_out=0.1)),
             "clients to take the median of",
         ),
     ],
@@ -319,7 +320,7 @@ def test_settings_that_cannot_be_are_one_line(make: Callable[[], Any], text: str
 def test_a_study_has_aggregations_as_an_axis() -> None:
     study = small(
         data={"name": "digits", "victims": 8, "auxiliary": 32, "clients": 5},
-        training={"rounds": 1, "batch_size": 64, "schedule": "apart"},
+        training={"rounds": 1, "batch_size": 64, "schedule": "independent"},
         topology=[{"name": "local"}],
         method=[{"name": "fedavg", "aggregation": ["mean", "median", {"secure": True, "server_step": "fedadam"}]}],
         defense=[{"name": "none"}],
