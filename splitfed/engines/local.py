@@ -109,16 +109,6 @@ class LocalEngine(WeightTransfer, Engine):
         self._update(places)
         return {place.index: _total(place, found) for place, found in zip(places, values, strict=True)}
 
-    def restart_optimizers(self) -> None:
-        """Let every party's optimizer forget its state, such as momentum; weights and learning rates stay."""
-        for party in self.crew.members().values():
-            party.state.restart()
-
-    def end_round(self) -> None:
-        """Advance every party's learning-rate scheduler."""
-        for party in self.crew.members().values():
-            party.state.end_round()
-
     def state(self) -> dict[str, Any]:
         """Return the state of every party, recorder and counter."""
         return {

@@ -9,7 +9,6 @@ from torch import Tensor
 from splitfed.aggregation.base import Gathering
 from splitfed.aggregation.running_mean import RunningMean, shares
 from splitfed.core.messages import Message, Stamp
-from splitfed.core.party import Party
 from splitfed.engines.base import FED
 from splitfed.engines.message_link import LocalLink
 from splitfed.engines.parties import RunParties
@@ -26,13 +25,9 @@ class WeightTransfer:
         # The secure sums of this round, by role.
         self._sums: dict[str, Summing] = {}
 
-    def party(self, lane: int, role: str) -> Party:
-        """Return the party that plays `role` for `lane`, as it trains."""
-        return self.crew.lanes[lane].parties[role]
-
     def hand_over(self, source: int, target: int, role: str, epoch: int, via: str | None = None) -> None:
         """Send the weights of `role` from one lane's party to another's; `via` sees them if given."""
-        sender, receiver = self.party(source, role), self.party(target, role)
+        sender, receiver = self.crew.party(source, role), self.crew.party(target, role)
         stamp, kept = Stamp("train", source, epoch, 0), self.crew.placement.kept
         if via is None:
             arrived = self.link.deliver(sender.state.upload(receiver.name, stamp, kept=kept))
@@ -46,7 +41,7 @@ class WeightTransfer:
         place = self.crew.placement
         for role, fed in self.crew.fed.items():
             for lane in lanes:
-                party = self.party(lane, role)
+                party = self.crew.party(lane, role)
                 message = fed.state.upload(party.name, Stamp("train", lane, epoch, 0), place.buffers, place.kept)
                 party.state.adopt(self.link.deliver(message).tensors, place.kept)
             if place.secure is not None:
@@ -85,12 +80,12 @@ class WeightTransfer:
 
     def _upload(self, lane: int, role: str, epoch: int) -> Message:
         place = self.crew.placement
-        return self.party(lane, role).state.upload(FED, Stamp("train", lane, epoch, 0), place.buffers, place.kept)
+        return self.crew.party(lane, role).state.upload(FED, Stamp("train", lane, epoch, 0), place.buffers, place.kept)
 
     def _open(self, role: str, lanes: Iterable[int], epoch: int) -> Summing:
         plan = self.crew.placement.secure
         assert plan is not None
-        names = {lane: self.party(lane, role).name for lane in lanes}
+        names = {lane: self.crew.party(lane, role).name for lane in lanes}
         return Summing(plan, role, names, epoch, self.seed, self.link.deliver).open()
 
     def _summed(self, role: str, weights: Mapping[int, float], epoch: int) -> dict[str, Tensor]:
