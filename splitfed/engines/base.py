@@ -129,31 +129,18 @@ class Trainer(Protocol):
 
 
 class RunSetup(Protocol):
-    """What a run was made from: one topology a lane with its shapes, defenses, optimizers by role, seed and device.
+    """What a run was made from: topologies and their shapes by lane, defenses, optimizers by role, seed and device."""
 
-    `topology`: that of the first lane; `lanes`: how many clients there are.
-    """
-
-    topology: Topology
     topologies: Sequence[Topology]
     all_facts: Sequence[Facts]
-    lanes: int
     defenses: tuple[Defense, ...]
     optims: Mapping[str, Optim]
     seed: int
     device: torch.device
 
 
-class TrainingState(Protocol):
-    """What a training keeps from round to round."""
-
-    def end_round(self) -> None:
-        """Tell every party that a round has ended (learning-rate schedulers)."""
-        ...
-
-    def restart_optimizers(self) -> None:
-        """Let every party's optimizer forget its state, such as momentum; weights and learning rates stay."""
-        ...
+class Resumable(Protocol):
+    """What a checkpoint holds of a run."""
 
     def state(self) -> dict[str, Any]:
         """Return the state of every party, recorder, observer and counter, by name."""

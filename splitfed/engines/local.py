@@ -116,16 +116,6 @@ class LocalEngine(Engine):
         self._update(places)
         return {place.index: _total(place, found) for place, found in zip(places, values, strict=True)}
 
-    def restart_optimizers(self) -> None:
-        """Let every party's optimizer forget its state, such as momentum; weights and learning rates stay."""
-        for party in self.crew.members().values():
-            party.state.restart()
-
-    def end_round(self) -> None:
-        """Advance every party's learning-rate scheduler."""
-        for party in self.crew.members().values():
-            party.state.end_round()
-
     def state(self) -> dict[str, Any]:
         """Return the state of every party, recorder and counter."""
         return {
@@ -152,10 +142,6 @@ class LocalEngine(Engine):
             sentry.load_state(state["sentries"][name])
         # A sum lasts from a download to the upload of the same round.
         self._sums = {}
-
-    def party(self, lane: int, role: str) -> Party:
-        """Return the party that plays `role` for `lane`, as it trains."""
-        return self.crew.lanes[lane].parties[role]
 
     def hand_over(self, source: int, target: int, role: str, epoch: int, via: str | None = None) -> None:
         """Send the weights of `role` from one lane's party to another's; `via` sees them if given."""

@@ -81,7 +81,7 @@ class Observable(Protocol):
 
     def party(self, lane: int, role: str) -> Party:
         """Return the party that plays `role` for `lane`, as it trains."""
-        ...
+        return self.crew.party(lane, role)
 
     def join(self, party: str, insider: AttackObserver) -> None:
         """Let `insider` see all that `party` receives, and stand where it sends."""

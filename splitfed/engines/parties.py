@@ -80,6 +80,10 @@ class RunParties:
         """The newest epoch that any lane has trained in; 0 before the first."""
         return max(0, *(counts.newest for counts in self.participation))
 
+    def party(self, lane: int, role: str) -> Party:
+        """Return the party that plays `role` for `lane`, as it trains."""
+        return self.lanes[lane].parties[role]
+
     def owners(self, lane: int) -> list[Party]:
         """Return the parties of `lane` that hold its rows."""
         place = self.lanes[lane]

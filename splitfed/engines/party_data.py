@@ -1,4 +1,4 @@
-"""What the data owners of a run hold: rows by the name of their part, and the weights that they start from."""
+"""What the parties of a run hold: rows by the name of their part, weights to start from, optimizers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from splitfed.engines.parties import RunParties
 
 
 class PartyData(Protocol):
-    """Rows and first weights of the data owners among the parties of `crew`."""
+    """Rows, first weights and optimizers of the parties of `crew`; rows are their data owners' alone."""
 
     crew: RunParties
 
@@ -52,3 +52,13 @@ class PartyData(Protocol):
         """Let the client of `lane` start from `tensors`, `segment/name` -> tensor, in place of its topology's."""
         for party in self.crew.owners(lane) if tensors else ():
             party.state.adopt({**party.state.contents(copies=False), **tensors})
+
+    def restart_optimizers(self) -> None:
+        """Let every party's optimizer forget its state, such as momentum; weights and learning rates stay."""
+        for party in self.crew.members().values():
+            party.state.restart()
+
+    def end_round(self) -> None:
+        """Advance every party's learning-rate scheduler."""
+        for party in self.crew.members().values():
+            party.state.end_round()
