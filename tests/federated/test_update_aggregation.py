@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from splitfed.aggregation import FedAdagrad, FedAdam, FedAvgM, FedYogi, Krum, ServerStep, UpdateAggregation
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Recording
 from splitfed.core.optimizers import Optim
+from splitfed.core.random import stream
 from splitfed.defenses import Quantization, TopK
 from splitfed.engines.base import FED
 from splitfed.federated import (
@@ -36,7 +38,7 @@ from splitfed.federated import (
 from splitfed.poisoning import ByzantineNoise, Scaling
 from splitfed.schedules import Apart
 from splitfed.study.config.build import method as build_method
-from splitfed.topologies import vanilla
+from splitfed.topologies import local, vanilla
 from tests.federated.examples import (
     check_planned,
     check_resumed,
@@ -168,8 +170,8 @@ def test_settings_go_together_and_a_resumed_run_is_the_same(name: str, tmp_path:
 
 
 def test_where_the_quorum_is_missed_nothing_is_sent_and_the_average_stays() -> None:
-    schedule = Apart(drop_out=0.5)
-    run = go(FedAvg(aggregation={"quorum": 4}), 4, schedule=schedule, **FIVE)
+    schedule = Apart(drop_out=0.3)
+    run = go(FedAvg(aggregation={"quorum": 4}), 6, schedule=schedule, **FIVE)
     fused = [entry["fused"] for entry in run.history]
     assert fused == [5 - len(entry["dropped"]) >= 4 for entry in run.history]
     assert True in fused
@@ -181,24 +183,33 @@ def test_where_the_quorum_is_missed_nothing_is_sent_and_the_average_stays() -> N
 ROBUST = [name for name in METHODS if name not in (*REFUSED, "fedsgd")]
 
 
+def bent() -> Any:
+    """A model without batch norm, of which garbage would make negative variances."""
+    with stream(0):
+        layers = OrderedDict(flatten=nn.Flatten(), fc1=nn.Linear(64, 8), relu=nn.ReLU(), fc2=nn.Linear(8, 10))
+        return local(nn.Sequential(layers), ("relu",))
+
+
 @pytest.mark.parametrize(
     ("name", "setting"), [(n, "median") for n in ROBUST] + [("fedavg", s) for s in RULES if s != "median"]
 )
 def test_garbage_of_one_client_moves_the_mean_and_no_robust_rule(name: str, setting: str) -> None:
-    noise = ByzantineNoise(clients=(1,), scale=100.0)
+    changes: dict[str, Any] = {**FIVE, "topology": bent()}
+    honest, noise = go(METHODS[name](), 1, **changes), ByzantineNoise(clients=(1,), scale=100.0)
     robust = METHODS[name](aggregation=RULES[setting])
-    assert distance(go(METHODS[name](), 1, **FIVE, manipulations=noise), plain(name)) > 20
-    assert distance(go(robust, 1, **FIVE, manipulations=noise), plain(name)) < 2
+    assert distance(go(METHODS[name](), 1, **changes, manipulations=noise), honest) > 10
+    assert distance(go(robust, 1, **changes, manipulations=noise), honest) < 1
 
 
 @pytest.mark.parametrize("setting", RULES)
 def test_accuracy_stays_where_that_of_the_mean_collapses(setting: str) -> None:
-    changes: dict[str, Any] = {**FIVE, "local_epochs": 4}
-    changes["manipulations"] = ByzantineNoise(clients=(1,), scale=30.0)
-    fallen = go(FedAvg(), 6, **changes).utility
-    honest = go(FedAvg(), 6, **{**changes, "manipulations": ()}).utility
-    held = go(FedAvg(aggregation=RULES[setting]), 6, **changes).utility
-    assert fallen < 0.4 < held, (fallen, held, honest)
+    changes: dict[str, Any] = {**FIVE, "topology": bent(), "local_epochs": 4}
+    noise = ByzantineNoise(clients=(1,), scale=30.0)
+    fallen = go(FedAvg(), 6, **changes, manipulations=noise).utility
+    honest = go(FedAvg(), 6, **changes).utility
+    held = go(FedAvg(aggregation=RULES[setting]), 6, **changes, manipulations=noise).utility
+    assert fallen < 0.3, (fallen, held, honest)
+    assert held > max(fallen + 0.2, honest - 0.25), (fallen, held, honest)
 
 
 def test_fedsgd_takes_the_median_of_gradients() -> None:
