@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import splitfed
 from splitfed.aggregation import FedAdagrad, FedAdam, FedAvgM, FedYogi, Krum, ServerStep, UpdateAggregation
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Recording
@@ -186,7 +188,7 @@ ROBUST = [name for name in METHODS if name not in (*REFUSED, "fedsgd")]
 def bent() -> Any:
     """A model without batch norm, of which garbage would make negative variances."""
     with stream(0):
-        layers = OrderedDict(flatten=nn.Flatten(), fc1=nn.Linear(64, 8), relu=nn.ReLU(), fc2=nn.Linear(8, 10))
+        layers = OrderedDict(flatten=nn.Flatten(), fc1=nn.Linear(64, 32), relu=nn.ReLU(), fc2=nn.Linear(32, 10))
         return local(nn.Sequential(layers), ("relu",))
 
 
@@ -201,15 +203,28 @@ def test_garbage_of_one_client_moves_the_mean_and_no_robust_rule(name: str, sett
     assert distance(go(robust, 1, **changes, manipulations=noise), honest) < 1
 
 
+def right(method: Method, *manipulations: Any) -> float:
+    """Accuracy after five rounds of five clients on digits."""
+    data = splitfed.data.digits().clients(5, auxiliary=10, victims=10, validation=0.0)
+    changes: dict[str, Any] = {"data": data, "topology": bent(), "batch_size": 16, "manipulations": manipulations}
+    return float(go(method, 5, optimizer=Optim("Adam", {"lr": 0.01}), **changes).utility)
+
+
+@cache
+def fallen() -> tuple[float, float]:
+    """The accuracy of the mean with garbage from one client, and without."""
+    return right(FedAvg(), GARBAGE), right(FedAvg())
+
+
+GARBAGE = ByzantineNoise(clients=(1,), scale=10.0)
+
+
 @pytest.mark.parametrize("setting", RULES)
 def test_accuracy_stays_where_that_of_the_mean_collapses(setting: str) -> None:
-    changes: dict[str, Any] = {**FIVE, "topology": bent(), "local_epochs": 4}
-    noise = ByzantineNoise(clients=(1,), scale=30.0)
-    fallen = go(FedAvg(), 6, **changes, manipulations=noise).utility
-    honest = go(FedAvg(), 6, **changes).utility
-    held = go(FedAvg(aggregation=RULES[setting]), 6, **changes, manipulations=noise).utility
-    assert fallen < 0.3, (fallen, held, honest)
-    assert held > max(fallen + 0.2, honest - 0.25), (fallen, held, honest)
+    with_garbage, honest = fallen()
+    assert honest > 0.8
+    assert with_garbage < honest - 0.3
+    assert right(FedAvg(aggregation=RULES[setting]), GARBAGE) > honest - 0.1
 
 
 def test_fedsgd_takes_the_median_of_gradients() -> None:
