@@ -139,7 +139,7 @@ class RunSetup(Protocol):
     device: torch.device
 
 
-class Resumable(Protocol):
+class Checkpointed(Protocol):
     """What a checkpoint holds of a run."""
 
     def state(self) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class FedAKT(Method):
     """`weight` (lambda) >= 0 of the mutual distillation; `embedding`: the features' value (default: see `places`).
 
     `adapter`: its module on whole models; `extractor`: that one's, between split nodes. Both take the inputs of the
-    topology in order and return features. `aggregation`: how adapters are aggregated on whole models; see `Averaging`.
+    topology in order and return features. `aggregation`: of adapters on whole models, as in `Averaging`.
     """
 
     weight: float = 3.0
