@@ -21,6 +21,7 @@ from splitfed.study.run import session
 from splitfed.training.run import Run
 from tests.examples import assert_same
 from tests.pages import PAGES, README, ROOT, blocks, broken_links, current, prose, read
+from tests.study.examples import write
 
 TEXT = README.read_text("utf-8")
 EXAMPLES = {
@@ -74,7 +75,8 @@ def test_every_kind_that_has_rows_has_a_table() -> None:
 
 
 def test_every_example_and_every_study_has_a_test() -> None:
-    for language, known in (("python", EXAMPLES), ("toml", {page: 1 for page, _, _ in STUDIES})):
+    studies = {page: 1 for page, _, _ in STUDIES} | {"methods.md": 2}
+    for language, known in (("python", EXAMPLES), ("toml", studies)):
         found = {page.name: len(blocks(page, language)) for page in PAGES}
         assert {page: number for page, number in found.items() if number} == known
 
@@ -171,6 +173,19 @@ def test_the_studies_are_valid(tmp_path: Path, page: str, number: int, runs: int
     (tmp_path / "study.toml").write_text(study, "utf-8")
     ready = session.prepare_study(tmp_path / "study.toml")
     assert len(ready.grid.cells) == runs
+
+
+def test_the_aggregation_of_the_methods_page_is_valid(tmp_path: Path) -> None:
+    """Its tables of methods, in the study of the same page."""
+    study, methods = (tomllib.loads(text) for text in blocks(ROOT / "docs" / "methods.md", "toml"))
+    assert (
+        len(
+            session.prepare_study(
+                write(tmp_path, {**study, **methods, "attack": [], "defense": [{"name": "none"}]})
+            ).grid.cells
+        )
+        > 0
+    )
 
 
 def test_the_table_of_a_study_names_every_key() -> None:
