@@ -247,7 +247,8 @@ class Evaluator:
         return AttackResult(name, party, outcome.guess, truth, scores, outcome.seconds)
 
     def _check_updates(self, attack: Attack) -> None:
-        if self.engine.crew.placement.secure is not None:
+        aggregation = None if self.method is None else self.method.traits(self.engine.topology).aggregation
+        if self.engine.crew.placement.secure is not None or (aggregation is not None and aggregation.sum is not None):
             raise InvalidInput(
                 f"{type(attack).__name__} needs {Needs.UPDATES}; under a secure sum the fed server learns the sum of "
                 "all clients' uploads alone"

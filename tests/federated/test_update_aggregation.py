@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import splitfed
 from splitfed.aggregation import FedAdagrad, FedAdam, FedAvgM, FedYogi, Krum, ServerStep, UpdateAggregation
+from splitfed.attacks.gradients.dlg import Dlg
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Recording
 from splitfed.core.optimizers import Optim
@@ -241,9 +242,11 @@ def test_the_sum_is_all_that_the_fed_server_reads() -> None:
         assert message.kind != "weights" or message.sender == FED
         if message.kind == "masked":
             assert message.tensors["masked"].shape == (sum(t.numel() for t in held.values()) + 1,)
+    with pytest.raises(InvalidInput, match="under a secure sum the fed server learns the sum of all clients' uploads"):
+        run.attack(Dlg(iterations=1, restarts=1), adversary=FED)
 
 
-def test_an_attack_on_uploads_and_a_poisoned_upload_need_uploads() -> None:
+def test_a_poisoned_upload_needs_an_upload() -> None:
     with pytest.raises(InvalidInput, match="bends what a client uploads; no client uploads weights"):
         go(FedAvg(aggregation={"secure": True}), 1, adversaries=splitfed.Adversaries(poisoning=Scaling()))
 
