@@ -82,30 +82,30 @@ def images(rows: int, side: int = 8, seed: int = 0, classes: int = 10) -> tuple[
 
 
 def engine_of(
-    topology: Topology, x: Tensor, y: Tensor, lanes: int = 1, optim: Optim | None = None, **options: object
+    topology: Topology, x: Tensor, y: Tensor, replicas: int = 1, optim: Optim | None = None, **options: object
 ) -> LocalEngine:
-    """Place `topology` on local parties; lane i owns its share of the rows as the part "train"."""
+    """Place `topology` on local parties; replica i owns its share of the rows as the part "train"."""
     ready = topology.with_task(classification(10))
     name = next(iter(ready.inputs))
-    return placed(ready, {name: x}, {h.value: y for h in ready.heads}, lanes, optim, **options)
+    return placed(ready, {name: x}, {h.value: y for h in ready.heads}, replicas, optim, **options)
 
 
 def placed(
     topology: Topology,
     inputs: Mapping[str, Tensor],
     labels: Mapping[str, Tensor],
-    lanes: int = 1,
+    replicas: int = 1,
     optim: Optim | None = None,
     **options: object,
 ) -> LocalEngine:
     """Place `topology`, whose heads have tasks; `inputs` by value and `labels` by head are shared out as "train"."""
     facts = probe(topology, {name: x[:4] for name, x in inputs.items()})
     optims = dict.fromkeys(topology.roles, optim or Optim("SGD", {"lr": 0.05, "momentum": 0.9}))
-    engine = LocalEngine(topology, facts, lanes, optims=optims, **options)  # type: ignore[arg-type]
-    for lane in range(lanes):
+    engine = LocalEngine(topology, facts, replicas, optims=optims, **options)  # type: ignore[arg-type]
+    for replica in range(replicas):
         # Clones, so that no two parties share memory before they start.
-        mine, known = ({n: t.chunk(lanes)[lane].clone() for n, t in given.items()} for given in (inputs, labels))
-        engine.own(lane, "train", mine, known)
+        mine, known = ({n: t.chunk(replicas)[replica].clone() for n, t in given.items()} for given in (inputs, labels))
+        engine.own(replica, "train", mine, known)
     return engine
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from splitfed.core.topology import Segment
 
 
-class Replica:
+class FrozenCopy:
     """Runs copies of `segments`, in evaluation mode, from `value` to `out`; nothing flows into the party's own."""
 
     def __init__(self, segments: tuple[Segment, ...], value: str, out: str) -> None:
@@ -32,7 +32,7 @@ class Replica:
             made.update(zip(segment.outputs, outputs, strict=True))
         return made[self._out]
 
-    def to(self, device: object) -> Replica:
+    def to(self, device: object) -> FrozenCopy:
         """Move the copies to `device`."""
         for module in self._modules.values():
             module.to(device)  # type: ignore[call-overload]

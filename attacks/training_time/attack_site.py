@@ -60,8 +60,8 @@ class AttackSite:
 
     `value`, of `shape` a row, arrives at `party` on `edge`, and a gradient `returns` on it or not. `labels`: the head
     whose labels arrive too, None where they do not. `segments`: the party's own, which make `out` (of `out_shape`) of
-    what arrived. `sender`: the sender's defenses, as the attack imitates them. `modules(lane)`: copies of the party's
-    segments as they are now. `seed`: of all that the attack draws.
+    what arrived. `sender`: the sender's defenses, as the attack imitates them. `modules(replica)`: copies of
+    the party's segments as they are now. `seed`: of all that the attack draws.
 
     The attack may write into all of it but the site itself: knowledge, segments and modules are copies.
     """

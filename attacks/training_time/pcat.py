@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from splitfed.attacks.base import Needs, Target
-from splitfed.attacks.networks.frozen_copy import Replica
+from splitfed.attacks.networks.frozen_copy import FrozenCopy
 from splitfed.attacks.networks.networks import Translator
 from splitfed.attacks.networks.scaling import Scale
 from splitfed.attacks.networks.substitute_client import build_client, build_head, check_layout, layout_needs
@@ -113,7 +113,7 @@ class PseudoClient(TrainingAttackState):
         """Make the pseudo-client, and the head."""
         plan, site, known = self.plan, self.site, self.site.knowledge
         self.scale = Scale(known.value_range)
-        self.own = Replica(site.segments, site.value, site.out).to(self.site.device)
+        self.own = FrozenCopy(site.segments, site.value, site.out).to(self.site.device)
         self.numbers["epoch"] = 0.0
         self.client = build_client("pcat", site, plan.width, plan.blocks)
         self.nets.add("client", self.client, plan.lr)
@@ -123,10 +123,10 @@ class PseudoClient(TrainingAttackState):
 
     def send(self, message: Message) -> Message:
         """Learn when the honest gradient leaves, for then the party's segments have not yet taken their step."""
-        lane = message.stamp.lane
+        replica = message.stamp.replica
         due = message.stamp.phase == "train" and message.kind == "gradient" and message.edge == self.site.edge
-        if due and lane in self._arrived:
-            self._learn(lane, self._arrived.pop(lane))
+        if due and replica in self._arrived:
+            self._learn(replica, self._arrived.pop(replica))
         return message
 
     def learn(self, seen: Seen, modules: Mapping[str, nn.Module], random: torch.Generator) -> None:

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from splitfed.attacks.base import Needs, Target
-from splitfed.attacks.networks.frozen_copy import Replica
+from splitfed.attacks.networks.frozen_copy import FrozenCopy
 from splitfed.attacks.networks.networks import Critic, Translator
 from splitfed.attacks.networks.scaling import Scale
 from splitfed.attacks.networks.substitute_client import build_client, build_head, check_layout, layout_needs
@@ -112,7 +112,7 @@ class Simulator(TrainingAttackState):
         """Make the networks that the plan and the topology ask for."""
         plan, site, known = self.plan, self.site, self.site.knowledge
         self.scale = Scale(known.value_range)
-        self.own = Replica(site.segments, site.value, site.out).to(self.site.device)
+        self.own = FrozenCopy(site.segments, site.value, site.out).to(self.site.device)
         classes = known.classes if site.labels is not None else None
         size = (plan.width, plan.blocks)
         self.end = None if known.architecture is not None else ReleaseEnd(site.shape)

@@ -158,37 +158,37 @@ class TrainingAttackState:
         """Look at what has arrived at the party; only what arrives in training counts."""
         if message.stamp.phase != "train":
             return
-        lane = message.stamp.lane
+        replica = message.stamp.replica
         if message.kind == "activation" and message.edge == self.site.edge:
             z = message.tensors[self.site.value].to(self.site.device)
-            self._arrived[lane] = Seen(z, None, message.stamp.epoch)
-        elif message.kind == "label" and lane in self._arrived:
+            self._arrived[replica] = Seen(z, None, message.stamp.epoch)
+        elif message.kind == "label" and replica in self._arrived:
             labels = message.tensors.get(self.site.labels or "")
             if labels is not None:
-                self._arrived[lane] = self._arrived[lane]._replace(y=labels.to(self.site.device))
+                self._arrived[replica] = self._arrived[replica]._replace(y=labels.to(self.site.device))
 
     def send(self, message: Message) -> Message:
         """Return what the party sends in place of `message`; a passive attack changes nothing."""
-        seen = self._arrived.get(message.stamp.lane)
+        seen = self._arrived.get(message.stamp.replica)
         due = message.stamp.phase == "train" and message.kind == "gradient" and message.edge == self.site.edge
         if not (self.active and due) or seen is None:
             return message
-        del self._arrived[message.stamp.lane]
+        del self._arrived[message.stamp.replica]
         honest = message.tensors[self.site.value]
-        gradient = self._learn(message.stamp.lane, seen)
+        gradient = self._learn(message.stamp.replica, seen)
         assert gradient is not None
         sent = self.choose(gradient.to(honest), honest)
         return message._replace(tensors={**message.tensors, self.site.value: sent})
 
     def step_ended(self) -> None:
         """Learn, after the party's honest step, from what arrived in it."""
-        for lane in list(self._arrived):
-            self._learn(lane, self._arrived.pop(lane))
+        for replica in list(self._arrived):
+            self._learn(replica, self._arrived.pop(replica))
 
-    def _learn(self, lane: int, seen: Seen) -> Tensor | None:
+    def _learn(self, replica: int, seen: Seen) -> Tensor | None:
         number, self.steps = self.steps, self.steps + 1
         with torch.enable_grad(), stream(derive(self.site.seed, "step", number), self.site.device):
-            return self.learn(seen, self.site.modules(lane), generator(self.site.seed, "draws", number))
+            return self.learn(seen, self.site.modules(replica), generator(self.site.seed, "draws", number))
 
     def metrics(self) -> dict[str, float]:
         """Return the means since the last call, and forget them."""

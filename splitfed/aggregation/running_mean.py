@@ -38,4 +38,4 @@ class RunningMean:
 def shares(weights: Mapping[int, float]) -> dict[int, float]:
     """Return `weights` scaled to add up to one."""
     total = sum(weights.values())
-    return {lane: weight / total for lane, weight in weights.items()}
+    return {replica: weight / total for replica, weight in weights.items()}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput
-from splitfed.core.executor import Lane, exchange, forward
+from splitfed.core.executor import ClientReplica, exchange, forward
 from splitfed.core.finite_check import FiniteCheck
 from splitfed.core.messages import Message
 from splitfed.core.model_snapshot import generator_states
@@ -128,7 +128,7 @@ class Parties:
             role: Party(PartyState(role, role, work[role], modules, OPTIM, 0, facts.shapes))
             for role in self._topology.roles
         }
-        self._lane = Lane(0, self._topology, self._parties, 0)
+        self._replica = ClientReplica(0, self._topology, self._parties, 0)
         self._modules = {name: m for party in self._parties.values() for name, m in party.state.modules.items()}
 
     def run(self, stage: str, inputs: Values, targets: Values, step: int) -> StepResult:
@@ -142,7 +142,7 @@ class Parties:
             )
         batch = Batch("train", torch.arange(rows))
         if stage == TRAINING:
-            exchange(self._lane, _HandOver(), batch, self._lane.stamp("train", 0, step))
+            exchange(self._replica, _HandOver(), batch, self._replica.stamp("train", 0, step))
             step_result.gradients = {
                 segment.full(name): gradient
                 for segment in self._topology.segments
@@ -153,7 +153,7 @@ class Parties:
                 party.update()
         elif stage == NO_GRADIENTS:
             # As `executor.predict_step`, which refuses outputs that are not finite; here they are compared.
-            forward(self._lane, _HandOver(), batch, self._lane.stamp("evaluate", 0, step), FiniteCheck())
+            forward(self._replica, _HandOver(), batch, self._replica.stamp("evaluate", 0, step), FiniteCheck())
             step_result.outputs = {h.value: self._parties[h.role].output(h.value, 0) for h in self._topology.heads}
         else:
             self._chain(inputs, step_result)

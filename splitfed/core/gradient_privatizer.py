@@ -27,7 +27,7 @@ class PrivatizedParty:
 
 
 class GradientPrivatizer(Protocol):
-    """Stands between a party's gradients and its optimizer, for the length of a step of one lane.
+    """Stands between a party's gradients and its optimizer, for the length of a step of one replica.
 
     `active`: whether this is a step that will move weights. `tells`: the roles that are told the norms of its rows.
     """

@@ -61,17 +61,17 @@ def first_weights(
     if starts == "own":
         holders = [sum(other is topology for other in topologies) for topology in topologies]
         return [
-            _draw_weights(topology, names, derive(seed, "starts", lane)) if holders[lane] > 1 else {}
-            for lane, (topology, names) in enumerate(zip(topologies, local, strict=True))
+            _draw_weights(topology, names, derive(seed, "starts", replica)) if holders[replica] > 1 else {}
+            for replica, (topology, names) in enumerate(zip(topologies, local, strict=True))
         ]
     if starts == GIVEN or len({id(topology) for topology in topologies}) == 1:
         return [{} for _ in topologies]
     first = _contents(topologies[0], local[0])
-    for lane, (topology, names) in enumerate(zip(topologies, local, strict=True)):
+    for replica, (topology, names) in enumerate(zip(topologies, local, strict=True)):
         if {n: t.shape for n, t in _contents(topology, names).items()} != {n: t.shape for n, t in first.items()}:
             raise InvalidInput(
-                f"starts='shared' gives every client the weights of the first; those of client {lane} are of another "
-                "make: leave starts out, or take 'own'"
+                f"starts='shared' gives every client the weights of the first; those of client {replica} are of "
+                "another make: leave starts out, or take 'own'"
             )
     return [dict(first) for _ in topologies]
 

@@ -23,16 +23,16 @@ WEIGHT_GRADIENT = "weight gradient"
 
 
 class Stamp(NamedTuple):
-    """When: the phase, lane, epoch and step, and the part of the data.
+    """When: the phase, replica, epoch and step, and the part of the data.
 
     `phase`: "train", "consult" (rows that pass forward alone, within training), "evaluate", "predict", "query",
     "rehearse" (training steps that move nothing) or "match".
-    `lane` tells one client's messages from another's; it is not the client's number where some party never hears from
-    a client directly.
+    `replica` tells one client's messages from another's; it is not the client's number where some party never hears
+    from a client directly.
     """
 
     phase: str
-    lane: int
+    replica: int
     epoch: int
     step: int
     part: str = "train"

@@ -33,23 +33,23 @@ TRAINING = ("train", "rehearse")
 
 
 class Party:
-    """Runs the segments in `state` as the segment plans there say, a step of a lane at a time."""
+    """Runs the segments in `state` as the segment plans there say, a step of a replica at a time."""
 
     def __init__(self, state: PartyState) -> None:
         self.state = state
         self.name, self.role, self.device = state.name, state.role, state.device
         self._training = True
-        # What is kept of the step that each lane is in.
+        # What is kept of the step that each replica is in.
         self._step_states: dict[int, StepState] = {}
 
-    def inputs(self, lane: int) -> dict[str, Tensor]:
-        """Return this party's raw inputs of the step that `lane` is in; for an insider at this very party."""
-        return dict(self._step_states[lane].inputs)
+    def inputs(self, replica: int) -> dict[str, Tensor]:
+        """Return this party's raw inputs of the step that `replica` is in; for an insider at this very party."""
+        return dict(self._step_states[replica].inputs)
 
     def begin(self, batch: Batch, stamp: Stamp, scale: float = 1.0) -> None:
-        """Start a step of the lane in `stamp`: forget the last one, read this one's rows, switch the mode.
+        """Start a step of the replica in `stamp`: forget the last one, read this one's rows, switch the mode.
 
-        `scale` multiplies every loss and penalty of the step, as when several lanes share one step.
+        `scale` multiplies every loss and penalty of the step, as when several replicas share one step.
         """
         self._training = stamp.phase in TRAINING
         for name, module in self.state.modules.items():
@@ -63,7 +63,7 @@ class Party:
         if self.state.privatizer is not None:
             self.state.privatizer.begin(len(batch.rows), len(batch.rows) / scale, stamp, stamp.phase == "train")
         own = batch.rows.clone() if self.state.counts_uses else None
-        step_state = self._step_states[stamp.lane] = StepState(
+        step_state = self._step_states[stamp.replica] = StepState(
             batch.part, own, batch.counts_as, batch.task, scale=scale
         )
         if batch.part in self.state.data:
@@ -90,7 +90,7 @@ class Party:
         if torch.is_grad_enabled() is not self._training:
             with torch.set_grad_enabled(self._training):
                 return self.forward(segment, received, stamp, peers, edges)
-        segment_plan, step_state = self.state.segment_plans[segment], self._step_states[stamp.lane]
+        segment_plan, step_state = self.state.segment_plans[segment], self._step_states[stamp.replica]
         for message in received:
             returns = message.edge not in self.state.one_way
             for name, value in message.tensors.items():
@@ -110,12 +110,12 @@ class Party:
 
     def give_labels(self, head: Head, stamp: Stamp, receiver: str) -> Message:
         """Return this step's labels of `head` as a message to the party that computes its loss."""
-        labels = {head.value: self._step_states[stamp.lane].labels[head.value]}
+        labels = {head.value: self._step_states[stamp.replica].labels[head.value]}
         return Message(self.name, receiver, "label", f"labels->{head.value}", labels, stamp)
 
     def loss(self, segment: str, head: Head, stamp: Stamp, received: Message | None) -> Tensor:
         """Compute the loss of `head` on `segment`, keep it for the backward, return it detached and unweighted."""
-        step_state = self._step_states[stamp.lane]
+        step_state = self._step_states[stamp.replica]
         labels = step_state.labels if received is None else received.tensors
         assert head.task is not None
         value = head.task.loss(step_state.values[head.value], labels[head.value].to(self.device))
@@ -130,7 +130,7 @@ class Party:
         self, segment: str, received: Sequence[Message], stamp: Stamp, peers: Mapping[str, str]
     ) -> list[Message]:
         """Send the gradients `received` for what left `segment`, and its losses, back through it."""
-        segment_plan, step_state = self.state.segment_plans[segment], self._step_states[stamp.lane]
+        segment_plan, step_state = self.state.segment_plans[segment], self._step_states[stamp.replica]
         if self.state.objective is not None and not step_state.objective_added:
             self._add_objective_terms(self.state.objective, step_state, stamp)
         roots: list[Tensor] = []
@@ -221,17 +221,17 @@ class Party:
             self.state.privatizer.begin(0, expected, stamp, True)
             self.update()
 
-    def forget(self, lane: int) -> None:
-        """Forget what is kept of the step of `lane`."""
-        self._step_states.pop(lane, None)
+    def forget(self, replica: int) -> None:
+        """Forget what is kept of the step of `replica`."""
+        self._step_states.pop(replica, None)
 
-    def output(self, value: str, lane: int) -> Tensor:
+    def output(self, value: str, replica: int) -> Tensor:
         """Return the model output `value` of this step; for the experimenter who scores the run."""
-        return self._step_states[lane].values[value].detach()
+        return self._step_states[replica].values[value].detach()
 
-    def has_value(self, value: str, lane: int) -> bool:
+    def has_value(self, value: str, replica: int) -> bool:
         """Tell whether this step has come to `value`."""
-        return value in self._step_states[lane].values
+        return value in self._step_states[replica].values
 
     def compute(self, value: str, part: str, rows: int = 256) -> Tensor:
         """Return `value` of all rows of `part`, (rows, ...), in evaluation mode, from this party's own data alone.
@@ -415,7 +415,7 @@ class Party:
         if part in self.state.among:
             part, rows = "train", self.state.among[part][rows.cpu()]
             rows = rows[rows >= 0]
-        self.state.uses.add((where, guard.position, stamp.lane, part), rows, times)
+        self.state.uses.add((where, guard.position, stamp.replica, part), rows, times)
 
     def _context(
         self, segment_plan: SegmentPlan, port: Port, position: int, step_state: StepState, stamp: Stamp

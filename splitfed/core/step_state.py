@@ -25,7 +25,7 @@ class Batch(NamedTuple):
 
 @dataclass(slots=True)
 class StepState:
-    """What a party keeps of one lane between the forward and the backward of a step.
+    """What a party keeps of one replica between the forward and the backward of a step.
 
     `rows` only where it counts them: parties share no tensor, and a copy costs as much as a message. `slopes`: what
     leaves, the gradient that a defense wants of it, and its version then. `losses`: with what each is multiplied by.

@@ -276,9 +276,9 @@ class Topology:
             module.load_state_dict({name: state[segment.full(name)] for name in module.state_dict()})
 
 
-def member(role: str, lane: int) -> str:
+def member(role: str, replica: int) -> str:
     """Return the name of the party that plays `role` for one client: `client3`, or `party1_3` for role `party1`."""
-    return f"{role}{'_' if role[-1:].isdigit() else ''}{lane}"
+    return f"{role}{'_' if role[-1:].isdigit() else ''}{replica}"
 
 
 def frozen_modules(topology: Topology, in_training: bool | None = None) -> dict[str, tuple[str, ...]]:

@@ -32,7 +32,7 @@ class Sent(NamedTuple):
     kind: str
     tensors: Mapping[str, Tensor]
     party: str
-    lane: int
+    replica: int
     number: int
     turn: int = 0
 
@@ -57,7 +57,7 @@ def rows_of(tensor: Tensor) -> Tensor | None:
 
 def apply_upload_defenses(sent: Sent, guards: Sequence[Keeper], seed: int) -> Message:
     """Return the message with what `guards` leave of it, and its size where they send it in a shorter form."""
-    place, stamp = sent.place, Stamp("train", sent.lane, sent.number, 0)
+    place, stamp = sent.place, Stamp("train", sent.replica, sent.number, 0)
     tensors = {}
     for name, tensor in sent.tensors.items():
         rows = rows_of(tensor)
@@ -82,14 +82,14 @@ def size(sent: Sent, guards: Sequence[Keeper]) -> int | None:
     return sum(t.nbytes if n is None else n for t, n in zip(sent.tensors.values(), sizes, strict=True))
 
 
-def count(uses: UsageCounts, sent: Sent, guards: Sequence[Keeper], lane: int) -> None:
+def count(uses: UsageCounts, sent: Sent, guards: Sequence[Keeper], replica: int) -> None:
     """Note in `uses` what was released: each row of each tensor is one use of every guard that promises something."""
     for position, defense in guards:
         for tensor in sent.tensors.values() if privacy_event(defense) is not None else ():
             rows = rows_of(tensor)
             if rows is not None:
                 uses.replace(sent.place, infinite_rows(rows))
-                uses.add((sent.place, position, lane, "train"), torch.arange(len(rows)))
+                uses.add((sent.place, position, replica, "train"), torch.arange(len(rows)))
 
 
 def private_kinds(defenses: Iterable[Defense]) -> frozenset[str]:

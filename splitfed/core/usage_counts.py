@@ -1,6 +1,6 @@
 """How often each row went through each private mechanism of a party: the counts that a privacy ledger reads.
 
-A key names the place and the row's owner: (edge, position of the defense, lane as messages carry it, part of the
+A key names the place and the row's owner: (edge, position of the defense, replica as messages carry it, part of the
 data). What is done to labels has a name of its own in place of an edge.
 """
 
@@ -23,7 +23,7 @@ PARTS = ("train", *SCORED)
 """The parts that are counted; rows that somebody lends to a party for a query are not the run's own."""
 
 OWN = -1
-"""In place of a lane: that of the party itself, which owns the rows."""
+"""In place of a replica: that of the party itself, which owns the rows."""
 
 _REPLACED = "rows that were not finite"
 
@@ -81,8 +81,8 @@ class UsageCounts:
             if text.startswith(f"{_REPLACED}\t"):
                 self.replaced[text.partition("\t")[2]] = int(counts)
                 continue
-            edge, position, lane, part = text.split("\t")
-            self.counts[edge, int(position), int(lane), part] = counts.clone()
+            edge, position, replica, part = text.split("\t")
+            self.counts[edge, int(position), int(replica), part] = counts.clone()
 
 
 def labels_of_head(head: str) -> str:

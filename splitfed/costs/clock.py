@@ -3,7 +3,7 @@
 A party computes one task at a time; its uplink and its downlink each carry one message at a time. A message of n
 bytes holds the uplink for n/up and the downlink for n/down seconds and arrives, if nothing is in its way, latency +
 max(n/up, n/down) after it left: it streams through. So clients that send to one server share the server's downlink.
-Whoever is ready first is served first; of those ready together, the lower lane. The clock draws no random numbers.
+Whoever is ready first is served first; of those ready together, the lower replica. The clock draws no random numbers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.core.topology import Topology, member
-from splitfed.costs.events import LaneWork, simulate
+from splitfed.costs.events import ReplicaWork, simulate
 from splitfed.costs.queues import Plant
 from splitfed.costs.speeds import Speeds
 from splitfed.costs.steps import StepShape
@@ -21,18 +21,18 @@ from splitfed.costs.steps import StepShape
 Parties = Mapping[int, Mapping[str, str]]
 
 
-def party_names(topology: Topology, lanes: int) -> dict[int, dict[str, str]]:
-    """Return lane -> role -> party: the data owners' roles numbered by lane, the others shared by all lanes."""
+def party_names(topology: Topology, replicas: int) -> dict[int, dict[str, str]]:
+    """Return replica -> role -> party: the data owners' roles numbered by replica, the others shared by all."""
     own = topology.data_roles
-    return {i: {role: member(role, i) if role in own else role for role in topology.roles} for i in range(lanes)}
+    return {i: {role: member(role, i) if role in own else role for role in topology.roles} for i in range(replicas)}
 
 
 class Clock:
     """Seconds since the start of training.
 
-    `shapes`: the step of every lane, or one for all; `parties`: lane -> role -> party (see `party_names`), and
+    `shapes`: the step of every replica, or one for all; `parties`: replica -> role -> party (see `party_names`), and
     `others` who play no role but send and receive weights, such as a server that averages them. A role that keeps a
-    replica for each lane is one machine all the same. `InvalidInput` for a speed of somebody unknown.
+    replica for each replica is one machine all the same. `InvalidInput` for a speed of somebody unknown.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Clock:
         others: Iterable[str] = (),
     ) -> None:
         self._shapes = dict.fromkeys(parties, shapes) if isinstance(shapes, StepShape) else dict(shapes)
-        self._parties = {lane: dict(names) for lane, names in parties.items()}
+        self._parties = {replica: dict(names) for replica, names in parties.items()}
         roles = {party: role for names in parties.values() for role, party in names.items()}
         speeds.check([*roles, *others], [*roles.values(), *others])
         self._plant = Plant(speeds, roles)
@@ -61,18 +61,18 @@ class Clock:
         return dict(self._plant.busy)
 
     def train(self, batches: Mapping[int, Sequence[int]]) -> None:
-        """Train lanes side by side from now on: `batches` is lane -> the rows of each of its batches.
+        """Train replicas side by side from now on: `batches` is replica -> the rows of each of its batches.
 
         They begin when all that went before is over, and the clock moves on to the end of the slowest.
         """
-        runs = {lane: self._run(lane, rows) for lane, rows in batches.items()}
+        runs = {replica: self._run(replica, rows) for replica, rows in batches.items()}
         self.barrier()
         self._floor = simulate(runs, self._plant, self._floor)
         self._plant.release()
 
     def together(self, rows: Mapping[int, int]) -> None:
-        """Take one joint step of lanes (lane -> rows): no backward begins before every lane's forward is over."""
-        runs = {lane: self._run(lane, [count]) for lane, count in rows.items()}
+        """Take one joint step (replica -> rows): no backward begins before every replica's forward is over."""
+        runs = {replica: self._run(replica, [count]) for replica, count in rows.items()}
         self.barrier()
         self._floor = simulate(runs, self._plant, self._floor, together=True)
         self._plant.release()
@@ -106,13 +106,13 @@ class Clock:
         self._ready = dict(state["ready"])
         self._plant.load_state(state["plant"])
 
-    def _run(self, lane: int, rows: Sequence[int]) -> LaneWork:
-        if lane not in self._parties or lane not in self._shapes:
-            raise InvalidInput(f"lane={lane!r} is not allowed; this clock knows lanes {_span(self._parties)}")
+    def _run(self, replica: int, rows: Sequence[int]) -> ReplicaWork:
+        if replica not in self._parties or replica not in self._shapes:
+            raise InvalidInput(f"replica={replica!r} is not allowed; this clock knows replicas {_span(self._parties)}")
         for count in rows:
-            check_count(f"rows of a batch of lane {lane}", count, low=1)
-        return LaneWork(self._shapes[lane], self._parties[lane], tuple(rows))
+            check_count(f"rows of a batch of replica {replica}", count, low=1)
+        return ReplicaWork(self._shapes[replica], self._parties[replica], tuple(rows))
 
 
-def _span(lanes: Mapping[int, Any]) -> str:
-    return f"{min(lanes)} to {max(lanes)}" if lanes else "none"
+def _span(replicas: Mapping[int, Any]) -> str:
+    return f"{min(replicas)} to {max(replicas)}" if replicas else "none"

@@ -1,6 +1,6 @@
-"""Steps of many lanes on shared machines, event by event in the order of time.
+"""Steps of many replicas on shared machines, event by event in the order of time.
 
-Whoever is ready first asks first; of those ready together, the lower lane, then the earlier step and task. Since a
+Whoever is ready first asks first; of those ready together, the lower replica, then the earlier step and task. Since a
 machine serves in the order it is asked, the end of a task is known as soon as it asks.
 """
 
@@ -13,22 +13,22 @@ from dataclasses import dataclass
 from splitfed.costs.queues import Plant
 from splitfed.costs.steps import StepShape
 
-Event = tuple[float, int, int, int, bool]  # when, lane, step, task, whether a message has reached the downlink
+Event = tuple[float, int, int, int, bool]  # when, replica, step, task, whether a message has reached the downlink
 
 
 @dataclass(frozen=True)
-class LaneWork:
-    """What one lane does: the shape of its steps, role -> party, and the rows of each of its batches."""
+class ReplicaWork:
+    """What one replica does: the shape of its steps, role -> party, and the rows of each of its batches."""
 
     shape: StepShape
     parties: Mapping[str, str]
     rows: Sequence[int]
 
 
-def simulate(runs: Mapping[int, LaneWork], plant: Plant, start: float, together: bool = False) -> float:
-    """Run all lanes of `runs` on `plant` from `start` on; return when the last task is over.
+def simulate(runs: Mapping[int, ReplicaWork], plant: Plant, start: float, together: bool = False) -> float:
+    """Run all replicas of `runs` on `plant` from `start` on; return when the last task is over.
 
-    `together`: no task of the way back begins before the way forward of every lane is over.
+    `together`: no task of the way back begins before the way forward of every replica is over.
     """
     return _Simulation(runs, plant, start, together).end
 
@@ -43,67 +43,67 @@ class _Open:
 
 
 class _Simulation:
-    def __init__(self, runs: Mapping[int, LaneWork], plant: Plant, start: float, together: bool) -> None:
+    def __init__(self, runs: Mapping[int, ReplicaWork], plant: Plant, start: float, together: bool) -> None:
         self._runs, self._plant, self._start, self._together = runs, plant, start, together
         self._heap: list[Event] = []
         self._open: dict[tuple[int, int], _Open] = {}
         self._forwards = sum(not t.backward for run in runs.values() for t in run.shape.tasks) if together else 0
         self._gate = self.end = start
-        for lane, run in runs.items():
+        for replica, run in runs.items():
             if run.rows:
-                self._begin(lane, 0)
+                self._begin(replica, 0)
         while self._heap:
             self._next()
 
-    def _begin(self, lane: int, step: int) -> _Open:
-        tasks = self._runs[lane].shape.tasks
+    def _begin(self, replica: int, step: int) -> _Open:
+        tasks = self._runs[replica].shape.tasks
         waits = [len(t.after) + (len(t.previous) if step else 0) + (self._together and t.backward) for t in tasks]
-        found = self._open[lane, step] = _Open(waits, [self._start] * len(tasks), len(tasks))
+        found = self._open[replica, step] = _Open(waits, [self._start] * len(tasks), len(tasks))
         for task, count in enumerate(waits):
             if not count:
-                heapq.heappush(self._heap, (self._start, lane, step, task, False))
+                heapq.heappush(self._heap, (self._start, replica, step, task, False))
         return found
 
     def _next(self) -> None:
-        time, lane, step, index, reached = heapq.heappop(self._heap)
-        run = self._runs[lane]
+        time, replica, step, index, reached = heapq.heappop(self._heap)
+        run = self._runs[replica]
         task, rows = run.shape.tasks[index], run.rows[step]
         party, size = run.parties[task.role], task.size * rows
         if task.receiver is None:
-            self._finish(lane, step, index, self._plant.compute(party, size, time))
+            self._finish(replica, step, index, self._plant.compute(party, size, time))
         elif reached:
-            self._finish(lane, step, index, self._plant.arrive(run.parties[task.receiver], size, time))
+            self._finish(replica, step, index, self._plant.arrive(run.parties[task.receiver], size, time))
         else:
             at = self._plant.leave(party, run.parties[task.receiver], size, time)
-            heapq.heappush(self._heap, (at, lane, step, index, True))
+            heapq.heappush(self._heap, (at, replica, step, index, True))
 
-    def _finish(self, lane: int, step: int, index: int, time: float) -> None:
-        run = self._runs[lane]
+    def _finish(self, replica: int, step: int, index: int, time: float) -> None:
+        run = self._runs[replica]
         self.end = max(self.end, time)
         same, later = run.shape.followers
-        self._complete_dependency(lane, step, same[index], time)
+        self._complete_dependency(replica, step, same[index], time)
         if step + 1 < len(run.rows) and later[index]:
-            self._complete_dependency(lane, step + 1, later[index], time)
-        here = self._open[lane, step]
+            self._complete_dependency(replica, step + 1, later[index], time)
+        here = self._open[replica, step]
         here.left -= 1
         if not here.left:
-            del self._open[lane, step]
+            del self._open[replica, step]
         if self._together and not run.shape.tasks[index].backward:
             self._finish_forward(time)
 
-    def _complete_dependency(self, lane: int, step: int, tasks: Iterable[int], time: float) -> None:
+    def _complete_dependency(self, replica: int, step: int, tasks: Iterable[int], time: float) -> None:
         """Tell `tasks` that one of those they wait for is over at `time`."""
-        open_step = self._open.get((lane, step)) or self._begin(lane, step)
+        open_step = self._open.get((replica, step)) or self._begin(replica, step)
         for task in tasks:
             open_step.ready[task] = max(open_step.ready[task], time)
             open_step.waits[task] -= 1
             if not open_step.waits[task]:
-                heapq.heappush(self._heap, (open_step.ready[task], lane, step, task, False))
+                heapq.heappush(self._heap, (open_step.ready[task], replica, step, task, False))
 
     def _finish_forward(self, time: float) -> None:
         self._gate = max(self._gate, time)
         self._forwards -= 1
         if not self._forwards:
-            for lane, run in self._runs.items():
+            for replica, run in self._runs.items():
                 back = [index for index, task in enumerate(run.shape.tasks) if task.backward]
-                self._complete_dependency(lane, 0, back, self._gate)
+                self._complete_dependency(replica, 0, back, self._gate)

@@ -21,7 +21,7 @@ from splitfed.costs.measure import rehearsal
 
 
 class RoleMemory(NamedTuple):
-    """Bytes of one party while it trains on one batch of one lane."""
+    """Bytes of one party while it trains on one batch of one replica."""
 
     weights: int
     gradients: int
@@ -40,8 +40,8 @@ def role_memory(
     """Return the memory of one party of each role, in bytes.
 
     `batch_size`: rows; `optim_copies`: copies of each trained weight that the optimizer keeps (see `optim_copies`),
-    for all roles or by role. A party that serves several lanes in one joint step keeps their activations at once,
-    and one replica a lane where the schedule replicates it: the caller multiplies.
+    for all roles or by role. A party that serves several replicas in one joint step keeps their activations at once,
+    and one a replica where the schedule copies it: the caller multiplies.
     """
     check_count("batch_size", batch_size, low=1)
     copies = optim_copies if isinstance(optim_copies, Mapping) else dict.fromkeys(topology.roles, optim_copies)

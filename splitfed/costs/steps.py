@@ -1,4 +1,4 @@
-"""The shape of one training step of a lane: who computes what, who sends what to whom, and what waits for what.
+"""The shape of one training step of a replica: who computes what, who sends what to whom, and what waits for what.
 
 Worked out once from topology, shapes and operations; sizes are per row of a batch. Segments that do not read each
 other (the branches of a vertical topology) do not wait for each other.

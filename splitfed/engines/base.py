@@ -24,22 +24,22 @@ CONSULTED = 256
 """How many rows pass forward in one message where a method asks for a model's outputs."""
 
 Source = int | str | Mapping[str, Tensor]
-"""Whose client segments are meant: those of a lane, those that `FED` holds, or the client's own with other tensors
+"""Whose client segments are meant: those of a replica, those that `FED` holds, or the client's own with other tensors
 in them, named `segment/name`."""
 
 
 LaneBatches = Mapping[int, Tensor]
-"""The batch of each lane in one step: row numbers, (rows,) int64."""
+"""The batch of each replica in one step: row numbers, (rows,) int64."""
 
 Turns = Mapping[int, Sequence[tuple[int, Sequence[Tensor]]]]
-"""What each lane trains on: for each of its epochs, the epoch's number and the batches."""
+"""What each replica trains on: for each of its epochs, the epoch's number and the batches."""
 
 
 @dataclass(frozen=True)
 class Placement:
     """What a schedule asks for beside one party a client and one a shared role.
 
-    `copied`: shared roles of which every lane trains a copy; the copies live at the role's own party. `fused`: roles
+    `copied`: shared roles of which every replica trains a copy; the copies live at the role's own party. `fused`: roles
     of the clients whose weights the fed server averages. `buffers`: whether buffers (batch-norm statistics) of
     fused roles go along, or stay each client's own. `kept`: segments that never leave their client. `meeting`: whether
     there is a fed server though no weights are fused. `aggregation`: how both servers make one of several (None: the
@@ -68,20 +68,20 @@ class Prediction:
 
 
 class Trainer(Protocol):
-    """What a schedule may ask for: steps over lanes, and weights moved between parties.
+    """What a schedule may ask for: steps over replicas, and weights moved between parties.
 
-    `topology`: that of the first lane; the others' have the same roles. `lanes`: how many clients there are.
+    `topology`: that of the first replica; the others' have the same roles. `replicas`: how many clients there are.
     """
 
     topology: Topology
-    lanes: int
+    replicas: int
 
-    def rows(self, lane: int, part: str) -> int:
-        """Return how many rows `lane` has in `part`."""
+    def rows(self, replica: int, part: str) -> int:
+        """Return how many rows `replica` has in `part`."""
         ...
 
-    def train(self, lane: int, epoch: int, batches: Sequence[Tensor], first: int = 0) -> list[float]:
-        """Train the client replica `lane` one step a batch; return the loss of each step whose batch is not empty.
+    def train(self, replica: int, epoch: int, batches: Sequence[Tensor], first: int = 0) -> list[float]:
+        """Train the client replica `replica` one step a batch; return the loss of each step whose batch is not empty.
 
         `batches`: row numbers of the client's part "train", (rows,) int64 each. `first`: the number that the first
         batch has in its epoch. A loss is the sum over heads, each times its weight.
@@ -89,37 +89,38 @@ class Trainer(Protocol):
         ...
 
     def train_at_once(self, turns: Turns) -> dict[int, list[float]]:
-        """Train several lanes, each on its turns, at the same time as a clock sees it; return the losses by lane.
+        """Train several replicas, each on its turns, at the same time as a clock sees it; return the losses by replica.
 
-        Computed one lane after another, which gives each the same bits.
+        Computed one replica after another, which gives each the same bits.
         """
         return {
-            lane: [x for epoch, steps in turn for x in self.train(lane, epoch, steps)] for lane, turn in turns.items()
+            replica: [x for epoch, steps in turn for x in self.train(replica, epoch, steps)]
+            for replica, turn in turns.items()
         }
 
     def train_together(
         self, epoch: int, step: int, batches: LaneBatches, scales: Mapping[int, float], combine: Combine | None = None
     ) -> dict[int, float]:
-        """Take one step of every party on the sum of the lanes' losses, each times its scale; return the losses.
+        """Take one step of every party on the sum of the replicas' losses, each times its scale; return the losses.
 
-        `combine` replaces the gradients of all lanes on an edge (see `executor.exchange_together`); without it the
-        lanes go one after another, and no more than one lane's activations are held.
+        `combine` replaces the gradients of all replicas on an edge (see `executor.exchange_together`); without it the
+        replicas go one after another, and no more than one replica's activations are held.
         """
         ...
 
     def hand_over(self, source: int, target: int, role: str, epoch: int, via: str | None = None) -> None:
-        """Send the weights of `role` from one lane's party to another's, directly or through the party `via`."""
+        """Send the weights of `role` from one replica's party to another's, directly or through the party `via`."""
         ...
 
-    def download(self, lanes: Sequence[int], epoch: int) -> None:
-        """Send the aggregation server's weights to the clients `lanes`: to the party in every role that is averaged."""
+    def download(self, replicas: Sequence[int], epoch: int) -> None:
+        """Send the aggregation server's weights to the parties of `replicas` in every role that is averaged."""
         ...
 
     def upload(self, weights: Mapping[int, float], epoch: int) -> None:
-        """Send the fused roles' weights of these lanes to the fed server, which keeps what they are fused to."""
+        """Send the fused roles' weights of these replicas to the fed server, which keeps what they are fused to."""
         ...
 
-    def branch(self, lanes: Sequence[int]) -> None:
+    def branch(self, replicas: Sequence[int]) -> None:
         """Let the copies of every copied role start from the newest merged one; nothing crosses."""
         ...
 
@@ -129,7 +130,7 @@ class Trainer(Protocol):
 
 
 class RunSetup(Protocol):
-    """What a run was made from: topologies and their shapes by lane, defenses, optimizers by role, seed and device."""
+    """What a run was made from: topologies and shapes by replica, defenses, optimizers by role, seed and device."""
 
     topologies: Sequence[Topology]
     all_facts: Sequence[Facts]

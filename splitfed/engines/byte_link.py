@@ -158,7 +158,7 @@ def _parse_header(data: bytes) -> tuple[dict[str, Any], int]:
         raise InvalidInput(f"message: packed={packed!r} is not allowed; expected a number of bytes, or nothing")
     kinds = [str, int, int, int, str]
     if [type(item) for item in stamp] != kinds:
-        raise InvalidInput(f"message: stamp={stamp!r} is not allowed; expected phase, lane, epoch, step and part")
+        raise InvalidInput(f"message: stamp={stamp!r} is not allowed; expected phase, replica, epoch, step and part")
     return {**header, "packed": packed}, _FIXED.size + length
 
 

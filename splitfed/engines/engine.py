@@ -1,4 +1,4 @@
-"""The contract of an engine: it places the parties of every lane, runs steps over them, moves weights between them."""
+"""The contract of an engine: it places parties, runs steps over them, and moves weights between them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,15 @@ class Engine(PartyData, Inference, Observable, Trainer, RunSetup, Checkpointed, 
     """All narrow contracts together, for who leads a run; whoever asks for less names the one that it needs."""
 
     def train(
-        self, lane: int, epoch: int, batches: Sequence[Tensor], first: int = 0, part: str = "train", task: float = 1.0
+        self,
+        replica: int,
+        epoch: int,
+        batches: Sequence[Tensor],
+        first: int = 0,
+        part: str = "train",
+        task: float = 1.0,
     ) -> list[float]:
-        """Train `lane` on `batches` of `part`; return the total loss of each step that had rows.
+        """Train `replica` on `batches` of `part`; return the total loss of each step that had rows.
 
         `task` multiplies the losses of the heads; at 0 no label crosses.
         """

@@ -26,7 +26,7 @@ class Inference(Protocol):
 
     def predict(
         self,
-        lane: int,
+        replica: int,
         part: str,
         phase: str,
         number: int = 0,
@@ -35,21 +35,21 @@ class Inference(Protocol):
         head: str | None = None,
         also: Collection[str] = (),
     ) -> Prediction:
-        """Run `part` of `lane` forward through the parties in evaluation mode, to `head` (None: to all that answer).
+        """Run `part` of `replica` forward through the parties in evaluation mode, to `head` (None: to all that answer).
 
         `number` tells one pass from the next, so that the defenses draw afresh. `also`: values on the way to those
         outputs that the experimenter wants too, before any defense.
 
-        `borrow`: whose client segments stand in for the lane's own, as when the experimenter scores the newest
+        `borrow`: whose client segments stand in for the replica's own, as when the experimenter scores the newest
         model on everybody's data; nothing is counted for lending them.
         """
-        place = self.crew.serving(lane)
+        place = self.crew.serving(replica)
         topology = place.topology
         heads = [h for h in topology.heads if h.value == head] if head else topology.answering
         outputs: dict[str, list[Tensor]] = {h.value: [] for h in heads}
         further: dict[str, list[Tensor]] = {}
-        with self.borrow_segments(lane, borrow):
-            for step, rows in enumerate(torch.arange(self.crew.owners(lane)[0].state.rows(part)).split(batch_size)):
+        with self.borrow_segments(replica, borrow):
+            for step, rows in enumerate(torch.arange(self.crew.owners(replica)[0].state.rows(part)).split(batch_size)):
                 stamp = place.stamp(phase, number, step, part)
                 for name, value in predict_step(place, self.link, Batch(part, rows), stamp, heads, also).items():
                     if name in outputs:
@@ -67,37 +67,39 @@ class Inference(Protocol):
         )
         return Prediction(joined_outputs, labels, joined_values)
 
-    def consult(self, lane: int, value: str, rows: Tensor, part: str, number: int) -> Tensor:
-        """Pass `rows` of `part` of `lane` forward in evaluation mode; return the output `value` of the model."""
-        place, found = self.crew.lanes[lane], []
+    def consult(self, replica: int, value: str, rows: Tensor, part: str, number: int) -> Tensor:
+        """Pass `rows` of `part` of `replica` forward in evaluation mode; return the output `value` of the model."""
+        place, found = self.crew.replicas[replica], []
         for step, few in enumerate(rows.split(CONSULTED)):
             stamp = place.stamp("consult", number, step, part)
             found.append(predict_step(place, self.link, Batch(part, few), stamp)[value])
         return torch.cat(found)
 
-    def rehearse(self, lane: int, part: str, number: int, borrow: Source | None = None, batch_size: int = 64) -> None:
-        """Send `part` of `lane` through training steps that move no weight and leave no trace in buffer or gradient.
+    def rehearse(
+        self, replica: int, part: str, number: int, borrow: Source | None = None, batch_size: int = 64
+    ) -> None:
+        """Send `part` of `replica` through training steps that move no weight and leave no trace in buffer or gradient.
 
         They count as steps of the newest epoch of training.
         """
-        place, newest = self.crew.serving(lane), self.crew.newest_epoch
+        place, newest = self.crew.serving(replica), self.crew.newest_epoch
         with (
-            self.borrow_segments(lane, borrow),
+            self.borrow_segments(replica, borrow),
             preserve_buffers([m for p in place.parties.values() for m in p.state.modules.values()]),
         ):
-            for step, rows in enumerate(torch.arange(self.crew.owners(lane)[0].state.rows(part)).split(batch_size)):
+            for step, rows in enumerate(torch.arange(self.crew.owners(replica)[0].state.rows(part)).split(batch_size)):
                 batch = Batch(part, rows, counts_as=newest)
                 exchange(place, self.link, batch, place.stamp("rehearse", number, step, part))
                 for party in place.parties.values():
                     for module in party.state.modules.values():
                         module.zero_grad(set_to_none=True)
 
-    def gradient(self, lane: int, batches: Sequence[Tensor], part: str = "train") -> dict[str, Tensor]:
-        """Return the gradient of the mean loss of `lane` over the rows of `batches`: `segment/name` -> tensor.
+    def gradient(self, replica: int, batches: Sequence[Tensor], part: str = "train") -> dict[str, Tensor]:
+        """Return the gradient of the mean loss of `replica` over the rows of `batches`: `segment/name` -> tensor.
 
         In training mode; no weight moves, no buffer changes, and nobody learns of it.
         """
-        place, total = self.crew.serving(lane), sum(len(rows) for rows in batches)
+        place, total = self.crew.serving(replica), sum(len(rows) for rows in batches)
         newest = self.crew.newest_epoch
         modules = {name: m for party in place.parties.values() for name, m in party.state.modules.items()}
         with preserve_buffers(list(modules.values())):
@@ -112,18 +114,18 @@ class Inference(Protocol):
             }
 
     @contextmanager
-    def borrow_segments(self, lane: int, source: Source | None) -> Iterator[None]:
-        """Let the data owners of `lane` use the segments of `source` for the length of the block."""
-        if source is None or source == lane:
+    def borrow_segments(self, replica: int, source: Source | None) -> Iterator[None]:
+        """Let the data owners of `replica` use the segments of `source` for the length of the block."""
+        if source is None or source == replica:
             yield
             return
-        members, own_roles = self.crew.lanes[lane].parties, self.crew.lanes[lane].topology.data_roles
+        members, own_roles = self.crew.replicas[replica].parties, self.crew.replicas[replica].topology.data_roles
         if isinstance(source, Mapping):
             with _fill_segments([members[role] for role in own_roles], source):
                 yield
             return
         place = self.crew.placement
-        lenders = self.crew.fed if isinstance(source, str) else self.crew.lanes[source].parties
+        lenders = self.crew.fed if isinstance(source, str) else self.crew.replicas[source].parties
         borrowers = {role: members[role] for role in own_roles if role in lenders}
         own_modules = {role: party.state.modules for role, party in borrowers.items()}
         try:
@@ -137,15 +139,17 @@ class Inference(Protocol):
             for role, party in borrowers.items():
                 party.state.modules = own_modules[role]
 
-    def modules_of_party(self, party: str, lane: int) -> dict[str, nn.Module]:
-        """Return the segments that `party` holds for `lane`: the party's own modules, not copies."""
-        mine = {p.name: p for p in self.crew.serving(lane).parties.values()}
+    def modules_of_party(self, party: str, replica: int) -> dict[str, nn.Module]:
+        """Return the segments that `party` holds for `replica`: the party's own modules, not copies."""
+        mine = {p.name: p for p in self.crew.serving(replica).parties.values()}
         return mine.get(party, self.crew.parties[party]).state.modules
 
-    def modules(self, lane: int, borrow: Source | None = None) -> dict[str, nn.Module]:
-        """Return the modules `lane` would use by segment, for the experimenter: the parties' own, not copies."""
-        with self.borrow_segments(lane, borrow):
-            return {n: m for party in self.crew.serving(lane).parties.values() for n, m in party.state.modules.items()}
+    def modules(self, replica: int, borrow: Source | None = None) -> dict[str, nn.Module]:
+        """Return the modules `replica` would use by segment, for the experimenter: the parties' own, not copies."""
+        with self.borrow_segments(replica, borrow):
+            return {
+                n: m for party in self.crew.serving(replica).parties.values() for n, m in party.state.modules.items()
+            }
 
 
 @contextmanager

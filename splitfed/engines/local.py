@@ -15,7 +15,7 @@ from torch import Tensor
 from splitfed.aggregation.base import Gathering
 from splitfed.aggregation.running_mean import RunningMean, shares
 from splitfed.core.defense import Defense
-from splitfed.core.executor import Combine, Lane, exchange, exchange_together
+from splitfed.core.executor import ClientReplica, Combine, exchange, exchange_together
 from splitfed.core.messages import Message, Recording, Stamp
 from splitfed.core.optimizers import Optim
 from splitfed.core.party import Party
@@ -32,9 +32,9 @@ from splitfed.engines.secure_summation import Summing
 
 
 class LocalEngine(Engine):
-    """Parties of `lanes` clients on one topology: data owners one a lane, the other roles shared by all lanes.
+    """Parties of `replicas` clients on one topology: data owners one a replica, the other roles shared by all replicas.
 
-    A list of topologies, one a lane, gives clients segments of different make on the same shared roles. `link`: what
+    A list of topologies, one a replica, gives clients segments of different make on the same shared roles. `link`: what
     carries the messages, such as `ByteLink`.
     """
 
@@ -42,7 +42,7 @@ class LocalEngine(Engine):
         self,
         topology: Topology | Sequence[Topology],
         facts: Facts | Sequence[Facts],
-        lanes: int,
+        replicas: int,
         *,
         defenses: Sequence[Defense] = (),
         optims: Mapping[str, Optim] | None = None,
@@ -54,12 +54,12 @@ class LocalEngine(Engine):
         expected: Sequence[float] | None = None,
         link: type[LocalLink] = LocalLink,
     ) -> None:
-        self.topologies = [topology] * lanes if isinstance(topology, Topology) else list(topology)
-        self.all_facts = [facts] * lanes if isinstance(facts, Facts) else list(facts)
-        self.topology, self.facts, self.lanes = self.topologies[0], self.all_facts[0], lanes
+        self.topologies = [topology] * replicas if isinstance(topology, Topology) else list(topology)
+        self.all_facts = [facts] * replicas if isinstance(facts, Facts) else list(facts)
+        self.topology, self.facts, self.replicas = self.topologies[0], self.all_facts[0], replicas
         self.defenses = tuple(defenses)
         self.optims = dict(optims or {})
-        # By how many rows each lane divides a step's losses, where batches are drawn so that their size varies.
+        # By how many rows each replica divides a step's losses, where batches are drawn so that their size varies.
         self._expected = None if expected is None else tuple(expected)
         self.device = torch.device(device)
         self.traffic = Traffic()
@@ -75,22 +75,28 @@ class LocalEngine(Engine):
         self.sentries: dict[str, DetectorObserver] = {}
 
     def train(
-        self, lane: int, epoch: int, batches: Sequence[Tensor], first: int = 0, part: str = "train", task: float = 1.0
+        self,
+        replica: int,
+        epoch: int,
+        batches: Sequence[Tensor],
+        first: int = 0,
+        part: str = "train",
+        task: float = 1.0,
     ) -> list[float]:
-        """Train `lane` on `batches` of `part`; return the total loss of each step that had rows.
+        """Train `replica` on `batches` of `part`; return the total loss of each step that had rows.
 
         `task` multiplies the losses of the heads; at 0 no label crosses.
         """
-        place = self.crew.lanes[lane]
+        place = self.crew.replicas[replica]
         losses = []
-        self._participation[lane].add(epoch, batches, part)
-        # What a method has trained besides belongs to the epoch that the lane has come to.
-        counts_as = None if part == "train" else self._participation[lane].newest
+        self._participation[replica].add(epoch, batches, part)
+        # What a method has trained besides belongs to the epoch that the replica has come to.
+        counts_as = None if part == "train" else self._participation[replica].newest
         for step, rows in enumerate(batches, first):
             stamp = place.stamp("train", epoch, step, part)
             if self._expected is not None and len(rows) == 0:
                 for party in place.parties.values():
-                    party.skip(self._expected[lane], stamp)
+                    party.skip(self._expected[replica], stamp)
                 continue
             values = exchange(place, self.link, self._batch(place, rows, stamp, task, counts_as), stamp)
             self._update([place])
@@ -100,10 +106,10 @@ class LocalEngine(Engine):
     def train_together(
         self, epoch: int, step: int, batches: LaneBatches, scales: Mapping[int, float], combine: Combine | None = None
     ) -> dict[int, float]:
-        """Take one step of every party on the sum of the lanes' losses; see `Trainer.train_together`."""
-        for lane, rows in batches.items():
-            self._participation[lane].add(epoch, [rows])
-        places = [self.crew.lanes[lane] for lane in batches]
+        """Take one step of every party on the sum of the replicas' losses; see `Trainer.train_together`."""
+        for replica, rows in batches.items():
+            self._participation[replica].add(epoch, [rows])
+        places = [self.crew.replicas[replica] for replica in batches]
         stamps = [place.stamp("train", epoch, step) for place in places]
         turns = [
             (place, self._batch(place, batches[place.index], stamp), stamp, scales[place.index])
@@ -144,7 +150,7 @@ class LocalEngine(Engine):
         self._sums = {}
 
     def hand_over(self, source: int, target: int, role: str, epoch: int, via: str | None = None) -> None:
-        """Send the weights of `role` from one lane's party to another's; `via` sees them if given."""
+        """Send the weights of `role` from one replica's party to another's; `via` sees them if given."""
         sender, receiver = self.party(source, role), self.party(target, role)
         stamp, kept = Stamp("train", source, epoch, 0), self.crew.placement.kept
         if via is None:
@@ -154,46 +160,48 @@ class LocalEngine(Engine):
             arrived = self.link.deliver(stop._replace(sender=via, receiver=receiver.name))
         receiver.state.adopt(arrived.tensors, kept)
 
-    def download(self, lanes: Sequence[int], epoch: int) -> None:
-        """Send what the fed server holds to the parties of `lanes` in every fused role."""
+    def download(self, replicas: Sequence[int], epoch: int) -> None:
+        """Send what the fed server holds to the parties of `replicas` in every fused role."""
         place = self.crew.placement
         for role, fed in self.crew.fed.items():
-            for lane in lanes:
-                party = self.party(lane, role)
-                message = fed.state.upload(party.name, Stamp("train", lane, epoch, 0), place.buffers, place.kept)
+            for replica in replicas:
+                party = self.party(replica, role)
+                message = fed.state.upload(party.name, Stamp("train", replica, epoch, 0), place.buffers, place.kept)
                 party.state.adopt(self.link.deliver(message).tensors, place.kept)
             if place.secure is not None:
-                self._sums[role] = self._open(role, lanes, epoch)
+                self._sums[role] = self._open(role, replicas, epoch)
 
     def upload(self, weights: Mapping[int, float], epoch: int) -> None:
-        """Send the fused roles' weights of these lanes to the fed server, which keeps what they are fused to."""
+        """Send the fused roles' weights of these replicas to the fed server, which keeps what they are fused to."""
         place = self.crew.placement
         for role, fed in self.crew.fed.items():
             if place.secure is not None:
                 fed.state.adopt(self._summed(role, weights, epoch), place.kept)
                 continue
             fused = self._gathering()
-            for lane, share in shares(weights).items():
-                fused.add(self.link.deliver(self._upload(lane, role, epoch)).tensors, share)
+            for replica, share in shares(weights).items():
+                fused.add(self.link.deliver(self._upload(replica, role, epoch)).tensors, share)
             fed.state.adopt(fused.value(), place.kept)
 
-    def branch(self, lanes: Sequence[int]) -> None:
+    def branch(self, replicas: Sequence[int]) -> None:
         """Let the copies of every copied role start from the merged one."""
         for role, copies in self.crew.copies.items():
             tensors = self.crew.shared[role].state.contents()
-            for lane in lanes:
-                copies[lane].state.adopt(tensors)
+            for replica in replicas:
+                copies[replica].state.adopt(tensors)
 
     def merge(self, weights: Mapping[int, float]) -> None:
         """Replace every copied role's segments by what its copies are fused to."""
         for role, copies in self.crew.copies.items():
             fused = self._gathering()
-            for lane, share in shares(weights).items():
-                fused.add(copies[lane].state.contents(), share)
+            for replica, share in shares(weights).items():
+                fused.add(copies[replica].state.contents(), share)
             self.crew.shared[role].state.adopt(fused.value())
 
-    def _batch(self, place: Lane, rows: Tensor, stamp: Stamp, task: float = 1.0, counts_as: int | None = None) -> Batch:
-        """Return the rows of a step, or what a sentry of the lane puts in their place."""
+    def _batch(
+        self, place: ClientReplica, rows: Tensor, stamp: Stamp, task: float = 1.0, counts_as: int | None = None
+    ) -> Batch:
+        """Return the rows of a step, or what a sentry of the replica puts in their place."""
         # Rows of another part than the client's own are not drawn by chance.
         drawn = self._expected if stamp.part == "train" else None
         batch = Batch(stamp.part, rows, None if drawn is None else drawn[place.index], counts_as, task)
@@ -202,7 +210,7 @@ class LocalEngine(Engine):
                 batch = sentry.batch(party, batch, stamp)
         return batch
 
-    def _update(self, places: Sequence[Lane]) -> None:
+    def _update(self, places: Sequence[ClientReplica]) -> None:
         """Let every party of a step learn, unless its sentry objects; then let the insiders do their own."""
         for party in _distinct(places):
             sentry = self.sentries.get(party.name)
@@ -217,37 +225,37 @@ class LocalEngine(Engine):
         rule = self.crew.placement.aggregation
         return RunningMean() if rule is None else rule.start()
 
-    def _upload(self, lane: int, role: str, epoch: int) -> Message:
+    def _upload(self, replica: int, role: str, epoch: int) -> Message:
         place = self.crew.placement
-        return self.party(lane, role).state.upload(FED, Stamp("train", lane, epoch, 0), place.buffers, place.kept)
+        return self.party(replica, role).state.upload(FED, Stamp("train", replica, epoch, 0), place.buffers, place.kept)
 
-    def _open(self, role: str, lanes: Iterable[int], epoch: int) -> Summing:
+    def _open(self, role: str, replicas: Iterable[int], epoch: int) -> Summing:
         plan = self.crew.placement.secure
         assert plan is not None
-        names = {lane: self.party(lane, role).name for lane in lanes}
+        names = {replica: self.party(replica, role).name for replica in replicas}
         return Summing(plan, role, names, epoch, self.seed, self.link.deliver).open()
 
     def _summed(self, role: str, weights: Mapping[int, float], epoch: int) -> dict[str, Tensor]:
         """Return the weighted mean as a secure sum gives it; who misbehaves bends its upload before it is masked."""
         summing = self._sums.pop(role, None) or self._open(role, weights, epoch)
         uploads = {}
-        for lane in weights:
-            message = self._upload(lane, role, epoch)
+        for replica in weights:
+            message = self._upload(replica, role, epoch)
             tap = self.link.taps.get(message.sender)
-            uploads[lane] = (message if tap is None else tap(message)).tensors
+            uploads[replica] = (message if tap is None else tap(message)).tensors
         return summing.close(uploads, weights)
 
 
-def _total(lane: Lane, losses: Mapping[str, float]) -> float:
+def _total(replica: ClientReplica, losses: Mapping[str, float]) -> float:
     """The loss of a step: that of every head, times its weight."""
     total = 0.0
-    for head in lane.topology.heads:
+    for head in replica.topology.heads:
         if head.value in losses:
             total += head.weight * losses[head.value]
     return total
 
 
-def _distinct(places: Sequence[Lane]) -> Sequence[Party]:
+def _distinct(places: Sequence[ClientReplica]) -> Sequence[Party]:
     """Every party of `places` once."""
     if len(places) == 1:
         return places[0].members

@@ -79,9 +79,9 @@ class Observable(Protocol):
     insiders: dict[str, AttackObserver]
     sentries: dict[str, DetectorObserver]
 
-    def party(self, lane: int, role: str) -> Party:
-        """Return the party that plays `role` for `lane`, as it trains."""
-        return self.crew.party(lane, role)
+    def party(self, replica: int, role: str) -> Party:
+        """Return the party that plays `role` for `replica`, as it trains."""
+        return self.crew.party(replica, role)
 
     def join(self, party: str, insider: AttackObserver) -> None:
         """Let `insider` see all that `party` receives, and stand where it sends."""

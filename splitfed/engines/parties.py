@@ -1,4 +1,4 @@
-"""Who is there: the parties of every lane, made from the topology, the defenses and what the schedule asks for."""
+"""Who is there: the parties of every replica, made from the topology, the defenses and what the schedule asks for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from splitfed.core.defense import Defense, TaskWeightDefense
 from splitfed.core.errors import InvalidInput
-from splitfed.core.executor import Lane
+from splitfed.core.executor import ClientReplica
 from splitfed.core.gradient_privatizer import PrivatizedParty
 from splitfed.core.optimizers import Optim
 from splitfed.core.party import Party
@@ -24,9 +24,9 @@ from splitfed.engines.participation import Participation
 
 
 class RunParties:
-    """All parties of a run: `lanes` as they train, `parties` by name, `fed` and `copies` by role.
+    """All parties of a run: `replicas` as they train, `parties` by name, `fed` and `copies` by role.
 
-    `topologies`, `facts` and `participation` are by lane.
+    `topologies`, `facts` and `participation` are by replica.
     """
 
     def __init__(
@@ -45,23 +45,23 @@ class RunParties:
         first = topologies[0]
         common = _party_factory(first, facts[0], defenses, optims, seed, device)
         factories: dict[tuple[int, tuple[int, ...]], Callable[[str, str], Party]] = {(id(first), ()): common}
-        factory_of_lane = []
-        for lane, (topology, fact) in enumerate(zip(topologies, facts, strict=True)):
-            key = id(topology), missing(defenses, lane)
+        factory_of_replica = []
+        for replica, (topology, fact) in enumerate(zip(topologies, facts, strict=True)):
+            key = id(topology), missing(defenses, replica)
             if key not in factories:
-                factories[key] = _party_factory(topology, fact, of_client(defenses, lane), optims, seed, device)
-            factory_of_lane.append(factories[key])
+                factories[key] = _party_factory(topology, fact, of_client(defenses, replica), optims, seed, device)
+            factory_of_replica.append(factories[key])
         shared = [role for role in first.roles if role not in first.data_roles]
         self.shared = {role: common(role, role) for role in shared}
         own = [
-            {role: factory_of_lane[lane](role, member(role, lane)) for role in topology.data_roles}
-            for lane, topology in enumerate(topologies)
+            {role: factory_of_replica[replica](role, member(role, replica)) for role in topology.data_roles}
+            for replica, topology in enumerate(topologies)
         ]
         self.copies = {role: [common(role, role) for _ in topologies] for role in placement.copied}
         self.fed = {role: common(role, FED) for role in placement.fused}
         circuits = _circuits(first, len(topologies), seed)
-        self.lanes = [
-            Lane(
+        self.replicas = [
+            ClientReplica(
                 i,
                 topology,
                 {r: self.copies[r][i] if r in self.copies else {**own[i], **self.shared}[r] for r in topology.roles},
@@ -77,30 +77,32 @@ class RunParties:
 
     @property
     def newest_epoch(self) -> int:
-        """The newest epoch that any lane has trained in; 0 before the first."""
+        """The newest epoch that any replica has trained in; 0 before the first."""
         return max(0, *(counts.newest for counts in self.participation))
 
-    def party(self, lane: int, role: str) -> Party:
-        """Return the party that plays `role` for `lane`, as it trains."""
-        return self.lanes[lane].parties[role]
+    def party(self, replica: int, role: str) -> Party:
+        """Return the party that plays `role` for `replica`, as it trains."""
+        return self.replicas[replica].parties[role]
 
-    def owners(self, lane: int) -> list[Party]:
-        """Return the parties of `lane` that hold its rows."""
-        place = self.lanes[lane]
+    def owners(self, replica: int) -> list[Party]:
+        """Return the parties of `replica` that hold its rows."""
+        place = self.replicas[replica]
         return [place.parties[role] for role in place.topology.data_roles]
 
-    def serving(self, lane: int) -> Lane:
-        """Return the lane as it predicts: with the merged segments where it trains a copy."""
-        place = self.lanes[lane]
+    def serving(self, replica: int) -> ClientReplica:
+        """Return the replica as it predicts: with the merged segments where it trains a copy."""
+        place = self.replicas[replica]
         if not self.copies:
             return place
         merged = {role: self.shared[role] for role in self.copies}
-        return Lane(place.index, place.topology, {**place.parties, **merged}, place.circuit)
+        return ClientReplica(place.index, place.topology, {**place.parties, **merged}, place.circuit)
 
     def members(self) -> dict[str, Party]:
         """Return every party by a name of its own: copies and the fed server's roles have a suffix."""
         found = {name: party for name, party in self.parties.items() if name != FED}
-        found |= {f"{role}~{lane}": party for role, copies in self.copies.items() for lane, party in enumerate(copies)}
+        found |= {
+            f"{role}~{replica}": party for role, copies in self.copies.items() for replica, party in enumerate(copies)
+        }
         return found | {f"{FED}~{role}": party for role, party in self.fed.items()}
 
 
@@ -144,8 +146,8 @@ def _index_by_name(parties: Sequence[Party], topology: Topology) -> dict[str, Pa
     return found
 
 
-def _circuits(topology: Topology, lanes: int, seed: int) -> list[int]:
-    """Return the number that the messages of each lane carry.
+def _circuits(topology: Topology, replicas: int, seed: int) -> list[int]:
+    """Return the number that the messages of each replica carry.
 
     Where some party never hears from a client directly, the numbers are shuffled: it can tell one client's messages
     from another's, as it must, but not whose they are.
@@ -155,6 +157,6 @@ def _circuits(topology: Topology, lanes: int, seed: int) -> list[int]:
     }
     heard |= {role for head in topology.heads for role in head.path[1:2]}
     if all(role in heard for role in topology.roles if role not in topology.data_roles):
-        return list(range(lanes))
-    order: list[int] = torch.randperm(lanes, generator=generator(seed, "circuits")).tolist()
+        return list(range(replicas))
+    order: list[int] = torch.randperm(replicas, generator=generator(seed, "circuits")).tolist()
     return order

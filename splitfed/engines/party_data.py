@@ -15,42 +15,42 @@ class PartyData(Protocol):
 
     crew: RunParties
 
-    def rows(self, lane: int, part: str) -> int:
-        """Return how many rows `lane` has in `part`."""
-        return self.crew.owners(lane)[0].state.rows(part)
+    def rows(self, replica: int, part: str) -> int:
+        """Return how many rows `replica` has in `part`."""
+        return self.crew.owners(replica)[0].state.rows(part)
 
     def own(
         self,
-        lane: int,
+        replica: int,
         part: str,
         inputs: Mapping[str, Tensor],
         labels: Mapping[str, Tensor],
         relabel: bool = True,
         among: Tensor | None = None,
     ) -> None:
-        """Give each data owner of `lane` the inputs and labels that are its own.
+        """Give each data owner of `replica` the inputs and labels that are its own.
 
         `relabel`: whether defenses change the labels to train on. `among`: as in `PartyState.own`.
         """
-        parties, topology = self.crew.lanes[lane].parties, self.crew.topologies[lane]
+        parties, topology = self.crew.replicas[replica].parties, self.crew.topologies[replica]
         for role in topology.data_roles:
             own_inputs = {v: t for v, t in inputs.items() if topology.inputs[v] == role}
             own_labels = {h.value: labels[h.value] for h in topology.heads if h.labels == role and h.value in labels}
             parties[role].state.own(part, own_inputs, own_labels, relabel, among)
 
-    def drop(self, lane: int, part: str) -> None:
-        """Let the data owners of `lane` forget the rows called `part`."""
-        for party in self.crew.owners(lane):
+    def drop(self, replica: int, part: str) -> None:
+        """Let the data owners of `replica` forget the rows called `part`."""
+        for party in self.crew.owners(replica):
             party.state.drop(part)
 
-    def show(self, lane: int, part: str, rows: Tensor) -> None:
-        """Let `part` of `lane` be these `rows` of its part "train", as the data owners train on them."""
-        for party in self.crew.owners(lane):
+    def show(self, replica: int, part: str, rows: Tensor) -> None:
+        """Let `part` of `replica` be these `rows` of its part "train", as the data owners train on them."""
+        for party in self.crew.owners(replica):
             party.state.show(part, rows)
 
-    def start_from(self, lane: int, tensors: Mapping[str, Tensor]) -> None:
-        """Let the client of `lane` start from `tensors`, `segment/name` -> tensor, in place of its topology's."""
-        for party in self.crew.owners(lane) if tensors else ():
+    def start_from(self, replica: int, tensors: Mapping[str, Tensor]) -> None:
+        """Let the client of `replica` start from `tensors`, `segment/name` -> tensor, in place of its topology's."""
+        for party in self.crew.owners(replica) if tensors else ():
             party.state.adopt({**party.state.contents(copies=False), **tensors})
 
     def restart_optimizers(self) -> None:

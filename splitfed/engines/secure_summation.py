@@ -20,7 +20,7 @@ Rows = dict[int, dict[int, bytes]]
 
 
 class Summing:
-    """One sum: `names` are the parties of the lanes that may take part in round `epoch`.
+    """One sum: `names` are the parties of the replicas that may take part in round `epoch`.
 
     `deliver` carries a message; the two halves of the protocol are `open`, before they train, and `close`.
     """
@@ -32,49 +32,51 @@ class Summing:
         self._deliver = deliver
         self._threshold = plan.required_members(len(names))
         setup = Setup(seed, role, epoch)
-        self._members = {lane: Member(lane, tuple(names), self._threshold, setup) for lane in names}
-        self._rows: Rows = {lane: setup.row(lane, member.others) for lane, member in self._members.items()}
+        self._members = {replica: Member(replica, tuple(names), self._threshold, setup) for replica in names}
+        self._rows: Rows = {replica: setup.row(replica, member.others) for replica, member in self._members.items()}
 
     def open(self) -> Summing:
         """Hand out the keys, and pass the shares round."""
-        for lane, member in self._members.items():
-            arrived = self._from_server("keys", lane, _stack_texts(self._rows[lane]))
+        for replica, member in self._members.items():
+            arrived = self._from_server("keys", replica, _stack_texts(self._rows[replica]))
             member.accept(_split_rows(arrived, member.others))
         sent: Rows = {}
-        for lane, member in self._members.items():
-            arrived = self._to_server("shares", lane, _stack_texts(member.shares()))
-            sent[lane] = _split_rows(arrived, member.others)
-        for lane, member in self._members.items():
+        for replica, member in self._members.items():
+            arrived = self._to_server("shares", replica, _stack_texts(member.shares()))
+            sent[replica] = _split_rows(arrived, member.others)
+        for replica, member in self._members.items():
             arrived = self._from_server(
-                "shares", lane, _stack_texts({other: sent[other][lane] for other in member.others})
+                "shares", replica, _stack_texts({other: sent[other][replica] for other in member.others})
             )
             member.take(_split_rows(arrived, member.others))
         return self
 
     def close(self, uploads: Mapping[int, Mapping[str, Tensor]], weights: Mapping[int, float]) -> dict[str, Tensor]:
-        """Return the mean of `uploads`, of the lanes that finished, weighted; the server sees nothing else."""
+        """Return the mean of `uploads`, of the replicas that finished, weighted; the server sees nothing else."""
         self._plan.check_weights(weights.values())
         masked = {}
-        for lane, tensors in uploads.items():
-            sealed = self._members[lane].mask_values(self._plan.encode(tensors, weights[lane], self._names[lane]))
-            arrived = self._to_server("masked", lane, torch.from_numpy(sealed.view(np.int64)))
-            masked[lane] = arrived.numpy().view(np.uint64)
+        for replica, tensors in uploads.items():
+            sealed = self._members[replica].mask_values(
+                self._plan.encode(tensors, weights[replica], self._names[replica])
+            )
+            arrived = self._to_server("masked", replica, torch.from_numpy(sealed.view(np.int64)))
+            masked[replica] = arrived.numpy().view(np.uint64)
         revealed = {}
-        for lane in uploads:
-            survivors = self._from_server("survivors", lane, torch.tensor(list(uploads)))
-            answer = self._members[lane].reveal(survivors.tolist())
-            revealed[lane] = _split_rows(self._to_server("unmasking", lane, _stack_texts(answer)), list(answer))
+        for replica in uploads:
+            survivors = self._from_server("survivors", replica, torch.tensor(list(uploads)))
+            answer = self._members[replica].reveal(survivors.tolist())
+            revealed[replica] = _split_rows(self._to_server("unmasking", replica, _stack_texts(answer)), list(answer))
         total = unmask_sum(masked, revealed, self._rows, self._threshold)
         return self._plan.decode(total, next(iter(uploads.values())))
 
-    def _from_server(self, kind: str, lane: int, tensor: Tensor) -> Tensor:
-        return self._carry(kind, FED, self._names[lane], lane, tensor)
+    def _from_server(self, kind: str, replica: int, tensor: Tensor) -> Tensor:
+        return self._carry(kind, FED, self._names[replica], replica, tensor)
 
-    def _to_server(self, kind: str, lane: int, tensor: Tensor) -> Tensor:
-        return self._carry(kind, self._names[lane], FED, lane, tensor)
+    def _to_server(self, kind: str, replica: int, tensor: Tensor) -> Tensor:
+        return self._carry(kind, self._names[replica], FED, replica, tensor)
 
-    def _carry(self, kind: str, sender: str, receiver: str, lane: int, tensor: Tensor) -> Tensor:
-        stamp = Stamp("train", lane, self._epoch, 0)
+    def _carry(self, kind: str, sender: str, receiver: str, replica: int, tensor: Tensor) -> Tensor:
+        stamp = Stamp("train", replica, self._epoch, 0)
         return self._deliver(Message(sender, receiver, kind, f"sum->{self._role}", {kind: tensor}, stamp)).tensors[kind]
 
 

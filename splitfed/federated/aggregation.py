@@ -41,7 +41,7 @@ class Aggregation(Method):
 
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return who keeps what others have shown to a client."""
-        return None if placement.lane is None else public_rows.PublicRowsObjective()
+        return None if placement.replica is None else public_rows.PublicRowsObjective()
 
     def start(self, clients: int) -> State:
         """Nobody has shown anything."""
@@ -55,7 +55,7 @@ class Aggregation(Method):
 
     def train(self, learner: Learner, epoch: int, batches: Sequence[Tensor], first: int) -> list[float]:
         """Train on as many rows of the union as there are in `batches`."""
-        seed, size = derive(learner.seed, "aggregation", learner.lane, epoch), max(map(len, batches), default=0)
+        seed, size = derive(learner.seed, "aggregation", learner.replica, epoch), max(map(len, batches), default=0)
         starts = [(first + i) * size for i in range(len(batches))]
         count = learner.rows(PART)
         drawn = [

@@ -99,7 +99,7 @@ class Apfl(Averaging):
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return who lets a client's alpha learn."""
         own = self.traits(placement.topology).private_segments
-        return None if placement.lane is None else Learn(self.learns, own)
+        return None if placement.replica is None else Learn(self.learns, own)
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
         """Alpha learns from the next batch."""

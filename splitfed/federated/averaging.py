@@ -124,7 +124,7 @@ class Averaging(Method):
     def parts(self, learners: Sequence[Learner], shares: Mapping[int, float]) -> list[tuple[Learner, float]]:
         """Return every client with its part in the mean; the parts add up to one."""
         even = 1.0 / len(learners)
-        return [(learner, shares[learner.lane] if self.weighted else even) for learner in learners]
+        return [(learner, shares[learner.replica] if self.weighted else even) for learner in learners]
 
 
 def take_step(method: Averaging, learner: Learner, after: Mapping[str, Tensor], state: State) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 A method is a frozen value. What a client adds to its own training is a `LocalObjective` at one of its parties; what a
 round brings, before and after the schedule has trained, happens between the clients' `Learner`s and the fed server. A
-whole local model is a topology of one party; a split lane is any other: a method sees the same `Learner` in both cases.
+whole local model is a topology of one party; a split one is any other: a method sees the same `Learner` in both cases.
 
 All that a method sends goes through `Learner.send` and `Learner.receive`: it is counted, recorded and can be attacked.
 """
@@ -53,14 +53,14 @@ _CHECKS = {"check_together": "topologies, facts and bound", "check_public": "pub
 
 @dataclass(frozen=True)
 class ObjectivePlacement:
-    """Where a local objective would stand: the party in `role` of `lane` (None: one party for all lanes).
+    """Where a local objective would stand: the party in `role` of `replica` (None: one party for all replicas).
 
-    `topology` and `facts` are the lane's, with whatever the method's `fit` has put in. `seed`: of what it draws.
+    `topology` and `facts` are the replica's, with whatever the method's `fit` has put in. `seed`: of what it draws.
     """
 
     party: str
     role: str
-    lane: int | None
+    replica: int | None
     topology: Topology
     facts: Facts
     seed: int
@@ -88,7 +88,7 @@ class Learner(Protocol):
     """One client of a run as a method sees it."""
 
     @property
-    def lane(self) -> int:
+    def replica(self) -> int:
         """Which client it is."""
         ...
 
@@ -108,7 +108,7 @@ class Learner(Protocol):
 
     @property
     def seed(self) -> int:
-        """The run's seed, to be derived from: by purpose, and by `lane` for what is one client's."""
+        """The run's seed, to be derived from: by purpose, and by `replica` for what is one client's."""
         ...
 
     def rows(self, part: str = "train") -> int:
@@ -163,7 +163,7 @@ class Learner(Protocol):
         ...
 
     def separate_optimizer(self, name: str) -> AbstractContextManager[None]:
-        """Let steps inside the block go on from an optimizer state of their own, at every party of the client's lane.
+        """Let steps inside the block go on from an optimizer state of their own, at every party of the client.
 
         Its `name` tells it from others: it is empty at first, outlasts the block, and is forgotten where optimizers are
         restarted. All other steps find their state, such as momentum, as they left it; the learning rate is the same.
@@ -299,7 +299,7 @@ class Method:
     def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """After training: take from the clients that finished what they send, and aggregate it into `state`.
 
-        `shares`: lane -> its share of the examples of all that finished; they add up to one.
+        `shares`: replica -> its share of the examples of all that finished; they add up to one.
         """
 
     def newest(self, learner: Learner, state: State) -> Mapping[str, Tensor] | None:

@@ -66,7 +66,7 @@ class Ditto(Averaging):
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return who holds a client's own model near the averaged one."""
         own = self.traits(placement.topology).private_segments
-        return None if placement.lane is None else Near(self.weight, own)
+        return None if placement.replica is None else Near(self.weight, own)
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
         """Remember what has arrived."""

@@ -146,7 +146,7 @@ class FedAKT(Method):
 
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return who draws the two features at a client together."""
-        if not self.use_adapter or self.weight == 0 or placement.lane is None:
+        if not self.use_adapter or self.weight == 0 or placement.replica is None:
             return None
         one, other = self._features(placement.topology)
         return FeatureMatching({v: making_segment(placement.topology, v).name for v in (one, other)}, self.weight)

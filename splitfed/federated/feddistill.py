@@ -82,7 +82,7 @@ class FedDistill(Method):
                 counts[label] = counts.get(label, 0) + 1
         labels = sorted(sums, key=int)
         for learner in learners:
-            own = known.get(str(learner.lane), {})
+            own = known.get(str(learner.replica), {})
             others = {}
             for label in labels:
                 count = counts[label] - (label in own)
@@ -99,7 +99,7 @@ class FedDistill(Method):
         for learner in learners:
             value = learner.topology.heads[0].value
             means = class_means(learner.compute(value), learner.labels(value))
-            state["means"][str(learner.lane)] = dict(learner.send("soft labels", means, number))
+            state["means"][str(learner.replica)] = dict(learner.send("soft labels", means, number))
 
 
 class Follow(NoObjective):

@@ -144,7 +144,7 @@ class FedKD(Method):
         """Bring every client up to the newest mentee: by the last update where it has the one before, else whole."""
         state["mentee"] = state["mentee"] or initial_weights(learners[0].topology, _mentee(learners[0].topology))
         for learner in learners:
-            objective, seen = objective_of(learner, Mentoring), state["seen"].get(str(learner.lane))
+            objective, seen = objective_of(learner, Mentoring), state["seen"].get(str(learner.replica))
             if seen is None or seen < state["version"] - 1:
                 base = dict(learner.receive("weights", state["mentee"], number))
             elif seen == state["version"] - 1:
@@ -152,7 +152,7 @@ class FedKD(Method):
                 base = {} if objective is None else add_update(objective.base, decompress_update(sent, objective.base))
             else:
                 base = {} if objective is None else objective.base
-            state["seen"][str(learner.lane)] = state["version"]
+            state["seen"][str(learner.replica)] = state["version"]
             if objective is not None:
                 objective.base = base
                 learner.adopt(base)
@@ -164,7 +164,7 @@ class FedKD(Method):
             now, objective = learner.contents(_mentee(learner.topology)), objective_of(learner, Mentoring)
             change = now if objective is None else {n: t - objective.base[n].to(t.device) for n, t in now.items()}
             sent = learner.send("update", compress_update(change, energy, self.rank), number)
-            mean.add(decompress_update(sent, state["mentee"]), shares[learner.lane])
+            mean.add(decompress_update(sent, state["mentee"]), shares[learner.replica])
         state["update"] = compress_update(mean.value(), energy, self.rank)
         state["mentee"] = add_update(state["mentee"], decompress_update(state["update"], state["mentee"]))
         state["version"] += 1

@@ -95,12 +95,15 @@ class FedMD(Method):
     def query(self, learners: Sequence[Learner], number: int, state: State) -> None:
         """Share public rows; new clients go through them, the others follow the mean of their scores."""
         for learner in public_rows.exchange_rows(learners, number, state):
-            rows = {**public_rows.received_rows(learner, state), learner.lane: public_rows.own_rows(learner, "public")}
-            public_rows.store_rows(learner, PART, [rows[lane] for lane in sorted(rows)])
-        known = [learner for learner in learners if learner.lane in state["met"]]
+            rows = {
+                **public_rows.received_rows(learner, state),
+                learner.replica: public_rows.own_rows(learner, "public"),
+            }
+            public_rows.store_rows(learner, PART, [rows[replica] for replica in sorted(rows)])
+        known = [learner for learner in learners if learner.replica in state["met"]]
         for learner in learners:
-            if learner.lane not in state["met"] and learner.rows(PART) > 1:
-                state["met"].append(learner.lane)
+            if learner.replica not in state["met"] and learner.rows(PART) > 1:
+                state["met"].append(learner.replica)
                 self._transfer(learner, number)
         if len(known) > 1:
             self._reach_consensus(known, number)
@@ -110,7 +113,7 @@ class FedMD(Method):
         count, steps = learner.rows(PART), 0
         for turn in range(self.transfer):
             order = public_rows.draw_row_numbers(
-                derive(learner.seed, "fedmd transfer", learner.lane), count, turn * count, count
+                derive(learner.seed, "fedmd transfer", learner.replica), count, turn * count, count
             )
             batches = public_rows.split_batches(order, self.batch)
             learner.train(number, batches, steps, part=PART)
@@ -138,7 +141,7 @@ class FedMD(Method):
         """Take steps of one client towards the scores `goal` of `rows`."""
         objective, steps = learner.objective(learner.topology.heads[0].role), 0
         for turn in range(self.passes):
-            seed = derive(learner.seed, "fedmd digest", learner.lane, number)
+            seed = derive(learner.seed, "fedmd digest", learner.replica, number)
             order = public_rows.draw_row_numbers(seed, len(rows), turn * len(rows), len(rows))
             for some in public_rows.split_batches(order, self.batch):
                 if isinstance(objective, Follower):

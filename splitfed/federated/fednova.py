@@ -54,7 +54,7 @@ class FedNova(Averaging):
 
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return who counts a client's steps."""
-        return None if placement.lane is None else Count()
+        return None if placement.replica is None else Count()
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
         """Count from zero, with what the client's momentum holds by now."""

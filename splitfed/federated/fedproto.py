@@ -19,7 +19,7 @@ round that is counted in other steps than those of an epoch. Steps that several 
 random size, go without this variant.
 
 Three accuracies are scored: the head's (the run's own), the nearest prototype among the client's own classes, and the
-nearest among all. On a split lane the embedding is what crosses at the first cut, so that clients of different make
+nearest among all. On a split replica the embedding is what crosses at the first cut, so that clients of different make
 share what stands behind it.
 """
 
@@ -117,7 +117,7 @@ class FedProto(Method):
         """Return who pulls the embeddings of a client towards the prototypes it was sent."""
         value, head = _embedding_and_head(self, placement.topology)
         segment = making_segment(placement.topology, value)
-        if placement.lane is None or segment.role != placement.role:
+        if placement.replica is None or segment.role != placement.role:
             return None
         return Pull(self, segment.name, value, head, seed=placement.seed)
 
@@ -128,9 +128,9 @@ class FedProto(Method):
     def query(self, learners: Sequence[Learner], number: int, state: State) -> None:
         """Send every client all prototypes, and how often it trains an epoch where that differs."""
         losses: dict[str, float] = state["losses"]
-        chosen = sorted(losses, key=lambda lane: (losses[lane], int(lane)))[: self.further]
+        chosen = sorted(losses, key=lambda replica: (losses[replica], int(replica)))[: self.further]
         for learner in learners if self.further else ():
-            passes = torch.tensor(self.passes if str(learner.lane) in chosen else 1)
+            passes = torch.tensor(self.passes if str(learner.replica) in chosen else 1)
             received = learner.receive("passes", {"passes": passes}, number)
             if (pull := objective_of(learner, Pull)) is not None:
                 pull.passes, pull.losses = int(received["passes"]), []
@@ -158,7 +158,7 @@ class FedProto(Method):
             if self.further:
                 pull = objective_of(learner, Pull)
                 loss = torch.tensor(sum(pull.losses) / len(pull.losses) if pull and pull.losses else 0.0)
-                state["losses"][str(learner.lane)] = float(learner.send("loss", {"loss": loss}, number)["loss"])
+                state["losses"][str(learner.replica)] = float(learner.send("loss", {"loss": loss}, number)["loss"])
         averaged = {name: (total / counts[name]).to(torch.float32) for name, total in sums.items()}
         state["prototypes"] = dict(sorted({**state["prototypes"], **averaged}.items(), key=lambda item: int(item[0])))
 

@@ -46,7 +46,7 @@ class FedProx(Averaging):
 
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return who holds a client near the weights it was sent."""
-        return None if placement.lane is None else Hold(self.mu, self.shared(placement.topology))
+        return None if placement.replica is None else Hold(self.mu, self.shared(placement.topology))
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
         """Remember what has arrived."""

@@ -60,13 +60,13 @@ class FedSgd(Averaging):
         )
 
     def check(self, topology: Topology, clients: int) -> None:
-        """Refuse a split lane: the server's segment would learn while the client's waits."""
+        """Refuse a split replica: the server's segment would learn while the client's waits."""
         check_whole("fedsgd", topology)
         super().check(topology, clients)
 
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return who keeps a client's gradients, and the client from learning of them."""
-        return None if placement.lane is None else Collect(self.shared(placement.topology))
+        return None if placement.replica is None else Collect(self.shared(placement.topology))
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
         """Forget the gradients of the round before."""

@@ -62,7 +62,7 @@ class Ifca(Averaging):
 
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return who remembers which cluster a client is in."""
-        return None if placement.lane is None else ClusterChoice()
+        return None if placement.replica is None else ClusterChoice()
 
     def start(self, clients: int) -> State:
         """Nothing is known of the weights before the first client is asked."""
@@ -93,10 +93,10 @@ class Ifca(Averaging):
         for learner, part in parts:
             objective = objective_of(learner, ClusterChoice)
             named = learner.send("cluster", {"cluster": torch.tensor(objective.cluster if objective else 0)}, number)
-            cluster = state["chosen"][str(learner.lane)] = int(named["cluster"])
+            cluster = state["chosen"][str(learner.replica)] = int(named["cluster"])
             total[cluster] = total.get(cluster, 0.0) + part
         for learner, part in parts:
-            cluster = state["chosen"][str(learner.lane)]
+            cluster = state["chosen"][str(learner.replica)]
             arrived = learner.send("weights", self.shared_tensors(learner), number)
             sums.setdefault(cluster, RunningMean()).add(arrived, part / total[cluster])
         first, memory = learners[0], state.setdefault("server_step", {}) if self.settings.server_step else {}

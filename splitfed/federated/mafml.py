@@ -114,18 +114,18 @@ class MAFML(Method):
         """Let the clients that finished tell each other what they make of their public rows, and learn from it."""
         if len(learners) < 2:
             return
-        taught = {learner.lane: self._score_public_batch(learner, number, state) for learner in learners}
+        taught = {learner.replica: self._score_public_batch(learner, number, state) for learner in learners}
         for learner in learners:
-            self._take_mutual_step(learner, {k: v for k, v in taught.items() if k != learner.lane}, number, state)
+            self._take_mutual_step(learner, {k: v for k, v in taught.items() if k != learner.replica}, number, state)
 
-    def _rows(self, learner: Learner, lane: int, count: int, number: int) -> Tensor:
-        seed = derive(learner.seed, "mafml", lane)
+    def _rows(self, learner: Learner, replica: int, count: int, number: int) -> Tensor:
+        seed = derive(learner.seed, "mafml", replica)
         return public_rows.draw_row_numbers(seed, count, number * self.batch, self.batch)
 
     def _score_public_batch(self, learner: Learner, number: int, state: State) -> dict[str, Tensor]:
         """Have the client tell its class probabilities on a public batch; return them with their accuracy."""
-        head, known = learner.topology.heads[0], state["shown"][learner.lane]["y"]
-        rows = self._rows(learner, learner.lane, len(known), number)
+        head, known = learner.topology.heads[0], state["shown"][learner.replica]["y"]
+        rows = self._rows(learner, learner.replica, len(known), number)
         found = learner.consult(head.value, rows, "public", number).softmax(1)
         arrived = distribution(
             learner.send("soft labels", {"probabilities": found}, number, head.role)["probabilities"]
@@ -138,18 +138,18 @@ class MAFML(Method):
     ) -> None:
         """Send the client what the others told, and let it take a mutual step on their rows."""
         head = learner.topology.heads[0]
-        message = {f"{lane}/{name}": t for lane, predictions in taught.items() for name, t in predictions.items()}
+        message = {f"{replica}/{name}": t for replica, predictions in taught.items() for name, t in predictions.items()}
         arrived = learner.receive("soft labels", message, number, head.role)
         objective = learner.objective(head.role)
         if isinstance(objective, MafmlObjective):
-            probabilities = torch.cat([arrived[f"{lane}/probabilities"] for lane in taught])
-            accuracies = torch.stack([arrived[f"{lane}/accuracy"] for lane in taught])
+            probabilities = torch.cat([arrived[f"{replica}/probabilities"] for replica in taught])
+            accuracies = torch.stack([arrived[f"{replica}/accuracy"] for replica in taught])
             objective.lesson = probabilities, accuracies.repeat_interleave(self.batch)
-        sizes = {lane: len(rows["y"]) for lane, rows in public_rows.received_rows(learner, state).items()}
+        sizes = {replica: len(rows["y"]) for replica, rows in public_rows.received_rows(learner, state).items()}
         chosen, before = [], 0
-        for lane, count in sizes.items():
-            if lane in taught:
-                chosen.append(self._rows(learner, lane, count, number) + before)
+        for replica, count in sizes.items():
+            if replica in taught:
+                chosen.append(self._rows(learner, replica, count, number) + before)
             before += count
         learner.train(number, [torch.cat(chosen)], part=PART)
 
@@ -180,10 +180,10 @@ class MafmlObjective(public_rows.PublicRowsObjective):
         if step is None or not self.projected:
             return
         if step.part == "train" and self.remembers:
-            self._local[step.lane] = {
+            self._local[step.replica] = {
                 name: w.grad.clone() for name, w in weights_with_gradients(modules, modules) if w.grad is not None
             }
-        elif step.part == PART and (local := self._local.pop(step.lane, None)) is not None:
+        elif step.part == PART and (local := self._local.pop(step.replica, None)) is not None:
             project({name: w.grad for name, w in weights_with_gradients(modules, modules) if w.grad is not None}, local)
 
 

@@ -60,7 +60,7 @@ class PerFedAvg(Averaging):
 
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return who leads a client's weights there and back."""
-        return None if placement.lane is None else Ahead(self.shared(placement.topology))
+        return None if placement.replica is None else Ahead(self.shared(placement.topology))
 
     def train(self, learner: Learner, epoch: int, batches: Sequence[Tensor], first: int) -> list[float]:
         """Take the batches in pairs."""

@@ -87,7 +87,7 @@ class PFedMe(Averaging):
 
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return who holds a client's model near w, and lets w follow."""
-        return None if placement.lane is None else Envelope(self.weight, self.steps, self.shared(placement.topology))
+        return None if placement.replica is None else Envelope(self.weight, self.steps, self.shared(placement.topology))
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
         """Start both theta and w at what has arrived."""

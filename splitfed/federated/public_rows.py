@@ -33,11 +33,11 @@ class PublicRowsObjective(NoObjective):
 
     def state(self) -> dict[str, Any]:
         """Return the rows."""
-        return {"rows": {lane: dict(rows) for lane, rows in self.rows.items()}}
+        return {"rows": {replica: dict(rows) for replica, rows in self.rows.items()}}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go back to `state`."""
-        self.rows = {lane: dict(rows) for lane, rows in state["rows"].items()}
+        self.rows = {replica: dict(rows) for replica, rows in state["rows"].items()}
         self.stale = True
 
 
@@ -83,21 +83,21 @@ def exchange_rows(learners: Sequence[Learner], number: int, state: State) -> lis
     and those that forgot them.
     """
     shown, seen_by_client = state["shown"], state["told"]
-    first = [learner.lane for learner in learners if learner.lane not in shown]
+    first = [learner.replica for learner in learners if learner.replica not in shown]
     for learner in learners:
-        if learner.lane in first:
+        if learner.replica in first:
             head, (x,) = learner.topology.heads[0].value, learner.inputs("public").values()
-            shown[learner.lane] = dict(learner.send("data", {"x": x, "y": learner.labels(head, "public")}, number))
+            shown[learner.replica] = dict(learner.send("data", {"x": x, "y": learner.labels(head, "public")}, number))
     changed = []
     for learner in learners:
-        known, holder = seen_by_client.setdefault(learner.lane, []), objective_of(learner, PublicRowsObjective)
-        new = [lane for lane in sorted(shown) if lane != learner.lane and lane not in known]
-        for lane in new:
-            rows = dict(learner.receive("data", shown[lane], number))
-            known.append(lane)
+        known, holder = seen_by_client.setdefault(learner.replica, []), objective_of(learner, PublicRowsObjective)
+        new = [replica for replica in sorted(shown) if replica != learner.replica and replica not in known]
+        for replica in new:
+            rows = dict(learner.receive("data", shown[replica], number))
+            known.append(replica)
             if holder is not None:
-                holder.rows[lane] = rows
-        if new or learner.lane in first or (holder is not None and holder.stale):
+                holder.rows[replica] = rows
+        if new or learner.replica in first or (holder is not None and holder.stale):
             changed.append(learner)
         if holder is not None:
             holder.stale = False
@@ -108,7 +108,7 @@ def received_rows(learner: Learner, state: State) -> dict[int, Rows]:
     """Return what others have shown to the client: client -> rows, in the order of the clients."""
     holder = objective_of(learner, PublicRowsObjective)
     # A plan has no local objectives; what was sent is what the fed server has.
-    known = {k: state["shown"][k] for k in state["told"].get(learner.lane, ())} if holder is None else holder.rows
+    known = {k: state["shown"][k] for k in state["told"].get(learner.replica, ())} if holder is None else holder.rows
     return dict(sorted(known.items()))
 
 

@@ -64,7 +64,9 @@ class Scaffold(Averaging):
 
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return who corrects a client's gradients."""
-        return None if placement.lane is None else Steer(self.shared(placement.topology), self.variates == "gradient")
+        return (
+            None if placement.replica is None else Steer(self.shared(placement.topology), self.variates == "gradient")
+        )
 
     def start(self, clients: int) -> State:
         """The server's variate is zero, and nothing is known of the weights."""

@@ -49,9 +49,9 @@ def average_weights(
 ) -> dict[str, Tensor]:
     """Have every learner send the contents of `segments`; return what the fed server then holds, as `settings` say.
 
-    `before`: what it held; `shares`: lane -> share of the examples. Without settings it is the mean, so weighted.
+    `before`: what it held; `shares`: replica -> share of the examples. Without settings it is the mean, so weighted.
     """
-    uploads = ((one, shares[one.lane], {"weights": one.contents(segments)}) for one in learners)
+    uploads = ((one, shares[one.replica], {"weights": one.contents(segments)}) for one in learners)
     return take_server_step(
         settings, learners[0], segments, before, close_round(settings, uploads, number, state)["weights"], state
     )

@@ -4,7 +4,7 @@ Paper: McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-efficient
 decentralized data", AISTATS 2017, without its averages: "individual", "local" or "IND" in the tables of later papers.
 
 The run is, to the bit, that of schedule "independent" without a method; the name is for tables and grids of methods. It
-refuses a split lane, where clients learn from each other through the server, and a schedule that moves weights.
+refuses a split replica, where clients learn from each other through the server, and a schedule that moves weights.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def made_of_own_data(topology: Topology, value: str) -> bool:
 def embedding(who: str, topology: Topology, wanted: str | None) -> str:
     """Return the value that serves as the embedding: `wanted`, or the last that a client makes of its own data alone.
 
-    In a split lane that is what crosses at the first cut; a whole model names it, by a cut at a client of its own.
+    In a split replica that is what crosses at the first cut; a whole model names it, by a cut at a client of its own.
     """
     own = [v for s in topology.segments for v in s.outputs if made_of_own_data(topology, v)]
     heads = {head.value for head in topology.heads}

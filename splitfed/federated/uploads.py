@@ -32,7 +32,7 @@ def open_round(settings: UpdateAggregation, learners: Sequence[Learner], number:
     """Exchange what a secure sum of these clients' uploads in round `number` needs; without one, do nothing."""
     if settings.sum is None:
         return
-    state[ASKED] = [learner.lane for learner in learners]
+    state[ASKED] = [learner.replica for learner in learners]
     if _is_planned(learners[0]):
         _count(learners, setup_flows(state[ASKED], str, FED), number)
     else:
@@ -70,16 +70,16 @@ def _sum(
 ) -> dict[str, Tensor]:
     """Return the mean of the uploads as a secure sum gives it, the clients `asked` having agreed on its keys."""
     learners, (first, tensors) = [learner for learner, _ in uploads], uploads[0]
-    weights = {one.lane: float(one.rows()) if weighted else 1.0 for one in learners}
+    weights = {one.replica: float(one.rows()) if weighted else 1.0 for one in learners}
     if _is_planned(first):
         plan.check_weights(weights.values())
         numbers = sum(tensor.numel() for tensor in tensors.values())
-        _count(learners, upload_flows(asked, [one.lane for one in learners], numbers, str, FED), number)
+        _count(learners, upload_flows(asked, [one.replica for one in learners], numbers, str, FED), number)
         return dict(tensors)
     carrier = _Carrier(learners, number)
     with_keys = _summing(plan, first, asked, carrier.paused()).open()
     carrier.live = True
-    return with_keys.close({learner.lane: upload for learner, upload in uploads}, weights)
+    return with_keys.close({learner.replica: upload for learner, upload in uploads}, weights)
 
 
 def refuse_settings(who: str, settings: UpdateAggregation, reasons: Mapping[str, str]) -> None:
@@ -94,7 +94,7 @@ class _Carrier:
 
     def __init__(self, learners: Sequence[Learner], number: int) -> None:
         self.live, self.number = True, number
-        self._learners = {learner.lane: learner for learner in learners}
+        self._learners = {learner.replica: learner for learner in learners}
 
     def paused(self) -> _Carrier:
         """Return this one, not live."""
@@ -104,26 +104,26 @@ class _Carrier:
     def __call__(self, message: Message) -> Message:
         if not self.live:
             return message
-        learner = self._learners[message.stamp.lane]
+        learner = self._learners[message.stamp.replica]
         carry = learner.receive if message.sender == FED else learner.send
         return message._replace(tensors=carry(message.kind, message.tensors, self.number))
 
 
 def _summing(plan: SecureSum, learner: Learner, asked: Sequence[int], carrier: _Carrier) -> Summing:
     role = learner.topology.data_roles[0]
-    names = {lane: member(role, lane) for lane in asked}
+    names = {replica: member(role, replica) for replica in asked}
     return Summing(plan, role, names, carrier.number, learner.seed, carrier)
 
 
 def _count(learners: Sequence[Learner], flows: Iterable[Flow], number: int) -> None:
-    """Send messages of these sizes, whose parties are named by their lanes."""
-    by_lane = {str(learner.lane): learner for learner in learners}
+    """Send messages of these sizes, whose parties are named by their replicas."""
+    by_replica = {str(learner.replica): learner for learner in learners}
     for kind, sender, receiver, size in flows:
         empty = {kind: torch.empty(size, dtype=torch.uint8, device="meta")}
         if sender == FED:
-            by_lane[receiver].receive(kind, empty, number)
+            by_replica[receiver].receive(kind, empty, number)
         else:
-            by_lane[sender].send(kind, empty, number)
+            by_replica[sender].send(kind, empty, number)
 
 
 def _is_planned(learner: Learner) -> bool:

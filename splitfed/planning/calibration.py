@@ -25,13 +25,13 @@ def calibrate_defenses(
     dry = Dry(prepared)
     for _ in simulate_rounds(dry, prepared, rounds):
         pass
-    steps_and_epochs = [dry.step_counts(lane) for lane in range(dry.lanes)]
+    steps_and_epochs = [dry.step_counts(replica) for replica in range(dry.replicas)]
     training = prepared.training
     terms = Terms(
         prepared.topologies,
         prepared.facts,
         (),
-        tuple(dry.rows(lane, "train") for lane in range(dry.lanes)),
+        tuple(dry.rows(replica, "train") for replica in range(dry.replicas)),
         training.batch_size,
         training.sampling == "poisson",
         tuple(steps for steps, _ in steps_and_epochs),

@@ -51,103 +51,115 @@ class Dry(Trainer):
 
     def __init__(self, prepared: Prepared) -> None:
         self.prepared = prepared
-        self.topology, self.lanes = prepared.topology, len(prepared.topologies)
+        self.topology, self.replicas = prepared.topology, len(prepared.topologies)
         self.traffic = Traffic()
-        self.steps: dict[int, list[int]] = {lane: [] for lane in range(self.lanes)}
+        self.steps: dict[int, list[int]] = {replica: [] for replica in range(self.replicas)}
         self._own = set(self.topology.data_roles)
         self._flows: dict[tuple[int, tuple[int, ...]], list[Flowing]] = {}
         self._labels: dict[tuple[int, str], dict[str, Tensor]] = {}
-        self._taken = [Participation() for _ in range(self.lanes)]
+        self._taken = [Participation() for _ in range(self.replicas)]
         self._weight_flows = WeightFlows(prepared.topologies, prepared.placement)
         # The kinds of messages to the fed server with something in them that a defense could act on.
         self.defended: set[str] = set()
-        # Of the parts of a lane that are not its own "train": which row of it each is.
+        # Of the parts of a replica that are not its own "train": which row of it each is.
         self.among: dict[tuple[int, str], Tensor | None] = {
-            (lane, "public"): client.shown for lane, client in enumerate(prepared.data.clients)
+            (replica, "public"): client.shown for replica, client in enumerate(prepared.data.clients)
         }
 
-    def step_counts(self, lane: int) -> tuple[int, int]:
-        """Return in how many steps `lane` takes part, and in how many its row that is in most."""
-        return self._taken[lane].steps, self._taken[lane].most
+    def step_counts(self, replica: int) -> tuple[int, int]:
+        """Return in how many steps `replica` takes part, and in how many its row that is in most."""
+        return self._taken[replica].steps, self._taken[replica].most
 
-    def rows(self, lane: int, part: str) -> int:
-        """Return how many rows `lane` has in `part`."""
-        return len(getattr(self.prepared.data.clients[lane], part))
+    def rows(self, replica: int, part: str) -> int:
+        """Return how many rows `replica` has in `part`."""
+        return len(getattr(self.prepared.data.clients[replica], part))
 
-    def labels(self, lane: int, part: str) -> dict[str, Tensor]:
-        """Return the labels of `lane` in `part` by head, as a run on the CPU trains on them: (rows,)."""
+    def labels(self, replica: int, part: str) -> dict[str, Tensor]:
+        """Return the labels of `replica` in `part` by head, as a run on the CPU trains on them: (rows,)."""
         if part == "public":
-            return {head: y[self.prepared.data.clients[lane].shown] for head, y in self.labels(lane, "train").items()}
-        if (lane, part) not in self._labels:
-            topology = self.prepared.topologies[lane]
-            labels = labels_of(topology, getattr(self.prepared.data.clients[lane], part))
+            return {
+                head: y[self.prepared.data.clients[replica].shown] for head, y in self.labels(replica, "train").items()
+            }
+        if (replica, part) not in self._labels:
+            topology = self.prepared.topologies[replica]
+            labels = labels_of(topology, getattr(self.prepared.data.clients[replica], part))
             relabelling = (
-                find_relabelled_heads(topology, of_client(self.prepared.defenses, lane)) if part not in SCORED else {}
+                find_relabelled_heads(topology, of_client(self.prepared.defenses, replica))
+                if part not in SCORED
+                else {}
             )
             for role, heads in relabelling.items():
-                party = member(role, lane) if role in self._own else role
+                party = member(role, replica) if role in self._own else role
                 labels = relabel_for_training(labels, heads, self.prepared.training.seed, party, part)
-            self._labels[lane, part] = labels
-        return self._labels[lane, part]
+            self._labels[replica, part] = labels
+        return self._labels[replica, part]
 
     def train(
-        self, lane: int, epoch: int, batches: Sequence[Tensor], first: int = 0, part: str = "train", task: float = 1.0
+        self,
+        replica: int,
+        epoch: int,
+        batches: Sequence[Tensor],
+        first: int = 0,
+        part: str = "train",
+        task: float = 1.0,
     ) -> list[float]:
         """Count the messages of these steps."""
-        self._taken[lane].add(epoch, batches, part)
+        self._taken[replica].add(epoch, batches, part)
         for rows in batches:
-            self.steps[lane].append(len(rows))
-            self._count_flows(lane, [f for f in self._flows_of_lane(lane) if task or f.kind != "label"], len(rows))
+            self.steps[replica].append(len(rows))
+            self._count_flows(
+                replica, [f for f in self._flows_of_replica(replica) if task or f.kind != "label"], len(rows)
+            )
         return [0.0] * sum(len(rows) > 0 for rows in batches)
 
-    def consult(self, lane: int, rows: Tensor, part: str) -> None:
+    def consult(self, replica: int, rows: Tensor, part: str) -> None:
         """Count the messages of `rows` that pass forward alone."""
         for few in rows.split(CONSULTED):
-            self._count_flows(lane, [flow for flow in self._flows_of_lane(lane) if flow.ahead], len(few))
+            self._count_flows(replica, [flow for flow in self._flows_of_replica(replica) if flow.ahead], len(few))
 
     def train_together(
         self, epoch: int, step: int, batches: LaneBatches, scales: Mapping[int, float], combine: Combine | None = None
     ) -> dict[int, float]:
-        """Count the messages of one step of every lane."""
-        return {lane: sum(self.train(lane, epoch, [rows])) for lane, rows in batches.items()}
+        """Count the messages of one step of every replica."""
+        return {replica: sum(self.train(replica, epoch, [rows])) for replica, rows in batches.items()}
 
     def hand_over(self, source: int, target: int, role: str, epoch: int, via: str | None = None) -> None:
         """Count the weights handed over."""
         self._count(self._weight_flows.hand_over(source, target, role, via))
 
-    def download(self, lanes: Sequence[int], epoch: int) -> None:
+    def download(self, replicas: Sequence[int], epoch: int) -> None:
         """Count what the fed server sends."""
-        self._count(self._weight_flows.download(lanes))
+        self._count(self._weight_flows.download(replicas))
 
     def upload(self, weights: Mapping[int, float], epoch: int) -> None:
         """Count what the fed server receives."""
         self._count(self._weight_flows.upload(weights))
 
-    def branch(self, lanes: Sequence[int]) -> None:
+    def branch(self, replicas: Sequence[int]) -> None:
         """Nothing crosses."""
 
     def merge(self, weights: Mapping[int, float]) -> None:
         """Nothing crosses."""
 
-    def _flows_of_lane(self, lane: int) -> list[Flowing]:
-        topology = self.prepared.topologies[lane]
-        key = id(topology), missing(self.prepared.defenses, lane)
+    def _flows_of_replica(self, replica: int) -> list[Flowing]:
+        topology = self.prepared.topologies[replica]
+        key = id(topology), missing(self.prepared.defenses, replica)
         if key not in self._flows:
-            labels = labels_of(topology, self.prepared.data.clients[lane].train)
-            mine = of_client(self.prepared.defenses, lane)
-            self._flows[key] = flows_of(topology, self.prepared.facts[lane], labels, mine)
+            labels = labels_of(topology, self.prepared.data.clients[replica].train)
+            mine = of_client(self.prepared.defenses, replica)
+            self._flows[key] = flows_of(topology, self.prepared.facts[replica], labels, mine)
         return self._flows[key]
 
-    def _count_flows(self, lane: int, flows: Sequence[Flowing], rows: int) -> None:
+    def _count_flows(self, replica: int, flows: Sequence[Flowing], rows: int) -> None:
         for flow in flows if rows else ():
-            ends = [member(role, lane) if role in self._own else role for role in (flow.sender, flow.receiver)]
+            ends = [member(role, replica) if role in self._own else role for role in (flow.sender, flow.receiver)]
             self.traffic.add("train", flow.kind, ends[0], ends[1], flow.size(rows))
 
     def sent(self, sent: Sent, role: str) -> None:
         """Count what a client of a federated method, or who plays `role` for it, sends to the fed server."""
         if any(rows_of(tensor) is not None for tensor in sent.tensors.values()):
             self.defended.add(sent.kind)
-        packed = size(sent, find_upload_defenses(self.prepared.defenses, sent.kind, sent.lane))
+        packed = size(sent, find_upload_defenses(self.prepared.defenses, sent.kind, sent.replica))
         nbytes = sum(t.nbytes for t in sent.tensors.values()) if packed is None else packed
         self.traffic.add("train", sent.kind, sent.party, FED, nbytes)
 
@@ -199,14 +211,14 @@ class DryLearner:
     """A client of which only shapes and labels are known: it counts what a federated method sends, and sends zeros."""
 
     dry: Dry
-    lane: int
+    replica: int
     objectives: Mapping[str, LocalObjective] = field(default_factory=dict)
     held: dict[str, tuple[int, Mapping[str, Tensor]]] = field(default_factory=dict)
 
     @property
     def topology(self) -> Topology:
-        """The lane's topology."""
-        return self.dry.prepared.topologies[self.lane]
+        """The replica's topology."""
+        return self.dry.prepared.topologies[self.replica]
 
     def objective(self, role: str) -> LocalObjective | None:
         """Return None: nothing is computed."""
@@ -220,15 +232,15 @@ class DryLearner:
     @property
     def shown(self) -> Tensor:
         """Which rows of "train" are the public ones."""
-        return self.dry.prepared.data.clients[self.lane].shown
+        return self.dry.prepared.data.clients[self.replica].shown
 
     def inputs(self, part: str = "train") -> dict[str, Tensor]:
         """Return the client's raw inputs in `part`: name -> (rows, ...)."""
-        return inputs_of(self.topology, getattr(self.dry.prepared.data.clients[self.lane], part))
+        return inputs_of(self.topology, getattr(self.dry.prepared.data.clients[self.replica], part))
 
     def rows(self, part: str = "train") -> int:
         """Return how many rows the client has in `part`."""
-        return self.held[part][0] if part in self.held else self.dry.rows(self.lane, part)
+        return self.held[part][0] if part in self.held else self.dry.rows(self.replica, part)
 
     @property
     def rate(self) -> float:
@@ -248,7 +260,7 @@ class DryLearner:
         self, part: str, inputs: Mapping[str, Tensor], labels: Mapping[str, Tensor], own: Tensor | None = None
     ) -> None:
         """Note how many rows there are, and their labels."""
-        self.dry.among[self.lane, part] = None if own is None else own.cpu()
+        self.dry.among[self.replica, part] = None if own is None else own.cpu()
         known = [*inputs.values(), *labels.values()]
         self.held[part] = len(known[0]) if known else 0, dict(labels)
 
@@ -256,7 +268,7 @@ class DryLearner:
         self, epoch: int, batches: Sequence[Tensor], first: int = 0, part: str = "train", task: float = 1.0
     ) -> list[float]:
         """Count the messages of these steps."""
-        return self.dry.train(self.lane, epoch, batches, first, part, task)
+        return self.dry.train(self.replica, epoch, batches, first, part, task)
 
     def separate_optimizer(self, name: str) -> AbstractContextManager[None]:
         """Nothing learns."""
@@ -264,20 +276,20 @@ class DryLearner:
 
     def consult(self, value: str, rows: Tensor, part: str, number: int) -> Tensor:
         """Count what crosses; return zeros of the shape that `value` has: (rows, ...)."""
-        self.dry.consult(self.lane, rows, part)
-        facts = self.dry.prepared.facts[self.lane]
+        self.dry.consult(self.replica, rows, part)
+        facts = self.dry.prepared.facts[self.replica]
         return torch.zeros(1, dtype=facts.dtypes[value]).expand(len(rows), *facts.shapes[value])
 
     def compute(self, value: str, part: str = "train") -> Tensor:
         """Return zeros of the shape that `value` has: (rows, ...)."""
-        facts = self.dry.prepared.facts[self.lane]
+        facts = self.dry.prepared.facts[self.replica]
         return torch.zeros(1, dtype=facts.dtypes[value]).expand(self.rows(part), *facts.shapes[value])
 
     def labels(self, head: str, part: str = "train") -> Tensor:
         """Return the client's labels, as it trains on them: (rows,)."""
         if part in self.held:
             return self.held[part][1][head]
-        return self.dry.labels(self.lane, part)[head]
+        return self.dry.labels(self.replica, part)[head]
 
     def contents(self, segments: Sequence[str], copies: bool = True) -> dict[str, Tensor]:
         """Return the weights and buffers of `segments`: shapes and types alone, on the device "meta"."""
@@ -307,7 +319,7 @@ class DryLearner:
         self, kind: str, tensors: Mapping[str, Tensor], number: int, role: str | None = None
     ) -> Mapping[str, Tensor]:
         """Count a message to the fed server, in the form in which it crosses."""
-        sent = Sent(kind, tensors, self._name(role), self.lane, number)
+        sent = Sent(kind, tensors, self._name(role), self.replica, number)
         self.dry.sent(sent, role or self.topology.data_roles[0])
         return tensors
 
@@ -319,7 +331,7 @@ class DryLearner:
 
     def _name(self, role: str | None) -> str:
         own = self.topology.data_roles
-        return member(role or own[0], self.lane) if role is None or role in own else role
+        return member(role or own[0], self.replica) if role is None or role in own else role
 
     def _carry(self, kind: str, sender: str, receiver: str, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         self.dry.traffic.add("train", kind, sender, receiver, sum(t.nbytes for t in tensors.values()))

@@ -50,14 +50,14 @@ class Meeting:
     def __init__(self, clock: Clock, traffic: Traffic, learners: Sequence[Learner]) -> None:
         self.clock = clock
         self.traffic = traffic
-        self._steps: dict[int, list[int]] = {one.lane: [] for one in learners}
-        noted: list[Any] = [Noted(one, self._steps[one.lane]) for one in learners]
+        self._steps: dict[int, list[int]] = {one.replica: [] for one in learners}
+        noted: list[Any] = [Noted(one, self._steps[one.replica]) for one in learners]
         self.learners: tuple[Learner, ...] = tuple(noted)
 
-    def pop_steps(self, lane: int) -> list[int]:
-        """Return the rows of each step that `lane` has taken since this was last asked."""
-        found = list(self._steps[lane])
-        self._steps[lane].clear()
+    def pop_steps(self, replica: int) -> list[int]:
+        """Return the rows of each step that `replica` has taken since this was last asked."""
+        found = list(self._steps[replica])
+        self._steps[replica].clear()
         return found
 
     @contextmanager
@@ -69,7 +69,7 @@ class Meeting:
             if (more := nbytes - before.get(flow, 0)) > 0:
                 self.clock.transfer(flow.sender, flow.receiver, more)
         self.clock.barrier()
-        steps = {lane: sizes for lane in self._steps if (sizes := self.pop_steps(lane))}
+        steps = {replica: sizes for replica in self._steps if (sizes := self.pop_steps(replica))}
         if steps:
             self.clock.train(steps)
 

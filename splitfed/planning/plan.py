@@ -27,7 +27,7 @@ class Cost:
     `flows`: messages and bytes of every flow, exactly as training will count them. `flops`: party -> operations,
     `memory`: role -> bytes of one party while it trains (an estimate), `copies`: shared role -> how many of its
     segments' weights its party holds. `seconds`: simulated, None without speeds. `clients`: names of the clients'
-    parties by lane. `at_most`: why what crosses, and what it takes, may be less, for a method whose doings depend on
+    parties by replica. `at_most`: why what crosses, and what it takes, may be less, for a method whose doings depend on
     what it learns; None where all of it is exact.
     """
 
@@ -57,14 +57,14 @@ class Cost:
             found[flow.kind] = found.get(flow.kind, 0) + nbytes
         return dict(sorted(found.items()))
 
-    def client_bytes(self, lane: int) -> int:
+    def client_bytes(self, replica: int) -> int:
         """Bytes that the parties of one client send or receive, among themselves once."""
-        own = self.clients[lane]
+        own = self.clients[replica]
         return sum(n for flow, (_, n) in self.flows.items() if flow.sender in own or flow.receiver in own)
 
-    def client_flops(self, lane: int) -> float:
+    def client_flops(self, replica: int) -> float:
         """Operations of the parties of one client."""
-        return sum(self.flops.get(party, 0.0) for party in self.clients[lane])
+        return sum(self.flops.get(party, 0.0) for party in self.clients[replica])
 
 
 def cost(prepared: Prepared, rounds: int, speeds: Speeds | None = None) -> Cost:
@@ -78,9 +78,9 @@ def cost(prepared: Prepared, rounds: int, speeds: Speeds | None = None) -> Cost:
         dry.traffic.flows,
         _flops(prepared, dry),
         _memory(prepared),
-        dict.fromkeys(prepared.placement.copied, dry.lanes),
+        dict.fromkeys(prepared.placement.copied, dry.replicas),
         None if clock is None else clock.now,
-        tuple(tuple(member(role, lane) for role in own) for lane in range(dry.lanes)),
+        tuple(tuple(member(role, replica) for role in own) for replica in range(dry.replicas)),
         None if prepared.method is None else prepared.method.traits(prepared.topology).at_most,
     )
 
@@ -107,12 +107,12 @@ def federated_bytes(prepared: Prepared, rounds: int) -> int:
 def _flops(prepared: Prepared, dry: Dry) -> dict[str, float]:
     rates: dict[int, dict[str, float]] = {}
     found: dict[str, float] = {}
-    for lane, (topology, facts) in enumerate(zip(prepared.topologies, prepared.facts, strict=True)):
+    for replica, (topology, facts) in enumerate(zip(prepared.topologies, prepared.facts, strict=True)):
         if id(topology) not in rates:
             rates[id(topology)] = role_flops(topology, facts)
         for role, rate in rates[id(topology)].items():
-            party = member(role, lane) if role in topology.data_roles else role
-            found[party] = found.get(party, 0.0) + rate * sum(dry.steps[lane])
+            party = member(role, replica) if role in topology.data_roles else role
+            found[party] = found.get(party, 0.0) + rate * sum(dry.steps[replica])
     return found
 
 
@@ -120,10 +120,10 @@ def _memory(prepared: Prepared) -> dict[str, RoleMemory]:
     copies = {role: float(optim_copies(optim)) for role, optim in prepared.optims.items()}
     found = role_memory(prepared.topology, prepared.facts[0], prepared.training.batch_size, copies)
     for role in prepared.placement.copied:
-        own, lanes = found[role], len(prepared.topologies)
-        # A copy a lane, each with its optimizer, and the merged one; one lane's activations at a time.
+        own, replicas = found[role], len(prepared.topologies)
+        # A copy a replica, each with its optimizer, and the merged one; one replica's activations at a time.
         found[role] = RoleMemory(
-            own.weights * (lanes + 1), own.gradients * lanes, own.optimizer * lanes, own.activations
+            own.weights * (replicas + 1), own.gradients * replicas, own.optimizer * replicas, own.activations
         )
     if prepared.placement.fused:
         weights = sum(weight_bytes(prepared.topology, role) for role in prepared.placement.fused)

@@ -48,66 +48,72 @@ class CountingDry(Dry):
         self.uses: dict[tuple[int, str], UsageCounts] = {}
         everybody = {id(t): list_sites(t, prepared) for t in prepared.topologies}
         self._sites = [
-            [site for site in everybody[id(topology)] if site.position not in missing(prepared.defenses, lane)]
-            for lane, topology in enumerate(prepared.topologies)
+            [site for site in everybody[id(topology)] if site.position not in missing(prepared.defenses, replica)]
+            for replica, topology in enumerate(prepared.topologies)
         ]
-        for lane, client in enumerate(prepared.data.clients):
-            labels = labels_of(prepared.topologies[lane], client.train)
-            for site in self._sites_of_kind(lane, "once"):
-                self._uses(lane, site).take(site.place, site.position, "train", len(next(iter(labels.values()))))
+        for replica, client in enumerate(prepared.data.clients):
+            labels = labels_of(prepared.topologies[replica], client.train)
+            for site in self._sites_of_kind(replica, "once"):
+                self._uses(replica, site).take(site.place, site.position, "train", len(next(iter(labels.values()))))
 
     def train(
-        self, lane: int, epoch: int, batches: Sequence[Tensor], first: int = 0, part: str = "train", task: float = 1.0
+        self,
+        replica: int,
+        epoch: int,
+        batches: Sequence[Tensor],
+        first: int = 0,
+        part: str = "train",
+        task: float = 1.0,
     ) -> list[float]:
         """Count the messages and uses of these steps."""
         for kind in ("activation", "gradient", "step") if task else ("activation", "gradient"):
-            for site in self._sites_of_kind(lane, kind):
+            for site in self._sites_of_kind(replica, kind):
                 for rows in batches:
-                    self._add(lane, site, part, rows)
-        return super().train(lane, epoch, batches, first, part, task)
+                    self._add(replica, site, part, rows)
+        return super().train(replica, epoch, batches, first, part, task)
 
-    def consult(self, lane: int, rows: Tensor, part: str) -> None:
+    def consult(self, replica: int, rows: Tensor, part: str) -> None:
         """Count the messages and uses of `rows` that pass forward alone."""
-        for site in self._sites_of_kind(lane, "activation"):
+        for site in self._sites_of_kind(replica, "activation"):
             for few in () if site.trains else rows.split(CONSULTED):
-                self._add(lane, site, part, few)
-        super().consult(lane, rows, part)
+                self._add(replica, site, part, few)
+        super().consult(replica, rows, part)
 
     def evaluate(self, part: str) -> None:
         """Count the uses of scoring `part` once."""
-        for lane in range(self.lanes):
-            rows = torch.arange(self.rows(lane, part))
-            for site in self._sites_of_kind(lane, "activation"):
+        for replica in range(self.replicas):
+            rows = torch.arange(self.rows(replica, part))
+            for site in self._sites_of_kind(replica, "activation"):
                 if not site.trains:
-                    self._add(lane, site, part, rows)
+                    self._add(replica, site, part, rows)
 
     def sent(self, sent: Sent, role: str) -> None:
         """Count the uses of what is sent to the fed server."""
-        guards = find_upload_defenses(self.prepared.defenses, sent.kind, sent.lane)
+        guards = find_upload_defenses(self.prepared.defenses, sent.kind, sent.replica)
         if any(privacy_event(keeper.defense) is not None for keeper in guards):
-            count(self.uses.setdefault((sent.lane, role), UsageCounts()), sent, guards, sent.lane)
+            count(self.uses.setdefault((sent.replica, role), UsageCounts()), sent, guards, sent.replica)
         super().sent(sent, role)
 
     def party_counts(self) -> list[Counted]:
         """Return the counts of every party."""
         owners = self.topology.data_roles
         return [
-            Counted(member(role, lane) if role in owners else role, role, lane, uses.counts)
-            for (lane, role), uses in self.uses.items()
+            Counted(member(role, replica) if role in owners else role, role, replica, uses.counts)
+            for (replica, role), uses in self.uses.items()
         ]
 
-    def _sites_of_kind(self, lane: int, kind: str) -> list[Site]:
-        return [site for site in self._sites[lane] if kind in site.kinds]
+    def _sites_of_kind(self, replica: int, kind: str) -> list[Site]:
+        return [site for site in self._sites[replica] if kind in site.kinds]
 
-    def _uses(self, lane: int, site: Site) -> UsageCounts:
-        return self.uses.setdefault((lane, site.role), UsageCounts())
+    def _uses(self, replica: int, site: Site) -> UsageCounts:
+        return self.uses.setdefault((replica, site.role), UsageCounts())
 
-    def _add(self, lane: int, site: Site, part: str, rows: Tensor) -> None:
-        among = self.among.get((lane, part))
+    def _add(self, replica: int, site: Site, part: str, rows: Tensor) -> None:
+        among = self.among.get((replica, part))
         if among is not None:
             part, rows = "train", among[rows]
             rows = rows[rows >= 0]
-        self._uses(lane, site).add((site.place, site.position, lane, part), rows, site.values)
+        self._uses(replica, site).add((site.place, site.position, replica, part), rows, site.values)
 
 
 def list_sites(topology: Topology, prepared: Prepared) -> list[Site]:
@@ -137,15 +143,15 @@ def planned_ledger(prepared: Prepared, rounds: int, evaluate_every: int = 1, del
         if (number + 1) % evaluate_every == 0 or number + 1 == rounds:
             for part in SCORED:
                 dry.evaluate(part)
-    taken = [Taken(*dry.step_counts(lane)) for lane in range(dry.lanes)]
-    reach_others = weights_reach_others(prepared.schedule, dry.lanes, prepared.method)
+    taken = [Taken(*dry.step_counts(replica)) for replica in range(dry.replicas)]
+    reach_others = weights_reach_others(prepared.schedule, dry.replicas, prepared.method)
     kinds = _kinds(dry.traffic)
-    rows_shown = _shows_rows_of_others(prepared.topology, prepared.schedule, dry.lanes, prepared.defenses, kinds)
+    rows_shown = _shows_rows_of_others(prepared.topology, prepared.schedule, dry.replicas, prepared.defenses, kinds)
     run_charges = charges(
         prepared.topologies, prepared.facts, prepared.defenses, dry.party_counts(), taken, reach_others, rows_shown
     )
-    rows = sum(dry.rows(lane, "train") for lane in range(dry.lanes))
-    weights_move = _weights_move(prepared.topology, prepared.schedule, dry.lanes, prepared.method, kinds)
+    rows = sum(dry.rows(replica, "train") for replica in range(dry.replicas))
+    weights_move = _weights_move(prepared.topology, prepared.schedule, dry.replicas, prepared.method, kinds)
     exposed = unprotected(prepared.topology, prepared.defenses, prepared.placement.fused, weights_move)
     exposed += _uploads(prepared.topology, prepared.method, prepared.defenses, kinds)
     return make_ledger(run_charges, _delta(prepared.defenses, rows, delta), exposed)
@@ -153,9 +159,9 @@ def planned_ledger(prepared: Prepared, rounds: int, evaluate_every: int = 1, del
 
 def counted_ledger(engine: Observable, schedule: Schedule, method: Method | None, delta: float | None) -> Ledger:
     """Return the ledger of what the parties of `engine` have counted so far."""
-    parties, lanes = engine.crew, len(engine.crew.lanes)
-    circuits = {lane.circuit: lane.index for lane in parties.lanes}
-    owner = {party.name: lane.index for lane in parties.lanes for party in lane.parties.values()}
+    parties, replicas = engine.crew, len(engine.crew.replicas)
+    circuits = {replica.circuit: replica.index for replica in parties.replicas}
+    owner = {party.name: replica.index for replica in parties.replicas for party in replica.parties.values()}
     shared = set(parties.shared)
     counts = []
     replaced: Counter[str] = Counter()
@@ -170,15 +176,15 @@ def counted_ledger(engine: Observable, schedule: Schedule, method: Method | None
             (p, i, circuits.get(c, c), part): rows for (p, i, c, part), rows in party.state.uses.counts.items()
         }
         counts.append(Counted(party.name, party.role, client, counts_by_use))
-    reach_others = weights_reach_others(schedule, lanes, method)
+    reach_others = weights_reach_others(schedule, replicas, method)
     taken = [Taken(counts.steps, counts.most) for counts in parties.participation]
     kinds = _kinds(engine.traffic)
-    rows_shown = _shows_rows_of_others(engine.topology, schedule, lanes, parties.defenses, kinds)
+    rows_shown = _shows_rows_of_others(engine.topology, schedule, replicas, parties.defenses, kinds)
     run_charges = charges(
         parties.topologies, parties.facts, parties.defenses, _sum_by_party(counts), taken, reach_others, rows_shown
     )
-    rows = sum(parties.owners(lane)[0].state.rows("train") for lane in range(lanes))
-    weights_move = _weights_move(engine.topology, schedule, lanes, method, kinds)
+    rows = sum(parties.owners(replica)[0].state.rows("train") for replica in range(replicas))
+    weights_move = _weights_move(engine.topology, schedule, replicas, method, kinds)
     exposed = unprotected(engine.topology, parties.defenses, parties.placement.fused, weights_move)
     exposed += _uploads(engine.topology, method, parties.defenses, kinds)
     return make_ledger(run_charges, _delta(parties.defenses, rows, delta), exposed, replaced)

@@ -26,10 +26,10 @@ def query(
     state: dict[str, Any],
 ) -> None:
     """Let `method` tell the clients that `schedule` will ask in round `number` what they need."""
-    participants: Sequence[int] = range(trainer.lanes)
+    participants: Sequence[int] = range(trainer.replicas)
     if isinstance(schedule, Sampled):
         participants = list_clients(schedule.turns(trainer, training, number))
-    method.query([learners[lane] for lane in participants], number, state)
+    method.query([learners[replica] for replica in participants], number, state)
 
 
 def aggregate(method: Method, learners: Sequence[Learner], done: Round, number: int, state: dict[str, Any]) -> Round:
@@ -37,12 +37,12 @@ def aggregate(method: Method, learners: Sequence[Learner], done: Round, number: 
 
     Return the round, not fused where the method's quorum was missed.
     """
-    finished = [learners[lane] for lane in done.clients if lane not in done.dropped]
+    finished = [learners[replica] for replica in done.clients if replica not in done.dropped]
     settings = method.traits(learners[0].topology).aggregation
     if settings is not None and len(finished) < settings.required(len(done.clients)):
         return replace(done, fused=False)
     if finished and done.fused:
-        method.aggregate(finished, shares({one.lane: float(one.rows()) for one in finished}), number, state)
+        method.aggregate(finished, shares({one.replica: float(one.rows()) for one in finished}), number, state)
     return done
 
 
@@ -54,6 +54,6 @@ class Guided(ForwardingTrainer):
         self.method = method
         self.learners = tuple(learners)
 
-    def train(self, lane: int, epoch: int, batches: Sequence[Tensor], first: int = 0) -> list[float]:
-        """Train one lane as the method does."""
-        return self.method.train(self.learners[lane], epoch, batches, first)
+    def train(self, replica: int, epoch: int, batches: Sequence[Tensor], first: int = 0) -> list[float]:
+        """Train one replica as the method does."""
+        return self.method.train(self.learners[replica], epoch, batches, first)

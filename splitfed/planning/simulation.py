@@ -18,14 +18,14 @@ from splitfed.planning.validation import Prepared
 def simulate_rounds(dry: Dry, prepared: Prepared, rounds: int, clock: Clock | None = None) -> Iterator[int]:
     """Play `rounds` rounds of `prepared` over `dry`, moving `clock`; yield the number of each when it is over."""
     method = prepared.method
-    learners: Sequence[Learner] = [DryLearner(dry, lane) for lane in range(dry.lanes)]
+    learners: Sequence[Learner] = [DryLearner(dry, replica) for replica in range(dry.replicas)]
     meeting = None if clock is None or method is None else Meeting(clock, dry.traffic, learners)
     learners = learners if meeting is None else meeting.learners
     trainer: Trainer = dry if method is None else Guided(dry, method, learners)
     if clock is not None:
         trainer = Timed(trainer, clock, prepared.topologies, prepared.placement, meeting)
-    state = prepared.schedule.start(dry.lanes)
-    method_state = {} if method is None else method.start(dry.lanes)
+    state = prepared.schedule.start(dry.replicas)
+    method_state = {} if method is None else method.start(dry.replicas)
     for number in range(rounds):
         if method is not None:
             with nullcontext() if meeting is None else meeting.advance_clock():

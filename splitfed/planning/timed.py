@@ -39,25 +39,27 @@ class Timed(ForwardingTrainer):
         self.meeting = meeting
         self._flows = WeightFlows(topologies, placement)
 
-    def train(self, lane: int, epoch: int, batches: Sequence[Tensor], first: int = 0) -> list[float]:
-        """Train one lane while everybody else waits."""
-        losses = super().train(lane, epoch, batches, first)
-        self.clock.train({lane: _sizes(batches) if self.meeting is None else self.meeting.pop_steps(lane)})
+    def train(self, replica: int, epoch: int, batches: Sequence[Tensor], first: int = 0) -> list[float]:
+        """Train one replica while everybody else waits."""
+        losses = super().train(replica, epoch, batches, first)
+        self.clock.train({replica: _sizes(batches) if self.meeting is None else self.meeting.pop_steps(replica)})
         return losses
 
     def train_at_once(self, turns: Turns) -> dict[int, list[float]]:
-        """Train all lanes side by side."""
+        """Train all replicas side by side."""
         losses = self.inner.train_at_once(turns)
         taken = {k: [n for _, batches in turn for n in _sizes(batches)] for k, turn in turns.items()}
-        self.clock.train(taken if self.meeting is None else {lane: self.meeting.pop_steps(lane) for lane in turns})
+        self.clock.train(
+            taken if self.meeting is None else {replica: self.meeting.pop_steps(replica) for replica in turns}
+        )
         return losses
 
     def train_together(
         self, epoch: int, step: int, batches: LaneBatches, scales: Mapping[int, float], combine: Combine | None = None
     ) -> dict[int, float]:
-        """Take one step of all lanes side by side; the way back waits for the slowest."""
+        """Take one step of all replicas side by side; the way back waits for the slowest."""
         losses = super().train_together(epoch, step, batches, scales, combine)
-        self.clock.together({lane: len(rows) for lane, rows in batches.items()})
+        self.clock.together({replica: len(rows) for replica, rows in batches.items()})
         return losses
 
     def hand_over(self, source: int, target: int, role: str, epoch: int, via: str | None = None) -> None:
@@ -65,10 +67,10 @@ class Timed(ForwardingTrainer):
         super().hand_over(source, target, role, epoch, via)
         self._transfer(self._flows.hand_over(source, target, role, via))
 
-    def download(self, lanes: Sequence[int], epoch: int) -> None:
+    def download(self, replicas: Sequence[int], epoch: int) -> None:
         """Let the fed server send to all at once, over one uplink."""
-        super().download(lanes, epoch)
-        self._transfer(self._flows.download(lanes))
+        super().download(replicas, epoch)
+        self._transfer(self._flows.download(replicas))
 
     def upload(self, weights: Mapping[int, float], epoch: int) -> None:
         """Let all send to the fed server at once, over one downlink."""
@@ -90,11 +92,11 @@ def clock_of(prepared: Prepared, speeds: Speeds) -> Clock:
     """Return a clock at zero for the parties of `prepared`."""
     shape_of_topology: dict[int, StepShape] = {}
     shapes = {}
-    for lane, (topology, facts) in enumerate(zip(prepared.topologies, prepared.facts, strict=True)):
+    for replica, (topology, facts) in enumerate(zip(prepared.topologies, prepared.facts, strict=True)):
         if id(topology) not in shape_of_topology:
-            labels = labels_of(topology, prepared.data.clients[lane].train).values()
+            labels = labels_of(topology, prepared.data.clients[replica].train).values()
             size = max((y.element_size() * y[0].numel() for y in labels), default=0)
             shape_of_topology[id(topology)] = step_shape(topology, facts, segment_flops(topology, facts), size)
-        shapes[lane] = shape_of_topology[id(topology)]
+        shapes[replica] = shape_of_topology[id(topology)]
     others = [FED] if prepared.placement.fused or prepared.placement.meeting else []
     return Clock(shapes, speeds, party_names(prepared.topology, len(prepared.topologies)), others)

@@ -32,7 +32,7 @@ from splitfed.topologies.heterogeneous import heterogeneous
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a run is made of: a topology and its facts for every lane, and all that acts on them.
+    """What a run is made of: a topology and its facts for every replica, and all that acts on them.
 
     `training` says what holds for this run: `restart_optimizers` as the method has it where that has a say, `starts` as
     "shared", "own" or "given" (topologies of their own, with the weights they had), whatever was asked for.
@@ -50,12 +50,12 @@ class Prepared:
 
     @property
     def topology(self) -> Topology:
-        """The first lane's topology, which is everybody's unless clients differ."""
+        """The first replica's topology, which is everybody's unless clients differ."""
         return self.topologies[0]
 
     @property
     def local(self) -> list[tuple[str, ...]]:
-        """For every lane, the client segments whose first weights nothing replaces before it trains."""
+        """For every replica, the client segments whose first weights nothing replaces before it trains."""
         moved = self.schedule.binds(len(self.topologies)) is not None
         kept = self.placement.kept
         return [
@@ -341,15 +341,15 @@ def _prepare_topologies(
     """Return every client's topology as it is trained, and its facts; each make of it is prepared once."""
     differ = _differ(topologies)
     prepared: dict[int, tuple[Topology, Facts]] = {}
-    for lane, one in enumerate(topologies):
+    for replica, one in enumerate(topologies):
         if id(one) in prepared:
             continue
         try:
-            prepared[id(one)] = _prepare_topology(one, data, lane, plan, defenses, method, seed)
+            prepared[id(one)] = _prepare_topology(one, data, replica, plan, defenses, method, seed)
         except InvalidInput as error:
             if not differ:
                 raise
-            raise InvalidInput(f"client {lane}: {error}") from error
+            raise InvalidInput(f"client {replica}: {error}") from error
     ready, facts = zip(*(prepared[id(t)] for t in topologies), strict=True)
     if differ:
         check_equal_shapes(ready, facts)
@@ -383,13 +383,13 @@ def _check_whole(given: Sequence[Topology]) -> None:
 def _prepare_topology(
     topology: Topology,
     data: Federation,
-    lane: int,
+    replica: int,
     schedule: Schedule,
     defenses: Sequence[Defense],
     method: Method | None,
     seed: int,
 ) -> tuple[Topology, Facts]:
-    rows = data.clients[lane].train
+    rows = data.clients[replica].train
     checked_topology = topology.with_tasks(rows.tasks)
     schedule.check(checked_topology, len(data.clients))
     facts = probe_with(checked_topology, rows)

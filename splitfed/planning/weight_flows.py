@@ -23,19 +23,19 @@ class WeightFlows:
         self._asked: list[int] = []
 
     def hand_over(self, source: int, target: int, role: str, via: str | None = None) -> Iterator[Flow]:
-        """Yield the messages in which the weights of `role` go from one lane's party to another's."""
+        """Yield the messages in which the weights of `role` go from one replica's party to another's."""
         stops = [member(role, source), *([] if via is None else [via]), member(role, target)]
         size = weight_bytes(self._topologies[source], role, kept=self._placement.kept)
         for sender, receiver in pairwise(stops):
             yield "weights", sender, receiver, size
 
-    def download(self, lanes: Sequence[int]) -> Iterator[Flow]:
-        """Yield what the fed server sends to `lanes`, and what a secure sum exchanges before they train."""
-        for lane in lanes:
+    def download(self, replicas: Sequence[int]) -> Iterator[Flow]:
+        """Yield what the fed server sends to `replicas`, and what a secure sum exchanges before they train."""
+        for replica in replicas:
             for role in self._placement.fused:
-                yield "weights", FED, member(role, lane), self._size(lane, role)
+                yield "weights", FED, member(role, replica), self._size(replica, role)
         if self._placement.secure is not None:
-            self._asked = list(lanes)
+            self._asked = list(replicas)
             for role in self._placement.fused:
                 yield from setup_flows(self._asked, _named(role), FED)
 
@@ -47,18 +47,18 @@ class WeightFlows:
             for role in self._placement.fused:
                 yield from upload_flows(self._asked, done, self._numbers(done[0], role), _named(role), FED)
             return
-        for lane in done:
+        for replica in done:
             for role in self._placement.fused:
-                yield "weights", member(role, lane), FED, self._size(lane, role)
+                yield "weights", member(role, replica), FED, self._size(replica, role)
 
-    def _size(self, lane: int, role: str) -> int:
-        return weight_bytes(self._topologies[lane], role, self._placement.buffers, self._placement.kept)
+    def _size(self, replica: int, role: str) -> int:
+        return weight_bytes(self._topologies[replica], role, self._placement.buffers, self._placement.kept)
 
-    def _numbers(self, lane: int, role: str) -> int:
+    def _numbers(self, replica: int, role: str) -> int:
         place = self._placement
         return sum(
             tensor.numel()
-            for segment in self._topologies[lane].segments_of(role)
+            for segment in self._topologies[replica].segments_of(role)
             if segment.name not in place.kept
             for tensor in (segment.module.state_dict() if place.buffers else weights(segment.module)).values()
         )

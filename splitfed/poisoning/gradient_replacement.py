@@ -124,7 +124,7 @@ class _Reader:
         """Return the message that the party uses."""
         if message.kind != "gradient" or message.stamp.phase != "train":
             return message
-        own = self._party.inputs(message.stamp.lane)[self._plan.party].flatten(1)
+        own = self._party.inputs(message.stamp.replica)[self._plan.party].flatten(1)
         known = (own == self._known).all(1)
         marked = (own[:, -self._plan.size :] == self._plan.value).all(1) & ~known
         tensors = {}

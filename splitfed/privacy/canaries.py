@@ -41,12 +41,12 @@ class CanaryParty:
 
 @dataclass(frozen=True)
 class Canaries:
-    """The guarded parties of one client under `defense`, which stands at `position`; its messages carry `lane`."""
+    """The guarded parties of one client under `defense`, which stands at `position`; its messages carry `replica`."""
 
     defense: WeightDefense
     position: int
     seats: tuple[CanaryParty, ...]
-    lane: int
+    replica: int
     seed: int
 
     def sums(
@@ -61,7 +61,7 @@ class Canaries:
         privatizers = {seat.role: self._make_privatizer(seat, probes[seat.role], seed) for seat in self.seats}
         step_sums = []
         for gradients, (epoch, step) in zip(rows, turns, strict=True):
-            stamp = Stamp("train", self.lane, epoch, step)
+            stamp = Stamp("train", self.replica, epoch, step)
             for role, privatizer in privatizers.items():
                 _pass(privatizer, probes[role], gradients, divisor, stamp)
             norms = {seat.role: privatizers[seat.role].norms() for seat in self.seats if seat.tells and len(gradients)}

@@ -53,8 +53,8 @@ def charges(
     roles: dict[str, str] = {}
     for party, role, client, uses in counts:
         roles[party] = role
-        for (place, position, lane, part), rows in uses.items():
-            whose = client if lane == OWN and client is not None else lane
+        for (place, position, replica, part), rows in uses.items():
+            whose = client if replica == OWN and client is not None else replica
             rows_of_uses.setdefault((whose, party, place, position), {})[part] = rows
     charge_list = []
     mixing: dict[tuple[int, str, int], bool] = {}

@@ -4,7 +4,7 @@ Paper: Vepakomma, Gupta, Swedish, Raskar, "Split learning for health", 2018, sec
 its extended vanilla and multi-task configurations are trained the same way.
 
 The rows are those that the parties of a vertical, extended or multi-task topology hold about the same records, so
-there is one lane; several clients with rows of their own are what the other schedules are for.
+there is one replica; several clients with rows of their own are what the other schedules are for.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from splitfed.schedules.base import Round, Schedule, State, Training
 
 @dataclass(frozen=True, kw_only=True)
 class Joint(Schedule):
-    """Plain training of one lane."""
+    """Plain training of one replica."""
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse several clients."""

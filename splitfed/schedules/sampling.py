@@ -72,9 +72,9 @@ class Sampled(Schedule):
     def turns(self, engine: Trainer, training: Training, number: int) -> list[Turn]:
         """Draw who takes part in round `number`, in the order of the clients, and what each of them does."""
         random = generator(training.seed, "participation", number)
-        order = torch.randperm(engine.lanes, generator=random)[: self.clients_asked(engine.lanes)]
-        chosen = sorted(order.tolist()) if self.clients_per_round is not None else range(engine.lanes)
-        leaves = torch.rand(engine.lanes, 2, generator=random, dtype=torch.float64).tolist()
+        order = torch.randperm(engine.replicas, generator=random)[: self.clients_asked(engine.replicas)]
+        chosen = sorted(order.tolist()) if self.clients_per_round is not None else range(engine.replicas)
+        leaves = torch.rand(engine.replicas, 2, generator=random, dtype=torch.float64).tolist()
         rows = {client: engine.rows(client, "train") for client in chosen}
         return [self.turn(training, rows[client], number, client, leaves[client]) for client in chosen]
 

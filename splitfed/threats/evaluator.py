@@ -247,7 +247,8 @@ class Evaluator:
         return AttackResult(name, party, outcome.guess, truth, scores, outcome.seconds)
 
     def _check_updates(self, attack: Attack) -> None:
-        aggregation = None if self.method is None else self.method.traits(self.engine.topology).aggregation
+        method = self.grants.method
+        aggregation = None if method is None else method.traits(self.engine.topology).aggregation
         if self.engine.crew.placement.secure is not None or (aggregation is not None and aggregation.sum is not None):
             raise InvalidInput(
                 f"{type(attack).__name__} needs {Needs.UPDATES}; under a secure sum the fed server learns the sum of "
@@ -268,8 +269,8 @@ class Evaluator:
             raise InvalidInput(f"{needs} what {who} may add to a client's gradient is in its update too")
 
     def _check_client(self, client: int) -> None:
-        if not 0 <= client < self.engine.lanes:
-            raise InvalidInput(f"client={client} is not allowed; expected 0 to {self.engine.lanes - 1}")
+        if not 0 <= client < self.engine.replicas:
+            raise InvalidInput(f"client={client} is not allowed; expected 0 to {self.engine.replicas - 1}")
 
     def _check_no_labels(self, party: str, client: int, label_set: str | None) -> None:
         role = self.engine.parties[party].role
@@ -278,7 +279,7 @@ class Evaluator:
                 raise InvalidInput(f"party {party!r} is given the labels of {head.value!r}: it has none to guess")
 
     def _owns_all(self, party: str, client: int) -> bool:
-        mine = {p.name for p in self.engine.crew.lanes[client].parties.values()}
+        mine = {p.name for p in self.engine.crew.replicas[client].parties.values()}
         roles = set(self.engine.topologies[client].inputs.values())
         return party in mine and roles == {self.engine.parties[party].role}
 
@@ -286,12 +287,12 @@ class Evaluator:
         """Return what `party` recorded of `client` in training up to round `number` (default: all), its own copies."""
         if party not in self.engine.link.recorders:
             raise InvalidInput(f"{party!r} was not recorded in training: record=Recording(parties=({party!r},))")
-        if not 0 <= client < self.engine.lanes:
-            raise InvalidInput(f"client={client} is not allowed; expected 0 to {self.engine.lanes - 1}")
+        if not 0 <= client < self.engine.replicas:
+            raise InvalidInput(f"client={client} is not allowed; expected 0 to {self.engine.replicas - 1}")
         if number is not None:
             check_count("round", number)
         seen = self.engine.view(party).select(phase="train")
-        kept = [m for m in seen.messages if m.stamp.lane == client and (number is None or m.stamp.epoch <= number)]
+        kept = [m for m in seen.messages if m.stamp.replica == client and (number is None or m.stamp.epoch <= number)]
         return View(party, tuple(kept), copy.deepcopy(dict(seen.segments)))
 
     def _attack_training(

@@ -137,8 +137,8 @@ class Grants:
 
     def lend(self, client: int, part: str, x: Tensor, rows: Dataset | None = None) -> None:
         """Give the parties of `client` the rows `x` as their data called `part`, with the labels of `rows` if given."""
-        if not 0 <= client < self.engine.lanes:
-            raise InvalidInput(f"client={client} is not allowed; expected 0 to {self.engine.lanes - 1}")
+        if not 0 <= client < self.engine.replicas:
+            raise InvalidInput(f"client={client} is not allowed; expected 0 to {self.engine.replicas - 1}")
         if tuple(x.shape[1:]) != self.data.shape:
             raise InvalidInput(f"x has rows of shape {tuple(x.shape[1:])}; this run was trained on {self.data.shape}")
         heads = self.engine.topologies[client].heads
@@ -147,7 +147,7 @@ class Grants:
 
     def own_inputs(self, party: str, client: int, x: Tensor) -> dict[str, Tensor]:
         """Return what `party` itself feeds for the rows `x`, on the engine's device."""
-        if party not in {p.name for p in self.engine.crew.lanes[client].parties.values()}:
+        if party not in {p.name for p in self.engine.crew.replicas[client].parties.values()}:
             return {}
         owners, role = self.engine.topologies[client].inputs, self.engine.parties[party].role
         return {n: t.to(self.engine.device) for n, t in self.feed(client)(x).items() if owners[n] == role}

@@ -21,16 +21,16 @@ from splitfed.threats.imitated_defenses import Feed
 
 
 class Rerun:
-    """A copy of one lane of `engine`, as its parties would be before training; defenses draw afresh at every call.
+    """A copy of one replica of `engine`, as its parties would be before training; defenses draw afresh at every call.
 
     `feed(x)` returns what each input of the topology gets of rows x.
     """
 
-    def __init__(self, engine: RunSetup, lane: int, feed: Feed, seed: int) -> None:
-        topology = fresh(engine.topologies[lane], derive(seed, "fresh"))
+    def __init__(self, engine: RunSetup, replica: int, feed: Feed, seed: int) -> None:
+        topology = fresh(engine.topologies[replica], derive(seed, "fresh"))
         if any(head.target is not None for head in topology.heads):
             raise InvalidInput(f"topology {topology.name!r} learns several label sets; a copy needs just the main one")
-        facts = engine.all_facts[lane]
+        facts = engine.all_facts[replica]
         self._engine = make_engine(
             topology,
             facts,

@@ -74,7 +74,7 @@ def attack_site(engine: Observable, prepared: Prepared, party: str, who: str, kn
 
     def modules(circuit: int) -> Mapping[str, nn.Module]:
         return copy_modules(
-            next(lane for lane in engine.crew.lanes if lane.circuit == circuit).parties[role].state.modules
+            next(replica for replica in engine.crew.replicas if replica.circuit == circuit).parties[role].state.modules
         )
 
     site = AttackSite(

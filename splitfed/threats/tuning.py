@@ -128,12 +128,12 @@ class Bench:
 
     def _make_view(self, released: Releases) -> View:
         """Return the view of a party at which `released` arrived."""
-        engine, lane = self._evaluator.engine, self._client
-        topology, role = engine.topologies[lane], engine.parties[self._party].role
-        stamp = Stamp("predict", lane, 0, 0, "pseudo-victims")
+        engine, replica = self._evaluator.engine, self._client
+        topology, role = engine.topologies[replica], engine.parties[self._party].role
+        stamp = Stamp("predict", replica, 0, 0, "pseudo-victims")
         messages = [
             Message(
-                engine.party(lane, topology.role_of(edge.source)).name,
+                engine.party(replica, topology.role_of(edge.source)).name,
                 self._party,
                 "activation",
                 edge.name,
@@ -143,7 +143,7 @@ class Bench:
             for edge in topology.crossings
             if topology.role_of(edge.target) == role
         ]
-        return View(self._party, tuple(messages), copy.deepcopy(dict(engine.modules_of_party(self._party, lane))))
+        return View(self._party, tuple(messages), copy.deepcopy(dict(engine.modules_of_party(self._party, replica))))
 
 
 def tune(

@@ -34,10 +34,13 @@ def place_detectors(engine: Observable, prepared: Prepared, detectors: Mapping[s
     """
     topology = prepared.topology
     for name, detector in detectors.items():
-        lanes = [
-            i for i, lane in enumerate(engine.crew.lanes) for p in lane.parties.values() if name in (p.name, p.role)
+        replicas = [
+            i
+            for i, replica in enumerate(engine.crew.replicas)
+            for p in replica.parties.values()
+            if name in (p.name, p.role)
         ]
-        if not lanes:
+        if not replicas:
             raise unknown("party for a detector", name, [*engine.parties, *topology.data_roles])
         if topology.data_roles != (engine.parties[name].role if name in engine.parties else name,):
             raise InvalidInput(
@@ -45,14 +48,14 @@ def place_detectors(engine: Observable, prepared: Prepared, detectors: Mapping[s
                 f"{topology.name!r} {name!r} does not hold them all"
             )
         detector.check(topology)
-        for lane in lanes:
-            party = engine.party(lane, topology.data_roles[0])
-            site = _detector_site(prepared, lane, party)
+        for replica in replicas:
+            party = engine.party(replica, topology.data_roles[0])
+            site = _detector_site(prepared, replica, party)
             engine.sentries[party.name] = _PlacedDetector(detector.watch(site), site.inputs)
 
 
-def _detector_site(prepared: Prepared, lane: int, party: Party) -> DetectorSite:
-    graph, rows = prepared.topologies[lane], prepared.data.clients[lane].train
+def _detector_site(prepared: Prepared, replica: int, party: Party) -> DetectorSite:
+    graph, rows = prepared.topologies[replica], prepared.data.clients[replica].train
     task = graph.heads[0].task
     assert task is not None
     return DetectorSite(
@@ -60,7 +63,7 @@ def _detector_site(prepared: Prepared, lane: int, party: Party) -> DetectorSite:
         {name: x.to(party.device) for name, x in copy_nested(inputs_of(graph, rows)).items()},
         {name: y.to(party.device) for name, y in copy_nested(labels_of(graph, rows)).items()},
         task.outputs if task.name == "classification" and task.outputs else 2,
-        _local_trainer(prepared, lane, party),
+        _local_trainer(prepared, replica, party),
         derive(prepared.training.seed, "detector", party.name),
     )
 
@@ -108,10 +111,10 @@ class _GradientRecorder:
         return
 
 
-def _local_trainer(prepared: Prepared, lane: int, party: Party) -> LocalTrainer:
+def _local_trainer(prepared: Prepared, replica: int, party: Party) -> LocalTrainer:
     """Return the training of the whole model on one machine, from weights that owe nothing to the real server's."""
-    graph, facts = prepared.topologies[lane], prepared.facts[lane]
-    data = prepared.data.clients[lane].train
+    graph, facts = prepared.topologies[replica], prepared.facts[replica]
+    data = prepared.data.clients[replica].train
 
     def train_locally(rows: Tensor, epochs: int, number: int) -> Tensor:
         seed = derive(prepared.training.seed, "rehearsal", party.name, number)
@@ -120,7 +123,7 @@ def _local_trainer(prepared: Prepared, lane: int, party: Party) -> LocalTrainer:
             _redraw_servers(graph, seed),
             facts,
             1,
-            defenses=of_client(prepared.defenses, lane),
+            defenses=of_client(prepared.defenses, replica),
             optims=prepared.optims,
             seed=seed,
             device=party.device,

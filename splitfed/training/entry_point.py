@@ -115,8 +115,8 @@ def start_run(
     folder = None if logging.folder is None else RunFolder(Path(logging.folder))
     views = None if folder is None else folder.path / "views"
     engine = engine_of(prepared, device, logging.record, views, LINKS[logging.link])
-    for lane, tensors in enumerate(prepared.first_weights()):
-        engine.start_from(lane, tensors)
+    for replica, tensors in enumerate(prepared.first_weights()):
+        engine.start_from(replica, tensors)
     place_objectives(engine, prepared)
     place_adversaries(engine, prepared, adversaries)
     if folder is not None:
@@ -124,7 +124,7 @@ def start_run(
         speeds = None if evaluation.speeds is None else repr(evaluation.speeds)
         extras = {**adversaries.describe(), "speeds": speeds, "delta": evaluation.delta}
         folder.claim({**described, **extras}, resume=logging.resume)
-    state = prepared.schedule.start(engine.lanes)
+    state = prepared.schedule.start(engine.replicas)
     run = Run(engine, prepared.data, prepared.schedule, state, prepared.training.seed, folder, clock)
     run.follow(prepared.method)
     run.evaluator.grants.training, run.evaluator.grants.rounds = prepared.training, rounds
@@ -173,11 +173,11 @@ def engine_of(
         expected=_expected_batch_sizes(prepared),
         link=link,
     )
-    for lane, (client, graph) in enumerate(zip(prepared.data.clients, prepared.topologies, strict=True)):
+    for replica, (client, graph) in enumerate(zip(prepared.data.clients, prepared.topologies, strict=True)):
         for part in ("train", "validation", "test"):
             rows = getattr(client, part)
-            engine.own(lane, part, inputs_of(graph, rows), labels_of(graph, rows))
-        engine.show(lane, "public", client.shown)
+            engine.own(replica, part, inputs_of(graph, rows), labels_of(graph, rows))
+        engine.show(replica, "public", client.shown)
     return engine
 
 

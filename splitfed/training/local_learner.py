@@ -24,30 +24,30 @@ from splitfed.planning.validation import Prepared
 
 @dataclass(frozen=True)
 class LocalLearner:
-    """A lane of a local engine; what it sends goes over the engine's link.
+    """A replica of a local engine; what it sends goes over the engine's link.
 
     `known`: what `compute` would return for a value and a part, where that is known already.
     """
 
     engine: Engine
-    lane: int
+    replica: int
     turns: dict[str, tuple[int, int]] = field(default_factory=dict, compare=False, repr=False)
     known: Mapping[tuple[str, str], Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def topology(self) -> Topology:
-        """The lane's topology."""
-        return self.engine.topologies[self.lane]
+        """The replica's topology."""
+        return self.engine.topologies[self.replica]
 
     @property
     def objectives(self) -> Mapping[str, LocalObjective]:
         """The local objectives at the client's own parties, by role."""
-        found = {role: self.engine.party(self.lane, role).state.objective for role in self.topology.data_roles}
+        found = {role: self.engine.party(self.replica, role).state.objective for role in self.topology.data_roles}
         return {role: objective for role, objective in found.items() if objective is not None}
 
     def objective(self, role: str) -> LocalObjective | None:
         """Return the local objective at the party that plays `role` for the client."""
-        return self.engine.party(self.lane, role).state.objective
+        return self.engine.party(self.replica, role).state.objective
 
     @property
     def seed(self) -> int:
@@ -56,12 +56,12 @@ class LocalLearner:
 
     def rows(self, part: str = "train") -> int:
         """Return how many rows the client has in `part`."""
-        return self.engine.rows(self.lane, part)
+        return self.engine.rows(self.replica, part)
 
     @property
     def shown(self) -> Tensor:
         """Which rows of "train" are the public ones."""
-        return self.engine.party(self.lane, self.topology.data_roles[0]).state.train_rows("public")
+        return self.engine.party(self.replica, self.topology.data_roles[0]).state.train_rows("public")
 
     def inputs(self, part: str = "train") -> dict[str, Tensor]:
         """Return the client's raw inputs in `part`: name -> (rows, ...)."""
@@ -85,17 +85,17 @@ class LocalLearner:
         self, part: str, inputs: Mapping[str, Tensor], labels: Mapping[str, Tensor], own: Tensor | None = None
     ) -> None:
         """Keep further rows under the name `part`."""
-        self.engine.own(self.lane, part, inputs, labels, relabel=False, among=own)
+        self.engine.own(self.replica, part, inputs, labels, relabel=False, among=own)
 
     def train(
         self, epoch: int, batches: Sequence[Tensor], first: int = 0, part: str = "train", task: float = 1.0
     ) -> list[float]:
         """Take a training step a batch."""
-        return self.engine.train(self.lane, epoch, batches, first, part, task)
+        return self.engine.train(self.replica, epoch, batches, first, part, task)
 
     def consult(self, value: str, rows: Tensor, part: str, number: int) -> Tensor:
         """Return `value` of some `rows` of `part` in evaluation mode: (rows, ...)."""
-        return self.engine.consult(self.lane, value, rows, part, number)
+        return self.engine.consult(self.replica, value, rows, part, number)
 
     def compute(self, value: str, part: str = "train") -> Tensor:
         """Return `value` of all rows of `part` in evaluation mode: (rows, ...)."""
@@ -105,7 +105,7 @@ class LocalLearner:
         if maker is None or maker.role not in self.topology.data_roles:
             raise InvalidInput(f"value {value!r} is not made at a client of topology {self.topology.name!r}")
         try:
-            return self.engine.party(self.lane, maker.role).compute(value, part)
+            return self.engine.party(self.replica, maker.role).compute(value, part)
         except KeyError:
             raise InvalidInput(f"value {value!r} cannot be computed from a client's own data alone") from None
 
@@ -113,14 +113,14 @@ class LocalLearner:
     def separate_optimizer(self, name: str) -> Iterator[None]:
         """Let steps inside the block go on from an optimizer state of their own under `name`."""
         with ExitStack() as stack:
-            for party in self.engine.crew.lanes[self.lane].parties.values():
+            for party in self.engine.crew.replicas[self.replica].parties.values():
                 stack.enter_context(party.state.separate_optimizer(name))
             yield
 
     def labels(self, head: str, part: str = "train") -> Tensor:
         """Return the client's labels of `head` in `part`: (rows,)."""
         holder = next(h.labels for h in self.topology.heads if h.value == head)
-        return self.engine.party(self.lane, holder).state.labels(part)[head]
+        return self.engine.party(self.replica, holder).state.labels(part)[head]
 
     def contents(self, segments: Sequence[str], copies: bool = True) -> dict[str, Tensor]:
         """Return copies of the weights and buffers of `segments`, or those themselves."""
@@ -139,23 +139,23 @@ class LocalLearner:
 
     def lend(self, tensors: Mapping[str, Tensor]) -> AbstractContextManager[None]:
         """Let the client's segments hold `tensors` inside the block."""
-        return self.engine.borrow_segments(self.lane, tensors)
+        return self.engine.borrow_segments(self.replica, tensors)
 
     def gradient(self, batches: Sequence[Tensor]) -> dict[str, Tensor]:
         """Return the gradient of the mean loss over the rows of `batches`; nothing moves."""
-        return self.engine.gradient(self.lane, batches)
+        return self.engine.gradient(self.replica, batches)
 
     def send(
         self, kind: str, tensors: Mapping[str, Tensor], number: int, role: str | None = None
     ) -> Mapping[str, Tensor]:
         """Send `tensors` to the fed server, behind the defenses on messages of this kind; return what has arrived."""
-        defenses = find_upload_defenses(self.engine.defenses, kind, self.lane)
+        defenses = find_upload_defenses(self.engine.defenses, kind, self.replica)
         if not defenses:
             return self._carry(self._name(role), FED, kind, tensors, number)
-        party = self.engine.party(self.lane, role or self.topology.data_roles[0])
+        party = self.engine.party(self.replica, role or self.topology.data_roles[0])
         detached = {name: t.detach().clone() for name, t in tensors.items()}
-        sent = Sent(kind, detached, party.name, self.lane, number, self._turn(kind, number))
-        count(party.state.uses, sent, defenses, self.engine.crew.lanes[self.lane].circuit)
+        sent = Sent(kind, detached, party.name, self.replica, number, self._turn(kind, number))
+        count(party.state.uses, sent, defenses, self.engine.crew.replicas[self.replica].circuit)
         return self.engine.link.deliver(apply_upload_defenses(sent, defenses, self.engine.seed)).tensors
 
     def receive(
@@ -171,26 +171,26 @@ class LocalLearner:
         return self.turns[kind][1]
 
     def _name(self, role: str | None) -> str:
-        return self.engine.party(self.lane, role or self.topology.data_roles[0]).name
+        return self.engine.party(self.replica, role or self.topology.data_roles[0]).name
 
     def _parties(self) -> dict[str, Party]:
-        return {role: self.engine.party(self.lane, role) for role in self.topology.data_roles}
+        return {role: self.engine.party(self.replica, role) for role in self.topology.data_roles}
 
     def _carry(
         self, sender: str, receiver: str, kind: str, tensors: Mapping[str, Tensor], number: int
     ) -> Mapping[str, Tensor]:
         detached = {name: t.detach().clone() for name, t in tensors.items()}
-        stamp = Stamp("train", self.lane, number, 0)
+        stamp = Stamp("train", self.replica, number, 0)
         return self.engine.link.deliver(Message(sender, receiver, kind, f"{kind}->{receiver}", detached, stamp)).tensors
 
 
 def place_objectives(engine: Engine, prepared: Prepared) -> None:
-    """Put the local objectives of the run's method beside the parties of every lane."""
+    """Put the local objectives of the run's method beside the parties of every replica."""
     method = prepared.method
     if method is None:
         return
     placed: set[int] = set()
-    for lane, place in enumerate(engine.crew.lanes):
+    for replica, place in enumerate(engine.crew.replicas):
         for role, party in place.parties.items():
             if id(party) in placed:
                 continue
@@ -199,10 +199,10 @@ def place_objectives(engine: Engine, prepared: Prepared) -> None:
             placement = ObjectivePlacement(
                 party.name,
                 role,
-                lane if own else None,
+                replica if own else None,
                 place.topology,
-                engine.all_facts[lane],
-                derive(prepared.training.seed, "tutor", member(role, lane) if own else role),
+                engine.all_facts[replica],
+                derive(prepared.training.seed, "tutor", member(role, replica) if own else role),
                 engine.device,
             )
             party.state.objective = method.objective(placement)

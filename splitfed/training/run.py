@@ -72,7 +72,7 @@ class Run:
         # Of the client asked about last: what the method says it would use now.
         self._served: tuple[int, Mapping[str, Tensor] | None] | None = None
         # One for the whole run each: they know what they have sent in a round.
-        self._learners = tuple(LocalLearner(engine, lane) for lane in range(engine.lanes))
+        self._learners = tuple(LocalLearner(engine, replica) for replica in range(engine.replicas))
         self.trainer: Trainer = engine
         self.crosswise = False
         self.follow(None)
@@ -80,7 +80,7 @@ class Run:
     def follow(self, method: Method | None) -> None:
         """Take up a federated method, before the first round."""
         self.method = method
-        self.method_state = {} if method is None else method.start(self.engine.lanes)
+        self.method_state = {} if method is None else method.start(self.engine.replicas)
         self.evaluator.grants.method = self.evaluator.uploads.method = method
         engine: Trainer = self.engine
         clock, place = self.clock, self.engine.crew.placement
@@ -240,15 +240,15 @@ class Run:
         outputs: dict[str, list[Tensor]] = {head.value: [] for head in heads}
         labels: dict[str, list[Tensor]] = {head.value: [] for head in heads}
         scores: list[float | None] = []
-        known: list[dict[tuple[str, str], Tensor]] = [{} for _ in range(self.engine.lanes)]
-        for lane in range(self.engine.lanes):
-            if self.engine.rows(lane, part) == 0:
+        known: list[dict[tuple[str, str], Tensor]] = [{} for _ in range(self.engine.replicas)]
+        for replica in range(self.engine.replicas):
+            if self.engine.rows(replica, part) == 0:
                 scores.append(None)
                 continue
-            source = self._newest(lane)
-            wanted = self._method_values(lane, source)
-            prediction = self.engine.predict(lane, part, "evaluate", number, borrow=source, also=wanted)
-            known[lane] = {(value, part): made for value, made in prediction.further_values.items()}
+            source = self._newest(replica)
+            wanted = self._method_values(replica, source)
+            prediction = self.engine.predict(replica, part, "evaluate", number, borrow=source, also=wanted)
+            known[replica] = {(value, part): made for value, made in prediction.further_values.items()}
             for head in heads:
                 outputs[head.value].append(prediction.outputs[head.value])
                 labels[head.value].append(prediction.labels[head.value])
@@ -278,34 +278,34 @@ class Run:
         union, ends = first.join(others), torch.tensor([0, *(len(rows) for rows in parts)]).cumsum(0).tolist()
         scores: dict[str, list[float | None]] = {name: [] for name in names}
         if not len(union):
-            return {name: [None] * self.engine.lanes for name in names}
-        for lane in range(self.engine.lanes):
-            head = next(h for h in self.engine.topologies[lane].heads if h.value in self._scored())
-            self.evaluator.grants.lend(lane, "across", union.x)
-            prediction = self.engine.predict(lane, "across", "evaluate", number, borrow=self._newest(lane))
-            self.engine.drop(lane, "across")
+            return {name: [None] * self.engine.replicas for name in names}
+        for replica in range(self.engine.replicas):
+            head = next(h for h in self.engine.topologies[replica].heads if h.value in self._scored())
+            self.evaluator.grants.lend(replica, "across", union.x)
+            prediction = self.engine.predict(replica, "across", "evaluate", number, borrow=self._newest(replica))
+            self.engine.drop(replica, "across")
             own = torch.zeros(len(union), dtype=torch.bool)
-            own[ends[lane] : ends[lane + 1]] = True
+            own[ends[replica] : ends[replica + 1]] = True
             for name, rows in zip(names, (own, ~own, own | True), strict=True):
                 some = [union.label(head.target)[rows]] if bool(rows.any()) else []
                 scores[name].append(_score(head, [prediction.outputs[head.value][rows]], some) if some else None)
         return scores
 
-    def _method_values(self, lane: int, source: Source) -> Collection[str]:
+    def _method_values(self, replica: int, source: Source) -> Collection[str]:
         """Return the values that the method's own inference computes of the weights in `source` too."""
         if self.method is None or isinstance(source, Mapping):
             return ()
-        return self.method.traits(self.engine.topologies[lane]).scored_values
+        return self.method.traits(self.engine.topologies[replica]).scored_values
 
     def _method_scores(
         self, method: Method, part: str, known: Sequence[Mapping[tuple[str, str], Tensor]]
     ) -> dict[str, Any]:
         """Return what the method's own inference scores, for every client that has rows in `part`, by name."""
         found: list[dict[str, float]] = [{} for _ in self.learners]
-        for lane, one in enumerate(replace(own, known=k) for own, k in zip(self._learners, known, strict=True)):
+        for replica, one in enumerate(replace(own, known=k) for own, k in zip(self._learners, known, strict=True)):
             # As the schedule would have it: handed on or averaged, where it does that.
-            with self.engine.borrow_segments(lane, self.schedule.newest(lane, self.schedule_state)):
-                found[lane] |= method.scores(one, part, self.method_state) if one.rows(part) else {}
+            with self.engine.borrow_segments(replica, self.schedule.newest(replica, self.schedule_state)):
+                found[replica] |= method.scores(one, part, self.method_state) if one.rows(part) else {}
         names = dict.fromkeys(name for scores in found for name in scores)
         return {"method": {name: [scores.get(name) for scores in found] for name in names}} if names else {}
 

@@ -104,12 +104,12 @@ def test_the_mean_is_the_running_sum() -> None:
 AVERAGING = [SplitFedV1, SplitFedV2, LocalLoss]
 
 
-def after_a_round(plan: Schedule, lanes: int) -> LocalEngine:
-    """One round of `lanes` clients, each with a row of its own; nobody has the weight of another."""
+def after_a_round(plan: Schedule, replicas: int) -> LocalEngine:
+    """One round of `replicas` clients, each with a row of its own; nobody has the weight of another."""
     topology = two_clients().topology
-    plan.check(topology, lanes)
-    engine = two_clients(placement=plan.placement(topology), lanes=lanes)
-    plan.round(engine, Training(1), 0, plan.start(lanes))
+    plan.check(topology, replicas)
+    engine = two_clients(placement=plan.placement(topology), replicas=replicas)
+    plan.round(engine, Training(1), 0, plan.start(replicas))
     return engine
 
 

@@ -142,7 +142,7 @@ def test_an_attack_is_the_same_twice_and_changes_nothing() -> None:
 
 def test_a_fed_server_remembers_what_it_sent() -> None:
     view = trained(WHOLE, rounds=2).engine.view("fed_server")
-    rounds = [(m.sender, m.receiver, m.stamp.epoch) for m in view.messages if m.stamp.lane == 2]
+    rounds = [(m.sender, m.receiver, m.stamp.epoch) for m in view.messages if m.stamp.replica == 2]
     up, down = ("client2", "fed_server"), ("fed_server", "client2")
     assert rounds == [(*down, 0), (*up, 0), (*down, 1), (*up, 1)]
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import splitfed
-from splitfed.attacks.networks.frozen_copy import Replica
+from splitfed.attacks.networks.frozen_copy import FrozenCopy
 from splitfed.attacks.reconstruction.rmle import Rmle
 from splitfed.attacks.training_time.fsha import Fsha
 from splitfed.attacks.training_time.insider_labels import InsiderLabels
@@ -111,7 +111,7 @@ def test_the_guess_is_graded_and_knows_no_truth(name: str) -> None:
 def test_the_replica_is_frozen_and_in_evaluation_mode() -> None:
     run = go(None)
     segments = run.engine.topology.segments_of("server")
-    replica = Replica(segments, segments[0].inputs[0], segments[-1].outputs[-1])
+    replica = FrozenCopy(segments, segments[0].inputs[0], segments[-1].outputs[-1])
     live = run.engine.parties["server"].state.modules
     replica.follow(live)
     z = torch.randn(5, 2, requires_grad=True)

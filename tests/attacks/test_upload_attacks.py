@@ -126,7 +126,7 @@ def test_the_extractor_is_what_the_client_sent_means_of(method: Any) -> None:
     facts, modules, (name,) = run.engine.all_facts[2], run.engine.modules(2), topology.inputs
     extractor = SegmentRunner(topology, facts, modules, lambda x: {name: x}, values=means)
     ((kind, z),) = extractor(client.x).items()
-    newest = [m for m in run.engine.view(FED).messages if (m.kind, m.receiver, m.stamp.lane) == (kind, FED, 2)][-1]
+    newest = [m for m in run.engine.view(FED).messages if (m.kind, m.receiver, m.stamp.replica) == (kind, FED, 2)][-1]
     for label in client.y.unique().tolist():
         assert torch.allclose(newest.tensors[str(label)], z[client.y == label].mean(0), atol=1e-5)
 

@@ -42,7 +42,7 @@ def spent(engine: LocalEngine, first: int) -> float:
     started = time.perf_counter()
     batches = list(torch.arange(ROWS).split(BATCH))
     for turn in range(TURNS):
-        engine.train((first + turn) % engine.lanes, 0, batches)
+        engine.train((first + turn) % engine.replicas, 0, batches)
     return (time.perf_counter() - started) / (TURNS * len(batches))
 
 

@@ -74,24 +74,24 @@ class Bare:
             return
         total = sum(len(c.train) for c in self.federation.clients)
         sums: dict[str, Tensor] = {}
-        for lane, client in enumerate(self.federation.clients):
-            taught = (self.memes or self.models)[lane]
+        for replica, client in enumerate(self.federation.clients):
+            taught = (self.memes or self.models)[replica]
             taught.load_state_dict(self.shared)
-            self._train(lane, client.train.x, client.train.y, number)
+            self._train(replica, client.train.x, client.train.y, number)
             for name, tensor in taught.state_dict().items():
                 part = tensor * (len(client.train) / total)
                 sums[name] = sums[name] + part if name in sums else part
         self.shared = sums
         right = rows = 0
         with torch.no_grad():
-            for lane, client in enumerate(self.federation.clients):
+            for replica, client in enumerate(self.federation.clients):
                 if self.method != "fml":
-                    self.models[lane].load_state_dict(self.shared)
-                for model in (self.models[lane], *([self._meme(lane)] if self.memes else [])):
+                    self.models[replica].load_state_dict(self.shared)
+                for model in (self.models[replica], *([self._meme(replica)] if self.memes else [])):
                     model.eval()
                     found = [model(x).argmax(1) for x in client.test.x.split(256)]
                     model.train()
-                    if model is self.models[lane] and found:
+                    if model is self.models[replica] and found:
                         right += int((torch.cat(found) == client.test.y).sum())
                         rows += len(client.test)
         self.accuracy = right / rows
@@ -100,9 +100,9 @@ class Bare:
         """Train every client towards the prototypes, average those, and score head and prototypes in one pass."""
         sums: dict[int, Tensor] = {}
         counts: dict[int, int] = {}
-        for lane, client in enumerate(self.federation.clients):
-            self._train(lane, client.train.x, client.train.y, number)
-            z = self._seen(lane, client.train.x)[0]
+        for replica, client in enumerate(self.federation.clients):
+            self._train(replica, client.train.x, client.train.y, number)
+            z = self._seen(replica, client.train.x)[0]
             for label in client.train.y.unique().tolist():
                 rows = z[client.train.y == label]
                 sums[label] = sums.get(label, 0) + rows.sum(0)
@@ -111,9 +111,9 @@ class Bare:
         names = torch.tensor(list(self.prototypes))
         goals = torch.stack(list(self.prototypes.values()))
         right = rows = near = own = 0
-        for lane, client in enumerate(self.federation.clients):
+        for replica, client in enumerate(self.federation.clients):
             if len(client.test):
-                z, scores = self._seen(lane, client.test.x)
+                z, scores = self._seen(replica, client.test.x)
                 mine = torch.isin(names, client.train.y.unique())
                 far = torch.cdist(z, goals)
                 near += int((names[far.argmin(1)] == client.test.y).sum())
@@ -122,21 +122,21 @@ class Bare:
                 rows += len(client.test)
         self.accuracy, self.near = right / rows, near / rows
 
-    def _seen(self, lane: int, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _seen(self, replica: int, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return embeddings and scores of rows, in evaluation mode."""
-        model = self.models[lane].eval()
+        model = self.models[replica].eval()
         with torch.no_grad():
             found = [(z := model[:-1](few), model[-1](z)) for few in x.split(256)]
         model.train()
         return torch.cat([z for z, _ in found]), torch.cat([scores for _, scores in found])
 
-    def _meme(self, lane: int) -> nn.Module:
-        self.memes[lane].load_state_dict(self.shared)
-        return self.memes[lane]
+    def _meme(self, replica: int) -> nn.Module:
+        self.memes[replica].load_state_dict(self.shared)
+        return self.memes[replica]
 
-    def _train(self, lane: int, x: Tensor, y: Tensor, number: int) -> None:
-        model, optimizer = self.models[lane], self.optimizers[lane]
-        for batch in self.training.batches(len(x), number, lane):
+    def _train(self, replica: int, x: Tensor, y: Tensor, number: int) -> None:
+        model, optimizer = self.models[replica], self.optimizers[replica]
+        for batch in self.training.batches(len(x), number, replica):
             if self.prototypes:
                 z = model[:-1](x[batch])
                 goal = torch.stack([self.prototypes[label] for label in y[batch].tolist()])
@@ -145,7 +145,7 @@ class Bare:
                 scores = model(x[batch])
                 loss = functional.cross_entropy(scores, y[batch])
             if self.memes:
-                other = self.memes[lane](x[batch])
+                other = self.memes[replica](x[batch])
                 mine, theirs = functional.log_softmax(scores, 1), functional.log_softmax(other, 1)
                 divergences = [
                     functional.kl_div(a, b.detach(), reduction="batchmean", log_target=True)

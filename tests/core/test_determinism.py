@@ -30,7 +30,7 @@ def model() -> Dropped:
 def train(topology: Topology, seed: int, engine_type: type[LocalEngine] = LocalEngine) -> dict[str, object]:
     defenses = [Noise(scale=0.1), DistanceCorrelation(alpha=0.2)]
     options = {"optim": Optim("Adam", {"lr": 1e-2}), "seed": seed, "defenses": defenses}
-    engine = engine_of(topology, *images(60), lanes=3, **options)  # type: ignore[arg-type]
+    engine = engine_of(topology, *images(60), replicas=3, **options)  # type: ignore[arg-type]
     plan = Sequential()
     state = plan.start(3)
     losses = [plan.round(engine, Training(8, 1, seed), number, state).losses for number in range(2)]
@@ -66,9 +66,9 @@ def test_the_order_in_which_parties_are_made_does_not_matter(shape: str) -> None
 def test_clients_that_share_nothing_but_the_server_keep_their_streams() -> None:
     """What client 0 draws does not depend on how many other clients there are."""
     streams = []
-    for lanes, rows in ((1, 20), (3, 60)):
+    for replicas, rows in ((1, 20), (3, 60)):
         x, y = images(60)
-        engine = engine_of(vanilla(model(), "relu1"), x[:rows], y[:rows], lanes=lanes, seed=4, defenses=[Noise()])
+        engine = engine_of(vanilla(model(), "relu1"), x[:rows], y[:rows], replicas=replicas, seed=4, defenses=[Noise()])
         with engine.record_party("server") as recorder:
             engine.train(0, 0, [torch.arange(20)])
         streams.append(recorder.view().select(kind="activation").tensors())

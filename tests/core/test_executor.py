@@ -62,7 +62,8 @@ def test_a_release_names_parties_edge_and_step(value: float) -> None:
     engine = engine_of(vanilla(InPlaceAfterCut(), "conv"), *images(8), defenses=[Spoils(value=value)])
     stops(
         engine,
-        "activation 'conv' from 'client0' to 'server' on edge 'bottom->top' is not finite at epoch 4, step 0, lane 0",
+        "activation 'conv' from 'client0' to 'server' on edge 'bottom->top' is not finite at epoch 4, step 0, "
+        "replica 0",
     )
 
 
@@ -92,13 +93,13 @@ def test_the_loss_alone_is_named() -> None:
     engine = engine_of(vanilla(InPlaceAfterCut(), "conv"), *images(8))
     with torch.no_grad():
         engine.modules(0)["top"].fc2.bias.fill_(float("inf"))
-    with pytest.raises(NonFinite, match=r"'fc2' .*at epoch 0, step 0, lane 0|on edge 'bottom->top'"):
+    with pytest.raises(NonFinite, match=r"'fc2' .*at epoch 0, step 0, replica 0|on edge 'bottom->top'"):
         engine.train(0, 0, ALL)
 
 
 def test_a_huge_rate_diverges_loudly() -> None:
     engine = engine_of(vanilla(InPlaceAfterCut(), "conv"), *images(8), optim=Optim("SGD", {"lr": 1e30}))
-    with pytest.raises(NonFinite, match=r"is (not finite|nan|inf) at epoch 0, step \d, lane 0"):
+    with pytest.raises(NonFinite, match=r"is (not finite|nan|inf) at epoch 0, step \d, replica 0"):
         engine.train(0, 0, ALL * 5)
 
 

@@ -47,14 +47,14 @@ def still(method: Any, **changes: Any) -> Run:
     return go(method, 1, **{"optimizer": rate, "data": shown(), **changes})
 
 
-def learnt(run: Run, lane: int) -> dict[str, Tensor]:
-    return {n: t for n, t in weights(run, lane).items() if n.endswith((".weight", ".bias")) and ".norm" not in n}
+def learnt(run: Run, replica: int) -> dict[str, Tensor]:
+    return {n: t for n, t in weights(run, replica).items() if n.endswith((".weight", ".bias")) and ".norm" not in n}
 
 
 def alike(run: Run) -> set[str]:
     """The segments with the same weights at every client."""
     first = learnt(run, 0)
-    others = [learnt(run, lane) for lane in range(1, run.engine.lanes)]
+    others = [learnt(run, replica) for replica in range(1, run.engine.replicas)]
     differ = {n.partition("/")[0] for n, t in first.items() if any(not torch.equal(t, other[n]) for other in others)}
     return {n.partition("/")[0] for n in first} - differ
 
@@ -68,9 +68,9 @@ def test_own_weights_differ_by_client_and_follow_the_seed(name: str | None) -> N
     run, again, other = (still(name, local=LocalUpdate(starts="own"), seed=seed) for seed in (0, 0, 1))
     assert alike(run) == set()
     assert run.starts == "own"
-    for lane in range(3):
-        assert_same(learnt(run, lane), learnt(again, lane))
-        assert not torch.equal(learnt(run, lane)["head/fc2.weight"], learnt(other, lane)["head/fc2.weight"])
+    for replica in range(3):
+        assert_same(learnt(run, replica), learnt(again, replica))
+        assert not torch.equal(learnt(run, replica)["head/fc2.weight"], learnt(other, replica)["head/fc2.weight"])
 
 
 @pytest.mark.parametrize(
@@ -80,10 +80,10 @@ def test_own_weights_differ_by_client_and_follow_the_seed(name: str | None) -> N
 def test_shared_weights_are_the_topologys(name: str | None, starts: str | None) -> None:
     run = still(name, local=LocalUpdate(starts=starts))
     assert run.starts == "shared"
-    for lane in range(3):
+    for replica in range(3):
         for segment in ("body", "head"):
             for key, tensor in run.engine.topology.segment(segment).module.named_parameters():
-                assert torch.equal(weights(run, lane)[f"{segment}/{key}"], tensor.detach())
+                assert torch.equal(weights(run, replica)[f"{segment}/{key}"], tensor.detach())
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -108,16 +108,16 @@ def test_where_everything_is_broadcast_that_is_told(name: str) -> None:
 
 def test_where_everything_is_broadcast_it_changes_nothing() -> None:
     one, other = (go("fedavg", 2, local=LocalUpdate(starts=starts)) for starts in ("own", "shared"))
-    for lane in range(3):
-        assert_same(weights(one, lane), weights(other, lane))
+    for replica in range(3):
+        assert_same(weights(one, replica), weights(other, replica))
     assert (one.starts, other.starts) == ("shared", "shared")
 
 
 def test_layers_are_drawn_as_torch_draws_them() -> None:
     """A linear layer of 64 inputs: uniform within 1/8, of deviation 1 / (8 sqrt 3)."""
     run = still(None, local=LocalUpdate(starts="own"), topology=local(model(width=200), ("relu",)))
-    for lane in range(3):
-        drawn = weights(run, lane)["body/fc1.weight"]
+    for replica in range(3):
+        drawn = weights(run, replica)["body/fc1.weight"]
         assert float(drawn.abs().max()) <= 1 / 8
         assert float(drawn.std()) == pytest.approx(1 / (8 * 3**0.5), rel=0.02)
 
@@ -198,9 +198,9 @@ def test_topologies_of_their_own_keep_their_weights_unless_one_state_is_asked_fo
     for starts in (None, "own"):
         run = still("fedproto", topology=given, local=LocalUpdate(starts=starts))
         assert run.starts == (starts or "given")
-        for lane in range(3):
+        for replica in range(3):
             key = "body/fc1.weight"
-            assert torch.equal(weights(run, lane)[key], given[lane].segment("body").module.fc1.weight.detach())  # type: ignore[union-attr]
+            assert torch.equal(weights(run, replica)[key], given[replica].segment("body").module.fc1.weight.detach())  # type: ignore[union-attr]
     shared = still("fedproto", topology=given, local=LocalUpdate(starts="shared"))
     assert alike(shared) == {"body", "head"}
     assert torch.equal(weights(shared, 2)["head/fc2.bias"], given[0].segment("head").module.fc2.bias.detach())  # type: ignore[union-attr]
@@ -208,7 +208,7 @@ def test_topologies_of_their_own_keep_their_weights_unless_one_state_is_asked_fo
         still(None, topology=[*given[:2], *three(9)[2:]], local=LocalUpdate(starts="shared"))
     # Two clients with one topology, and one with another make.
     mixed = still(None, topology=[given[0], three(9)[1], given[0]], local=LocalUpdate(starts="own"))
-    one, third = (weights(mixed, lane)["head/fc2.bias"] for lane in (0, 2))
+    one, third = (weights(mixed, replica)["head/fc2.bias"] for replica in (0, 2))
     assert not torch.equal(one, third)
 
 

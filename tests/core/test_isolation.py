@@ -37,11 +37,11 @@ def trained(topology: Topology) -> LocalEngine:
     engine = LocalEngine(
         ready, probe(ready, {"x": data[0].x[:4]}), 3, optims=optims, recording=Recording(("server", "client0"))
     )
-    for lane, mine in enumerate(data):
-        engine.own(lane, "train", {"x": mine.x}, {h.value: mine.y for h in ready.heads})
-    for lane in range(3):
-        engine.train(lane, 0, [torch.arange(8), torch.arange(8, 16)])
-        engine.predict(lane, "train", "evaluate", borrow=0)
+    for replica, mine in enumerate(data):
+        engine.own(replica, "train", {"x": mine.x}, {h.value: mine.y for h in ready.heads})
+    for replica in range(3):
+        engine.train(replica, 0, [torch.arange(8), torch.arange(8, 16)])
+        engine.predict(replica, "train", "evaluate", borrow=0)
     engine.hand_over(0, 1, "client", 1)
     engine.hand_over(1, 2, "client", 1, via="server")
     return engine

@@ -206,8 +206,8 @@ def test_what_passes_through_is_not_the_senders_memory() -> None:
         def carry(self, message: Message) -> Message:
             party = engine.parties[message.sender]
             if message.kind == "activation":
-                inputs = {t.data_ptr() for t in party.inputs(message.stamp.lane).values()}
-                made = party._step_states[message.stamp.lane].values  # the sender's own value
+                inputs = {t.data_ptr() for t in party.inputs(message.stamp.replica).values()}
+                made = party._step_states[message.stamp.replica].values  # the sender's own value
                 pointers[message.edge] = message.tensors["z"].data_ptr()
                 assert message.tensors["z"].data_ptr() not in inputs
                 pointers["made"] = made["z"].data_ptr()
@@ -321,9 +321,9 @@ def test_rows_cut_from_one_tensor_do_not_bring_those_of_others() -> None:
     topology = _whole(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3)))
     x, y = torch.randn(40, 4), torch.arange(40) % 3
     engine = LocalEngine(topology, probe(topology, {"x": x}), 2)
-    for lane in range(2):
-        rows = slice(20 * lane, 20 * lane + 20)
-        engine.own(lane, "train", {"x": x[rows]}, {"out": y[rows]})
+    for replica in range(2):
+        rows = slice(20 * replica, 20 * replica + 20)
+        engine.own(replica, "train", {"x": x[rows]}, {"out": y[rows]})
     assert shared(engine) == []
 
 

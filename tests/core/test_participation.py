@@ -25,21 +25,21 @@ SHARED: list[type[Sampled]] = [Sequential, Alternate, SplitFedV1, SplitFedV2, Sp
 AVERAGED = [SplitFedV1, SplitFedV2, SplitFedV3]
 
 
-def engine_for(plan: Schedule, lanes: int, rows: tuple[int, ...] = (4,)) -> LocalEngine:
+def engine_for(plan: Schedule, replicas: int, rows: tuple[int, ...] = (4,)) -> LocalEngine:
     topology = two_clients().topology
-    return two_clients(placement=plan.placement(topology), lanes=lanes, rows=rows)
+    return two_clients(placement=plan.placement(topology), replicas=replicas, rows=rows)
 
 
-def quiet(plan: Schedule, lanes: int, rows: int) -> LocalEngine:
+def quiet(plan: Schedule, replicas: int, rows: int) -> LocalEngine:
     """Clients whose data is all zeros: no weight ever moves, so nothing can diverge however long it runs."""
-    engine = engine_for(plan, lanes)
-    for client in range(lanes):
+    engine = engine_for(plan, replicas)
+    for client in range(replicas):
         engine.party(client, "client").state.own("train", {"x": torch.zeros(rows, 1)}, {"out": torch.zeros(rows)})
     return engine
 
 
 def rounds(engine: LocalEngine, plan: Schedule, count: int, seed: int = 0) -> list[Round]:
-    state = plan.start(engine.lanes)
+    state = plan.start(engine.replicas)
     return [plan.round(engine, Training(1, 1, seed), number, state) for number in range(count)]
 
 

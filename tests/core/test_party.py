@@ -207,7 +207,7 @@ def test_the_first_batch_of_a_stream_is_the_seeds() -> None:
 
 
 def test_uploading_sends_copies_and_adopting_takes_them() -> None:
-    engine = engine_of(vanilla(InPlaceAfterCut(), "conv"), *images(8), lanes=2)
+    engine = engine_of(vanilla(InPlaceAfterCut(), "conv"), *images(8), replicas=2)
     sender, receiver = engine.parties["client0"], engine.parties["client1"]
     engine.train(0, 0, [torch.arange(4)])
     message = sender.state.upload("client1", Stamp("train", 0, 0, 0))
@@ -223,7 +223,7 @@ def test_prediction_leaves_training_as_it_was() -> None:
     states = []
     for between in (False, True):
         torch.manual_seed(0)
-        engine = engine_of(vanilla(Dropped(), "relu1"), *images(32), lanes=2)
+        engine = engine_of(vanilla(Dropped(), "relu1"), *images(32), replicas=2)
         engine.train(0, 0, [torch.arange(16)])
         if between:
             engine.predict(0, "train", "evaluate")
@@ -234,7 +234,7 @@ def test_prediction_leaves_training_as_it_was() -> None:
 
 
 def test_messages_name_their_ends() -> None:
-    engine = engine_of(vanilla(InPlaceAfterCut(), "conv"), *images(8), lanes=2)
+    engine = engine_of(vanilla(InPlaceAfterCut(), "conv"), *images(8), replicas=2)
     seen: list[Message] = []
     inner = engine.link.deliver
     engine.link.deliver = lambda m: seen.append(m) or inner(m)  # type: ignore[method-assign, func-returns-value]

@@ -69,22 +69,22 @@ def trained(*defenses: Defense, **more: Any) -> Run:
     return sf.train(topology, federation(), **given)
 
 
-def arrived(run: Run, lane: int) -> Tensor:
+def arrived(run: Run, replica: int) -> Tensor:
     """What the server receives when this client predicts its training rows."""
     with run.engine.record_party("server") as recorder:
-        run.engine.predict(lane, "train", "evaluate", 0)
+        run.engine.predict(replica, "train", "evaluate", 0)
     (value,) = recorder.view().select(kind="activation").tensors().values()
     return value
 
 
-def made(run: Run, lane: int) -> Tensor:
-    party = run.engine.party(lane, "client")
+def made(run: Run, replica: int) -> Tensor:
+    party = run.engine.party(replica, "client")
     return party.compute("pool", "train")
 
 
 def test_one_client_sends_noise_and_the_others_what_they_made() -> None:
     run = trained(Quantization(bits=8), Noise(scale=3.0, clients=(1,)), rounds=1)
-    gaps = [float((arrived(run, lane) - made(run, lane)).std()) for lane in range(3)]
+    gaps = [float((arrived(run, replica) - made(run, replica)).std()) for replica in range(3)]
     assert gaps[1] == pytest.approx(3.0, rel=0.05)
     assert max(gaps[0], gaps[2]) < 0.02, "half a step of 8 bits"
 
@@ -93,16 +93,16 @@ def test_only_the_client_that_has_it_learns_otherwise() -> None:
     """In 'blind' nothing is handed on before the server's first step: one step, and only client 1's weights differ."""
     options: dict[str, Any] = {"rounds": 1, "batch_size": 64, "schedule": "blind"}
     bare, run = trained(**options), trained(Noise(scale=3.0, clients=(1,)), **options)
-    first, second = ([r.engine.party(lane, "client").state.contents() for lane in range(3)] for r in (bare, run))
-    same = [all(torch.equal(first[lane][n], second[lane][n]) for n in first[lane]) for lane in range(3)]
+    first, second = ([r.engine.party(replica, "client").state.contents() for replica in range(3)] for r in (bare, run))
+    same = [all(torch.equal(first[replica][n], second[replica][n]) for n in first[replica]) for replica in range(3)]
     assert same == [True, False, True]
 
 
 def test_all_clients_named_is_the_same_as_none() -> None:
     one, two = (trained(Noise(scale=0.5, clients=c), rounds=1).engine for c in ((), (0, 1, 2)))
-    for lane in range(3):
-        for name, value in one.party(lane, "client").state.contents().items():
-            assert torch.equal(two.party(lane, "client").state.contents()[name], value)
+    for replica in range(3):
+        for name, value in one.party(replica, "client").state.contents().items():
+            assert torch.equal(two.party(replica, "client").state.contents()[name], value)
 
 
 def test_bytes_of_a_codec_that_one_client_has() -> None:
@@ -153,11 +153,11 @@ def test_labels_of_one_client() -> None:
         logging=sf.Logging(record=sf.Recording(("server",))),
     )
     labels = run.engine.view("server").select(kind="label").messages
-    for lane, name in enumerate(("client0", "client1", "client2")):
+    for replica, name in enumerate(("client0", "client1", "client2")):
         sent = torch.cat([t for m in labels if m.sender == name for t in m.tensors.values()])
-        true = federation().clients[lane].train.y
+        true = federation().clients[replica].train.y
         equal = torch.equal(sent.sort().values, true.sort().values)
-        assert equal == (lane > 0)
+        assert equal == (replica > 0)
     assert run.ledger.totals[0].only == (0,)
     assert 0.09 < run.ledger.totals[0].epsilon <= 0.1, "a little less than pure, at a delta"
 
@@ -169,8 +169,8 @@ def test_a_penalty_of_one_client() -> None:
     defense = DistanceCorrelation(alpha=0.9, on=("bottom->middle",), clients=(1,))
     options: dict[str, Any] = {"rounds": 1, "batch_size": 64, "schedule": "blind", "topology": topology}
     bare, run = trained(**options), trained(defense, **options)
-    first, second = ([r.engine.party(lane, "client").state.contents() for lane in range(3)] for r in (bare, run))
-    same = [all(torch.equal(first[lane][n], second[lane][n]) for n in first[lane]) for lane in range(3)]
+    first, second = ([r.engine.party(replica, "client").state.contents() for replica in range(3)] for r in (bare, run))
+    same = [all(torch.equal(first[replica][n], second[replica][n]) for n in first[replica]) for replica in range(3)]
     assert same == [True, False, True]
 
 
@@ -178,7 +178,7 @@ def test_what_an_adversary_models_is_what_its_victim_has() -> None:
     """The mean of a quantized release is quantized: the model of client 1's has no more than 4 values."""
     run = trained(Quantization(bits=2, clients=(1,)), rounds=1)
     x = federation().clients[0].train.x[:16]
-    modelled = [run.evaluator.grants.knowledge("server", lane, 0).upstream(x)["pool"] for lane in range(2)]
+    modelled = [run.evaluator.grants.knowledge("server", replica, 0).upstream(x)["pool"] for replica in range(2)]
     assert len(modelled[1].unique()) <= 4
     assert len(modelled[0].unique()) > 100
 

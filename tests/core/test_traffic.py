@@ -31,21 +31,23 @@ def sizes(rows: int, batch: int) -> list[int]:
 
 
 def rounds_of(engine: LocalEngine, plan: Sequential, training: Training, rounds: int) -> None:
-    state = plan.start(engine.lanes)
+    state = plan.start(engine.replicas)
     for number in range(rounds):
         plan.round(engine, training, number, state)
 
 
 @pytest.mark.parametrize("hand_over", ["peer", "server", "none"])
-@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("replicas", [1, 3])
 @pytest.mark.parametrize("name", TOPOLOGIES)
-def test_counted_equals_predicted(name: str, lanes: int, hand_over: str) -> None:
+def test_counted_equals_predicted(name: str, replicas: int, hand_over: str) -> None:
     """Two rounds of two local epochs, and a last batch of 3 (one client) or of 7 and 6 (three) beside those of 10."""
     topology, plan, training = TOPOLOGIES[name](), Sequential(hand_over=hand_over), Training(10, 2)
-    engine = engine_of(topology, *images(53 if lanes == 1 else 50), lanes=lanes)
+    engine = engine_of(topology, *images(53 if replicas == 1 else 50), replicas=replicas)
     rounds_of(engine, plan, training, 2)
-    epochs = [epoch_bytes(topology, engine.facts, sizes(engine.rows(lane, "train"), 10)) for lane in range(lanes)]
-    turns = 2 * lanes - 1 if lanes > 1 else 0
+    epochs = [
+        epoch_bytes(topology, engine.facts, sizes(engine.rows(replica, "train"), 10)) for replica in range(replicas)
+    ]
+    turns = 2 * replicas - 1 if replicas > 1 else 0
     handed_over = turns * {"none": 0, "peer": 1, "server": 2}[hand_over] * weight_bytes(topology, "client")
     assert engine.traffic.bytes() == 2 * 2 * sum(epochs) + handed_over
     assert engine.traffic.bytes(kind="weights") == handed_over
@@ -67,7 +69,7 @@ def test_one_hand_over_by_hand() -> None:
     """A convolution with 6 filters of 3x3 and 6 biases: 60 floats, 240 bytes; twice over through the server."""
     topology = vanilla(InPlaceAfterCut(), "conv")
     assert weight_bytes(topology, "client") == 240
-    engine = engine_of(topology, *images(8), lanes=2)
+    engine = engine_of(topology, *images(8), replicas=2)
     engine.hand_over(0, 1, "client", 0)
     assert engine.traffic.bytes() == 240
     engine.hand_over(0, 1, "client", 0, via="server")

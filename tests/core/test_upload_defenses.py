@@ -81,8 +81,12 @@ def ready(*guards: Defense, shape: str = "local") -> Any:
     )
 
 
-def sent(run: sf.Run, kind: str = "prototype", lane: int = 0) -> list[Mapping[str, Tensor]]:
-    return [m.tensors for m in run.engine.view(FED).messages if (m.kind, m.receiver, m.stamp.lane) == (kind, FED, lane)]
+def sent(run: sf.Run, kind: str = "prototype", replica: int = 0) -> list[Mapping[str, Tensor]]:
+    return [
+        m.tensors
+        for m in run.engine.view(FED).messages
+        if (m.kind, m.receiver, m.stamp.replica) == (kind, FED, replica)
+    ]
 
 
 def test_the_place_is_named_after_the_fed_server() -> None:
@@ -130,7 +134,7 @@ def test_planned_is_counted_in_bytes_and_in_uses(shape: str) -> None:
 def test_epsilon_of_whole_models_by_hand() -> None:
     """Every class mean a client has sent is one use; the costliest client's add up, and nobody else's."""
     run = go(PRIVATE)
-    uses = max(sum(sum(name.isdecimal() for name in m) for m in sent(run, lane=lane)) for lane in range(3))
+    uses = max(sum(sum(name.isdecimal() for name in m) for m in sent(run, replica=replica)) for replica in range(3))
     event = Event(Gaussian(2.0), Protects.MESSAGES, neighbours=Neighbours.SAME_CLASS)
     (total,) = run.ledger.totals
     assert total.epsilon == pytest.approx(compose([(event, uses)], run.ledger.delta).epsilon)
@@ -141,7 +145,7 @@ def test_epsilon_of_whole_models_by_hand() -> None:
 
 def test_where_segments_are_shared_all_clients_uses_add_up() -> None:
     run = go(PRIVATE, shape="vanilla")
-    uses = sum(sum(name.isdecimal() for name in m) for lane in range(3) for m in sent(run, lane=lane))
+    uses = sum(sum(name.isdecimal() for name in m) for replica in range(3) for m in sent(run, replica=replica))
     (total,) = run.ledger.totals
     event = Event(Gaussian(2.0), Protects.MESSAGES, neighbours=Neighbours.SAME_CLASS)
     assert total.epsilon == pytest.approx(compose([(event, uses)], run.ledger.delta).epsilon)
@@ -170,7 +174,7 @@ def test_another_row_of_the_class_moves_no_mean_by_more_than_the_sensitivity(gua
 
 def test_no_noise_is_drawn_twice() -> None:
     run = go(Noise(scale=1.0, on=("note->fed_server",)), method=Twice())
-    found = [m["a"] for lane in range(3) for m in sent(run, "note", lane)]
+    found = [m["a"] for replica in range(3) for m in sent(run, "note", replica)]
     assert len(found) == 2 * 2 * 3
     assert all(not torch.equal(a, b) for i, a in enumerate(found) for b in found[:i])
     assert all(int(m["b"]) == 4 for m in sent(run, "note"))
@@ -193,10 +197,10 @@ def test_a_guarded_run_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
 
 def test_only_the_clients_that_have_it_are_guarded() -> None:
     run, bare = go(Noise(scale=10.0, on=AT, clients=(1,)), rounds=1), go(rounds=1)
-    for lane in range(3):
-        one, other = sent(run, lane=lane)[0], sent(bare, lane=lane)[0]
+    for replica in range(3):
+        one, other = sent(run, replica=replica)[0], sent(bare, replica=replica)[0]
         name = next(name for name in one if name.isdecimal())
-        assert torch.equal(one[name], other[name]) == (lane != 1)
+        assert torch.equal(one[name], other[name]) == (replica != 1)
 
 
 WRONG: list[tuple[Any, dict[str, Any], str]] = [

@@ -25,7 +25,7 @@ from tests.rounding import single
 def two_clients(
     recording: Recording | None = None,
     placement: Placement | None = None,
-    lanes: int = 2,
+    replicas: int = 2,
     rows: tuple[int, ...] = (1, 1),
 ) -> LocalEngine:
     """Prediction v w x with w = 1 at the clients and v = 1 at the server, squared error, SGD at rate .1.
@@ -40,10 +40,10 @@ def two_clients(
     topology = Topology("scales", segments, {"x": "client"}, heads)
     optims = dict.fromkeys(topology.roles, Optim("SGD", {"lr": 0.1}))
     facts = probe(topology, {"x": torch.ones(2, 1)})
-    engine = LocalEngine(topology, facts, lanes, optims=optims, recording=recording, placement=placement)
-    for lane in range(lanes):
-        count = rows[lane % len(rows)]
-        engine.own(lane, "train", {"x": torch.full((count, 1), lane + 1.0)}, {"out": torch.zeros(count)})
+    engine = LocalEngine(topology, facts, replicas, optims=optims, recording=recording, placement=placement)
+    for replica in range(replicas):
+        count = rows[replica % len(rows)]
+        engine.own(replica, "train", {"x": torch.full((count, 1), replica + 1.0)}, {"out": torch.zeros(count)})
     return engine
 
 
@@ -54,7 +54,7 @@ def weight(engine: LocalEngine, party: str) -> float:
 
 def one_round(engine: LocalEngine, hand_over: str, rounds: int = 1) -> tuple[list[float], dict[str, object]]:
     plan = Sequential(hand_over=hand_over)
-    state = plan.start(engine.lanes)
+    state = plan.start(engine.replicas)
     losses: list[float] = []
     for number in range(rounds):
         losses += plan.round(engine, Training(1), number, state).losses
@@ -98,7 +98,7 @@ def test_peer_and_server_end_in_the_same_bits_but_the_server_sees_weights() -> N
     states, kinds = [], []
     for hand_over in ("peer", "server"):
         topology = vanilla(seeded_unet(), "down2")
-        engine = engine_of(topology, *images(48), lanes=3, recording=Recording(("server",)))
+        engine = engine_of(topology, *images(48), replicas=3, recording=Recording(("server",)))
         plan = Sequential(hand_over=hand_over)
         state = plan.start(3)
         for number in range(2):
@@ -116,7 +116,7 @@ def seeded_unet() -> nn.Module:
 
 
 def test_what_is_handed_over_arrives_exactly_norm_statistics_included() -> None:
-    engine = engine_of(vanilla(SmallUNet(), "down2"), *images(32), lanes=2)
+    engine = engine_of(vanilla(SmallUNet(), "down2"), *images(32), replicas=2)
     engine.train(0, 0, [torch.arange(16)])
     engine.hand_over(0, 1, "client", 1)
     one, two = (engine.parties[n].state.modules["bottom"].state_dict() for n in ("client0", "client1"))
@@ -149,16 +149,16 @@ def test_the_order_of_rows_depends_on_seed_epoch_and_client() -> None:
     seen = []
 
     class Spy(LocalEngine):
-        def train(self, lane: int, epoch: int, batches: object, first: int = 0) -> list[float]:
-            seen.append((lane, epoch, torch.cat(list(batches)).tolist()))  # type: ignore[call-overload]
+        def train(self, replica: int, epoch: int, batches: object, first: int = 0) -> list[float]:
+            seen.append((replica, epoch, torch.cat(list(batches)).tolist()))  # type: ignore[call-overload]
             return [0.0]
 
-    engine = engine_of(vanilla(lenet((1, 8, 8), 10), "pool1"), *images(32), lanes=2)
+    engine = engine_of(vanilla(lenet((1, 8, 8), 10), "pool1"), *images(32), replicas=2)
     engine.__class__ = Spy
     plan = Sequential(hand_over="none")
     for seed in (0, 1):
         plan.round(engine, Training(8, 2, seed), 1, plan.start(2))
-    assert [(lane, epoch) for lane, epoch, _ in seen] == [(0, 2), (0, 3), (1, 2), (1, 3)] * 2
+    assert [(replica, epoch) for replica, epoch, _ in seen] == [(0, 2), (0, 3), (1, 2), (1, 3)] * 2
     assert all(sorted(rows) == list(range(16)) for *_, rows in seen)
     assert len({tuple(rows) for *_, rows in seen}) == 8
 

@@ -80,14 +80,14 @@ def shape_of(topology: Topology, flops: dict[str, SegmentCost], label_bytes: flo
 
 def clock_of(
     speeds: Speeds = SPEEDS,
-    lanes: int = 1,
+    replicas: int = 1,
     topology: Callable[[], Topology] = pair,
     flops: dict[str, SegmentCost] = FLOPS,
     label_bytes: float = 0,
     others: tuple[str, ...] = (),
 ) -> Clock:
     made = topology()
-    return Clock(shape_of(made, flops, label_bytes), speeds, party_names(made, lanes), others)
+    return Clock(shape_of(made, flops, label_bytes), speeds, party_names(made, replicas), others)
 
 
 def slowed(**changes: float) -> Speeds:
@@ -152,24 +152,24 @@ def test_labels_go_hop_by_hop() -> None:
 
 def test_two_lanes_overlap_at_one_server() -> None:
     """Both arrive at 3; the server works 3-3.5, 3.5-4, 4-5.5, 5.5-7; then 1 down and 4 at the client."""
-    clock = clock_of(lanes=2)
+    clock = clock_of(replicas=2)
     clock.train({0: [1], 1: [1]})
     assert clock.now == 7 + 1 + 4
     assert clock.busy == {"client0": 6, "client1": 6, "server": 4}
 
 
 def test_a_straggler_delays_its_own_lane_alone() -> None:
-    """Lane 0 is through at 10; lane 1 computes 6 + 12 instead of 2 + 4: 6 + 1 + 2 + 1 + 12 = 22."""
-    clock = clock_of(Speeds(CLIENT, {"server": SERVER}, stragglers={"client1": 3}), lanes=2)
+    """Replica 0 is through at 10; replica 1 computes 6 + 12 instead of 2 + 4: 6 + 1 + 2 + 1 + 12 = 22."""
+    clock = clock_of(Speeds(CLIENT, {"server": SERVER}, stragglers={"client1": 3}), replicas=2)
     clock.train({0: [1, 1], 1: [1]})
     assert clock.now == 22
     assert clock.busy["client1"] == 18
 
 
-def test_first_ready_is_first_served_whatever_its_lane() -> None:
-    """Lane 1 is ready first, so lane 0 waits for it: server 3-5 for lane 1, lane 0 arrives at 4 and is served 5-7."""
+def test_first_ready_is_first_served_whatever_its_replica() -> None:
+    """Replica 1 is ready first, so 0 waits for it: server 3-5 for 1; 0 arrives at 4 and is served 5-7."""
     speeds = Speeds(CLIENT, {"server": Machine(compute=4), "client0": Machine(compute=4 / 3, up=8, down=8)})
-    clock = clock_of(speeds, lanes=2, flops={"bottom": SegmentCost(4, 8), "top": SegmentCost(8, 0)})
+    clock = clock_of(speeds, replicas=2, flops={"bottom": SegmentCost(4, 8), "top": SegmentCost(8, 0)})
     clock.train({0: [1], 1: [1]})
     assert clock.now == 7 + 1 + 6
 
@@ -177,7 +177,7 @@ def test_first_ready_is_first_served_whatever_its_lane() -> None:
 def test_clients_share_the_servers_downlink() -> None:
     """Client links are free, the server's downlink takes 1 s a message: arrivals at 3 and 4."""
     speeds = Speeds(Machine(compute=2), {"server": Machine(compute=4, down=8)})
-    clock = clock_of(speeds, lanes=2)
+    clock = clock_of(speeds, replicas=2)
     clock.train({0: [1], 1: [1]})
     # Server: 3-3.5 forward 0, 3.5-5 backward 0, 5-5.5 forward 1 (there since 4), 5.5-7 backward 1; client 4 more.
     assert clock.now == 7 + 4
@@ -185,14 +185,14 @@ def test_clients_share_the_servers_downlink() -> None:
 
 def test_clients_share_the_servers_uplink() -> None:
     """The server computes at once, so both gradients are ready at 3: down at 4 and at 5, and 4 at the client."""
-    clock = clock_of(slowed(compute=math.inf, up=8), lanes=2)
+    clock = clock_of(slowed(compute=math.inf, up=8), replicas=2)
     clock.train({0: [1], 1: [1]})
     assert clock.now == 5 + 4
 
 
 def test_a_message_streams_through_links_of_different_speed() -> None:
     """1 s on the uplink, half on the downlink: one message takes 1 s, not 1.5; a second, at once, .5 more."""
-    clock = clock_of(slowed(down=16), lanes=2)
+    clock = clock_of(slowed(down=16), replicas=2)
     assert clock.transfer("client0", "server", 8) == 1
     assert clock.transfer("client1", "server", 8) == 1.5
     assert clock_of(slowed(down=4)).transfer("client0", "server", 8) == 2
@@ -236,15 +236,15 @@ def test_a_step_sends_the_bytes_that_are_predicted(topology: Topology, label_byt
     assert found.flops == sum(sum(cost) for cost in flops.values())
     assert all(before < index for index, task in enumerate(found.tasks) for before in task.after)
     clock = Clock(found, SPEEDS, party_names(topology, 3))
-    clock.train({lane: [4, 2] for lane in range(3)})
+    clock.train({replica: [4, 2] for replica in range(3)})
     work = sum(seconds * (4 if party == "server" else 2) for party, seconds in clock.busy.items())
     assert work == pytest.approx(found.flops * 6 * 3)
 
 
 def test_replicated_steps_pipeline() -> None:
-    """Many lanes: the server is never idle once the first has arrived, and the last lane ends the round."""
-    clock = clock_of(lanes=5)
-    clock.train({lane: [1] for lane in range(5)})
+    """Many replicas: the server is never idle once the first has arrived, and the last replica ends the round."""
+    clock = clock_of(replicas=5)
+    clock.train({replica: [1] for replica in range(5)})
     assert clock.now == 3 + 5 * 2 + 1 + 4
 
 
@@ -278,7 +278,7 @@ def test_a_client_without_gradients_runs_ahead_of_a_slow_server() -> None:
 def test_a_joint_step_waits_for_the_last_forward() -> None:
     """The straggler's forward is over at 7.5: server back 7.5-9 and 9-10.5, then 1 down and 12 at the straggler."""
     speeds = Speeds(CLIENT, {"server": SERVER}, stragglers={"client1": 3})
-    clock = clock_of(speeds, lanes=2)
+    clock = clock_of(speeds, replicas=2)
     clock.together({0: 1, 1: 1})
     assert clock.now == 10.5 + 1 + 12
     alone = clock_of()
@@ -287,7 +287,7 @@ def test_a_joint_step_waits_for_the_last_forward() -> None:
 
 
 def test_a_hand_over_holds_up_its_receiver() -> None:
-    clock = clock_of(lanes=2)
+    clock = clock_of(replicas=2)
     clock.train({0: [1]})
     assert clock.transfer("client0", "client1", 16) == 12
     clock.train({1: [1]})
@@ -296,7 +296,7 @@ def test_a_hand_over_holds_up_its_receiver() -> None:
 
 def test_weights_are_averaged_through_one_server() -> None:
     """Three uploads of 2 s each through one downlink; it sends once it has all three: 8, 10, 12."""
-    clock = clock_of(Speeds(Machine(), {"fed": Machine(up=8, down=8)}), lanes=3, others=("fed",))
+    clock = clock_of(Speeds(Machine(), {"fed": Machine(up=8, down=8)}), replicas=3, others=("fed",))
     assert [clock.transfer(f"client{i}", "fed", 16) for i in range(3)] == [2, 4, 6]
     assert [clock.transfer("fed", f"client{i}", 16) for i in range(3)] == [8, 10, 12]
     assert clock.transfer("fed", "fed", 16) == 6
@@ -305,14 +305,14 @@ def test_weights_are_averaged_through_one_server() -> None:
 
 
 def test_endless_speeds_cost_nothing() -> None:
-    clock = clock_of(Speeds(), lanes=3)
-    clock.train({lane: [5] * 4 for lane in range(3)})
+    clock = clock_of(Speeds(), replicas=3)
+    clock.train({replica: [5] * 4 for replica in range(3)})
     clock.transfer("client0", "client1", 1e9)
     assert clock.now == 0
 
 
 def test_the_clock_goes_back_to_a_state() -> None:
-    clock, other = clock_of(lanes=2), clock_of(lanes=2)
+    clock, other = clock_of(replicas=2), clock_of(replicas=2)
     clock.train({0: [1]})
     clock.transfer("client0", "client1", 16)
     other.load_state(json.loads(json.dumps(clock.state())))
@@ -329,8 +329,8 @@ def test_many_clients_are_quick_and_deterministic() -> None:
     speeds = Speeds(CLIENT, {"server": SERVER}, spread=0.5, seed=3)
     ends = []
     for _ in range(2):
-        clock = clock_of(speeds, lanes=1000)
-        clock.train({lane: [1] * 5 for lane in range(1000)})
+        clock = clock_of(speeds, replicas=1000)
+        clock.train({replica: [1] * 5 for replica in range(1000)})
         ends.append((clock.now, clock.busy))
     assert ends[0] == ends[1]
     now, busy = ends[0]
@@ -401,7 +401,7 @@ def test_federated_learning_agrees_with_han(s: HanSetting) -> None:
     flops = {"bottom": SegmentCost(s.forward_share * s.parameters, (1 - s.forward_share) * s.parameters)}
     named = {"fed": Machine(math.inf, s.rate, s.rate)}
     clock = clock_of(Speeds(Machine(s.client_power), named), s.clients, lambda: whole, flops, others=("fed",))
-    clock.train({lane: [s.examples] for lane in range(s.clients)})
+    clock.train({replica: [s.examples] for replica in range(s.clients)})
     averaged(clock, s, s.parameters)
     assert clock.now == pytest.approx(federated_latency(s), rel=1e-12)
 
@@ -420,7 +420,7 @@ def test_with_free_links_the_clock_agrees_with_han(s: HanSetting) -> None:
     free = replace(s, rate=1e30)
     for topology, formula in ((pair, splitfed_latency), (local_loss, local_loss_latency)):
         clock = han_clock(s, topology, free_links=True)
-        clock.train({lane: [s.examples] for lane in range(s.clients)})
+        clock.train({replica: [s.examples] for replica in range(s.clients)})
         assert clock.now == pytest.approx(formula(free), rel=1e-12)
 
 
@@ -428,7 +428,7 @@ def test_with_free_links_the_clock_agrees_with_han(s: HanSetting) -> None:
 def test_han_bounds_the_clock_from_above(s: HanSetting) -> None:
     """The formula adds up what truly overlaps, such as one client's sending and another's computing."""
     clock = han_clock(s, pair, free_links=False)
-    clock.train({lane: [s.examples] for lane in range(s.clients)})
+    clock.train({replica: [s.examples] for replica in range(s.clients)})
     assert max(clock.busy.values()) < clock.now
     averaged(clock, s, s.client_share * s.parameters)
     assert clock.now < splitfed_latency(s)
@@ -449,8 +449,8 @@ def test_han_bounds_the_clock_from_above(s: HanSetting) -> None:
             "unknown party or role with a speed 'servr'; did you mean 'server'",
         ),
         (lambda: clock_of(Speeds(stragglers={"client": 2})), "unknown straggler 'client'; did you mean 'client0'"),
-        (lambda: clock_of().train({1: [1]}), "lane=1 is not allowed; this clock knows lanes 0 to 0"),
-        (lambda: clock_of().train({0: [0]}), "rows of a batch of lane 0=0 is not allowed"),
+        (lambda: clock_of().train({1: [1]}), "replica=1 is not allowed; this clock knows replicas 0 to 0"),
+        (lambda: clock_of().train({0: [0]}), "rows of a batch of replica 0=0 is not allowed"),
         (lambda: clock_of().transfer("client0", "server", -1), "nbytes=-1 is not allowed"),
         (lambda: clock_of(label_bytes=-1), "label_bytes=-1 is not allowed"),
         (

@@ -54,7 +54,7 @@ def noise_of(engine: LocalEngine, topology: Topology, step: int, scale: float = 
     found = {}
     for role in topology.roles:
         party = engine.party(0, role)
-        stamp = engine.crew.lanes[0].stamp("train", 0, step)
+        stamp = engine.crew.replicas[0].stamp("train", 0, step)
         drawn = wide_generator(0, "dp_sgd", member(role, 0) if role in topology.data_roles else role, role, 0, *stamp)
         for segment in topology.segments_of(role):
             for name, weight in party.state.modules[segment.name].named_parameters():

@@ -94,9 +94,9 @@ def prepared(name: str) -> Prepared:
     return prepare(topology(), federation(), schedule="splitfed_v1", defenses=guards, optimizer=None, training=training)
 
 
-def weights(run: Run, role: str, lane: int = 0) -> dict[str, Tensor]:
+def weights(run: Run, role: str, replica: int = 0) -> dict[str, Tensor]:
     """The state of the role's segments, without the name that a wrapper puts before those of what it wraps."""
-    states = [m.state_dict() for m in run.engine.party(lane, role).state.modules.values()]
+    states = [m.state_dict() for m in run.engine.party(replica, role).state.modules.values()]
     return {name.removeprefix("module."): t for state in states for name, t in state.items()}
 
 

@@ -21,26 +21,32 @@ FROZEN = Optim("SGD", {"lr": 0.0})
 ROWS = torch.arange(64)
 
 
-def engine(*defenses: Noise, seed: int = 0, lanes: int = 1) -> LocalEngine:
+def engine(*defenses: Noise, seed: int = 0, replicas: int = 1) -> LocalEngine:
     """Clients whose weights never change, so that releases of the same rows differ by the noise alone."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = InPlaceAfterCut()
     x, y = images(64)
     made = engine_of(
-        vanilla(model, "conv"), x.repeat(lanes, 1, 1, 1), y.repeat(lanes), lanes, FROZEN, defenses=defenses, seed=seed
+        vanilla(model, "conv"),
+        x.repeat(replicas, 1, 1, 1),
+        y.repeat(replicas),
+        replicas,
+        FROZEN,
+        defenses=defenses,
+        seed=seed,
     )
     assert made.rows(0, "train") == 64
     return made
 
 
-def released(made: LocalEngine, phase: str = "train", lane: int = 0, number: int = 0) -> Tensor:
-    """All that arrives at the server when `lane` sends its 64 rows: (64, 6, 8, 8)."""
+def released(made: LocalEngine, phase: str = "train", replica: int = 0, number: int = 0) -> Tensor:
+    """All that arrives at the server when `replica` sends its 64 rows: (64, 6, 8, 8)."""
     with made.record_party("server") as recorder:
         if phase == "train":
-            made.train(lane, number, [ROWS])
+            made.train(replica, number, [ROWS])
         else:
-            made.predict(lane, "train", phase, number)
+            made.predict(replica, "train", phase, number)
     return recorder.view().select(kind="activation").tensors()["conv"]
 
 
@@ -80,11 +86,11 @@ def test_noise_has_no_pattern_over_rows() -> None:
 
 
 def test_fresh_for_every_phase_lane_epoch_step_defense_and_seed() -> None:
-    made, x = engine(Noise(scale=1.0), lanes=2), released(engine())
+    made, x = engine(Noise(scale=1.0), replicas=2), released(engine())
     drawn = {
         "train": released(made),
         "next epoch": released(made, number=1),
-        "other lane": released(made, lane=1),
+        "other replica": released(made, replica=1),
         "evaluate": released(made, "evaluate"),
         "next evaluation": released(made, "evaluate", number=1),
         "predict": released(made, "predict"),

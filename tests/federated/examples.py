@@ -60,9 +60,9 @@ def hand(method: Any, rounds: int = 1, clients: Sequence[tuple[int, float]] = CL
     return splitfed.train(scalar(), constants(clients), method=method, rounds=rounds, **settings)
 
 
-def own(run: Run, lane: int, segment: str = "model") -> float:
+def own(run: Run, replica: int, segment: str = "model") -> float:
     """The weight that a client holds."""
-    return float(run.engine.modules(lane)[segment].weight.detach())
+    return float(run.engine.modules(replica)[segment].weight.detach())
 
 
 def common(run: Run, name: str = "model/weight") -> float:
@@ -112,9 +112,9 @@ def go(method: Any, rounds: int = 2, **changes: Any) -> Run:
     )
 
 
-def weights(run: Run, lane: int) -> dict[str, Tensor]:
-    """What `lane` holds, as `segment/name` -> tensor."""
-    return {f"{n}/{k}": v for n, m in run.engine.modules(lane).items() for k, v in m.state_dict().items()}
+def weights(run: Run, replica: int) -> dict[str, Tensor]:
+    """What `replica` holds, as `segment/name` -> tensor."""
+    return {f"{n}/{k}": v for n, m in run.engine.modules(replica).items() for k, v in m.state_dict().items()}
 
 
 def check_planned(run: Run, method: Any, **changes: Any) -> None:

@@ -63,8 +63,8 @@ def counted(run: sf.Run) -> dict[Any, Any]:
     return {flow: found for flow, found in run.engine.traffic.flows.items() if flow.phase == "train"}
 
 
-def weights(run: sf.Run, lane: int) -> dict[str, Tensor]:
-    return {f"{n}/{k}": v for n, m in run.engine.modules(lane).items() for k, v in m.state_dict().items()}
+def weights(run: sf.Run, replica: int) -> dict[str, Tensor]:
+    return {f"{n}/{k}": v for n, m in run.engine.modules(replica).items() for k, v in m.state_dict().items()}
 
 
 def assert_plan_is_counted(shape: str, method: Any, rounds: int = 3, **changes: Any) -> sf.Run:
@@ -124,8 +124,8 @@ class ByHand:
         loss.backward()  # the only other backward of these tests: the reference
         self.optimizer.step()
 
-    def assert_as(self, run: sf.Run, lane: int = 0) -> None:
-        found = run.engine.modules(lane)
+    def assert_as(self, run: sf.Run, replica: int = 0) -> None:
+        found = run.engine.modules(replica)
         for name, module in self.modules.items():
             for key, tensor in module.state_dict().items():
                 torch.testing.assert_close(found[name].state_dict()[key], tensor, rtol=1e-5, atol=1e-6)

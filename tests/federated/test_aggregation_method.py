@@ -40,20 +40,20 @@ def test_rows_come_without_repetition_until_all_were_there() -> None:
 def test_trains_as_if_shown_rows_were_its_own() -> None:
     rows, topology = data(), local(net())
     run = go("local", Aggregation(), 4, data=rows, topology=topology, schedule=Independent(steps=3))
-    for lane, client in enumerate(rows.clients):
+    for replica, client in enumerate(rows.clients):
         shown = [other.public for other in rows.clients if other is not client]
         union = client.train.join(shown)
-        assert run.learners[lane].rows(PART) == len(union)
+        assert run.learners[replica].rows(PART) == len(union)
         model = copy.deepcopy(topology.segments[0].module)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         for number in range(4):
-            seed = derive(0, "aggregation", lane, number)
-            for i, batch in enumerate(Independent(steps=3)._batches(Training(16), len(client.train), number, lane)):
+            seed = derive(0, "aggregation", replica, number)
+            for i, batch in enumerate(Independent(steps=3)._batches(Training(16), len(client.train), number, replica)):
                 some = draw_row_numbers(seed, len(union), 16 * i, len(batch))
                 optimizer.zero_grad()
                 functional.cross_entropy(model(union.x[some]), union.y[some]).backward()
                 optimizer.step()
-        assert_same({f"model/{k}": v for k, v in model.state_dict().items()}, weights(run, lane))
+        assert_same({f"model/{k}": v for k, v in model.state_dict().items()}, weights(run, replica))
 
 
 @pytest.mark.parametrize("shape", BUILDERS)
@@ -68,7 +68,7 @@ def test_planned_bytes_are_counted_bytes(shape: str) -> None:
 def test_who_comes_later_is_told_then() -> None:
     schedule = Independent(clients_per_round=1)
     run = assert_plan_is_counted("local", Aggregation(), 8, data=data(), schedule=schedule)
-    assert {lane: sorted(told) for lane, told in run.method_state["told"].items()}.keys() == {0, 1, 2}
+    assert {replica: sorted(told) for replica, told in run.method_state["told"].items()}.keys() == {0, 1, 2}
     first = next(iter(run.method_state["told"]))
     assert go("local", Aggregation(), 1, data=data(), schedule=schedule).method_state["told"] == {first: []}
 

@@ -10,9 +10,9 @@ from splitfed.training.run import Run
 from tests.federated.examples import go, hand, weights
 
 
-def held(run: Run, lane: int) -> tuple[float, float, float]:
+def held(run: Run, replica: int) -> tuple[float, float, float]:
     """A client's own weight, alpha, and its copy of the averaged weight."""
-    state = {f"{n}/{k}": t for n, m in run.engine.modules(lane).items() for k, t in m.state_dict().items()}
+    state = {f"{n}/{k}": t for n, m in run.engine.modules(replica).items() for k, t in m.state_dict().items()}
     return tuple(float(state[name]) for name in ("model/own.weight", "model/alpha", "shared_model/weight"))  # type: ignore[return-value]
 
 
@@ -49,9 +49,9 @@ def test_alpha_stays_between_zero_and_one() -> None:
 
 def test_alpha_of_one_that_never_learns_is_training_alone() -> None:
     run, alone = go(Apfl(alpha=1.0, learns="never"), 2), go("standalone", 2)
-    for lane in range(3):
-        mine = weights(run, lane)
-        for name, tensor in weights(alone, lane).items():
+    for replica in range(3):
+        mine = weights(run, replica)
+        for name, tensor in weights(alone, replica).items():
             assert torch.equal(mine[name.replace("/", "/own.")], tensor), name
     assert run.history[-1]["test"]["clients"] == alone.history[-1]["test"]["clients"]
 

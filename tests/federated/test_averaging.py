@@ -114,8 +114,8 @@ def test_fedavg_is_splitfed_v1_on_whole_models_to_the_bit() -> None:
     for buffers in (True, False):
         one = go(FedAvg(buffers=buffers), 3, optimizer=momentum)
         other = go(None, 3, schedule=SplitFedV1(buffers=buffers), optimizer=momentum)
-        for lane in range(3):
-            assert_same(weights(one, lane), weights(other, lane))
+        for replica in range(3):
+            assert_same(weights(one, replica), weights(other, replica))
         fused = {
             f"{n}/{k}": t for n, m in other.engine.parties[FED].state.modules.items() for k, t in m.state_dict().items()
         }
@@ -131,7 +131,7 @@ def test_fedavg_is_splitfed_v1_on_whole_models_to_the_bit() -> None:
 
 def test_kept_statistics_stay_each_clients_own() -> None:
     run = go(FedAvg(buffers=False), 2)
-    means = [weights(run, lane)["body/norm.running_mean"] for lane in range(3)]
+    means = [weights(run, replica)["body/norm.running_mean"] for replica in range(3)]
     assert not torch.equal(means[0], means[1])
     served = run.engine.modules(0, run._newest(0))["body"].state_dict()
     assert torch.equal(served["norm.running_mean"], means[0])
@@ -141,7 +141,7 @@ def test_kept_statistics_stay_each_clients_own() -> None:
 def test_equal_parts_when_not_weighted_and_optimizers_start_anew_when_asked() -> None:
     momentum = Optim("SGD", {"lr": 0.1, "momentum": 0.9})
     run = go(FedAvg(weighted=False), 1)
-    mean = torch.stack([weights(run, lane)["head/fc2.bias"] for lane in range(3)]).mean(0)
+    mean = torch.stack([weights(run, replica)["head/fc2.bias"] for replica in range(3)]).mean(0)
     assert torch.allclose(run.method_state["weights"]["head/fc2.bias"], mean, atol=1e-7)
     kept, anew = (go(FedAvg(restart=restart), 2, optimizer=momentum) for restart in (False, True))
     assert not torch.equal(weights(kept, 0)["head/fc2.bias"], weights(anew, 0)["head/fc2.bias"])
@@ -173,8 +173,8 @@ def test_one_client_learns_as_if_alone(name: str) -> None:
 
 def test_standalone_is_the_schedule_without_a_method() -> None:
     one, other = go("standalone"), go(None)
-    for lane in range(3):
-        assert_same(weights(one, lane), weights(other, lane))
+    for replica in range(3):
+        assert_same(weights(one, replica), weights(other, replica))
     assert one.bytes == 0
     assert traits(Standalone()).turned_off == "standalone adds nothing: every client trains alone"
 
@@ -195,8 +195,8 @@ def test_client_segments_of_a_split_lane_are_averaged(name: str, shape: str, tmp
     if name == "fedavg":
         other = go(None, 3, topology=SPLIT[shape](), schedule="splitfed_v1")
         assert [e["test"]["union"] for e in run.history] == [e["test"]["union"] for e in other.history]
-        for lane in range(3):
-            assert_same(weights(run, lane), weights(other, lane))
+        for replica in range(3):
+            assert_same(weights(run, replica), weights(other, replica))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -208,7 +208,7 @@ def test_schedules_and_topologies_that_do_not_fit_are_refused(name: str) -> None
     if name in WHOLE:
         with pytest.raises(InvalidInput, match=f"{name} trains whole models; in topology 'vanilla' role 'server'"):
             go(name, topology=SPLIT["vanilla"](), schedule="splitfed_v3")
-    different = [local(model(lane, 8 + lane), ("relu",)) for lane in range(3)]
+    different = [local(model(replica, 8 + replica), ("relu",)) for replica in range(3)]
     if name != "lg_fedavg":
         what = "base" if name == "fedper" else "model"
         with pytest.raises(InvalidInput, match=f"{name} averages every client's {what}; that of client 1"):

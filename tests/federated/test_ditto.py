@@ -31,9 +31,9 @@ def test_the_averaged_model_is_fedavgs_and_without_a_pull_the_own_one_is_alone(w
     run, averaged, alone = go(Ditto(weight=weight), 3), go("fedavg", 3), go("standalone", 3)
     found = run.method_state["weights"]
     assert_same({name.removeprefix("shared_"): t for name, t in found.items()}, averaged.method_state["weights"])
-    for lane in range(3):
-        mine = {name: t for name, t in weights(run, lane).items() if not name.startswith("shared_")}
-        assert all(torch.equal(t, mine[name]) for name, t in weights(alone, lane).items()) == (weight == 0)
+    for replica in range(3):
+        mine = {name: t for name, t in weights(run, replica).items() if not name.startswith("shared_")}
+        assert all(torch.equal(t, mine[name]) for name, t in weights(alone, replica).items()) == (weight == 0)
     scores = run.history[-1]["test"]
     assert scores["method"]["global"] == averaged.history[-1]["test"]["clients"]
     assert run.bytes == averaged.bytes

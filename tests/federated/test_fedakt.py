@@ -72,8 +72,8 @@ def test_without_adapters_clients_train_alone() -> None:
     assert traits(FedAKT()).turned_off is None
     alone, run = go("local", None), go("local", off)
     assert run.bytes == 0
-    for lane in range(3):
-        assert_same(weights(alone, lane), weights(run, lane))
+    for replica in range(3):
+        assert_same(weights(alone, replica), weights(run, replica))
     # Between split nodes the client segment then stays where it is.
     split = go("vanilla", off)
     assert not torch.equal(weights(split, 0)["bottom/fc1.weight"], weights(split, 1)["bottom/fc1.weight"])
@@ -93,7 +93,7 @@ def test_adapters_alone_are_averaged() -> None:
     sizes = [len(c.train) for c in rows.clients]
     assert {name.split("/")[0] for name in run.method_state["adapter"]} == {"adapter_body"}
     for name, mean in run.method_state["adapter"].items():
-        parts = [n * weights(run, lane)[name].double() for lane, n in enumerate(sizes)]
+        parts = [n * weights(run, replica)[name].double() for replica, n in enumerate(sizes)]
         torch.testing.assert_close(mean, (torch.stack(parts).sum(0) / sum(sizes)).to(mean.dtype))
     for shape, adapter in (("local", "adapter_body"), ("vanilla", "bottom"), ("u_shaped", "bottom")):
         view = go(shape, FedAKT(), logging=sf.Logging(record=Recording(("fed_server",), every=1))).engine.view(

@@ -33,8 +33,8 @@ def test_means_by_class() -> None:
 class Heard:
     """A client that notes what it is sent; there is no tutor, as in a plan."""
 
-    def __init__(self, lane: int) -> None:
-        self.lane, self.got, self.objectives = lane, {}, {}  # type: ignore[var-annotated]
+    def __init__(self, replica: int) -> None:
+        self.replica, self.got, self.objectives = replica, {}, {}  # type: ignore[var-annotated]
 
     def receive(self, kind: str, tensors: dict[str, Tensor], number: int) -> dict[str, Tensor]:
         assert kind == "soft labels"
@@ -74,20 +74,20 @@ def test_a_round_by_hand() -> None:
     sent: list[dict[str, Tensor]] = [{}, {}]
     for _ in range(2):
         goals = [sent[1], sent[0]]
-        for lane, client in enumerate(rows.clients):
-            out = bare[lane](client.train.x)["out"]
+        for replica, client in enumerate(rows.clients):
+            out = bare[replica](client.train.x)["out"]
             loss = functional.cross_entropy(out, client.train.y)
             pulls = [
                 functional.kl_div(
-                    functional.log_softmax(out[i], 0), functional.softmax(goals[lane][str(y)], 0), reduction="sum"
+                    functional.log_softmax(out[i], 0), functional.softmax(goals[replica][str(y)], 0), reduction="sum"
                 )
                 for i, y in enumerate(client.train.y.tolist())
-                if str(y) in goals[lane]
+                if str(y) in goals[replica]
             ]
-            bare[lane].step(loss + 2.0 * sum(pulls, torch.zeros(())) / len(client.train))
-            sent[lane] = class_means(bare[lane](client.train.x)["out"].detach(), client.train.y)
-    for lane in range(2):
-        bare[lane].assert_as(run, lane)
+            bare[replica].step(loss + 2.0 * sum(pulls, torch.zeros(())) / len(client.train))
+            sent[replica] = class_means(bare[replica](client.train.x)["out"].detach(), client.train.y)
+    for replica in range(2):
+        bare[replica].assert_as(run, replica)
 
 
 def test_alone_or_turned_off_it_is_training_alone() -> None:
@@ -96,8 +96,8 @@ def test_alone_or_turned_off_it_is_training_alone() -> None:
     assert traits(FedDistill()).turned_off is None
     for clients, method in ((1, FedDistill()), (3, off)):
         alone, run = go("local", None, data=data(clients)), go("local", method, data=data(clients))
-        for lane in range(clients):
-            assert_same(weights(alone, lane), weights(run, lane))
+        for replica in range(clients):
+            assert_same(weights(alone, replica), weights(run, replica))
 
 
 def test_planned_bytes_are_counted_bytes() -> None:
@@ -110,8 +110,8 @@ def test_the_server_sees_scores_of_the_classes_held_and_no_weights() -> None:
     run = go("local", FedDistill(), 1, data=rows, logging=sf.Logging(record=Recording(("fed_server",), every=1)))
     # What the server sent is in its view beside what came.
     seen = {m.sender: m for m in run.engine.view("fed_server").messages if m.sender != "fed_server"}
-    for lane, client in enumerate(rows.clients):
-        message = seen[f"client{lane}"]
+    for replica, client in enumerate(rows.clients):
+        message = seen[f"client{replica}"]
         assert message.kind == "soft labels"
         assert set(message.tensors) == {str(y) for y in client.train.y.tolist()}
 

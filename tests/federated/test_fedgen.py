@@ -75,8 +75,8 @@ def test_weight_zero_is_the_average_alone_and_says_so() -> None:
     assert traits(off).turned_off == "fedgen with weight=0 lets nobody learn from what is generated"
     assert traits(FedGen()).turned_off is None
     one, other = go("local", FedAvg(), 3), go("local", off, 3)
-    for lane in range(3):
-        assert_same(weights(one, lane), weights(other, lane))
+    for replica in range(3):
+        assert_same(weights(one, replica), weights(other, replica))
     assert one.bytes == other.bytes
 
 

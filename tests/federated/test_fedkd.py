@@ -86,12 +86,12 @@ def test_a_round_by_hand() -> None:
         sizes, half = [len(c.train) for c in rows.clients], len(changes) // 2
         for number, tensors in enumerate(base or ()):
             for key, old in tensors.items():
-                mean = sum(n * squeezed(changes[lane * half + number][key]) for lane, n in enumerate(sizes)) / sum(
-                    sizes
-                )
+                mean = sum(
+                    n * squeezed(changes[replica * half + number][key]) for replica, n in enumerate(sizes)
+                ) / sum(sizes)
                 tensors[key] = old + squeezed(mean)
-    for lane in range(2):
-        bare[lane].assert_as(run, lane)
+    for replica in range(2):
+        bare[replica].assert_as(run, replica)
     names = [n for n in bare[0].modules if n.startswith("mentee")]
     for name, tensors in zip(names, base or (), strict=True):
         for key, tensor in tensors.items():
@@ -112,10 +112,10 @@ def test_a_client_holds_the_mentee_that_the_server_had() -> None:
     newest = run.method_state["version"]
     assert newest == 6
     seen = run.method_state["seen"]
-    bases = {lane: next(iter(run.learners[lane].objectives.values())).base for lane in range(4)}  # type: ignore[attr-defined]
-    known = [lane for lane in range(4) if seen.get(str(lane)) == newest - 1]
+    bases = {replica: next(iter(run.learners[replica].objectives.values())).base for replica in range(4)}  # type: ignore[attr-defined]
+    known = [replica for replica in range(4) if seen.get(str(replica)) == newest - 1]
     assert len(known) == 2
-    one, other = (bases[lane] for lane in known)
+    one, other = (bases[replica] for replica in known)
     # One was sent updates and the other may have been sent it whole: the same bits.
     assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -126,17 +126,17 @@ def test_who_missed_an_update_is_sent_the_whole_mentee() -> None:
 
         topology = local(net(), ("relu1",))
 
-        def __init__(self, lane: int) -> None:
-            self.lane, self.objectives = lane, dict[str, Any]()
+        def __init__(self, replica: int) -> None:
+            self.replica, self.objectives = replica, dict[str, Any]()
 
         def receive(self, kind: str, tensors: dict[str, Tensor], number: int) -> dict[str, Tensor]:
-            told[self.lane] = kind
+            told[self.replica] = kind
             return tensors
 
     told: dict[int, str] = {}
     mentee = {"mentee/w": torch.zeros(2)}
     state = {"mentee": mentee, "update": mentee, "version": 3, "seen": {"0": 3, "1": 2, "2": 1}}
-    FedKD().query([One(lane) for lane in range(4)], 3, state)  # type: ignore[misc]
+    FedKD().query([One(replica) for replica in range(4)], 3, state)  # type: ignore[misc]
     assert told == {1: "update", 2: "weights", 3: "weights"}
     assert state["seen"] == {"0": 3, "1": 3, "2": 3, "3": 3}
 

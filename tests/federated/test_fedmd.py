@@ -57,22 +57,22 @@ def by_hand(model: nn.Module, rows: Any, rounds: int, method: FedMD) -> list[nn.
     for number in range(rounds):
         chosen = draw_row_numbers(derive(0, "fedmd"), len(public), number * size, size)
         mean = torch.stack([m(public.x[chosen]).detach() for m in models]).mean(0)
-        for lane, (m, client) in enumerate(zip(models, rows.clients, strict=True)):
+        for replica, (m, client) in enumerate(zip(models, rows.clients, strict=True)):
             for turn in range(method.transfer if number == 0 else 0):
-                seed = derive(0, "fedmd transfer", lane)
+                seed = derive(0, "fedmd transfer", replica)
                 for some in draw_row_numbers(seed, len(public), turn * len(public), len(public)).split(method.batch):
-                    step(optimizers[lane], functional.cross_entropy(m(public.x[some]), public.y[some]))
+                    step(optimizers[replica], functional.cross_entropy(m(public.x[some]), public.y[some]))
             for turn in range(method.passes if number > 0 else 0):
-                seed = derive(0, "fedmd digest", lane, number)
+                seed = derive(0, "fedmd digest", replica, number)
                 for some in draw_row_numbers(seed, size, turn * size, size).split(method.batch):
                     z = m(public.x[chosen[some]])
                     apart = (z - mean[some]).abs().mean()
                     if method.distance == "kl":
                         teachers = mean[some].softmax(1)
                         apart = functional.kl_div(z.log_softmax(1), teachers, reduction="batchmean")
-                    step(digesting[lane], apart)
-            for batch in training.batches(len(client.train), number, lane):
-                step(optimizers[lane], functional.cross_entropy(m(client.train.x[batch]), client.train.y[batch]))
+                    step(digesting[replica], apart)
+            for batch in training.batches(len(client.train), number, replica):
+                step(optimizers[replica], functional.cross_entropy(m(client.train.x[batch]), client.train.y[batch]))
     return models
 
 
@@ -89,16 +89,16 @@ def by_hand(model: nn.Module, rows: Any, rounds: int, method: FedMD) -> list[nn.
 def test_rounds_beside_a_bare_loop(method: FedMD) -> None:
     rows, topology = data(), local(net())
     run = go("local", method, 3, data=rows, topology=topology)
-    for lane, model in enumerate(by_hand(topology.segments[0].module, rows, 3, method)):
+    for replica, model in enumerate(by_hand(topology.segments[0].module, rows, 3, method)):
         for name, tensor in model.state_dict().items():
-            torch.testing.assert_close(weights(run, lane)[f"model/{name}"], tensor, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(weights(run, replica)[f"model/{name}"], tensor, rtol=1e-4, atol=1e-6)
 
 
 def test_a_first_round_without_transfer_is_training_alone() -> None:
     rows = data()
     one, other = (go("local", method, 1, data=rows) for method in (FedMD(transfer=0), None))
-    for lane in range(3):
-        assert_same(weights(one, lane), weights(other, lane))
+    for replica in range(3):
+        assert_same(weights(one, replica), weights(other, replica))
 
 
 @pytest.mark.parametrize("shape", BUILDERS)

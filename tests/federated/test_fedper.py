@@ -22,8 +22,8 @@ def test_one_part_is_averaged_and_the_other_kept(name: str) -> None:
     run = go(method(), 2)
     sent = run.method_state["weights"]
     assert {found.partition("/")[0] for found in sent} == {shared}
-    rows = torch.tensor([float(run.engine.rows(lane, "train")) for lane in range(3)])
-    held = [weights(run, lane) for lane in range(3)]
+    rows = torch.tensor([float(run.engine.rows(replica, "train")) for replica in range(3)])
+    held = [weights(run, replica) for replica in range(3)]
     for key in (k for k in sent if sent[k].is_floating_point()):
         stacked = torch.stack([h[key] for h in held])
         mean = (stacked * (rows / rows.sum()).reshape(-1, *[1] * (stacked.dim() - 1))).sum(0)
@@ -49,9 +49,9 @@ def test_the_border_can_be_named(name: str) -> None:
 
 
 def test_lg_fedavg_shares_a_head_between_extractors_of_any_make_and_refuses_other_heads() -> None:
-    def pieces(lane: int, hidden: int, width: int = 8) -> Any:
+    def pieces(replica: int, hidden: int, width: int = 8) -> Any:
         wide = torch.nn.Sequential()
-        for name, layer in model(lane, width).named_children():
+        for name, layer in model(replica, width).named_children():
             if name == "fc1":
                 wide.add_module("fc0", torch.nn.Linear(64, hidden))
                 wide.add_module("fc1", torch.nn.Linear(hidden, width))
@@ -59,26 +59,26 @@ def test_lg_fedavg_shares_a_head_between_extractors_of_any_make_and_refuses_othe
                 wide.add_module(name, layer)
         return local(wide, ("relu",))
 
-    run = go("lg_fedavg", 2, topology=[pieces(lane, 5 + lane) for lane in range(3)])
+    run = go("lg_fedavg", 2, topology=[pieces(replica, 5 + replica) for replica in range(3)])
     assert {flow.kind for flow in run.engine.traffic.flows if flow.receiver == FED} == {"weights"}
     heads = run.method_state["weights"]
     assert {name: tuple(t.shape) for name, t in heads.items()} == {"head/fc2.weight": (10, 8), "head/fc2.bias": (10,)}
     with pytest.raises(InvalidInput, match="lg_fedavg averages every client's head; that of client 2 is of another"):
-        go("lg_fedavg", 1, topology=[pieces(lane, 5, 8 + lane // 2) for lane in range(3)])
+        go("lg_fedavg", 1, topology=[pieces(replica, 5, 8 + replica // 2) for replica in range(3)])
     with pytest.raises(InvalidInput, match="fedper averages every client's base; that of client 1 is of another"):
-        go("fedper", 1, topology=[pieces(lane, 5 + lane) for lane in range(3)])
+        go("fedper", 1, topology=[pieces(replica, 5 + replica) for replica in range(3)])
 
 
 def test_fedper_clients_may_have_heads_of_their_own_make() -> None:
-    def pieces(lane: int) -> Any:
+    def pieces(replica: int) -> Any:
         net = torch.nn.Sequential()
         for name, layer in model(0).named_children():
             if name == "fc2":
-                net.add_module("extra", torch.nn.Linear(8, 6 + lane))
-                net.add_module("fc2", torch.nn.Linear(6 + lane, 10))
+                net.add_module("extra", torch.nn.Linear(8, 6 + replica))
+                net.add_module("fc2", torch.nn.Linear(6 + replica, 10))
             else:
                 net.add_module(name, layer)
         return local(net, ("relu",))
 
-    run = go("fedper", 1, topology=[pieces(lane) for lane in range(3)])
+    run = go("fedper", 1, topology=[pieces(replica) for replica in range(3)])
     assert {name.partition("/")[0] for name in run.method_state["weights"]} == {"body"}

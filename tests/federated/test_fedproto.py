@@ -76,8 +76,8 @@ def test_fusion_weighs_by_examples_or_not_at_all() -> None:
     class One:
         """A client with embeddings of its own."""
 
-        def __init__(self, lane: int, z: Tensor, y: Tensor) -> None:
-            self.lane, self.z, self.y = lane, z, y
+        def __init__(self, replica: int, z: Tensor, y: Tensor) -> None:
+            self.replica, self.z, self.y = replica, z, y
             self.topology = local(mlp((1, 8, 8), 10, (16, 12)), ("relu1",)).with_task(splitfed.classification(10))
 
         def compute(self, value: str, part: str = "train") -> Tensor:
@@ -110,9 +110,9 @@ def test_weight_zero_is_training_alone_and_says_so(shape: str) -> None:
     assert traits(off).turned_off == "fedproto with weight=0 adds nothing to a client's loss"
     assert traits(FedProto()).turned_off is None
     plain, run = go(shape, method=None), go(shape, method=off)
-    for lane in range(3):
-        for name, module in plain.engine.modules(lane).items():
-            assert_same(module.state_dict(), run.engine.modules(lane)[name].state_dict())
+    for replica in range(3):
+        for name, module in plain.engine.modules(replica).items():
+            assert_same(module.state_dict(), run.engine.modules(replica)[name].state_dict())
     changed = go(shape)
     assert not torch.equal(
         next(iter(plain.engine.modules(0).values())).state_dict().popitem()[1],
@@ -188,8 +188,8 @@ def test_embeddings_come_from_the_pass_that_scores_the_head(
     """The rows that are scored go through the model once, and the scores are those of a pass of their own."""
     run, asked = go(shape, schedule=schedule), []
     again = []
-    for lane, one in enumerate(run.learners):
-        with run.engine.borrow_segments(lane, run.schedule.newest(lane, run.schedule_state)):
+    for replica, one in enumerate(run.learners):
+        with run.engine.borrow_segments(replica, run.schedule.newest(replica, run.schedule_state)):
             again.append(FedProto().scores(one, "test", run.method_state))
     compute = Party.compute
     monkeypatch.setattr(Party, "compute", lambda *given, **named: asked.append(given[1:]) or compute(*given, **named))
@@ -218,16 +218,16 @@ def test_who_trains_further_is_who_had_the_lowest_loss() -> None:
     class One:
         """A client that is told how often to train."""
 
-        def __init__(self, lane: int) -> None:
-            self.lane, self.objectives = lane, dict[str, Any]()
+        def __init__(self, replica: int) -> None:
+            self.replica, self.objectives = replica, dict[str, Any]()
 
         def receive(self, kind: str, tensors: dict[str, Tensor], number: int) -> dict[str, Tensor]:
-            told[self.lane] = int(tensors["passes"])
+            told[self.replica] = int(tensors["passes"])
             return tensors
 
     told: dict[int, int] = {}
     state: dict[str, Any] = {"prototypes": {}, "losses": {"0": 0.5, "1": 0.2, "10": 0.1, "3": 0.2}}
-    FedProto(further=2, passes=3).query([One(lane) for lane in (0, 1, 3, 7, 10)], 1, state)  # type: ignore[misc]
+    FedProto(further=2, passes=3).query([One(replica) for replica in (0, 1, 3, 7, 10)], 1, state)  # type: ignore[misc]
     assert told == {0: 1, 1: 3, 3: 1, 7: 1, 10: 3}
 
 

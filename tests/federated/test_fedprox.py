@@ -27,6 +27,6 @@ def test_the_pull_is_to_what_the_round_began_with() -> None:
 def test_no_pull_is_fedavg_to_the_bit() -> None:
     one, other = go(FedProx(mu=0.0), 2), go("fedavg", 2)
     assert_same(one.method_state["weights"], other.method_state["weights"])
-    for lane in range(3):
-        assert_same(weights(one, lane), weights(other, lane))
+    for replica in range(3):
+        assert_same(weights(one, replica), weights(other, replica))
     assert common(hand(FedProx(mu=1.0))) != common(hand("fedavg"))

@@ -39,8 +39,8 @@ def test_no_client_moves_its_weights_but_statistics_are_averaged() -> None:
     start = model().state_dict()
     assert torch.equal(weights(run, 0)["head/fc2.weight"], start["fc2.weight"])
     found = run.method_state["weights"]["body/norm.running_mean"]
-    rows = torch.tensor([float(run.engine.rows(lane, "train")) for lane in range(3)])
-    means = torch.stack([weights(run, lane)["body/norm.running_mean"] for lane in range(3)])
+    rows = torch.tensor([float(run.engine.rows(replica, "train")) for replica in range(3)])
+    means = torch.stack([weights(run, replica)["body/norm.running_mean"] for replica in range(3)])
     assert torch.allclose(found, (means * (rows / rows.sum())[:, None]).sum(0), atol=1e-6)
     kinds = run.engine.traffic.by_kind()
     assert kinds["weight gradient"] == 3 * 4 * sum(p.numel() for p in model().parameters())

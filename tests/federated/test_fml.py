@@ -79,12 +79,16 @@ def test_nobody_teaches_at_one() -> None:
     assert traits(FML()).turned_off is None
     assert traits(FML(alpha=1.0)).turned_off is None
     alone, run = go("local", None), go("local", off)
-    for lane in range(3):
-        assert_same(weights(alone, lane), {n: t for n, t in weights(run, lane).items() if not n.startswith("meme")})
+    for replica in range(3):
+        assert_same(
+            weights(alone, replica), {n: t for n, t in weights(run, replica).items() if not n.startswith("meme")}
+        )
     # Between split nodes the meme is then what the schedule alone would train, and no scores cross.
     alone, run = go("vanilla", None), go("vanilla", off)
-    for lane in range(3):
-        assert_same(weights(alone, lane), {n: t for n, t in weights(run, lane).items() if not n.startswith("private")})
+    for replica in range(3):
+        assert_same(
+            weights(alone, replica), {n: t for n, t in weights(run, replica).items() if not n.startswith("private")}
+        )
     assert alone.bytes == run.bytes
 
 
@@ -93,7 +97,7 @@ def test_memes_are_averaged_by_examples_and_private_models_are_not() -> None:
     run = go("local", FML(), 1, data=rows)
     sizes = [len(c.train) for c in rows.clients]
     for name, mean in run.method_state["meme"].items():
-        parts = [n * weights(run, lane)[name].double() for lane, n in enumerate(sizes)]
+        parts = [n * weights(run, replica)[name].double() for replica, n in enumerate(sizes)]
         torch.testing.assert_close(mean, (torch.stack(parts).sum(0) / sum(sizes)).to(mean.dtype))
     meme = sum(t.nbytes for t in run.method_state["meme"].values())
     assert run.engine.traffic.by_kind() == {"weights": 2 * 3 * meme}

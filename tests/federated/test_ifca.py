@@ -30,7 +30,7 @@ def test_a_round_by_hand() -> None:
     assert -1 <= second <= 1, "as torch draws it; 2 suits nobody better"
     # All take the second model: two and one steps towards 1, one and three towards -3; shares 2, 1, 1, 3 of 7.
     ends = [label + 0.8**rows * (second - label) for rows, label in GROUPS]
-    assert [own(run, lane) for lane in range(4)] == pytest.approx(ends, rel=1e-5)
+    assert [own(run, replica) for replica in range(4)] == pytest.approx(ends, rel=1e-5)
     first, fused = (float(found["model/weight"]) for found in run.method_state["clusters"])
     assert first == 2.0, "chosen by nobody, it stays"
     assert fused == pytest.approx(sum(rows * w for (rows, _), w in zip(GROUPS, ends, strict=True)) / 7, rel=1e-5)
@@ -41,7 +41,7 @@ def test_groups_are_found_and_each_has_its_model() -> None:
     run = hand(Ifca(clusters=2), rounds=30, clients=GROUPS)
     chosen = run.method_state["chosen"]
     assert chosen["0"] == chosen["2"] != chosen["1"] == chosen["3"]
-    found = [float(run.predict(torch.ones(1, 1), client=lane)) for lane in range(4)]
+    found = [float(run.predict(torch.ones(1, 1), client=replica)) for replica in range(4)]
     assert found == pytest.approx([1.0, -3.0, 1.0, -3.0], abs=1e-3)
     assert sorted(float(m["model/weight"]) for m in run.method_state["clusters"]) == pytest.approx([-3, 1], abs=1e-3)
 
@@ -49,8 +49,8 @@ def test_groups_are_found_and_each_has_its_model() -> None:
 def test_one_cluster_is_fedavg_to_the_bit() -> None:
     one, other = go(Ifca(clusters=1), 2), go("fedavg", 2)
     assert_same(one.method_state["clusters"][0], other.method_state["weights"])
-    for lane in range(3):
-        assert_same(weights(one, lane), weights(other, lane))
+    for replica in range(3):
+        assert_same(weights(one, replica), weights(other, replica))
     assert one.engine.traffic.bytes(kind="weights") == other.engine.traffic.bytes(kind="weights")
 
 

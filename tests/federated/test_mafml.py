@@ -90,15 +90,15 @@ class Bare:
     def gradient(self) -> Tensor:
         return torch.cat([p.grad.flatten() for p in self.weights if p.grad is not None])
 
-    def step(self, lane: int, mutual: bool, projected: bool) -> int:
+    def step(self, replica: int, mutual: bool, projected: bool) -> int:
         """Take a step; return 1 if the gradient was projected."""
         g = self.gradient()
         turned = 0
-        if mutual and projected and torch.dot(g, self.local[lane]) < 0:
-            g = g - torch.dot(self.local[lane], g) / self.local[lane].square().sum() * self.local[lane]
+        if mutual and projected and torch.dot(g, self.local[replica]) < 0:
+            g = g - torch.dot(self.local[replica], g) / self.local[replica].square().sum() * self.local[replica]
             turned = 1
         if not mutual:
-            self.local[lane] = g
+            self.local[replica] = g
         at = 0
         for p in self.weights:
             p.grad = g[at : at + p.numel()].view_as(p).clone()
@@ -112,46 +112,50 @@ def by_hand(topology: Topology, rows: Any, rounds: int, epochs: bool, method: MA
 
     `epochs`: a round of local training is an epoch, client after client, else one step.
     """
-    lanes, (x_name,) = len(rows.clients), topology.inputs
+    replicas, (x_name,) = len(rows.clients), topology.inputs
     own = {r: {s.name: s.module for s in topology.segments_of(r)} for r in topology.roles}
     shared = {r: Bare(own[r]) for r in own if r not in topology.data_roles}
-    crew = [{r: Bare(own[r]) for r in topology.data_roles} | shared for _ in range(lanes)]
+    crew = [{r: Bare(own[r]) for r in topology.data_roles} | shared for _ in range(replicas)]
     training, turned = Training(16, 1, 0), 0
 
-    def scores(lane: int, x: Tensor) -> Tensor:
+    def scores(replica: int, x: Tensor) -> Tensor:
         made = {x_name: x}
         for s in topology.segments:
-            made[s.outputs[0]] = crew[lane][s.role].modules[s.name](*(made[v] for v in s.inputs))
+            made[s.outputs[0]] = crew[replica][s.role].modules[s.name](*(made[v] for v in s.inputs))
         return made[topology.heads[0].value]
 
-    def step(lane: int, loss: Tensor, mutual: bool) -> int:
-        for party in crew[lane].values():
+    def step(replica: int, loss: Tensor, mutual: bool) -> int:
+        for party in crew[replica].values():
             party.optimizer.zero_grad()
         loss.backward()
-        return sum(party.step(lane, mutual, method.projected) for party in crew[lane].values())
+        return sum(party.step(replica, mutual, method.projected) for party in crew[replica].values())
 
     for number in range(rounds):
-        for lane, client in enumerate(rows.clients):
+        for replica, client in enumerate(rows.clients):
             if epochs:
-                batches = training.batches(len(client.train), number, lane)
+                batches = training.batches(len(client.train), number, replica)
             else:
-                batches = STEP._batches(training, len(client.train), number, lane)
+                batches = STEP._batches(training, len(client.train), number, replica)
             for batch in batches:
-                step(lane, functional.cross_entropy(scores(lane, client.train.x[batch]), client.train.y[batch]), False)
+                step(
+                    replica,
+                    functional.cross_entropy(scores(replica, client.train.x[batch]), client.train.y[batch]),
+                    False,
+                )
         told = []
-        for lane, client in enumerate(rows.clients):
-            seed = derive(0, "mafml", lane)
+        for replica, client in enumerate(rows.clients):
+            seed = derive(0, "mafml", replica)
             chosen = draw_row_numbers(seed, len(client.public), number * method.batch, method.batch)
             x, y = client.public.x[chosen], client.public.y[chosen]
-            p = scores(lane, x).softmax(1).detach()
+            p = scores(replica, x).softmax(1).detach()
             told.append((x, y, p, float((p.argmax(1) == y).float().mean()) if method.weighted else 1.0))
-        for lane in range(lanes):
+        for replica in range(replicas):
             loss = torch.zeros(())
-            for x, y, p, accuracy in (told[j] for j in range(lanes) if j != lane):
-                z = scores(lane, x)
+            for x, y, p, accuracy in (told[j] for j in range(replicas) if j != replica):
+                z = scores(replica, x)
                 kl = functional.kl_div(z.log_softmax(1), p, reduction="batchmean")
-                loss = loss + (accuracy * kl + functional.cross_entropy(z, y)) / (lanes - 1)
-            turned += step(lane, loss, True)
+                loss = loss + (accuracy * kl + functional.cross_entropy(z, y)) / (replicas - 1)
+            turned += step(replica, loss, True)
     return crew, turned
 
 
@@ -163,11 +167,11 @@ def test_rounds_beside_a_bare_loop(shape: str, method: MAFML) -> None:
     rounds = 6 if shape == "local" else 3
     run = go(shape, method, rounds, data=rows, topology=topology, schedule=plan(shape), optimizer=optimizer)
     crew, turned = by_hand(topology, rows, rounds, shape != "local", method)
-    for lane, parties in enumerate(crew):
+    for replica, parties in enumerate(crew):
         expected = {
             f"{s}/{k}": v for p in parties.values() for s, m in p.modules.items() for k, v in m.state_dict().items()
         }
-        for name, tensor in weights(run, lane).items():
+        for name, tensor in weights(run, replica).items():
             torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-6)
     assert (turned > 0) == method.projected, "the comparison must have seen projections"
 
@@ -288,8 +292,8 @@ def test_local_and_mutual_steps_change_one_optimizer_and_who_left_does_not_count
     def steps(schedule: Independent) -> list[int]:
         run = go("local", MAFML(batch=4), 1, data=data(), schedule=schedule, optimizer=Optim("Adam", {"lr": 1e-3}))
         found = []
-        for lane in range(3):
-            optimizer = run.engine.party(lane, "client").state.optimizer
+        for replica in range(3):
+            optimizer = run.engine.party(replica, "client").state.optimizer
             assert optimizer is not None
             found.append(int(max((s["step"] for s in optimizer.state.values()), default=torch.tensor(0))))
         return found

@@ -65,7 +65,7 @@ def test_aggregate_under_its_old_name() -> None:
         @dataclass(frozen=True, kw_only=True)
         class Sums(Method):
             def fuse(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: Any) -> None:
-                state["clients"] = [learner.lane for learner in learners]
+                state["clients"] = [learner.replica for learner in learners]
 
     run = go(Sums(), 1)
     assert run.method_state == {"clients": [0, 1, 2]}
@@ -128,7 +128,7 @@ def test_the_method_of_the_contributing_page_averages_heads_alone() -> None:
     scope: dict[str, Any] = {"__name__": __name__}
     exec(code, scope)
     run = go(scope["HeadAverage"](), 1)
-    held = [weights(run, lane) for lane in range(3)]
+    held = [weights(run, replica) for replica in range(3)]
     names = {name for name in held[0] if not torch.equal(held[0][name], held[1][name])}
     assert names >= {"body/fc1.weight", "head/fc2.weight"}
     assert set(run.method_state["weights"]) == {"head/fc2.weight", "head/fc2.bias"}

@@ -133,8 +133,8 @@ def test_without_further_training_fedproto_leads_nobody() -> None:
 def test_the_loss_that_a_client_sends_is_that_of_its_whole_round() -> None:
     run = go(FedProto(further=1), rounds=1, local=splitfed.LocalUpdate(epochs=2))
     sent = run.method_state["losses"]
-    sizes = [-(-run.engine.rows(lane, "train") // 7) * 2 for lane in range(3)]
-    mean = sum(sent[str(lane)] * size for lane, size in enumerate(sizes)) / sum(sizes)
+    sizes = [-(-run.engine.rows(replica, "train") // 7) * 2 for replica in range(3)]
+    mean = sum(sent[str(replica)] * size for replica, size in enumerate(sizes)) / sum(sizes)
     assert mean == pytest.approx(run.history[0]["loss"], rel=1e-5)
 
 

@@ -38,7 +38,7 @@ def test_every_batch_has_its_turn_and_a_partner() -> None:
     class Listens:
         """Takes down what it is told to train on."""
 
-        lane, rate, objectives = 0, 0.1, {"client": Ahead(())}
+        replica, rate, objectives = 0, 0.1, {"client": Ahead(())}
 
         def train(self, epoch: int, batches: list[torch.Tensor], first: int) -> list[float]:
             self.heard = [int(rows) for rows in batches], first
@@ -57,10 +57,10 @@ def test_rate_zero_is_fedavg_on_second_batches() -> None:
 
 def test_looking_for_personal_weights_leaves_no_trace() -> None:
     run = go(PerFedAvg(rate=0.1), 1)
-    before = [{name: t.clone() for name, t in weights(run, lane).items()} for lane in range(3)]
+    before = [{name: t.clone() for name, t in weights(run, replica).items()} for replica in range(3)]
     average = {name: t.clone() for name, t in run.method_state["weights"].items()}
     served = [run.method.newest(learner, run.method_state) for learner in run.learners]
-    assert_same(before, [weights(run, lane) for lane in range(3)])
+    assert_same(before, [weights(run, replica) for replica in range(3)])
     assert_same(average, run.method_state["weights"])
     assert not torch.equal(served[0]["head/fc2.weight"], served[1]["head/fc2.weight"])
     # One plain step on the mean loss of all the client's training rows, in training mode.

@@ -38,8 +38,8 @@ def test_engine_and_plan_know_the_public_part(shape: str) -> None:
     )
     run = go(shape, None, 1, data=rows, topology=topology, schedule=TURNS)
     dry = Dry(ready)
-    for lane, client in enumerate(rows.clients):
-        for learner in (run.learners[lane], DryLearner(dry, lane)):
+    for replica, client in enumerate(rows.clients):
+        for learner in (run.learners[replica], DryLearner(dry, replica)):
             assert learner.rows("public") == len(client.public) == 11
             (x,) = learner.inputs("public").values()
             assert torch.equal(x, client.public.x)
@@ -72,8 +72,8 @@ def test_rows_that_pass_forward_change_nothing_and_are_planned(shape: str) -> No
     rows = data()
     alone = go(shape, None, data=rows, schedule=TURNS, optimizer=sf.core.optimizers.Optim("SGD", {"lr": 0.05}))
     run = go(shape, Asking(), data=rows, schedule=TURNS, optimizer=sf.core.optimizers.Optim("SGD", {"lr": 0.05}))
-    for lane in range(2):
-        assert_same(weights(alone, lane), weights(run, lane))
+    for replica in range(2):
+        assert_same(weights(alone, replica), weights(run, replica))
     assert_plan_is_counted(shape, Asking(), data=rows, schedule=TURNS)
     flows = run.engine.traffic.flows
     head = run.engine.topology.heads[0]
@@ -86,9 +86,9 @@ def test_rows_that_pass_forward_change_nothing_and_are_planned(shape: str) -> No
 def test_outputs_are_those_of_the_weights_as_they_stand() -> None:
     rows, topology = data(), local(net())
     run = go("local", Asking(task=-1.0), 1, data=rows, topology=topology)
-    for lane, client in enumerate(rows.clients):
+    for replica, client in enumerate(rows.clients):
         expected = topology.segments[0].module(client.public.x[[1, 3, 1]])
-        torch.testing.assert_close(run.method_state["found"][lane], expected)
+        torch.testing.assert_close(run.method_state["found"][replica], expected)
 
 
 def test_the_weight_of_the_task_is_that_of_its_loss() -> None:
@@ -153,9 +153,9 @@ def test_own_rows_are_counted_whatever_part_they_are_trained_in(method: Method) 
     planned = planned_ledger(ready, 3)
     assert run.ledger.totals[0].epsilon == pytest.approx(planned.totals[0].epsilon)
     assert f"what the method {type(method).__name__} sends" in run.ledger.open
-    for lane, client in enumerate(rows.clients):
+    for replica, client in enumerate(rows.clients):
         ((_, counts),) = [
-            (k, c) for k, c in run.engine.party(lane, "client").state.uses.counts.items() if k[3] == "train"
+            (k, c) for k, c in run.engine.party(replica, "client").state.uses.counts.items() if k[3] == "train"
         ]
         own = 3 * len(client.train)
         if isinstance(method, Aggregation):
@@ -173,12 +173,12 @@ def test_across_scores_every_model_on_everybodys_rows() -> None:
     run = go("local", None, 3, data=rows, topology=topologies, evaluation=sf.Evaluation(across_clients=True))
     test = run.history[-1]["test"]
     assert test["across"]["own"] == test["clients"]
-    for lane, learner in enumerate(run.learners):
-        model = run.engine.modules(lane)["model"].eval()
+    for replica, learner in enumerate(run.learners):
+        model = run.engine.modules(replica)["model"].eval()
         right = [(model(c.test.x).argmax(1) == c.test.y).double() for c in rows.clients]
-        others = torch.cat([r for i, r in enumerate(right) if i != lane])
-        assert test["across"]["others"][lane] == pytest.approx(float(others.mean()))
-        assert test["across"]["union"][lane] == pytest.approx(float(torch.cat(right).mean()))
+        others = torch.cat([r for i, r in enumerate(right) if i != replica])
+        assert test["across"]["others"][replica] == pytest.approx(float(others.mean()))
+        assert test["across"]["union"][replica] == pytest.approx(float(torch.cat(right).mean()))
         with pytest.raises(KeyError):
             learner.rows("across")
     assert "across" not in go("local", None, 1, data=rows).history[-1]["test"]

@@ -14,8 +14,8 @@ from tests.federated.examples import CLIENTS, RATE, START, common, go, hand, own
 from tests.rounding import single
 
 
-def variate(run: Run, lane: int) -> float:
-    objective = run.engine.party(lane, "client").state.objective
+def variate(run: Run, replica: int) -> float:
+    objective = run.engine.party(replica, "client").state.objective
     assert isinstance(objective, Steer)
     return float(objective.own["model/weight"])
 
@@ -68,8 +68,8 @@ def test_the_server_takes_steps_of_its_own_length() -> None:
 
 def test_the_servers_variate_moves_by_the_share_that_took_part() -> None:
     run = hand("scaffold", schedule=Independent(clients_per_round=1))
-    lane = next(lane for lane in range(2) if own(run, lane) != START)
-    assert float(run.method_state["variate"]["model/weight"]) == single(0.5 * variate(run, lane))
+    replica = next(replica for replica in range(2) if own(run, replica) != START)
+    assert float(run.method_state["variate"]["model/weight"]) == single(0.5 * variate(run, replica))
 
 
 def test_it_brings_clients_together_where_fedavg_stays_apart() -> None:

@@ -85,7 +85,7 @@ def without_clock(value: Any) -> Any:
 
 def of_run(run: Run) -> dict[str, str]:
     """Return the parts of a run: weights, whole state, metrics, predictions, views, ledger, traffic."""
-    lanes = [run.engine.modules(lane) for lane in range(run.engine.lanes)]
+    replicas = [run.engine.modules(replica) for replica in range(run.engine.replicas)]
     views = [run.engine.view(party) for party in sorted(run.engine.parties)]
     ledger = run.ledger.as_dict()
     lines = [*ledger.pop("lines"), *ledger.pop("totals")]
@@ -93,7 +93,7 @@ def of_run(run: Run) -> dict[str, str]:
     words = [{k: v for k, v in line.items() if k in TOLD} for line in lines]
     said = [ledger.pop(name) for name in ("open", "replaced", "uncharged")]
     return {
-        "weights": of([[list(m.state_dict().values()) for _, m in sorted(held.items())] for held in lanes]),
+        "weights": of([[list(m.state_dict().values()) for _, m in sorted(held.items())] for held in replicas]),
         "state": of(leaves(run.state())),
         "metrics": of(without_clock(run.history)),
         "predictions": of(run.predict(run.data.victims.x)),

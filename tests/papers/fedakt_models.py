@@ -38,9 +38,9 @@ def model(make: str) -> nn.Sequential:
 def topologies(clients: int, seed: int) -> list[Topology]:
     """Return a whole model a client, cut where its features are; makes in turn, weights drawn for each."""
     found = []
-    for lane in range(clients):
-        with stream(derive(seed, "fedakt table", lane)):
-            found.append(local(model(MAKES[lane % len(MAKES)]), ("features",)))
+    for replica in range(clients):
+        with stream(derive(seed, "fedakt table", replica)):
+            found.append(local(model(MAKES[replica % len(MAKES)]), ("features",)))
     return found
 
 

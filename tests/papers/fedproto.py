@@ -116,9 +116,9 @@ def train(name: str, classes: int, called: str, seed: int, rounds: int, every: i
         seed=seed,
     )
     topologies = []
-    for lane in range(CLIENTS):
-        with stream(derive(seed, "fedproto table", lane)):
-            topologies.append(narrow_lenet() if way.mixed and lane >= CLIENTS // 2 else cnn())
+    for replica in range(CLIENTS):
+        with stream(derive(seed, "fedproto table", replica)):
+            topologies.append(narrow_lenet() if way.mixed and replica >= CLIENTS // 2 else cnn())
     return sf.train(
         topologies,
         rows,
@@ -163,9 +163,9 @@ def measure(
 def own_accuracies(run: sf.Run) -> list[float]:
     """Return each client's test accuracy where its head chooses among the classes of its training rows alone."""
     found = []
-    for lane, client in enumerate(run.data.clients):
+    for replica, client in enumerate(run.data.clients):
         own = client.train.y.unique()
-        guess = own[run.predict(client.test.x, lane)[:, own].argmax(1)]
+        guess = own[run.predict(client.test.x, replica)[:, own].argmax(1)]
         found.append(float((guess == client.test.y).double().mean()))
     return found
 

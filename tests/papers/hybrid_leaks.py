@@ -1,4 +1,4 @@
-"""Attacks of the table of hybrids: what a method's layer gives away, and what the split lanes do with and without it.
+"""Attacks of the table of hybrids: what a method's layer gives away, and what split replicas do with and without it.
 
 Every figure stands beside that of somebody who knows nothing.
 """
@@ -54,7 +54,7 @@ def _learnt(run: sf.Run, arm: Arm, seed: int, setting: Setting) -> Figures:
     """
     other = train(plain_of(arm), seed, setting)
     x, found = run.data.victims.x, []
-    for client in range(run.engine.lanes):
+    for client in range(run.engine.replicas):
         private = run.predict(x, client, head=_private(run)).argmax(1)
         told = [one.predict(x, client).argmax(1) for one in (run, other)]
         found.append([float((guess == private).double().mean()) for guess in told])
@@ -64,7 +64,7 @@ def _learnt(run: sf.Run, arm: Arm, seed: int, setting: Setting) -> Figures:
 
 def _shares(run: sf.Run) -> Figures:
     """How far the class shares read off uploads lie from the true ones: total variation, mean over clients."""
-    grades = [run.attack("class_shares", client=i)[0].grade for i in range(run.engine.lanes)]
+    grades = [run.attack("class_shares", client=i)[0].grade for i in range(run.engine.replicas)]
     names = {"guess": "shares", "uniform": "shares even", "prior": "shares prior"}
     return {name: _mean([g[who]["total_variation"].mean for g in grades]) for who, name in names.items()}
 
@@ -74,7 +74,7 @@ def _shown(run: sf.Run) -> Figures:
     found = []
     for client, held in enumerate(run.data.clients):
         seen = run.engine.view(FED).select(kind="data").messages
-        (shown,) = [m.tensors["y"] for m in seen if m.receiver == FED and m.stamp.lane == client]
+        (shown,) = [m.tensors["y"] for m in seen if m.receiver == FED and m.stamp.replica == client]
         shares = torch.bincount(shown, minlength=10).double()
         _, grade = grade_shares(held.train.y, shares, run.data.auxiliary.y)
         found.append(grade["guess"]["total_variation"].mean)
@@ -99,7 +99,7 @@ def answered_by(run: sf.Run, value: str) -> dict[str, float]:
     union = held[0].join(held[1:])
     ends = torch.tensor([0, *(len(rows) for rows in held)]).cumsum(0).tolist()
     scores: dict[str, list[float]] = {"own": [], "union": []}
-    for client in range(run.engine.lanes):
+    for client in range(run.engine.replicas):
         right: Tensor = (run.predict(union.x, client, head=value).argmax(1) == union.y).double()
         scores["union"].append(float(right.mean()))
         scores["own"].append(float(right[ends[client] : ends[client + 1]].mean()))
@@ -116,7 +116,7 @@ def _private(run: sf.Run) -> str:
 
 
 def _asked(run: sf.Run) -> range:
-    return range(min(ASKED, run.engine.lanes))
+    return range(min(ASKED, run.engine.replicas))
 
 
 def _mean(values: list[float]) -> float:

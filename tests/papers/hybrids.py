@@ -1,7 +1,7 @@
-"""Federated layers on split lanes: what each gains over training alone and over the same split, and what it gives away.
+"""Federated layers on split replicas: what each gains over training alone and over the split, and what it gives away.
 
 FML (Shen et al. 2020), FedProto (Tan et al., AAAI 2022), FedAKT (Liu et al. 2025) and MAFML (Zhou et al. 2023), each
-over lanes that are cut between client and server.
+over replicas that are cut between client and server.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _verdicts(done: Measured, where: str) -> str:
 
 
 def _split_leaks(done: Measured) -> str:
-    """Return what the main server gets from the split lanes with and without the layer."""
+    """Return what the main server gets from the split replicas with and without the layer."""
     lines = []
     for arm in HYBRIDS:
         hybrid, plain = _of(done, arm), _of(done, plain_of(arm))
@@ -132,7 +132,7 @@ def _split_leaks(done: Measured) -> str:
         "hybrid",
         "change",
     ]
-    text = "What the split lanes give away with the layer and without it (chance of membership: .500):"
+    text = "What the split replicas give away with the layer and without it (chance of membership: .500):"
     return f"{text}\n\n{markdown([*head, 'mean image'], lines)}" if lines else ""
 
 
@@ -217,7 +217,7 @@ no attack is needed to have them, and training on them together does as well or 
 
 TABLE = Table(
     "hybrids",
-    "Federated layers on split lanes: what they gain, and what they give away",
+    "Federated layers on split replicas: what they gain, and what they give away",
     BUDGET,
     tuple(Cell(_key(arm, seed), partial(measure, arm, seed)) for seed in SEEDS for arm in ARMS),
     show,

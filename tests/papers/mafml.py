@@ -67,8 +67,8 @@ def train(
         DOMAINS, by_domain=True, auxiliary=0, victims=0, validation=0.1, test=0.15, public=share or 0.0, seed=seed
     )
     topologies = []
-    for lane in range(DOMAINS):
-        with stream(derive(seed, "mafml table", lane)):
+    for replica in range(DOMAINS):
+        with stream(derive(seed, "mafml table", replica)):
             topologies.append(local(lenet((1, 28, 28), 10, seed=None)))
     return sf.train(
         topologies,

@@ -146,9 +146,9 @@ def measure(variant: Variant, way: Way, seed: int, state: Path, rows: int | None
 def among_own_classes(run: sf.Run) -> list[float]:
     """Return each client's accuracy on its own test rows where it chooses among the classes it trained on alone."""
     found = []
-    for lane, client in enumerate(run.data.clients):
+    for replica, client in enumerate(run.data.clients):
         own = client.train.y.unique()
-        guess = own[run.predict(client.test.x, lane)[:, own].argmax(1)]
+        guess = own[run.predict(client.test.x, replica)[:, own].argmax(1)]
         found.append(float((guess == client.test.y).double().mean()))
     return found
 

@@ -48,7 +48,7 @@ def test_own_accuracy_chooses_among_a_clients_own_classes() -> None:
     client = SimpleNamespace(
         train=SimpleNamespace(y=torch.tensor([1, 3, 3])), test=SimpleNamespace(x=None, y=torch.tensor([1, 3]))
     )
-    run: Any = SimpleNamespace(data=SimpleNamespace(clients=[client]), predict=lambda x, lane: scores)
+    run: Any = SimpleNamespace(data=SimpleNamespace(clients=[client]), predict=lambda x, replica: scores)
     assert own_accuracies(run) == [0.5]
 
 

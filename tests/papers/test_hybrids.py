@@ -1,4 +1,4 @@
-"""The table of federated layers on split lanes: arms that differ in their method alone, tiny cells, what is shown."""
+"""The table of federated layers on split replicas: arms that differ in the method alone, tiny cells, what is shown."""
 
 from __future__ import annotations
 

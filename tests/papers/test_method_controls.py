@@ -23,7 +23,7 @@ def models(method: Any, data: Any = None, **changes: Any) -> list[dict[str, Tens
     topology = local(net(), ("relu1",))
     run = go("local", method, 3, data=rows, topology=topology, schedule=Independent(), **changes)
     own = [segment.name for segment in topology.segments]
-    return [{n: t for n, t in weights(run, lane).items() if n.partition("/")[0] in own} for lane in range(3)]
+    return [{n: t for n, t in weights(run, replica).items() if n.partition("/")[0] in own} for replica in range(3)]
 
 
 def same(one: Any, other: Any, **changes: Any) -> None:

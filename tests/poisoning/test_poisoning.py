@@ -152,7 +152,7 @@ def test_what_arrives_is_the_bent_upload_and_only_of_those_clients() -> None:
         for m in ((), (SignFlip(clients=(2,)),))
     )
     one, other = (
-        {(m.sender, m.stamp.lane): m.tensors for m in r.engine.view("fed_server").messages} for r in (honest, bent)
+        {(m.sender, m.stamp.replica): m.tensors for m in r.engine.view("fed_server").messages} for r in (honest, bent)
     )
     for client in range(4):
         for name, sent in one["client" + str(client), client].items():

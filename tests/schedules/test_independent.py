@@ -31,8 +31,8 @@ def go(schedule: sf.Schedule | str = "independent", rounds: int = 2, **changes: 
     return sf.train(topology, data, schedule=schedule, rounds=rounds, batch_size=32, **changes)
 
 
-def weights(run: sf.Run, lane: int) -> dict[str, Tensor]:
-    return {f"{n}/{k}": v for n, m in run.engine.modules(lane).items() for k, v in m.state_dict().items()}
+def weights(run: sf.Run, replica: int) -> dict[str, Tensor]:
+    return {f"{n}/{k}": v for n, m in run.engine.modules(replica).items() for k, v in m.state_dict().items()}
 
 
 def stop_after_two(done: int, rounds: int, metrics: Mapping[str, Any]) -> None:
@@ -42,8 +42,8 @@ def stop_after_two(done: int, rounds: int, metrics: Mapping[str, Any]) -> None:
 
 def test_equals_clients_that_take_turns_and_hand_nothing_over() -> None:
     one, other = go(), go(Sequential(hand_over="none"))
-    for lane in range(3):
-        assert_same(weights(one, lane), weights(other, lane))
+    for replica in range(3):
+        assert_same(weights(one, replica), weights(other, replica))
     assert one.bytes == 0
 
 
@@ -67,8 +67,8 @@ def test_steps_make_a_round_and_are_resumed_exactly(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         go(Independent(steps=3), rounds=4, logging=sf.Logging(folder=tmp_path / "b", progress=stop_after_two))
     again = go(Independent(steps=3), rounds=4, logging=sf.Logging(folder=tmp_path / "b", resume=True))
-    for lane in range(3):
-        assert_same(weights(whole, lane), weights(again, lane))
+    for replica in range(3):
+        assert_same(weights(whole, replica), weights(again, replica))
 
 
 def test_sampled_clients_and_drop_outs() -> None:
@@ -112,7 +112,7 @@ def test_a_method_leads_the_training_of_its_clients() -> None:
     run = go(method=Twice())
     assert all(entry["steps"] == go().history[0]["steps"] + 3 for entry in run.history)
     assert run.learners[0].rate == pytest.approx(0.05)
-    # A guided client on a split lane: the plan counts the further steps as well, to the byte.
+    # A guided client on a split replica: the plan counts the further steps as well, to the byte.
     data = sf.data.digits().clients(2, auxiliary=10, victims=8)
     with stream(0):
         topology = vanilla(mlp((1, 8, 8), 10, (12,), seed=None), "relu1")

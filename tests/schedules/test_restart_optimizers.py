@@ -58,12 +58,12 @@ def averaged(rounds: int, restart: bool) -> float:
     mean, held = START, [0.0] * len(CLIENTS)
     for _ in range(rounds):
         ends = []
-        for lane, (rows, label) in enumerate(CLIENTS):
+        for replica, (rows, label) in enumerate(CLIENTS):
             w = mean
-            held[lane] = 0.0 if restart else held[lane]
+            held[replica] = 0.0 if restart else held[replica]
             for _ in range(rows):
-                held[lane] = 0.9 * held[lane] + 2 * (w - label)
-                w -= RATE * held[lane]
+                held[replica] = 0.9 * held[replica] + 2 * (w - label)
+                w -= RATE * held[replica]
             ends.append(w)
         mean = 0.75 * ends[0] + 0.25 * ends[1]
     return mean
@@ -73,7 +73,7 @@ def averaged(rounds: int, restart: bool) -> float:
 @pytest.mark.parametrize("method", [None, "standalone"])
 def test_clients_that_train_alone_by_hand(method: str | None, restart: bool) -> None:
     run = hand(method, rounds=3, optimizer=MOMENTUM, local=LocalUpdate(restart_optimizers=restart))
-    assert [own(run, lane) for lane in range(2)] == single([alone(3, restart, *client) for client in CLIENTS])
+    assert [own(run, replica) for replica in range(2)] == single([alone(3, restart, *client) for client in CLIENTS])
     assert run.restart_optimizers == restart
 
 
@@ -177,8 +177,8 @@ def test_scaffolds_variate_is_a_gradient_with_a_living_momentum_too(options: dic
     """At a tiny rate the variates settle in the first round; what momentum brings along must not change them."""
     run = hand("scaffold", 4, optimizer=Optim("SGD", {"lr": 1e-4, **options}))
     found = []
-    for lane in range(2):
-        objective = run.engine.party(lane, "client").state.objective
+    for replica in range(2):
+        objective = run.engine.party(replica, "client").state.objective
         assert isinstance(objective, Steer)
         found.append(float(objective.own["model/weight"]))
     assert found == pytest.approx([2.0, 10.0], rel=2e-2)
@@ -190,20 +190,20 @@ def test_scaffolds_variate_is_the_weighted_mean_of_the_raw_gradients() -> None:
     run, x, held, c, ci = hand("scaffold", 2, optimizer=MOMENTUM), START, [0.0, 0.0], 0.0, [0.0, 0.0]
     for _ in range(2):
         ends, before = [], list(ci)
-        for lane, (rows, label) in enumerate(CLIENTS):
+        for replica, (rows, label) in enumerate(CLIENTS):
             w, gradients = x, []
             for _ in range(rows):
                 gradients.append(2 * (w - label))
-                held[lane] = 0.9 * held[lane] + gradients[-1] + c - before[lane]
-                w -= RATE * held[lane]
+                held[replica] = 0.9 * held[replica] + gradients[-1] + c - before[replica]
+                w -= RATE * held[replica]
             # The k-th of K gradients is taken 1 + .9 + ... + .9^(K - k) times.
             weights = [sum(0.9**i for i in range(rows - k)) for k in range(rows)]
-            ci[lane] = sum(a * g for a, g in zip(weights, gradients, strict=True)) / sum(weights)
+            ci[replica] = sum(a * g for a, g in zip(weights, gradients, strict=True)) / sum(weights)
             ends.append(w)
         c += 0.75 * (ci[0] - before[0]) + 0.25 * (ci[1] - before[1])
         x = 0.75 * ends[0] + 0.25 * ends[1]
     assert common(run) == pytest.approx(x, rel=1e-4)
-    objectives = [run.engine.party(lane, "client").state.objective for lane in range(2)]
+    objectives = [run.engine.party(replica, "client").state.objective for replica in range(2)]
     assert [float(t.own["model/weight"]) for t in objectives] == pytest.approx(ci, rel=1e-4)  # type: ignore[union-attr]
 
 
@@ -235,10 +235,10 @@ def test_a_fed_server_reads_the_gradient_off_an_update(restart: bool) -> None:
         local=LocalUpdate(restart_optimizers=restart),
         logging=Logging(record=Recording((FED,))),
     )
-    for lane, label in enumerate((1.0, -3.0)):
-        local = run.evaluator.grants.local(FED, lane)
+    for replica, label in enumerate((1.0, -3.0)):
+        local = run.evaluator.grants.local(FED, replica)
         assert local is not None
-        step = newest_step(run.evaluator.recorded(FED, lane), local)
+        step = newest_step(run.evaluator.recorded(FED, replica), local)
         before = float(step.before["model/weight"])
         assert float(step.gradient["model/weight"]) == pytest.approx(2 * (before - label), rel=1e-4)
 

@@ -26,13 +26,13 @@ STEP0 = 1 - 0.1 * 2  # from 1, client 0: gradients 2 and 2
 STEP1 = 1 - 0.1 * 8  # from 1, client 1: gradients 8 and 8
 
 
-def placed(plan: Schedule, lanes: int = 2) -> LocalEngine:
-    probe = two_clients(lanes=lanes)
-    return two_clients(lanes=lanes, placement=plan.placement(probe.topology))
+def placed(plan: Schedule, replicas: int = 2) -> LocalEngine:
+    probe = two_clients(replicas=replicas)
+    return two_clients(replicas=replicas, placement=plan.placement(probe.topology))
 
 
 def one_round(engine: LocalEngine, plan: Schedule, training: Training | None = None, number: int = 0) -> Round:
-    return plan.round(engine, training or Training(1), number, plan.start(engine.lanes))
+    return plan.round(engine, training or Training(1), number, plan.start(engine.replicas))
 
 
 def test_splitfed_v1() -> None:

@@ -49,14 +49,21 @@ def small() -> nn.Module:
 
 
 def trained(
-    topology: Topology, x: Tensor, y: Tensor, plan: Schedule, training: Training, lanes: int, rounds: int, optim: Optim
+    topology: Topology,
+    x: Tensor,
+    y: Tensor,
+    plan: Schedule,
+    training: Training,
+    replicas: int,
+    rounds: int,
+    optim: Optim,
 ) -> LocalEngine:
     ready = topology.with_task(classification(10))
     name = next(iter(ready.inputs))
     ready = plan.prepare(ready, probe(ready, {name: x[:4]}), 0)
-    plan.check(ready, lanes)
-    engine = engine_of(ready, x, y, lanes=lanes, optim=optim, placement=plan.placement(ready))
-    state = plan.start(lanes)
+    plan.check(ready, replicas)
+    engine = engine_of(ready, x, y, replicas=replicas, optim=optim, placement=plan.placement(ready))
+    state = plan.start(replicas)
     for number in range(rounds):
         plan.round(engine, training, number, state)
         engine.end_round()

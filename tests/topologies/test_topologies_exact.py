@@ -245,27 +245,27 @@ def test_two_makes_of_clients_equal_a_loop_by_hand(optim: Optim) -> None:
     facts = [probe(t, {"client": x[:4]}) for t in topologies]
     engine = LocalEngine(topologies, facts, 2, optims=dict.fromkeys(topologies[0].roles, optim))
     halves = list(zip(x.chunk(2), y.chunk(2), strict=True))
-    for lane, (rows, labels) in enumerate(halves):
-        engine.own(lane, "train", {"client": rows}, {"top_out": labels})
+    for replica, (rows, labels) in enumerate(halves):
+        engine.own(replica, "train", {"client": rows}, {"top_out": labels})
     bottoms, server = copy.deepcopy(makes), copy.deepcopy(top)
     optimizers = [optim.build(module.parameters())[0] for module in (*bottoms, server)]
     for turn in range(12):
-        lane, steps = turn % 2, order(ROWS // 2, 60)[5 * turn : 5 * turn + 5]
-        expected, (mine, known) = [], halves[lane]
+        replica, steps = turn % 2, order(ROWS // 2, 60)[5 * turn : 5 * turn + 5]
+        expected, (mine, known) = [], halves[replica]
         for rows in steps:
-            loss = functional.cross_entropy(server(bottoms[lane](mine[rows])), known[rows])
+            loss = functional.cross_entropy(server(bottoms[replica](mine[rows])), known[rows])
             for optimizer in optimizers:
                 optimizer.zero_grad()
             loss.backward()
-            optimizers[lane].step()
+            optimizers[replica].step()
             optimizers[2].step()
             expected.append(float(loss.detach()))
-        assert engine.train(lane, turn, steps) == expected
-    for lane, bottom in enumerate(bottoms):
+        assert engine.train(replica, turn, steps) == expected
+    for replica, bottom in enumerate(bottoms):
         whole = Whole({"client": bottom}, Fusion(), top=server)
-        state = topologies[lane].state_dict(engine.modules(lane))
+        state = topologies[replica].state_dict(engine.modules(replica))
         for name, value in whole.state_dict().items():
-            assert torch.equal(state[name], value), (lane, name)
+            assert torch.equal(state[name], value), (replica, name)
 
 
 def test_fusions_by_hand() -> None:

@@ -69,19 +69,19 @@ def data_of(topology: Topology, rows: int) -> dict[str, torch.Tensor]:
     return {next(iter(topology.inputs)): toy_data(rows).x}
 
 
-def trained(name: str, lanes: int = 1, epochs: int = 1) -> LocalEngine:
+def trained(name: str, replicas: int = 1, epochs: int = 1) -> LocalEngine:
     """Every client takes a step of its eight rows an epoch and an evaluation; everybody is recorded."""
     ready = BUILDERS[name]().with_task(classification(CLASSES))
-    inputs = data_of(ready, ROWS * lanes)
-    y = torch.arange(ROWS * lanes) % CLASSES
+    inputs = data_of(ready, ROWS * replicas)
+    y = torch.arange(ROWS * replicas) % CLASSES
     shared = [role for role in ready.roles if role not in ready.data_roles]
-    names = [f"{role}{lane}" for role in ready.data_roles for lane in range(lanes)] + shared
+    names = [f"{role}{replica}" for role in ready.data_roles for replica in range(replicas)] + shared
     labels = {head.value: y for head in ready.heads}
-    engine = placed(ready, inputs, labels, lanes, recording=Recording(tuple(names)))
+    engine = placed(ready, inputs, labels, replicas, recording=Recording(tuple(names)))
     for epoch in range(epochs):
-        for lane in range(lanes):
-            engine.train(lane, epoch, [torch.arange(ROWS)])
-            engine.predict(lane, "train", "evaluate", epoch)
+        for replica in range(replicas):
+            engine.train(replica, epoch, [torch.arange(ROWS)])
+            engine.predict(replica, "train", "evaluate", epoch)
     return engine
 
 
@@ -193,7 +193,7 @@ def test_labels_reach_only_those_on_their_way(name: str) -> None:
 
 @pytest.mark.parametrize("name", BUILDERS)
 def test_nothing_is_shared_between_parties(name: str) -> None:
-    engine = trained(name, lanes=2)
+    engine = trained(name, replicas=2)
     held = {party: holdings(played) for party, played in engine.parties.items()}
     for (one, mine), (other, theirs) in combinations(held.items(), 2):
         assert not mine & theirs, (one, other)
@@ -279,11 +279,11 @@ def spoken(labels: str, seed: int = 0) -> tuple[LocalEngine, list[tuple[int, Mes
     inputs, y = data_of(ready, ROWS * CLIENTS), torch.arange(ROWS * CLIENTS) % CLASSES
     engine = placed(ready, inputs, {h.value: y for h in ready.heads}, CLIENTS, seed=seed)
     link, found = Everything(engine), []
-    for lane in range(CLIENTS):
-        engine.train(lane, 0, [torch.arange(ROWS)])
+    for replica in range(CLIENTS):
+        engine.train(replica, 0, [torch.arange(ROWS)])
         for phase in ("evaluate", "predict", "query"):
-            engine.predict(lane, "train", phase)
-        found += [(lane, message) for message in link.messages]
+            engine.predict(replica, "train", phase)
+        found += [(replica, message) for message in link.messages]
         link.messages.clear()
     return engine, found
 
@@ -326,9 +326,9 @@ def test_beyond_the_first_hop_no_header_tells_the_client(labels: str, blind: tup
         for client, message in spoken(labels)[1]:
             if party in (message.sender, message.receiver):
                 plain = message._replace(tensors={n: t.shape for n, t in message.tensors.items()})  # type: ignore[misc]
-                plain = plain._replace(stamp=message.stamp._replace(lane=0))
+                plain = plain._replace(stamp=message.stamp._replace(replica=0))
                 headers.setdefault(client, set()).add(repr(plain))
-                circuits.setdefault(client, set()).add(message.stamp.lane)
+                circuits.setdefault(client, set()).add(message.stamp.replica)
         assert len(headers) == CLIENTS
         assert all(found == headers[0] for found in headers.values()), party
         # One number a client, in all phases alike, so that its gradients find their way back.
@@ -343,9 +343,9 @@ def test_any_client_may_have_any_number() -> None:
     topology = CHAINS["relayed"][1]().with_task(classification(CLASSES))
     facts = probe(topology, data_of(topology, 4))
     seen = {
-        (lane.index, lane.circuit)
+        (replica.index, replica.circuit)
         for seed in range(80)
-        for lane in LocalEngine(topology, facts, CLIENTS, seed=seed).crew.lanes
+        for replica in LocalEngine(topology, facts, CLIENTS, seed=seed).crew.replicas
     }
     assert len(seen) == CLIENTS**2
 
@@ -353,7 +353,7 @@ def test_any_client_may_have_any_number() -> None:
 def test_where_the_server_holds_the_labels_the_last_hop_knows_whose_it_is() -> None:
     """Then every client has a server of its own, by whose name the last hop tells the clients apart."""
     receivers = {message.receiver for _, message in spoken("server")[1] if message.sender == "hop3"}
-    assert receivers >= {f"server{lane}" for lane in range(CLIENTS)}
+    assert receivers >= {f"server{replica}" for replica in range(CLIENTS)}
 
 
 @pytest.mark.parametrize("schedule", ["sequential", "splitfed_v1"])

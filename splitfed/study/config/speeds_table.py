@@ -51,9 +51,9 @@ class PartyNames:
     """
 
     def __init__(self, topology: Topology, schedule: Schedule, clients: int, meeting: bool = False) -> None:
-        lanes = party_names(topology, clients)
+        replicas = party_names(topology, clients)
         others = [FED] if meeting or schedule.placement(topology).fused else []
-        self.parties = {*others, *(party for names in lanes.values() for party in names.values())}
+        self.parties = {*others, *(party for names in replicas.values() for party in names.values())}
         self.roles = {*others, *topology.roles}
 
     def of(self, speeds: Speeds | None) -> Speeds | None:

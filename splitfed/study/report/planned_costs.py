@@ -63,13 +63,13 @@ def cost_to_json(found: Cost, topology: Topology) -> Json:
     `client_bytes` has an entry a client, `flops` (role -> operations) an entry a party that plays the role. `at_most`:
     why all this may be less, None where it is exact.
     """
-    lanes = range(len(found.clients))
-    parties = {r: [member(r, i) for i in lanes] if r in topology.data_roles else [r] for r in topology.roles}
+    replicas = range(len(found.clients))
+    parties = {r: [member(r, i) for i in replicas] if r in topology.data_roles else [r] for r in topology.roles}
     return {
         "bytes": found.bytes,
         "messages": found.messages,
         "bytes_by_kind": found.by_kind,
-        "client_bytes": [found.client_bytes(lane) for lane in lanes],
+        "client_bytes": [found.client_bytes(replica) for replica in replicas],
         "flops": {role: [found.flops.get(name, 0.0) for name in names] for role, names in parties.items()},
         "memory": {role: {**m._asdict(), "total": m.total} for role, m in found.memory.items()},
         "seconds": found.seconds,

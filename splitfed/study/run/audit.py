@@ -44,7 +44,7 @@ def audit_run(run: Run, trials: int = 20_000, confidence: float = 0.95) -> Json:
     """
     check_count("trials", trials, low=40)
     check_number("confidence", confidence, low=0.0, high=1.0, open_low=True, open_high=True)
-    games = [game for client in range(run.engine.lanes) for game in _client_games(run, client)]
+    games = [game for client in range(run.engine.replicas) for game in _client_games(run, client)]
     missed = _unaudited_defenses(run, games)
     if not games:
         why = f"there is no game for {missed[0]}" if missed else "nothing in it carries a claim"

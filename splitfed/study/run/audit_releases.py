@@ -50,7 +50,7 @@ Score = Callable[[Tensor], Tensor]
 class Route:
     """One value at one place with the defenses that act on it, as its sender applies them.
 
-    `lane`: that messages of the client carry. `kind`: of a message to the fed server, "" on an edge.
+    `replica`: that messages of the client carry. `kind`: of a message to the fed server, "" on an edge.
     """
 
     party: str
@@ -58,7 +58,7 @@ class Route:
     value: str
     guards: tuple[Keeper, ...]
     seed: int
-    lane: int
+    replica: int
     kind: str = ""
 
     @property
@@ -77,13 +77,13 @@ class Route:
     def context(self, position: int, turn: int, seed: int) -> Context:
         """Return a context of the run's own shape for release `turn`, whose random numbers come from `seed`."""
         phase, epoch, step, part = TURNS[turn]
-        return Context(self.party, self.place, Stamp(phase, self.lane, epoch, step, part), seed, position)
+        return Context(self.party, self.place, Stamp(phase, self.replica, epoch, step, part), seed, position)
 
     def release(self, z: Tensor, turn: int, words: Sequence[str | int]) -> Tensor:
         """Return what leaves for `z` (rows, ...) at release `turn`, every row with noise of its own."""
         seed = derive(self.seed, "audit", *words)
         if self.kind:
-            sent = Sent(self.kind, {self.value: z}, self.party, self.lane, turn // 2, turn % 2)
+            sent = Sent(self.kind, {self.value: z}, self.party, self.replica, turn // 2, turn % 2)
             return apply_upload_defenses(sent, self.guards, seed).tensors[self.value]
         for position, defense in self.guards:
             z = defense.release(self.value, z, self.context(position, turn, seed))
@@ -135,7 +135,7 @@ def _release_game(
 
 def _edge_routes(run: Run, client: int) -> list[Route]:
     engine = run.engine
-    topology, circuit = engine.topologies[client], engine.crew.lanes[client].circuit
+    topology, circuit = engine.topologies[client], engine.crew.replicas[client].circuit
     routes = []
     for edge in topology.crossings:
         mine = enumerate(of_client(engine.defenses, client))

@@ -56,8 +56,8 @@ def predict(
     heads = {h.value: h for h in run.engine.topology.heads}
     if head is not None and head not in heads:
         raise unknown("head", head, heads)
-    if not 0 <= client < run.engine.lanes:
-        raise InvalidInput(f"client={client} is not allowed; expected 0 to {run.engine.lanes - 1}")
+    if not 0 <= client < run.engine.replicas:
+        raise InvalidInput(f"client={client} is not allowed; expected 0 to {run.engine.replicas - 1}")
     if view is not None and view not in run.engine.parties:
         raise unknown("party", view, run.engine.parties)
     before = {flow: counted for flow, counted in run.engine.traffic.flows.items() if flow.phase == "predict"}
