@@ -140,13 +140,13 @@ class RunSetup(Protocol):
     device: torch.device
 
 
-class Checkpointed(Protocol):
-    """What a checkpoint holds of a run."""
+class Stateful(Protocol):
+    """Has a state that a checkpoint keeps: tensors and plain values."""
 
     def state(self) -> dict[str, Any]:
-        """Return the state of every party, recorder, observer and counter, by name."""
+        """Return the state."""
         ...
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore every party, recorder, observer and counter to `state`, as `state()` returned it."""
+        """Go back to `state`."""
         ...

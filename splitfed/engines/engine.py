@@ -7,13 +7,13 @@ from typing import Protocol
 
 from torch import Tensor
 
-from splitfed.engines.base import Checkpointed, RunSetup, Trainer
+from splitfed.engines.base import RunSetup, Stateful, Trainer
 from splitfed.engines.inference import Inference
 from splitfed.engines.observers import Observable
 from splitfed.engines.party_data import PartyData
 
 
-class Engine(PartyData, Inference, Observable, Trainer, RunSetup, Checkpointed, Protocol):
+class Engine(PartyData, Inference, Observable, Trainer, RunSetup, Stateful, Protocol):
     """All narrow contracts together, for who leads a run; whoever asks for less names the one that it needs."""
 
     def train(

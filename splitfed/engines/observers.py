@@ -5,7 +5,7 @@ The engine knows no attack and no detector: it calls these at the moments of a s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -16,23 +16,16 @@ from splitfed.core.party import Party
 from splitfed.core.step_state import Batch
 from splitfed.core.topology import Topology
 from splitfed.core.traffic import Traffic
+from splitfed.engines.base import Stateful
 from splitfed.engines.message_link import LocalLink
 from splitfed.engines.parties import RunParties
 
 
-class Observer(Protocol):
+class Observer(Stateful, Protocol):
     """Has numbers to tell after every round, and a state to go on from."""
 
     def metrics(self) -> dict[str, Any]:
         """Return what is to be known of the round that ends."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """Return the state: tensors and plain values."""
-        ...
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to `state`."""
         ...
 
 
