@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput, check_count, unknown
 from splitfed.core.payload import Layout, all_own, copy_modules, layout_of, to_own_storage
+from splitfed.old_names import warn
 
 WEIGHT_GRADIENT = "weight gradient"
 """The kind of message by which a client sends the gradient of its weights, where it takes no step itself."""
@@ -36,6 +37,12 @@ class Stamp(NamedTuple):
     epoch: int
     step: int
     part: str = "train"
+
+    @property
+    def lane(self) -> int:
+        """The old name of `replica`."""
+        warn("Stamp.lane is now Stamp.replica", 3)
+        return self.replica
 
 
 class Message(NamedTuple):
