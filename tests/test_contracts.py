@@ -9,6 +9,7 @@ import ast
 import re
 import textwrap
 from collections import Counter
+from functools import cache
 from importlib import import_module
 from inspect import get_annotations
 from pathlib import Path
@@ -144,6 +145,7 @@ def test_the_contributing_page_lists_every_hook_of_every_capability() -> None:
     assert optional - members(Defense) == set(_CAPABILITIES) - required
 
 
+@cache
 def library() -> dict[Path, ast.Module]:
     """Return every module of the library by its file, each once."""
     rooms = [Path(splitfed.__file__).parent.parent / name for name in ("splitfed", "attacks", "topologies")]

@@ -155,6 +155,7 @@ def psnr(run: Run) -> float:
     return result.grade["guess"]["psnr"].mean
 
 
+@pytest.mark.exhaustive
 def test_noise_lowers_what_is_recovered() -> None:
     found = [psnr(trained(Noise(scale=s, relative=True))) for s in (0.0, 0.5, 1.0, 2.0)]
     assert all(more > less + 0.5 for more, less in pairwise(found)), found

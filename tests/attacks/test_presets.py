@@ -66,6 +66,7 @@ def test_an_unknown_preset_is_told_the_nearest() -> None:
         lenet_run().attack("inverse_network", preset="defualt")
 
 
+@pytest.mark.exhaustive
 def test_a_study_a_report_and_the_command_line_say_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     quick, usual = ({"name": "rmle", "preset": p, "iterations": 3} for p in ("fast", "default"))
     study = small(attack=[quick, usual], defense=[{"name": "none"}])

@@ -237,6 +237,7 @@ STUDY: dict[str, Any] = {
 }
 
 
+@pytest.mark.exhaustive
 def test_from_study_to_report(tmp_path: Path) -> None:
     assert main(["run", str(write(tmp_path, small(**STUDY))), "--folder", str(tmp_path / "out")]) == 0
     found = {

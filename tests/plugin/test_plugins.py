@@ -67,7 +67,7 @@ def test_the_toy_package_has_one_of_each_kind() -> None:
     assert {kind for kind in TABLES if kind in KINDS} == set(KINDS)
 
 
-def test_a_package_adds_one_of_each_kind_to_lists_studies_and_the_report(tmp_path: Path) -> None:
+def test_a_package_adds_one_of_each_kind_to_the_lists(tmp_path: Path) -> None:
     install(tmp_path / "packages")
     listed = json.loads(splitfed("list", "--json", path=tmp_path / "packages")[0])
     for kind, name in KINDS.items():
@@ -75,6 +75,11 @@ def test_a_package_adds_one_of_each_kind_to_lists_studies_and_the_report(tmp_pat
         assert head["summary"].startswith("Toy ")
         assert head["summary"].endswith("(toy-splitfed 1.0)")
         assert head["paper"] == "none; an example of a plug-in."
+
+
+@pytest.mark.exhaustive
+def test_what_a_package_adds_is_used_in_a_study_and_told_in_the_report(tmp_path: Path) -> None:
+    install(tmp_path / "packages")
     (tmp_path / "study.toml").write_text(dumps(STUDY), "utf-8")
     out = tmp_path / "out"
     splitfed("run", tmp_path / "study.toml", "--folder", out, path=tmp_path / "packages")

@@ -264,6 +264,7 @@ def test_tables_tell_methods_apart(finished: Path) -> None:
     assert list(table["method"]) == ["none"] * 2 + ["fedproto(weight=0.5)"] * 2
 
 
+@pytest.mark.exhaustive
 def test_optimizers_and_first_weights_are_told_in_plan_results_and_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
