@@ -233,17 +233,11 @@ def name_of(kind: str, found: type) -> str:
 def read_head(kind: str, name: str) -> Listing:
     """Read name, summary and paper from the file of `name`, without importing it."""
     try:
-        file = _module_file(TABLES[kind][name].partition(":")[0])
+        lines = _docstring(kind, name).splitlines()
     except Exception as error:
         if (kind, name) not in PLUGINS:
             raise
-        return Listing(name, f"cannot be imported ({type(error).__name__}: {error})", PLUGINS[kind, name])
-    if file is None or not file.is_file():
-        if (kind, name) in PLUGINS:
-            return Listing(name, "cannot be imported (its file is not there)", PLUGINS[kind, name])
-        check_links()
-        raise ImportError(f"{kind}/{name} is registered, but its file is not installed")
-    lines = (ast.get_docstring(ast.parse(file.read_text("utf-8"))) or "").splitlines()
+        return Listing(name, f"cannot be read ({type(error).__name__}: {error})", PLUGINS[kind, name])
     start = next((i for i, line in enumerate(lines) if line.startswith("Paper:")), None)
     paper: list[str] = []
     for line in lines[start:] if start is not None else []:
@@ -254,6 +248,14 @@ def read_head(kind: str, name: str) -> Listing:
     if (kind, name) in PLUGINS:
         summary = f"{summary} ({PLUGINS[kind, name]})"
     return Listing(name, summary, " ".join(paper).removeprefix("Paper:").strip())
+
+
+def _docstring(kind: str, name: str) -> str:
+    file = _module_file(TABLES[kind][name].partition(":")[0])
+    if file is None or not file.is_file():
+        check_links()
+        raise ImportError(f"{kind}/{name} is registered, but its file is not installed")
+    return ast.get_docstring(ast.parse(file.read_text("utf-8"))) or ""
 
 
 SINGULAR = {

@@ -87,7 +87,7 @@ class AdaptiveStep(ServerStep):
 
 @dataclass(frozen=True, kw_only=True)
 class FedAdagrad(AdaptiveStep):
-    """v <- v + d^2; without momentum, as the paper runs it."""
+    """v <- v + d^2; by default without momentum (beta1 = 0)."""
 
     beta1: float = 0.0
 

@@ -116,6 +116,15 @@ def test_a_broken_one_is_named_in_a_line_and_breaks_nothing_else(target: str, li
     assert len(done.stdout.splitlines()) == 1
 
 
+def test_a_file_that_cannot_be_read_is_named_in_the_list(tmp_path: Path) -> None:
+    describe(tmp_path, {"splitfed.attacks": {"mine": "broken_file:Name", "gone": "no_such_package.inner:Name"}})
+    (tmp_path / "broken_file.py").write_text("def (", "utf-8")
+    out, _ = splitfed("list", "attacks", path=tmp_path)
+    assert "cannot be read (SyntaxError" in out
+    assert "cannot be read (ModuleNotFoundError" in out
+    assert "  norm " in out
+
+
 def test_a_name_that_is_taken_is_left_to_who_had_it(tmp_path: Path) -> None:
     describe(tmp_path, {"splitfed.attacks": {"norm": "toy_splitfed.attack:ToyNearest"}})
     out, error = splitfed("list", "attacks", path=tmp_path)
