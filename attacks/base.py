@@ -1,7 +1,7 @@
-"""The contract of an attack: a view and declared knowledge go in, a guess comes out; no label, no ground truth.
+"""The contract of an attack: a view and declared knowledge go in, a prediction comes out; no label, no ground truth.
 
 The base checks that the run grants what the attack requires, hides everything else from it, draws its random
-numbers from the generator it is given, times it, and brings the guess into the range of the data. A subclass
+numbers from the generator it is given, times it, and brings the prediction into the range of the data. A subclass
 writes `run` only. Scoring happens elsewhere, by somebody who knows the truth.
 
 An attack is code in the same process, not in a sandbox. What is guaranteed is what it is handed: tensors that hold the
@@ -24,6 +24,7 @@ from splitfed.attacks.knowledge import Knowledge
 from splitfed.attacks.local_models import Clone, DefenseStates, Imitate, Imitation, Releases, TrainedAttack
 from splitfed.attacks.search_space import Choice
 from splitfed.attacks.threat_model import STEPS, Needs, Phase, Target
+from splitfed.core.deprecation import OldAttribute, adopt, forwarded
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.messages import View
 from splitfed.core.random import stream
@@ -33,13 +34,13 @@ __all__ = [
     "Attack",
     "Clone",
     "DefenseStates",
-    "GuessAndClone",
     "Imitate",
     "Imitation",
     "Knowledge",
     "Needs",
     "Outcome",
     "Phase",
+    "PredictionAndClone",
     "Progress",
     "Releases",
     "Target",
@@ -48,20 +49,21 @@ __all__ = [
 ]
 
 Progress = Callable[[int, int], None]
+__getattr__ = forwarded(__name__, __name__, {"GuessAndClone": "PredictionAndClone"})
 
 
-class GuessAndClone(NamedTuple):
-    """A guess, (victims, ...), and the upstream function that an attack stole on the way."""
+class PredictionAndClone(NamedTuple):
+    """A prediction, (victims, ...), and the upstream function that an attack stole on the way."""
 
-    guess: Tensor
+    prediction: Tensor
     clone: Clone
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A guess, (victims, ...), the wall-clock seconds it took, and the stolen upstream function if there is one."""
+    """A prediction, (victims, ...), the wall-clock seconds it took, and the stolen upstream function, if any."""
 
-    guess: Tensor
+    prediction: Tensor
     seconds: float
     clone: Clone | None = None
 
@@ -70,9 +72,9 @@ class Outcome:
 class Attack:
     """Base of all attacks: frozen parameters, one method to write.
 
-    `target` and `phase` say what is guessed and when the victims pass; `requires` names what must be granted, `reads`
+    `target` and `phase` say what is predicted and when the victims pass; `requires` names what must be granted, `reads`
     the kinds of messages of a federated method, of which one at least must be sent (empty: it reads none);
-    `presets` maps "fast" (seconds on a laptop, a quick look) and "paper" (the authors' settings) to parameters, and
+    `budgets` maps "fast" (seconds on a laptop, a quick look) and "paper" (the authors' settings) to parameters, and
     "default", where it was measured, to the budget at which twice the time gains next to nothing. `space` says among
     which values a parameter may be tuned, on the attacker's own rows.
     """
@@ -81,31 +83,38 @@ class Attack:
     reads: ClassVar[tuple[str, ...]] = ()
     phase: ClassVar[Phase] = Phase.INFERENCE
     requires: ClassVar[frozenset[Needs]] = frozenset()
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fast": {}, "paper": {}}
+    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fast": {}, "paper": {}}
     space: ClassVar[Mapping[str, Choice]] = {}
+
+    preset = OldAttribute("with_budget")
+    presets = OldAttribute("budgets")
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        adopt(cls, {"presets": "budgets"})
 
     @property
     def label_set(self) -> str | None:
-        """Which label set of the data an attack on labels guesses; None is the main one."""
+        """Which label set of the data an attack on labels predicts; None is the main one."""
         return None
 
     @classmethod
     def usual(cls) -> str:
-        """Return the preset that is meant where none is named: "default", or "fast" where there is no such budget."""
-        return "default" if "default" in cls.presets else "fast"
+        """Return the budget that is meant where none is named: "default", or "fast" where there is no such budget."""
+        return "default" if "default" in cls.budgets else "fast"
 
     @classmethod
-    def preset(cls, name: str | None = None, **changes: Any) -> Self:
-        """Return the attack with the parameters of a preset (None: the usual one), some of them changed."""
+    def with_budget(cls, name: str | None = None, **changes: Any) -> Self:
+        """Return the attack with the parameters of a budget (None: the usual one), some of them changed."""
         name = cls.usual() if name is None else name
-        if name not in cls.presets:
-            raise unknown(f"preset of {cls.__name__}", name, cls.presets)
-        return cls(**{**cls.presets[name], **changes})
+        if name not in cls.budgets:
+            raise unknown(f"budget of {cls.__name__}", name, cls.budgets)
+        return cls(**{**cls.budgets[name], **changes})
 
     @property
     def quick(self) -> bool:
-        """Whether all that the preset "fast" sets is as it says, a quick look."""
-        return quick_look(type(self), "fast") and all(getattr(self, k) == v for k, v in self.presets["fast"].items())
+        """Whether all that the budget "fast" sets is as it says, a quick look."""
+        return quick_look(type(self), "fast") and all(getattr(self, k) == v for k, v in self.budgets["fast"].items())
 
     def asks(self, classes: int | None) -> Mapping[int, int]:
         """Return how many victims of which class the adversary must know beforehand: class -> count; none."""
@@ -113,8 +122,8 @@ class Attack:
 
     def run(
         self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress
-    ) -> Tensor | GuessAndClone:
-        """Return the guess, a row a victim, alone or with a clone; call `progress(done, all)` now and then."""
+    ) -> Tensor | PredictionAndClone:
+        """Return the prediction, a row a victim, alone or with a clone; call `progress(done, all)` now and then."""
         raise NotImplementedError
 
     def __call__(
@@ -128,13 +137,13 @@ class Attack:
         with torch.enable_grad(), stream(int(torch.randint(2**62, (), generator=generator)), knowledge.device):
             granted = knowledge.only(self.requires).copy()
             found = self.run(view.copy(), granted, generator, progress or (lambda done, total: None))
-        guess, clone = found if isinstance(found, GuessAndClone) else (found, None)
-        guess = guess.detach().cpu()
+        prediction, clone = found if isinstance(found, PredictionAndClone) else (found, None)
+        prediction = prediction.detach().cpu()
         if self.target is Target.INPUTS and knowledge.value_range is not None:
-            guess = guess.clamp(*knowledge.value_range)
-        return Outcome(guess, time.perf_counter() - started, clone)
+            prediction = prediction.clamp(*knowledge.value_range)
+        return Outcome(prediction, time.perf_counter() - started, clone)
 
 
-def quick_look(kind: type[Attack], preset: str) -> bool:
-    """Tell whether `preset` is "fast", and other than the authors' settings: with more work it may find more."""
-    return preset == "fast" and kind.presets["fast"] != kind.presets["paper"]
+def quick_look(kind: type[Attack], budget: str) -> bool:
+    """Tell whether `budget` is "fast", and other than the authors' settings: with more work it may find more."""
+    return budget == "fast" and kind.budgets["fast"] != kind.budgets["paper"]

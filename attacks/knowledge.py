@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from splitfed.attacks.gradients.local_training import LocalTraining
 from splitfed.attacks.local_models import Clone, Imitate, Releases, TrainedAttack
 from splitfed.attacks.threat_model import STEPS, Needs
+from splitfed.core.deprecation import OldAttribute
 from splitfed.core.messages import View
 from splitfed.core.payload import copy_nested
-from splitfed.old_names import OldAttribute
 
 IN_VIEW: Mapping[Needs, Callable[[View], bool]] = {
     Needs.RELEASES: lambda view: bool(view.select(kind="activation").messages),
@@ -89,7 +89,7 @@ class Knowledge:
 
     `shape`, `value_range`: of one row of the data; `classes`: how many there are, None for regression (both public).
     `auxiliary`: (rows, *shape), no victim among them, with `auxiliary_labels` (rows,).
-    All tensors are, and a guess may be, on `device`.
+    All tensors are, and a prediction may be, on `device`.
     `query(x)`: what arrives at the adversary when the victims' own parties process x, defenses included.
     `upstream(x)`: the same as a differentiable function, from the upstream weights, with every defense at its mean;
     `sample(x)`: with defenses that draw afresh, on the adversary's own machine; both come with the weights.

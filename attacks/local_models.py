@@ -84,15 +84,15 @@ class Clone(Protocol):
 
 
 class TrainedAttack(Protocol):
-    """State that the training attack `plan` has reached, which turns a view into a guess."""
+    """State that the training attack `plan` has reached, which turns a view into a prediction."""
 
     @property
     def plan(self) -> object:
         """The attack whose state this is: a frozen value with its parameters."""
         ...
 
-    def guess(self, view: View, target: Target) -> Tensor:
-        """Return a guess of `target`, a row a victim."""
+    def predict(self, view: View, target: Target) -> Tensor:
+        """Return a prediction of `target`, a row a victim."""
         ...
 
     def copy(self) -> TrainedAttack:

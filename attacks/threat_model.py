@@ -1,10 +1,10 @@
-"""The words of a threat model: what an attack guesses, when the victims' rows pass, and what it must be granted."""
+"""The words of a threat model: what an attack predicts, when the victims' rows pass, and what it must be granted."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 
-from splitfed.old_names import OldAttribute
+from splitfed.core.deprecation import OldAttribute
 
 STEPS = ("activation", "gradient", "label", "norm")
 """The kinds of messages that cross in a training step; all others are sent between them."""
@@ -19,7 +19,7 @@ class Phase(StrEnum):
 
 
 class Target(StrEnum):
-    """What an attack guesses: the victims' inputs, (victims, *shape), or their labels, as scores (victims, classes).
+    """What an attack predicts: the victims' inputs, (victims, *shape), or their labels, as scores (victims, classes).
 
     For two classes the scores of labels may also be (victims,): the greater, the more likely class 1. MEMBERS: which of
     the candidates were trained on, (candidates,), the greater, the more likely. REPRESENTATIVES: a row for each

@@ -10,7 +10,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from splitfed.old_names import MOVED, OldModules
+from splitfed.core.deprecation import OldModules
+from splitfed.old_names import MOVED, RENAMED
 from splitfed.package_links import LinkedPackages
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ __all__ = [
 
 # First: another checkout, installed for development, would lend its own packages without a word.
 sys.meta_path.insert(0, LinkedPackages())
-sys.meta_path.append(OldModules())
+sys.meta_path.append(OldModules(MOVED, RENAMED))
 
 
 def __getattr__(name: str) -> Any:

@@ -124,7 +124,8 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
     attack.add_argument("--list", action="store_true", help="say which attacks apply to the run and what others lack")
     text = "fast (a quick look), default (twice the time gains next to nothing) or paper; without it default where an "
     text += "attack has it, else fast"
-    attack.add_argument("--preset", help=text)
+    attack.add_argument("--budget", help=text)
+    attack.add_argument("--preset", dest="budget", help=argparse.SUPPRESS)  # as it was called before
     attack.add_argument("--adversary", help="the party that attacks (default: the first without data; --list: all)")
     trusting(attack)
 
@@ -212,12 +213,12 @@ def _attack_run(options: Options) -> None:
         )
         return
     names = [name.strip() for name in options.attack.split(",") if name.strip()]
-    entries = reattack.attack_run(Path(options.run), names, options.preset, options.adversary, trust=options.trust)
+    entries = reattack.attack_run(Path(options.run), names, options.budget, options.adversary, trust=options.trust)
     if options.json:
         print(json.dumps(entries))
         return
     for attack in entries:
-        means = {metric: who["guess"]["mean"] for metric, who in attack["scores"].items() if "guess" in who}
+        means = {metric: who["attack"]["mean"] for metric, who in attack["scores"].items() if "attack" in who}
         scores = ", ".join(f"{metric} {'-' if mean is None else format(mean, '.3g')}" for metric, mean in means.items())
         quick = " (quick look)" if attack.get("quick") else ""
         print(f"{attack['label']} by {attack['adversary']}: {scores}{quick}")

@@ -1,20 +1,12 @@
-"""Old import paths: for one release they lead to the new ones, with a `DeprecationWarning`."""
+"""Old names of modules, classes, entries and keys: for one release they lead to the new ones, with a warning."""
 
 from __future__ import annotations
 
-import sys
-import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from functools import wraps
-from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from operator import attrgetter
-from types import ModuleType
-from typing import Any, TypeVar, cast
+from typing import Any
 
-F = TypeVar("F", bound=Callable[..., Any])
+from splitfed.core.deprecation import warn
 
 MOVED = {
     "splitfed.engines.link": "splitfed.engines.message_link",
@@ -62,7 +54,7 @@ MOVED = {
     "splitfed.attacks.fsha_networks": "splitfed.attacks.training_time.fsha_networks",
     "splitfed.attacks.gradient_matching": "splitfed.attacks.gradients.gradient_matching",
     "splitfed.attacks.gradient_ratio": "splitfed.attacks.training_time.gradient_ratio",
-    "splitfed.attacks.grading": "splitfed.attacks.scoring.grading",
+    "splitfed.attacks.grading": "splitfed.attacks.scoring.prediction_scores",
     "splitfed.attacks.grn": "splitfed.attacks.reconstruction.grn",
     "splitfed.attacks.hints": "splitfed.attacks.labels.known_labels",
     "splitfed.attacks.idlg": "splitfed.attacks.gradients.idlg",
@@ -318,7 +310,12 @@ MOVED = {
 """Old module -> new module."""
 
 RENAMED = {
-    "splitfed.attacks.base": {"Found": "GuessAndClone", "Inside": "TrainedAttack"},
+    "splitfed.attacks.base": {
+        "Found": "PredictionAndClone",
+        "GuessAndClone": "PredictionAndClone",
+        "Inside": "TrainedAttack",
+    },
+    "splitfed.attacks.grading": {"grade_clone": "score_clone", "grade_of": "score_prediction"},
     "splitfed.data.labels": {"Target": "LabelSet"},
     "splitfed.defenses.mid_labels": {"Sampled": "SampledBottleneck"},
     "splitfed.defenses.sum_kl": {"Noise": "NoiseVariances"},
@@ -384,7 +381,7 @@ KINDS = {"fusions": "aggregation", "manipulations": "poisoning"}
 ENTRIES = {"schedules": {"apart": "independent"}}
 """Kind of the registry -> old name of an entry -> the new one."""
 
-PARAMETERS = {"schedules": {"fusion": "aggregation"}}
+PARAMETERS = {"attacks": {"preset": "budget"}, "schedules": {"fusion": "aggregation"}}
 """Kind of the registry -> old parameter of its entries -> the new one."""
 
 KEYS = {
@@ -393,6 +390,7 @@ KEYS = {
     "asked": "training_attack_scores",
     "ask": "evaluate_every",
     "manipulations": "poisoning",
+    "guess": "prediction",
 }
 """Old key of a run's description, of its result and of the entries of its history -> the new one."""
 
@@ -453,9 +451,23 @@ def current_parameters(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def current_keys(found: Mapping[str, Any]) -> dict[str, Any]:
     """Return what an earlier version may have written of a run, or of a round, by the keys of now; nothing is said."""
     renamed = {KEYS.get(key, key): value for key, value in found.items()}
-    if "history" in renamed:
-        renamed["history"] = [current_keys(entry) for entry in renamed["history"]]
+    for key in ("history", "attacks"):
+        if key in renamed:
+            renamed[key] = [current_keys(entry) for entry in renamed[key]]
+    for key in ("scores", "training_attack_scores"):
+        if key in renamed:
+            renamed[key] = _current_scores(renamed[key])
+    for key in ("label", "training_attack"):
+        if isinstance(renamed.get(key), str):
+            renamed[key] = renamed[key].replace("(preset=", "(budget=")
     return renamed
+
+
+def _current_scores(scores: Any) -> Any:
+    """Return scores, who is scored -> value at some depth, with the attack's own under their name of now."""
+    if not isinstance(scores, Mapping):
+        return scores
+    return {"attack" if key == "guess" else key: _current_scores(value) for key, value in scores.items()}
 
 
 def current_description(described: Mapping[str, Any]) -> dict[str, Any]:
@@ -471,81 +483,6 @@ def current_description(described: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, "code": code}
 
 
-class OldModules(MetaPathFinder):
-    """Finds a module of the table under its old name; asked last, after all that is really there."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Return how to load the old name, None for any other module."""
-        if fullname not in MOVED:
-            return None
-        return ModuleSpec(fullname, _Forward(), is_package=any(m.startswith(f"{fullname}.") for m in MOVED))
-
-
-class _Forward(Loader):
-    """Fills a module with the names of the one that took its place."""
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Import the new module, and warn."""
-        new = MOVED[module.__name__]
-        warn(f"{module.__name__} is now {new}", 7)
-        found = import_module(new)
-        if module.__name__ not in RENAMED and not hasattr(module, "__path__"):
-            # The import system takes what stands here then; a package under a second name would load second copies.
-            sys.modules[module.__name__] = found
-            return
-        shown = ("__all__", "__doc__")
-        vars(module).update({n: v for n, v in vars(found).items() if not n.startswith("__") or n in shown})
-        vars(module).update({old: getattr(found, name) for old, name in RENAMED.get(module.__name__, {}).items()})
-
-
-def warn(text: str, stacklevel: int) -> None:
-    """Warn that an old name will be gone with the next release."""
-    warnings.warn(f"{text}; the old name will be gone in the next release", DeprecationWarning, stacklevel=stacklevel)
-
-
-def accept_old_keywords(moved: Mapping[str, tuple[str, str]], kinds: Mapping[str, type]) -> Callable[[F], F]:
-    """Return a decorator under which a function goes on taking keywords that are now fields of values.
-
-    `moved`: old keyword -> the parameter and the field that took its place; `kinds`: parameter -> class of its value.
-    None, by which the old keywords said that nothing is given, is the field's default. Raises `TypeError` where the
-    same value is given both ways.
-    """
-
-    def decorate(function: F) -> F:
-        @wraps(function)
-        def with_new_keywords(*args: Any, **given: Any) -> Any:
-            fields: dict[str, dict[str, Any]] = {}
-            for old in [name for name in given if name in moved]:
-                parameter, field = moved[old]
-                if parameter in given:
-                    raise TypeError(f"{function.__name__}() got {old!r}, which is a part of {parameter!r}, and both")
-                warn(f"{function.__name__}({old}=...) is now {parameter}={kinds[parameter].__name__}({field}=...)", 3)
-                fields.setdefault(parameter, {})[field] = given[old]
-            told = {name: value for name, value in given.items() if name not in moved}
-            for parameter, values in fields.items():
-                told[parameter] = kinds[parameter](**{n: v for n, v in values.items() if v is not None})
-            return function(*args, **told)
-
-        return cast(F, with_new_keywords)
-
-    return decorate
-
-
-def forwarded(package: str, new: str, names: Collection[str] | Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a `__getattr__` for `package`: `names`, which it held, are now in `new`, under other names in a table."""
-
-    def getattr_(name: str) -> Any:
-        if name not in names:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        now = names[name] if isinstance(names, Mapping) else name
-        warn(f"{package}.{name} is now {new}.{now}", 3)
-        return getattr(import_module(new), now)
-
-    return getattr_
-
-
 def accept_old_parameters(kind: type, registered: str) -> None:
     """Let a class that is `registered` among a kind of the registry go on taking parameters under their old names."""
     init = kind.__init__  # type: ignore[misc]
@@ -555,43 +492,3 @@ def accept_old_parameters(kind: type, registered: str) -> None:
         init(self, *args, **current_parameters(registered, given))
 
     kind.__init__ = with_new_names  # type: ignore[misc]
-
-
-def adopt(kind: type, hooks: Mapping[str, str]) -> None:
-    """Let a user's class that overrides a hook under its old name override the new one; `hooks`: old -> new."""
-    for old, new in hooks.items():
-        if old in vars(kind):
-            warn(f"{kind.__name__}.{old} is now {new}", 4)
-            setattr(kind, new, vars(kind)[old])
-
-
-def adopt_fields(kind: type, hook: str, fields: Mapping[str, str]) -> None:
-    """Let a user's class that overrides hooks which are now fields of what `hook` returns set these; old -> field.
-
-    An old hook is a property, or a method of the argument of `hook`.
-    """
-    own = {old: new for old, new in fields.items() if old in vars(kind)}
-    inner = getattr(kind, hook)
-    for old, new in own.items():
-        warn(f"{kind.__name__}.{old} is now {new} of what {hook} returns", 4)
-
-    def returned(self: Any, argument: Any) -> Any:
-        told = {new: getattr(self, old) for old, new in own.items()}
-        return replace(inner(self, argument), **{n: v(argument) if callable(v) else v for n, v in told.items()})
-
-    if own:
-        setattr(kind, hook, returned)
-
-
-class OldAttribute:
-    """An attribute under its old name: reading it warns, and returns the attribute at `path`."""
-
-    def __init__(self, path: str) -> None:
-        self._path, self._name = path, ""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, instance: Any, owner: type) -> Any:
-        warn(f"{owner.__name__}.{self._name} is now {owner.__name__}.{self._path}", 3)
-        return attrgetter(self._path)(owner if instance is None else instance)

@@ -19,9 +19,9 @@ import pytest
 
 import splitfed
 from splitfed.core.defense import _CAPABILITIES, Defense
+from splitfed.core.deprecation import OldAttribute
 from splitfed.engines.engine import Engine
 from splitfed.engines.local import LocalEngine
-from splitfed.old_names import OldAttribute
 from splitfed.registry import TABLES, load
 
 MOST = 12

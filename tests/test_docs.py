@@ -134,9 +134,9 @@ def test_the_private_example_keeps_its_promise(capsys: pytest.CaptureFixture[str
 def test_the_federated_example_runs_and_tells_what_it_says() -> None:
     run = execute(on_digits(fewer(example("methods.md"), 10)))["run"]
     assert set(run.history[-1]["test"]["method"]) == {"nearest_prototype", "nearest_own_prototype"}
-    grade = run.attack("class_shares")[0].grade
+    scores = run.attack("class_shares")[0].scores
     # FedProto's clients send how many rows each prototype is the mean of.
-    assert grade["guess"]["total_variation"].mean == 0.0 < grade["uniform"]["total_variation"].mean
+    assert scores["attack"]["total_variation"].mean == 0.0 < scores["uniform"]["total_variation"].mean
 
 
 def test_the_graph_of_the_topologies_page_trains_and_sends_no_label() -> None:
@@ -239,9 +239,9 @@ def test_the_attack_of_the_contributing_page_runs_and_beats_the_mean_image(
     topology = splitfed.topologies.vanilla(splitfed.models.lenet((1, 8, 8), 10), "pool1")
     run = splitfed.train(topology, data, rounds=1)
     found = run.attack(attack)[0]
-    guess, truth = found.guess, found.truth
+    prediction, truth = found.prediction, found.truth
     mean = data.auxiliary.x.mean(0)
-    assert float((guess - truth).square().mean()) < 0.8 * float((mean - truth).square().mean())
+    assert float((prediction - truth).square().mean()) < 0.8 * float((mean - truth).square().mean())
 
 
 @pytest.mark.parametrize("page", [*PAGES, *(ROOT / f"{name}.md" for name in ("CONTRIBUTING", "SECURITY", "CHANGELOG"))])

@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # The floors, lowest first: a room imports rooms of lower floors only, for the type checker as well.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("old_names",),
     ("core",),
+    ("old_names",),
     ("package_links",),
     ("secure_sum", "registry"),
     ("aggregation", "stats", "data", "topologies", "privacy", "costs", "detectors", "drawing"),
@@ -41,7 +41,17 @@ FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
 # Inside the core, lowest first. A module of the core that stands in neither table is a helper: it may import the base,
 # the rest of the core and other helpers, and whoever imports it answers for all that it reaches.
-BASE = ("errors", "random", "tasks", "privacy_events", "optimizers", "aliasing", "payload", "model_snapshot")
+BASE = (
+    "errors",
+    "deprecation",
+    "random",
+    "tasks",
+    "privacy_events",
+    "optimizers",
+    "aliasing",
+    "payload",
+    "model_snapshot",
+)
 CORE = (
     "topology",
     "probe",

@@ -31,7 +31,7 @@ class Dlg(Attack):
 
     phase: ClassVar[Phase] = Phase.TRAINING
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.UPDATES})
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fast": {"iterations": 200, "restarts": 3},
         "paper": {"iterations": 1200, "restarts": 1},
     }

@@ -1,6 +1,6 @@
-"""Shared by the attacks that invert gradients: what a client's update says of its gradient, and guesses' gradients.
+"""Shared by the attacks that invert gradients: what a client's update says of its gradient, and predictions' gradients.
 
-Paper: Zhu, Liu, Han, "Deep leakage from gradients", NeurIPS 2019 (matching the gradient of a guess to a client's).
+Paper: Zhu, Liu, Han, "Deep leakage from gradients", NeurIPS 2019 (matching the gradient of a prediction to a client's).
 
 Whoever averages the clients' weights knows those it sent, w, and those that came back, w'. After one step of SGD at
 rate r the step was d = (w - w') / r, and the gradient is d - decay w - momentum d', with d' the client's step before.
@@ -97,7 +97,7 @@ def _check_known(local: LocalTraining, step: Step) -> None:
             if {*one.outputs} & {*other.inputs} or {*other.outputs} & {*one.inputs}:
                 raise InvalidInput(
                     f"the client keeps the weights of {one.name!r} to itself: the gradient of {other.name!r} cannot be "
-                    "worked out for a guess"
+                    "worked out for a prediction"
                 )
 
 

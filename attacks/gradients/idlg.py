@@ -35,7 +35,7 @@ class Idlg(Attack):
 
     phase: ClassVar[Phase] = Phase.TRAINING
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.UPDATES})
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fast": {"iterations": 200, "restarts": 3},
         "paper": {"iterations": 300, "restarts": 1},
     }

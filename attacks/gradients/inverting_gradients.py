@@ -41,7 +41,7 @@ class InvertingGradients(Attack):
 
     phase: ClassVar[Phase] = Phase.TRAINING
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.UPDATES})
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fast": {"iterations": 600, "restarts": 1, "lr": 0.05, "tv": 1e-4},
         "paper": {"iterations": 24_000, "restarts": 1, "lr": 0.1, "tv": 0.2},
     }

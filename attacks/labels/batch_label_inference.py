@@ -40,7 +40,7 @@ class BatchLabelInference(Attack):
     target: ClassVar[Target] = Target.LABELS
     phase: ClassVar[Phase] = Phase.STEP
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS, Needs.OWN_INPUTS})
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fast": {"iterations": 1000, "lr": 0.05, "batch_size": 16},
         "paper": {"iterations": 10_000, "lr": 0.05, "batch_size": 16},
     }

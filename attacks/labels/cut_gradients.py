@@ -39,11 +39,11 @@ def check_two_classes(attack: str, classes: int | None) -> None:
     """Refuse labels that are not one of two classes."""
     if classes != 2:
         kind = "no classes" if classes is None else f"{classes} classes"
-        raise InvalidInput(f"{attack} guesses labels of two classes; this run has {kind}")
+        raise InvalidInput(f"{attack} predicts labels of two classes; this run has {kind}")
 
 
 def check_classes(attack: str, classes: int | None) -> int:
     """Return the number of classes; refuse labels that are none."""
     if classes is None:
-        raise InvalidInput(f"{attack} guesses classes; the labels of this run are none")
+        raise InvalidInput(f"{attack} predicts classes; the labels of this run are none")
     return classes

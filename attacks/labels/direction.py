@@ -31,7 +31,7 @@ class Direction(Attack):
     target: ClassVar[Target] = Target.LABELS
     phase: ClassVar[Phase] = Phase.STEP
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS})
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fast": {"hints": 1}, "paper": {"hints": 1}}
+    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fast": {"hints": 1}, "paper": {"hints": 1}}
 
     hints: int = 1
 

@@ -3,11 +3,11 @@
 Paper: Berthelot, Carlini, Goodfellow, Papernot, Oliver, Raffel, "MixMatch: a holistic approach to semi-supervised
 learning", NeurIPS 2019.
 
-In every step the model guesses the unlabelled rows' classes, the guess is sharpened, all rows are shuffled and mixed
-with their neighbours in that order, and the model learns both kinds: cross-entropy on labels, squared error on guesses,
-whose weight grows linearly from zero. What is returned is the running average of the model.
+In every step the model predicts the unlabelled rows' classes, the prediction is sharpened, all rows are shuffled and
+mixed with their neighbours in that order, and the model learns both kinds: cross-entropy on labels, squared error on
+predictions, whose weight grows linearly from zero. What is returned is the running average of the model.
 Deviations, those of Fu et al. (USENIX Security 2022), who use it on halves of images and on tables alike: rows are not
-augmented, so there is one guess a row; one mixing strength a step. Labelled and unlabelled rows go through the model
+augmented: one prediction a row, one mixing strength a step. Labelled and unlabelled rows go through the model
 together, which gives batch normalisation what the authors' interleaving gives it.
 """
 
@@ -32,7 +32,7 @@ Model = TypeVar("Model", bound=nn.Module)
 class MixMatch:
     """How to learn: `iterations` of Adam at rate `lr` on `batch_size` rows of either kind.
 
-    `temperature` sharpens the guesses, `alpha` is that of the Beta distribution of the mixing strength, `weight` the
+    `temperature` sharpens predictions, `alpha` is that of the Beta distribution of the mixing strength, `weight` the
     final one of the unlabelled rows, `decay` that of the running average. Weights shrink by .02 `lr` of themselves in a
     step, as the authors' do.
     """
@@ -74,10 +74,10 @@ class MixMatch:
             rows, others = next(known), next(unknown)
             x = torch.cat([labelled[rows], unlabelled[others]])
             with torch.no_grad():
-                guessed = model(unlabelled[others]).softmax(1)
-            classes = guessed.shape[1]
-            one_hot = functional.one_hot(labels[rows].long(), classes).to(guessed)
-            targets = torch.cat([one_hot, sharpen(guessed, self.temperature)])
+                predicted = model(unlabelled[others]).softmax(1)
+            classes = predicted.shape[1]
+            one_hot = functional.one_hot(labels[rows].long(), classes).to(predicted)
+            targets = torch.cat([one_hot, sharpen(predicted, self.temperature)])
             order = torch.randperm(len(x), generator=generator)
             logits = model(mix(x, order, strength))
             ramp = self.weight * iteration / self.iterations

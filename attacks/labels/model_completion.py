@@ -39,7 +39,7 @@ class ModelCompletion(Attack):
 
     target: ClassVar[Target] = Target.LABELS
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.OWN_INPUTS, Needs.AUXILIARY_LABELS})
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fast": {"iterations": 400, "decay": 0.98},
         "paper": {"iterations": 5 * 1024, "decay": 0.999},
     }
@@ -58,7 +58,7 @@ class ModelCompletion(Attack):
         """Refuse counts below their least, rates and temperatures that are not positive, and an average at rest."""
         for name in ("labelled", "iterations"):
             check_count(f"model_completion {name}", getattr(self, name), low=1)
-        # The classes of rows without labels are guessed by themselves, and batch normalisation needs two of them.
+        # The classes of rows without labels are predicted by themselves, and batch normalisation needs two of them.
         check_count("model_completion batch_size", self.batch_size, low=2)
         for name in ("lr", "temperature", "alpha"):
             check_number(f"model_completion {name}", getattr(self, name), low=0.0, open_low=True)

@@ -5,7 +5,7 @@ Paper: Li, Sun, Yang, Gao, Zhang, Xie, Smith, Wang, "Label leakage and protectio
 
 With few positives a model says "negative" with confidence, so a positive is the surprise and its gradient is long.
 The score is that length; which end means positive is fixed beforehand and never turned round. The paper scores only;
-for a guess of labels the scores are shifted so that the boundary between their two groups is at zero.
+for a prediction of labels the scores are shifted so that the boundary between their two groups is at zero.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Spectral(Attack):
     target: ClassVar[Target] = Target.LABELS
     phase: ClassVar[Phase] = Phase.STEP
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS})
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fast": {}, "paper": {}}
+    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fast": {}, "paper": {}}
 
     rows: str = "gradients"
 

@@ -47,7 +47,7 @@ class UnsplitLabels(Attack):
     target: ClassVar[Target] = Target.LABELS
     phase: ClassVar[Phase] = Phase.STEP
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS, Needs.OWN_INPUTS, Needs.HEAD})
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fast": {"iterations": 300, "lr": 0.02, "hints": 1},
         "paper": {"iterations": 5000, "lr": 0.001, "hints": 1},
     }
@@ -95,10 +95,10 @@ class UnsplitLabels(Attack):
         return -_errors(clone(sent), received)
 
 
-def _errors(guessed: Tensor, received: Tensor) -> Tensor:
+def _errors(predicted: Tensor, received: Tensor) -> Tensor:
     """Return how far the gradients of each class (n, classes, numbers) are from the `received` (n, numbers)."""
-    squared = (guessed - received[:, None]).square().mean(2)
-    return squared + 1 - functional.cosine_similarity(guessed, received[:, None], dim=2, eps=1e-12)
+    squared = (predicted - received[:, None]).square().mean(2)
+    return squared + 1 - functional.cosine_similarity(predicted, received[:, None], dim=2, eps=1e-12)
 
 
 class _Clone(nn.Module):

@@ -39,7 +39,7 @@ class Lira(Attack):
     requires: ClassVar[frozenset[Needs]] = frozenset(
         {Needs.CANDIDATES, Needs.PREDICTIONS, Needs.IMITATION, Needs.AUXILIARY, Needs.AUXILIARY_LABELS}
     )
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fast": {"copies": 8, "pooled": True},
         "paper": {"copies": 256, "pooled": False},
     }

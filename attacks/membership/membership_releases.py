@@ -36,7 +36,7 @@ class MembershipReleases(Attack):
     requires: ClassVar[frozenset[Needs]] = frozenset(
         {Needs.CANDIDATES, Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY, Needs.AUXILIARY_LABELS}
     )
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fast": {"epochs": 20}, "paper": {"epochs": 100}}
+    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fast": {"epochs": 20}, "paper": {"epochs": 100}}
 
     epochs: int = 20
     batch_size: int = 32

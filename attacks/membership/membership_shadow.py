@@ -39,7 +39,7 @@ class MembershipShadow(Attack):
     requires: ClassVar[frozenset[Needs]] = frozenset(
         {Needs.CANDIDATES, Needs.PREDICTIONS, Needs.IMITATION, Needs.AUXILIARY, Needs.AUXILIARY_LABELS}
     )
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fast": {"copies": 4}, "paper": {"copies": 100}}
+    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fast": {"copies": 4}, "paper": {"copies": 100}}
 
     copies: int = 4
     epochs: int | None = None

@@ -35,7 +35,7 @@ class Attribute(Attack):
 
     target: ClassVar[Target] = Target.LABELS
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY, Needs.ATTRIBUTES})
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fast": {"epochs": 20, "width": 32},
         "paper": {"epochs": 100, "width": 64},
     }

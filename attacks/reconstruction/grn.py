@@ -6,23 +6,23 @@ Paper: Luo, Wu, Xiao, Ooi, "Feature inference attack on model predictions in ver
 The active party of a vertical run knows the models before it and what arrived for the victims' rows. One generator,
 a perceptron 600-200-100 with layer norms, maps [own features, noise], as much noise as there are unknown features, to
 the unknown ones, so that the models make of them what arrived: it minimises, over batches of victims,
-sum((f(own, guess) - z)^2) + variance * (variances of the guessed features within the batch, added up). The second
-term keeps unknown features from straying where many fit. Where the data have a range a sigmoid keeps to it.
+sum((f(own, prediction) - z)^2) + variance * (variances of the predicted features within the batch, added up). The
+second term keeps unknown features from straying where many fit. Where the data have a range a sigmoid keeps to it.
 Unlike a search row by row it is one set of weights for all rows, so what own features say of the peer's in one row
 helps in another; but it learns only over as many rows as the adversary sees, and knows nothing else of the peer's data.
 
-The generator never reads what arrived, so rows that look alike in the adversary's own features get alike guesses: from
-a blank margin of images it learns little, from a strip through their middle nearly all.
+The generator never reads what arrived, so rows that look alike in the adversary's own features get alike predictions:
+from a blank margin of images it learns little, from a strip through their middle nearly all.
 
 Deviates: the paper observes the joint model's prediction, this attack whatever arrives at the party (a prediction where
 that is what arrives); f includes the run's defenses at their mean. Where the data have no range, features are taken as
-they are and the adversary standardises its own by the victims' rows; nothing then keeps guesses in bounds, and they may
-stray further than the mean row does, so scale the data as the authors do, to (0, 1). Network, loss, weight .25, batches
-of 64 and 60 epochs are those of the authors' code; its rate is 1e-4, at which 60 epochs need many thousands of rows,
-and that of the presets the 5e-3 of later benchmarks; "fast" has fewer rows and goes over them more often. Its optional
-term for known means is left out: it takes background knowledge. `own_features=False` is the authors' ablation, noise
-alone: then nothing tells rows apart, and the best guess is a typical row. A bottom of plain linear layers narrower than
-its input resists: whatever they map to zero can be added to a guess unseen.
+they are and the adversary standardises its own by the victims' rows; nothing then keeps predictions in bounds, and they
+may stray further than the mean row does, so scale the data as the authors do, to (0, 1). Network, loss, weight .25,
+batches of 64 and 60 epochs are those of the authors' code; its rate is 1e-4, at which 60 epochs need many thousands of
+rows, and that of the budgets the 5e-3 of later benchmarks; "fast" has fewer rows and goes over them more often. Its
+optional term for known means is left out: it takes background knowledge. `own_features=False` is the authors' ablation,
+noise alone: then nothing tells rows apart, and the best prediction is a typical row. A bottom of plain linear layers
+narrower than its input resists: whatever they map to zero can be added to a prediction unseen.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from splitfed.core.messages import View
 class Grn(Attack):
     """`epochs` over the victims in batches of `batch_size` (2 or more) with Adam at rate `lr`.
 
-    `variance`: the weight of the guessed features' variance. `own_features`: whether the generator reads the
+    `variance`: the weight of the predicted features' variance. `own_features`: whether the generator reads the
     adversary's own features; noise alone is the paper's ablation.
     """
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.UPSTREAM, Needs.OWN_INPUTS})
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fast": {"epochs": 200, "batch_size": 32, "lr": 5e-3},
         "paper": {"epochs": 60, "batch_size": 64, "lr": 5e-3},
     }
@@ -92,10 +92,10 @@ class Grn(Attack):
             for chosen in torch.randperm(len(rows.base), generator=generator).split(self.batch_size):
                 if len(chosen) < 2:
                     continue
-                guess = generated(chosen)
-                made = knowledge.upstream(rows.whole(chosen, guess))
+                prediction = generated(chosen)
+                made = knowledge.upstream(rows.whole(chosen, prediction))
                 misfit = torch.stack([(made[name] - z[chosen]).square().sum() for name, z in seen.items()]).sum()
-                loss = misfit + self.variance * guess.var(0).sum()
+                loss = misfit + self.variance * prediction.var(0).sum()
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()
                 optimizer.step()
@@ -129,9 +129,9 @@ class VictimRows:
         else:
             self.scaled = (mine - mine.mean(0)) / mine.std(0).clamp_min(1e-6) if len(mine) > 1 else mine
 
-    def whole(self, chosen: Tensor, guess: Tensor) -> Tensor:
-        """Return the rows `chosen`, with `guess` (chosen, k) for what is unknown: (chosen, *shape), differentiable."""
-        return self.base[chosen.to(self.base.device)].index_copy(1, self.unknown, guess).view(-1, *self.shape)
+    def whole(self, chosen: Tensor, prediction: Tensor) -> Tensor:
+        """Return the rows `chosen`, what is unknown from `prediction` (chosen, k): (chosen, *shape), differentiable."""
+        return self.base[chosen.to(self.base.device)].index_copy(1, self.unknown, prediction).view(-1, *self.shape)
 
 
 def network(inputs: int, outputs: int, value_range: tuple[float, float] | None) -> nn.Sequential:

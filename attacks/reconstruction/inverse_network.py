@@ -3,7 +3,7 @@
 Paper: He, Zhang, Lee, "Model inversion attacks against collaborative inference", ACSAC 2019 (black box).
 
 The decoder is trained on releases that went through the run's own defenses, drawn afresh every epoch where they are
-random, so the attack adapts to them. Loss, batches, rate and number of epochs of the preset "paper" are the
+random, so the attack adapts to them. Loss, batches, rate and number of epochs of the budget "paper" are the
 authors'. In vertical runs the same is known as training-based back mapping (VFLAIR, after ResSFL). The decoder's
 layout is ours (`splitfed.attacks.reconstruction.decoder`), and so is the way the rate falls: along half a cosine, where
 theirs halves every ten epochs, under the amsgrad variant of Adam.
@@ -36,7 +36,7 @@ class InverseNetwork(Attack):
     """
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fast": {"epochs": 5, "batch_size": 32, "lr": 3e-3, "width": 16},
         "default": {"epochs": 20, "batch_size": 32, "lr": 3e-3, "width": 16},
         "paper": {"epochs": 50, "batch_size": 32, "lr": 1e-3, "width": 32},
@@ -82,8 +82,8 @@ class InverseNetwork(Attack):
             schedule.step()
             progress(epoch + 1, self.epochs)
         with torch.no_grad():
-            guess: Tensor = decoder.eval()(released)
-        return guess
+            prediction: Tensor = decoder.eval()(released)
+        return prediction
 
     def network(self, released: Releases, knowledge: Knowledge) -> nn.Module:
         """Return an untrained decoder: from releases like those in `released` to rows (n, *shape)."""

@@ -5,7 +5,7 @@ Paper: the networks are those of He, Zhang, Lee, "Model inversion attacks agains
 
 Some auxiliary rows are kept from the networks. What arrives of them is put behind what arrived of the victims, and
 every network decodes both without knowing which is which. The network with the smallest squared error on the rows that
-were kept, which are the adversary's own, makes the guess: the truth has no part in the choice.
+were kept, which are the adversary's own, makes the prediction: the truth has no part in the choice.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Ladder(Attack):
     """
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fast": {"widths": (8, 32), "epochs": (5, 15), "lr": 3e-3},
         "paper": {"widths": (16, 64, 128), "epochs": (50, 200), "lr": 1e-3},
     }
@@ -82,10 +82,10 @@ class Ladder(Attack):
         for done, attack in enumerate(rungs, 1):
             # Every rung draws its own random numbers, so that one more of them changes none of those before it.
             draws = torch.Generator().manual_seed(derive(generator.initial_seed(), "rung", done))
-            guesses = attack(both, replace(knowledge, auxiliary=training_rows), draws).guess
-            error = float((guesses[-count:] - held_out.cpu()).square().mean())
+            predictions = attack(both, replace(knowledge, auxiliary=training_rows), draws).prediction
+            error = float((predictions[-count:] - held_out.cpu()).square().mean())
             if best is None or error < best[0]:
-                best = error, guesses[:-count]
+                best = error, predictions[:-count]
             progress(done, len(rungs))
         assert best is not None
         return best[1]

@@ -6,7 +6,7 @@ countermeasures", CCS 2015 (algorithm 1, MI-Face).
 Per class c: minimise 1 - p_c(x) + tv TV(x) from the middle of the value range, inside that range; a class stops at a
 confidence of `enough`, or after `patience` iterations without progress, and returns its best row. All classes run as
 one batch. The adversary holds the weights of the whole model, with every defense at its mean.
-Deviations: the prior stands in for the authors' denoising step, and the optimizer may be Adam; the preset "paper" has
+Deviations: the prior stands in for the authors' denoising step, and the optimizer may be Adam; the budget "paper" has
 plain descent without a prior, with their rate and limits. A row of which the model is sure need not look like the
 class: it is read by the figure that another model gives it more than by its distance from the class's mean.
 The constants of `fast` are ours. They were checked on Fashion-MNIST (14x14 pixels, one seed), on which this attack is
@@ -40,7 +40,7 @@ class ModelInversion(Attack):
 
     target: ClassVar[Target] = Target.REPRESENTATIVES
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.MODEL})
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fast": {"iterations": 300},
         "paper": {
             "iterations": 5000, "optimizer": "sgd", "lr": 0.1, "tv": 0.0, "enough": 0.99, "patience": 100,

@@ -35,7 +35,7 @@ class Rmle(Attack):
     """
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.UPSTREAM})
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fast": {"iterations": 300, "lr": 0.05, "tv": 0.01, "l2": 0.0},
         "default": {"iterations": 2400, "lr": 0.3, "tv": 0.01, "l2": 0.0},
         "paper": {"iterations": 5000, "lr": 0.01, "tv": 1.0, "l2": 0.0},

@@ -7,8 +7,8 @@ g(f'(x)) on the labels, g frozen, and then searches the input whose release unde
 the shadow in training go through the run's defenses, drawn afresh, and its loss is weighed, and has terms added, as the
 client's by them in the run's last epoch: with distance correlation it is (1 - alpha) CE + alpha DCOR. The search takes
 defenses at their mean. The shadow has the architecture of the upstream it stands for, where the authors take another
-one; optimizer, batches, halving of the rate every ten epochs and both budgets of the preset "paper" are theirs. A
-U-shaped server holds no loss: refused.
+one; optimizer, batches, halving of the rate every ten epochs and both numbers of steps of the budget "paper" are
+theirs. A U-shaped server holds no loss: refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from splitfed.attacks.base import Attack, Clone, GuessAndClone, Knowledge, Needs, Progress
+from splitfed.attacks.base import Attack, Clone, Knowledge, Needs, PredictionAndClone, Progress
 from splitfed.attacks.reconstruction.inversion import Search, start
 from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.core.messages import View
@@ -37,7 +37,7 @@ class Shadow(Attack):
     requires: ClassVar[frozenset[Needs]] = frozenset(
         {Needs.RELEASES, Needs.ARCHITECTURE, Needs.DOWNSTREAM, Needs.AUXILIARY, Needs.AUXILIARY_LABELS}
     )
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fast": {"epochs": 15, "shadow_lr": 3e-3, "iterations": 300, "lr": 0.05, "tv": 0.1},
         "paper": {"epochs": 50, "shadow_lr": 1e-3, "iterations": 500, "lr": 0.1, "tv": 2.0},
     }
@@ -59,7 +59,9 @@ class Shadow(Attack):
         for name in ("tv", "l2"):
             check_number(f"shadow {name}", getattr(self, name), low=0.0)
 
-    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> GuessAndClone:
+    def run(
+        self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress
+    ) -> PredictionAndClone:
         """Return (victims, *shape), started at the middle of the value range (or at zero), and the shadow."""
         assert knowledge.architecture is not None
         shadow = knowledge.architecture(int(torch.randint(2**62, (), generator=generator)))
@@ -69,7 +71,7 @@ class Shadow(Attack):
         optimizer = torch.optim.Adam([x], lr=self.lr, eps=1e-3, amsgrad=True)
         Search(seen, shadow, shadow.sample, self.tv, self.l2).advance(x, optimizer, self.iterations)
         progress(self.epochs + 1, self.epochs + 1)
-        return GuessAndClone(x.detach(), shadow)
+        return PredictionAndClone(x.detach(), shadow)
 
     def _train(self, shadow: Clone, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> None:
         assert knowledge.auxiliary is not None

@@ -9,14 +9,14 @@ along; here all victims share one clone from the start, which is faster and bind
 evaluation mode and includes the run's defenses at their mean; noise that it measures adds to tv, as in `rmle`.
 
 Nothing ties the scale of x to the data's: half the input with twice the weights releases the same, and l2 asks for a
-small one. With `stretch` each guess is spread over the whole value range, as the authors do with CIFAR and not with
+small one. With `stretch` each prediction is spread over the value range, as the authors do with CIFAR and not with
 MNIST: without it a faithful but dark picture of a digit is further from it than the mean image.
 
 Nor does anything tie its sign: a photographic negative, with weights of the other sign and biases to match, releases
 the same. Some random clones lead there, and others nowhere. So among `restarts` (the authors have one) the choice is by
-fit and prior together, the loss of the search itself: misfit + tv TV(u) + l2 mean(u^2), u being the guess spread from 0
-at the low end of the value range to 1 at its high end, so that scale has no say. That prefers dark pictures to their
-negatives. Data that are bright for the most part it gets wrong, and half-and-half ones it cannot decide.
+fit and prior together, the loss of the search itself: misfit + tv TV(u) + l2 mean(u^2), u being the prediction spread
+from 0 at the low end of the value range to 1 at its high end, so that scale has no say. That prefers dark pictures to
+their negatives. Data that are bright for the most part it gets wrong, and half-and-half ones it cannot decide.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Clone, GuessAndClone, Knowledge, Needs, Progress, Releases
+from splitfed.attacks.base import Attack, Clone, Knowledge, Needs, PredictionAndClone, Progress, Releases
 from splitfed.attacks.reconstruction.inversion import Search, misfit, start
 from splitfed.attacks.reconstruction.priors import total_variation
 from splitfed.core.errors import InvalidInput, check_count, check_number
@@ -39,12 +39,12 @@ from splitfed.core.messages import View
 class Unsplit(Attack):
     """`rounds` of `input_steps` on the inputs at rate `lr` and `model_steps` on the clone at rate `model_lr`.
 
-    `tv` and `l2` weigh the regularisers of the input; `stretch` spreads each guess over the value range. Of `restarts`
-    from clones drawn anew the one is kept whose release fits best, the regularisers added.
+    `tv` and `l2` weigh the regularisers of the input; `stretch` spreads each prediction over the value range. Of
+    `restarts` from clones drawn anew the one is kept whose release fits best, the regularisers added.
     """
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.ARCHITECTURE})
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fast": {"rounds": 30, "input_steps": 20, "model_steps": 20, "lr": 0.03, "model_lr": 0.02},
         "paper": {
             "rounds": 1000, "input_steps": 100, "model_steps": 100, "lr": 1e-3, "model_lr": 1e-3,
@@ -73,7 +73,9 @@ class Unsplit(Attack):
         if not isinstance(self.stretch, bool):
             raise InvalidInput(f"unsplit stretch={self.stretch!r} is not allowed; expected true or false")
 
-    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> GuessAndClone:
+    def run(
+        self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress
+    ) -> PredictionAndClone:
         """Return (victims, *shape), started at the middle of the value range (or at zero), and the clone."""
         assert knowledge.architecture is not None
         seen = view.select(kind="activation").tensors(knowledge.device)
@@ -88,8 +90,10 @@ class Unsplit(Attack):
             if best is None or loss < best[0]:
                 best = loss, x.detach(), clone
         assert best is not None
-        _, guess, clone = best
-        return GuessAndClone(stretch_rows(guess, knowledge.value_range) if self.stretch else guess, clone)
+        _, prediction, clone = best
+        return PredictionAndClone(
+            stretch_rows(prediction, knowledge.value_range) if self.stretch else prediction, clone
+        )
 
     def prior(self, x: Tensor, value_range: tuple[float, float] | None) -> float:
         """Return how unlikely rows x (n, ...) are by themselves, whatever their scale: the regularisers, summed up.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from splitfed.attacks.scoring.classifier import clean_classifier
-from splitfed.attacks.scoring.reconstruction_metrics import Grade, grade, mean_image, random_pairing
+from splitfed.attacks.scoring.reconstruction_metrics import Scores, mean_image, random_pairing, score_reconstruction
 from splitfed.core.errors import InvalidInput
 from splitfed.stats.intervals import Interval, bootstrap_interval
 
@@ -38,50 +38,52 @@ class LabelledRows(Protocol):
 
 
 def accuracies(
-    truth: Tensor, guess: Tensor, labels: Tensor, auxiliary: LabelledRows, generator: torch.Generator
+    truth: Tensor, prediction: Tensor, labels: Tensor, auxiliary: LabelledRows, generator: torch.Generator
 ) -> dict[str, dict[str, Interval]]:
-    """Return guesser -> "accuracy": how often the clean classifier says that a row is of its label.
+    """Return predictor -> "accuracy": how often the clean classifier says that a row is of its label.
 
-    truth, guess (n, ...); labels (n,) int64. Guessers: "guess", "truth" (the ceiling), and the baselines "mean_image"
-    and, for two rows or more, "random_pairing".
+    truth, prediction (n, ...); labels (n,) int64. Predictors: "attack", "truth" (the ceiling), and the baselines
+    "mean_image" and, for two rows or more, "random_pairing".
     """
     scores = _classifier(auxiliary, labels)
-    rows = {"guess": guess, "truth": truth, "mean_image": mean_image(auxiliary.x).to(truth).expand(truth.shape)}
+    rows = {"attack": prediction, "truth": truth, "mean_image": mean_image(auxiliary.x).to(truth).expand(truth.shape)}
     if len(truth) > 1:
         rows["random_pairing"] = random_pairing(truth, generator)
     predictions = {name: scores(x).argmax(1).cpu() for name, x in rows.items()}
     return {n: {"accuracy": bootstrap_interval((s == labels).double(), generator)} for n, s in predictions.items()}
 
 
-def check_gradable(auxiliary: LabelledRows) -> None:
+def check_scorable(auxiliary: LabelledRows) -> None:
     """Refuse auxiliary rows that no classifier can learn from: fewer than two, or labels that are no classes."""
     _whole(auxiliary.y)
     if len(auxiliary.y) < 2:
-        raise InvalidInput(f"grading by a classifier needs two auxiliary rows or more; found {len(auxiliary.y)}")
+        raise InvalidInput(f"scoring by a classifier needs two auxiliary rows or more; found {len(auxiliary.y)}")
 
 
-def grade_representatives(
-    guess: Tensor, trained: LabelledRows, auxiliary: LabelledRows, generator: torch.Generator
-) -> tuple[Tensor, Grade]:
-    """Grade rows that stand for classes (classes, ...) by the mean of each class that was `trained` on.
+def score_representatives(
+    prediction: Tensor, trained: LabelledRows, auxiliary: LabelledRows, generator: torch.Generator
+) -> tuple[Tensor, Scores]:
+    """Score rows that stand for classes (classes, ...) by the mean of each class that was `trained` on.
 
-    Returns these means (present, ...), classes without rows left out, and for every guesser the metrics of `grade` and
-    "accuracy". Guessers: "guess", the baselines "mean_image" (of the auxiliary rows) and "random_pairing" (the mean of
-    another class), and "truth", the means themselves, for accuracy alone.
+    Returns these means (present, ...), classes without rows left out, and for every predictor the metrics of
+    `score_reconstruction` and "accuracy". Predictors: "attack", the baselines "mean_image" (of the auxiliary rows) and
+    "random_pairing" (the mean of another class), and "truth", the means themselves, for accuracy alone.
     """
     present = _whole(trained.y).unique()
-    if len(guess) <= int(present.max()):
-        raise InvalidInput(f"guess has {len(guess)} rows; expected one a class, {int(present.max()) + 1} at least")
+    if len(prediction) <= int(present.max()):
+        raise InvalidInput(
+            f"prediction has {len(prediction)} rows; expected one a class, {int(present.max()) + 1} at least"
+        )
     truth = torch.stack([trained.x[trained.y == label].mean(0) for label in present.tolist()])
-    guesses = guess.detach().cpu()[present]
-    scores = grade(truth, guesses, trained.value_range, auxiliary.x, generator)
-    for name, metrics in accuracies(truth, guesses, present, auxiliary, generator).items():
+    predictions = prediction.detach().cpu()[present]
+    scores = score_reconstruction(truth, predictions, trained.value_range, auxiliary.x, generator)
+    for name, metrics in accuracies(truth, predictions, present, auxiliary, generator).items():
         scores.setdefault(name, {}).update(metrics)
     return truth, scores
 
 
 def _classifier(auxiliary: LabelledRows, labels: Tensor) -> Callable[[Tensor], Tensor]:
-    check_gradable(auxiliary)
+    check_scorable(auxiliary)
     most = max(int(auxiliary.y.max()), int(_whole(labels).max()))
     return clean_classifier(auxiliary, auxiliary.x, auxiliary.y, most + 1)
 
@@ -89,6 +91,6 @@ def _classifier(auxiliary: LabelledRows, labels: Tensor) -> Callable[[Tensor], T
 def _whole(labels: Tensor) -> Tensor:
     if labels.dim() != 1 or labels.is_floating_point():
         raise InvalidInput(
-            f"labels have shape {tuple(labels.shape)} and type {labels.dtype}; grading by a classifier needs classes"
+            f"labels have shape {tuple(labels.shape)} and type {labels.dtype}; scoring by a classifier needs classes"
         )
     return labels

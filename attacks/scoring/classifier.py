@@ -1,4 +1,4 @@
-"""A small classifier of rows or releases: learns attributes for an attack, and grades reconstructions for the scorer.
+"""A small classifier of rows or releases: learns attributes for an attack, and scores reconstructions for the scorer.
 
 Values with a height and a width go through two convolutions, others are flattened; several values are read together.
 """
@@ -18,7 +18,7 @@ from splitfed.core.random import derive, generator, stream
 
 Draw = Callable[[int], Mapping[str, Tensor]]
 
-_WIDTH, _EPOCHS, _RATE, _BATCH = 32, 20, 3e-3, 32  # of the classifier that grades; .97 on 8x8 digits with 400 rows
+_WIDTH, _EPOCHS, _RATE, _BATCH = 32, 20, 3e-3, 32  # of the classifier that scores; .97 on 8x8 digits with 400 rows
 _SIDE = 3  # a map is averaged to this height and width before it is read
 
 

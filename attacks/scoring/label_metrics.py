@@ -1,4 +1,4 @@
-"""Scores for guessed labels: accuracy and, for two classes, the area under the ROC curve ("leak AUC").
+"""Scores for predicted labels: accuracy and, for two classes, the area under the ROC curve ("leak AUC").
 
 Paper: Li, Sun, Yang, Gao, Zhang, Xie, Smith, Wang, "Label leakage and protection in two-party split learning", ICLR
 2022 (leak AUC).
@@ -11,43 +11,43 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from splitfed.attacks.scoring.reconstruction_metrics import Grade
+from splitfed.attacks.scoring.reconstruction_metrics import Scores
 from splitfed.core.errors import InvalidInput, check_count
 from splitfed.stats.intervals import Interval, bootstrap_interval
 
 
-def grade_labels(
-    truth: Tensor, guess: Tensor, prior: Tensor, generator: torch.Generator, scored: Tensor | None = None
-) -> Grade:
-    """Grade `guess`, scores (n, classes) or (n,) for two classes, of the labels `truth`, (n,) int64.
+def score_labels(
+    truth: Tensor, prediction: Tensor, prior: Tensor, generator: torch.Generator, scored: Tensor | None = None
+) -> Scores:
+    """Score `prediction`, scores (n, classes) or (n,) for two classes, of the labels `truth`, (n,) int64.
 
     A row of scores says the class of the greatest, the first of equal ones; a single score says class 1 where it is
-    above zero. `scored`: positions of the victims that count (default: all). Guessers: "guess", and the baselines
+    above zero. `scored`: positions of the victims that count (default: all). Predictors: "attack", and the baselines
     "majority", which says the most frequent class of `prior` (m,), the labels an attacker may know of, and
     "random_pairing", which says the label of another victim drawn at random (in expectation). Metrics: "accuracy" with
     a bootstrap interval over victims; for two classes, both among the victims, "auc" in [0, 1] as well, which is .5
     for the baselines.
     """
-    _check(truth, guess)
-    scores, known = guess.detach().double().cpu(), truth.cpu()
+    _check(truth, prediction)
+    scores, known = prediction.detach().double().cpu(), truth.cpu()
     if scored is not None:
         scores, known = scores[scored.cpu()], known[scored.cpu()]
     predictions = (scores > 0).long() if scores.dim() == 1 else scores.argmax(1)
-    grades: Grade = {"guess": {"accuracy": _share_interval(predictions == known, generator)}}
+    found: Scores = {"attack": {"accuracy": _share_interval(predictions == known, generator)}}
     if len(prior):
         most = int(prior.long().mode().values)
-        grades["majority"] = {"accuracy": _share_interval(known == most, generator)}
+        found["majority"] = {"accuracy": _share_interval(known == most, generator)}
     if len(known) > 1:
         # The chance, exact, that another victim drawn at random bears the same label.
         same = torch.bincount(known)[known] - 1
-        grades["random_pairing"] = {"accuracy": _share_interval(same / (len(known) - 1), generator)}
+        found["random_pairing"] = {"accuracy": _share_interval(same / (len(known) - 1), generator)}
     single = scores if scores.dim() == 1 else scores[:, 1] - scores[:, 0]
     if (scores.dim() == 1 or scores.shape[1] == 2) and 0 < int(known.sum()) < len(known):
         for name in ("majority", "random_pairing"):
-            if name in grades:
-                grades[name]["auc"] = Interval(0.5, 0.5, 0.5, len(known))
-        grades["guess"]["auc"] = auc_interval(single, known == 1, generator)
-    return grades
+            if name in found:
+                found[name]["auc"] = Interval(0.5, 0.5, 0.5, len(known))
+        found["attack"]["auc"] = auc_interval(single, known == 1, generator)
+    return found
 
 
 def auc(scores: Tensor, positive: Tensor) -> float:
@@ -91,17 +91,19 @@ def auc_interval(scores: Tensor, positive: Tensor, generator: torch.Generator, r
     return Interval(value, low, high, len(scores))
 
 
-def _check(truth: Tensor, guess: Tensor) -> None:
-    """Refuse labels that are no classes, and a guess that does not fit them."""
+def _check(truth: Tensor, prediction: Tensor) -> None:
+    """Refuse labels that are no classes, and a prediction that does not fit them."""
     if truth.dim() != 1 or truth.is_floating_point():
         raise InvalidInput(f"labels have shape {tuple(truth.shape)} and type {truth.dtype}; expected one class a row")
-    if len(guess) != len(truth) or guess.dim() not in (1, 2):
-        raise InvalidInput(f"guess has shape {tuple(guess.shape)}; expected scores for {len(truth)} victims")
-    classes = 2 if guess.dim() == 1 else guess.shape[1]
+    if len(prediction) != len(truth) or prediction.dim() not in (1, 2):
+        raise InvalidInput(f"prediction has shape {tuple(prediction.shape)}; expected scores for {len(truth)} victims")
+    classes = 2 if prediction.dim() == 1 else prediction.shape[1]
     if classes < 2 or (len(truth) and int(truth.max()) >= classes):
-        raise InvalidInput(f"guess has scores for {classes} classes; the victims have labels up to {int(truth.max())}")
-    if not bool(torch.isfinite(guess).all()):
-        raise InvalidInput("guess holds a score that is not finite")
+        raise InvalidInput(
+            f"prediction has scores for {classes} classes; the victims have labels up to {int(truth.max())}"
+        )
+    if not bool(torch.isfinite(prediction).all()):
+        raise InvalidInput("prediction holds a score that is not finite")
 
 
 def _resample(values: Tensor, generator: torch.Generator) -> Tensor:

@@ -1,10 +1,10 @@
-"""Scores for guessed membership: area under the ROC curve, and true positives at few false ones.
+"""Scores for predicted membership: area under the ROC curve, and true positives at few false ones.
 
 Paper: Carlini, Chien, Nasr, Song, Terzis, Tramèr, "Membership inference attacks from first principles", IEEE S&P 2022,
 sections III and IV (TPR at a low FPR, log-log ROC).
 
 n non-members resolve false-positive rates in steps of 1/n. A rate that is asked for is rounded down to such a step:
-with 64 non-members "FPR 1 %" admits none at all. The baseline is exact for that: a blind guess that admits k of n
+with 64 non-members "FPR 1 %" admits none at all. The baseline is exact for that: a blind prediction that admits k of n
 non-members catches (k + 1) / (n + 1) of the members on average.
 """
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from splitfed.attacks.scoring.label_metrics import auc_interval
-from splitfed.attacks.scoring.reconstruction_metrics import Grade
+from splitfed.attacks.scoring.reconstruction_metrics import Scores
 from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.stats.intervals import Interval
 
@@ -32,23 +32,23 @@ class Roc(NamedTuple):
     tpr: Tensor
 
 
-def grade_members(truth: Tensor, scores: Tensor, generator: torch.Generator) -> Grade:
-    """Grade `scores` (n,), the greater the more likely a member, against `truth` (n,) bool.
+def score_members(truth: Tensor, scores: Tensor, generator: torch.Generator) -> Scores:
+    """Score the values `scores` (n,), the greater the more likely a member, against `truth` (n,) bool.
 
-    Guessers: "guess" and the baseline "chance". Metrics: "auc" and those of `RATES`, all in [0, 1], with 95 % bootstrap
+    Predictors: "attack" and the baseline "chance". Metrics: "auc" and those of `RATES`, in [0, 1], with 95 % bootstrap
     intervals over members and non-members; "least_fpr", the smallest rate above 0 that the non-members can resolve.
     """
     truth, scores = _pair(truth, scores)
     non_members, n = int((~truth).sum()), len(truth)
     least = 1 / non_members
-    guess = {"auc": auc_interval(scores, truth, generator)}
+    prediction = {"auc": auc_interval(scores, truth, generator)}
     chance = {"auc": Interval(0.5, 0.5, 0.5, n)}
     for name, rate in RATES.items():
-        guess[name] = tpr_interval(scores, truth, rate, generator)
+        prediction[name] = tpr_interval(scores, truth, rate, generator)
         blind = chance_at(rate, non_members)
         chance[name] = Interval(blind, blind, blind, n)
-    guess["least_fpr"] = chance["least_fpr"] = Interval(least, least, least, n)
-    return {"guess": guess, "chance": chance}
+    prediction["least_fpr"] = chance["least_fpr"] = Interval(least, least, least, n)
+    return {"attack": prediction, "chance": chance}
 
 
 def tpr_at(scores: Tensor, member: Tensor, fpr: float) -> float:

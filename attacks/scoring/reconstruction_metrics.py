@@ -3,7 +3,7 @@
 Paper: SSIM from Wang, Bovik, Sheikh and Simoncelli, "Image quality assessment: from error visibility to
 structural similarity", IEEE Transactions on Image Processing 2004.
 
-Every metric takes `truth` and `guess` of equal shape (n, ...) in the same unit, and returns (n,) in float64, so
+Every metric takes `truth` and `prediction` of equal shape (n, ...) in the same unit, and returns (n,) in float64, so
 that an interval over victims can be taken. Images are (n, c, h, w), and `data_range` is the width of the range
 they live in (1 for images in [0, 1]), never the width of what a batch happens to hold.
 """
@@ -19,27 +19,27 @@ from splitfed.stats.intervals import Interval, bootstrap_interval
 PSNR_CAP = 100.0  # dB
 _CHUNK = 256  # images at a time: SSIM holds five filtered copies
 
-Grade = dict[str, dict[str, Interval]]
+Scores = dict[str, dict[str, Interval]]
 
 
-def mse(truth: Tensor, guess: Tensor) -> Tensor:
+def mse(truth: Tensor, prediction: Tensor) -> Tensor:
     """Return the mean squared error of each example, (n,), in squared units of the data."""
-    truth, guess = _pair(truth, guess)
-    return (truth - guess).square().flatten(1).mean(1)
+    truth, prediction = _pair(truth, prediction)
+    return (truth - prediction).square().flatten(1).mean(1)
 
 
-def psnr(truth: Tensor, guess: Tensor, data_range: float) -> Tensor:
+def psnr(truth: Tensor, prediction: Tensor, data_range: float) -> Tensor:
     """Return 10 log10(data_range² / mse) of each image, (n,), in dB, capped at `PSNR_CAP` = 100 dB.
 
     A perfect copy has an infinite PSNR, which would swallow every mean; no attack on 8-bit images is told apart
     from a perfect one above about 59 dB, where the error is under half a grey level.
     """
     check_number("data_range", data_range, low=0, open_low=True)
-    error = mse(truth, guess) / data_range**2
+    error = mse(truth, prediction) / data_range**2
     return -10 * error.clamp_min(10 ** (-PSNR_CAP / 10)).log10()
 
 
-def ssim(truth: Tensor, guess: Tensor, data_range: float) -> Tensor:
+def ssim(truth: Tensor, prediction: Tensor, data_range: float) -> Tensor:
     """Return the mean structural similarity of each image, (n,), in [-1, 1]; K1 = .01, K2 = .03.
 
     Gaussian window 11x11 with deviation 1.5; for an image smaller than that the largest odd window that fits
@@ -47,7 +47,7 @@ def ssim(truth: Tensor, guess: Tensor, data_range: float) -> Tensor:
     out, as in the paper.
     """
     check_number("data_range", data_range, low=0, open_low=True)
-    truth, guess = _pair(truth, guess)
+    truth, prediction = _pair(truth, prediction)
     if truth.dim() != 4:
         raise InvalidInput(f"images have shape {tuple(truth.shape)}; expected (n, c, h, w)")
     from torchmetrics.functional.image import structural_similarity_index_measure
@@ -62,26 +62,26 @@ def ssim(truth: Tensor, guess: Tensor, data_range: float) -> Tensor:
         structural_similarity_index_measure(
             b, a, sigma=1.5 * window / 11, data_range=float(data_range), reduction="none", return_full_image=True
         )[1][..., margin : height - margin, margin : width - margin]
-        for a, b in zip(truth.split(_CHUNK), guess.split(_CHUNK), strict=True)
+        for a, b in zip(truth.split(_CHUNK), prediction.split(_CHUNK), strict=True)
     ]
     return torch.cat(parts).flatten(1).mean(1)
 
 
-def r2(truth: Tensor, guess: Tensor) -> Tensor:
+def r2(truth: Tensor, prediction: Tensor) -> Tensor:
     """Return each example's share of R squared, (n,), at most 1; their mean is R squared over all of them.
 
     1 - |x_i - guess_i|² / mean_j |x_j - mean|²: 0 on average for the victims' own mean. Features count by their
     variance, so standardise them first. Raises `InvalidInput` if all victims are equal.
     """
-    truth, guess = _pair(truth, guess)
+    truth, prediction = _pair(truth, prediction)
     spread = (truth - truth.mean(0)).square().flatten(1).sum(1).mean()
     if float(spread) == 0:
         raise InvalidInput(f"r2 needs victims that differ; all {len(truth)} are equal")
-    return 1 - (truth - guess).square().flatten(1).sum(1) / spread
+    return 1 - (truth - prediction).square().flatten(1).sum(1) / spread
 
 
 def mean_image(auxiliary: Tensor) -> Tensor:
-    """Return the mean of the attacker's own examples (m, ...), shape (...): the best constant guess it can make."""
+    """Return the mean of the attacker's own examples (m, ...), shape (...): the best constant it can predict."""
     if auxiliary.dim() == 0 or len(auxiliary) == 0:
         raise InvalidInput(f"auxiliary has shape {tuple(auxiliary.shape)}; expected (m, ...) with m >= 1")
     return auxiliary.double().mean(0)
@@ -101,19 +101,19 @@ def random_pairing(truth: Tensor, generator: torch.Generator) -> Tensor:
     return paired
 
 
-def grade(
+def score_reconstruction(
     truth: Tensor,
-    guess: Tensor,
+    prediction: Tensor,
     value_range: tuple[float, float] | None,
     auxiliary_x: Tensor,
     generator: torch.Generator,
-) -> Grade:
-    """Grade a `guess` of `truth` (n, ...): guesser -> metric -> mean and 95 % bootstrap interval over victims.
+) -> Scores:
+    """Score a `prediction` of `truth` (n, ...): predictor -> metric -> mean and 95 % bootstrap interval over victims.
 
-    Guessers: "guess", and the baselines "mean_image" (of `auxiliary_x`, the attacker's data) and
+    Predictors: "attack", and the baselines "mean_image" (of `auxiliary_x`, the attacker's data) and
     "random_pairing". Metrics: "psnr", "ssim" and "mse" for images (n, c, h, w), with the `value_range`
-    (low, high) they live in; "r2" and "mse" for anything else, which needs no range. A guess outside the range
-    is graded as it is. Without auxiliary rows there is no mean image. One victim alone has no interval, nothing to
+    (low, high) they live in; "r2" and "mse" for anything else, which needs no range. A prediction outside the range
+    is scored as it is. Without auxiliary rows there is no mean image. One victim alone has no interval, nothing to
     be paired with, and no "r2".
     """
     images = truth.dim() == 4
@@ -121,37 +121,37 @@ def grade(
         raise InvalidInput("value_range=None is not allowed for images; expected (low, high)")
     if auxiliary_x.shape[1:] != truth.shape[1:]:
         raise InvalidInput(f"auxiliary_x has shape {tuple(auxiliary_x.shape)}; expected (m, *{tuple(truth.shape[1:])})")
-    guesses = {"guess": guess.to(truth.device)}
+    predictions = {"attack": prediction.to(truth.device)}
     if len(auxiliary_x) > 0:
-        guesses["mean_image"] = mean_image(auxiliary_x).to(truth.device).expand(truth.shape)
+        predictions["mean_image"] = mean_image(auxiliary_x).to(truth.device).expand(truth.shape)
     if len(truth) > 1:
-        guesses["random_pairing"] = random_pairing(truth, generator)
+        predictions["random_pairing"] = random_pairing(truth, generator)
     width = value_range[1] - value_range[0] if images and value_range is not None else None
     return {
         name: {metric: bootstrap_interval(value, generator) for metric, value in _score(truth, attempt, width).items()}
-        for name, attempt in guesses.items()
+        for name, attempt in predictions.items()
     }
 
 
-def _score(truth: Tensor, guess: Tensor, data_range: float | None) -> dict[str, Tensor]:
+def _score(truth: Tensor, prediction: Tensor, data_range: float | None) -> dict[str, Tensor]:
     """Return every metric that applies, (n,) each; `data_range` is None for what is no image."""
     if data_range is not None:
         return {
-            "psnr": psnr(truth, guess, data_range),
-            "ssim": ssim(truth, guess, data_range),
-            "mse": mse(truth, guess),
+            "psnr": psnr(truth, prediction, data_range),
+            "ssim": ssim(truth, prediction, data_range),
+            "mse": mse(truth, prediction),
         }
     differ = not bool((truth == truth[:1]).all())
-    return {"r2": r2(truth, guess), "mse": mse(truth, guess)} if differ else {"mse": mse(truth, guess)}
+    return {"r2": r2(truth, prediction), "mse": mse(truth, prediction)} if differ else {"mse": mse(truth, prediction)}
 
 
-def _pair(truth: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
+def _pair(truth: Tensor, prediction: Tensor) -> tuple[Tensor, Tensor]:
     """Check a pair of equal shape (n, ...) with finite values, and return both detached, in float64."""
-    if truth.shape != guess.shape or truth.dim() < 2 or truth.numel() == 0:
+    if truth.shape != prediction.shape or truth.dim() < 2 or truth.numel() == 0:
         raise InvalidInput(
-            f"truth has shape {tuple(truth.shape)} and guess {tuple(guess.shape)}; expected equal (n, ...)"
+            f"truth has shape {tuple(truth.shape)} and prediction {tuple(prediction.shape)}; expected equal (n, ...)"
         )
-    for name, value in (("truth", truth), ("guess", guess)):
+    for name, value in (("truth", truth), ("prediction", prediction)):
         if not bool(torch.isfinite(value).all()):
             raise InvalidInput(f"{name} holds a value that is not finite; expected finite numbers")
-    return truth.detach().double(), guess.detach().double()
+    return truth.detach().double(), prediction.detach().double()

@@ -1,4 +1,4 @@
-"""Scores for guessed class shares: how far from the true ones, and whether they tell which classes are there."""
+"""Scores for predicted class shares: how far from the true ones, and whether they tell which classes are there."""
 
 from __future__ import annotations
 
@@ -6,35 +6,43 @@ import torch
 from torch import Tensor
 
 from splitfed.attacks.scoring.label_metrics import auc
-from splitfed.attacks.scoring.reconstruction_metrics import Grade
+from splitfed.attacks.scoring.reconstruction_metrics import Scores
 from splitfed.core.errors import InvalidInput
 from splitfed.stats.intervals import Interval
 
 
-def grade_shares(labels: Tensor, guess: Tensor, prior: Tensor) -> tuple[Tensor, Grade]:
-    """Return the shares (classes,) of each class among `labels` (rows,) int64, and the grade of `guess` (classes,).
+def score_shares(labels: Tensor, prediction: Tensor, prior: Tensor) -> tuple[Tensor, Scores]:
+    """Return the shares (classes,) of each class among `labels` (rows,) int64, and scores of `prediction` (classes,).
 
-    Guessers: "guess", and the baselines "prior", the shares among the labels `prior` (m,) that an attacker may know of,
-    and "uniform". Metrics: "total_variation", half the sum of all differences, in [0, 1], 0 for the true shares; where
-    some classes are missing "auc", the chance that a class that is there is given more than one that is not, ties half,
-    which is .5 for the baselines: they know of no client. There is one client, so there are no intervals.
+    Predictors: "attack", and the baselines "prior", the shares among the labels `prior` (m,) that an attacker may know
+    of, and "uniform". Metrics: "total_variation", half the sum of all differences, in [0, 1], 0 for the true shares;
+    where some classes are missing "auc", the chance that a class that is there is given more than one that is not, ties
+    half, which is .5 for the baselines: they know of no client. There is one client, so there are no intervals.
     """
-    if guess.dim() != 1 or not bool(torch.isfinite(guess).all()) or bool((guess < 0).any()) or float(guess.sum()) <= 0:
-        raise InvalidInput("guess holds no shares; expected (classes,) finite numbers of at least 0, not all 0")
-    classes = len(guess)
+    if (
+        prediction.dim() != 1
+        or not bool(torch.isfinite(prediction).all())
+        or bool((prediction < 0).any())
+        or float(prediction.sum()) <= 0
+    ):
+        raise InvalidInput("prediction holds no shares; expected (classes,) finite numbers of at least 0, not all 0")
+    classes = len(prediction)
     if labels.is_floating_point() or int(labels.max()) >= classes:
-        raise InvalidInput(f"guess has shares of {classes} classes, which the client's labels are not among")
+        raise InvalidInput(f"prediction has shares of {classes} classes, which the client's labels are not among")
     truth = _shares(labels, classes)
-    guessers = {"guess": guess.double().cpu() / float(guess.sum()), "uniform": torch.full_like(truth, 1 / classes)}
+    shares_by_guesser = {
+        "attack": prediction.double().cpu() / float(prediction.sum()),
+        "uniform": torch.full_like(truth, 1 / classes),
+    }
     if len(prior):
-        guessers["prior"] = _shares(prior, classes)
+        shares_by_guesser["prior"] = _shares(prior, classes)
     held = truth > 0
-    grades: Grade = {}
-    for name, shares in guessers.items():
-        grades[name] = {"total_variation": _without_bounds(float((shares - truth).abs().sum() / 2), classes)}
+    scores: Scores = {}
+    for name, shares in shares_by_guesser.items():
+        scores[name] = {"total_variation": _without_bounds(float((shares - truth).abs().sum() / 2), classes)}
         if 0 < int(held.sum()) < classes:
-            grades[name]["auc"] = _without_bounds(auc(shares, held) if name == "guess" else 0.5, classes)
-    return truth, grades
+            scores[name]["auc"] = _without_bounds(auc(shares, held) if name == "attack" else 0.5, classes)
+    return truth, scores
 
 
 def _shares(labels: Tensor, classes: int) -> Tensor:

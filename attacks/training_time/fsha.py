@@ -53,7 +53,7 @@ class Fsha(TrainingAttack):
     """
 
     active: ClassVar[bool] = True
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fast": {"lr": 1e-3, "critic_lr": 3e-3, "width": 24, "blocks": 1, "penalty": 10.0, "momentum": 0.5},
         "paper": {
             "lr": 1e-5,
@@ -149,7 +149,7 @@ class Hijacker(TrainingAttackState):
         return honest if tested else gradient
 
     @torch.no_grad()
-    def guess(self, view: View, target: Target) -> Tensor:
+    def predict(self, view: View, target: Target) -> Tensor:
         """Return what the decoder makes of what was released: (victims, *shape)."""
         return self.scale.up(self.nets["decoder"](self.site.released(view)))
 

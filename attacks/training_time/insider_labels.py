@@ -35,4 +35,4 @@ class InsiderLabels(Attack):
             raise InvalidInput(
                 f"{type(state.plan).__name__} learns no labels; train with sdar or pcat as the training attack"
             )
-        return state.guess(view, self.target)
+        return state.predict(view, self.target)

@@ -7,7 +7,7 @@ As in the paper. When (z, y) has arrived, auxiliary rows with the same labels ar
 not arrive, any rows (4.4). CE(g(f'(x_a)), y_a) moves the pseudo-client f' alone, g being the party's own segments just
 as z passes them, before their step: they learn from the honest gradient and nothing else (algorithm 2). The attack
 begins `start` steps late, for a young g misleads (4.4). With `after` g never moves: that many steps are taken on the
-trained g when the guess is asked for (algorithm 1, Vanilla-PCAT). Where labels do not arrive a pseudo-head learns
+trained g when the prediction is asked for (algorithm 1, Vanilla-PCAT). Where labels do not arrive a pseudo-head learns
 beside f' from the same loss, and reads the labels off g(z) (4.3). For inputs an inverse, of transposed convolutions
 and bilinear upsampling, learns (f'(x_a), x_a), is applied to z, and its result x refined so that f'(x) = z (4.2).
 Layouts: the client's own, weights drawn anew, with `layout="client"` ("same" in tables 2 and 3), or a generic residual
@@ -19,7 +19,7 @@ mode; blocks, losses and lengths of inverse and refinement; batches of 64 where 
 passes the run's defenses, drawn by the attacker, and its loss is weighed, and has terms added, as the client's by them:
 with distance correlation it is (1 - alpha) CE + alpha DCOR. The refinement stays in the range of values, compares
 releases with defenses at their mean, and adapts where they are random (`splitfed.attacks.reconstruction.inversion`). It
-can make a guess worse where the pseudo-client is poor.
+can make a prediction worse where the pseudo-client is poor.
 
 Where no labels arrive nothing ties pseudo-client and pseudo-head to the client's: both can fit g in a way of their own,
 classify well together and read no label, or fewer than chance, off what the client sends.
@@ -55,12 +55,12 @@ _SMOOTHNESS = 0.2  # variance by which neighbouring pixels differ, for images in
 class Pcat(TrainingAttack):
     """Rates of pseudo-client and pseudo-head `lr`, late `start` in steps; the inverse: `inverse_steps` at `inverse_lr`.
 
-    `refine`: steps from the inverse's guess to one that releases what was seen. `after`: None, or how many steps to
-    take once training is over, in place of those during it, in batches of 64.
+    `refine`: steps from the inverse's prediction to one that releases what was seen. `after`: None, or how many steps
+    to take once training is over, in place of those during it, in batches of 64.
     """
 
     learns_from: ClassVar[frozenset[Needs]] = frozenset({Needs.AUXILIARY, Needs.AUXILIARY_LABELS})
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fast": {"lr": 3e-3, "start": 50, "inverse_lr": 3e-3, "inverse_steps": 300, "refine": 50, "width": 24},
         "paper": {
             "lr": 1e-3,
@@ -170,7 +170,7 @@ class PseudoClient(TrainingAttackState):
         """Draw auxiliary rows with the labels `wanted` (rows,); any row for a label that is not there."""
         return same_labels(self._auxiliary_rows()[1].cpu(), wanted.long().view(-1).cpu(), random)
 
-    def guess(self, view: View, target: Target) -> Tensor:
+    def predict(self, view: View, target: Target) -> Tensor:
         """Return (victims, *shape) from an inverse of the pseudo-client, or scores of labels (victims, classes).
 
         The networks of the attack stay as they are: asked twice, it answers the same.

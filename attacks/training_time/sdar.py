@@ -7,11 +7,11 @@ After every honest step, with labelled auxiliary rows x_a and what arrived as z:
 CE(g(e(x_a)), y_a) + l1 BCE(D_e(e(x_a)), 1), g being the party's own segments, frozen and in evaluation mode; D_e learns
 z as real and e(x_a) as fake; then the decoder d goes down MSE(d(e(x_a)), x_a) + l2 BCE(D_d(d(z)), 1), and D_d learns
 x_a as real and d(z) as fake. The critics' rates are those of what they judge times l1 and l2, as the authors'. All four
-are in training mode while they learn; guesses come from the decoder in evaluation mode.
+are in training mode while they learn; predictions come from the decoder in evaluation mode.
 
 Where labels arrive, d and both critics know them; a victim's label, which does not arrive at inference, is what the
 server's own model says. Where they do not (U-shaped), a head h of the attacker's own stands behind g, a share `flip` of
-the auxiliary labels is drawn anew, and h(g(z)) guesses the victims' labels. The simulator's releases pass the run's
+the auxiliary labels is drawn anew, and h(g(z)) predicts the victims' labels. The simulator's releases pass the run's
 defenses, drawn by the attacker, and its task is weighed, and has terms added, as the client's by them: with distance
 correlation it goes down (1 - alpha) CE + alpha DCOR(x_a, e(x_a)) + l1 BCE.
 
@@ -59,7 +59,7 @@ class Sdar(TrainingAttack):
     """
 
     learns_from: ClassVar[frozenset[Needs]] = frozenset({Needs.AUXILIARY, Needs.AUXILIARY_LABELS})
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fast": {"lr": 3e-3, "decoder_lr": 3e-3, "l1": 0.02, "l2": 1e-3, "width": 24, "blocks": 1},
         "paper": {
             "lr": 1e-3, "decoder_lr": 5e-4, "l1": 0.02, "l2": 1e-5, "flip": 0.2,
@@ -196,7 +196,7 @@ class Simulator(TrainingAttackState):
         return torch.where((torch.rand(y.shape, generator=random) < self.plan.flip).to(y.device), drawn, y)
 
     @torch.no_grad()
-    def guess(self, view: View, target: Target) -> Tensor:
+    def predict(self, view: View, target: Target) -> Tensor:
         """Return the decoded releases, (victims, *shape), or the scores of the victims' labels, (victims, classes)."""
         z = self.site.released(view)
         self.own.follow(view.segments)

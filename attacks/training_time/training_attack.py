@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target
 from splitfed.attacks.training_time.attack_networks import AttackNetworks
 from splitfed.attacks.training_time.attack_site import AttackSite, Sender
+from splitfed.core.deprecation import OldAttribute, adopt
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Message, View
 from splitfed.core.random import derive, generator, stream
-from splitfed.old_names import OldAttribute
 
 __all__ = ["AttackNetworks", "AttackSite", "RoundMeans", "Seen", "Sender", "TrainingAttack", "TrainingAttackState"]
 __all__ += ["guess_of"]
@@ -52,7 +52,7 @@ class TrainingAttack(Attack):
 
 
 def guess_of(attack: Attack, view: View, knowledge: Knowledge) -> Tensor:
-    """Return the guess of the state that `attack` has reached in the run; refuse if another one was there."""
+    """Return the prediction of the state that `attack` has reached in the run; refuse if another one was there."""
     state = knowledge.training_attack
     assert state is not None
     if type(state.plan) is not type(attack):
@@ -60,7 +60,7 @@ def guess_of(attack: Attack, view: View, knowledge: Knowledge) -> Tensor:
             f"{type(attack).__name__} works during training; here {type(state.plan).__name__} was at "
             f"{view.party!r}: train with Adversaries({{{view.party!r}: {type(attack).__name__}()}})"
         )
-    return state.guess(view, attack.target)
+    return state.predict(view, attack.target)
 
 
 class Seen(NamedTuple):
@@ -97,9 +97,9 @@ class RoundMeans:
 class TrainingAttackState:
     """A training attack at work at `site`: its networks, its counters and the means of its metrics.
 
-    A subclass makes its networks in `build` and writes `learn`, `guess`, and (when active) sends what `learn` returns.
-    Further `numbers` that belong to the state are kept by name. The engine calls `receive`, `send` and `step_ended` at
-    the moments of a step, `metrics` after every round, and keeps `state`.
+    A subclass makes its networks in `build` and writes `learn`, `predict`, and (when active) sends what `learn`
+    returns. Further `numbers` that belong to the state are kept by name. The engine calls `receive`, `send` and
+    `step_ended` at the moments of a step, `metrics` after every round, and keeps `state`.
     """
 
     plan: TrainingAttack
@@ -111,6 +111,7 @@ class TrainingAttackState:
     means: RoundMeans = field(default_factory=RoundMeans, init=False, repr=False)
     _arrived: dict[int, Seen] = field(default_factory=dict, init=False, repr=False)
 
+    guess = OldAttribute("predict")
     post = OldAttribute("site")
     device = OldAttribute("site.device")
     released = OldAttribute("site.released")
@@ -122,7 +123,8 @@ class TrainingAttackState:
     note = OldAttribute("means.add")
 
     def __init_subclass__(cls) -> None:
-        """Refuse hooks that nothing calls any more."""
+        """Refuse hooks that nothing calls any more, and take one by its old name."""
+        adopt(cls, {"guess": "predict"})
         for name in {"memory", "remember"} & set(vars(cls)):
             raise InvalidInput(f"{cls.__name__}.{name} is never called: keep what belongs to the state in self.numbers")
 
@@ -144,8 +146,8 @@ class TrainingAttackState:
         """Return which gradient goes out, both (rows, *shape)."""
         return gradient
 
-    def guess(self, view: View, target: Target) -> Tensor:
-        """Return what was released in `view` turned into a guess of `target`."""
+    def predict(self, view: View, target: Target) -> Tensor:
+        """Return what was released in `view` turned into a prediction of `target`."""
         raise NotImplementedError
 
     def copy(self) -> TrainingAttackState:

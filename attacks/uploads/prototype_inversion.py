@@ -36,7 +36,7 @@ class PrototypeInversion(Attack):
     phase: ClassVar[Phase] = Phase.TRAINING
     reads: ClassVar[tuple[str, ...]] = ("prototype", "soft labels")
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.UPLOADS, Needs.EXTRACTOR, Needs.AUXILIARY})
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fast": {"iterations": 100}, "paper": {"iterations": 1000}}
+    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fast": {"iterations": 100}, "paper": {"iterations": 1000}}
 
     iterations: int = 100
     lr: float = 0.02

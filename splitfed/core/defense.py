@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from splitfed.core.defense_context import Context, DefenseSite
+from splitfed.core.deprecation import adopt
 from splitfed.core.errors import InvalidInput
 from splitfed.core.gradient_privatizer import GradientPrivatizer, PrivatizedParty
 from splitfed.core.privacy_events import Event
 from splitfed.core.probe import Facts
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Topology
-from splitfed.old_names import adopt
 
 
 class Strength(NamedTuple):

@@ -8,7 +8,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from splitfed.old_names import warn
+from splitfed.core.deprecation import warn
 
 
 class LazyPackage(ModuleType):

@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from splitfed.core import digests
+from splitfed.core.deprecation import warn
 from splitfed.core.errors import InvalidInput, check_count, unknown
 from splitfed.core.payload import Layout, all_own, copy_modules, layout_of, to_own_storage
-from splitfed.old_names import warn
 
 WEIGHT_GRADIENT = "weight gradient"
 """The kind of message by which a client sends the gradient of its weights, where it takes no step itself."""

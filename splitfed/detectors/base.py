@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
+from splitfed.core.deprecation import warn
 from splitfed.core.topology import Topology
-from splitfed.old_names import warn
 
 LocalTrainer = Callable[[Tensor, int, int], Tensor]
 """Trains the whole model on the client's own machine: on these rows of its training data, for so many epochs, from the

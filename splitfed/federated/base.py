@@ -17,13 +17,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from splitfed.core.deprecation import adopt, adopt_fields
 from splitfed.core.errors import InvalidInput
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.optimizers import Optim
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
 from splitfed.federated.traits import MethodTraits
-from splitfed.old_names import adopt, adopt_fields
 
 State = dict[str, Any]
 

@@ -170,11 +170,11 @@ class FedProto(Method):
         value, head = _embedding_and_head(self, learner.topology)
         z, y = learner.compute(value, part), learner.labels(head, part).view(-1)
         own = {str(label) for label in learner.labels(head).long().unique().tolist()}
-        guesses = {
+        predictions = {
             "nearest_prototype": nearest(z, known),
             "nearest_own_prototype": nearest(z, _select_classes(known, own)),
         }
-        return {name: float((guess == y).double().mean()) for name, guess in guesses.items()}
+        return {name: float((prediction == y).double().mean()) for name, prediction in predictions.items()}
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Poisonings: clients that misbehave, one way a file, and what it does to the model."""
 
-from splitfed.old_names import forwarded
+from splitfed.core.deprecation import forwarded
 from splitfed.poisoning.backdoor import Backdoor
 from splitfed.poisoning.base import Poisoning
 from splitfed.poisoning.byzantine_noise import ByzantineNoise

@@ -1,6 +1,7 @@
 """Schedules: how many clients share one server, one rule a file."""
 
-from splitfed.old_names import accept_old_parameters, forwarded
+from splitfed.core.deprecation import forwarded
+from splitfed.old_names import accept_old_parameters
 from splitfed.schedules.alternate import Alternate
 from splitfed.schedules.blind import Blind
 from splitfed.schedules.independent import Independent

@@ -13,11 +13,11 @@ from torch import Tensor
 from splitfed.aggregation.base import AggregationRule
 from splitfed.aggregation.lookup import aggregation_of, secure_of
 from splitfed.aggregation.participants import check_part, is_count, part_of
+from splitfed.core.deprecation import warn
 from splitfed.core.errors import InvalidInput, check_number
 from splitfed.core.random import generator
 from splitfed.core.topology import Topology
 from splitfed.engines.base import Placement, Trainer
-from splitfed.old_names import warn
 from splitfed.schedules.base import Schedule, Training
 from splitfed.secure_sum.plan import SecureSum
 

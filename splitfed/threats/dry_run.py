@@ -43,7 +43,7 @@ class _IdleTrainingAttack:
     def __init__(self, trained: TrainedAttack) -> None:
         self.plan = trained.plan
 
-    def guess(self, view: View, target: Target) -> NoReturn:
+    def predict(self, view: View, target: Target) -> NoReturn:
         """End the attack."""
         raise Begun
 

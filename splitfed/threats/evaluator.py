@@ -14,10 +14,11 @@ from splitfed.attacks.base import Attack, Clone, Knowledge, Needs, Phase, Progre
 from splitfed.attacks.gradients.local_training import check_one_step
 from splitfed.attacks.labels.known_labels import draw_hints
 from splitfed.attacks.scoring.assignment import assignment
-from splitfed.attacks.scoring.class_metrics import check_gradable
-from splitfed.attacks.scoring.grading import grade_clone, grade_of
-from splitfed.attacks.scoring.reconstruction_metrics import Grade
+from splitfed.attacks.scoring.class_metrics import check_scorable
+from splitfed.attacks.scoring.prediction_scores import score_clone, score_prediction
+from splitfed.attacks.scoring.reconstruction_metrics import Scores
 from splitfed.attacks.scoring.unknown_features import select_unknown
+from splitfed.core.deprecation import OldAttribute, warn
 from splitfed.core.errors import InvalidInput, check_count, unknown
 from splitfed.core.messages import WEIGHT_GRADIENT, View
 from splitfed.core.random import derive, generator
@@ -37,32 +38,40 @@ from splitfed.threats.upload_attacks import Uploads
 
 @dataclass(frozen=True)
 class AttackResult:
-    """What one attack achieved: its `guess` beside the `truth`, (victims, ...), and the scores with baselines.
+    """What one attack achieved: its `prediction` beside the `truth`, (victims, ...), and the scores with baselines.
 
     Where the adversary holds some of a row itself, a reconstruction is scored on the rest alone.
-    `clone`: the upstream function that it stole, if it stole one, and `stolen` how good that is; see `grade_clone`.
-    `quick`: whether the attack had the parameters of the preset "fast", a quick look: with more work it may find more.
+    `clone`: the upstream function that it stole, if it stole one, and `stolen` how good that is; see `score_clone`.
+    `quick`: whether the attack had the parameters of the budget "fast", a quick look: with more work it may find more.
     """
 
     attack: str
     adversary: str
-    guess: Tensor
+    prediction: Tensor
     truth: Tensor
-    grade: Grade
+    scores: Scores
     seconds: float
     clone: Clone | None = None
-    stolen: Grade | None = None
+    stolen: Scores | None = None
     quick: bool = False
+
+    guess = OldAttribute("prediction")
+
+    @property
+    def grade(self) -> Scores:
+        """The scores under their old name, the attack's own also as "guess"."""
+        warn("AttackResult.grade is now AttackResult.scores, where the attack's own are 'attack'", 3)
+        return {**self.scores, "guess": self.scores["attack"]}
 
     @property
     def reversed(self) -> bool:
-        """Whether the guess is measurably the wrong way round: an AUC below .5 leaks as much as 1 - AUC does."""
-        found = self.grade.get("guess", {}).get("auc")
+        """Whether the prediction is measurably the wrong way round: an AUC below .5 leaks as much as 1 - AUC does."""
+        found = self.scores.get("attack", {}).get("auc")
         return found is not None and (found.high if found.known else found.mean) < 0.5
 
 
 class _Case(NamedTuple):
-    """An attack about to begin: what the adversary gets, and what only the grader knows."""
+    """An attack about to begin: what the adversary gets, and what only the scorer knows."""
 
     victims: Dataset
     members: Tensor | None
@@ -119,23 +128,23 @@ class Evaluator:
         number: int | None = None,
         classifier: bool = False,
     ) -> AttackResult:
-        """Let `party` run `attack` against `victims`, and score what it guesses.
+        """Let `party` run `attack` against `victims`, and score what it predicts.
 
         An attack on membership gets as many rows of training among the victims. An attack on recorded training goes
         against the rows that `client` trained on in `number`, a round (default: the newest that was recorded);
-        `victims` play no part in it. `classifier`: whether a classifier of clean rows grades reconstructions too.
+        `victims` play no part in it. `classifier`: whether a classifier of clean rows scores reconstructions too.
         """
         if classifier:
-            check_gradable(self.data.auxiliary)
+            check_scorable(self.data.auxiliary)
         if attack.reads:
             return self._attack_uploads(name, attack, party, client, seed, number, progress)
         if attack.phase is Phase.TRAINING:
             return self._attack_training(name, attack, party, client, seed, number, progress, classifier)
         case = self._case(name, attack, party, victims, client, seed)
         outcome = attack(case.view, case.knowledge, generator(seed, "attack", name), progress)
-        truth, scores = grade_of(
+        truth, scores = score_prediction(
             attack.target,
-            outcome.guess,
+            outcome.prediction,
             case.victims,
             self.data.auxiliary,
             generator(seed, "grade"),
@@ -146,14 +155,14 @@ class Evaluator:
             classifier=classifier,
             part=select_unknown(self.data.shape, case.knowledge.places, case.knowledge.own or {}),
         )
-        stolen = self._grade_stolen_model(outcome.clone, party, client, derive(seed, "stolen"))
-        return AttackResult(name, party, outcome.guess, truth, scores, outcome.seconds, outcome.clone, stolen)
+        stolen = self._score_stolen_model(outcome.clone, party, client, derive(seed, "stolen"))
+        return AttackResult(name, party, outcome.prediction, truth, scores, outcome.seconds, outcome.clone, stolen)
 
     def _case(self, name: str, attack: Attack, party: str, victims: Dataset, client: int, seed: int) -> _Case:
         """Put the victims' rows through the parties, or refuse what could not be scored or is known already."""
         self._check_client(client)
         if attack.target is Target.REPRESENTATIVES:
-            check_gradable(self.data.auxiliary)
+            check_scorable(self.data.auxiliary)
         if attack.target is Target.INPUTS and self._owns_all(party, client):
             raise InvalidInput(f"party {party!r} owns the inputs of client {client}: there is nothing to reconstruct")
         if attack.target is Target.LABELS:
@@ -177,14 +186,14 @@ class Evaluator:
         return _Case(victims, members, hints, view, knowledge)
 
     def applicable(self, adversary: str | None = None, client: int = 0) -> dict[str, str | None]:
-        """Return for every registered attack, as its fast preset, None or why `adversary` cannot run it; see `refusal`.
+        """Return for every registered attack, as its fast budget, None or why `adversary` cannot run it; see `refusal`.
 
         By default the adversary is the one that `Run.attack` takes for the attack.
         """
         refusals = {}
         for name in TABLES["attacks"]:
             try:
-                refusals[name] = self.refusal(name, load("attacks", name).preset("fast"), adversary, client)
+                refusals[name] = self.refusal(name, load("attacks", name).with_budget("fast"), adversary, client)
             except InvalidInput as error:
                 refusals[name] = str(error)
         return refusals
@@ -238,13 +247,13 @@ class Evaluator:
     ) -> AttackResult:
         """Let the fed server `party` attack what `client` sent for the run's method, up to round `number`."""
         if attack.target is Target.REPRESENTATIVES:
-            check_gradable(self.data.auxiliary)
+            check_scorable(self.data.auxiliary)
         case = self.uploads.case(attack, party, client, seed, number)
         if not case.readable:
             raise InvalidInput(f"client {client} sent {party!r} nothing that {name} reads and that was recorded")
         outcome = attack(case.view, case.knowledge, generator(seed, "attack", name, client), progress)
-        truth, scores = self.uploads.grade(attack, outcome.guess, case, client, generator(seed, "grade"))
-        return AttackResult(name, party, outcome.guess, truth, scores, outcome.seconds)
+        truth, scores = self.uploads.score(attack, outcome.prediction, case, client, generator(seed, "grade"))
+        return AttackResult(name, party, outcome.prediction, truth, scores, outcome.seconds)
 
     def _check_updates(self, attack: Attack) -> None:
         method = self.grants.method
@@ -276,7 +285,7 @@ class Evaluator:
         role = self.engine.parties[party].role
         for head in self.engine.topologies[client].heads:
             if party != FED and head.target == label_set and role in head.path:
-                raise InvalidInput(f"party {party!r} is given the labels of {head.value!r}: it has none to guess")
+                raise InvalidInput(f"party {party!r} is given the labels of {head.value!r}: it has none to predict")
 
     def _owns_all(self, party: str, client: int) -> bool:
         mine = {p.name for p in self.engine.crew.replicas[client].parties.values()}
@@ -320,23 +329,23 @@ class Evaluator:
         outcome = attack(view, knowledge, generator(seed, "attack", name, client, uploads[-1]), progress)
         rows = torch.cat(self.grants.batches(client, uploads[-1])).unique()
         victims = self.data.clients[client].train.rows(rows)
-        truth, scores = self._match_and_grade(attack, outcome.guess, victims, generator(seed, "grade"), classifier)
+        truth, scores = self._match_and_score(attack, outcome.prediction, victims, generator(seed, "grade"), classifier)
         if len(auxiliary := self.data.auxiliary):
-            # Matching favours the guess, so the rows of somebody blind are matched in the same way.
-            blind_guess = torch.randint(len(auxiliary), (len(victims),), generator=generator(seed, "blind"))
-            blind = self._match_and_grade(attack, auxiliary.x[blind_guess], victims, generator(seed, "grade"), False)[1]
-            scores["random_pairing"] = blind["guess"]
-        return AttackResult(name, party, outcome.guess, truth, scores, outcome.seconds)
+            # Matching favours the prediction, so the rows of somebody blind are matched in the same way.
+            blind_rows = torch.randint(len(auxiliary), (len(victims),), generator=generator(seed, "blind"))
+            blind = self._match_and_score(attack, auxiliary.x[blind_rows], victims, generator(seed, "grade"), False)[1]
+            scores["random_pairing"] = blind["attack"]
+        return AttackResult(name, party, outcome.prediction, truth, scores, outcome.seconds)
 
-    def _match_and_grade(
-        self, attack: Attack, guess: Tensor, victims: Dataset, drawn: torch.Generator, classifier: bool
-    ) -> tuple[Tensor, Grade]:
-        """Match the rows of `victims` to the guesses, here where the truth is known, and grade them."""
-        ordered = victims.rows(assignment(victims.x, guess))
-        return grade_of(attack.target, guess, ordered, self.data.auxiliary, drawn, classifier=classifier)
+    def _match_and_score(
+        self, attack: Attack, prediction: Tensor, victims: Dataset, drawn: torch.Generator, classifier: bool
+    ) -> tuple[Tensor, Scores]:
+        """Match the rows of `victims` to the predictions, here where the truth is known, and score them."""
+        ordered = victims.rows(assignment(victims.x, prediction))
+        return score_prediction(attack.target, prediction, ordered, self.data.auxiliary, drawn, classifier=classifier)
 
-    def _grade_stolen_model(self, clone: Clone | None, party: str, client: int, seed: int) -> Grade | None:
-        """Grade the whole model with the upstream segments of `clone`, beside the trained and fresh ones."""
+    def _score_stolen_model(self, clone: Clone | None, party: str, client: int, seed: int) -> Scores | None:
+        """Score the whole model with the upstream segments of `clone`, beside the trained and fresh ones."""
         rows, engine = self.data.test_union(), self.engine
         if not isinstance(clone, SegmentRunner) or self.grants.classes is None or len(rows) == 0:
             return None
@@ -351,7 +360,7 @@ class Evaluator:
             whole = self.grants.trained_segments(client, None, replaced=modules)
             with torch.no_grad():
                 outputs[name] = torch.cat([whole(x.to(engine.device))[head.value].cpu() for x in rows.x.split(256)])
-        return grade_clone(outputs, rows.label(head.target), generator(seed, "bootstrap"))
+        return score_clone(outputs, rows.label(head.target), generator(seed, "bootstrap"))
 
 
 def curious(topology: Topology) -> str:

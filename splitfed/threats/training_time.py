@@ -25,7 +25,7 @@ from splitfed.threats.imitated_defenses import ImitatedSender
 
 
 def place_attacks(engine: Observable, prepared: Prepared, attacks: Mapping[str, TrainingAttack | str]) -> None:
-    """Install every training attack (or the usual preset of the one named) at the party that it is for.
+    """Install every training attack (or the usual budget of the one named) at the party that it is for.
 
     Raises `InvalidInput` for a party that is not there or where the attack could not work.
     """
@@ -55,7 +55,7 @@ def check_questions(engine: Observable, data: Federation, evaluated: Iterable[st
 def resolve_attack(given: TrainingAttack | str) -> TrainingAttack:
     """Return the training attack meant; refuse an attack of another kind."""
     found = load("attacks", given) if isinstance(given, str) else given
-    plan = found.preset() if isinstance(found, type) and issubclass(found, TrainingAttack) else found
+    plan = found.with_budget() if isinstance(found, type) and issubclass(found, TrainingAttack) else found
     if not isinstance(plan, TrainingAttack):
         raise InvalidInput(f"training attack {given!r} is no attack that lives in training")
     return plan

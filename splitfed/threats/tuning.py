@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Releases, Target
-from splitfed.attacks.scoring.grading import grade_of
+from splitfed.attacks.scoring.prediction_scores import score_prediction
 from splitfed.attacks.search_space import Choice, Span, check_choice
 from splitfed.core.errors import InvalidInput, check_count, check_number, unknown
 from splitfed.core.messages import Message, Stamp, View
@@ -35,7 +35,7 @@ METRICS = {Target.INPUTS: "mse", Target.LABELS: "accuracy"}
 
 @dataclass(frozen=True)
 class Trial:
-    """Parameters that were tried, and what they scored on the pseudo-victims; None where the guess was not finite."""
+    """Parameters that were tried, and what they scored on the pseudo-victims; None where one was not finite."""
 
     parameters: Mapping[str, Any]
     score: float | None
@@ -62,7 +62,7 @@ def check_tunable(name: str, attack: Attack, space: Mapping[str, Choice]) -> Non
             raise unknown(f"parameter of {name}", parameter, known)
         check_choice(f"space[{parameter!r}]", choice)
     if attack.target not in METRICS or attack.phase is not Phase.INFERENCE:
-        raise InvalidInput(f"{name} cannot be tuned: it guesses no inputs or labels from releases alone")
+        raise InvalidInput(f"{name} cannot be tuned: it predicts no inputs or labels from releases alone")
     if not attack.requires & {Needs.QUERIES, Needs.UPSTREAM}:
         raise InvalidInput(
             f"{name} cannot be tuned: without {Needs.QUERIES} or {Needs.UPSTREAM} it has no releases of its own rows"
@@ -92,12 +92,14 @@ class Bench:
     def score(self, attack: Attack) -> float | None:
         """Return what `attack` achieves by its metric; always from the same random numbers."""
         knowledge = self._knowledge(attack, "queries")
-        guess = attack(self._view, knowledge, generator(self._seed, "tune", "attack")).guess
-        if not bool(torch.isfinite(guess).all()):
+        prediction = attack(self._view, knowledge, generator(self._seed, "tune", "attack")).prediction
+        if not bool(torch.isfinite(prediction).all()):
             return None
         drawn = generator(self._seed, "tune", "grade")
-        found = grade_of(attack.target, guess, self.victims, self._known, drawn, label_set=attack.label_set)[1]
-        return float(found["guess"][METRICS[attack.target]].mean)
+        found = score_prediction(
+            attack.target, prediction, self.victims, self._known, drawn, label_set=attack.label_set
+        )[1]
+        return float(found["attack"][METRICS[attack.target]].mean)
 
     def _knowledge(self, attack: Attack, purpose: str) -> Knowledge:
         """Return what the attacker knows, less the pseudo-victims; queries start anew for every setting."""
@@ -157,7 +159,9 @@ def tune(
     metric = METRICS[attack.target]
     default_score = bench.score(attack)
     if default_score is None:
-        raise InvalidInput(f"{type(attack).__name__} as given guesses what is not finite; start from finite guesses")
+        raise InvalidInput(
+            f"{type(attack).__name__} as given predicts what is not finite; start from finite predictions"
+        )
     better = min if metric == "mse" else max
     tried: list[tuple[Attack, Trial]] = []
 

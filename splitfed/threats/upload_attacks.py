@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from splitfed.attacks.base import STEPS, Attack, Knowledge, Needs, Target
-from splitfed.attacks.scoring.grading import grade_of
-from splitfed.attacks.scoring.reconstruction_metrics import Grade
+from splitfed.attacks.scoring.prediction_scores import score_prediction
+from splitfed.attacks.scoring.reconstruction_metrics import Scores
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import View
 from splitfed.core.random import derive, generator
@@ -26,7 +26,7 @@ from splitfed.threats.segment_runner import SegmentRunner
 
 
 class Case(NamedTuple):
-    """An attack about to begin: what the fed server gets, and what only the grader knows.
+    """An attack about to begin: what the fed server gets, and what only the scorer knows.
 
     `rows`, `members`: the candidates of an attack on membership, and which of them were trained on.
     """
@@ -71,13 +71,15 @@ class Uploads:
         known = replace(known, candidates=rows.x.to(device), candidate_labels=rows.y.to(device))
         return Case(view, known, readable, rows, members)
 
-    def grade(
-        self, attack: Attack, guess: Tensor, case: Case, client: int, drawn: torch.Generator
-    ) -> tuple[Tensor, Grade]:
-        """Return the truth that `guess` is about, and its grade: that of the client's training rows."""
+    def score(
+        self, attack: Attack, prediction: Tensor, case: Case, client: int, drawn: torch.Generator
+    ) -> tuple[Tensor, Scores]:
+        """Return the truth that `prediction` is about, and its scores: those of the client's training rows."""
         trained = self.data.clients[client].train
         rows = trained if case.rows is None else case.rows
-        return grade_of(attack.target, guess, rows, self.data.auxiliary, drawn, members=case.members, trained=trained)
+        return score_prediction(
+            attack.target, prediction, rows, self.data.auxiliary, drawn, members=case.members, trained=trained
+        )
 
     def _check(self, attack: Attack, party: str, client: int) -> None:
         """Refuse a party that is no fed server of a method, a method that sends nothing to read, and no class means."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from splitfed.core.defense import Defense, privacy_event
+from splitfed.core.deprecation import accept_old_keywords
 from splitfed.core.errors import InvalidInput, check_count
 from splitfed.core.messages import Recording
 from splitfed.core.optimizers import Optim
@@ -20,7 +21,6 @@ from splitfed.engines.engine import Engine
 from splitfed.engines.factory import make_engine
 from splitfed.engines.message_link import LocalLink
 from splitfed.federated.base import Method
-from splitfed.old_names import accept_old_keywords
 from splitfed.planning.calibration import calibrate_defenses
 from splitfed.planning.timed import clock_of
 from splitfed.planning.uploads import check_uploads

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from splitfed.attacks.base import Attack, Phase, Progress
 from splitfed.attacks.search_space import Choice
+from splitfed.core.deprecation import accept_renamed_keywords, warn
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.messages import View
 from splitfed.core.random import derive, generator
@@ -23,7 +24,6 @@ from splitfed.engines.base import FED, Source, Trainer
 from splitfed.engines.engine import Engine
 from splitfed.engines.observers import AttackObserver
 from splitfed.federated.base import Learner, Method
-from splitfed.old_names import warn
 from splitfed.planning.method_clock import Meeting
 from splitfed.planning.private import counted_ledger
 from splitfed.planning.rounds import Guided, aggregate, query
@@ -352,6 +352,7 @@ class Run:
         party, truth = self.evaluator.adversary(adversary), self.evaluator.victims(victims)
         return self.evaluator.observe(party, truth, client, self.seed if seed is None else seed, phase)
 
+    @accept_renamed_keywords(preset="budget")
     def attack(
         self,
         attacks: Sequence[str | Attack] | str | Attack,
@@ -363,7 +364,7 @@ class Run:
         progress: Progress | None = None,
         round: int | None = None,
         classifier: bool = False,
-        preset: str | None = None,
+        budget: str | None = None,
     ) -> list[AttackResult]:
         """Let `adversary` (a party; default: the first without data) run `attacks` against `victims`.
 
@@ -371,12 +372,12 @@ class Run:
         default to the rows set aside for this, which nobody trained on; `seed` defaults to the run's. Attacks on
         recorded training go against the rows of `client` in `round` (default: the newest that was recorded)
         instead, and their default adversary is the fed server.
-        `classifier`: grade reconstructions by the accuracy of a classifier of clean auxiliary rows as well. `preset`:
+        `classifier`: score reconstructions by the accuracy of a classifier of clean auxiliary rows as well. `budget`:
         of the attacks given by name: "default", "fast" (a quick look), "paper"; None is the usual one of each.
         """
         chosen = [attacks] if isinstance(attacks, (str, Attack)) else list(attacks)
         base = self.seed if seed is None else seed
-        ready = [load("attacks", a).preset(preset) if isinstance(a, str) else a for a in chosen]
+        ready = [load("attacks", a).with_budget(budget) if isinstance(a, str) else a for a in chosen]
         past = [a.phase is Phase.TRAINING for a in ready]
         party = self.evaluator.adversary(adversary or (FED if all(past) and FED in self.engine.parties else None))
         if any(past) and victims is not None:
@@ -397,7 +398,7 @@ class Run:
     def evaluate_training_attack(self, party: str) -> dict[str, Any]:
         """Score what the attack at `party` knows of the victims: metric -> who -> the mean over them; changes nothing.
 
-        A guess that cannot be scored, as it is not finite for instance, is {"refused": why}.
+        A prediction that cannot be scored, as it is not finite for instance, is {"refused": why}.
         """
         plan = getattr(self.engine.insiders.get(party), "plan", None)
         if not isinstance(plan, Attack):
@@ -407,7 +408,7 @@ class Run:
         except InvalidInput as error:
             return {"refused": str(error)}
         answer: dict[str, Any] = {}
-        for who, metrics in result.grade.items():
+        for who, metrics in result.scores.items():
             for metric, interval in metrics.items():
                 answer.setdefault(metric, {})[who] = interval.mean
         return answer
@@ -429,7 +430,7 @@ class Run:
         `space`: parameter -> a `Span` of numbers or a list of values (default: what the attack declares). `share` of
         the auxiliary rows stand in for victims, and the attack learns from the others. The rest is as in `attack`.
         """
-        ready = load("attacks", attack).preset() if isinstance(attack, str) else attack
+        ready = load("attacks", attack).with_budget() if isinstance(attack, str) else attack
         among = ready.space if space is None else space
         check_tunable(name_of("attacks", type(ready)), ready, among)
         base = self.seed if seed is None else seed

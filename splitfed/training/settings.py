@@ -58,7 +58,7 @@ class Adversaries:
 
     @property
     def resolved_attacks(self) -> dict[str, TrainingAttack]:
-        """The attack at every party, in place of a name the usual preset of the one named."""
+        """The attack at every party, in place of a name the usual budget of the one named."""
         return {party: resolve_attack(given) for party, given in self.training_attacks.items()}
 
     @property

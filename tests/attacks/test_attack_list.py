@@ -86,7 +86,7 @@ def test_every_attack_has_an_answer_and_refusals_are_those_of_the_attacks() -> N
         ("party0_0", "norm", None),
         ("party0_0", "rmle", "Rmle needs releases; this run does not grant that"),
         ("server0", "rmle", None),
-        ("server0", "norm", "party 'server0' is given the labels of 'top_out': it has none to guess"),
+        ("server0", "norm", "party 'server0' is given the labels of 'top_out': it has none to predict"),
         (
             "server0",
             "attribute",
@@ -125,7 +125,7 @@ def test_the_fed_servers_attacks_apply_where_it_is_recorded_and_updates_are_grad
     found = run_of(FEDERATED).evaluator.applicable(None)
     assert found["dlg"] is None
     assert found["inverse_network"] is None  # by the server, the first party without data
-    assert found["direction"] == "party 'server' is given the labels of 'fc2': it has none to guess"
+    assert found["direction"] == "party 'server' is given the labels of 'fc2': it has none to predict"
     several = {**FEDERATED, "training": {**FEDERATED["training"], "batch_size": 64}}
     reason = run_of(several).evaluator.applicable(None)["dlg"]
     # 1797 - 8 - 32 rows for two clients, of which 7 in 10 train: 616 in ten batches of 64.
@@ -152,7 +152,7 @@ def without_record(study: dict[str, Any]) -> dict[str, Any]:
         ),
         (
             small(attack=[{"name": "norm"}]),
-            "study.toml: attack[0]: norm: party 'server' is given the labels of 'fc2': it has none to guess",
+            "study.toml: attack[0]: norm: party 'server' is given the labels of 'fc2': it has none to predict",
         ),
         (
             small(attack=[{"name": "membership_releases", "adversary": "client0"}]),
@@ -187,18 +187,18 @@ def test_labels_membership_and_classes_from_file_to_report(finished: Path) -> No
         "unsplit": "inputs",
         "rmle": "inputs",
     }
-    # A guess that is always the most frequent label has an AUC of one half, as has a coin for membership.
+    # A prediction that is always the most frequent label has an AUC of one half, as has a coin for membership.
     assert attacks["norm"]["scores"]["auc"]["majority"]["mean"] == 0.5
     assert attacks["membership_threshold"]["scores"]["auc"]["chance"]["mean"] == 0.5
-    # As many members as there are outsiders, the 24 victims; a guess above none of them catches 1 in 25 blindly.
+    # As many members as there are outsiders, the 24 victims; a prediction above none of them catches 1 in 25 blindly.
     assert attacks["membership_threshold"]["victims"] == 48
     assert attacks["membership_threshold"]["scores"]["tpr_at_fpr_1%"]["chance"]["mean"] == pytest.approx(1 / 25)
     assert set(attacks["unsplit"]["stolen"]["accuracy"]) == {"clone", "trained", "fresh"}
     assert list(pd.read_csv(finished / "results.csv")["target"]) == [a["target"] for a in attacks.values()]
     page = (finished / "report.html").read_text("utf-8")
     assert all(f'<section id="{section}">' in page for section in ("pictures", "leaks", "stolen", "tradeoff", "table"))
-    auc = attacks["norm"]["scores"]["auc"]["guess"]["mean"]
-    assert f"party0_0 guesses the labels of 24 victims at AUC {auc:.3f} (chance 0.500)" in page
+    auc = attacks["norm"]["scores"]["auc"]["attack"]["mean"]
+    assert f"party0_0 predicts the labels of 24 victims at AUC {auc:.3f} (chance 0.500)" in page
 
 
 def test_the_list_on_the_command_line(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,7 +214,7 @@ def test_the_list_on_the_command_line(finished: Path, capsys: pytest.CaptureFixt
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "server0"
     assert f"  {'rmle':22}applies" in lines
-    assert f"  {'norm':22}no: party 'server0' is given the labels of 'top_out': it has none to guess" in lines
+    assert f"  {'norm':22}no: party 'server0' is given the labels of 'top_out': it has none to predict" in lines
     assert (folder / "result.json").read_bytes() == before
 
 

@@ -38,9 +38,9 @@ TABLE: dict[str, Attack] = {
 @pytest.mark.parametrize("name", TABLE)
 def test_structural_similarity_agrees(name: str) -> None:
     (result,) = trained().attack(TABLE[name])
-    assert set(result.grade) == {"guess", "mean_image", "random_pairing"}
-    similar = {who: result.grade[who]["ssim"].mean for who in result.grade}
-    assert similar["guess"] > 0.8
+    assert set(result.scores) == {"attack", "mean_image", "random_pairing"}
+    similar = {who: result.scores[who]["ssim"].mean for who in result.scores}
+    assert similar["attack"] > 0.8
     assert max(similar["mean_image"], similar["random_pairing"]) < 0.4
 
 
@@ -48,10 +48,10 @@ def test_structural_similarity_agrees(name: str) -> None:
 def test_a_result_holds_guess_truth_and_time(name: str) -> None:
     (result,) = trained().attack(TABLE[name])
     assert result.adversary == "server"
-    assert result.guess.shape == result.truth.shape == (24, 1, 8, 8)
+    assert result.prediction.shape == result.truth.shape == (24, 1, 8, 8)
     assert torch.equal(result.truth, federation().victims.x)
-    assert float(result.guess.min()) >= 0.0
-    assert float(result.guess.max()) <= 1.0
+    assert float(result.prediction.min()) >= 0.0
+    assert float(result.prediction.max()) <= 1.0
     assert result.seconds > 0
 
 
@@ -71,7 +71,7 @@ class Spy(Attack):
 def spied() -> Iterator[tuple[View, Knowledge]]:
     Spy.seen.clear()
     (result,) = trained().attack(Spy())
-    assert float(result.guess.min()) == 0.0, "the base brings a guess into the range of the data"
+    assert float(result.prediction.min()) == 0.0, "the base brings a guess into the range of the data"
     yield Spy.seen[0]
     Spy.seen.clear()
 
@@ -102,7 +102,7 @@ def test_the_adversarys_segments_are_copies(spied: tuple[View, Knowledge]) -> No
 @pytest.mark.parametrize("name", TABLE)
 def test_same_generator_same_guess(name: str) -> None:
     attack = TABLE[name]
-    one, two, other = (trained().attack(attack, seed=s)[0].guess for s in (5, 5, 6))
+    one, two, other = (trained().attack(attack, seed=s)[0].prediction for s in (5, 5, 6))
     assert torch.equal(one, two)
     if name == "inverse_network":
         assert not torch.equal(one, other)
@@ -152,7 +152,7 @@ def test_queries_go_through_the_defense_afresh_and_known_weights_give_its_mean()
 
 def psnr(run: Run) -> float:
     (result,) = run.attack(TABLE["inverse_network"])
-    return result.grade["guess"]["psnr"].mean
+    return result.scores["attack"]["psnr"].mean
 
 
 @pytest.mark.exhaustive
@@ -165,14 +165,14 @@ def test_victims_are_searched_independently() -> None:
     """One by one they end where they end together, to float tolerance."""
     run, knowledge = knowledge_of()
     view, attack = run.observe(), Rmle(iterations=60, tv=1e-3)
-    together = attack(view, knowledge, generator(0)).guess
+    together = attack(view, knowledge, generator(0)).prediction
     (message,) = view.messages
     for i in range(3):
         part = {name: t[i : i + 1] for name, t in message.tensors.items()}
         one = View(
             "server", (type(message)(message.sender, "server", "activation", message.edge, part, message.stamp),)
         )
-        assert torch.allclose(attack(one, knowledge, generator(0)).guess[0], together[i], atol=1e-3), i
+        assert torch.allclose(attack(one, knowledge, generator(0)).prediction[0], together[i], atol=1e-3), i
 
 
 def test_total_variation_by_hand() -> None:

@@ -36,7 +36,7 @@ SETTINGS: dict[str, tuple[Callable[[], Attack], str]] = {
     "rate": (lambda: Rmle(lr=-1.0), "rmle lr=-1.0 is not allowed"),
     "tv": (lambda: Rmle(tv=-0.1), "rmle tv=-0.1 is not allowed; expected a number in [0, inf)"),
     "l2": (lambda: Rmle(l2=float("nan")), "rmle l2=nan is not allowed"),
-    "preset": (lambda: Rmle.preset("papr"), "unknown preset of Rmle 'papr'; did you mean 'paper'"),
+    "budget": (lambda: Rmle.with_budget("papr"), "unknown budget of Rmle 'papr'; did you mean 'paper'"),
 }
 
 
@@ -47,10 +47,10 @@ def test_settings(case: str) -> None:
         make()
 
 
-def test_presets_are_the_authors_settings_with_changes() -> None:
-    assert Rmle.preset("paper") == Rmle(iterations=5000, lr=0.01, tv=1.0, l2=0.0)
-    assert Rmle.preset("paper", iterations=10).iterations == 10
-    assert InverseNetwork.preset("paper").epochs == 50
+def test_budgets_are_the_authors_settings_with_changes() -> None:
+    assert Rmle.with_budget("paper") == Rmle(iterations=5000, lr=0.01, tv=1.0, l2=0.0)
+    assert Rmle.with_budget("paper", iterations=10).iterations == 10
+    assert InverseNetwork.with_budget("paper").epochs == 50
 
 
 def test_missing_auxiliary_data_is_named() -> None:
@@ -93,4 +93,4 @@ def test_rows_of_another_shape() -> None:
 def test_without_auxiliary_data_rmle_still_runs() -> None:
     """It does not require any; only the mean-image baseline would."""
     (result,) = run_with(auxiliary=0).attack(Rmle(iterations=2))
-    assert result.guess.shape == (10, 1, 8, 8)
+    assert result.prediction.shape == (10, 1, 8, 8)

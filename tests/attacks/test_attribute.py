@@ -37,14 +37,14 @@ def result(*defenses: Defense) -> AttackResult:
     return found
 
 
-def accuracy(found: AttackResult, who: str = "guess") -> float:
-    return found.grade[who]["accuracy"].mean
+def accuracy(found: AttackResult, who: str = "attack") -> float:
+    return found.scores[who]["accuracy"].mean
 
 
 def test_reads_the_attribute_of_unseen_rows() -> None:
-    """The most frequent answer is right for about half of the victims; the guess ranks nearly all of them right."""
+    """The most frequent answer is right for about half of the victims; the scores rank nearly all of them right."""
     assert accuracy(result(), "majority") < 0.6
-    assert result().grade["guess"]["auc"].mean > 0.9
+    assert result().scores["attack"]["auc"].mean > 0.9
 
 
 def test_noise_lowers_what_is_read() -> None:
@@ -55,23 +55,23 @@ def test_the_truth_is_the_attribute_and_not_the_label() -> None:
     victims = federation().victims
     assert torch.equal(result().truth, victims.label("odd"))
     assert not torch.equal(result().truth, victims.y)
-    assert result().guess.shape == (100, 2)
+    assert result().prediction.shape == (100, 2)
     assert result().seconds > 0
 
 
 def test_the_guess_knows_no_truth() -> None:
-    """The victims' attributes turned around: the guess stays, the score turns around."""
+    """The victims' attributes turned around: the prediction stays, the score turns around."""
     victims = federation().victims
     plain = Dataset("digits", victims.x, victims.y, victims.task, victims.value_range)
     turned = plain.with_target("odd", 1 - victims.label("odd"), classification(2))
     (found,) = trained().attack(ODD, victims=turned)
-    assert torch.equal(found.guess, result().guess)
+    assert torch.equal(found.prediction, result().prediction)
     assert accuracy(found) == pytest.approx(1 - accuracy(result()))
 
 
 def test_same_seed_same_guess() -> None:
     quick = Attribute(attribute="odd", epochs=1, queries=1)
-    one, two, other = (trained().attack(quick, seed=s)[0].guess for s in (5, 5, 6))
+    one, two, other = (trained().attack(quick, seed=s)[0].prediction for s in (5, 5, 6))
     assert torch.equal(one, two)
     assert not torch.equal(one, other)
 
@@ -123,4 +123,4 @@ def test_a_number_is_no_class() -> None:
 def test_an_attribute_of_three_classes_is_guessed_too() -> None:
     data = toy_data(60).with_target("third", toy_data(60).y % 3, classification(3))
     (found,) = toy_run(data, auxiliary=20).attack(Attribute(attribute="third", epochs=1))
-    assert found.guess.shape == (10, 3)
+    assert found.prediction.shape == (10, 3)

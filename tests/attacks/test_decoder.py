@@ -103,7 +103,7 @@ def test_any_release_becomes_any_image(shape: tuple[int, ...], target: tuple[int
 
 def attacked(run: sf.Run, attack: Attack, party: str | None = None) -> float:
     (result,) = run.attack(attack, adversary=party)
-    return result.grade["guess"]["psnr"].mean
+    return result.scores["attack"]["psnr"].mean
 
 
 class Squared(nn.Module):
@@ -202,7 +202,7 @@ def test_the_usual_budget_reaches_25_db_behind_a_valid_convolution() -> None:
     data = sf.data.mnist5k().clients(1, auxiliary=1500, victims=32)
     run = sf.train(vanilla(model, "0"), data, rounds=1)
     (result,) = run.attack(["inverse_network"])
-    assert result.grade["guess"]["psnr"].mean > 25.0
+    assert result.scores["attack"]["psnr"].mean > 25.0
     assert not result.quick
 
 
@@ -217,4 +217,4 @@ def test_the_usual_budget_reaches_20_db_behind_a_lenet_for_each_half(depth: str)
         top = nn.Sequential(nn.Flatten(), nn.Linear(2 * width, 10))
     data = sf.data.mnist5k().halves().clients(1, auxiliary=800, victims=32)
     run = sf.train(vertical(bottoms, top, labels="left"), data, rounds=1)
-    assert attacked(run, InverseNetwork.preset(), "server") > 20.0
+    assert attacked(run, InverseNetwork.with_budget(), "server") > 20.0

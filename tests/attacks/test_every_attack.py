@@ -1,10 +1,10 @@
 """One table for all attacks: a planted case where each must succeed, and one where it cannot.
 
-A row says by how much the guess must beat its do-nothing baseline on victims that nobody trained on (or, for attacks on
-training, on the rows of a client), and how near to the baseline it must fall where releases, gradients or updates are
-noise, or nothing was learnt. The margins are those of the worlds in `tests.attacks.examples`, with room for other
-machines.
-To add an attack: one row, named as in the registry (a second setting of it: the name, a space, more words).
+A row says by how much the prediction must beat its do-nothing baseline on victims that nobody trained on (or, for
+attacks on training, on the rows of a client), and how near to the baseline it must fall where releases, gradients or
+updates are noise, or nothing was learnt. The margins are those of the worlds in `tests.attacks.examples`, with room for
+other machines. To add an attack: one row, named as in the registry (a second setting of it: the name, a space, more
+words).
 """
 
 from __future__ import annotations
@@ -158,13 +158,13 @@ TABLE: dict[str, Row] = {
     "dlg": updates(Dlg(iterations=120, restarts=2)),
     "idlg": updates(Idlg(iterations=120, restarts=2)),
     "inverting_gradients": updates(InvertingGradients(iterations=200, lr=0.1)),
-    "fsha": in_training(Fsha.preset("fast", width=32), 0.5, 50),
-    "sdar": in_training(Sdar.preset("fast"), 0.5, 40, 3e-3),
-    "pcat": in_training(Pcat.preset("fast", start=20), 0.3, 40, 3e-3),
+    "fsha": in_training(Fsha.with_budget("fast", width=32), 0.5, 50),
+    "sdar": in_training(Sdar.with_budget("fast"), 0.5, 40, 3e-3),
+    "pcat": in_training(Pcat.with_budget("fast", start=20), 0.3, 40, 3e-3),
     "insider_labels": Row(
         InsiderLabels(),
-        cache(partial(go, Sdar.preset("fast"), "u_shaped", rounds=40, rate=3e-3)),
-        cache(partial(go, Sdar.preset("fast"), "u_shaped", rounds=6, defenses=[DROWNED])),
+        cache(partial(go, Sdar.with_budget("fast"), "u_shaped", rounds=40, rate=3e-3)),
+        cache(partial(go, Sdar.with_budget("fast"), "u_shaped", rounds=6, defenses=[DROWNED])),
         *("accuracy", 0.25, 0.15),  # 64 victims of two classes: a standard deviation of .0625
     ),
     "norm": positives(Norm()),
@@ -241,8 +241,8 @@ def honest(name: str, quick: bool) -> AttackResult:
 
 def scores(row: Row, result: AttackResult) -> tuple[float, float]:
     """The guess's score and its baseline's; more is better in all metrics of the table."""
-    baseline = result.grade[BASELINES[row.attack.target]]
-    return result.grade["guess"][row.metric].mean, baseline[row.metric].mean
+    baseline = result.scores[BASELINES[row.attack.target]]
+    return result.scores["attack"][row.metric].mean, baseline[row.metric].mean
 
 
 def test_every_registered_attack_has_a_row_and_every_row_is_registered() -> None:
@@ -252,8 +252,8 @@ def test_every_registered_attack_has_a_row_and_every_row_is_registered() -> None
 @pytest.mark.parametrize("name", TABLE)
 def test_succeeds_where_it_must(name: str) -> None:
     row, result = TABLE[name], honest(name, quick=False)
-    guess, baseline = scores(row, result)
-    assert guess > baseline + row.margin
+    prediction, baseline = scores(row, result)
+    assert prediction > baseline + row.margin
     if row.attack.phase is not Phase.TRAINING and row.attack.target in (Target.INPUTS, Target.LABELS):
         assert len(result.truth) == len(row.planted().data.victims)
 
@@ -263,10 +263,10 @@ def test_fails_where_it_must(name: str) -> None:
     row = TABLE[name]
     run, attack = row.hopeless(), row.quick or row.attack
     found = [scores(row, attacked(row, run, attack, seed)) for seed in (range(row.seeds) if row.seeds > 1 else [None])]
-    guess, baseline = (sum(one) / len(found) for one in zip(*found, strict=True))
-    assert guess < baseline + row.tolerance
+    prediction, baseline = (sum(one) / len(found) for one in zip(*found, strict=True))
+    assert prediction < baseline + row.tolerance
     if row.metric == "auc":
-        assert guess > baseline - row.tolerance
+        assert prediction > baseline - row.tolerance
 
 
 def turned(rows: Dataset) -> Dataset:
@@ -280,23 +280,25 @@ def turned(rows: Dataset) -> Dataset:
 @pytest.mark.parametrize("name", TABLE)
 def test_the_scorer_alone_knows_the_truth(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The truth shuffled before the score: the same guess to the last bit, scored against another truth."""
-    row, grade_of = TABLE[name], evaluator.grade_of
+    row, score_prediction = TABLE[name], evaluator.score_prediction
     before = honest(name, quick=True)
     run = row.planted()
 
-    def misled(target: Target, guess: Tensor, victims: Any, auxiliary: Any, drawn: Any, *_: Any, **options: Any) -> Any:
+    def misled(
+        target: Target, prediction: Tensor, victims: Any, auxiliary: Any, drawn: Any, *_: Any, **options: Any
+    ) -> Any:
         if options.get("members") is not None:
             options["members"] = options["members"].roll(1)
         if options.get("trained") is not None:
             options["trained"] = renamed(options["trained"]) if target is Target.SHARES else turned(options["trained"])
         # A batch of one row has no other order: there another row takes its place.
         others = victims.rows(torch.arange(len(victims)).roll(1)) if len(victims) > 1 else run.data.victims.rows([0])
-        return grade_of(target, guess, others, auxiliary, drawn, **options)
+        return score_prediction(target, prediction, others, auxiliary, drawn, **options)
 
     for scorer in (evaluator, upload_attacks):
-        monkeypatch.setattr(scorer, "grade_of", misled)
+        monkeypatch.setattr(scorer, "score_prediction", misled)
     after = attacked(row, run, row.quick or row.attack)
-    assert torch.equal(after.guess, before.guess)
+    assert torch.equal(after.prediction, before.prediction)
     assert not torch.equal(after.truth, before.truth)
 
 
@@ -314,7 +316,7 @@ BLIND = [
 
 @pytest.mark.parametrize("name", BLIND)
 def test_what_is_released_knows_no_label(name: str) -> None:
-    """Victims with the labels of others release the same, so the guess is the same."""
+    """Victims with the labels of others release the same, so the prediction is the same."""
     row, run = TABLE[name], TABLE[name].planted()
     after = attacked(row, run, row.quick or row.attack, victims=turned(run.data.victims))
-    assert torch.equal(after.guess, honest(name, quick=True).guess)
+    assert torch.equal(after.prediction, honest(name, quick=True).prediction)

@@ -19,7 +19,7 @@ from splitfed.defenses import Noise
 from splitfed.training.run import Run
 from tests.attacks.training_time_examples import attack_state, error, go
 
-PLAN = Fsha.preset("fast", width=32)
+PLAN = Fsha.with_budget("fast", width=32)
 
 
 @cache
@@ -29,8 +29,8 @@ def hijacked(noise: float = 0.0) -> Run:
 
 def test_it_reads_victims_that_nobody_trained_on() -> None:
     (result,) = hijacked().attack(PLAN)
-    guess, mean = error(hijacked(), result.guess)
-    assert guess < mean / 2
+    prediction, mean = error(hijacked(), result.prediction)
+    assert prediction < mean / 2
 
 
 def test_its_error_on_its_own_rows_falls_in_the_history() -> None:
@@ -53,8 +53,8 @@ def test_the_penalty_holds_the_critics_slope_near_one() -> None:
 def test_noise_drowns_it() -> None:
     run = go(PLAN, rounds=8, defenses=[Noise(scale=1e3)])
     (result,) = run.attack(PLAN)
-    guess, mean = error(run, result.guess)
-    assert guess > 0.9 * mean
+    prediction, mean = error(run, result.prediction)
+    assert prediction > 0.9 * mean
 
 
 def test_the_penalty_is_the_squared_distance_of_the_slope_from_one() -> None:
@@ -132,7 +132,7 @@ def test_the_client_is_sent_the_slope_of_the_critics_mean() -> None:
 
 
 def test_a_disguised_hijacker_is_honest_where_the_honest_gradient_is_long() -> None:
-    hijacker = attack_state(go(Fsha.preset("fast", disguise=2.0)))
+    hijacker = attack_state(go(Fsha.with_budget("fast", disguise=2.0)))
     assert isinstance(hijacker, Hijacker)
     hijacker.numbers["usual"] = 1.0
     mine, honest = torch.full((4, 2), 7.0), torch.zeros(4, 2)
@@ -182,6 +182,6 @@ def test_bad_parameters_are_refused(change: dict[str, float], text: str) -> None
 
 
 def test_the_authors_settings() -> None:
-    plan = Fsha.preset("paper")
+    plan = Fsha.with_budget("paper")
     assert (plan.lr, plan.critic_lr, plan.penalty) == (1e-5, 1e-4, 500.0)
     assert (plan.width, plan.blocks, plan.per_channel) == (256, 6, True)

@@ -44,36 +44,36 @@ CONVOLUTIONS: Callable[[], Topology] = lambda: whole(network(convolutional=True)
 
 
 def psnr(run: Run, attack: Attack, client: int = 0, **options: Any) -> tuple[float, float]:
-    """Of the guess and of the mean image."""
+    """Of the prediction and of the mean image."""
     (result,) = run.attack(attack, adversary="fed_server", client=client, **options)
-    assert tuple(result.guess.shape) == tuple(result.truth.shape)
-    return result.grade["guess"]["psnr"].mean, result.grade["mean_image"]["psnr"].mean
+    assert tuple(result.prediction.shape) == tuple(result.truth.shape)
+    return result.scores["attack"]["psnr"].mean, result.scores["mean_image"]["psnr"].mean
 
 
 @pytest.mark.parametrize("name", FAST)
 def test_one_row_comes_back_from_convolutions(name: str) -> None:
-    guess, baseline = psnr(trained(CONVOLUTIONS), FAST[name])
-    assert guess > 30 > baseline + 10
+    prediction, baseline = psnr(trained(CONVOLUTIONS), FAST[name])
+    assert prediction > 30 > baseline + 10
 
 
 @pytest.mark.parametrize("name", ["dlg", "inverting_gradients"])
 def test_a_batch_comes_back_in_some_order(name: str) -> None:
     thorough = {"dlg": Dlg(iterations=200, restarts=3)}
-    guess, baseline = psnr(trained(WHOLE, batch=4), thorough.get(name, FAST[name]))
-    assert guess > 30 > baseline + 10
+    prediction, baseline = psnr(trained(WHOLE, batch=4), thorough.get(name, FAST[name]))
+    assert prediction > 30 > baseline + 10
 
 
 @pytest.mark.parametrize("name", ["dlg", "inverting_gradients"])
 def test_the_bottom_of_a_split_model_gives_its_row_away(name: str) -> None:
     """The gradient of a linear layer is an outer product with the row, whatever comes back at the cut."""
     thorough = {"dlg": Dlg(iterations=200, restarts=3)}
-    guess, baseline = psnr(trained(bottom), thorough.get(name, FAST[name]))
-    assert guess > 30 > baseline + 10
+    prediction, baseline = psnr(trained(bottom), thorough.get(name, FAST[name]))
+    assert prediction > 30 > baseline + 10
 
 
 def test_a_local_loss_gives_rows_away_like_a_whole_model() -> None:
-    guess, baseline = psnr(trained(bottom, schedule="local_loss"), FAST["dlg"])
-    assert guess > 30 > baseline + 10
+    prediction, baseline = psnr(trained(bottom, schedule="local_loss"), FAST["dlg"])
+    assert prediction > 30 > baseline + 10
 
 
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"momentum": 0.5, "weight_decay": 0.1}], ids=str)
@@ -128,13 +128,13 @@ def test_every_round_and_client_is_its_own_victim() -> None:
         for number in range(2):
             (result,) = run.attack(FAST["idlg"], adversary="fed_server", client=client, round=number)
             assert torch.equal(result.truth, truth)
-            assert torch.allclose(result.guess, truth, atol=0.05)
+            assert torch.allclose(result.prediction, truth, atol=0.05)
 
 
 def test_an_attack_is_the_same_twice_and_changes_nothing() -> None:
     run, attack = trained(WHOLE), FAST["idlg"]
     before = {n: t.clone() for n, t in run.engine.parties["fed_server"].state.contents().items()}
-    one, two = (run.attack(attack, adversary="fed_server")[0].guess for _ in range(2))
+    one, two = (run.attack(attack, adversary="fed_server")[0].prediction for _ in range(2))
     assert torch.equal(one, two)
     after = run.engine.parties["fed_server"].state.contents()
     assert all(torch.equal(after[n], t) for n, t in before.items())
@@ -157,7 +157,7 @@ def test_class_counts_by_hand() -> None:
 def test_assignment_by_hand() -> None:
     truth = torch.tensor([[0.0], [5.0], [9.0]])
     assert assignment(truth, torch.tensor([[8.0], [1.0], [4.0]])).tolist() == [2, 0, 1]
-    with pytest.raises(InvalidInput, match=re.escape("truth has shape (3, 1) and guess (2, 1); expected equal")):
+    with pytest.raises(InvalidInput, match=re.escape("truth has shape (3, 1) and prediction (2, 1); expected equal")):
         assignment(truth, truth[:2])
 
 
@@ -231,7 +231,7 @@ def test_settings(case: str) -> None:
         make()
 
 
-def test_presets() -> None:
-    assert Dlg.preset("paper").iterations == 1200
-    assert InvertingGradients.preset("paper") == InvertingGradients(iterations=24_000, lr=0.1, tv=0.2)
+def test_budgets() -> None:
+    assert Dlg.with_budget("paper").iterations == 1200
+    assert InvertingGradients.with_budget("paper") == InvertingGradients(iterations=24_000, lr=0.1, tv=0.2)
     assert Dlg.phase is Phase.TRAINING

@@ -26,15 +26,15 @@ def attacked(run: Run, attack: Grn = QUICK, party: str = "active0", seed: int = 
     return result
 
 
-def error(result: AttackResult, who: str = "guess") -> float:
-    return result.grade[who]["mse"].mean
+def error(result: AttackResult, who: str = "attack") -> float:
+    return result.scores[who]["mse"].mean
 
 
 def test_correlated_features_are_found() -> None:
     """The mean of every column is what somebody knows who saw nothing; a third of its error is left."""
     result = attacked(planted())
     assert error(result) < 0.35 * error(result, "mean_image")
-    assert result.grade["guess"]["r2"].mean > 0.6
+    assert result.scores["attack"]["r2"].mean > 0.6
 
 
 def test_own_features_are_what_tells_rows_apart() -> None:
@@ -46,21 +46,23 @@ def test_own_features_are_what_tells_rows_apart() -> None:
 
 def test_own_features_stay_and_are_not_scored() -> None:
     result = attacked(planted())
-    assert torch.equal(result.guess[:, 6:], result.truth[:, 6:])
-    assert not torch.equal(result.guess[:, :6], result.truth[:, :6])
-    missed = (result.guess - result.truth)[:, :6].double().square().mean()
+    assert torch.equal(result.prediction[:, 6:], result.truth[:, 6:])
+    assert not torch.equal(result.prediction[:, :6], result.truth[:, :6])
+    missed = (result.prediction - result.truth)[:, :6].double().square().mean()
     assert error(result) == pytest.approx(float(missed), rel=1e-5)
 
 
 def test_same_seed_same_guess() -> None:
     brief = Grn(epochs=2)
-    one, two, other = (attacked(planted(), brief, seed=s).guess for s in (4, 4, 5))
+    one, two, other = (attacked(planted(), brief, seed=s).prediction for s in (4, 4, 5))
     assert torch.equal(one, two)
     assert not torch.equal(one, other)
 
 
 def test_the_weight_of_the_variance_keeps_guesses_together() -> None:
-    loose, tight = (attacked(planted(), Grn(20, 32, 3e-3, variance=v)).guess[:, :6].std(0).mean() for v in (0.0, 1e3))
+    loose, tight = (
+        attacked(planted(), Grn(20, 32, 3e-3, variance=v)).prediction[:, :6].std(0).mean() for v in (0.0, 1e3)
+    )
     assert float(tight) < 0.2 * float(loose)
 
 
@@ -104,9 +106,9 @@ def test_images_by_strips(names: tuple[str, ...]) -> None:
     width = 8 * len(names) * 14 * (14 // len(names))
     run = train(with_active(bottoms, perceptron((width, 10), 9)), data)
     result = attacked(run, Grn(epochs=100, batch_size=32, lr=5e-3))
-    assert result.guess.shape == (128, 1, 28, 28)
+    assert result.prediction.shape == (128, 1, 28, 28)
     # The left half alone is an image still; strips to both sides of another are not.
-    assert ("psnr" in result.grade["guess"]) == (len(names) == 2)
+    assert ("psnr" in result.scores["attack"]) == (len(names) == 2)
     assert error(result) < 0.7 * error(result, "mean_image")
 
 
@@ -120,8 +122,8 @@ def test_a_party_without_features_is_refused() -> None:
         "grn needs inputs of its own to tell rows apart; this party has none (own_features=False: noise alone)"
     )
     assert run.applicable("server")["grn"] == str(refused.value)
-    guess = attacked(run, Grn(2, own_features=False), party="server").guess
-    assert guess.shape == (32, 12)
+    prediction = attacked(run, Grn(2, own_features=False), party="server").prediction
+    assert prediction.shape == (32, 12)
     assert run.applicable("peer0")["grn"] == "Grn needs releases; this run does not grant that"
 
 

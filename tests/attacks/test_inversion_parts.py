@@ -32,7 +32,7 @@ def view(seen: Releases) -> View:
 def searched(attack: Attack, seen: Releases, mean: Release, sample: Release, shape: tuple[int, ...]) -> Tensor:
     """What `attack` finds in `seen` that knows the function behind it."""
     knowledge = Knowledge(shape, upstream=mean, sample=sample)
-    return attack(view(seen), knowledge, generator(0)).guess
+    return attack(view(seen), knowledge, generator(0)).prediction
 
 
 A = rows(10, 16, seed=1) / 4
@@ -95,7 +95,7 @@ def test_rmle_smooths_as_much_as_the_noise_that_it_measures_asks_for() -> None:
 def asked(attack: InverseNetwork, known: Tensor, seen: Releases, query: Release, **facts: object) -> Tensor:
     """What a decoder finds in `seen` that was trained on what `query` releases of the rows `known`."""
     knowledge = Knowledge(tuple(known.shape[1:]), auxiliary=known, query=query, **facts)  # type: ignore[arg-type]
-    return attack(view(seen), knowledge, generator(0)).guess
+    return attack(view(seen), knowledge, generator(0)).prediction
 
 
 def blurred(count: int, number: int) -> Release:

@@ -56,10 +56,12 @@ def run_for(name: str) -> Run:
     return u_digits() if name == "unsplit_labels" else summed()
 
 
-def grade(run: Run, attack: Attack, adversary: str, metric: str, **options: Any) -> tuple[Interval, Interval]:
+def score_reconstruction(
+    run: Run, attack: Attack, adversary: str, metric: str, **options: Any
+) -> tuple[Interval, Interval]:
     """The guess's score and the majority's."""
     (result,) = run.attack(attack, adversary=adversary, **options)
-    return result.grade["guess"][metric], result.grade["majority"][metric]
+    return result.scores["attack"][metric], result.scores["majority"][metric]
 
 
 def seen(name: str) -> tuple[Attack, View, Knowledge]:
@@ -102,15 +104,15 @@ def made(gradients: Tensor, sizes: tuple[int, ...] = (), name: str = "z") -> Vie
     )
 
 
-def guess(attack: Attack, view: View, classes: int | None = 2, **known: Any) -> list[Any]:
-    found: list[Any] = attack(view, Knowledge((4,), classes=classes, **known), generator(0)).guess.tolist()
+def predict(attack: Attack, view: View, classes: int | None = 2, **known: Any) -> list[Any]:
+    found: list[Any] = attack(view, Knowledge((4,), classes=classes, **known), generator(0)).prediction.tolist()
     return found
 
 
 def test_norm_by_hand() -> None:
     """Lengths 5, 13, 0: the groups {0, 5} and {13} have means 2.5 and 13."""
     rows = torch.tensor([[3.0, 4.0], [5.0, 12.0], [0.0, 0.0]]) / 3
-    assert guess(Norm(), made(rows)) == pytest.approx([5 - 7.75, 13 - 7.75, -7.75], abs=1e-5)
+    assert predict(Norm(), made(rows)) == pytest.approx([5 - 7.75, 13 - 7.75, -7.75], abs=1e-5)
 
 
 def test_batches_of_different_size_are_comparable() -> None:
@@ -119,21 +121,21 @@ def test_batches_of_different_size_are_comparable() -> None:
     shares = rows / torch.tensor([[3.0], [3.0], [3.0], [1.0]])
     view = made(shares, (3, 1))
     assert torch.allclose(example_gradients(view)["z"], rows)
-    lengths = guess(Norm(), view)
+    lengths = predict(Norm(), view)
     assert lengths[0] == single(lengths[3], size=16.0)
 
 
 def test_direction_by_hand() -> None:
     """Hints at rows 0 and 3: along them 1, against them -1, at 45 degrees .7071, a zero row 0."""
     rows = torch.tensor([[1.0, 0.0], [-2.0, 0.0], [5.0, 5.0], [0.5, 0.0], [0.0, 0.0]])
-    found = guess(Direction(hints=2), made(rows), hints={1: torch.tensor([0, 3])})
+    found = predict(Direction(hints=2), made(rows), hints={1: torch.tensor([0, 3])})
     assert found == pytest.approx([1.0, -1.0, 0.5**0.5, 1.0, 0.0], abs=1e-6)
 
 
 @pytest.mark.parametrize("flip", [1.0, -1.0])
 def test_spectral_calls_the_smaller_group_positive_whichever_way_it_lies(flip: float) -> None:
     rows = flip * torch.tensor([[4.0, 0.1], [0.0, 0.0], [0.1, 0.0], [0.0, 0.1], [4.0, 0.0]]) / 5
-    found = guess(Spectral(), made(rows))
+    found = predict(Spectral(), made(rows))
     assert [score > 0 for score in found] == [True, False, False, False, True]
     # The groups lie four apart, the boundary midway.
     assert found[0] - found[1] == pytest.approx(4.0, abs=0.05)
@@ -143,21 +145,21 @@ def test_spectral_is_wrong_where_negatives_are_the_rarer_class() -> None:
     """Nothing in the gradients says so, and the truth does not turn the sign."""
     victims = two_party().data.victims
     other = Dataset("rare", victims.x, 1 - victims.y, victims.task).with_features(victims.features)
-    assert grade(two_party(), Spectral(), "left0", "auc", victims=other)[0].mean < 0.2
+    assert score_reconstruction(two_party(), Spectral(), "left0", "auc", victims=other)[0].mean < 0.2
 
 
 def test_direct_label_by_hand() -> None:
     """p - onehot: negative at the label alone; for one logit negative for positives."""
     logits = torch.tensor([[2.0, 0.0, -1.0], [5.0, 0.0, 0.0]])
     rows = logits.softmax(1) - torch.eye(3)[[2, 0]]
-    scores = torch.tensor(guess(DirectLabel(), made(rows), classes=3))
+    scores = torch.tensor(predict(DirectLabel(), made(rows), classes=3))
     assert scores.argmax(1).tolist() == [2, 0]
     assert (scores > 0).sum(1).tolist() == [1, 1]
-    assert guess(DirectLabel(), made(torch.tensor([[-0.1], [0.4]]))) == pytest.approx([0.2, -0.8])
+    assert predict(DirectLabel(), made(torch.tensor([[-0.1], [0.4]]))) == pytest.approx([0.2, -0.8])
 
 
 def test_direct_label_reads_a_mean_of_logits_as_well() -> None:
-    assert grade(summed(fusion="mean"), DirectLabel(), "right0", "accuracy")[0].mean == 1.0
+    assert score_reconstruction(summed(fusion="mean"), DirectLabel(), "right0", "accuracy")[0].mean == 1.0
 
 
 def test_batch_label_inference_uses_the_weight_gradient_alone() -> None:
@@ -171,7 +173,7 @@ def test_batch_label_inference_uses_the_weight_gradient_alone() -> None:
     one = torch.tensor([[-0.5, 0.3, 0.2], [0.1, -0.3, 0.2]])
     views = [replace(made(rows), segments={"bottom": module}) for rows in (one, one.flip(0), one + 0.1 * one.flip(1))]
     attack = BatchLabelInference(iterations=50)
-    first, swapped, other = (torch.tensor(guess(attack, v, 3, own={"left": x})) for v in views)
+    first, swapped, other = (torch.tensor(predict(attack, v, 3, own={"left": x})) for v in views)
     assert torch.allclose(first, swapped, atol=1e-5)
     assert not torch.allclose(first, other, atol=1e-3)
 
@@ -185,7 +187,7 @@ def test_batch_label_inference_finds_the_difference_that_is_unique() -> None:
     p = torch.randn(3, 3, generator=generator(1)).softmax(1)
     wanted = torch.eye(3)[labels] - p
     view = replace(made(-wanted / 3), segments={"bottom": module})
-    found = torch.tensor(guess(BatchLabelInference(iterations=2000), view, 3, own={"left": x}))
+    found = torch.tensor(predict(BatchLabelInference(iterations=2000), view, 3, own={"left": x}))
     assert torch.allclose(found, wanted, atol=0.02)
 
 
@@ -207,16 +209,16 @@ def test_unsplit_clone_knows_no_trained_weight() -> None:
 
 def test_hints_are_left_out_of_the_score() -> None:
     (result,) = two_party().attack(Direction(hints=3), adversary="left0")
-    assert result.guess.shape == result.truth.shape == (128,)
-    assert result.grade["guess"]["auc"].n == 125
-    assert result.grade["majority"]["accuracy"].n == 125
+    assert result.prediction.shape == result.truth.shape == (128,)
+    assert result.scores["attack"]["auc"].n == 125
+    assert result.scores["majority"]["accuracy"].n == 125
     (plain,) = two_party().attack(Norm(), adversary="left0")
-    assert plain.grade["guess"]["auc"].n == 128
+    assert plain.scores["attack"]["auc"].n == 128
 
 
 def test_same_generator_same_guess() -> None:
     one, two, other = (
-        summed().attack(CLASSES["batch_label_inference"][0], adversary="left0", seed=s)[0].guess for s in (5, 5, 6)
+        summed().attack(CLASSES["batch_label_inference"][0], adversary="left0", seed=s)[0].prediction for s in (5, 5, 6)
     )
     assert torch.equal(one, two)
     assert not torch.equal(one, other)
@@ -243,9 +245,9 @@ def labelled_server() -> Run:
 
 
 RUNS: dict[str, tuple[Callable[[], Run], Attack, str, str]] = {
-    "norm of ten classes": (summed, Norm(), "left0", "norm guesses labels of two classes; this run has 10 classes"),
-    "direction of ten classes": (summed, Direction(), "left0", "direction guesses labels of two classes"),
-    "spectral of ten classes": (summed, Spectral(), "left0", "spectral guesses labels of two classes"),
+    "norm of ten classes": (summed, Norm(), "left0", "norm predicts labels of two classes; this run has 10 classes"),
+    "direction of ten classes": (summed, Direction(), "left0", "direction predicts labels of two classes"),
+    "spectral of ten classes": (summed, Spectral(), "left0", "spectral predicts labels of two classes"),
     "more hints than positives": (two_party, Direction(hints=100), "left0", "hints=100 is not allowed; there are"),
     "spectral without releases": (
         two_party,
@@ -271,12 +273,12 @@ RUNS: dict[str, tuple[Callable[[], Run], Attack, str, str]] = {
         "left0",
         "UnsplitLabels needs architecture of the head; this run does not grant that",
     ),
-    "real labels": (real, DirectLabel(), "left0", "direct_label guesses classes; the labels of this run are none"),
+    "real labels": (real, DirectLabel(), "left0", "direct_label predicts classes; the labels of this run are none"),
     "two classes of real labels": (
         real,
         Norm(),
         "left0",
-        "norm guesses labels of two classes; this run has no classes",
+        "norm predicts labels of two classes; this run has no classes",
     ),
     "labels at the server": (labelled_server, DirectLabel(), "server", "party 'server' is given the labels"),
     "labels at the client": (labelled_server, DirectLabel(), "client0", "party 'client0' is given the labels"),
@@ -320,11 +322,11 @@ def test_settings(case: str) -> None:
         make()
 
 
-def test_presets() -> None:
-    assert BatchLabelInference.preset("paper") == BatchLabelInference(iterations=10_000, lr=0.05)
-    assert UnsplitLabels.preset("paper").lr == 0.001
-    assert Direction.preset("paper", hints=5).hints == 5
-    assert Norm.preset("fast") == Norm()
+def test_budgets() -> None:
+    assert BatchLabelInference.with_budget("paper") == BatchLabelInference(iterations=10_000, lr=0.05)
+    assert UnsplitLabels.with_budget("paper").lr == 0.001
+    assert Direction.with_budget("paper", hints=5).hints == 5
+    assert Norm.with_budget("fast") == Norm()
 
 
 def test_spectral_reads_releases_where_some_arrive() -> None:
@@ -332,7 +334,7 @@ def test_spectral_reads_releases_where_some_arrive() -> None:
     z = torch.tensor([[9.0, 0.0], [0.0, 0.0], [0.1, 0.0], [9.0, 0.0], [0.0, 0.1]])
     view = made(torch.ones(5, 2))
     message = Message("c", "left", "activation", "f", {"h": z}, Stamp("rehearse", 0, 0, 0))
-    found = guess(Spectral(rows="releases"), View("left", (message, *view.messages)))
+    found = predict(Spectral(rows="releases"), View("left", (message, *view.messages)))
     assert [score > 0 for score in found] == [True, False, False, True, False]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from splitfed.attacks.labels.known_labels import draw_hints, rows_without_hints
 from splitfed.attacks.labels.two_means import boundary
-from splitfed.attacks.scoring.label_metrics import auc, auc_interval, grade_labels
+from splitfed.attacks.scoring.label_metrics import auc, auc_interval, score_labels
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import generator
 
@@ -80,77 +80,77 @@ def test_interval_of_perfect_scores_is_a_point_and_of_one_positive_unknown() -> 
     assert not lone.known
 
 
-def test_grade_of_single_scores_by_hand() -> None:
+def test_score_of_single_scores_by_hand() -> None:
     """Says 1 1 0 0 of 1 0 0 1: two of four right; pairs (2>1), (2>-1), (-2<1), (-2<-1): two of four won."""
-    found = grade_labels(torch.tensor([1, 0, 0, 1]), torch.tensor([2.0, 1.0, -1.0, -2.0]), NONE, generator(0))
-    assert found["guess"]["accuracy"].mean == 0.5
-    assert found["guess"]["auc"].mean == 0.5
-    assert set(found) == {"guess", "random_pairing"}
+    found = score_labels(torch.tensor([1, 0, 0, 1]), torch.tensor([2.0, 1.0, -1.0, -2.0]), NONE, generator(0))
+    assert found["attack"]["accuracy"].mean == 0.5
+    assert found["attack"]["auc"].mean == 0.5
+    assert set(found) == {"attack", "random_pairing"}
     # Each victim has one of its class among three others.
     assert found["random_pairing"]["accuracy"].mean == pytest.approx(1 / 3)
 
 
-def test_grade_of_rows_of_scores_by_hand() -> None:
+def test_score_of_rows_of_scores_by_hand() -> None:
     """Says 2 1 0 0 of 2 1 0 1, where auxiliary rows are mostly of class 1: 3/4, and 2/4 for the majority."""
-    guess = torch.tensor([[0.0, 1.0, 2.0], [0.0, 5.0, 1.0], [3.0, 2.0, 1.0], [0.0, 0.0, 0.0]])
+    prediction = torch.tensor([[0.0, 1.0, 2.0], [0.0, 5.0, 1.0], [3.0, 2.0, 1.0], [0.0, 0.0, 0.0]])
     prior = torch.tensor([1, 1, 2])
-    found = grade_labels(torch.tensor([2, 1, 0, 1]), guess, prior, generator(0))
-    assert found["guess"]["accuracy"].mean == 0.75
+    found = score_labels(torch.tensor([2, 1, 0, 1]), prediction, prior, generator(0))
+    assert found["attack"]["accuracy"].mean == 0.75
     assert found["majority"]["accuracy"].mean == 0.5
     assert found["random_pairing"]["accuracy"].mean == pytest.approx((0 + 1 + 0 + 1) / 3 / 4)
     assert all("auc" not in metrics for metrics in found.values())
 
 
 def test_two_columns_have_the_area_of_their_difference_and_baselines_a_half() -> None:
-    guess = torch.tensor([[0.0, 1.0], [10.0, 10.5], [0.0, 3.0]])
-    found = grade_labels(torch.tensor([1, 0, 1]), guess, torch.tensor([1]), generator(0))
-    assert found["guess"]["auc"].mean == 1.0
+    prediction = torch.tensor([[0.0, 1.0], [10.0, 10.5], [0.0, 3.0]])
+    found = score_labels(torch.tensor([1, 0, 1]), prediction, torch.tensor([1]), generator(0))
+    assert found["attack"]["auc"].mean == 1.0
     assert (found["majority"]["auc"].mean, found["random_pairing"]["auc"].mean) == (0.5, 0.5)
 
 
 def test_the_sign_is_never_repaired() -> None:
-    """A guess that is wrong throughout scores 0, not 1."""
-    found = grade_labels(torch.tensor([1, 1, 0, 0]), torch.tensor([-2.0, -1.0, 1.0, 2.0]), NONE, generator(0))
-    assert found["guess"]["auc"].mean == 0.0
-    assert found["guess"]["accuracy"].mean == 0.0
+    """A prediction that is wrong throughout scores 0, not 1."""
+    found = score_labels(torch.tensor([1, 1, 0, 0]), torch.tensor([-2.0, -1.0, 1.0, 2.0]), NONE, generator(0))
+    assert found["attack"]["auc"].mean == 0.0
+    assert found["attack"]["accuracy"].mean == 0.0
 
 
 def test_victims_of_one_class_have_no_area() -> None:
-    found = grade_labels(torch.ones(3, dtype=torch.int64), torch.tensor([1.0, 2.0, -1.0]), NONE, generator(0))
-    assert set(found["guess"]) == {"accuracy"}
-    assert found["guess"]["accuracy"].mean == pytest.approx(2 / 3)
+    found = score_labels(torch.ones(3, dtype=torch.int64), torch.tensor([1.0, 2.0, -1.0]), NONE, generator(0))
+    assert set(found["attack"]) == {"accuracy"}
+    assert found["attack"]["accuracy"].mean == pytest.approx(2 / 3)
 
 
 def test_scored_leaves_the_others_out_everywhere() -> None:
-    truth, guess = torch.tensor([1, 1, 0, 0, 1, 1]), torch.tensor([9.0, 1.0, -1.0, 2.0, 9.0, 3.0])
+    truth, prediction = torch.tensor([1, 1, 0, 0, 1, 1]), torch.tensor([9.0, 1.0, -1.0, 2.0, 9.0, 3.0])
     kept = torch.tensor([1, 2, 3, 5])
-    part = grade_labels(truth, guess, NONE, generator(0), kept)
-    alone = grade_labels(truth[kept], guess[kept], NONE, generator(0))
+    part = score_labels(truth, prediction, NONE, generator(0), kept)
+    alone = score_labels(truth[kept], prediction[kept], NONE, generator(0))
     assert part == alone
-    assert part["guess"]["accuracy"].n == 4
-    assert part["guess"]["auc"].mean == 0.75
+    assert part["attack"]["accuracy"].n == 4
+    assert part["attack"]["auc"].mean == 0.75
 
 
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "real labels": (
-        lambda: grade_labels(torch.rand(2), torch.rand(2), NONE, generator(0)),
+        lambda: score_labels(torch.rand(2), torch.rand(2), NONE, generator(0)),
         "labels have shape (2,) and type torch.float32; expected one class a row",
     ),
     "too few scores": (
-        lambda: grade_labels(torch.tensor([0, 1]), torch.rand(3), NONE, generator(0)),
-        "guess has shape (3,); expected scores for 2 victims",
+        lambda: score_labels(torch.tensor([0, 1]), torch.rand(3), NONE, generator(0)),
+        "prediction has shape (3,); expected scores for 2 victims",
     ),
     "one column": (
-        lambda: grade_labels(torch.tensor([0, 1]), torch.rand(2, 1), NONE, generator(0)),
-        "guess has scores for 1 classes; the victims have labels up to 1",
+        lambda: score_labels(torch.tensor([0, 1]), torch.rand(2, 1), NONE, generator(0)),
+        "prediction has scores for 1 classes; the victims have labels up to 1",
     ),
     "single scores of three classes": (
-        lambda: grade_labels(torch.tensor([0, 2]), torch.rand(2), NONE, generator(0)),
-        "guess has scores for 2 classes; the victims have labels up to 2",
+        lambda: score_labels(torch.tensor([0, 2]), torch.rand(2), NONE, generator(0)),
+        "prediction has scores for 2 classes; the victims have labels up to 2",
     ),
     "nan": (
-        lambda: grade_labels(torch.tensor([0, 1]), torch.tensor([0.0, math.nan]), NONE, generator(0)),
-        "guess holds a score that is not finite",
+        lambda: score_labels(torch.tensor([0, 1]), torch.tensor([0.0, math.nan]), NONE, generator(0)),
+        "prediction holds a score that is not finite",
     ),
     "nan in an area": (lambda: auc(torch.tensor([math.nan, 1.0]), marks(0, 1)), "scores hold nan"),
     "one class": (lambda: auc(torch.rand(2), marks(1, 1)), "an AUC needs at least one positive and one negative"),

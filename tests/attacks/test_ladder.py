@@ -58,8 +58,8 @@ def test_the_rows_of_the_adversary_choose(monkeypatch: pytest.MonkeyPatch) -> No
     white = splitfed.Dataset("white", torch.ones_like(victims.x), victims.y, victims.task, victims.value_range)
     for rows in (victims, white):
         (result,) = trained().attack(Ladder(validation=0.25), victims=rows)
-        assert result.guess.shape == (24, 1, 8, 8)
-        assert result.guess.unique().tolist() == [pytest.approx(nearest)]
+        assert result.prediction.shape == (24, 1, 8, 8)
+        assert result.prediction.unique().tolist() == [pytest.approx(nearest)]
     assert set(shown) == {(24 + 100, 300)}
 
 
@@ -67,8 +67,8 @@ def test_the_larger_budget_wins_and_beats_the_mean_image() -> None:
     found: dict[tuple[int, ...], Mapping[str, Any]] = {}
     for epochs in ((1,), (1, 15)):
         (result,) = trained().attack(Ladder(widths=(16,), epochs=epochs, batch_size=16, queries=1))
-        found[epochs] = result.grade
-    weak, strong = (found[e]["guess"]["psnr"].mean for e in ((1,), (1, 15)))
+        found[epochs] = result.scores
+    weak, strong = (found[e]["attack"]["psnr"].mean for e in ((1,), (1, 15)))
     # Both begin at the least-squares inverse, at 43 dB.
     assert strong > weak + 0.1
     assert strong > found[1, 15]["mean_image"]["psnr"].mean + 5.0
@@ -77,7 +77,7 @@ def test_the_larger_budget_wins_and_beats_the_mean_image() -> None:
 def test_one_rung_more_changes_none_of_those_before_it() -> None:
     """A second rung of a single epoch loses, and the winner guesses what it guesses alone."""
     ladders = [Ladder(widths=(2,), epochs=epochs, batch_size=16, queries=1) for epochs in ((6,), (6, 1))]
-    one, two = (trained().attack(ladder)[0].guess for ladder in ladders)
+    one, two = (trained().attack(ladder)[0].prediction for ladder in ladders)
     assert torch.equal(one, two)
 
 

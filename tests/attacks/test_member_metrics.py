@@ -11,7 +11,7 @@ from torch import Tensor
 
 from splitfed.attacks.membership.confidence import log_probabilities, losses, margins
 from splitfed.attacks.membership.lira import halves, log_density, moments
-from splitfed.attacks.scoring.member_metrics import chance_at, grade_members, roc, tpr_at, tpr_interval
+from splitfed.attacks.scoring.member_metrics import chance_at, roc, score_members, tpr_at, tpr_interval
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import generator
 from tests.rounding import single
@@ -67,28 +67,28 @@ def test_the_area_under_the_corners_is_the_auc() -> None:
     scores = torch.randint(0, 20, (200,), generator=generator(1)).float()
     member = torch.rand(200, generator=generator(2)) < 0.3
     curve = roc(scores, member)
-    grade = grade_members(member, scores, generator(0))
-    assert float(torch.trapezoid(curve.tpr, curve.fpr)) == pytest.approx(grade["guess"]["auc"].mean, abs=1e-12)
+    scores = score_members(member, scores, generator(0))
+    assert float(torch.trapezoid(curve.tpr, curve.fpr)) == pytest.approx(scores["attack"]["auc"].mean, abs=1e-12)
 
 
-def test_grade_by_hand() -> None:
+def test_score_by_hand() -> None:
     """Members win 4, 3, 2 and 0 of their duels with four others: 9 of 16."""
-    found = grade_members(MEMBER, SCORES, generator(0))
-    assert found["guess"]["auc"].mean == 9 / 16
-    assert found["guess"]["tpr_at_fpr_1%"].mean == found["guess"]["tpr_at_fpr_0.1%"].mean == 0.25
-    assert found["guess"]["least_fpr"].mean == 0.25
+    found = score_members(MEMBER, SCORES, generator(0))
+    assert found["attack"]["auc"].mean == 9 / 16
+    assert found["attack"]["tpr_at_fpr_1%"].mean == found["attack"]["tpr_at_fpr_0.1%"].mean == 0.25
+    assert found["attack"]["least_fpr"].mean == 0.25
     assert {n: i.mean for n, i in found["chance"].items()} == {
         "auc": 0.5,
         "tpr_at_fpr_1%": 0.2,
         "tpr_at_fpr_0.1%": 0.2,
         "least_fpr": 0.25,
     }
-    assert found["guess"]["auc"].low < 9 / 16 < found["guess"]["auc"].high
+    assert found["attack"]["auc"].low < 9 / 16 < found["attack"]["auc"].high
 
 
 def test_a_perfect_guess_has_no_doubt() -> None:
     member = torch.arange(40) < 20
-    found = grade_members(member, member.float(), generator(0))["guess"]
+    found = score_members(member, member.float(), generator(0))["attack"]
     for metric in ("auc", "tpr_at_fpr_1%", "tpr_at_fpr_0.1%"):
         assert (found[metric].low, found[metric].mean, found[metric].high) == (1.0, 1.0, 1.0)
 
@@ -114,7 +114,7 @@ BAD: dict[str, tuple[Tensor, Tensor, str]] = {
 @pytest.mark.parametrize("case", BAD)
 def test_refusals(case: str) -> None:
     scores, member, text = BAD[case]
-    for call in (lambda: grade_members(member, scores, generator(0)), lambda: roc(scores, member)):
+    for call in (lambda: score_members(member, scores, generator(0)), lambda: roc(scores, member)):
         with pytest.raises(InvalidInput, match=re.escape(text)):
             call()
 

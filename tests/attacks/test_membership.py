@@ -50,7 +50,7 @@ def result(attack: Attack) -> splitfed.AttackResult:
 
 
 def area(found: splitfed.AttackResult) -> float:
-    return found.grade["guess"]["auc"].mean
+    return found.scores["attack"]["auc"].mean
 
 
 @pytest.mark.parametrize("attack", [MembershipThreshold(), MembershipShadow(copies=1, epochs=4, batch_size=BATCH)])
@@ -65,7 +65,7 @@ def test_the_likelihood_ratio_beats_the_threshold() -> None:
 
 def test_a_result_holds_scores_and_who_was_a_member() -> None:
     found = result(MembershipThreshold())
-    assert found.guess.shape == found.truth.shape == (120,)
+    assert found.prediction.shape == found.truth.shape == (120,)
     assert found.truth.dtype == torch.bool
     assert int(found.truth.sum()) == 60
     assert found.seconds > 0
@@ -74,7 +74,7 @@ def test_a_result_holds_scores_and_who_was_a_member() -> None:
 def test_another_seed_draws_another_order_and_the_same_seed_the_same() -> None:
     attack = MembershipThreshold()
     one, two, other = (trained().attack(attack, seed=s)[0] for s in (5, 5, 6))
-    assert torch.equal(one.guess, two.guess)
+    assert torch.equal(one.prediction, two.prediction)
     assert torch.equal(one.truth, two.truth)
     assert not torch.equal(one.truth, other.truth)
 
@@ -131,7 +131,7 @@ def test_membership_cannot_be_reached_from_view_and_knowledge(
     tensors = [t for t in reachable([view, knowledge]) if isinstance(t, Tensor)]
     assert len(tensors) > 5
     assert not any(t.shape == found.truth.shape and t.dtype == torch.bool for t in tensors)
-    assert found.grade["guess"]["auc"].mean == 0.5, "ties count half"
+    assert found.scores["attack"]["auc"].mean == 0.5, "ties count half"
     # The view is that of the candidates, in their order.
     top = view.segments["top"].eval()
     assert knowledge.candidates is not None
@@ -221,7 +221,7 @@ def test_a_server_that_never_sees_an_output_can_still_tell() -> None:
     )
     (found,) = run.attack(MembershipReleases(epochs=5))
     assert found.adversary == "server"
-    assert found.guess.shape == (120,)
+    assert found.prediction.shape == (120,)
 
 
 @pytest.mark.parametrize("attack", [MembershipThreshold(), MembershipShadow(), MembershipReleases(), Lira(copies=4)])
@@ -232,8 +232,8 @@ def test_parts_of_rows_at_two_parties_and_a_single_logit(attack: Attack) -> None
     }
     run = splitfed.train(vertical(bottoms, nn.Linear(16, 1), labels="party0"), data.clients(1, victims=20), rounds=1)
     (found,) = run.attack(attack)
-    assert found.guess.shape == (40,)
-    assert bool(torch.isfinite(found.guess).all())
+    assert found.prediction.shape == (40,)
+    assert bool(torch.isfinite(found.prediction).all())
 
 
 SETTINGS: dict[str, tuple[Callable[[], Attack], str]] = {
@@ -257,9 +257,9 @@ def test_settings(case: str) -> None:
         make()
 
 
-def test_presets_are_the_authors_numbers_of_copies() -> None:
-    assert Lira.preset("paper") == Lira(copies=256, pooled=False)
-    assert MembershipShadow.preset("paper").copies == 100
+def test_budgets_are_the_authors_numbers_of_copies() -> None:
+    assert Lira.with_budget("paper") == Lira(copies=256, pooled=False)
+    assert MembershipShadow.with_budget("paper").copies == 100
 
 
 def toy_run(data: Dataset | None = None, model: nn.Module | None = None, **parts: Any) -> Run:
@@ -276,7 +276,7 @@ def test_missing_auxiliary_rows_are_named(attack: Attack) -> None:
 
 
 def test_without_auxiliary_rows_the_threshold_still_runs() -> None:
-    assert toy_run(auxiliary=0).attack(MembershipThreshold())[0].guess.shape == (20,)
+    assert toy_run(auxiliary=0).attack(MembershipThreshold())[0].prediction.shape == (20,)
 
 
 def test_too_few_auxiliary_rows_for_two_halves() -> None:
@@ -291,7 +291,7 @@ def test_without_outsiders_there_is_nothing_to_compare() -> None:
 
 def test_a_party_that_receives_no_release_can_still_ask_the_model() -> None:
     run = toy_run()
-    assert run.attack(MembershipThreshold(), adversary="client0")[0].guess.shape == (20,)
+    assert run.attack(MembershipThreshold(), adversary="client0")[0].prediction.shape == (20,)
     with pytest.raises(InvalidInput, match="MembershipReleases needs releases; this run does not grant that"):
         run.attack(MembershipReleases(), adversary="client0")
 
@@ -322,7 +322,7 @@ def test_a_model_of_several_label_sets_is_not_copied() -> None:
         targets={"s1": None, "s2": "odd"},
     )
     run = splitfed.train(topology, data.clients(1, auxiliary=10, victims=10), rounds=1)
-    assert run.attack(MembershipThreshold(), adversary="s1_0")[0].guess.shape == (20,)
+    assert run.attack(MembershipThreshold(), adversary="s1_0")[0].prediction.shape == (20,)
     with pytest.raises(InvalidInput, match="'multi_task' learns several label sets; a copy needs just the main one"):
         run.attack(Lira(), adversary="s1_0")
 
@@ -335,6 +335,6 @@ def test_a_batch_norm_needs_two_rows_of_a_copy() -> None:
         model.add_module(name, module)
     split = toy_data(60).clients(1, auxiliary=9, victims=10)
     run = splitfed.train(vanilla(model, "norm"), split, rounds=1)
-    assert run.attack(MembershipShadow(batch_size=3))[0].guess.shape == (20,), "a last batch of one is left out"
+    assert run.attack(MembershipShadow(batch_size=3))[0].prediction.shape == (20,), "a last batch of one is left out"
     with pytest.raises(InvalidInput, match="rows in batches of 1 are too few for a copy: it needs 2"):
         run.attack(MembershipShadow(batch_size=1))

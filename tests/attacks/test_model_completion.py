@@ -111,8 +111,8 @@ def accuracy(bottom: nn.Module, x: Tensor, y: Tensor, **changes: Any) -> float:
         auxiliary_labels=y[300:],
     )
     attack = ModelCompletion(**{"iterations": 150, **changes})
-    guess = attack(View("left", (), {"bottom": bottom}), known, generator(0)).guess
-    return float((guess.argmax(1) == y[:300]).double().mean())
+    prediction = attack(View("left", (), {"bottom": bottom}), known, generator(0)).prediction
+    return float((prediction.argmax(1) == y[:300]).double().mean())
 
 
 def trained_bottom() -> nn.Linear:
@@ -179,14 +179,14 @@ FAST = ModelCompletion(iterations=200, decay=0.95)
 @pytest.mark.parametrize("party", ["left0", "right0"])
 def test_forty_labels_and_half_a_digit(party: str) -> None:
     (found,) = run().attack(FAST, adversary=party)
-    assert found.guess.shape == (150, 10)
-    assert found.grade["guess"]["accuracy"].low > 0.3
-    assert found.grade["majority"]["accuracy"].mean < 0.15
+    assert found.prediction.shape == (150, 10)
+    assert found.scores["attack"]["accuracy"].low > 0.3
+    assert found.scores["majority"]["accuracy"].mean < 0.15
 
 
 def test_same_generator_same_guess() -> None:
     few = ModelCompletion(iterations=3)
-    one, two, other = (run().attack(few, adversary="left0", seed=s)[0].guess for s in (5, 5, 6))
+    one, two, other = (run().attack(few, adversary="left0", seed=s)[0].prediction for s in (5, 5, 6))
     assert torch.equal(one, two)
     assert not torch.equal(one, other)
 
@@ -231,8 +231,10 @@ def two_classes() -> Run:
 def test_two_classes_of_one_logit() -> None:
     trained = two_classes()
     (left,), (right,) = (trained.attack(FAST, adversary=party) for party in ("left0", "right0"))
-    assert left.grade["guess"]["auc"].low > 0.8
-    assert abs(right.grade["guess"]["auc"].mean - 0.5) < 0.15  # it holds nothing that tells: .058 a standard deviation
+    assert left.scores["attack"]["auc"].low > 0.8
+    assert (
+        abs(right.scores["attack"]["auc"].mean - 0.5) < 0.15
+    )  # it holds nothing that tells: .058 a standard deviation
 
 
 def labels_at_left() -> Run:
@@ -267,7 +269,7 @@ REFUSED: dict[str, tuple[Callable[[], Run], Attack, str, str]] = {
     ),
     "a vanilla client": (lambda: whole("vanilla"), FAST, "client0", "party 'client0' is given the labels of"),
     "a client of a U": (lambda: whole("u"), FAST, "client0", "party 'client0' is given the labels of"),
-    "no classes": (real, FAST, "party0_0", "model_completion guesses classes; the labels of this run are none"),
+    "no classes": (real, FAST, "party0_0", "model_completion predicts classes; the labels of this run are none"),
     "too many labels": (
         run,
         ModelCompletion(labelled=100),
@@ -323,10 +325,10 @@ def test_settings(case: str) -> None:
         make()
 
 
-def test_presets() -> None:
-    paper = ModelCompletion.preset("paper")
+def test_budgets() -> None:
+    paper = ModelCompletion.with_budget("paper")
     assert (paper.iterations, paper.decay, paper.weight, paper.temperature, paper.alpha) == (5120, 0.999, 50, 0.8, 0.75)
-    assert ModelCompletion.preset("fast") == ModelCompletion()
+    assert ModelCompletion.with_budget("fast") == ModelCompletion()
 
 
 def test_factors_by_hand() -> None:
@@ -386,7 +388,7 @@ def test_factor_one_changes_no_bit_and_another_does() -> None:
 
 def test_the_active_attack_reads_labels() -> None:
     (found,) = run(MaliciousOptimizer(party="left"), rate=0.01).attack(FAST, adversary="left0")
-    assert found.grade["guess"]["accuracy"].low > found.grade["majority"]["accuracy"].mean + 0.2
+    assert found.scores["attack"]["accuracy"].low > found.scores["majority"]["accuracy"].mean + 0.2
 
 
 class Stop(Exception):
@@ -476,5 +478,5 @@ def test_a_bottom_without_weights_has_no_optimizer() -> None:
 def test_only_the_party_that_holds_what_tells_reads_labels() -> None:
     """A hundred victims of three classes: a standard deviation of .047."""
     (left,), (right,) = (three_classes().attack(FAST, adversary=party) for party in ("left0", "right0"))
-    assert left.grade["guess"]["accuracy"].low > 0.9
-    assert abs(right.grade["guess"]["accuracy"].mean - 1 / 3) < 0.17
+    assert left.scores["attack"]["accuracy"].low > 0.9
+    assert abs(right.scores["attack"]["accuracy"].mean - 1 / 3) < 0.17

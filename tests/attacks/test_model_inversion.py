@@ -16,7 +16,7 @@ from splitfed.attacks.base import Attack, Knowledge
 from splitfed.attacks.reconstruction.inverse_network import InverseNetwork
 from splitfed.attacks.reconstruction.model_inversion import ModelInversion
 from splitfed.attacks.reconstruction.priors import roughness
-from splitfed.attacks.scoring.class_metrics import grade_representatives
+from splitfed.attacks.scoring.class_metrics import score_representatives
 from splitfed.attacks.scoring.classifier import clean_classifier
 from splitfed.core.defense import Defense
 from splitfed.core.errors import InvalidInput
@@ -41,8 +41,8 @@ def result(*defenses: Defense, decay: float = 0.0) -> AttackResult:
     return found
 
 
-def accuracy(found: AttackResult, who: str = "guess") -> float:
-    return found.grade[who]["accuracy"].mean
+def accuracy(found: AttackResult, who: str = "attack") -> float:
+    return found.scores[who]["accuracy"].mean
 
 
 def test_another_model_recognises_the_representatives() -> None:
@@ -55,10 +55,10 @@ def test_another_model_recognises_the_representatives() -> None:
 def test_the_truth_is_the_mean_of_each_class_that_was_trained_on() -> None:
     rows = trained_rows(federation())
     assert torch.allclose(result().truth[3], rows.x[rows.y == 3].mean(0))
-    assert result().guess.shape == result().truth.shape == (10, 1, 8, 8)
-    assert 0.0 <= float(result().guess.min()) <= float(result().guess.max()) <= 1.0
-    assert set(result().grade["guess"]) == {"psnr", "ssim", "mse", "accuracy"}
-    assert set(result().grade) == {"guess", "mean_image", "random_pairing", "truth"}
+    assert result().prediction.shape == result().truth.shape == (10, 1, 8, 8)
+    assert 0.0 <= float(result().prediction.min()) <= float(result().prediction.max()) <= 1.0
+    assert set(result().scores["attack"]) == {"psnr", "ssim", "mse", "accuracy"}
+    assert set(result().scores) == {"attack", "mean_image", "random_pairing", "truth"}
     assert result().seconds > 0
 
 
@@ -83,7 +83,7 @@ def test_known_weights_give_what_the_parties_compute() -> None:
 
 def toy(attack: ModelInversion, model: Callable[[Tensor], Tensor], **changes: Any) -> Tensor:
     known = Knowledge(**{"shape": (2,), "value_range": (0.0, 1.0), "classes": 2, "model": model, **changes})
-    return attack(View("server", ()), known, generator(0)).guess
+    return attack(View("server", ()), known, generator(0)).prediction
 
 
 def test_the_most_confident_row_by_hand() -> None:
@@ -142,10 +142,10 @@ def test_representatives_are_graded_by_the_classes_there_are() -> None:
     x = torch.rand(40, 1, 8, 8, generator=generator(0))
     y = torch.arange(40) % 2 * 2
     auxiliary = Dataset("toy", x, y, classification(3), (0.0, 1.0))
-    truth, grade = grade_representatives(torch.zeros(3, 1, 8, 8), auxiliary, auxiliary, generator(0))
+    truth, scores = score_representatives(torch.zeros(3, 1, 8, 8), auxiliary, auxiliary, generator(0))
     assert torch.allclose(truth, torch.stack([x[::2].mean(0), x[1::2].mean(0)]))
-    assert grade["guess"]["mse"].mean == single(float(truth.square().mean()))
-    assert grade["guess"]["mse"].n == 2
+    assert scores["attack"]["mse"].mean == single(float(truth.square().mean()))
+    assert scores["attack"]["mse"].n == 2
 
 
 @cache
@@ -161,12 +161,12 @@ def test_a_classifier_recognises_reconstructions() -> None:
     assert accuracy(inverted(True)) > 0.6
 
 
-def test_grading_by_a_classifier_changes_no_other_figure() -> None:
+def test_scoring_by_a_classifier_changes_no_other_figure() -> None:
     plain, with_it = inverted(False), inverted(True)
-    assert torch.equal(plain.guess, with_it.guess)
-    assert set(with_it.grade) - set(plain.grade) == {"truth"}
-    for who, metrics in plain.grade.items():
-        assert {m: i for m, i in with_it.grade[who].items() if m != "accuracy"} == metrics
+    assert torch.equal(plain.prediction, with_it.prediction)
+    assert set(with_it.scores) - set(plain.scores) == {"truth"}
+    for who, metrics in plain.scores.items():
+        assert {m: i for m, i in with_it.scores[who].items() if m != "accuracy"} == metrics
 
 
 def test_the_classifier_is_kept_with_its_rows_and_always_the_same() -> None:
@@ -198,9 +198,9 @@ def test_settings(case: str) -> None:
         make()
 
 
-def test_the_paper_preset_is_the_authors_settings() -> None:
+def test_the_paper_budget_is_the_authors_settings() -> None:
     wanted = ModelInversion(iterations=5000, optimizer="sgd", lr=0.1, tv=0.0, enough=0.99, patience=100)
-    assert ModelInversion.preset("paper") == wanted
+    assert ModelInversion.with_budget("paper") == wanted
 
 
 def toy_run(data: Dataset, model: nn.Module, auxiliary: int = 10) -> Run:
@@ -213,11 +213,11 @@ def test_a_regression_has_no_classes() -> None:
     run = toy_run(numbers, mlp((1, 8, 8), 1, (8,)))
     with pytest.raises(InvalidInput, match="model_inversion needs a model of classes; this run learns a regression"):
         toy(ModelInversion(), lambda x: x, classes=None)
-    with pytest.raises(InvalidInput, match="grading by a classifier needs classes"):
+    with pytest.raises(InvalidInput, match="scoring by a classifier needs classes"):
         run.attack(InverseNetwork(epochs=1), classifier=True)
 
 
 def test_without_auxiliary_rows_nobody_can_grade() -> None:
     run = toy_run(toy_data(60), mlp((1, 8, 8), 10, (8,)), auxiliary=0)
-    with pytest.raises(InvalidInput, match="grading by a classifier needs two auxiliary rows or more; found 0"):
+    with pytest.raises(InvalidInput, match="scoring by a classifier needs two auxiliary rows or more; found 0"):
         run.attack(ModelInversion(iterations=1))

@@ -25,7 +25,7 @@ from tests.attacks.test_attacks_adapt import Tied
 from tests.attacks.training_time_examples import attack_state, error, go
 from tests.examples import assert_same
 
-PLAN = Pcat.preset("fast")
+PLAN = Pcat.with_budget("fast")
 SMALL: dict[str, Any] = {"width": 8, "inverse_steps": 5, "refine": 2}
 
 
@@ -42,18 +42,18 @@ def pseudo(run: Run) -> PseudoClient:
 
 def test_it_reads_victims_that_nobody_trained_on() -> None:
     (result,) = trained().attack(PLAN)
-    guess, mean = error(trained(), result.guess)
-    assert guess < 0.7 * mean
+    prediction, mean = error(trained(), result.prediction)
+    assert prediction < 0.7 * mean
 
 
 def test_the_refinement_alone_reads_victims_where_the_release_tells_all() -> None:
     """The client is tied to an invertible map; the inverse has had one step, so that it knows nothing."""
     errors = {}
     for refine in (0, 300):
-        plan = Pcat.preset("fast", start=0, inverse_steps=1, refine=refine, refine_lr=0.02)
+        plan = Pcat.with_budget("fast", start=0, inverse_steps=1, refine=refine, refine_lr=0.02)
         run = tied(plan)
         (result,) = run.attack(plan)
-        errors[refine], mean = error(run, result.guess)
+        errors[refine], mean = error(run, result.prediction)
     assert errors[300] < 0.3 * mean
     assert errors[0] > 0.9 * mean
 
@@ -127,11 +127,11 @@ def test_the_refinement_stays_in_the_range_of_values() -> None:
 
 
 def test_noise_drowns_it() -> None:
-    plan = Pcat.preset("fast", start=0)
+    plan = Pcat.with_budget("fast", start=0)
     run = go(plan, rounds=6, defenses=[Noise(scale=1e3)])
     (result,) = run.attack(plan)
-    guess, mean = error(run, result.guess)
-    assert guess > 0.9 * mean
+    prediction, mean = error(run, result.prediction)
+    assert prediction > 0.9 * mean
 
 
 def test_it_starts_late() -> None:
@@ -175,9 +175,9 @@ def test_the_paper_variant_leaves_all_to_the_end() -> None:
     fresh = pseudo(go(Pcat(start=100, **SMALL)))
     assert_same(client.state()["nets"], fresh.state()["nets"])
     view = run.observe("server")
-    once, twice = (client.guess(view, Target.INPUTS) for _ in range(2))
+    once, twice = (client.predict(view, Target.INPUTS) for _ in range(2))
     assert torch.equal(once, twice)
-    assert not torch.equal(once, fresh.guess(view, Target.INPUTS))
+    assert not torch.equal(once, fresh.predict(view, Target.INPUTS))
     assert_same(client.state()["nets"], fresh.state()["nets"])
 
 

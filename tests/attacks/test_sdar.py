@@ -21,7 +21,7 @@ from tests.attacks.training_time_examples import attack_state, error, go, mirror
 from tests.examples import assert_same
 from tests.rounding import single
 
-PLAN = Sdar.preset("fast")
+PLAN = Sdar.with_budget("fast")
 
 
 @cache
@@ -31,25 +31,25 @@ def trained(shape: str = "vanilla", plan: Sdar = PLAN) -> Run:
 
 def test_it_reads_victims_that_nobody_trained_on() -> None:
     (result,) = trained().attack(PLAN)
-    guess, mean = error(trained(), result.guess)
-    assert guess < mean / 2
+    prediction, mean = error(trained(), result.prediction)
+    assert prediction < mean / 2
 
 
 def test_in_a_u_it_reads_labels_that_never_left_the_client() -> None:
     (result,) = trained("u_shaped").attack(InsiderLabels())
-    assert result.grade["guess"]["accuracy"].mean > 0.85
-    assert result.grade["majority"]["accuracy"].mean < 0.6
+    assert result.scores["attack"]["accuracy"].mean > 0.85
+    assert result.scores["majority"]["accuracy"].mean < 0.6
 
 
-BOTH = Sdar.preset("fast", l1=0.2)
+BOTH = Sdar.with_budget("fast", l1=0.2)
 
 
 def test_labels_and_the_critic_together_find_what_neither_finds_alone() -> None:
     """Where every row has its negative: .03 to .29 of the mean row's at five seeds; .60 to .78 without a critic."""
     run = go(BOTH, rounds=12, rate=3e-3, data=mirror(), seed=1)
     (result,) = run.attack(BOTH)
-    guess, mean = error(run, result.guess)
-    assert guess < 0.4 * mean
+    prediction, mean = error(run, result.prediction)
+    assert prediction < 0.4 * mean
 
 
 class Brightness(nn.Module):
@@ -68,7 +68,7 @@ def test_the_decoder_pleases_its_critic() -> None:
     """Decoded releases get brighter where the critic wants that, darker where it wants the contrary."""
     means = []
     for sharpness in (1.0, -1.0):
-        run = go(Sdar.preset("fast", l2=100.0, width=8))
+        run = go(Sdar.with_budget("fast", l2=100.0, width=8))
         attacker = attack_state(run)
         assert isinstance(attacker, Simulator)
         attacker.nets.add("decoder_critic", Brightness(sharpness), 1e-9)
@@ -88,7 +88,7 @@ def test_the_simulator_pleases_its_critic() -> None:
     """Simulated releases rise where their critic takes high numbers for real, and fall where it takes low ones."""
     means = []
     for sharpness in (1.0, -1.0):
-        run = go(Sdar.preset("fast", l1=100.0, width=8))
+        run = go(Sdar.with_budget("fast", l1=100.0, width=8))
         attacker = attack_state(run)
         assert isinstance(attacker, Simulator)
         attacker.nets.add("simulator_critic", Brightness(sharpness), 1e-9)
@@ -107,8 +107,8 @@ def test_the_simulator_pleases_its_critic() -> None:
 def test_noise_drowns_it() -> None:
     run = go(PLAN, rounds=6, defenses=[Noise(scale=1e3)])
     (result,) = run.attack(PLAN)
-    guess, mean = error(run, result.guess)
-    assert guess > 0.9 * mean
+    prediction, mean = error(run, result.prediction)
+    assert prediction > 0.9 * mean
 
 
 def states(simulator: Simulator) -> dict[str, Any]:
@@ -177,6 +177,6 @@ def test_bad_parameters_are_refused(change: dict[str, float], text: str) -> None
 
 
 def test_the_authors_settings() -> None:
-    plan = Sdar.preset("paper")
+    plan = Sdar.with_budget("paper")
     assert (plan.lr, plan.decoder_lr, plan.l1, plan.l2, plan.flip) == (1e-3, 5e-4, 0.02, 1e-5, 0.2)
     assert (plan.layout, plan.normalise, plan.width, plan.blocks) == ("client", True, 64, 3)

@@ -25,7 +25,7 @@ from splitfed.training.run import Run
 from tests.attacks.training_time_examples import attack_state, error, go, ramps
 from tests.examples import assert_same
 
-TINY = Sdar.preset("paper", width=4, blocks=1)
+TINY = Sdar.with_budget("paper", width=4, blocks=1)
 
 
 @cache
@@ -64,11 +64,11 @@ def simulator(run: Run) -> Simulator:
 
 
 def test_in_the_clients_layout_it_reads_victims_that_nobody_trained_on() -> None:
-    plan = Sdar.preset("fast", layout="client")
+    plan = Sdar.with_budget("fast", layout="client")
     run = go(plan, rounds=24, rate=3e-3)
     (result,) = run.attack(plan)
-    guess, mean = error(run, result.guess)
-    assert guess < mean / 2
+    prediction, mean = error(run, result.prediction)
+    assert prediction < mean / 2
 
 
 def test_simulator_and_head_have_the_clients_layouts_and_weights_of_their_own() -> None:
@@ -135,13 +135,14 @@ def test_resumed_it_ends_in_the_same_bits_with_its_statistics(shape: str, tmp_pa
     assert_same(states, simulator(whole).state())
     for net in ("simulator", "decoder", "simulator_critic", "decoder_critic"):
         assert any(name.endswith("running_var") for name in states["nets"][net])
-    assert torch.equal(again.attack(TINY)[0].guess, whole.attack(TINY)[0].guess)
+    assert torch.equal(again.attack(TINY)[0].prediction, whole.attack(TINY)[0].prediction)
 
 
 def test_a_guess_depends_on_its_own_row_alone_and_changes_no_mode() -> None:
     run = run_on_images()
     every, few = (
-        run.attack(TINY, victims=rows)[0].guess for rows in (images().victims, images().victims.rows(torch.arange(3)))
+        run.attack(TINY, victims=rows)[0].prediction
+        for rows in (images().victims, images().victims.rows(torch.arange(3)))
     )
     assert torch.allclose(every[:3], few, atol=1e-5)
     assert all(net.training for net in simulator(run).nets.values())
@@ -317,7 +318,7 @@ def test_it_ends_a_cut_of_any_shape(shape: tuple[int, ...]) -> None:
 
 def test_a_generic_simulator_releases_what_may_arrive() -> None:
     """Behind a ReLU nothing negative, and something that is zero; where negative numbers arrive it ends linearly."""
-    plan = Sdar.preset("fast", width=8)
+    plan = Sdar.with_budget("fast", width=8)
     behind, linear = simulator(run_on_images(plan)), simulator(go(plan))
     with torch.no_grad():
         made = behind.client(images().auxiliary.x, 0)

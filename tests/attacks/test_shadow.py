@@ -37,12 +37,12 @@ def knowledge_of(run: splitfed.Run, party: str = "server") -> Knowledge:
 
 def test_inverts_without_queries() -> None:
     """Between .7 and 2.5 dB above the mean image over four seeds; structure shows more than error."""
-    grades = [attacked().grade, trained().attack(Shadow(), seed=2)[0].grade]
-    gain = [grade["guess"]["psnr"].mean - grade["mean_image"]["psnr"].mean for grade in grades]
+    scores = [attacked().scores, trained().attack(Shadow(), seed=2)[0].scores]
+    gain = [one["attack"]["psnr"].mean - one["mean_image"]["psnr"].mean for one in scores]
     assert sum(gain) / 2 > 1.0
     assert min(gain) > 0.3
-    for grade in grades:
-        assert grade["guess"]["ssim"].mean > grade["mean_image"]["ssim"].mean + 0.3
+    for one in scores:
+        assert one["attack"]["ssim"].mean > one["mean_image"]["ssim"].mean + 0.3
 
 
 def test_the_shadow_suits_the_downstream_segments() -> None:
@@ -59,7 +59,7 @@ def test_wrong_labels_teach_the_shadow_nothing() -> None:
     assert known.auxiliary_labels is not None
     dealt = known.auxiliary_labels[torch.randperm(400, generator=generator(0))]
     outcome = Shadow(iterations=1)(run.observe(), replace(known, auxiliary_labels=dealt), generator(1))
-    stolen = run.evaluator._grade_stolen_model(outcome.clone, "server", 0, 0)
+    stolen = run.evaluator._score_stolen_model(outcome.clone, "server", 0, 0)
     assert stolen is not None
     assert stolen["clone"]["accuracy"].mean < 0.3
 
@@ -122,7 +122,7 @@ def test_a_hop_before_the_server_is_refused_and_the_server_is_not() -> None:
     with pytest.raises(InvalidInput, match=REFUSED):
         run.attack(QUICK, adversary="hop1")
     (result,) = run.attack(QUICK, adversary="server")
-    assert result.guess.shape == (8, 1, 8, 8)
+    assert result.prediction.shape == (8, 1, 8, 8)
 
 
 def test_missing_auxiliary_data_is_named() -> None:
@@ -159,8 +159,8 @@ def test_settings(name: str) -> None:
         Shadow(**{name: value})  # type: ignore[arg-type]
 
 
-def test_the_preset_paper_is_the_authors() -> None:
-    made = Shadow.preset("paper")
+def test_the_budget_paper_is_the_authors() -> None:
+    made = Shadow.with_budget("paper")
     assert (made.epochs, made.batch_size, made.shadow_lr) == (50, 32, 1e-3)
     assert (made.iterations, made.lr, made.tv, made.l2) == (500, 0.1, 2.0, 0.0)
-    assert Shadow.preset("fast") == Shadow()
+    assert Shadow.with_budget("fast") == Shadow()

@@ -101,11 +101,11 @@ def test_a_resumed_run_ends_in_the_same_bits(name: str, tmp_path: Path) -> None:
 def test_the_guess_is_graded_and_knows_no_truth(name: str) -> None:
     run = go(ALL[name])
     (result,) = run.attack(ALL[name])
-    assert result.guess.shape == (64, 16)
-    assert set(result.grade) == {"guess", "mean_image", "random_pairing"}
+    assert result.prediction.shape == (64, 16)
+    assert set(result.scores) == {"attack", "mean_image", "random_pairing"}
     v = run.data.victims
     other = Dataset("other", v.x, 1 - v.y, v.task, v.value_range)
-    assert torch.equal(run.attack(ALL[name], victims=other)[0].guess, result.guess)
+    assert torch.equal(run.attack(ALL[name], victims=other)[0].prediction, result.prediction)
 
 
 def test_the_replica_is_frozen_and_in_evaluation_mode() -> None:
@@ -174,7 +174,7 @@ def test_a_training_attack_that_was_not_there_cannot_answer() -> None:
     go(Spy()).attack(Rmle(iterations=1))
 
 
-@pytest.mark.parametrize("plan", [Sdar.preset("fast"), Pcat.preset("fast", inverse_steps=2)])
+@pytest.mark.parametrize("plan", [Sdar.with_budget("fast"), Pcat.with_budget("fast", inverse_steps=2)])
 def test_a_relay_that_sees_labels_learns_scores_of_its_own(plan: TrainingAttack) -> None:
     """Its segments make no scores: what they make is put into a head, and not into the loss as if it were scores."""
     with stream(0):
@@ -187,7 +187,7 @@ def test_a_relay_that_sees_labels_learns_scores_of_its_own(plan: TrainingAttack)
     assert not found.site.makes_scores
     assert "head" in found.nets
     (rows,) = run.attack(plan, adversary="hop1")
-    assert rows.guess.shape == (16, 1, 8, 8)
+    assert rows.prediction.shape == (16, 1, 8, 8)
 
 
 def test_old_names_of_the_state() -> None:

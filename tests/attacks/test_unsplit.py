@@ -58,8 +58,8 @@ def architecture(run: Run) -> Architecture:
 
 
 def test_shows_structure_that_the_mean_image_has_not() -> None:
-    grade = attacked().grade
-    assert grade["guess"]["ssim"].mean > grade["mean_image"]["ssim"].mean + 0.3
+    scores = attacked().scores
+    assert scores["attack"]["ssim"].mean > scores["mean_image"]["ssim"].mean + 0.3
 
 
 def test_steals_the_upstream() -> None:
@@ -80,10 +80,10 @@ def test_fit_and_prior_choose_among_restarts() -> None:
     for restarts in (1, 2, 3, 4):
         attack = Unsplit(rounds=2, restarts=restarts, stretch=False)
         with torch.enable_grad():
-            guess, clone = attack.run(view, knowledge, generator(0), lambda done, total: None)
+            prediction, clone = attack.run(view, knowledge, generator(0), lambda done, total: None)
         with torch.no_grad():
-            fit = float(misfit(clone(guess), view.tensors()))
-        losses.append(fit + attack.prior(guess, (0.0, 1.0)))
+            fit = float(misfit(clone(prediction), view.tensors()))
+        losses.append(fit + attack.prior(prediction, (0.0, 1.0)))
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < losses[0]
 
@@ -131,7 +131,7 @@ def mirrored(restarts: int, dead: int) -> tuple[Tensor, Tensor]:
     seen = View("server", (Message("client0", "server", "activation", "a->b", {"z": client.release(x)}, STAMP),))
     knowledge = Knowledge((1, 8, 8), (0.0, 1.0), architecture=client)
     attack = Unsplit(rounds=1, input_steps=150, model_steps=1, lr=0.05, model_lr=1e-6, l2=0.2, restarts=restarts)
-    return x, attack(seen, knowledge, generator(0)).guess
+    return x, attack(seen, knowledge, generator(0)).prediction
 
 
 STAMP = Stamp("predict", 0, 0, 0)
@@ -141,13 +141,13 @@ def test_a_negative_that_fits_better_is_not_chosen() -> None:
     """The first clone gives negatives, and fits exactly; the second gives the digits, and fits less well."""
     truth, negative = mirrored(1, dead=1)
     assert float((1 - negative - truth).abs().mean()) < 0.05
-    truth, guess = mirrored(2, dead=1)
-    assert float((guess - truth).abs().mean()) < 0.1
+    truth, prediction = mirrored(2, dead=1)
+    assert float((prediction - truth).abs().mean()) < 0.1
 
 
 def test_a_picture_that_does_not_fit_is_not_chosen_for_its_prior() -> None:
-    truth, guess = mirrored(2, dead=32)
-    assert float((1 - guess - truth).abs().mean()) < 0.05
+    truth, prediction = mirrored(2, dead=32)
+    assert float((1 - prediction - truth).abs().mean()) < 0.05
 
 
 def test_the_prior_by_hand() -> None:
@@ -159,7 +159,7 @@ def test_the_prior_by_hand() -> None:
 
 
 def test_same_seed_same_guess() -> None:
-    one, two, other = (trained().attack(QUICK, seed=s)[0].guess for s in (5, 5, 6))
+    one, two, other = (trained().attack(QUICK, seed=s)[0].prediction for s in (5, 5, 6))
     assert torch.equal(one, two)
     assert not torch.equal(one, other)
 
@@ -219,7 +219,7 @@ def test_segments_of_its_own_keep_their_weights() -> None:
     first, true = (m["bottom"].get_parameter("conv1.weight") for m in (drawn.modules, held))
     assert not torch.equal(first, true)
     (result,) = run.attack(QUICK)
-    assert result.guess.shape == (8, 1, 8, 8)
+    assert result.prediction.shape == (8, 1, 8, 8)
 
 
 def test_a_u_shaped_server_can_steal_too() -> None:
@@ -267,11 +267,11 @@ def test_weights_are_not_negative(name: str) -> None:
         Unsplit(**{name: -1})  # type: ignore[arg-type]
 
 
-def test_the_preset_paper_is_the_authors() -> None:
-    made = Unsplit.preset("paper")
+def test_the_budget_paper_is_the_authors() -> None:
+    made = Unsplit.with_budget("paper")
     assert (made.rounds, made.input_steps, made.model_steps, made.restarts) == (1000, 100, 100, 1)
     assert (made.lr, made.model_lr, made.tv, made.l2, made.stretch) == (1e-3, 1e-3, 0.1, 1.0, True)
-    assert Unsplit.preset("fast") == Unsplit()
+    assert Unsplit.with_budget("fast") == Unsplit()
 
 
 def run_of(bottom: nn.Module) -> Run:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import splitfed as sf
 from splitfed.attacks.base import Attack, Knowledge
-from splitfed.attacks.scoring.share_metrics import grade_shares
+from splitfed.attacks.scoring.share_metrics import score_shares
 from splitfed.attacks.uploads.class_shares import ClassShares
 from splitfed.attacks.uploads.prototype_inversion import PrototypeInversion
 from splitfed.attacks.uploads.prototype_membership import PrototypeMembership
@@ -38,7 +38,7 @@ def seen(*messages: tuple[str, Mapping[str, Tensor]], sender: str = "client0") -
 
 def guessed(attack: Attack, view: View, **known: Any) -> Tensor:
     knowledge = Knowledge((2,), classes=CLASSES, **known)
-    return attack(view, knowledge, torch.Generator().manual_seed(0)).guess
+    return attack(view, knowledge, torch.Generator().manual_seed(0)).prediction
 
 
 V = torch.ones(3)
@@ -71,25 +71,25 @@ def test_the_newest_message_counts_and_the_plainest_kind_first() -> None:
         guessed(ClassShares(), seen(("prototype", {"bias": V})))
 
 
-def test_grade_of_shares_by_hand() -> None:
+def test_score_of_shares_by_hand() -> None:
     # Half of the rows are of class 0, half of class 1, of three classes.
-    truth, grade = grade_shares(torch.tensor([0, 1, 0, 1]), torch.tensor([3.0, 0.0, 1.0]), torch.tensor([2, 2, 0, 0]))
+    truth, scores = score_shares(torch.tensor([0, 1, 0, 1]), torch.tensor([3.0, 0.0, 1.0]), torch.tensor([2, 2, 0, 0]))
     assert truth.tolist() == [0.5, 0.5, 0.0]
     # Guess .75, 0, .25: |.25| + |.5| + |.25| = 1, half of it; of the two that are there one lies above, one below.
-    assert grade["guess"]["total_variation"].mean == pytest.approx(0.5)
-    assert grade["guess"]["auc"].mean == 0.5
+    assert scores["attack"]["total_variation"].mean == pytest.approx(0.5)
+    assert scores["attack"]["auc"].mean == 0.5
     # Prior .5, 0, .5: 0 + .5 + .5; even shares: 1/6 + 1/6 + 1/3.
-    assert grade["prior"]["total_variation"].mean == pytest.approx(0.5)
-    assert grade["uniform"]["total_variation"].mean == pytest.approx(1 / 3)
-    assert grade["prior"]["auc"].mean == grade["uniform"]["auc"].mean == 0.5
-    perfect = grade_shares(torch.tensor([0, 1]), torch.tensor([0.5, 0.5, 0.0]), torch.tensor([0]))[1]["guess"]
+    assert scores["prior"]["total_variation"].mean == pytest.approx(0.5)
+    assert scores["uniform"]["total_variation"].mean == pytest.approx(1 / 3)
+    assert scores["prior"]["auc"].mean == scores["uniform"]["auc"].mean == 0.5
+    perfect = score_shares(torch.tensor([0, 1]), torch.tensor([0.5, 0.5, 0.0]), torch.tensor([0]))[1]["attack"]
     assert (perfect["total_variation"].mean, perfect["auc"].mean) == (0.0, 1.0)
-    assert "auc" not in grade_shares(torch.tensor([0, 1]), torch.ones(2), torch.tensor([0]))[1]["guess"]
+    assert "auc" not in score_shares(torch.tensor([0, 1]), torch.ones(2), torch.tensor([0]))[1]["attack"]
     for wrong in (torch.tensor([-1.0, 2.0]), torch.zeros(2), torch.tensor([float("nan"), 1.0]), torch.ones(2, 2)):
-        with pytest.raises(InvalidInput, match="guess holds no shares"):
-            grade_shares(torch.tensor([0, 1]), wrong, torch.tensor([0]))
-    with pytest.raises(InvalidInput, match="guess has shares of 2 classes, which the client's labels are not among"):
-        grade_shares(torch.tensor([2]), torch.ones(2), torch.tensor([0]))
+        with pytest.raises(InvalidInput, match="prediction holds no shares"):
+            score_shares(torch.tensor([0, 1]), wrong, torch.tensor([0]))
+    with pytest.raises(InvalidInput, match="prediction has shares of 2 classes, which the client's labels are"):
+        score_shares(torch.tensor([2]), torch.ones(2), torch.tensor([0]))
 
 
 def identity(x: Tensor) -> dict[str, Tensor]:
@@ -148,8 +148,8 @@ def test_candidates_of_one_client_are_of_its_classes_alone() -> None:
 def test_soft_labels_are_attacked_like_prototypes() -> None:
     run = proto_run(method=FedDistill())
     shares, inversion = run.attack(["class_shares", "prototype_inversion"])
-    assert shares.grade["guess"]["auc"].mean == 1.0
-    assert inversion.grade["guess"]["psnr"].mean > inversion.grade["mean_image"]["psnr"].mean + 5
+    assert shares.scores["attack"]["auc"].mean == 1.0
+    assert inversion.scores["attack"]["psnr"].mean > inversion.scores["mean_image"]["psnr"].mean + 5
 
 
 def test_what_grants_nothing_is_refused() -> None:

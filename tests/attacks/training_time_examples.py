@@ -52,7 +52,7 @@ class Passive(TrainingAttackState):
         self.seen.append((seen, dict(modules)))
         return torch.ones_like(seen.z)
 
-    def guess(self, view: View, target: Target) -> Tensor:
+    def predict(self, view: View, target: Target) -> Tensor:
         return self.site.released(view)
 
 
@@ -122,7 +122,7 @@ def attack_state(run: Run) -> TrainingAttackState:
     return found
 
 
-def error(run: Run, guess: Tensor) -> tuple[float, float]:
-    """Mean squared error of `guess` and of the mean of the auxiliary rows."""
+def error(run: Run, prediction: Tensor) -> tuple[float, float]:
+    """Mean squared error of `prediction` and of the mean of the auxiliary rows."""
     victims, mean = run.data.victims.x, run.data.auxiliary.x.mean(0)
-    return float((guess - victims).square().mean()), float((mean - victims).square().mean())
+    return float((prediction - victims).square().mean()), float((mean - victims).square().mean())

@@ -277,8 +277,8 @@ def test_an_attack_finds_no_row_in_the_storage_of_a_release(link: str) -> None:
     data = toy_data(60).clients(1, auxiliary=10, victims=8)
     run = sf.train(topology, data, rounds=1, logging=sf.Logging(link=link))
     (found,) = run.attack(Thief())
-    assert not found.guess.any()
-    assert found.grade["guess"]["mse"].mean == pytest.approx(float((found.truth**2).mean()), rel=1e-5)
+    assert not found.prediction.any()
+    assert found.scores["attack"]["mse"].mean == pytest.approx(float((found.truth**2).mean()), rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["sparse", "nested", "quantized"])

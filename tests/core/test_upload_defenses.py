@@ -248,7 +248,7 @@ def test_from_study_to_report(tmp_path: Path) -> None:
         shares, inversion = one["attacks"]
         assert (shares["adversary"], shares["target"]) == (FED, "shares")
         # The numbers of rows by class cross as they are, guarded or not.
-        assert shares["scores"]["total_variation"]["guess"]["mean"] == pytest.approx(0.0, abs=1e-12)
+        assert shares["scores"]["total_variation"]["attack"]["mean"] == pytest.approx(0.0, abs=1e-12)
         assert inversion["target"] == "representatives"
         assert one["bytes_by_kind"] == one["predicted"]["bytes_by_kind"]
         fed = next(party for party in one["parties"] if party["role"] == FED)

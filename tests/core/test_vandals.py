@@ -94,7 +94,7 @@ def spoil(tensor: Tensor) -> None:
 class Handed(Attack):
     """Base of the two below: what is handed to both is the same."""
 
-    def guess(self, view: View, knowledge: Knowledge) -> Tensor:
+    def predict(self, view: View, knowledge: Knowledge) -> Tensor:
         if self.target is Target.MEMBERS:
             assert knowledge.candidates is not None
             return torch.arange(float(len(knowledge.candidates)))
@@ -123,7 +123,7 @@ class Vandal(Handed):
             segment._forward_hooks[0] = lambda *given: torch.zeros(1)
         if isinstance(knowledge.hints, dict):
             knowledge.hints.clear()
-        return self.guess(view, knowledge)
+        return self.predict(view, knowledge)
 
 
 class Clerk(Handed):
@@ -131,7 +131,7 @@ class Clerk(Handed):
         FOUND["newest"] = {
             name: [t.detach().clone() for t in held] for name, held in handed(view, knowledge).items() if held
         }
-        return self.guess(view, knowledge)
+        return self.predict(view, knowledge)
 
 
 def pair(needs: set[Needs], target: Target, phase: Phase, reads: tuple[str, ...]) -> tuple[Attack, Attack]:
@@ -264,7 +264,7 @@ def test_an_attack_that_writes_zeros_into_all_it_gets_changes_nothing(name: str)
     before = everything(run)
     for attack in (clerk, vandal, clerk):
         (result,) = run.attack(attack, adversary=party)
-        results.append((result.guess, result.truth, result.grade))
+        results.append((result.prediction, result.truth, result.scores))
         if attack is clerk:
             FOUND[f"{name} {len(results)}"] = FOUND.pop("newest")
     assert set(FOUND[f"{name} 1"]) >= HELD[name], "the vandal must have been handed all that this case is about"
@@ -291,7 +291,7 @@ def test_what_an_attack_is_handed_is_nobody_elses_memory(name: str) -> None:
 
     def keep(self: Attack, view: View, knowledge: Knowledge, random: torch.Generator, progress: Progress) -> Tensor:
         kept.extend(t for held in handed(view, knowledge).values() for t in held)
-        return Handed.guess(self, view, knowledge)  # type: ignore[arg-type]
+        return Handed.predict(self, view, knowledge)  # type: ignore[arg-type]
 
     type(clerk).run = keep  # type: ignore[method-assign]
     run.attack(clerk, adversary=party)
@@ -337,7 +337,7 @@ class Wreck(TrainingAttackState):
         for tensor in tensors([seen.z, seen.y, modules]):
             spoil(tensor)
 
-    def guess(self, view: View, target: Target) -> Tensor:
+    def predict(self, view: View, target: Target) -> Tensor:
         raise AssertionError
 
 
@@ -392,7 +392,7 @@ def test_an_auxiliary_row_brings_no_victim_along() -> None:
     def read(self: Attack, view: View, knowledge: Knowledge, random: torch.Generator, progress: Progress) -> Tensor:
         assert knowledge.auxiliary is not None
         stolen.append(knowledge.auxiliary.untyped_storage().nbytes() - knowledge.auxiliary.nbytes)
-        return Handed.guess(self, view, knowledge)  # type: ignore[arg-type]
+        return Handed.predict(self, view, knowledge)  # type: ignore[arg-type]
 
     type(reader).run = read  # type: ignore[method-assign]
     sf.train(vanilla(model(), "relu1"), data, rounds=1).attack(reader)

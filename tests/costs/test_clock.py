@@ -57,10 +57,10 @@ def local_loss() -> Topology:
     """The client learns from an auxiliary head; no gradient comes back from the server."""
     segments = (
         linear("bottom", "client", "x", "z"),
-        linear("aux", "client", "z", "guess"),
+        linear("aux", "client", "z", "attack"),
         linear("top", "server", "z", "out"),
     )
-    heads = (Head("guess", "client", "client"), Head("out", "server", "client"))
+    heads = (Head("attack", "client", "client"), Head("out", "server", "client"))
     return Topology("local", segments, {"x": "client"}, heads, frozenset({"bottom->top"}))
 
 

@@ -31,10 +31,10 @@ def local_loss(aux: nn.Module | None = None) -> Topology:
     """The client learns from a head of its own; no gradient comes back over bottom->top."""
     segments = (
         Segment("bottom", "client", nn.Linear(4, 3), ("x",), ("z",)),
-        Segment("aux", "client", nn.Linear(3, 2) if aux is None else aux, ("z",), ("guess",)),
+        Segment("aux", "client", nn.Linear(3, 2) if aux is None else aux, ("z",), ("attack",)),
         Segment("top", "server", nn.Linear(3, 5), ("z",), ("out",)),
     )
-    heads = (Head("guess", "client", "client"), Head("out", "server", "client"))
+    heads = (Head("attack", "client", "client"), Head("out", "server", "client"))
     return Topology("local", segments, {"x": "client"}, heads, frozenset({"bottom->top"}))
 
 

@@ -144,7 +144,7 @@ def test_the_norm_attack_falls_and_truth_is_what_it_is_scored_by() -> None:
         results = [
             run.attack(Norm(), adversary="left0", seed=seed)[0] for seed in range(4 if name == "gradient" else 1)
         ]
-        found[name] = sum(r.grade["guess"]["auc"].mean for r in results) / len(results)
+        found[name] = sum(r.scores["attack"]["auc"].mean for r in results) / len(results)
         assert torch.equal(results[0].truth, run.data.victims.y)
     assert found["none"] > 0.95
     # A blind AUC has a standard deviation of .082; the answers of randomised response are the same at every look.

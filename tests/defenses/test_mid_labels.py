@@ -220,7 +220,7 @@ def test_the_peers_bottom_learns_less_of_labels_that_the_active_party_can_tell_w
         topology = with_active(bottoms, perceptron((8, 16, 3), 3))
         run = splitfed.train(topology, planted(), defenses=defenses, **options)
         (result,) = run.attack(ModelCompletion(iterations=100), adversary="peer0")
-        found.append((run.accuracy, result.grade["guess"]["accuracy"].mean))
+        found.append((run.accuracy, result.scores["attack"]["accuracy"].mean))
     (plain, leak), (guarded, left) = found
     assert min(plain, guarded) > 0.95
     assert left < leak - 0.1, found
@@ -238,7 +238,7 @@ def test_a_gradient_still_tells_its_rows_label() -> None:
         defenses = () if weight is None else (MidLabels(weight=weight),)
         run = splitfed.train(topology, data, rounds=1, defenses=defenses)
         (result,) = run.attack("direct_label", adversary="left0")
-        found.append(abs(result.grade["guess"]["auc"].mean - 0.5))
+        found.append(abs(result.scores["attack"]["auc"].mean - 0.5))
     assert found[0] == 0.5
     assert 0.45 < found[1] <= 0.5
 

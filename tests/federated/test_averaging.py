@@ -251,11 +251,11 @@ def test_the_fed_server_reads_what_clients_send() -> None:
     """A gradient inverted from FedAvg's messages is that from SplitFed's, and kept segments are refused."""
     given: dict[str, Any] = {"batch_size": 1000, "logging": Logging(record=Recording((FED,)))}
     whole = {**given, "topology": flat()}
-    guesses = [
-        run.attack(Dlg(iterations=2, restarts=1), adversary=FED)[0].guess
+    predictions = [
+        run.attack(Dlg(iterations=2, restarts=1), adversary=FED)[0].prediction
         for run in (go("fedavg", 1, **whole), go(None, 1, **{**whole, "schedule": "splitfed_v1"}))
     ]
-    assert torch.equal(*guesses)
+    assert torch.equal(*predictions)
     assert go("ditto", 1, **whole).attack(Dlg(iterations=2, restarts=1), adversary=FED)
     with pytest.raises(InvalidInput, match="the client keeps the weights of 'head' to itself"):
         go("fedper", 1, **given).attack(Dlg(iterations=2, restarts=1), adversary=FED)

@@ -95,8 +95,8 @@ def test_the_generator_learns_what_the_heads_know() -> None:
     made.load_state_dict(run.method_state["generator"])
     y = torch.arange(10).repeat(5)
     z = made.eval()(torch.randn(50, 8, generator=torch.Generator().manual_seed(1)), y)
-    guess = run.engine.modules(0)["head"].eval()(z).argmax(1)
-    assert float((guess == y).double().mean()) > 0.8, "chance is .1"
+    prediction = run.engine.modules(0)["head"].eval()(z).argmax(1)
+    assert float((prediction == y).double().mean()) > 0.8, "chance is .1"
     assert run.accuracy > 0.5
 
 

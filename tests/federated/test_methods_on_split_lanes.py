@@ -235,7 +235,7 @@ def test_rows_that_a_gradient_counts_twice_are_searched_once() -> None:
     attack = Dlg(iterations=1, restarts=1)
     run = go("fedsgd", local(model()), local=splitfed.LocalUpdate(epochs=2), **given)
     found = run.attack(attack, adversary=FED)[0]
-    assert len(found.guess) == len(found.truth) == len(run.data.clients[0].train)
+    assert len(found.prediction) == len(found.truth) == len(run.data.clients[0].train)
     rows = len(run.data.clients[0].train)
     with pytest.raises(InvalidInput, match="count more often than others"):
         go("fedsgd", local(model()), schedule=Independent(steps=rows // 4 + 2), **given).attack(attack, adversary=FED)

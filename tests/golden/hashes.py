@@ -105,15 +105,18 @@ def of_run(run: Run) -> dict[str, str]:
 
 
 def of_attack(found: AttackResult) -> dict[str, str]:
-    """Return the parts of an attack: who was the adversary, what it reconstructed, and how that was graded."""
-    grades = {who: {n: (i.mean, i.low, i.high, i.n) for n, i in scores.items()} for who, scores in found.grade.items()}
+    """Return the parts of an attack: who was the adversary, what it reconstructed, and how that was scored."""
+    scores = {
+        KEYS.get(who, who): {n: (i.mean, i.low, i.high, i.n) for n, i in own.items()}
+        for who, own in found.scores.items()
+    }
     stolen = {
         who: {n: (i.mean, i.low, i.high, i.n) for n, i in scores.items()}
         for who, scores in (found.stolen or {}).items()
     }
     return {
-        f"attack {found.attack}": of(found.adversary, found.guess, found.truth),
-        f"grade {found.attack}": of(grades, stolen),
+        f"attack {found.attack}": of(found.adversary, found.prediction, found.truth),
+        f"grade {found.attack}": of(scores, stolen),
     }
 
 

@@ -9,5 +9,5 @@ from __future__ import annotations
 
 RENAMES: dict[str, str] = {"schedule=apart": "schedule=independent"}
 
-KEYS: dict[str, str] = {"training_attacks": "intruders", "training_attack_scores": "asked"}
+KEYS: dict[str, str] = {"training_attacks": "intruders", "training_attack_scores": "asked", "attack": "guess"}
 """Key of a history -> what the commit that golden runs are compared with called it; hashes are those of the latter."""

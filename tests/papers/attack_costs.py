@@ -1,4 +1,4 @@
-"""What every attack's `fast` preset costs, in processor time and memory; and all victims at once against one by one.
+"""What every attack's `fast` budget costs, in processor time and memory; and all victims at once against one by one.
 
 Each measurement has a process of its own: `python -m tests.papers.attack_costs NAME` prints it.
 """
@@ -132,7 +132,8 @@ def scene(name: str) -> tuple[Callable[[], Run], str | None, str]:
     if name == "insider_labels":
         # In a vanilla run labels reach the server anyway.
         spied = partial(
-            u_shaped, adversaries=sf.Adversaries(training_attacks={"server": load("attacks", "sdar").preset("fast")})
+            u_shaped,
+            adversaries=sf.Adversaries(training_attacks={"server": load("attacks", "sdar").with_budget("fast")}),
         )
         return spied, "server", "U-shaped, sdar"
     if name in ("class_shares", "prototype_inversion", "prototype_membership"):
@@ -143,8 +144,8 @@ def scene(name: str) -> tuple[Callable[[], Run], str | None, str]:
 
 
 def fast(name: str) -> Attack:
-    """Return the preset `fast` of `name`."""
-    attack: Attack = load("attacks", name).preset("fast", **({"attribute": "odd"} if name == "attribute" else {}))
+    """Return the budget `fast` of `name`."""
+    attack: Attack = load("attacks", name).with_budget("fast", **({"attribute": "odd"} if name == "attribute" else {}))
     return attack
 
 
@@ -246,7 +247,7 @@ def show(done: Measured) -> str:
     tables = (
         markdown(["attack", "run", "CPU seconds", "memory above the run's [MB]"], plain),
         markdown(
-            ["inside training", "an honest step [ms]", "added a step [ms]", "the guess [s]", "memory added [MB]"],
+            ["inside training", "an honest step [ms]", "added a step [ms]", "the prediction [s]", "memory added [MB]"],
             inside,
         ),
         f"{'; '.join(ratios)}." if ratios else "",
@@ -256,7 +257,7 @@ def show(done: Measured) -> str:
 
 
 BUDGET = f"""LeNet on MNIST-5k, cut after its first pooling where the attack allows; {VICTIMS} victims of 28x28,
-{AUXILIARY} auxiliary images, one round of training. Preset `fast`, grading included. Seconds are processor time of one
+{AUXILIARY} auxiliary images, one round of training. Budget `fast`, scoring included. Seconds are processor time of one
 thread, so that other programs on the machine matter little. Memory is by how much the peak of resident memory during
 the attack exceeds what the process held before it, after the allocator gave back what it could; a process each; Linux
 only. Attacks that retrain the model (`lira`, `membership_shadow`) cost as many trainings as they take copies, and this

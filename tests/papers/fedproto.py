@@ -165,8 +165,8 @@ def own_accuracies(run: sf.Run) -> list[float]:
     found = []
     for replica, client in enumerate(run.data.clients):
         own = client.train.y.unique()
-        guess = own[run.predict(client.test.x, replica)[:, own].argmax(1)]
-        found.append(float((guess == client.test.y).double().mean()))
+        prediction = own[run.predict(client.test.x, replica)[:, own].argmax(1)]
+        found.append(float((prediction == client.test.y).double().mean()))
     return found
 
 

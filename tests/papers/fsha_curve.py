@@ -73,7 +73,7 @@ def start(seed: int, width: int, faster: float, weight: float, blocks: int) -> R
     strength = STRENGTH / (1 + weight) if weight else 1.0
     defenses = [sf.defenses.DistanceCorrelation(alpha=weight / (1 + weight))] if weight else []
     rates = {"lr": RATE * faster, "critic_lr": CRITIC_RATE * faster}
-    plan = Fsha.preset("paper", width=width, blocks=blocks, strength=strength, **rates)
+    plan = Fsha.with_budget("paper", width=width, blocks=blocks, strength=strength, **rates)
     return sf.train(
         vanilla(model, "0"),
         data(seed),
@@ -138,9 +138,9 @@ def look(run: Run, weight: float) -> dict[str, float]:
     truth, known = run.data.victims.x, run.data.auxiliary.x
     (result,) = run.attack(Fsha())
     found = {
-        "mse": float((result.guess - truth).square().mean()),
+        "mse": float((result.prediction - truth).square().mean()),
         "mean image": float((known.mean(0) - truth).square().mean()),
-        "ssim": result.grade["guess"]["ssim"].mean,
+        "ssim": result.scores["attack"]["ssim"].mean,
     }
     state = run.training_attacks["server"]
     assert isinstance(state, TrainingAttackState)

@@ -22,7 +22,7 @@ from splitfed.attacks.base import Attack, Knowledge, Progress, Releases
 from splitfed.attacks.reconstruction.inverse_network import InverseNetwork
 from splitfed.attacks.reconstruction.rmle import Rmle
 from splitfed.attacks.reconstruction.shadow import Shadow
-from splitfed.attacks.scoring.reconstruction_metrics import grade
+from splitfed.attacks.scoring.reconstruction_metrics import score_reconstruction
 from splitfed.core.messages import View
 from splitfed.core.random import generator, stream
 from splitfed.data.federation import Federation
@@ -110,22 +110,22 @@ BLACK: Mapping[str, tuple[float | None, float | None]] = {"conv1": (40.72, 0.995
 LINES = (
     Line(
         "white box (`rmle`)",
-        lambda cut: Rmle.preset("paper", tv=0.0 if cut == "conv1" else 1.0),
+        lambda cut: Rmle.with_budget("paper", tv=0.0 if cut == "conv1" else 1.0),
         WHITE,
     ),
-    Line("white box, preset fast", lambda cut: Rmle.preset("fast"), WHITE),
-    Line("white box, preset default", lambda cut: Rmle.preset("default"), WHITE),
-    Line("white box, default, twice the time", lambda cut: Rmle.preset("default", iterations=4800), WHITE),
+    Line("white box, budget fast", lambda cut: Rmle.with_budget("fast"), WHITE),
+    Line("white box, budget default", lambda cut: Rmle.with_budget("default"), WHITE),
+    Line("white box, default, twice the time", lambda cut: Rmle.with_budget("default", iterations=4800), WHITE),
     Line("black box, same distribution, their decoder", lambda cut: TheirDecoder(), BLACK),
     Line("the same, solved by least squares", lambda cut: Solved(), BLACK, cuts=("conv1",)),
-    Line("black box, our decoder, preset fast", lambda cut: InverseNetwork.preset("fast"), BLACK),
-    Line("black box, our decoder, preset default", lambda cut: InverseNetwork.preset("default"), BLACK),
+    Line("black box, our decoder, budget fast", lambda cut: InverseNetwork.with_budget("fast"), BLACK),
+    Line("black box, our decoder, budget default", lambda cut: InverseNetwork.with_budget("default"), BLACK),
     Line(
         "black box, our decoder, default, twice the time",
-        lambda cut: InverseNetwork.preset("default", epochs=40),
+        lambda cut: InverseNetwork.with_budget("default", epochs=40),
         BLACK,
     ),
-    Line("black box, our decoder, preset paper", lambda cut: InverseNetwork.preset("paper"), BLACK),
+    Line("black box, our decoder, budget paper", lambda cut: InverseNetwork.with_budget("paper"), BLACK),
     Line(
         "black box, random inputs, their decoder",
         lambda cut: TheirDecoder(),
@@ -134,7 +134,7 @@ LINES = (
     ),
     Line(
         "query-free (`shadow`)",
-        lambda cut: Shadow.preset("paper"),
+        lambda cut: Shadow.with_budget("paper"),
         {"conv1": (17.60, 0.7423), "ReLU2": (9.61, 0.4981)},
     ),
 )
@@ -179,8 +179,8 @@ def measure(
     """
     run = trained(cut, seed, line.noise, training)
     (result,) = run.attack(replace(line.attack(cut), **(changes or {})), seed=seed)
-    truth, guess, images = ((x + 1) / 2 for x in (result.truth, result.guess, federation(seed).auxiliary.x))
-    scores = grade(truth, guess, (0.0, 1.0), images, generator(seed, "grade"))
+    truth, prediction, images = ((x + 1) / 2 for x in (result.truth, result.prediction, federation(seed).auxiliary.x))
+    scores = score_reconstruction(truth, prediction, (0.0, 1.0), images, generator(seed, "grade"))
     figures = {f"{who} {metric}": interval.mean for who, found in scores.items() for metric, interval in found.items()}
     return {"accuracy": run.accuracy, "attack seconds": result.seconds, **figures}
 
@@ -205,7 +205,7 @@ def show(done: Measured) -> str:
     for cut in CUTS:
         for line in (one for one in LINES if cut in one.cuts):
             keys = [_key(line, cut, seed) for seed in SEEDS]
-            rows.append(_row(done, line.name, cut, keys, "guess", line.published[cut]))
+            rows.append(_row(done, line.name, cut, keys, "attack", line.published[cut]))
         keys = [_key(LINES[0], cut, seed) for seed in SEEDS]
         for who, name in (("mean_image", "baseline: mean image"), ("random_pairing", "baseline: another victim")):
             rows += [_row(done, name, cut, keys, who, (None, None))]
@@ -224,10 +224,10 @@ and order anew; mean and 95 % interval (Student t) over seeds. About an hour on 
 
 NOTES = """\
 The victim's accuracy is {accuracy}. Device: AMD EPYC, 2 shared cores; lines of the attacks as their authors run them
-are of 2026-11-21, those of our presets and of least squares of 2026-11-22. Decoders: "theirs" are the two of the
+are of 2026-11-21, those of our budgets and of least squares of 2026-11-22. Decoders: "theirs" are the two of the
 authors' code, trained as there; ours begins at the least-squares inverse. The published figure beside a line of ours is
 that of the same knowledge. At conv1 tv is 0 in the first line, which the authors give for the first convolution of
-CIFAR-10; for MNIST they give none; presets have tv .01. PSNR is capped at 100 dB. Random inputs are uniform over
+CIFAR-10; for MNIST they give none; budgets have tv .01. PSNR is capped at 100 dB. Random inputs are uniform over
 [-1, 1]; the paper's distribution is not known to us, nor its SSIM, and which figure belongs to which cut is read off
 their order. The shadow has the layers of what it stands for; the authors' code has another one at conv1 (two
 convolutions of 3x3). SSIM has a Gaussian window of 11x11; theirs is not known.
@@ -235,13 +235,13 @@ convolutions of 3x3). SSIM has a Gaussian window of 11x11; theirs is not known.
 Why their decoder stays at 28 dB at conv1 where 40.72 is published: not for its layout and not for want of images. Least
 squares finds the best weights for that very layer, one convolution of 5x5, from the same pairs, and they do reach the
 published figure. The inverse of a convolution of smooth images is badly conditioned, so 3750 steps of Adam at
-falling rates, where the authors take 93,750, do not come near it. Ours was at 20 dB in its former preset `fast` for
+falling rates, where the authors take 93,750, do not come near it. Ours was at 20 dB in its former budget `fast` for
 another reason: it brought 24x24 to 28x28 by bilinear interpolation, which blurs. It now solves for the best linear
 inverse, of a row as a whole or of every place alike, and trains a network on what that leaves; conv1 is linear and its
 inputs are fewer than its outputs, so nothing is left. Trained from nothing, our network of today has 28 dB there after
 five epochs (one seed).
 
-The preset `default` is the budget at which twice the time gains less than .5 dB at either cut, by these lines."""
+The budget `default` is the budget at which twice the time gains less than .5 dB at either cut, by these lines."""
 
 TABLE = Table(
     "he_mnist",

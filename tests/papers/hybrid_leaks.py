@@ -10,7 +10,7 @@ from torch import Tensor
 
 import splitfed as sf
 from splitfed.attacks import InverseNetwork
-from splitfed.attacks.scoring.share_metrics import grade_shares
+from splitfed.attacks.scoring.share_metrics import score_shares
 from splitfed.engines.base import FED
 from splitfed.federated import FML, MAFML, FedProto
 from tests.papers.hybrid_runs import Arm, Setting, plain_of, train
@@ -36,14 +36,14 @@ def leaks(run: sf.Run, arm: Arm, seed: int, setting: Setting) -> Figures:
 def _members(run: sf.Run) -> Figures:
     """Membership by the loss of the model that answers: the AUC, mean over the first clients' models."""
     found = [run.attack("membership_threshold", client=i)[0] for i in _asked(run)]
-    return {"membership": _mean([one.grade["guess"]["auc"].mean for one in found])}
+    return {"membership": _mean([one.scores["attack"]["auc"].mean for one in found])}
 
 
 def _inverted(run: sf.Run) -> Figures:
     """A decoder of what crosses at the cut for new rows of client 0, trained on auxiliary rows that it sent through."""
     # Nothing is random on the way, so one pass of queries says all.
-    (one,) = run.attack(InverseNetwork.preset("fast", epochs=10, queries=1, width=16))
-    return {who: one.grade[key]["ssim"].mean for who, key in (("cut ssim", "guess"), ("cut blind", "mean_image"))}
+    (one,) = run.attack(InverseNetwork.with_budget("fast", epochs=10, queries=1, width=16))
+    return {who: one.scores[key]["ssim"].mean for who, key in (("cut ssim", "attack"), ("cut blind", "mean_image"))}
 
 
 def _learnt(run: sf.Run, arm: Arm, seed: int, setting: Setting) -> Figures:
@@ -57,16 +57,16 @@ def _learnt(run: sf.Run, arm: Arm, seed: int, setting: Setting) -> Figures:
     for client in range(run.engine.replicas):
         private = run.predict(x, client, head=_private(run)).argmax(1)
         told = [one.predict(x, client).argmax(1) for one in (run, other)]
-        found.append([float((guess == private).double().mean()) for guess in told])
+        found.append([float((prediction == private).double().mean()) for prediction in told])
     ours, blind = (_mean(list(values)) for values in zip(*found, strict=True))
     return {"agreement": ours, "agreement blind": blind}
 
 
 def _shares(run: sf.Run) -> Figures:
     """How far the class shares read off uploads lie from the true ones: total variation, mean over clients."""
-    grades = [run.attack("class_shares", client=i)[0].grade for i in range(run.engine.replicas)]
-    names = {"guess": "shares", "uniform": "shares even", "prior": "shares prior"}
-    return {name: _mean([g[who]["total_variation"].mean for g in grades]) for who, name in names.items()}
+    scores = [run.attack("class_shares", client=i)[0].scores for i in range(run.engine.replicas)]
+    names = {"attack": "shares", "uniform": "shares even", "prior": "shares prior"}
+    return {name: _mean([g[who]["total_variation"].mean for g in scores]) for who, name in names.items()}
 
 
 def _shown(run: sf.Run) -> Figures:
@@ -76,8 +76,8 @@ def _shown(run: sf.Run) -> Figures:
         seen = run.engine.view(FED).select(kind="data").messages
         (shown,) = [m.tensors["y"] for m in seen if m.receiver == FED and m.stamp.replica == client]
         shares = torch.bincount(shown, minlength=10).double()
-        _, grade = grade_shares(held.train.y, shares, run.data.auxiliary.y)
-        found.append(grade["guess"]["total_variation"].mean)
+        _, scores = score_shares(held.train.y, shares, run.data.auxiliary.y)
+        found.append(scores["attack"]["total_variation"].mean)
     return {"shares by public labels": _mean(found)}
 
 
@@ -88,9 +88,9 @@ def _prototypes(run: sf.Run) -> Figures:
     """
     tried = ["prototype_inversion", "prototype_membership"]
     both = [run.attack(tried, client=i) for i in _asked(run)]
-    images = {"prototype ssim": "guess", "prototype blind": "mean_image"}
-    found = {name: _mean([one.grade[who]["ssim"].mean for one, _ in both]) for name, who in images.items()}
-    return {**found, "prototype members": _mean([one.grade["guess"]["auc"].mean for _, one in both])}
+    images = {"prototype ssim": "attack", "prototype blind": "mean_image"}
+    found = {name: _mean([one.scores[who]["ssim"].mean for one, _ in both]) for name, who in images.items()}
+    return {**found, "prototype members": _mean([one.scores["attack"]["auc"].mean for _, one in both])}
 
 
 def answered_by(run: sf.Run, value: str) -> dict[str, float]:

@@ -138,7 +138,7 @@ def _leak(attack: str, view: View, labels: Tensor, seed: int, number: int) -> fl
         if any(count >= int((labels == label).sum()) for label, count in asked.items()):
             return 0.5
         hints = draw_hints(labels, asked, random)
-        scores = plan(view, Knowledge((), classes=2, hints=hints), random).guess
+        scores = plan(view, Knowledge((), classes=2, hints=hints), random).prediction
     left = rows_without_hints(len(labels), hints)
     positive = labels[left] == 1
     return auc(scores[left], positive) if 0 < int(positive.sum()) < len(left) else 0.5

@@ -53,14 +53,14 @@ def measure(kind: str, seed: int, state: Path, epochs: int = EPOCHS, iterations:
     victims = trained.join([data.victims])
     found: dict[str, Any] = {"task": run.accuracy}
     for tune in (True, False):
-        attack = ModelCompletion.preset("paper", iterations=iterations, tune=tune)
+        attack = ModelCompletion.with_budget("paper", iterations=iterations, tune=tune)
         (result,) = run.attack(attack, adversary="left0", victims=victims, seed=seed)
-        right = (result.guess.argmax(1) == result.truth).double()
+        right = (result.prediction.argmax(1) == result.truth).double()
         found |= {
             f"{'tuned' if tune else 'frozen'} trained rows": float(right[: len(trained)].mean()),
             f"{'tuned' if tune else 'frozen'} held out": float(right[len(trained) :].mean()),
-            "majority": result.grade["majority"]["accuracy"].mean,
-            "random_pairing": result.grade["random_pairing"]["accuracy"].mean,
+            "majority": result.scores["majority"]["accuracy"].mean,
+            "random_pairing": result.scores["random_pairing"]["accuracy"].mean,
         }
     return found
 

@@ -101,7 +101,7 @@ def attack(_: Path, *, seed: int, setting: Setting, rounds: int, plan: dict[str,
     A pseudo-client that learns after training takes as many steps as it would have taken in it.
     """
     steps = rounds * -(-len(data(seed, setting.each).clients[0].train) // 64)
-    made = Pcat.preset("paper", **plan, **({"after": steps - plan["start"]} if setting.late else {}))
+    made = Pcat.with_budget("paper", **plan, **({"after": steps - plan["start"]} if setting.late else {}))
     run = train(seed, setting, made, rounds)
     state, test, known = run.training_attacks["server"], run.data.test_union(), run.data.auxiliary
     assert isinstance(state, PseudoClient)
@@ -110,13 +110,13 @@ def attack(_: Path, *, seed: int, setting: Setting, rounds: int, plan: dict[str,
     if setting.alone:
         found["alone"] = accuracy(alone(known, steps, seed)(test.x), test)
     if setting.top:
-        found["labels"] = run.attack(InsiderLabels())[0].grade["guess"]["accuracy"].mean
+        found["labels"] = run.attack(InsiderLabels())[0].scores["attack"]["accuracy"].mean
     if setting.images:
         (images,) = run.attack(made)
         truth = run.data.victims.x
-        found["mse"] = float((images.guess - truth).square().mean())
+        found["mse"] = float((images.prediction - truth).square().mean())
         found["mean image"] = float((known.x.mean(0) - truth).square().mean())
-        found["ssim"] = images.grade["guess"]["ssim"].mean
+        found["ssim"] = images.scores["attack"]["ssim"].mean
     return found
 
 

@@ -30,7 +30,7 @@ ROWS = 3200  # training rows: 50 steps a round
 
 @dataclass(frozen=True)
 class Setting:
-    """What is `told` of a row, its `changes` to the preset, and what the authors found at the end and in their log."""
+    """What is `told` of a row, its `changes` to the budget, and what the authors found at the end and in their log."""
 
     told: str
     published: str
@@ -58,7 +58,9 @@ def start(seed: int, shape: str, changes: dict[str, Any]) -> Run:
         rounds=1,
         batch_size=64,
         optimizer=Optim("Adam", {"lr": 1e-3}),
-        adversaries=sf.Adversaries(training_attacks={"server": Sdar.preset("paper", **{"width": WIDTH, **changes})}),
+        adversaries=sf.Adversaries(
+            training_attacks={"server": Sdar.with_budget("paper", **{"width": WIDTH, **changes})}
+        ),
         seed=seed,
     )
 
@@ -71,13 +73,13 @@ def look(run: Run, labelled: bool) -> dict[str, float]:
     truth, known = run.data.victims.x, run.data.auxiliary.x
     (images,) = run.attack(Sdar())
     found = {
-        "mse": float((images.guess - truth).square().mean()),
+        "mse": float((images.prediction - truth).square().mean()),
         "mean image": float((known.mean(0) - truth).square().mean()),
-        "ssim": images.grade["guess"]["ssim"].mean,
+        "ssim": images.scores["attack"]["ssim"].mean,
     }
     if labelled:
         (labels,) = run.attack(InsiderLabels())
-        found["labels"] = labels.grade["guess"]["accuracy"].mean
+        found["labels"] = labels.scores["attack"]["accuracy"].mean
     return found
 
 

@@ -160,9 +160,9 @@ def test_the_network_of_he_releases_what_theirs_does() -> None:
 def test_he_mnist_reconstructs_and_shows_any_part(tmp_path: Path) -> None:
     line = next(one for one in he_mnist.LINES if one.name == "black box, same distribution, their decoder")
     found = he_mnist.measure(line, "conv1", 1, tmp_path, training=1, changes={"epochs": 2})
-    assert found["guess psnr"] > found["mean_image psnr"] + 2
+    assert found["attack psnr"] > found["mean_image psnr"] + 2
     text = he_mnist.show({"black box, same distribution, their decoder | conv1 | seed 1": found})
-    assert f"| conv1 | {found['guess psnr']:.2f} | 40.72 |" in text
+    assert f"| conv1 | {found['attack psnr']:.2f} | 40.72 |" in text
     assert he_mnist.show({}).count("| conv1 |") == len(he_mnist.LINES) + 2
     assert he_mnist.show({}).count("| ReLU2 |") == len(he_mnist.LINES) + 1
 
@@ -173,7 +173,7 @@ def test_unsplit_depth_takes_an_image_a_class_and_shows_any_part(tmp_path: Path)
     found = unsplit_depth.measure("ReLU1", 1, tmp_path, rounds=1, epochs=1)
     text = unsplit_depth.show({"ReLU1 | seed 1": found})
     assert f"| 1 | ReLU1 | {found['stretched mse'][0]:.4f} (" in text
-    assert f"| as the authors print it | {found['guess mse'][0]:.4f} (" in text
+    assert f"| as the authors print it | {found['attack mse'][0]:.4f} (" in text
     assert f"| {found['clone accuracy']:.3f} |" in text
 
 

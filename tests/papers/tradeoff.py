@@ -3,7 +3,7 @@
 Papers: Vepakomma, Singh, Gupta, Raskar, "NoPeek", ICDM workshops 2020; Singh et al., "DISCO", CVPR 2021; He, Zhang,
 Lee, "Attacking and protecting data privacy in edge-cloud collaborative inference systems", IEEE IoT Journal 2021. The
 attacker is `ladder`: decoders of several sizes trained on releases that went through the same defense, the best of
-which on rows of its own makes the guess.
+which on rows of its own makes the prediction.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def model(side: int) -> nn.Sequential:
 
 
 def measure(name: str, setting: Setting, seed: int, state: Path, budget: Budget | None = None) -> dict[str, Any]:
-    """Train on the data set `name` under `setting`, attack, and return accuracy and figures by guesser and metric."""
+    """Train on the data set `name` under `setting`, attack, and return accuracy and figures by predictor and metric."""
     plan = BUDGETS[name] if budget is None else budget
     data = {"digits": sf.data.digits, "mnist5k": sf.data.mnist5k}[name]()
     # Drawn, for MNIST-5k comes class by class.
@@ -102,7 +102,7 @@ def measure(name: str, setting: Setting, seed: int, state: Path, budget: Budget 
         evaluation=sf.Evaluation(every=plan.rounds),
     )
     (found,) = run.attack(Ladder(widths=plan.widths, epochs=plan.epochs, queries=3))
-    scores = {f"{who} {m}": value.mean for who, by in found.grade.items() for m, value in by.items()}
+    scores = {f"{who} {m}": value.mean for who, by in found.scores.items() for m, value in by.items()}
     return {"accuracy": run.accuracy, "attack seconds": found.seconds, **scores}
 
 
@@ -123,7 +123,7 @@ def show(done: Measured, folder: Path | None = RESULTS.parent) -> str:
     parts = []
     for name, settings in found.items():
         lines = [
-            [s.name, *_cells(settings[s.name], "guess"), len(settings[s.name])] for s in SETTINGS if s.name in settings
+            [s.name, *_cells(settings[s.name], "attack"), len(settings[s.name])] for s in SETTINGS if s.name in settings
         ]
         every = [entry for seeds in settings.values() for entry in seeds]
         blind = [
@@ -159,7 +159,7 @@ def _trends(settings: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
         strongest = next((s.name for s in reversed(SETTINGS) if s.family == family and s.name in settings), None)
         pairs = [(bare[e["seed"]], e) for e in settings.get(strongest or "", ()) if e["seed"] in bare]
         if pairs:
-            ssim = mean([b["guess ssim"] - a["guess ssim"] for a, b in pairs], 2)
+            ssim = mean([b["attack ssim"] - a["attack ssim"] for a, b in pairs], 2)
             accuracy = mean([100 * (b["accuracy"] - a["accuracy"]) for a, b in pairs], 1)
             told.append(f"{strongest}: SSIM {ssim}, accuracy {accuracy} points")
     return [f"Against no defense, seed by seed: {'; '.join(told)}."] if told else []
@@ -191,7 +191,7 @@ Student intervals over them; `ladder` with {LADDERS}.
 One client, a CNN of two convolutions cut behind the first pooling (16 channels), Adam 1e-3, batches of 32, 12 rounds on
 the digits (400 auxiliary rows) and 3 on 3000 rows of MNIST-5k, drawn by the seed (500), 64 victims that nobody trained
 on. DISCO with alpha .5; its pruner and its adversary, of 16 channels, learn at 1e-3 like everything else. Chance is
-10 % accuracy; the mean image and another victim's image are what a guess scores that sees nothing. About an hour
+10 % accuracy; the mean image and another victim's image are what a prediction scores that sees nothing. About an hour
 on one shared core. With decoders that did not begin at the best linear inverse, no defense had 18.0 dB on the digits
 and 23.6 on MNIST-5k."""
 

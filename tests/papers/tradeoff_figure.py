@@ -21,13 +21,13 @@ def draw(found: Found, families: Mapping[str, str], path: Path) -> None:
         for axis, (name, settings) in zip(axes, found.items(), strict=False):
             for i, family in enumerate(dict.fromkeys(f for f in families.values() if f != "none")):
                 there = [s for s in settings if families[s] in (family, "none")]
-                points = [(_over(settings[s], "guess ssim"), _over(settings[s], "accuracy", 100)) for s in there]
+                points = [(_over(settings[s], "attack ssim"), _over(settings[s], "accuracy", 100)) for s in there]
                 x, y = ([point[k].mean for point in points] for k in (0, 1))
                 bars = [_bars([point[k] for point in points]) for k in (0, 1)]
                 look = {"color": PALETTE[i], "marker": MARKERS[i], "ls": DASHES[i], "ms": 5}
                 axis.errorbar(x, y, xerr=bars[0], yerr=bars[1], label=family, capsize=2.5, lw=1.4, **look)
             if "none" in settings:
-                start = _over(settings["none"], "guess ssim").mean, _over(settings["none"], "accuracy", 100).mean
+                start = _over(settings["none"], "attack ssim").mean, _over(settings["none"], "accuracy", 100).mean
                 axis.plot(*start, "*", color=INK, ms=11, label="no defense", zorder=5)
             for who, dash in (("mean_image", (0, (5, 3))), ("random_pairing", (0, (1, 2)))):
                 scores = [entry[f"{who} ssim"] for seeds in settings.values() for entry in seeds]

@@ -14,7 +14,7 @@ import torch
 
 import splitfed as sf
 from splitfed.attacks.reconstruction.unsplit import Unsplit, stretch_rows
-from splitfed.attacks.scoring.reconstruction_metrics import grade
+from splitfed.attacks.scoring.reconstruction_metrics import score_reconstruction
 from splitfed.core.random import generator, stream
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
@@ -52,19 +52,15 @@ def measure(depth: str, seed: int, state: Path, rounds: int = ROUNDS, epochs: in
         evaluation=sf.Evaluation(every=epochs),
     )
     victims = one_a_class(data.victims)
-    attack = Unsplit.preset("paper", rounds=rounds, stretch=False)
+    attack = Unsplit.with_budget("paper", rounds=rounds, stretch=False)
     (result,) = run.attack(attack, victims=victims, seed=seed)
     assert result.stolen is not None
-    assert result.guess is not None
-    spread, limits = stretch_rows(result.guess, victims.value_range), victims.value_range
-    again = grade(victims.x, spread, limits, run.data.auxiliary.x, generator(seed, "stretched"))
-    grades = {**result.grade, "stretched": again["guess"]}
-    images = {
-        f"{who} {metric}": [found.mean, found.low, found.high]
-        for who, scores in grades.items()
-        for metric, found in scores.items()
-    }
-    clones = {f"{who} {metric}": v.mean for who, scores in result.stolen.items() for metric, v in scores.items()}
+    assert result.prediction is not None
+    spread, limits = stretch_rows(result.prediction, victims.value_range), victims.value_range
+    again = score_reconstruction(victims.x, spread, limits, run.data.auxiliary.x, generator(seed, "stretched"))
+    scores = {**result.scores, "stretched": again["attack"]}
+    images = {f"{who} {metric}": [v.mean, v.low, v.high] for who, own in scores.items() for metric, v in own.items()}
+    clones = {f"{who} {metric}": v.mean for who, own in result.stolen.items() for metric, v in own.items()}
     return {"attack seconds": result.seconds, **images, **clones}
 
 
@@ -92,14 +88,14 @@ def show(done: Measured) -> str:
             if entry:
                 stolen = [f"{entry[f'{who} accuracy']:.3f}" for who in ("clone", "fresh", "trained")]
                 rows.append([str(number), depth, *_images(entry, "stretched"), *stolen])
-                rows.append(["", "as the authors print it", *_images(entry, "guess"), "", "", ""])
+                rows.append(["", "as the authors print it", *_images(entry, "attack"), "", "", ""])
                 last = entry
     baselines = (("mean_image", "baseline: mean image"), ("random_pairing", "baseline: another victim"))
     rows += [["", name, *_images(last, who), "", "", ""] for who, name in baselines if last]
     return f"{markdown(head, rows)}\n\n{NOTES}"
 
 
-BUDGET = f"""The authors' LeNet and their numbering of depths; pixels in [0, 1]; the preset `paper` of `unsplit` with
+BUDGET = f"""The authors' LeNet and their numbering of depths; pixels in [0, 1]; the budget `paper` of `unsplit` with
 {ROUNDS} rounds of 100 + 100 steps where the authors have 1000, from one random clone. Ten images, one a class, that the
 client never saw; they are searched at once and share one clone, where the authors take one after another and carry the
 clone along. Victim: {EPOCHS} epochs of Adam (amsgrad, 1e-3, batch 64) on 3520 images of MNIST-5k, where they have
@@ -111,7 +107,7 @@ The paper's figures by depth could not be established, so none stand beside ours
 the authors' code, which is run for 1 to 6: depth 1 is the first ReLU. Their code prints the accuracy of the clone's
 untrained last layers on the client's releases; here the clone's first layers go before the server's trained ones.
 Fresh weights are the same layers drawn anew: what an accuracy above theirs is worth. The search leaves the scale of an
-image open and asks for a small one, so its guesses are dark: the first line of each depth has them spread over the
+image open and asks for a small one, so its predictions are dark: the first line of each depth has them spread over the
 value range, each by itself and without the truth, as the authors do with CIFAR; the second has them as they come, as
 the authors print digits. By that one alone the attack would look harmless at every depth."""
 

@@ -41,7 +41,7 @@ def measure(
     )
     attack = UnsplitLabels(iterations=iterations, hints=HINTS)
     (result,) = run.attack(attack, adversary="server", seed=seed)
-    scores = {who: found["accuracy"].mean for who, found in result.grade.items()}
+    scores = {who: found["accuracy"].mean for who, found in result.scores.items()}
     return {"task": run.accuracy, "attack seconds": result.seconds, **scores}
 
 
@@ -51,7 +51,7 @@ def show(done: Measured) -> str:
         "head",
         "weights",
         "task accuracy",
-        "labels that the server guesses",
+        "labels that the server predicts",
         "most frequent class",
         "random pairing",
     ]
@@ -60,7 +60,7 @@ def show(done: Measured) -> str:
         for state in EPOCHS:
             entries = [done[key] for seed in SEEDS if (key := _key(cut, state, seed)) in done]
             if entries:
-                figures = [mean([e[w] for e in entries], 3) for w in ("task", "guess", "majority", "random_pairing")]
+                figures = [mean([e[w] for e in entries], 3) for w in ("task", "attack", "majority", "random_pairing")]
                 rows.append([layers, state, *figures])
     return f"{markdown(head, rows)}\n\n{NOTES}"
 
@@ -71,7 +71,7 @@ def _key(cut: str, state: str, seed: int) -> str:
 
 BUDGET = f"""The authors' LeNet on MNIST-5k, its end with the client: the first layers up to pool1 and the head; the
 server holds what is between and receives the gradient at the head's input. {VICTIMS} victims that nobody trained on,
-of which {HINTS} of each class is known and left out of the score; the preset `fast` (300 iterations, where `paper` has
+of which {HINTS} of each class is known and left out of the score; the budget `fast` (300 iterations, where `paper` has
 5000). Three seeds; trained: {EPOCHS["trained"]} epochs. About five minutes."""
 
 NOTES = """Published: accuracy 1.0 on MNIST, Fashion-MNIST and CIFAR-10 with a head of one layer, one example a batch.

@@ -20,9 +20,9 @@ from tests.topologies.vertical_examples import convolution, perceptron, with_act
 
 SEEDS = (0, 1, 2)
 ATTACKS: dict[str, Attack] = {
-    "grn": Grn.preset("fast"),
-    "rmle": Rmle.preset("fast"),
-    "inverse_network": InverseNetwork.preset("fast", queries=1),
+    "grn": Grn.with_budget("fast"),
+    "rmle": Rmle.with_budget("fast"),
+    "inverse_network": InverseNetwork.with_budget("fast", queries=1),
 }
 # Setting -> how many numbers the peer releases of how many features.
 SETTINGS = {
@@ -65,14 +65,14 @@ def measure(
     rows: int = 5000,
     rounds: int = 5,
 ) -> dict[str, Any]:
-    """Train `setting` and let the active party attack it: mean squared error of the peer's features, by guesser."""
+    """Train `setting` and let the active party attack it: mean squared error of the peer's features, by predictor."""
     topology, data = place(setting, seed, rows)
     run = sf.train(topology, data, rounds=rounds, optimizer=Optim("Adam", {"lr": 1e-3}), seed=seed)
     found: dict[str, Any] = {"accuracy": run.accuracy}
     for name, attack in attacks.items():
         (result,) = run.attack(attack, adversary="active0")
-        found[name] = result.grade["guess"]["mse"].mean
-        found |= {who: result.grade[who]["mse"].mean for who in ("mean_image", "random_pairing")}
+        found[name] = result.scores["attack"]["mse"].mean
+        found |= {who: result.scores[who]["mse"].mean for who in ("mean_image", "random_pairing")}
     return found
 
 
@@ -88,11 +88,11 @@ def show(done: Measured) -> str:
     return markdown(head, lines)
 
 
-BUDGET = f"""Mean squared error, times 1000, of the peer's features as the active party guesses them; data in (0, 1).
+BUDGET = f"""Mean squared error, times 1000, of the peer's features as the active party predicts them; data in (0, 1).
 Two parties, the active one with features, labels and top; {len(SEEDS)} seeds, means with 95 % Student intervals; 5
 rounds of training, Adam 1e-3. Victims: 200 tumours, 256 images, none trained on. `grn` knows the weights of the peer's
 bottom and its own features of the same rows, `rmle` the weights alone, `inverse_network` asks queries and has 100
-auxiliary tumours or 800 auxiliary images, as has the mean row. Only the peer's part is scored. Fast presets: `grn` 200
+auxiliary tumours or 800 auxiliary images, as has the mean row. Only the peer's part is scored. Fast budgets: `grn` 200
 epochs in batches of 32 at 5e-3 (the paper's 60 epochs in batches of 64 are over thousands of rows), `rmle` 300
 iterations, `inverse_network` 5 epochs. Luo et al. (ICDE 2021) observe the joint model's prediction,
 here the peer's release is seen: their figures (plots over the share of unknown features, on other data) have no cell to

@@ -120,8 +120,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (small(attack=[{"name": "rlme"}]), r"attack\[0\]\.name: unknown attack 'rlme'; did you mean 'rmle'"),
     (
-        small(attack=[{"name": "rmle", "preset": "fats"}]),
-        r"attack\[0\]\.preset: unknown preset 'fats'; did you mean 'fast'",
+        small(attack=[{"name": "rmle", "budget": "fats"}]),
+        r"attack\[0\]\.budget: unknown budget 'fats'; did you mean 'fast'",
     ),
     (
         small(attack=[{"name": "rmle", "lr": 0.0}]),
@@ -200,13 +200,13 @@ def test_lists_expand_to_a_grid_in_order() -> None:
     assert cells[12].topology.builder.label == "u_shaped(cuts=conv1+fc2)"
 
 
-def test_attacks_take_their_preset_and_what_is_changed() -> None:
+def test_attacks_take_their_budget_and_what_is_changed() -> None:
     (probe,) = checked(small()).cells[0].attacks
-    assert Rmle(**probe.attack.parameters) == replace(Rmle.preset("fast"), iterations=5)
-    assert probe.label == "rmle(preset=fast, iterations=5)"
+    assert Rmle(**probe.attack.parameters) == replace(Rmle.with_budget("fast"), iterations=5)
+    assert probe.label == "rmle(budget=fast, iterations=5)"
     (usual,) = checked(small(attack=[{"name": "rmle", "iterations": 5}])).cells[0].attacks
-    assert Rmle(**usual.attack.parameters) == Rmle.preset("default", iterations=5)
-    assert usual.label == "rmle(preset=default, iterations=5)"
+    assert Rmle(**usual.attack.parameters) == Rmle.with_budget("default", iterations=5)
+    assert usual.label == "rmle(budget=default, iterations=5)"
 
 
 def test_the_config_of_a_run_means_that_run_alone() -> None:

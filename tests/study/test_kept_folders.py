@@ -38,10 +38,10 @@ def test_a_kept_run_is_attacked_and_predicts(folder: Path, capsys: pytest.Captur
     """The run that is built now must be the one that was trained then: names of modules and classes moved since."""
     (run,) = (folder / "runs").iterdir()
     assert main(["attack", str(run), "--attack", "norm", "--json"]) == 2, "no labels are guessed here"
-    assert "it has none to guess" in capsys.readouterr().err
-    assert main(["attack", str(run), "--attack", "inverse_network", "--preset", "fast", "--json"]) == 0
+    assert "it has none to predict" in capsys.readouterr().err
+    assert main(["attack", str(run), "--attack", "inverse_network", "--budget", "fast", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)
-    assert found["scores"]["psnr"]["guess"]["mean"] > 0
+    assert found["scores"]["psnr"]["attack"]["mean"] > 0
     assert load(run / "checkpoints") is not None
 
 
@@ -58,14 +58,14 @@ def test_a_kept_study_of_training_attacks_is_resumed_and_reported(
     """Its runs say `intruders`, `ask` and `asked`; its table has a column `intruder`."""
     folder = unpacked(HOME / "folder_0.1.0_inside.zip", tmp_path)
     hijacked, honest = sorted((folder / "runs").iterdir())
-    for run, party in ((hijacked, "fsha(preset=fast, width=4)"), (honest, None)):
-        assert main(["attack", str(run), "--attack", "inverse_network", "--preset", "fast", "--json"]) == 0
+    for run, party in ((hijacked, "fsha(budget=fast, width=4)"), (honest, None)):
+        assert main(["attack", str(run), "--attack", "inverse_network", "--budget", "fast", "--json"]) == 0
         found = read_result(run)
         assert found is not None
         assert found["training_attack"] == party
         (entry,) = found["history"]
         assert entry["training_attacks"]["server"]
-        assert entry["training_attack_scores"]["server"]["mse"]["guess"] > 0
+        assert entry["training_attack_scores"]["server"]["mse"]["attack"] > 0
     assert main(["report", str(folder)]) == 0
     assert "inside" in (folder / "report.html").read_text("utf-8")
     assert main(["run", str(folder / "study.toml"), "--folder", str(folder), "--resume"]) == 0

@@ -226,7 +226,7 @@ def test_a_run_with_a_method_is_rebuilt_attacked_and_asked_to_predict(
     capsys.readouterr()
     assert main(["attack", str(home), "--attack", "membership_threshold", "--json"]) == 0
     (entry,) = json.loads(capsys.readouterr().out)
-    assert 0.0 <= entry["scores"]["auc"]["guess"]["mean"] <= 1.0
+    assert 0.0 <= entry["scores"]["auc"]["attack"]["mean"] <= 1.0
     np.save(tmp_path / "rows.npy", np.zeros((2, 1, 8, 8), dtype=np.float32))
     command = ["predict", str(home), "--input", str(tmp_path / "rows.npy"), "--client", "2", "--json"]
     assert main(command) == 0

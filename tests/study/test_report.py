@@ -81,7 +81,7 @@ def result(defense: str, seed: int, strength: float, accuracy: float, scores: Ma
         return {"mean": value, "low": value - 0.5, "high": value + 0.5}
 
     def baselines(value: float) -> dict[str, dict[str, float]]:
-        return {"guess": around(value), "mean_image": around(11.0), "random_pairing": around(8.0)}
+        return {"attack": around(value), "mean_image": around(11.0), "random_pairing": around(8.0)}
 
     history = [
         {"round": r, "loss": 2.0 / (r + 1), "validation": {"union": accuracy * (r + 1) / 3}, "seconds": 1.0}
@@ -124,7 +124,7 @@ def result(defense: str, seed: int, strength: float, accuracy: float, scores: Ma
         "attacks": [
             {
                 "attack": "inverse_network",
-                "label": "inverse_network(preset=fast)",
+                "label": "inverse_network(budget=fast)",
                 "adversary": "server",
                 "seconds": 6.0,
                 "victims": 12,
@@ -142,9 +142,9 @@ def put(folder: Path, found: Mapping[str, Any], shape: Sequence[int], seed: int)
     (place / "attacks").mkdir(parents=True)
     drawn = generator(seed, "victims")
     truth = torch.rand(12, *shape, generator=drawn)
-    guess = (truth + 0.1 * torch.rand(truth.shape, generator=drawn)).clamp(0, 1)
+    prediction = (truth + 0.1 * torch.rand(truth.shape, generator=drawn)).clamp(0, 1)
     tensors = place / "attacks" / "inverse_network.safetensors"
-    save_file({"truth": truth, "guess": guess}, tensors)
+    save_file({"truth": truth, "prediction": prediction}, tensors)
     attacks = [{**one, "sha256": digests.of_file(tensors)} for one in found["attacks"]]
     (place / "result.json").write_bytes(digests.json_with_digest({**found, "attacks": attacks}))
 
@@ -260,7 +260,7 @@ def test_summary_has_means_and_with_two_seeds_intervals_over_victims(finished: P
     json.dumps(found, allow_nan=False)
     none, weak, strong = found["settings"]
     assert [s["defense"] for s in (none, weak, strong)] == list(MADE_UP)
-    psnr = none["attacks"]["inverse_network(preset=fast)"]["scores"]["psnr"]["guess"]
+    psnr = none["attacks"]["inverse_network(budget=fast)"]["scores"]["psnr"]["attack"]
     # Student's interval of two seeds, 26 and 27, would be 12.7 times .5 wide to either side: that of their victims
     # is .5 around each.
     assert psnr == {"mean": 26.5, "low": 26.0, "high": 27.0, "n": 2, "over": "victims"}
@@ -271,13 +271,13 @@ def test_summary_has_means_and_with_two_seeds_intervals_over_victims(finished: P
     assert weak["dependence"]["mean"] == pytest.approx(0.75)
     assert weak["dependence"]["p_value"] == pytest.approx(0.006)
     # Utility and leakage both rise from strong to weak to none: nobody beats anybody on both.
-    assert all("psnr" in s["attacks"]["inverse_network(preset=fast)"]["front"] for s in found["settings"])
+    assert all("psnr" in s["attacks"]["inverse_network(budget=fast)"]["front"] for s in found["settings"])
 
 
 def test_with_one_seed_the_interval_is_over_victims(tmp_path: Path) -> None:
     folder = study(tmp_path / "one", seeds=(0,))
     found = summarise(folder)
-    psnr = found["settings"][0]["attacks"]["inverse_network(preset=fast)"]["scores"]["psnr"]["guess"]
+    psnr = found["settings"][0]["attacks"]["inverse_network(budget=fast)"]["scores"]["psnr"]["attack"]
     assert psnr == {"mean": 26.0, "low": 25.5, "high": 26.5, "n": 1, "over": "victims"}
     assert found["settings"][0]["utility"]["low"] is None
     assert found["headline"][-2].startswith("One seed a setting: intervals are over victims")
@@ -418,7 +418,7 @@ def test_no_interval_of_an_accuracy_leaves_its_range(tmp_path: Path, over: str, 
         ends = [share_interval(r, 100) for r in (50, 12)]
         assert utility["low"] == pytest.approx((ends[0].low + ends[1].low) / 2)
         assert utility["high"] == pytest.approx((ends[0].high + ends[1].high) / 2)
-    ssim = setting["attacks"]["inverse_network(preset=fast)"]["scores"]["ssim"]["guess"]
+    ssim = setting["attacks"]["inverse_network(budget=fast)"]["scores"]["ssim"]["attack"]
     assert ssim["high"] <= (1.0 if over == "seeds" else 1.5)  # the made-up victims' own intervals are wider
     page = write_report(folder).read_text("utf-8")
     assert not re.search(r"-\d+\.\d %", page)
@@ -446,10 +446,10 @@ def test_a_model_that_is_no_better_than_one_answer_is_named(tmp_path: Path) -> N
 def test_attacking_a_run_again_says_what_is_reversed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    scores = {"auc": {"guess": {"mean": 0.2, "low": 0.1, "high": 0.3}}}
+    scores = {"auc": {"attack": {"mean": 0.2, "low": 0.1, "high": 0.3}}}
     entry = {"label": "norm", "adversary": "server", "scores": scores}
     monkeypatch.setattr(
-        reattack, "attack_run", lambda *_, **__: [entry, {**entry, "scores": {"auc": {"guess": {"mean": 0.8}}}}]
+        reattack, "attack_run", lambda *_, **__: [entry, {**entry, "scores": {"auc": {"attack": {"mean": 0.8}}}}]
     )
     assert cli.main(["attack", "runs/RUN", "--attack", "norm"]) == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -460,7 +460,7 @@ def test_attacking_a_run_again_says_what_is_reversed(
 
 
 def test_a_reversed_attack_does_not_count_as_safe(tmp_path: Path) -> None:
-    """AUC .02 leaks as much as .98: no defense that turns a guess over is on the Pareto front for that."""
+    """AUC .02 leaks as much as .98: no defense that turns a prediction over is on the Pareto front for that."""
     folder = targets(tmp_path / "front", 0.97, 0.95, 0.99)
     (path,) = (folder / "runs").glob("*/result.json")
     found = digests.read(path, "")
@@ -474,7 +474,7 @@ def test_a_reversed_attack_does_not_count_as_safe(tmp_path: Path) -> None:
     defended["defense"] |= about
     defended["utility"]["test"] = 0.5
     label = defended["attacks"][0]["label"]
-    defended["attacks"][0]["scores"]["auc"]["guess"] = {"mean": 0.02, "low": 0.01, "high": 0.03}
+    defended["attacks"][0]["scores"]["auc"]["attack"] = {"mean": 0.02, "low": 0.01, "high": 0.03}
     (folder / "runs" / "turned").mkdir()
     (folder / "runs" / "turned" / "result.json").write_bytes(digests.json_with_digest(defended))
     summary = summarise(folder)
@@ -511,9 +511,9 @@ def test_brightness_follows_data_that_leaves_zero_to_one() -> None:
 
 def test_feature_scores_by_hand() -> None:
     truth = torch.tensor([[0.0, 1.0, 5.0], [2.0, 3.0, 5.0]])
-    guess = torch.tensor([[1.0, 1.0, 5.0], [1.0, 3.5, 4.0]])
+    prediction = torch.tensor([[1.0, 1.0, 5.0], [1.0, 3.5, 4.0]])
     setting = Setting("t", "none", "none", 0.0, "", ())
-    rows, left_out = feature_scores([Pair(setting, guess, truth)])
+    rows, left_out = feature_scores([Pair(setting, prediction, truth)])
     # Feature 0: error 2, spread 2; feature 1: error .25, spread 2; feature 2 never varies.
     assert rows == [[0.0], [0.875], [None]]
     assert left_out == 0
@@ -683,23 +683,23 @@ def targets(folder: Path, auc: float, low: float, high: float) -> Path:
         return {"mean": value, "low": value, "high": value}
 
     labels = {
-        "auc": {"guess": {"mean": auc, "low": low, "high": high}, "majority": exactly(0.5)},
-        "accuracy": {"guess": exactly(0.9), "majority": exactly(0.6), "random_pairing": exactly(0.52)},
+        "auc": {"attack": {"mean": auc, "low": low, "high": high}, "majority": exactly(0.5)},
+        "accuracy": {"attack": exactly(0.9), "majority": exactly(0.6), "random_pairing": exactly(0.52)},
     }
     members = {
-        "auc": {"guess": {"mean": 0.75, "low": 0.7, "high": 0.8}, "chance": exactly(0.5)},
-        "tpr_at_fpr_1%": {"guess": exactly(0.25), "chance": exactly(0.125)},
-        "least_fpr": {"guess": exactly(0.25), "chance": exactly(0.25)},
+        "auc": {"attack": {"mean": 0.75, "low": 0.7, "high": 0.8}, "chance": exactly(0.5)},
+        "tpr_at_fpr_1%": {"attack": exactly(0.25), "chance": exactly(0.125)},
+        "least_fpr": {"attack": exactly(0.25), "chance": exactly(0.25)},
     }
     classes = {
-        "psnr": {"guess": exactly(9.0), "mean_image": exactly(15.0)},
-        "accuracy": {"guess": exactly(1.0), "mean_image": exactly(0.5), "truth": exactly(1.0)},
+        "psnr": {"attack": exactly(9.0), "mean_image": exactly(15.0)},
+        "accuracy": {"attack": exactly(1.0), "mean_image": exactly(0.5), "truth": exactly(1.0)},
     }
     kept = {"labels": ("norm", labels), "members": ("lira", members), "representatives": ("model_inversion", classes)}
     found["attacks"] = [
         {
             "attack": name,
-            "label": f"{name}(preset=fast)",
+            "label": f"{name}(budget=fast)",
             "adversary": "client0",
             "seconds": 1.0,
             "target": target,
@@ -712,10 +712,10 @@ def targets(folder: Path, auc: float, low: float, high: float) -> Path:
     place = folder / "runs" / found["id"]
     (place / "attacks").mkdir(parents=True)
     truth = torch.tensor([1.0, 1, 1, 1, 0, 0, 0, 0])
-    guess = torch.tensor([8.0, 7, 6, 3, 5, 4, 2, 1])
-    for name, pair in {"norm": (guess, truth), "lira": (guess, truth)}.items():
-        save_file({"guess": pair[0], "truth": pair[1].clone()}, place / "attacks" / f"{name}.safetensors")
-    faces = {"guess": torch.rand(2, 1, 8, 8), "truth": torch.rand(2, 1, 8, 8)}
+    prediction = torch.tensor([8.0, 7, 6, 3, 5, 4, 2, 1])
+    for name, pair in {"norm": (prediction, truth), "lira": (prediction, truth)}.items():
+        save_file({"prediction": pair[0], "truth": pair[1].clone()}, place / "attacks" / f"{name}.safetensors")
+    faces = {"prediction": torch.rand(2, 1, 8, 8), "truth": torch.rand(2, 1, 8, 8)}
     save_file(faces, place / "attacks" / "model_inversion.safetensors")
     for one in found["attacks"]:
         one["sha256"] = digests.of_file(place / one["file"])
@@ -735,10 +735,10 @@ def test_guesses_of_other_things_are_told_by_what_they_guess(tmp_path: Path) -> 
     page = write_report(folder).read_text("utf-8")
     parsed(page)
     text = unescape(re.sub(r"<wbr>", "", page))
-    assert "Undefended: client0 guesses the labels of 8 victims at AUC 0.970 (chance 0.500)." in text
+    assert "Undefended: client0 predicts the labels of 8 victims at AUC 0.970 (chance 0.500)." in text
     assert (
-        "Undefended: client0 guesses who of 8 candidates was trained on at AUC 0.750 (chance 0.500); where at most one "
-        "outsider in a hundred is accused, it finds 25.0 % of the members (chance 12.5 %)."
+        "Undefended: client0 predicts who of 8 candidates was trained on at AUC 0.750 (chance 0.500); where at most "
+        "one outsider in a hundred is accused, it finds 25.0 % of the members (chance 12.5 %)."
     ) in text
     # The class means and what stands for them, and no table of features made of labels.
     assert len(parsed(page).images) == 2
@@ -751,7 +751,9 @@ def test_guesses_of_other_things_are_told_by_what_they_guess(tmp_path: Path) -> 
 def test_an_attack_that_names_two_kinds_the_wrong_way_round_has_told_them_apart(tmp_path: Path) -> None:
     folder = targets(tmp_path / "turned", 0.02, 0.01, 0.03)
     said = summarise(folder)["headline"]
-    turned = "is reversed: it ranks the wrong way round (AUC 0.020), and whoever turns its guesses over has AUC 0.980."
+    turned = (
+        "is reversed: it ranks the wrong way round (AUC 0.020), and whoever turns its predictions over has AUC 0.980."
+    )
     assert said[1].endswith(f"the strongest attack on labels, norm, {turned}")
     assert not any("norm" in sentence for sentence in said[2:]), "it is said once"
     page = write_report(folder).read_text("utf-8")
@@ -790,8 +792,8 @@ def test_roc_curve_is_drawn_through_its_corners() -> None:
 def test_table_means_leave_out_what_is_no_number() -> None:
     found = json.loads(json.dumps(result("none", 0, 0.0, 0.9, {"psnr": 26.0})))
     other = copy.deepcopy(found)
-    other["attacks"][0]["scores"]["psnr"]["guess"]["mean"] = None
+    other["attacks"][0]["scores"]["psnr"]["attack"]["mean"] = None
     other["attacks"][0]["scores"]["psnr"]["mean_image"]["mean"] = 13.0
     (row,) = results_table.setting_rows([found, other])
     scores = row["attacks"]["inverse_network"]["psnr"]
-    assert (scores["guess"], scores["mean_image"]) == (26.0, 12.0)
+    assert (scores["attack"], scores["mean_image"]) == (26.0, 12.0)

@@ -51,11 +51,11 @@ def timeless(value: Any) -> Any:
 
 
 def outcome(folder: Path) -> dict[str, Any]:
-    """Return everything a study found: results, guesses and weights."""
+    """Return everything a study found: results, predictions and weights."""
     found = {}
     for home in sorted((folder / "runs").iterdir()):
         found[home.name] = {"result": timeless(json.loads((home / "result.json").read_text("utf-8")))}
-        found[home.name]["guess"] = load_file(home / "attacks" / "rmle.safetensors")["guess"].tolist()
+        found[home.name]["attack"] = load_file(home / "attacks" / "rmle.safetensors")["prediction"].tolist()
         weights = torch.load(home / "checkpoints" / "000001" / "party-client0.pt", weights_only=True)
         found[home.name]["weights"] = [t.tolist() for t in tensors(weights)]
     return found
@@ -110,10 +110,10 @@ def test_scores_can_be_worked_out_from_the_tensors(finished: Path) -> None:
     home = finished / "runs" / IDS[0]
     (attack,) = json.loads((home / "result.json").read_text("utf-8"))["attacks"]
     pair = load_file(home / attack["file"])
-    assert pair["guess"].shape == pair["truth"].shape == (8, 1, 8, 8)
-    error = (pair["guess"].double() - pair["truth"].double()).square().flatten(1).mean(1)
-    assert attack["scores"]["mse"]["guess"]["mean"] == pytest.approx(float(error.mean()), rel=1e-6)
-    assert attack["scores"]["psnr"]["guess"]["mean"] == pytest.approx(float((-10 * error.log10()).mean()), rel=1e-6)
+    assert pair["prediction"].shape == pair["truth"].shape == (8, 1, 8, 8)
+    error = (pair["prediction"].double() - pair["truth"].double()).square().flatten(1).mean(1)
+    assert attack["scores"]["mse"]["attack"]["mean"] == pytest.approx(float(error.mean()), rel=1e-6)
+    assert attack["scores"]["psnr"]["attack"]["mean"] == pytest.approx(float((-10 * error.log10()).mean()), rel=1e-6)
     assert attack["adversary"] == "server"
     assert attack["victims"] == 8
 
@@ -134,7 +134,7 @@ def test_the_tables_hold_a_row_a_run_and_attack(finished: Path) -> None:
     assert (table["utility"] < table["utility_high"]).all()
     assert set(table["utility_interval"]) == {"Wilson over rows"}
     first = json.loads((finished / "runs" / IDS[0] / "result.json").read_text("utf-8"))
-    assert table["psnr"][0] == first["attacks"][0]["scores"]["psnr"]["guess"]["mean"]
+    assert table["psnr"][0] == first["attacks"][0]["scores"]["psnr"]["attack"]["mean"]
     assert table["psnr_mean_image"][0] == first["attacks"][0]["scores"]["psnr"]["mean_image"]["mean"]
     assert table["utility"][0] == first["utility"]["test"]
     assert list(pd.read_parquet(finished / "results.parquet").columns) == list(table.columns)
@@ -277,16 +277,16 @@ def test_a_run_is_attacked_again_without_training(
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(path.read_bytes())
     trained = (folder / "metrics.jsonl").read_bytes()
-    assert main(["attack", str(folder), "--attack", "inverse_network,rmle", "--preset", "fast", "--json"]) == 0
+    assert main(["attack", str(folder), "--attack", "inverse_network,rmle", "--budget", "fast", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [attack["attack"] for attack in found] == ["inverse_network", "rmle-preset-fast"]
+    assert [attack["attack"] for attack in found] == ["inverse_network", "rmle-budget-fast"]
     result = json.loads((folder / "result.json").read_text("utf-8"))
-    assert [attack["attack"] for attack in result["attacks"]] == ["rmle", "inverse_network", "rmle-preset-fast"]
+    assert [attack["attack"] for attack in result["attacks"]] == ["rmle", "inverse_network", "rmle-budget-fast"]
     assert (folder / "metrics.jsonl").read_bytes() == trained
-    assert load_file(folder / "attacks" / "inverse_network.safetensors")["guess"].shape == (8, 1, 8, 8)
+    assert load_file(folder / "attacks" / "inverse_network.safetensors")["prediction"].shape == (8, 1, 8, 8)
     # Three hundred iterations come closer than the study's five.
-    scores = {attack["attack"]: attack["scores"]["mse"]["guess"]["mean"] for attack in result["attacks"]}
-    assert scores["rmle-preset-fast"] < scores["rmle"]
+    scores = {attack["attack"]: attack["scores"]["mse"]["attack"]["mean"] for attack in result["attacks"]}
+    assert scores["rmle-budget-fast"] < scores["rmle"]
 
 
 def test_attack_refuses_what_is_no_run(tmp_path: Path, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -365,7 +365,7 @@ def test_two_schedules_and_speeds_from_file_to_report(tmp_path: Path, capsys: py
     # A run's own config means that run alone, with its schedule and the same clock.
     (cell,) = checked(tomllib.loads((folder / "runs" / names[1] / "config.toml").read_text("utf-8"))).cells
     assert cell.training == checked(two_schedules()).cells[1].training
-    assert main(["attack", str(folder / "runs" / names[1]), "--attack", "rmle", "--preset", "fast", "--json"]) == 0
+    assert main(["attack", str(folder / "runs" / names[1]), "--attack", "rmle", "--budget", "fast", "--json"]) == 0
 
 
 def test_who_sees_what_is_told_by_the_run(finished: Path) -> None:

@@ -31,7 +31,7 @@ from tests.study.examples import small as small_study
 SDAR: dict[str, Any] = {"name": "sdar", "width": 8, "every": 2}
 FSHA: dict[str, Any] = {"name": "fsha", "width": 8, "every": 1}
 PCAT: dict[str, Any] = {"name": "pcat", "width": 8, "start": 1, "inverse_steps": 5, "refine": 1}
-RMLE: dict[str, Any] = {"name": "rmle", "preset": "fast", "iterations": 5}
+RMLE: dict[str, Any] = {"name": "rmle", "budget": "fast", "iterations": 5}
 HONEST, HIJACKED = "vanilla-relu1--none--seed0", "vanilla-relu1--none--fsha-inside--seed0"
 
 
@@ -96,7 +96,7 @@ def test_honest_runs_are_those_without_any_training_attack(finished: Path, tmp_p
     assert alone["bytes"] == beside["bytes"] == hijacked["bytes"]
     assert hijacked["utility"]["test"] != beside["utility"]["test"]
     assert (alone["training_attack"], beside["training_attack"]) == (None, None)
-    assert hijacked["training_attack"] == "fsha(preset=fast, width=8)"
+    assert hijacked["training_attack"] == "fsha(budget=fast, width=8)"
 
 
 def test_the_curve_is_in_metrics_and_result_and_ends_in_the_final_score(finished: Path) -> None:
@@ -112,7 +112,7 @@ def test_the_curve_is_in_metrics_and_result_and_ends_in_the_final_score(finished
         }
         assert list(asked) == rounds
         final = found["attacks"][0]["scores"]["mse"]
-        assert asked[2]["guess"] == pytest.approx(final["guess"]["mean"], rel=1e-6)
+        assert asked[2]["attack"] == pytest.approx(final["attack"]["mean"], rel=1e-6)
         assert all(mse["mean_image"] == pytest.approx(final["mean_image"]["mean"]) for mse in asked.values())
 
 
@@ -123,17 +123,17 @@ def test_report_and_table_tell_trainings_apart(finished: Path) -> None:
     assert "accuracy is that of hijacked clients, and cannot be compared with honest ones" in page
     summary = summarise(finished)
     assert [(s["place"], list(s["attacks"])) for s in summary["settings"]] == [
-        ("vanilla(cut=relu1)", ["sdar(preset=fast, width=8)", "rmle(preset=fast, iterations=5)"]),
-        ("vanilla(cut=relu1), fsha(preset=fast, width=8) inside", ["fsha(preset=fast, width=8)"]),
+        ("vanilla(cut=relu1)", ["sdar(budget=fast, width=8)", "rmle(budget=fast, iterations=5)"]),
+        ("vanilla(cut=relu1), fsha(budget=fast, width=8) inside", ["fsha(budget=fast, width=8)"]),
     ]
     assert summary["names"][summary["places"][1]] == "vanilla, fsha inside"
     (hijacked,) = (s for s in summary["settings"] if s["training_attack"])
-    assert hijacked["attacks"]["fsha(preset=fast, width=8)"]["front"] == []
+    assert hijacked["attacks"]["fsha(budget=fast, width=8)"]["front"] == []
     table = pd.read_csv(finished / "results.csv")
     assert dict(zip(table["attack"], table["training_attack"].fillna(""), strict=True)) == {
         "sdar": "",
         "rmle": "",
-        "fsha": "fsha(preset=fast, width=8)",
+        "fsha": "fsha(budget=fast, width=8)",
     }
 
 
@@ -161,14 +161,14 @@ def test_a_resumed_study_ends_in_the_same_guesses(finished: Path, tmp_path: Path
         assert again["utility"] == whole["utility"]
         for probe in cell.attacks:
             file = f"attacks/{probe.key}.safetensors"
-            one, two = (load_file(place / file)["guess"] for place in (folder, finished / "runs" / cell.id))
+            one, two = (load_file(place / file)["prediction"] for place in (folder, finished / "runs" / cell.id))
             assert (one == two).all()
 
 
 def test_a_finished_run_can_be_asked_again(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     honest, hijacked = (str(finished / "runs" / run) for run in (HONEST, HIJACKED))
-    assert main(["attack", honest, "--attack", "inverse_network", "--preset", "fast"]) == 0
-    assert main(["attack", hijacked, "--attack", "rmle", "--preset", "fast"]) == 0
+    assert main(["attack", honest, "--attack", "inverse_network", "--budget", "fast"]) == 0
+    assert main(["attack", hijacked, "--attack", "rmle", "--budget", "fast"]) == 0
     assert [a["attack"] for a in result(finished, HIJACKED)["attacks"]] == ["fsha", "rmle"]
     (cell,) = check_study(
         session.schema.read_toml(finished / "runs" / HIJACKED / "config.toml"), "config.toml", Path()
@@ -247,7 +247,10 @@ def test_being_asked_teaches_nothing() -> None:
 
 def test_an_answer_that_cannot_be_scored_is_told() -> None:
     run = go(Spy(), adversaries=Adversaries(evaluate_every={"server": 1}))
-    assert "truth has shape (64, 16) and guess (64, 2)" in run.history[0]["training_attack_scores"]["server"]["refused"]
+    assert (
+        "truth has shape (64, 16) and prediction (64, 2)"
+        in run.history[0]["training_attack_scores"]["server"]["refused"]
+    )
 
 
 @pytest.mark.parametrize(

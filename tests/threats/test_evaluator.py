@@ -122,5 +122,5 @@ def test_nobody_reconstructs_inputs_of_its_own() -> None:
 )
 def test_a_result_says_whether_its_guess_is_the_wrong_way_round(found: Interval, reversed_too: bool) -> None:
     pair = torch.zeros(2), torch.zeros(2)
-    assert splitfed.AttackResult("norm", "server", *pair, {"guess": {"auc": found}}, 1.0).reversed == reversed_too
-    assert not splitfed.AttackResult("rmle", "server", *pair, {"guess": {"mse": found}}, 1.0).reversed
+    assert splitfed.AttackResult("norm", "server", *pair, {"attack": {"auc": found}}, 1.0).reversed == reversed_too
+    assert not splitfed.AttackResult("rmle", "server", *pair, {"attack": {"mse": found}}, 1.0).reversed

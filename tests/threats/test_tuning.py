@@ -111,7 +111,7 @@ def test_a_hopeless_rate_is_left_behind_and_victims_profit() -> None:
     hopeless = Rmle(iterations=60, lr=1e-6, tv=1e-3)
     found = trained().tune(hopeless, {"lr": Span(1e-2, 0.2, log=True)}, trials=3, seed=3)
     assert found.score < 0.7 * found.given
-    before, after = (trained().attack(a)[0].grade["guess"]["mse"].mean for a in (hopeless, found.attack))
+    before, after = (trained().attack(a)[0].scores["attack"]["mse"].mean for a in (hopeless, found.attack))
     assert after < 0.7 * before
 
 
@@ -143,7 +143,7 @@ def test_a_guess_that_is_not_finite_scores_nothing() -> None:
     found = trained().tune(Grey(), {"wrong": (True,)}, trials=1)
     assert [t.score for t in found.trials] == [None]
     assert found.attack == Grey()
-    with pytest.raises(InvalidInput, match="Grey as given guesses what is not finite; start from finite guesses"):
+    with pytest.raises(InvalidInput, match="Grey as given predicts what is not finite; start from finite predictions"):
         trained().tune(Grey(wrong=True), {"grey": GREYS}, trials=1)
 
 
@@ -154,7 +154,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"space": {"lr": Span(0.1, 1.0)}},
         "unsplit cannot be tuned: without queries or upstream weights it has no releases of its own rows",
     ),
-    "members": ("lira", {"space": {"copies": (4, 6)}}, "lira cannot be tuned: it guesses no inputs or labels from"),
+    "members": ("lira", {"space": {"copies": (4, 6)}}, "lira cannot be tuned: it predicts no inputs or labels from"),
     "gradients": ("direct_label", {"space": {"x": (4, 6)}}, "unknown parameter of direct_label 'x'"),
     "parameter": ("rmle", {"space": {"rl": (1, 2)}}, "unknown parameter of rmle 'rl'; did you mean 'lr' or 'l2'?"),
     "no choice": ("rmle", {"space": {"lr": 1.0}}, "space['lr']=1.0 is not allowed; expected Span(low, high) or a list"),
@@ -185,12 +185,12 @@ def test_spans(make: Any, text: str) -> None:
 
 
 def test_a_study_tunes_and_tells(tmp_path: Path) -> None:
-    attack = {"name": "rmle", "preset": "fast", "iterations": 5, "tune": 2}
+    attack = {"name": "rmle", "budget": "fast", "iterations": 5, "tune": 2}
     study = small(attack=[attack, {"name": "rmle", "iterations": 5}], defense=[{"name": "none"}])
     assert main(["run", str(write(tmp_path, study)), "--folder", str(tmp_path / "out")]) == 0
     (folder,) = (tmp_path / "out" / "runs").iterdir()
     tuned, plain = json.loads((folder / "result.json").read_text("utf-8"))["attacks"]
-    assert tuned["label"] == "rmle(preset=fast, iterations=5, tune=2)"
+    assert tuned["label"] == "rmle(budget=fast, iterations=5, tune=2)"
     assert set(tuned["tuned"]["parameters"]) == {"lr", "tv"}
     assert len(tuned["tuned"]["trials"]) == 2
     assert tuned["tuned"]["score"] <= tuned["tuned"]["given"]

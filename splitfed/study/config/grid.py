@@ -118,17 +118,17 @@ def _config_alone(
 
 
 def parse_attack_table(mistakes: Mistakes, where: str, table: AttackTable) -> Probe | None:
-    """Return the attack of `table`: the parameters of its preset, changed by those given; or note what is wrong."""
+    """Return the attack of `table`: the parameters of its budget, changed by those given; or note what is wrong."""
     name = table.name
     if name not in TABLES["attacks"]:
         mistakes.add(f"{where}.name", unknown("attack", name, TABLES["attacks"]))
         return None
     kind: type[Attack] = load("attacks", name)
-    preset = kind.usual() if table.preset is None else table.preset
-    if preset not in kind.presets:
-        mistakes.add(f"{where}.preset", unknown("preset", preset, kind.presets))
+    budget = kind.usual() if table.budget is None else table.budget
+    if budget not in kind.budgets:
+        mistakes.add(f"{where}.budget", unknown("budget", budget, kind.budgets))
         return None
-    preferred = {k: replace(p, default=kind.presets[preset].get(k, p.default)) for k, p in parameters_of(kind).items()}
+    preferred = {k: replace(p, default=kind.budgets[budget].get(k, p.default)) for k, p in parameters_of(kind).items()}
     checked = check_parameters_strictly(mistakes, where, preferred, table.extra, keys=AttackTable.OWN)
     role = training_role(kind)
     if table.every is not None and role == "outside":
@@ -142,7 +142,7 @@ def parse_attack_table(mistakes: Mistakes, where: str, table: AttackTable) -> Pr
     tuned = {} if table.tune is None else {"tune": table.tune}
     # Part of the label: what two parties find with the same attack is never one figure.
     placed = {} if table.adversary is None else {"adversary": table.adversary}
-    attack = NamedAlgorithm(name, point, {"preset": preset, **changed, **tuned, **placed})
+    attack = NamedAlgorithm(name, point, {"budget": budget, **changed, **tuned, **placed})
     if not can_construct(mistakes, where, "attacks", attack):
         return None
     return Probe(where, name, attack.label, attack, table.adversary, role, table.every, table.tune or 0)

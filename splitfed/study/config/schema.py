@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput, unknown
+from splitfed.old_names import current_parameters
 from splitfed.study.config.mistakes import Mistakes, short_repr
 
 LIMIT = 10_000
@@ -152,19 +153,24 @@ class MethodTable(OpenTable):
 
 
 class AttackTable(OpenTable):
-    """`[[attack]]`: a name with the parameters that differ from those of `preset` (None: the attack's usual one).
+    """`[[attack]]`: a name with the parameters that differ from those of `budget` (None: the attack's usual one).
 
     `every`: a training attack is evaluated after every so many rounds. `tune`: how many settings of the attack's
     space are tried on auxiliary rows first.
     """
 
     name: Name
-    preset: Name | None = None
+    budget: Name | None = None
     adversary: Name | None = None
     every: Count | None = None
     tune: Count | None = None
 
-    OWN: ClassVar[tuple[str, ...]] = ("preset", "adversary", "every", "tune")
+    OWN: ClassVar[tuple[str, ...]] = ("budget", "adversary", "every", "tune")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_old_keys(cls, given: Any) -> Any:
+        return current_parameters("attacks", given) if isinstance(given, dict) else given
 
 
 class StudyConfig(StrictTable):

@@ -34,8 +34,8 @@ LEAST_SEEDS = 3
 class Metric:
     """How a score is written, whether a larger value means that more leaked, and the `bounds` it cannot leave.
 
-    `centre`: the value that tells nothing, where one below it tells as much as one above: the guess is then the wrong
-    way round, and whoever turns it over has what the other side of the centre has.
+    `centre`: the value that tells nothing, where one below it tells as much as one above: the prediction is then the
+    wrong way round, and whoever turns it over has what the other side of the centre has.
     """
 
     title: str
@@ -88,11 +88,11 @@ MEANS = {"mean_image": "mean", "random_pairing": "other"}
 TARGETS = {
     "inputs": TargetDescription("reconstruction", "reconstructs at", MEANS),
     "labels": TargetDescription(
-        "guessed labels", "tells labels at", {"majority": "majority", "random_pairing": "other"}
+        "predicted labels", "tells labels at", {"majority": "majority", "random_pairing": "other"}
     ),
-    "members": TargetDescription("guessed membership", "tells members at", {"chance": "chance"}),
+    "members": TargetDescription("predicted membership", "tells members at", {"chance": "chance"}),
     "shares": TargetDescription(
-        "guessed class shares", "tells what classes a client holds at", {"prior": "auxiliary rows' shares"}
+        "predicted class shares", "tells what classes a client holds at", {"prior": "auxiliary rows' shares"}
     ),
     "representatives": TargetDescription(
         "class representatives", "shows what classes look like at", MEANS, ("accuracy",)
@@ -257,8 +257,8 @@ def bounds_of(runs: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     return -math.inf if low is None else float(low), math.inf if high is None else float(high)
 
 
-def score(runs: Sequence[Mapping[str, Any]], attack: str, metric: str, who: str = "guess") -> Estimate | None:
-    """Return what the attack labelled `attack` scored over `runs`; `who`: guess, mean_image or random_pairing."""
+def score(runs: Sequence[Mapping[str, Any]], attack: str, metric: str, who: str = "attack") -> Estimate | None:
+    """Return what the attack labelled `attack` scored over `runs`; `who`: attack, mean_image or random_pairing."""
     found = [
         a["scores"][metric][who]
         for run in runs

@@ -79,7 +79,7 @@ def _digest(text: str) -> str:
 
 
 def shade_percent(value: float) -> int:
-    """Return how dark a cell with this R2 is, in hundredths: 0 for no better than the mean, 75 for a perfect guess."""
+    """Return how dark a cell with this R2 is, in hundredths: 0 for no better than the mean, 75 for a perfect one."""
     return round(75 * min(1.0, max(0.0, value)))
 
 

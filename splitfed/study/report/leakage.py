@@ -1,4 +1,4 @@
-"""Guessed labels and membership, and stolen models, for a report's page: sentences, tables and figures."""
+"""Predicted labels and membership, and stolen models, for a report's page: sentences, tables and figures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VICTIMS = {
 
 def leak_sections(study: Study, summary: Summary, looks: SeriesStyles) -> list[Json]:
     """Return, for every attack on labels, membership or class shares, what it achieved in words, rows and figures."""
-    attacks = [a for a in summary["attacks"] if summary["targets"][a] in GUESSED and scored_metrics(summary, a)]
+    attacks = [a for a in summary["attacks"] if summary["targets"][a] in PREDICTED and scored_metrics(summary, a)]
     return [_leak_section(study, summary, attack, looks, i) for i, attack in enumerate(attacks)]
 
 
@@ -42,7 +42,7 @@ def stolen_model_rows(summary: Summary) -> list[Json]:
     ]
 
 
-GUESSED = ("labels", "members", "shares")
+PREDICTED = ("labels", "members", "shares")
 WHO = ("clone", "trained", "fresh")
 
 
@@ -62,7 +62,7 @@ def _leak_section(study: Study, summary: Summary, attack: str, looks: SeriesStyl
         seeds = Counter(seed for s in study.settings for seed in s.seeds)
         page["seed"] = min(seeds, key=lambda s: (-seeds[s], s))
         found = read_pairs(study.settings, attack, page["seed"])
-        curves = [(name_of(summary, p.setting), p.setting.family, p.guess, p.truth > 0.5) for p in found]
+        curves = [(name_of(summary, p.setting), p.setting.family, p.prediction, p.truth > 0.5) for p in found]
         page["roc"] = Markup(plot_roc_curves(curves, f"{name}roc")) if curves else Markup("")
     return page
 
@@ -70,13 +70,13 @@ def _leak_section(study: Study, summary: Summary, attack: str, looks: SeriesStyl
 def _sentence(summary: Summary, setting: Mapping[str, Any], attack: str, metrics: list[str]) -> str:
     """Tell what the attack gets in `setting`, by its first metric, and members also at a low false-positive rate."""
     found, target = setting["attacks"][attack], summary["targets"][attack]
-    there = [m for m in metrics if (found["scores"].get(m) or {}).get("guess")]
+    there = [m for m in metrics if (found["scores"].get(m) or {}).get("attack")]
     if not there:
         return ""
     scores, metric = found["scores"], there[0]
     blind = scores[metric].get(next(iter(TARGETS[target].baselines)))
-    said = f"{name_of(summary, setting)}: {found['adversary']} guesses {VICTIMS[target].format(found['victims'])} at "
-    said += f"{METRICS[metric].title} {format_score(metric, scores[metric]['guess']['mean'])}"
+    said = f"{name_of(summary, setting)}: {found['adversary']} predicts {VICTIMS[target].format(found['victims'])} at "
+    said += f"{METRICS[metric].title} {format_score(metric, scores[metric]['attack']['mean'])}"
     said += f" ({baseline_name(summary, metric, target)} {format_score(metric, blind['mean'])})" if blind else ""
     if blind and not beats_baseline(found, metric):
         said += ", not measurably better than that baseline"
@@ -85,7 +85,7 @@ def _sentence(summary: Summary, setting: Mapping[str, Any], attack: str, metrics
     # Of few outsiders a hundredth is nobody: then this is the share found with none accused.
     low = "tpr_at_fpr_1%"
     if low in there and scores[low].get("chance"):
-        share, blindly_found = (100 * scores[low][who]["mean"] for who in ("guess", "chance"))
+        share, blindly_found = (100 * scores[low][who]["mean"] for who in ("attack", "chance"))
         said += f"; where at most one outsider in a hundred is accused, it finds {share:.1f} % of the members "
         said += f"(chance {blindly_found:.1f} %)"
     return f"{said[:1].upper()}{said[1:]}."

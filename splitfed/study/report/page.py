@@ -140,7 +140,7 @@ def _reconstruction_section(study: Study, summary: Summary, attack: str) -> Json
         return page
     # One row of originals can stand above all others only where the victims are the same.
     shape = found[0].truth.shape
-    same = [p for p in found if p.guess.shape == p.truth.shape == shape and torch.equal(p.truth, found[0].truth)]
+    same = [p for p in found if p.prediction.shape == p.truth.shape == shape and torch.equal(p.truth, found[0].truth)]
     # Nobody misses an attack on a hijacked training in an honest one, nor the other way round.
     asked = [s for s in study.settings if s.training_attack in {p.setting.training_attack for p in found}]
     page["missing"] = [name_of(summary, s) for s in asked if s not in [p.setting for p in same]]
@@ -180,13 +180,13 @@ def _picture_row(summary: Summary, pair: Pair, attack: str, seed: int, low: floa
     run = next(r for r in pair.setting.runs if int(r["seed"]) == seed)
     scores = next(a["scores"] for a in run["attacks"] if a["label"] == attack)
     scored = [
-        f"{METRICS[m].title} {format_score(m, scores[m]['guess']['mean'])}"
+        f"{METRICS[m].title} {format_score(m, scores[m]['attack']['mean'])}"
         for m in ("psnr", "ssim", "accuracy")
-        if m in scores and scores[m]["guess"]["mean"] is not None
+        if m in scores and scores[m]["attack"]["mean"] is not None
     ]
     said = [", ".join(scored), f"{run['utility']['metric']} {format_utility(summary, run['utility']['test'])}"]
     name = name_of(summary, pair.setting)
-    return {"name": name, "strip": image_strip(pair.guess[:SHOWN], low, high), "said": said}
+    return {"name": name, "strip": image_strip(pair.prediction[:SHOWN], low, high), "said": said}
 
 
 def _client_section(summary: Summary, settings: Sequence[Setting]) -> Json:

@@ -1,4 +1,4 @@
-"""What a reader of a run's scores must not miss: a model of no use, and guesses that are the wrong way round."""
+"""What a reader of a run's scores must not miss: a model of no use, and predictions that are the wrong way round."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def reversals(attack: Json) -> list[str]:
     clauses = []
     for metric, who in attack["scores"].items():
         details = METRICS.get(metric)
-        if details is None or details.centre is None or "guess" not in who:
+        if details is None or details.centre is None or "attack" not in who:
             continue
-        guess = who["guess"]
-        bound = guess["mean"] if guess.get("high") is None else guess["high"]
+        score = who["attack"]
+        bound = score["mean"] if score.get("high") is None else score["high"]
         if bound is not None and bound < details.centre:
-            leak = details.leak(guess["mean"])
+            leak = details.leak(score["mean"])
             clauses.append(
-                f"{attack['label']} is reversed: {details.title} {guess['mean']:.3g} leaks as much as {leak:.3g} does"
+                f"{attack['label']} is reversed: {details.title} {score['mean']:.3g} leaks as much as {leak:.3g} does"
             )
     return clauses
 

@@ -60,7 +60,7 @@ def summary_of(study: Study) -> dict[str, Any]:
         "settings": settings,
     }
     summary["metrics"] = [
-        m for m in METRICS if any(_guess_score(s, label, m) for s in settings for label in s["attacks"])
+        m for m in METRICS if any(_attack_score(s, label, m) for s in settings for label in s["attacks"])
     ]
     _mark_fronts(summary)
     summary["names"] = {
@@ -151,7 +151,7 @@ def _summarise_attack(runs: Sequence[Mapping[str, Any]], label: str) -> dict[str
     found = [a for run in runs for a in run["attacks"] if a["label"] == label]
     metrics = [m for m in METRICS if any(m in a["scores"] for a in found)]
     target = found[0].get("target", "inputs")
-    who = ("guess", *TARGETS[target].baselines)
+    who = ("attack", *TARGETS[target].baselines)
     stolen = [a["stolen"] for a in found if "stolen" in a]
     return {
         "adversary": found[0]["adversary"],
@@ -189,9 +189,9 @@ def _estimate_to_json(found: Estimate | None) -> dict[str, Any] | None:
     return None if found is None else asdict(found)
 
 
-def _guess_score(setting: Mapping[str, Any], label: str, metric: str) -> Any:
+def _attack_score(setting: Mapping[str, Any], label: str, metric: str) -> Any:
     """Return what the attack reached in `metric`, or None."""
-    return (setting["attacks"].get(label, {}).get("scores", {}).get(metric) or {}).get("guess")
+    return (setting["attacks"].get(label, {}).get("scores", {}).get(metric) or {}).get("attack")
 
 
 def _mark_fronts(summary: Mapping[str, Any]) -> None:
@@ -201,9 +201,9 @@ def _mark_fronts(summary: Mapping[str, Any]) -> None:
         for metric in summary["metrics"]:
             # What a hijacked training is good for is no utility to weigh leakage against.
             useful = [s for s in summary["settings"] if s["utility"] and not s["training_attack"]]
-            there = [s for s in useful if _guess_score(s, label, metric)]
+            there = [s for s in useful if _attack_score(s, label, metric)]
             points = [
-                (sign * s["utility"]["mean"], METRICS[metric].leak(_guess_score(s, label, metric)["mean"]))
+                (sign * s["utility"]["mean"], METRICS[metric].leak(_attack_score(s, label, metric)["mean"]))
                 for s in there
             ]
             for position in pareto_front(points):

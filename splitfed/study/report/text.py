@@ -55,12 +55,12 @@ def format_utility(summary: Summary, value: float) -> str:
 def strongest(setting: Mapping[str, Any], metric: str, target: str = "inputs") -> str | None:
     """Return the label of the attack that leaks most in `setting`, by the mean of `metric` over victims.
 
-    `target`: what the attack guesses ("inputs", "labels", ...). None where no such attack was scored by `metric`.
+    `target`: what the attack predicts ("inputs", "labels", ...). None where no such attack was scored by `metric`.
     """
     scored = {
-        label: METRICS[metric].leak(attack["scores"][metric]["guess"]["mean"])
+        label: METRICS[metric].leak(attack["scores"][metric]["attack"]["mean"])
         for label, attack in setting["attacks"].items()
-        if attack["target"] == target and attack["scores"].get(metric, {}).get("guess")
+        if attack["target"] == target and attack["scores"].get(metric, {}).get("attack")
     }
     return max(scored, key=lambda label: scored[label]) if scored else None
 
@@ -72,16 +72,16 @@ def baseline(attack: Mapping[str, Any], metric: str) -> Mapping[str, Any] | None
 
 
 def beats_baseline(attack: Mapping[str, Any], metric: str) -> bool:
-    """Tell whether the guess leaks more than its baseline, on these same victims, beyond its own interval.
+    """Tell whether the prediction leaks more than its baseline, on these same victims, beyond its own interval.
 
-    A guess that is measurably the wrong way round leaks too.
+    A prediction that is measurably the wrong way round leaks too.
     """
-    guess, blind = attack["scores"][metric]["guess"], baseline(attack, metric)
+    score, blind = attack["scores"][metric]["attack"], baseline(attack, metric)
     assert blind is not None
     beaten = float(blind["mean"])
-    if METRICS[metric].centre is not None and _interval_end(guess, "high") < beaten:
+    if METRICS[metric].centre is not None and _interval_end(score, "high") < beaten:
         return True
-    return _interval_end(guess, "low") > beaten if METRICS[metric].up else _interval_end(guess, "high") < beaten
+    return _interval_end(score, "low") > beaten if METRICS[metric].up else _interval_end(score, "high") < beaten
 
 
 def _interval_end(found: Mapping[str, Any], side: str) -> float:
@@ -185,26 +185,26 @@ def _attack_finding(summary: Summary, base: Mapping[str, Any], metric: str, targ
     label = strongest(base, metric, target) or ""
     attack, named = base["attacks"][label], summary["names"][label]
     blind = baseline(attack, metric)
-    reached = f"{format_score(metric, attack['scores'][metric]['guess']['mean'])} {METRICS[metric].title}"
+    reached = f"{format_score(metric, attack['scores'][metric]['attack']['mean'])} {METRICS[metric].title}"
     reached += f" ({baseline_name(summary, metric, target)} {format_score(metric, blind['mean'])})" if blind else ""
     if blind and not beats_baseline(attack, metric):
         return f"{_strongest_attack(target)}, {named}, gets {reached}: not measurably better than that baseline."
     if turned := reversal_clause(attack, metric):
         return f"{_strongest_attack(target)}, {named}, {turned}."
-    # Reconstructions come from the server, as a rule; of other guesses it is news who makes them.
+    # Reconstructions come from the server, as a rule; of other predictions it is news who makes them.
     whose = "" if target == "inputs" else f"{attack['adversary']} by "
     return f"{whose}{named} {TARGETS[target].gets} {reached}."
 
 
 def reversal_clause(attack: Mapping[str, Any], metric: str = "auc") -> str:
     """Say so where an attack tells two kinds apart and names them the wrong way round: an AUC below .5 leaks too."""
-    guess, centre = (attack["scores"].get(metric) or {}).get("guess"), METRICS[metric].centre
-    if guess is None or centre is None or _interval_end(guess, "high") >= centre:
+    score, centre = (attack["scores"].get(metric) or {}).get("attack"), METRICS[metric].centre
+    if score is None or centre is None or _interval_end(score, "high") >= centre:
         return ""
     title = METRICS[metric].title
     return (
-        f"is reversed: it ranks the wrong way round ({title} {format_score(metric, guess['mean'])}), and whoever turns "
-        f"its guesses over has {title} {format_score(metric, METRICS[metric].leak(guess['mean']))}"
+        f"is reversed: it ranks the wrong way round ({title} {format_score(metric, score['mean'])}), and whoever turns "
+        f"its predictions over has {title} {format_score(metric, METRICS[metric].leak(score['mean']))}"
     )
 
 
@@ -222,18 +222,18 @@ def _defense_findings(
         return float(lost if summary["utility"]["higher_is_better"] else -lost)
 
     def leak(setting: Mapping[str, Any]) -> float:
-        return METRICS[metric].leak(_strongest_guess(setting, metric, target)["mean"])
+        return METRICS[metric].leak(_strongest_score(setting, metric, target)["mean"])
 
     def brings(setting: Mapping[str, Any]) -> str:
         label = strongest(setting, metric, target) or ""
         attack, names = setting["attacks"][label], summary["names"]
-        guess = attack["scores"][metric]["guess"]
+        score = attack["scores"][metric]["attack"]
         said = f"with {names[setting['defense']]}, {_strongest_attack(target)} ({names[label]}) gets "
-        said += format_score(metric, guess["mean"])
+        said += format_score(metric, score["mean"])
         said += " (reversed)" if reversal_clause(attack, metric) else ""
         if baseline(attack, metric) and not beats_baseline(attack, metric):
             said += f" (not measurably better than the {baseline_name(summary, metric, target)})"
-        elif _intervals_overlap(guess, _strongest_guess(base, metric, target)):
+        elif _intervals_overlap(score, _strongest_score(base, metric, target)):
             said += " (the intervals overlap)"
         return f"{said}." if base["training_attack"] else f"{said}, {_format_price(summary, cost(setting))}."
 
@@ -260,9 +260,9 @@ def baseline_name(summary: Summary, metric: str, target: str) -> str:
     return f"mean-{'image' if 'psnr' in summary['metrics'] else 'row'} baseline"
 
 
-def _strongest_guess(setting: Mapping[str, Any], metric: str, target: str) -> Mapping[str, Any]:
+def _strongest_score(setting: Mapping[str, Any], metric: str, target: str) -> Mapping[str, Any]:
     """Return what the strongest attack reached: a defense is worth what it does against that one."""
-    found: Mapping[str, Any] = setting["attacks"][strongest(setting, metric, target)]["scores"][metric]["guess"]
+    found: Mapping[str, Any] = setting["attacks"][strongest(setting, metric, target)]["scores"][metric]["attack"]
     return found
 
 
@@ -301,7 +301,7 @@ def _limitations(summary: Summary) -> list[str]:
     found = (a for s in summary["settings"] for a in s["attacks"].items())
     quick = dict.fromkeys(summary["names"][label] for label, attack in found if attack["quick"])
     if quick:
-        sentences.append(f"A quick look (preset fast), where more work may find more: {', '.join(quick)}.")
+        sentences.append(f"A quick look (budget fast), where more work may find more: {', '.join(quick)}.")
     few = {len(s["seeds"]) for s in summary["settings"]}
     if max(few) < LEAST_SEEDS:
         seeds = "One seed a setting" if few == {1} else "Fewer than three seeds a setting"

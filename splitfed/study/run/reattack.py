@@ -25,14 +25,14 @@ from splitfed.training.checkpoint import write_atomic
 
 
 def attack_run(
-    folder: Path, names: Sequence[str], preset: str | None, adversary: str | None, *, trust: bool = False
+    folder: Path, names: Sequence[str], budget: str | None, adversary: str | None, *, trust: bool = False
 ) -> list[Json]:
     """Run the attacks `names` on the run in `folder`, add them to its result, and return what they achieved."""
     if not names:
         raise InvalidInput("no attack is named; expected --attack inverse_network,rmle")
     result, cell, data = load_finished_run(folder, trust=trust)
     mistakes = Mistakes("attack")
-    probes = [parse_attack_table(mistakes, n, AttackTable(name=n, preset=preset, adversary=adversary)) for n in names]
+    probes = [parse_attack_table(mistakes, n, AttackTable(name=n, budget=budget, adversary=adversary)) for n in names]
     trained_attacks = [(p.attack.name, p.attack.parameters) for p in cell.attacks]
     for found in filter(None, probes):
         if found.lives != "outside" and (found.attack.name, found.attack.parameters) not in trained_attacks:

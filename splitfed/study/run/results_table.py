@@ -122,7 +122,7 @@ def print_table(results: Sequence[Json], console: Console) -> None:
     ):
         table.add_column(title, justify="right", overflow="fold")
     for row in rows:
-        scores = [_format_scores(row, name, metrics, "guess") for name, metrics in attacks.items()]
+        scores = [_format_scores(row, name, metrics, "attack") for name, metrics in attacks.items()]
         table.add_row(
             *(row.get(name, "") for name in names),
             row["defense"],

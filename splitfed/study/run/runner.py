@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save
 
 from splitfed.attacks.base import Attack, quick_look
-from splitfed.attacks.scoring.reconstruction_metrics import Grade
+from splitfed.attacks.scoring.reconstruction_metrics import Scores
 from splitfed.core import digests
 from splitfed.core.defense import (
     UPLOAD,
@@ -128,11 +128,11 @@ def train_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Run
 
 
 def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher) -> Json:
-    """Run one attack and write guess, truth and scores; scores that are there already are read back."""
+    """Run one attack and write prediction, truth and scores; scores that are there already are read back."""
     scores = folder / "attacks" / f"{probe.key}.json"
     if scores.is_file():
         advice = "delete it and repeat the command: the attack is then run anew"
-        done: Json = digests.read(scores, advice)
+        done = current_keys(digests.read(scores, advice))
         same_parameters = done["parameters"] == dict(probe.attack.parameters) and done.get("tune", 0) == probe.tune
         if same_parameters and done["asked"] == probe.adversary:
             digests.check_file(folder / done["file"], done["sha256"], advice.replace("it", f"it and {scores.name}", 1))
@@ -145,17 +145,17 @@ def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher) -> Json:
         progress=lambda done, total: watcher.attack(probe.key, done, total),
     )
     file = f"attacks/{probe.key}.safetensors"
-    pair = {"guess": outcome.guess.float().contiguous(), "truth": outcome.truth.float().contiguous()}
+    pair = {"prediction": outcome.prediction.float().contiguous(), "truth": outcome.truth.float().contiguous()}
     tensors = save(pair)
     write_atomic(folder / file, tensors)
     entry = {"attack": probe.key, "label": probe.label, "adversary": outcome.adversary, "seconds": outcome.seconds}
     entry |= {
         "target": attack.target.name.lower(),
         "victims": len(outcome.truth),
-        "scores": _score_table(outcome.grade),
+        "scores": _score_table(outcome.scores),
     }
     entry |= {"file": file, "sha256": digests.of(tensors), "lives": probe.lives}
-    entry["quick"] = quick_look(type(attack), str(probe.attack.label_values.get("preset")))
+    entry["quick"] = quick_look(type(attack), str(probe.attack.label_values.get("budget")))
     entry["depth"] = input_depth(run.engine.topology, run.engine.parties[outcome.adversary].role)
     if outcome.stolen is not None:
         entry["stolen"] = _score_table(outcome.stolen)
@@ -352,10 +352,10 @@ def _measure_dependence(run: Run) -> Json | None:
     }
 
 
-def _score_table(grade: Grade) -> Json:
-    """Return metric -> guesser -> mean and interval, the order in which the report reads them."""
+def _score_table(found: Scores) -> Json:
+    """Return metric -> predictor -> mean and interval, the order in which the report reads them."""
     scores: Json = {}
-    for who, metrics in grade.items():
+    for who, metrics in found.items():
         for metric, interval in metrics.items():
             entry = {"mean": interval.mean, "low": interval.low, "high": interval.high}
             scores.setdefault(metric, {})[who] = entry

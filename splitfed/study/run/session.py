@@ -140,7 +140,7 @@ def format_outcome(result: Json) -> str:
     parts = [f"{utility['metric']} {utility['test']:.3f}", f"trained in {result['seconds']:.1f} s"]
     for attack in result["attacks"]:
         metric = next(m for m in METRICS if m in attack["scores"])
-        score = attack["scores"][metric]["guess"]["mean"]
+        score = attack["scores"][metric]["attack"]["mean"]
         score_text = "-" if score is None else f"{score:.3g}"
         parts.append(f"{attack['attack']} {metric} {score_text} in {attack['seconds']:.1f} s")
     return "; ".join([f"{result['id']}: {', '.join(parts)}", *remarks(result)])

@@ -148,9 +148,9 @@ def table_rows(result: Json) -> Iterator[dict[str, Any]]:
         scored |= {"target": attack.get("target", "inputs"), "victims": attack["victims"]}
         scored["attack_seconds"] = attack["seconds"]
         for metric, who in attack["scores"].items():
-            guess = who["guess"]
-            scored |= {metric: guess["mean"], f"{metric}_low": guess["low"], f"{metric}_high": guess["high"]}
-            scored |= {f"{metric}_{name}": score["mean"] for name, score in who.items() if name != "guess"}
+            score = who["attack"]
+            scored |= {metric: score["mean"], f"{metric}_low": score["low"], f"{metric}_high": score["high"]}
+            scored |= {f"{metric}_{name}": score["mean"] for name, score in who.items() if name != "attack"}
         yield run | scored
     if not result["attacks"]:
         yield run
@@ -174,7 +174,10 @@ def _with_new_names(config: Mapping[str, Any]) -> dict[str, Any]:
     training = dict(config.get("training", {}))
     given = training.get("schedule")
     tables = [current_parameters("schedules", one) for one in (given if isinstance(given, list) else [given]) if one]
-    return {**config, "training": {**training, "schedule": tables if isinstance(given, list) else tables[0]}}
+    named: dict[str, Any] = {"training": {**training, "schedule": tables if isinstance(given, list) else tables[0]}}
+    if "attack" in config:
+        named["attack"] = [current_parameters("attacks", one) for one in config["attack"]]
+    return {**config, **named}
 
 
 def _differences(where: str, there: Any, wanted: Any) -> Iterator[str]:

@@ -69,8 +69,8 @@ def plot_leakage_by_depth(summary: Summary, attack: str, metrics: Sequence[str],
                 points = []
                 for setting in line.settings:
                     scores = setting["attacks"][attack]["scores"].get(metric) or {}
-                    if scores.get("guess"):
-                        points.append((places[depth_of(setting, attack)], scores["guess"]))
+                    if scores.get("attack"):
+                        points.append((places[depth_of(setting, attack)], scores["attack"]))
                     for who in BASELINE_STYLES:
                         if scores.get(who):
                             blind.setdefault(who, []).append(scores[who]["mean"])

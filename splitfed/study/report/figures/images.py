@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from splitfed.core import digests
+from splitfed.old_names import current_keys
 from splitfed.study.report.contained import path_inside
 from splitfed.study.report.data import Setting
 
@@ -20,10 +21,10 @@ SHOWN, GAP, TILE, FEATURES = 10, 1, 72, 40
 
 
 class Pair(NamedTuple):
-    """What an attack guessed and what was true, (victims, ...)."""
+    """What an attack predicted and what was true, (victims, ...)."""
 
     setting: Setting
-    guess: Tensor
+    prediction: Tensor
     truth: Tensor
 
 
@@ -47,8 +48,8 @@ def read_pairs(settings: Sequence[Setting], attack: str, seed: int) -> list[Pair
                 assert entry is not None
                 advice = f"delete it, {path.stem}.json beside it and result.json, {digests.AGAIN}"
                 digests.check_file(path, entry.get("sha256"), advice)
-                tensors = load_file(path)
-                found.append(Pair(setting, tensors["guess"], tensors["truth"]))
+                tensors = current_keys(load_file(path))
+                found.append(Pair(setting, tensors["prediction"], tensors["truth"]))
     return found
 
 
@@ -87,9 +88,9 @@ def feature_scores(found: Sequence[Pair]) -> tuple[list[list[float | None]], int
     """
     columns = []
     for pair in found:
-        truth, guess = pair.truth.flatten(1).double(), pair.guess.flatten(1).double()
+        truth, prediction = pair.truth.flatten(1).double(), pair.prediction.flatten(1).double()
         total = (truth - truth.mean(0)).square().sum(0)
-        error = (truth - guess).square().sum(0)
+        error = (truth - prediction).square().sum(0)
         columns.append([1 - float(e / t) if t > 0 else None for e, t in zip(error, total, strict=True)])
     rows = [list(row) for row in zip(*columns, strict=True)]
     return rows[:FEATURES], max(0, len(rows) - FEATURES)

@@ -1,4 +1,4 @@
-"""The plots of guessed labels and membership: scores of all settings beside their baselines, and ROC curves."""
+"""The plots of predicted labels and membership: scores of all settings beside their baselines, and ROC curves."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def plot_scores(
                         there = [scores[who]["mean"]] * 2
                         axis.plot(there, [row - 0.36, row + 0.36], color=MUTED, ls=dashes, lw=1.4, label=text)
                         named.add(who)
-                guess = scores.get("guess")
-                if guess:
-                    colour, mean = looks.colours[setting["family"]], guess["mean"]
-                    low, high = (mean if guess[side] is None else guess[side] for side in ("low", "high"))
+                score = scores.get("attack")
+                if score:
+                    colour, mean = looks.colours[setting["family"]], score["mean"]
+                    low, high = (mean if score[side] is None else score[side] for side in ("low", "high"))
                     axis.plot([low, high], [row, row], color=colour, lw=2, alpha=0.6)
                     marker = looks.markers[setting["place"]]
                     axis.plot([mean], [row], color=colour, marker=marker, ms=8, mec="white", ls="")

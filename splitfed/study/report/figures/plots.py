@@ -88,9 +88,9 @@ def points_of(settings: Sequence[Mapping[str, Any]], attack: str, metric: str) -
     found = []
     for setting in settings:
         scores = setting["attacks"].get(attack, {}).get("scores", {}).get(metric) or {}
-        if scores.get("guess") and setting["utility"]:
-            guess, turned = turn_over(metric, scores["guess"])
-            found.append(Point(setting, guess, setting["utility"], scores, turned))
+        if scores.get("attack") and setting["utility"]:
+            score, turned = turn_over(metric, scores["attack"])
+            found.append(Point(setting, score, setting["utility"], scores, turned))
     return found
 
 

@@ -11,7 +11,7 @@ from splitfed.study.report.figures.style import MUTED, SeriesStyles, add_legend,
 Summary = Mapping[str, Any]
 
 
-def error_by_round(run: Mapping[str, Any], attack: str, who: str = "guess") -> dict[int, float]:
+def error_by_round(run: Mapping[str, Any], attack: str, who: str = "attack") -> dict[int, float]:
     """Return round (from 1) -> mean squared error over the victims, where that labelled `attack` was scored."""
     party = next((a["adversary"] for a in run["attacks"] if a["label"] == attack and a.get("lives") != "outside"), None)
     found = {}

@@ -23,69 +23,69 @@ from tests.study.examples import small, write
 
 
 @pytest.mark.parametrize("name", TABLES["attacks"])
-def test_an_attack_made_without_a_word_is_a_preset(name: str) -> None:
+def test_an_attack_made_without_a_word_is_a_budget(name: str) -> None:
     kind = load("attacks", name)
     given = {"attribute": "odd"} if name == "attribute" else {}
-    assert kind.preset(**given) == kind.preset(kind.usual(), **given)
+    assert kind.with_budget(**given) == kind.with_budget(kind.usual(), **given)
     # Those that live in training have defaults of their own.
-    assert issubclass(kind, TrainingAttack) or kind(**given) == kind.preset(**given)
-    assert {"fast", "paper"} <= set(kind.presets) <= {"fast", "default", "paper"}
+    assert issubclass(kind, TrainingAttack) or kind(**given) == kind.with_budget(**given)
+    assert {"fast", "paper"} <= set(kind.budgets) <= {"fast", "default", "paper"}
     # A budget of its own, or none.
-    assert kind.presets.get("default") not in (kind.presets["fast"], kind.presets["paper"])
+    assert kind.budgets.get("default") not in (kind.budgets["fast"], kind.budgets["paper"])
 
 
 def test_two_attacks_have_a_default_that_is_more_than_a_quick_look() -> None:
     assert {name for name in TABLES["attacks"] if load("attacks", name).usual() == "default"} == {
         "inverse_network", "rmle"
     }  # fmt: skip
-    assert InverseNetwork.preset().epochs > InverseNetwork.preset("fast").epochs
-    assert Rmle.preset().iterations > Rmle.preset("fast").iterations
+    assert InverseNetwork.with_budget().epochs > InverseNetwork.with_budget("fast").epochs
+    assert Rmle.with_budget().iterations > Rmle.with_budget("fast").iterations
 
 
 def test_what_is_a_quick_look() -> None:
-    assert Rmle.preset("fast").quick
-    assert not Rmle.preset().quick
-    assert not Rmle.preset("fast", iterations=301).quick
-    assert Rmle.preset("fast", smoothness=0.3).quick, "no part of the budget"
-    assert not Norm.preset("fast").quick, "the authors' own settings"
-    assert training_time.resolve_attack("sdar") == Sdar.preset("fast")
+    assert Rmle.with_budget("fast").quick
+    assert not Rmle.with_budget().quick
+    assert not Rmle.with_budget("fast", iterations=301).quick
+    assert Rmle.with_budget("fast", smoothness=0.3).quick, "no part of the budget"
+    assert not Norm.with_budget("fast").quick, "the authors' own settings"
+    assert training_time.resolve_attack("sdar") == Sdar.with_budget("fast")
 
 
-@pytest.mark.parametrize(("preset", "quick"), [("fast", True), ("paper", False), (None, False)])
+@pytest.mark.parametrize(("budget", "quick"), [("fast", True), ("paper", False), (None, False)])
 def test_a_result_says_that_it_is_a_quick_look(
-    preset: str | None, quick: bool, monkeypatch: pytest.MonkeyPatch
+    budget: str | None, quick: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    budgets = {name: {**budget, "epochs": i + 1} for i, (name, budget) in enumerate(InverseNetwork.presets.items())}
-    monkeypatch.setattr(InverseNetwork, "presets", budgets)
-    (result,) = lenet_run().attack("inverse_network", preset=preset)
+    budgets = {name: {**budget, "epochs": i + 1} for i, (name, budget) in enumerate(InverseNetwork.budgets.items())}
+    monkeypatch.setattr(InverseNetwork, "budgets", budgets)
+    (result,) = lenet_run().attack("inverse_network", budget=budget)
     assert result.quick is quick
 
 
-def test_an_unknown_preset_is_told_the_nearest() -> None:
-    with pytest.raises(InvalidInput, match="unknown preset of InverseNetwork 'defualt'; did you mean 'default'"):
-        lenet_run().attack("inverse_network", preset="defualt")
+def test_an_unknown_budget_is_told_the_nearest() -> None:
+    with pytest.raises(InvalidInput, match="unknown budget of InverseNetwork 'defualt'; did you mean 'default'"):
+        lenet_run().attack("inverse_network", budget="defualt")
 
 
 @pytest.mark.exhaustive
 def test_a_study_a_report_and_the_command_line_say_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    quick, usual = ({"name": "rmle", "preset": p, "iterations": 3} for p in ("fast", "default"))
+    quick, usual = ({"name": "rmle", "budget": p, "iterations": 3} for p in ("fast", "default"))
     study = small(attack=[quick, usual], defense=[{"name": "none"}])
     assert main(["run", str(write(tmp_path, study)), "--folder", str(tmp_path / "out")]) == 0
     assert capsys.readouterr().out.count("quick look") == 1, "in the head of the one attack's column"
     (home,) = (tmp_path / "out" / "runs").iterdir()
     entries = json.loads((home / "result.json").read_text("utf-8"))["attacks"]
     assert {entry["label"]: entry["quick"] for entry in entries} == {
-        "rmle(preset=fast, iterations=3)": True, "rmle(preset=default, iterations=3)": False
+        "rmle(budget=fast, iterations=3)": True, "rmle(budget=default, iterations=3)": False
     }  # fmt: skip
     page = (tmp_path / "out" / "report.html").read_text("utf-8")
     assert page.count('<span class="small">quick look</span>') == 1
-    said = "A quick look (preset fast), where more work may find more: rmle(preset=fast)."
+    said = "A quick look (budget fast), where more work may find more: rmle(budget=fast)."
     assert said in page
     assert said in summarise(tmp_path / "out")["headline"]
     with (tmp_path / "out" / "results.csv").open(encoding="utf-8") as file:
         assert {row["attack"] for row in csv.DictReader(file)} == {entry["attack"] for entry in entries}
-    for preset, told in (("fast", True), ("default", False)):
-        assert main(["attack", str(home), "--attack", "rmle", "--preset", preset]) == 0
+    for budget, told in (("fast", True), ("default", False)):
+        assert main(["attack", str(home), "--attack", "rmle", "--budget", budget]) == 0
         assert (capsys.readouterr().out.rstrip().endswith("(quick look)")) is told
 
 

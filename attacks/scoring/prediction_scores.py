@@ -1,4 +1,4 @@
-"""Scores a guess by what it is a guess of; the only place where an attack's result meets the truth."""
+"""Scores a prediction by what it predicts; the only place where an attack's result meets the truth."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 
 from splitfed.attacks.base import Target
 from splitfed.attacks.labels.known_labels import rows_without_hints
-from splitfed.attacks.scoring.class_metrics import accuracies, grade_representatives
-from splitfed.attacks.scoring.label_metrics import grade_labels
-from splitfed.attacks.scoring.member_metrics import grade_members
-from splitfed.attacks.scoring.reconstruction_metrics import Grade, grade
-from splitfed.attacks.scoring.share_metrics import grade_shares
+from splitfed.attacks.scoring.class_metrics import accuracies, score_representatives
+from splitfed.attacks.scoring.label_metrics import score_labels
+from splitfed.attacks.scoring.member_metrics import score_members
+from splitfed.attacks.scoring.reconstruction_metrics import Scores, score_reconstruction
+from splitfed.attacks.scoring.share_metrics import score_shares
 from splitfed.stats.intervals import bootstrap_interval
 
 
 class Rows(Protocol):
-    """What a grader needs of a data set."""
+    """What a scorer needs of a data set."""
 
     @property
     def x(self) -> Tensor:
@@ -41,9 +41,9 @@ class Rows(Protocol):
         ...
 
 
-def grade_of(
+def score_prediction(
     target: Target,
-    guess: Tensor,
+    prediction: Tensor,
     victims: Rows,
     auxiliary: Rows,
     generator: torch.Generator,
@@ -54,37 +54,37 @@ def grade_of(
     trained: Rows | None = None,
     classifier: bool = False,
     part: Callable[[Tensor], Tensor] | None = None,
-) -> tuple[Tensor, Grade]:
-    """Return the truth that `guess` is about, and the guess's grade beside its baselines.
+) -> tuple[Tensor, Scores]:
+    """Return the truth that `prediction` is about, and its scores beside the baselines'.
 
     `hints`: class -> positions of victims whose label the attack was told; they are not scored. `label_set`:
-    which labels a guess of labels is about. `members`: (victims,) bool, who was trained on, for a guess of that;
-    `trained`: all rows that were, for representatives and shares. `classifier`: whether reconstructions are also graded
+    which labels are predicted. `members`: (victims,) bool, who was trained on, for a prediction of that;
+    `trained`: all rows that were, for representatives and shares. `classifier`: whether reconstructions are also scored
     by a classifier of clean auxiliary rows. `part(x)`: what of rows x is scored where the adversary holds the rest
     itself; such a classifier sees whole rows all the same.
     """
     if target is Target.MEMBERS:
         assert members is not None
-        return members, grade_members(members, guess, generator)
+        return members, score_members(members, prediction, generator)
     if target is Target.REPRESENTATIVES:
         assert trained is not None
-        return grade_representatives(guess, trained, auxiliary, generator)
+        return score_representatives(prediction, trained, auxiliary, generator)
     if target is Target.SHARES:
         assert trained is not None
-        return grade_shares(trained.y, guess, auxiliary.y)
+        return score_shares(trained.y, prediction, auxiliary.y)
     if target is Target.LABELS:
         truth, left = victims.label(label_set), rows_without_hints(len(victims.y), hints or {})
-        return truth, grade_labels(truth, guess, auxiliary.label(label_set), generator, left)
-    seen, shown, blind = (t if part is None else part(t) for t in (victims.x, guess, auxiliary.x))
-    scores = grade(seen, shown, victims.value_range, blind, generator)
+        return truth, score_labels(truth, prediction, auxiliary.label(label_set), generator, left)
+    seen, shown, blind = (t if part is None else part(t) for t in (victims.x, prediction, auxiliary.x))
+    scores = score_reconstruction(seen, shown, victims.value_range, blind, generator)
     if classifier:
-        for name, found in accuracies(victims.x, guess, victims.y, auxiliary, generator).items():
+        for name, found in accuracies(victims.x, prediction, victims.y, auxiliary, generator).items():
             scores.setdefault(name, {}).update(found)
     return victims.x, scores
 
 
-def grade_clone(outputs: Mapping[str, Tensor], truth: Tensor, generator: torch.Generator) -> Grade:
-    """Grade stolen segments by what the whole model says with them: guesser -> metric -> mean and interval over rows.
+def score_clone(outputs: Mapping[str, Tensor], truth: Tensor, generator: torch.Generator) -> Scores:
+    """Score stolen segments by what the whole model says with them: predictor -> metric -> mean and interval over rows.
 
     `outputs`: "clone", "trained" (the segments it imitates) and "fresh" (same architecture, weights drawn at random)
     -> (n, classes), or (n, 1) logits of the second of two classes; truth: (n,) classes. Metrics: "accuracy", and
