@@ -451,16 +451,24 @@ def current_parameters(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def current_keys(found: Mapping[str, Any]) -> dict[str, Any]:
     """Return what an earlier version may have written of a run, or of a round, by the keys of now; nothing is said."""
     renamed = {KEYS.get(key, key): value for key, value in found.items()}
-    for key in ("history", "attacks"):
-        if key in renamed:
-            renamed[key] = [current_keys(entry) for entry in renamed[key]]
-    for key in ("scores", "training_attack_scores"):
-        if key in renamed:
-            renamed[key] = _current_scores(renamed[key])
-    for key in ("label", "training_attack"):
-        if isinstance(renamed.get(key), str):
-            renamed[key] = renamed[key].replace("(preset=", "(budget=")
+    if "history" in renamed:
+        renamed["history"] = [current_keys(entry) for entry in renamed["history"]]
+    if "attacks" in renamed:
+        renamed["attacks"] = [current_attack(entry) for entry in renamed["attacks"]]
+    if "training_attack_scores" in renamed:
+        renamed["training_attack_scores"] = _current_scores(renamed["training_attack_scores"])
+    if isinstance(renamed.get("training_attack"), str):
+        renamed["training_attack"] = _current_label(renamed["training_attack"])
     return renamed
+
+
+def current_attack(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an earlier version may have written of an attack on a run, by the keys of now."""
+    return {**entry, "scores": _current_scores(entry["scores"]), "label": _current_label(entry["label"])}
+
+
+def _current_label(label: str) -> str:
+    return label.replace("(preset=", "(budget=")
 
 
 def _current_scores(scores: Any) -> Any:

@@ -35,7 +35,7 @@ from splitfed.core.topology import Topology
 from splitfed.data.dataset import Dataset
 from splitfed.drawing.svg import to_mermaid
 from splitfed.engines.base import FED
-from splitfed.old_names import current_keys
+from splitfed.old_names import current_attack, current_keys
 from splitfed.planning.validation import labels_of
 from splitfed.schedules.base import LocalUpdate
 from splitfed.stats.dependence import permutation_test
@@ -132,7 +132,7 @@ def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher) -> Json:
     scores = folder / "attacks" / f"{probe.key}.json"
     if scores.is_file():
         advice = "delete it and repeat the command: the attack is then run anew"
-        done = current_keys(digests.read(scores, advice))
+        done = current_attack(digests.read(scores, advice))
         same_parameters = done["parameters"] == dict(probe.attack.parameters) and done.get("tune", 0) == probe.tune
         if same_parameters and done["asked"] == probe.adversary:
             digests.check_file(folder / done["file"], done["sha256"], advice.replace("it", f"it and {scores.name}", 1))
