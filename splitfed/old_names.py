@@ -17,7 +17,8 @@ from typing import Any, TypeVar, cast
 F = TypeVar("F", bound=Callable[..., Any])
 
 MOVED = {
-    "splitfed.engines.link": "splitfed.engines.message_link",
+    "splitfed.engines.link": "splitfed.core.messages",
+    "splitfed.engines.message_link": "splitfed.core.messages",
     "splitfed.engines.mean": "splitfed.aggregation.running_mean",
     "splitfed.accounting": "splitfed.costs",
     "splitfed.accounting.audit": "splitfed.privacy.audit",
@@ -108,7 +109,7 @@ MOVED = {
     "splitfed.attacks.unowned": "splitfed.attacks.scoring.unknown_features",
     "splitfed.attacks.unsplit": "splitfed.attacks.reconstruction.unsplit",
     "splitfed.attacks.unsplit_labels": "splitfed.attacks.labels.unsplit_labels",
-    "splitfed.backprop": "splitfed.core.autograd_engine",
+    "splitfed.backprop": "splitfed.core.party",
     "splitfed.belongings": "splitfed.core.party_state",
     "splitfed.checkpoint": "splitfed.training.checkpoint",
     "splitfed.chosen": "splitfed.core.per_client_defenses",
@@ -175,7 +176,7 @@ MOVED = {
     "splitfed.federated.stepping": "splitfed.federated.sgd_reach",
     "splitfed.federated.tutors": "splitfed.federated.objectives",
     "splitfed.fingerprint": "splitfed.training.fingerprint",
-    "splitfed.finite": "splitfed.core.finite_check",
+    "splitfed.finite": "splitfed.core.executor",
     "splitfed.folder": "splitfed.training.folder",
     "splitfed.fusions": "splitfed.aggregation",
     "splitfed.fusions.geometric_median": "splitfed.aggregation.geometric_median",
@@ -361,7 +362,6 @@ RENAMED = {
     "splitfed.federated.generating": {"Head": "ClientHead"},
     "splitfed.federated.showing": {"Holder": "PublicRowsObjective"},
     "splitfed.federated.tutors": {"Quiet": "NoObjective"},
-    "splitfed.finite": {"Watch": "FiniteCheck"},
     "splitfed.inquiry": {"Inquiry": "Evaluator"},
     "splitfed.layout": {"Plan": "DrawingLayout"},
     "splitfed.manipulations.base": {"Manipulation": "Poisoning"},

@@ -17,9 +17,9 @@ from splitfed.core.defense import LabelDefense, LearnedDefense
 from splitfed.core.defense_context import DefenseSite
 from splitfed.core.gradient_privatizer import GradientPrivatizer
 from splitfed.core.local_objective import LocalObjective
-from splitfed.core.messages import Message, Stamp
+from splitfed.core.messages import Message, Stamp, is_own
 from splitfed.core.optimizers import Optim
-from splitfed.core.payload import copy_modules, is_own
+from splitfed.core.payload import copy_modules
 from splitfed.core.random import derive, wide_generator
 from splitfed.core.step_plan import EdgeDefense, SegmentPlan
 from splitfed.core.topology import Head, weights

@@ -12,13 +12,11 @@ from torch import Tensor
 from splitfed.aggregation.base import AggregationRule
 from splitfed.core.defense import Defense
 from splitfed.core.executor import Combine
+from splitfed.core.messages import FED as FED
 from splitfed.core.optimizers import Optim
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
 from splitfed.secure_sum.plan import SecureSum
-
-FED = "fed_server"
-"""The party that averages the clients' segments, where a schedule has one."""
 
 CONSULTED = 256
 """How many rows pass forward in one message where a method asks for a model's outputs."""

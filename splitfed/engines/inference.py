@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.executor import exchange, predict_step
+from splitfed.core.messages import LocalLink
 from splitfed.core.party import Party
 from splitfed.core.step_state import Batch
 from splitfed.engines.base import CONSULTED, Prediction, Source
 from splitfed.engines.borrowed_weights import preserve_buffers, with_tensors, with_weights
-from splitfed.engines.message_link import LocalLink
 from splitfed.engines.parties import RunParties
 
 

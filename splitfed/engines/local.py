@@ -16,7 +16,7 @@ from splitfed.aggregation.base import Gathering
 from splitfed.aggregation.running_mean import RunningMean, shares
 from splitfed.core.defense import Defense
 from splitfed.core.executor import ClientReplica, Combine, exchange, exchange_together
-from splitfed.core.messages import Message, Recording, Stamp
+from splitfed.core.messages import LocalLink, Message, Recording, Stamp
 from splitfed.core.optimizers import Optim
 from splitfed.core.party import Party
 from splitfed.core.probe import Facts
@@ -25,7 +25,6 @@ from splitfed.core.topology import Topology
 from splitfed.core.traffic import Traffic
 from splitfed.engines.base import FED, LaneBatches, Placement
 from splitfed.engines.engine import Engine
-from splitfed.engines.message_link import LocalLink
 from splitfed.engines.observers import AttackObserver, DetectorObserver
 from splitfed.engines.parties import RunParties
 from splitfed.engines.secure_summation import Summing
@@ -92,15 +91,19 @@ class LocalEngine(Engine):
         self._participation[replica].add(epoch, batches, part)
         # What a method has trained besides belongs to the epoch that the replica has come to.
         counts_as = None if part == "train" else self._participation[replica].newest
+        # Rows of another part than the client's own are not drawn by chance.
+        expected = None if self._expected is None or part != "train" else self._expected[replica]
         for step, rows in enumerate(batches, first):
             stamp = place.stamp("train", epoch, step, part)
             if self._expected is not None and len(rows) == 0:
                 for party in place.parties.values():
                     party.skip(self._expected[replica], stamp)
                 continue
-            values = exchange(place, self.link, self._batch(place, rows, stamp, task, counts_as), stamp)
+            batch = Batch(part, rows, expected, counts_as, task)
+            if self.sentries:
+                batch = self._replace_batch(place, batch, stamp)
+            losses.append(_total(place, exchange(place, self.link, batch, stamp)))
             self._update([place])
-            losses.append(_total(place, values))
         return losses
 
     def train_together(
@@ -111,10 +114,11 @@ class LocalEngine(Engine):
             self._participation[replica].add(epoch, [rows])
         places = [self.crew.replicas[replica] for replica in batches]
         stamps = [place.stamp("train", epoch, step) for place in places]
-        turns = [
-            (place, self._batch(place, batches[place.index], stamp), stamp, scales[place.index])
-            for place, stamp in zip(places, stamps, strict=True)
-        ]
+        turns = []
+        for place, stamp in zip(places, stamps, strict=True):
+            expected = None if self._expected is None else self._expected[place.index]
+            batch = Batch("train", batches[place.index], expected)
+            turns.append((place, self._replace_batch(place, batch, stamp), stamp, scales[place.index]))
         if combine is None:
             values = [exchange(place, self.link, batch, stamp, scale) for place, batch, stamp, scale in turns]
         else:
@@ -198,14 +202,9 @@ class LocalEngine(Engine):
                 fused.add(copies[replica].state.contents(), share)
             self.crew.shared[role].state.adopt(fused.value())
 
-    def _batch(
-        self, place: ClientReplica, rows: Tensor, stamp: Stamp, task: float = 1.0, counts_as: int | None = None
-    ) -> Batch:
+    def _replace_batch(self, place: ClientReplica, batch: Batch, stamp: Stamp) -> Batch:
         """Return the rows of a step, or what a sentry of the replica puts in their place."""
-        # Rows of another part than the client's own are not drawn by chance.
-        drawn = self._expected if stamp.part == "train" else None
-        batch = Batch(stamp.part, rows, None if drawn is None else drawn[place.index], counts_as, task)
-        for party in place.parties.values() if self.sentries else ():
+        for party in place.members:
             if sentry := self.sentries.get(party.name):
                 batch = sentry.batch(party, batch, stamp)
         return batch

@@ -11,13 +11,12 @@ from typing import Any, Protocol
 
 import torch
 
-from splitfed.core.messages import Message, Recorder, Stamp, View
+from splitfed.core.messages import LocalLink, Message, Recorder, Stamp, View
 from splitfed.core.party import Party
 from splitfed.core.step_state import Batch
 from splitfed.core.topology import Topology
 from splitfed.core.traffic import Traffic
 from splitfed.engines.base import Stateful
-from splitfed.engines.message_link import LocalLink
 from splitfed.engines.parties import RunParties
 
 

@@ -12,13 +12,12 @@ import torch
 
 from splitfed.core.defense import Defense, privacy_event
 from splitfed.core.errors import InvalidInput, check_count
-from splitfed.core.messages import Recording
+from splitfed.core.messages import LocalLink, Recording
 from splitfed.core.optimizers import Optim
 from splitfed.core.topology import Topology
 from splitfed.data.federation import Federation
 from splitfed.engines.engine import Engine
 from splitfed.engines.factory import make_engine
-from splitfed.engines.message_link import LocalLink
 from splitfed.federated.base import Method
 from splitfed.old_names import accept_old_keywords
 from splitfed.planning.calibration import calibrate_defenses
