@@ -365,6 +365,8 @@ RENAMED = {
     "splitfed.inquiry": {"Inquiry": "Evaluator"},
     "splitfed.layout": {"Plan": "DrawingLayout"},
     "splitfed.manipulations.base": {"Manipulation": "Poisoning"},
+    "splitfed.planning.dry": {"Dry": "CountingTrainer", "DryLearner": "CountingLearner"},
+    "splitfed.rounds": {"Guided": "MethodTrainer"},
     "splitfed.schedules.apart": {"Apart": "Independent"},
     "splitfed.study.cell": {"Plan": "TrainingPlan"},
     "splitfed.study.config": {"Table": "StrictTable"},
@@ -395,6 +397,14 @@ KEYS = {
     "manipulations": "poisoning",
 }
 """Old key of a run's description, of its result and of the entries of its history -> the new one."""
+
+STATE_KEYS = {
+    "insiders": "training_attacks",
+    "sentries": "detectors",
+    "taken": "participation",
+    "tutor": "objective",
+}
+"""Old key of the state of an engine or a party, as checkpoints hold it -> the new one."""
 
 _REPRS = {"Apart(": "Independent(", "fusion=": "aggregation="}
 
@@ -456,6 +466,11 @@ def current_keys(found: Mapping[str, Any]) -> dict[str, Any]:
     if "history" in renamed:
         renamed["history"] = [current_keys(entry) for entry in renamed["history"]]
     return renamed
+
+
+def current_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of an engine or a party that an earlier version may have written, by the keys of now."""
+    return {STATE_KEYS.get(key, key): value for key, value in state.items()}
 
 
 def current_description(described: Mapping[str, Any]) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class Party:
         self._step_states: dict[int, StepState] = {}
 
     def inputs(self, replica: int) -> dict[str, Tensor]:
-        """Return this party's raw inputs of the step that `replica` is in; for an insider at this very party."""
+        """Return this party's raw inputs of the step that `replica` is in; for a training attack at this very party."""
         return dict(self._step_states[replica].inputs)
 
     def begin(self, batch: Batch, stamp: Stamp, scale: float = 1.0) -> None:

@@ -24,6 +24,7 @@ from splitfed.core.random import derive, wide_generator
 from splitfed.core.step_plan import EdgeDefense, SegmentPlan
 from splitfed.core.topology import Head, weights
 from splitfed.core.usage_counts import SCORED, UsageCounts, labels_of_head
+from splitfed.old_names import current_state
 
 
 class PartyState:
@@ -242,7 +243,7 @@ class PartyState:
             "segments": {name: copy.deepcopy(module.state_dict()) for name, module in self.modules.items()},
             "optimizer": None if self.optimizer is None else copy.deepcopy(self.optimizer.state_dict()),
             "scheduler": None if self._scheduler is None else copy.deepcopy(self._scheduler.state_dict()),
-            "tutor": None if self.objective is None else self.objective.state(),
+            "objective": None if self.objective is None else self.objective.state(),
             "defenses": {
                 f"{edge}#{i}": d.state_dict() for (edge, i), d in self.defense_states.items() if d is not None
             },
@@ -251,6 +252,7 @@ class PartyState:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go back to `state`."""
+        state = current_state(state)
         for name, module in self.modules.items():
             module.load_state_dict(state["segments"][name])
         if self.optimizer is not None:
@@ -262,7 +264,7 @@ class PartyState:
         if self._scheduler is not None:
             self._scheduler.load_state_dict(state["scheduler"])
         if self.objective is not None:
-            self.objective.load_state(state["tutor"])
+            self.objective.load_state(state["objective"])
         for (edge, i), defense in self.defense_states.items():
             if defense is not None:
                 defense.load_state_dict(state["defenses"][f"{edge}#{i}"])

@@ -26,7 +26,7 @@ Source = int | str | Mapping[str, Tensor]
 in them, named `segment/name`."""
 
 
-LaneBatches = Mapping[int, Tensor]
+ReplicaBatches = Mapping[int, Tensor]
 """The batch of each replica in one step: row numbers, (rows,) int64."""
 
 Turns = Mapping[int, Sequence[tuple[int, Sequence[Tensor]]]]
@@ -97,7 +97,12 @@ class Trainer(Protocol):
         }
 
     def train_together(
-        self, epoch: int, step: int, batches: LaneBatches, scales: Mapping[int, float], combine: Combine | None = None
+        self,
+        epoch: int,
+        step: int,
+        batches: ReplicaBatches,
+        scales: Mapping[int, float],
+        combine: Combine | None = None,
     ) -> dict[int, float]:
         """Take one step of every party on the sum of the replicas' losses, each times its scale; return the losses.
 

@@ -228,10 +228,10 @@ def _round_metrics(run: Run, done: Round, number: int, seconds: float) -> dict[s
         metrics["epsilon"] = None
     if run.clock is not None:
         metrics["simulated_seconds"] = run.clock.now
-    if engine.insiders:
-        metrics["training_attacks"] = {name: attack.metrics() for name, attack in engine.insiders.items()}
-    if engine.sentries:
-        metrics["detectors"] = {name: detector.metrics() for name, detector in engine.sentries.items()}
+    if engine.training_attacks:
+        metrics["training_attacks"] = {name: attack.metrics() for name, attack in engine.training_attacks.items()}
+    if engine.detectors:
+        metrics["detectors"] = {name: detector.metrics() for name, detector in engine.detectors.items()}
     return metrics
 
 
