@@ -7,22 +7,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
+from splitfed.core.optimizers import Optim
+from splitfed.core.topology import Topology
 from splitfed.detectors import SplitGuard
 from splitfed.engines.local import LocalEngine
+from splitfed.models.mlp import mlp
 from splitfed.old_names import STATE_KEYS
 from splitfed.schedules.base import Schedule
 from splitfed.schedules.blind import Blind
-from splitfed.topologies import vanilla
+from splitfed.topologies import local, vanilla
 from splitfed.training.entry_point import train
 from splitfed.training.settings import Adversaries
 from tests.examples import assert_same, engine_of, images, toy_data
 
 
 def small() -> LocalEngine:
-    return engine_of(vanilla(nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 10)), "1"), *images(8))
+    return engine_of(vanilla(mlp((1, 8, 8), 10, (8,)), "relu1"), *images(8))
 
 
 def with_old_keys(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -30,16 +31,28 @@ def with_old_keys(state: Mapping[str, Any]) -> dict[str, Any]:
     return {old_of_new.get(key, key): value for key, value in state.items()}
 
 
-def test_a_state_with_the_keys_of_an_earlier_version_is_taken_up() -> None:
-    adversaries = Adversaries({"server": "sdar"}, detectors={"client": SplitGuard()})
-    topology, data = vanilla(nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 10)), "1"), toy_data(60)
-    run = train(topology, data.clients(1, auxiliary=20, victims=4), rounds=1, batch_size=8, adversaries=adversaries)
+RUNS: dict[str, tuple[Topology, dict[str, Any]]] = {
+    "attack and detector": (
+        vanilla(mlp((1, 8, 8), 10, (8,)), "relu1"),
+        {"adversaries": Adversaries({"server": "sdar"}, detectors={"client": SplitGuard()})},
+    ),
+    "method": (local(mlp((1, 8, 8), 10, (8,))), {"schedule": "independent", "method": "scaffold"}),
+}
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_state_with_the_keys_of_an_earlier_version_is_taken_up(kind: str) -> None:
+    topology, given = RUNS[kind]
+    data = toy_data(60).clients(1, auxiliary=20, victims=4)
+    run = train(topology, data, rounds=1, batch_size=8, optimizer=Optim("SGD", {"lr": 0.1}), **given)
     state = run.engine.state()
     earlier = with_old_keys(state)
     earlier["parties"] = {name: with_old_keys(held) for name, held in state["parties"].items()}
     assert {"insiders", "sentries", "taken"} <= set(earlier)
     assert all("tutor" in held for held in earlier["parties"].values())
-    run.engine.train(0, 1, [torch.arange(8)])
+    for party in run.engine.parties.values():
+        for weight in party.state.parameters:
+            weight.data.zero_()
     run.engine.load_state(earlier)
     assert_same(run.engine.state(), state)
 
