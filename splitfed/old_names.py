@@ -9,7 +9,8 @@ from typing import Any
 from splitfed.core.deprecation import warn
 
 MOVED = {
-    "splitfed.engines.link": "splitfed.engines.message_link",
+    "splitfed.engines.link": "splitfed.core.messages",
+    "splitfed.engines.message_link": "splitfed.core.messages",
     "splitfed.engines.mean": "splitfed.aggregation.running_mean",
     "splitfed.accounting": "splitfed.costs",
     "splitfed.accounting.audit": "splitfed.privacy.audit",
@@ -100,7 +101,7 @@ MOVED = {
     "splitfed.attacks.unowned": "splitfed.attacks.scoring.unknown_features",
     "splitfed.attacks.unsplit": "splitfed.attacks.reconstruction.unsplit",
     "splitfed.attacks.unsplit_labels": "splitfed.attacks.labels.unsplit_labels",
-    "splitfed.backprop": "splitfed.core.autograd_engine",
+    "splitfed.backprop": "splitfed.core.party",
     "splitfed.belongings": "splitfed.core.party_state",
     "splitfed.checkpoint": "splitfed.training.checkpoint",
     "splitfed.chosen": "splitfed.core.per_client_defenses",
@@ -167,7 +168,7 @@ MOVED = {
     "splitfed.federated.stepping": "splitfed.federated.sgd_reach",
     "splitfed.federated.tutors": "splitfed.federated.objectives",
     "splitfed.fingerprint": "splitfed.training.fingerprint",
-    "splitfed.finite": "splitfed.core.finite_check",
+    "splitfed.finite": "splitfed.core.executor",
     "splitfed.folder": "splitfed.training.folder",
     "splitfed.fusions": "splitfed.aggregation",
     "splitfed.fusions.geometric_median": "splitfed.aggregation.geometric_median",
@@ -358,10 +359,11 @@ RENAMED = {
     "splitfed.federated.generating": {"Head": "ClientHead"},
     "splitfed.federated.showing": {"Holder": "PublicRowsObjective"},
     "splitfed.federated.tutors": {"Quiet": "NoObjective"},
-    "splitfed.finite": {"Watch": "FiniteCheck"},
     "splitfed.inquiry": {"Inquiry": "Evaluator"},
     "splitfed.layout": {"Plan": "DrawingLayout"},
     "splitfed.manipulations.base": {"Manipulation": "Poisoning"},
+    "splitfed.planning.dry": {"Dry": "CountingTrainer", "DryLearner": "CountingLearner"},
+    "splitfed.rounds": {"Guided": "MethodTrainer"},
     "splitfed.schedules.apart": {"Apart": "Independent"},
     "splitfed.study.cell": {"Plan": "TrainingPlan"},
     "splitfed.study.config": {"Table": "StrictTable"},
@@ -394,6 +396,7 @@ KEYS = {
 }
 """Old key of a run's description, of its result and of the entries of its history -> the new one."""
 
+
 _REPRS = {"Apart(": "Independent(", "fusion=": "aggregation="}
 
 _PACKAGES = {
@@ -411,10 +414,7 @@ _FIRST = {new: old for old, new in MOVED.items()} | _PACKAGES
 
 
 def first_name(module: str, name: str) -> str:
-    """Return the first dotted name of a class or function that may have moved or been renamed since.
-
-    Folders of runs are written with first names, so that a later move does not keep them from being resumed.
-    """
+    """Return the first dotted name of a class or function, by which folders of runs know it whatever it is called now."""
     old = _FIRST.get(module, module)
     return f"{old}.{next((was for was, now in RENAMED.get(old, {}).items() if now == name), name)}"
 
@@ -458,17 +458,14 @@ def current_keys(found: Mapping[str, Any]) -> dict[str, Any]:
     if "training_attack_scores" in renamed:
         renamed["training_attack_scores"] = _current_scores(renamed["training_attack_scores"])
     if isinstance(renamed.get("training_attack"), str):
-        renamed["training_attack"] = _current_label(renamed["training_attack"])
+        renamed["training_attack"] = renamed["training_attack"].replace("(preset=", "(budget=")
     return renamed
 
 
 def current_attack(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return what an earlier version may have written of an attack on a run, by the keys of now."""
-    return {**entry, "scores": _current_scores(entry["scores"]), "label": _current_label(entry["label"])}
-
-
-def _current_label(label: str) -> str:
-    return label.replace("(preset=", "(budget=")
+    label = entry["label"].replace("(preset=", "(budget=")
+    return {**entry, "scores": _current_scores(entry["scores"]), "label": label}
 
 
 def _current_scores(scores: Any) -> Any:

@@ -56,16 +56,14 @@ CORE = (
     "topology",
     "probe",
     "row_independence",
-    "messages",
     "traffic",
+    "messages",
     "defense_context",
     "gradient_privatizer",
     "defense",
     "step_plan",
-    "finite_check",
     "local_objective",
     "party_state",
-    "autograd_engine",
     "step_state",
     "party",
     "executor",
@@ -111,7 +109,7 @@ ALGORITHMS += ("matching", "poisoning", "detectors", "aggregation")
 
 # Costs and privacy run backward passes to measure work and sensitivity; ExpertMatcher trains autoencoders of its own.
 # The equivalence test trains the user's uncut model, beside which the segments are tried.
-AUTOGRAD = {"core.autograd_engine", "core.party", "core.equivalence_sides", "attacks", "defenses", "federated", "stats"}
+AUTOGRAD = {"core.party", "core.equivalence_sides", "attacks", "defenses", "federated", "stats"}
 AUTOGRAD |= {"costs", "privacy", "matching"}
 # Slow or optional: the only packages that a function may import when it is called. The command line may delay
 # anything, for a help page must not wait for torch.

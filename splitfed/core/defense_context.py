@@ -70,8 +70,8 @@ class Context:
         and noise that is used twice cancels in a difference: so there `z` itself is one of the words. Asked again for
         the same, the same is released, and nothing new is told.
         """
-        told = () if self.stamp.phase == "train" else (_digest(z),)
-        return wide_generator(self.seed, *self._words(value), *told, device=z.device)
+        digest = () if self.stamp.phase == "train" else (_digest(z),)
+        return wide_generator(self.seed, *self._words(value), *digest, device=z.device)
 
     def _words(self, value: str) -> tuple[str | int, ...]:
         return ("defense", self.position, self.party, self.edge, value, *self.stamp)

@@ -20,6 +20,14 @@ from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+STATE_KEYS = {
+    "insiders": "training_attacks",
+    "sentries": "detectors",
+    "taken": "participation",
+    "tutor": "objective",
+}
+"""Old key of the state of an engine or a party, as checkpoints hold it -> the new one."""
+
 
 def warn(text: str, stacklevel: int) -> None:
     """Warn that an old name will be gone with the next release."""
@@ -121,6 +129,11 @@ class OldAttribute:
     def __get__(self, instance: Any, owner: type) -> Any:
         warn(f"{owner.__name__}.{self._name} is now {owner.__name__}.{self._path}", 3)
         return attrgetter(self._path)(owner if instance is None else instance)
+
+
+def current_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of an engine or a party that an earlier version may have written, by the keys of now."""
+    return {STATE_KEYS.get(key, key): value for key, value in state.items()}
 
 
 class OldModules(MetaPathFinder):

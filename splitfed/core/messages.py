@@ -1,10 +1,17 @@
-"""What crosses and what is seen: messages, the view one party has of them, and the recorder that keeps it."""
+"""What crosses, what carries it and what is seen of it: messages, the link, the view of a party, and its recorder.
+
+A tensor is a window on a storage, and whoever is handed the window can read the whole storage: the raw rows behind
+`x[:, :3]`, every token behind `h[:, 0]`. A message therefore carries plain dense tensors, each in memory that holds its
+numbers and nothing else. The same goes for what hangs on a tensor beside its numbers: the graph that made it, its
+base, gradient, hooks and attributes. A tensor that fills its storage is handed over as it is, since a copy costs as
+much as the rest of a cut; any other is copied. Who is no party (an adversary, a recorder) gets a copy.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,10 +24,15 @@ from torch import Tensor, nn
 from splitfed.core import digests
 from splitfed.core.deprecation import warn
 from splitfed.core.errors import InvalidInput, check_count, unknown
-from splitfed.core.payload import Layout, all_own, copy_modules, layout_of, to_own_storage
+from splitfed.core.payload import Layout, copy_modules, extent, layout_of, not_dense
+from splitfed.core.traffic import Traffic
 
 WEIGHT_GRADIENT = "weight gradient"
 """The kind of message by which a client sends the gradient of its weights, where it takes no step itself."""
+
+
+FED = "fed_server"
+"""The party that averages the clients' segments, where a schedule has one."""
 
 
 class Stamp(NamedTuple):
@@ -74,7 +86,7 @@ class Message(NamedTuple):
         layouts = dict(self.layouts or {})
         addresses: set[int] = set()
         for name, original in self.tensors.items():
-            tensor = to_own_storage(name, original, f"{self.edge!r} from {self.sender!r}")
+            tensor = _to_own_storage(name, original, f"{self.edge!r} from {self.sender!r}")
             address = tensor.untyped_storage().data_ptr()
             if address in addresses and tensor.numel():
                 tensor = tensor.clone()
@@ -96,7 +108,107 @@ class Message(NamedTuple):
         """Payload in bytes: elements times element size, summed, or as packed; no header is counted."""
         if self.packed is not None:
             return self.packed
-        return sum([t.nbytes for t in self.tensors.values()])
+        nbytes = 0
+        for tensor in self.tensors.values():
+            nbytes += tensor.nbytes
+        return nbytes
+
+
+def is_own(tensor: Tensor) -> bool:
+    """Tell whether `tensor` is plain, detached and dense, and fills its storage."""
+    return all_own((tensor,))
+
+
+def all_own(tensors: Collection[Tensor]) -> bool:
+    """Tell whether every tensor is plain, detached and dense, and fills a storage that no other of them has.
+
+    A few attributes are read, no number is: this is asked of every message of every step, where a call more shows.
+    What cannot hang on a detached result of an operation (a gradient, hooks) is not asked for.
+    """
+    try:
+        for tensor in tensors:
+            if not (
+                type(tensor) is Tensor
+                and not tensor.requires_grad
+                and tensor._base is None
+                and tensor.untyped_storage().nbytes() == tensor.nbytes
+                and (tensor.is_contiguous() or extent(tensor.shape, tensor.stride()) == tensor.numel())
+                and not (tensor.__dict__ or tensor.is_nested or tensor.is_quantized)
+            ):
+                return False
+    except NotImplementedError:
+        # Sparse tensors, and others that torch keeps elsewhere, have no storage.
+        return False
+    if len(tensors) == 1:
+        return True
+    addresses = [tensor.data_ptr() for tensor in tensors if tensor.numel()]
+    return len(set(addresses)) == len(addresses)
+
+
+def _to_own_storage(name: str, tensor: Tensor, place: str) -> Tensor:
+    """Return `tensor` detached and plain: as it is where it fills its storage, else copied.
+
+    Raises `InvalidInput`, naming `name` and `place`, for what is not dense.
+    """
+    kind = not_dense(tensor)
+    if kind is not None:
+        raise InvalidInput(f"{name!r} on {place} is a {kind} tensor; a message carries dense ones: call .to_dense()")
+    plain = tensor.as_subclass(Tensor).detach()
+    # A subclass may keep its numbers elsewhere, and show an empty storage.
+    if type(tensor) is not Tensor and plain.numel() and plain.data_ptr() == 0 and plain.device.type != "meta":
+        raise InvalidInput(f"{name!r} on {place} is a {type(tensor).__name__} without a storage of its own numbers")
+    return plain if is_own(plain) else plain.clone()
+
+
+Tap = Callable[[Message], Message]
+
+
+class LocalLink:
+    """Carries messages within a process: counts each, lets its receiver's recorder see it, and hands it over."""
+
+    def __init__(self, traffic: Traffic, recorders: Mapping[str, Recorder]) -> None:
+        self.traffic = traffic
+        self.recorders = dict(recorders)
+        # Those that record for the length of a block.
+        self.watched: dict[str, Recorder] = {}
+        self.taps: dict[str, Tap] = {}
+        self.listeners: dict[str, Callable[[Message], None]] = {}
+        self.readers: dict[str, Tap] = {}
+
+    def deliver(self, message: Message) -> Message:
+        """Carry `message`; an adversary's tap may replace what its party sends, its reader what that party uses.
+
+        What is consulted within training is counted as training.
+        """
+        if not all_own(message.tensors.values()):
+            message = message.in_own_memory()
+        tap = self.taps.get(message.sender)
+        if tap is not None:
+            # Nothing is known of what it returns, so that it is copied whatever it looks like.
+            message = tap(message.copy()).copy().in_own_memory()
+        phase = message.stamp.phase
+        flow = ("train" if phase == "consult" else phase, message.kind, message.sender, message.receiver)
+        counter = self.traffic.counters.setdefault(flow, [0, 0])
+        counter[0] += 1
+        counter[1] += message.nbytes
+        message = self.carry(message)
+        if not (self.recorders or self.listeners or self.readers):
+            return message
+        recorder = self.recorders.get(message.receiver)
+        if recorder is not None:
+            recorder.receive(message)
+        listener = self.listeners.get(message.receiver)
+        if listener is not None:
+            listener(message.copy())
+        if message.sender == FED and FED in self.recorders:
+            # What came back says little without what it was made from.
+            self.recorders[FED].receive(message)
+        reader = self.readers.get(message.receiver)
+        return message if reader is None else reader(message.copy()).copy().in_own_memory()
+
+    def carry(self, message: Message) -> Message:
+        """Return what arrives of a message that was sent; here every bit of it, in the same memory."""
+        return message
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -59,34 +58,6 @@ class Optim:
             raise unknown("learning-rate scheduler", self.scheduler, schedulers)
         name = f"scheduler {self.scheduler}"
         return optimizer, _construct(name, schedulers[self.scheduler], (optimizer,), self.scheduler_options)
-
-
-# torch.optim hides the module under its own name.
-_HOME = sys.modules[torch.optim.Optimizer.__module__]
-
-
-def take_step(optimizer: torch.optim.Optimizer) -> None:
-    """Take a step of `optimizer`, without the mark for torch's profiler where nobody has hooked into its steps.
-
-    Behind convolutions, with cold caches, two marks cost a training step of 9 ms about a per cent.
-    """
-    step = type(optimizer).step
-    marked = getattr(step, "hooked", False) and not getattr(step.__wrapped__, "hooked", False)  # type: ignore[attr-defined]
-    if marked and "step" not in vars(optimizer) and not _has_step_hooks(optimizer):
-        step.__wrapped__(optimizer)  # type: ignore[attr-defined]
-    else:
-        # Replaced on the optimizer itself, as by a scheduler that counts steps, or on its class; or hooked.
-        optimizer.step()
-
-
-def _has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a hook waits for a step; what cannot be found out counts as one."""
-    return bool(
-        getattr(optimizer, "_optimizer_step_pre_hooks", True)
-        or getattr(optimizer, "_optimizer_step_post_hooks", True)
-        or getattr(_HOME, "_global_optimizer_pre_hooks", True)
-        or getattr(_HOME, "_global_optimizer_post_hooks", True)
-    )
 
 
 def default_rate(name: str) -> float:

@@ -7,21 +7,21 @@ messages; an edge within the party is a leaf too, which keeps the backward walk 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from contextlib import ExitStack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.autograd import Variable
 
-from splitfed.core.autograd_engine import gradient_tensors, run_backward
 from splitfed.core.defense import Defense, PenaltyGradient, concatenate_values, packed_bytes
 from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput
 from splitfed.core.local_objective import LocalObjective
-from splitfed.core.messages import Message, Stamp
-from splitfed.core.optimizers import take_step
+from splitfed.core.messages import Message, Stamp, is_own
 from splitfed.core.party_state import PartyState
-from splitfed.core.payload import infinite_rows, is_own
+from splitfed.core.payload import infinite_rows
 from splitfed.core.random import derive, stream, wide_generator
 from splitfed.core.step_plan import EdgeDefense, Port, SegmentPlan
 from splitfed.core.step_state import Batch, StepState
@@ -30,6 +30,9 @@ from splitfed.core.usage_counts import labels_of_head
 
 TRAINING = ("train", "rehearse")
 """The phases in which segments are in training mode and gradients are taken."""
+
+# torch.optim hides the module under its own name.
+_OPTIMIZER_MODULE = sys.modules[torch.optim.Optimizer.__module__]
 
 
 class Party:
@@ -43,7 +46,7 @@ class Party:
         self._step_states: dict[int, StepState] = {}
 
     def inputs(self, replica: int) -> dict[str, Tensor]:
-        """Return this party's raw inputs of the step that `replica` is in; for an insider at this very party."""
+        """Return this party's raw inputs of the step that `replica` is in; for a training attack at this very party."""
         return dict(self._step_states[replica].inputs)
 
     def begin(self, batch: Batch, stamp: Stamp, scale: float = 1.0) -> None:
@@ -123,7 +126,7 @@ class Party:
         if self.state.task_weight is not None:
             epoch = stamp.epoch if step_state.counts_as is None else step_state.counts_as
             scale = head.weight * self.state.task_weight(epoch) * step_state.scale * step_state.task
-        step_state.add(segment, value, scale)
+        step_state.losses[segment].append((value, scale))
         return value.detach()
 
     def backpropagate(
@@ -253,14 +256,8 @@ class Party:
                 step_state = self._step_states[-1]
                 for segment_plan in needed:
                     if all(n in step_state.values or n in step_state.inputs for n in segment_plan.inputs):
-                        step_state.values.update(
-                            zip(
-                                segment_plan.outputs,
-                                self._run(segment_plan, self._arguments(segment_plan, step_state), stamp),
-                                strict=True,
-                            )
-                        )
-                batches.append(step_state.values[value])
+                        self.forward(segment_plan.segment, (), stamp, {}, ())
+                batches.append(self.output(value, -1))
                 self.forget(-1)
         return torch.cat(batches)
 
@@ -284,21 +281,19 @@ class Party:
         return value.detach().requires_grad_(self._training and returns)
 
     def _run(self, segment_plan: SegmentPlan, arguments: list[Tensor], stamp: Stamp) -> tuple[Tensor, ...]:
-        module = self.state.modules[segment_plan.segment]
-        if self.state.privatizer is not None and self.state.privatizer.active:
-            with self.state.privatizer.watching(module):
-                result = self._call(segment_plan, module, arguments, stamp)
-        elif segment_plan.stochastic:
-            result = self._call(segment_plan, module, arguments, stamp)
+        module, privatizer = self.state.modules[segment_plan.segment], self.state.privatizer
+        watched = privatizer is not None and privatizer.active
+        if watched or segment_plan.stochastic:
+            with ExitStack() as blocks:
+                if privatizer is not None and watched:
+                    blocks.enter_context(privatizer.watching(module))
+                if segment_plan.stochastic:
+                    seed = forward_seed(self.state.seed, self.name, segment_plan.segment, stamp)
+                    blocks.enter_context(stream(seed, self.device))
+                result = module(*arguments)
         else:
             result = module(*arguments)
         return tuple(result) if isinstance(result, (tuple, list)) else (result,)
-
-    def _call(self, segment_plan: SegmentPlan, module: nn.Module, arguments: list[Tensor], stamp: Stamp) -> Any:
-        if not segment_plan.stochastic:
-            return module(*arguments)
-        with stream(forward_seed(self.state.seed, self.name, segment_plan.segment, stamp), self.device):
-            return module(*arguments)
 
     def _release(self, segment_plan: SegmentPlan, port: Port, step_state: StepState, stamp: Stamp) -> dict[str, Tensor]:
         """Apply the edge's defenses in order; keep what left attached, hand it out detached."""
@@ -341,7 +336,7 @@ class Party:
             gradient = penalty.gradient if weight == 1.0 else penalty.gradient * weight
             step_state.slopes.setdefault(segment, []).append((z, gradient, z._version))
         elif penalty is not None:
-            step_state.add(segment, penalty, weight)
+            step_state.losses[segment].append((penalty, weight))
 
     def _add_penalties(self, segment_plan: SegmentPlan, step_state: StepState, stamp: Stamp) -> None:
         """Add what the defenses of the edges that a segment has read want at this end to its losses."""
@@ -350,7 +345,7 @@ class Party:
                 context = self._context(segment_plan, port, guard.position, step_state, stamp)
                 penalty = guard.defense.penalty_at_receiver(context)
                 if penalty is not None:
-                    step_state.add(segment_plan.segment, penalty, guard.share * step_state.scale)
+                    step_state.losses[segment_plan.segment].append((penalty, guard.share * step_state.scale))
 
     def _return_gradients(
         self, segment_plan: SegmentPlan, step_state: StepState, stamp: Stamp, peers: Mapping[str, str]
@@ -393,7 +388,7 @@ class Party:
         step_state.objective_added = True
         if self._training:
             for segment, term in objective.terms(step_state.values, step_state.labels, stamp).items():
-                step_state.add(segment, term, step_state.scale)
+                step_state.losses[segment].append((term, step_state.scale))
 
     def _replace_targets(self, step_state: StepState, stamp: Stamp) -> None:
         """Replace the labels of a training step by what its defenses want the loss to compare with."""
@@ -443,3 +438,59 @@ def _copy_shared_gradients(message: Message, crossed: Collection[int]) -> Messag
     if all(t.untyped_storage().data_ptr() not in crossed for t in message.tensors.values()):
         return message
     return message.copy()
+
+
+def run_backward(roots: Sequence[Tensor], gradients: Sequence[Tensor | float]) -> None:
+    """Add to the gradient of every leaf behind `roots` what their `gradients` send back; see `gradient_tensors`.
+
+    Frees the graph behind the roots. Goes straight into torch's engine: `torch.autograd.backward` first compares shapes
+    by symbolic algebra and saves a context for compilers, which costs a short step as much as all the rest of a cut.
+    """
+    given = tuple(gradient_tensors(roots, gradients))
+    engine = Variable._execution_engine
+    engine.run_backward(tuple(roots), given, False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+def gradient_tensors(roots: Sequence[Tensor], gradients: Sequence[Tensor | float]) -> list[Tensor]:
+    """Return the `gradients` of `roots` as tensors: a number is the weight of a loss.
+
+    To weigh a loss there costs nothing; a multiplication would be a node in the graph. Raises `ValueError` for a
+    gradient of another shape than its root, and for a loss of several numbers.
+    """
+    tensors = []
+    for root, gradient in zip(roots, gradients, strict=True):
+        if isinstance(gradient, Tensor):
+            if gradient.shape != root.shape:
+                raise ValueError(
+                    f"a gradient of shape {tuple(gradient.shape)} is not allowed; expected {tuple(root.shape)}"
+                )
+            tensors.append(gradient)
+        elif root.numel() != 1:
+            raise ValueError(f"a loss of shape {tuple(root.shape)} is not allowed; expected a single number")
+        else:
+            tensors.append(torch.ones_like(root) if gradient == 1.0 else torch.full_like(root, gradient))
+    return tensors
+
+
+def take_step(optimizer: torch.optim.Optimizer) -> None:
+    """Take a step of `optimizer`, without the mark for torch's profiler where nobody has hooked into its steps.
+
+    Behind convolutions, with cold caches, two marks cost a training step of 9 ms about a per cent.
+    """
+    step = type(optimizer).step
+    marked = getattr(step, "hooked", False) and not getattr(step.__wrapped__, "hooked", False)  # type: ignore[attr-defined]
+    if marked and "step" not in vars(optimizer) and not _has_step_hooks(optimizer):
+        step.__wrapped__(optimizer)  # type: ignore[attr-defined]
+    else:
+        # Replaced on the optimizer itself, as by a scheduler that counts steps, or on its class; or hooked.
+        optimizer.step()
+
+
+def _has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a hook waits for a step; what cannot be found out counts as one."""
+    return bool(
+        getattr(optimizer, "_optimizer_step_pre_hooks", True)
+        or getattr(optimizer, "_optimizer_step_post_hooks", True)
+        or getattr(_OPTIMIZER_MODULE, "_global_optimizer_pre_hooks", True)
+        or getattr(_OPTIMIZER_MODULE, "_global_optimizer_post_hooks", True)
+    )

@@ -15,11 +15,12 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from splitfed.core.defense import LabelDefense, LearnedDefense
 from splitfed.core.defense_context import DefenseSite
+from splitfed.core.deprecation import current_state
 from splitfed.core.gradient_privatizer import GradientPrivatizer
 from splitfed.core.local_objective import LocalObjective
-from splitfed.core.messages import Message, Stamp
+from splitfed.core.messages import Message, Stamp, is_own
 from splitfed.core.optimizers import Optim
-from splitfed.core.payload import copy_modules, is_own
+from splitfed.core.payload import copy_modules
 from splitfed.core.random import derive, wide_generator
 from splitfed.core.step_plan import EdgeDefense, SegmentPlan
 from splitfed.core.topology import Head, weights
@@ -242,7 +243,7 @@ class PartyState:
             "segments": {name: copy.deepcopy(module.state_dict()) for name, module in self.modules.items()},
             "optimizer": None if self.optimizer is None else copy.deepcopy(self.optimizer.state_dict()),
             "scheduler": None if self._scheduler is None else copy.deepcopy(self._scheduler.state_dict()),
-            "tutor": None if self.objective is None else self.objective.state(),
+            "objective": None if self.objective is None else self.objective.state(),
             "defenses": {
                 f"{edge}#{i}": d.state_dict() for (edge, i), d in self.defense_states.items() if d is not None
             },
@@ -251,6 +252,7 @@ class PartyState:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go back to `state`."""
+        state = current_state(state)
         for name, module in self.modules.items():
             module.load_state_dict(state["segments"][name])
         if self.optimizer is not None:
@@ -262,7 +264,7 @@ class PartyState:
         if self._scheduler is not None:
             self._scheduler.load_state_dict(state["scheduler"])
         if self.objective is not None:
-            self.objective.load_state(state["tutor"])
+            self.objective.load_state(state["objective"])
         for (edge, i), defense in self.defense_states.items():
             if defense is not None:
                 defense.load_state_dict(state["defenses"][f"{edge}#{i}"])

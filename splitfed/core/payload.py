@@ -1,22 +1,17 @@
-"""What a message may carry: plain dense tensors, each in memory that holds its numbers and nothing else.
+"""How tensors lie in memory, copies of tensors and modules that bring nothing else along, and rows that are finite.
 
-A tensor is a window on a storage, and whoever is handed the window can read the whole storage: the raw rows behind
-`x[:, :3]`, every token behind `h[:, 0]`. What is handed over is therefore copied where its storage holds anything
-else. The same goes for what hangs on a tensor beside its numbers: the graph that made it, its base, gradient, hooks
-and attributes.
+What a message may carry is in `splitfed.core.messages`.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-
-from splitfed.core.errors import InvalidInput
 
 _LINE = 64
 """Bytes to which an allocation is aligned, at least; kernels round differently at another place within them."""
@@ -43,59 +38,13 @@ class Layout(NamedTuple):
         return placed.copy_(tensor).detach()
 
 
-def is_own(tensor: Tensor) -> bool:
-    """Tell whether `tensor` is plain, detached and dense, and fills its storage."""
-    return all_own((tensor,))
-
-
-def all_own(tensors: Collection[Tensor]) -> bool:
-    """Tell whether every tensor is plain, detached and dense, and fills a storage that no other of them has.
-
-    A few attributes are read, no number is: this is asked of every message of every step, where a call more shows.
-    What cannot hang on a detached result of an operation (a gradient, hooks) is not asked for.
-    """
-    try:
-        for tensor in tensors:
-            if not (
-                type(tensor) is Tensor
-                and not tensor.requires_grad
-                and tensor._base is None
-                and tensor.untyped_storage().nbytes() == tensor.nbytes
-                and (tensor.is_contiguous() or _extent(tensor) == tensor.numel())
-                and not (tensor.__dict__ or tensor.is_nested or tensor.is_quantized)
-            ):
-                return False
-    except NotImplementedError:
-        # Sparse tensors, and others that torch keeps elsewhere, have no storage.
-        return False
-    if len(tensors) == 1:
-        return True
-    addresses = [tensor.data_ptr() for tensor in tensors if tensor.numel()]
-    return len(set(addresses)) == len(addresses)
-
-
-def to_own_storage(name: str, tensor: Tensor, place: str) -> Tensor:
-    """Return `tensor` detached and plain: as it is where it fills its storage, else copied.
-
-    Raises `InvalidInput`, naming `name` and `place`, for what is not dense.
-    """
-    kind = _not_dense(tensor)
-    if kind is not None:
-        raise InvalidInput(f"{name!r} on {place} is a {kind} tensor; a message carries dense ones: call .to_dense()")
-    plain = tensor.as_subclass(Tensor).detach()
-    # A subclass may keep its numbers elsewhere, and show an empty storage.
-    if type(tensor) is not Tensor and plain.numel() and plain.data_ptr() == 0 and plain.device.type != "meta":
-        raise InvalidInput(f"{name!r} on {place} is a {type(tensor).__name__} without a storage of its own numbers")
-    return plain if is_own(plain) else plain.clone()
-
-
 def layout_of(tensor: Tensor) -> Layout | None:
     """Return how a dense `tensor` lies in its storage; None where a copy lies alike, or where numbers overlap."""
-    if not tensor.numel() or _extent(tensor) == 0:
+    if not tensor.numel() or extent(tensor.shape, tensor.stride()) == 0:
         return None
     lead = tensor.data_ptr() % _LINE // tensor.element_size()
     found = Layout(tuple(tensor.stride()), lead)
-    return None if lead == 0 and _extent(tensor) == tensor.numel() else found
+    return None if lead == 0 and extent(tensor.shape, tensor.stride()) == tensor.numel() else found
 
 
 def copy_nested(value: Any) -> Any:
@@ -120,7 +69,7 @@ def copy_modules(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     holders = {id(m): m for module in copies.values() for m in module.modules()}.values()
     tensors_of_storage: dict[int, list[Tensor]] = {}
     for tensor in {id(t): t for m in holders for t in _tensors(m)}.values():
-        if _not_dense(tensor) is None and tensor.numel() and tensor.data_ptr():
+        if not_dense(tensor) is None and tensor.numel() and tensor.data_ptr():
             tensors_of_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
     for sharing in tensors_of_storage.values():
         nbytes = sum(t.nbytes for t in sharing)
@@ -133,10 +82,6 @@ def copy_modules(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
 def _tensors(module: nn.Module) -> Iterable[Tensor]:
     for group in (module._parameters, module._buffers, vars(module)):
         yield from (t for t in group.values() if isinstance(t, Tensor))
-
-
-def _extent(tensor: Tensor) -> int:
-    return extent(tensor.shape, tensor.stride())
 
 
 def _overlap(tensors: list[Tensor]) -> bool:
@@ -158,7 +103,8 @@ def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
     return reach
 
 
-def _not_dense(tensor: Tensor) -> str | None:
+def not_dense(tensor: Tensor) -> str | None:
+    """Return what kind of tensor it is where its numbers do not lie in one storage; None for a dense one."""
     if tensor.is_quantized:
         return "quantized"
     if tensor.is_nested:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor
@@ -45,10 +47,6 @@ class StepState:
     sent: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     returned: dict[str, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
     slopes: dict[str, list[tuple[Tensor, Tensor, int]]] = field(default_factory=dict)
-    losses: dict[str, list[tuple[Tensor, float]]] = field(default_factory=dict)
+    losses: dict[str, list[tuple[Tensor, float]]] = field(default_factory=partial(defaultdict, list))
     objective_added: bool = False
     crossed: set[int] = field(default_factory=set)
-
-    def add(self, segment: str, loss: Tensor, weight: float) -> None:
-        """Let `weight` times `loss` go back through `segment`, with all else that does."""
-        self.losses.setdefault(segment, []).append((loss, float(weight)))

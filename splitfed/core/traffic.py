@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from splitfed.core.messages import Message
-
 
 class Flow(NamedTuple):
     """One direction of one kind of message between two parties, in one phase."""
@@ -18,36 +16,25 @@ class Flow(NamedTuple):
 
 
 class Traffic:
-    """Counts every message a link carries."""
+    """Counts every message a link carries.
+
+    `counters`: (phase, kind, sender, receiver) -> [messages, bytes], to which a link adds by itself: that happens three
+    times a step, where a call or a tuple with names costs as much as the rest.
+    """
 
     def __init__(self) -> None:
-        self._flows: dict[tuple[str, str, str, str], list[int]] = {}
-
-    def count(self, message: Message) -> None:
-        """Add one message; what is consulted within training belongs to it."""
-        # All in one: this runs three times a step, and a call more, or a tuple with names, costs as much as the rest.
-        phase = message.stamp.phase
-        flow = ("train" if phase == "consult" else phase, message.kind, message.sender, message.receiver)
-        entry = self._flows.get(flow)
-        if entry is None:
-            entry = self._flows[flow] = [0, 0]
-        entry[0] += 1
-        if message.packed is not None:
-            entry[1] += message.packed
-        else:
-            for tensor in message.tensors.values():
-                entry[1] += tensor.nbytes
+        self.counters: dict[tuple[str, str, str, str], list[int]] = {}
 
     def add(self, phase: str, kind: str, sender: str, receiver: str, nbytes: int) -> None:
         """Add one message of `nbytes`."""
-        entry = self._flows.setdefault((phase, kind, sender, receiver), [0, 0])
+        entry = self.counters.setdefault((phase, kind, sender, receiver), [0, 0])
         entry[0] += 1
         entry[1] += nbytes
 
     @property
     def flows(self) -> dict[Flow, tuple[int, int]]:
         """Messages and bytes of every flow."""
-        return {Flow(*flow): (messages, nbytes) for flow, (messages, nbytes) in self._flows.items()}
+        return {Flow(*flow): (messages, nbytes) for flow, (messages, nbytes) in self.counters.items()}
 
     def bytes(self, phase: str | None = "train", kind: str | None = None) -> int:
         """Return the bytes of `phase` and `kind` (None: of any)."""
@@ -63,11 +50,11 @@ class Traffic:
 
     def state(self) -> list[list[Any]]:
         """Return all counts as plain values."""
-        return [[*flow, *entry] for flow, entry in self._flows.items()]
+        return [[*flow, *entry] for flow, entry in self.counters.items()]
 
     def load_state(self, state: list[list[Any]]) -> None:
         """Go back to `state`."""
-        self._flows = {(row[0], row[1], row[2], row[3]): [int(row[4]), int(row[5])] for row in state}
+        self.counters = {(row[0], row[1], row[2], row[3]): [int(row[4]), int(row[5])] for row in state}
 
     def by_kind(self, phase: str = "train") -> Mapping[str, int]:
         """Return the bytes of `phase` by kind of message."""

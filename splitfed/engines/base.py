@@ -12,13 +12,11 @@ from torch import Tensor
 from splitfed.aggregation.base import AggregationRule
 from splitfed.core.defense import Defense
 from splitfed.core.executor import Combine
+from splitfed.core.messages import FED as FED
 from splitfed.core.optimizers import Optim
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
 from splitfed.secure_sum.plan import SecureSum
-
-FED = "fed_server"
-"""The party that averages the clients' segments, where a schedule has one."""
 
 CONSULTED = 256
 """How many rows pass forward in one message where a method asks for a model's outputs."""
@@ -28,7 +26,7 @@ Source = int | str | Mapping[str, Tensor]
 in them, named `segment/name`."""
 
 
-LaneBatches = Mapping[int, Tensor]
+ReplicaBatches = Mapping[int, Tensor]
 """The batch of each replica in one step: row numbers, (rows,) int64."""
 
 Turns = Mapping[int, Sequence[tuple[int, Sequence[Tensor]]]]
@@ -99,7 +97,12 @@ class Trainer(Protocol):
         }
 
     def train_together(
-        self, epoch: int, step: int, batches: LaneBatches, scales: Mapping[int, float], combine: Combine | None = None
+        self,
+        epoch: int,
+        step: int,
+        batches: ReplicaBatches,
+        scales: Mapping[int, float],
+        combine: Combine | None = None,
     ) -> dict[int, float]:
         """Take one step of every party on the sum of the replicas' losses, each times its scale; return the losses.
 

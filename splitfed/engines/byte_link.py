@@ -23,9 +23,8 @@ import torch
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput
-from splitfed.core.messages import Message, Stamp
+from splitfed.core.messages import LocalLink, Message, Stamp
 from splitfed.core.payload import Layout, extent
-from splitfed.engines.message_link import LocalLink
 
 MAGIC, VERSION = b"SFMS", 1
 _FIXED = struct.Struct("<4sHII")

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.executor import exchange, predict_step
+from splitfed.core.messages import LocalLink
 from splitfed.core.party import Party
 from splitfed.core.step_state import Batch
 from splitfed.engines.base import CONSULTED, Prediction, Source
 from splitfed.engines.borrowed_weights import preserve_buffers, with_tensors, with_weights
-from splitfed.engines.message_link import LocalLink
 from splitfed.engines.parties import RunParties
 
 
 class Inference(Protocol):
-    """Passes over the parties of `crew`, whose messages `link` carries."""
+    """Passes over the parties of `run_parties`, whose messages `link` carries."""
 
-    crew: RunParties
+    run_parties: RunParties
     link: LocalLink
 
     def predict(
@@ -43,13 +43,15 @@ class Inference(Protocol):
         `borrow`: whose client segments stand in for the replica's own, as when the experimenter scores the newest
         model on everybody's data; nothing is counted for lending them.
         """
-        place = self.crew.serving(replica)
+        place = self.run_parties.serving(replica)
         topology = place.topology
         heads = [h for h in topology.heads if h.value == head] if head else topology.answering
         outputs: dict[str, list[Tensor]] = {h.value: [] for h in heads}
         further: dict[str, list[Tensor]] = {}
         with self.borrow_segments(replica, borrow):
-            for step, rows in enumerate(torch.arange(self.crew.owners(replica)[0].state.rows(part)).split(batch_size)):
+            for step, rows in enumerate(
+                torch.arange(self.run_parties.owners(replica)[0].state.rows(part)).split(batch_size)
+            ):
                 stamp = place.stamp(phase, number, step, part)
                 for name, value in predict_step(place, self.link, Batch(part, rows), stamp, heads, also).items():
                     if name in outputs:
@@ -69,7 +71,7 @@ class Inference(Protocol):
 
     def consult(self, replica: int, value: str, rows: Tensor, part: str, number: int) -> Tensor:
         """Pass `rows` of `part` of `replica` forward in evaluation mode; return the output `value` of the model."""
-        place, found = self.crew.replicas[replica], []
+        place, found = self.run_parties.replicas[replica], []
         for step, few in enumerate(rows.split(CONSULTED)):
             stamp = place.stamp("consult", number, step, part)
             found.append(predict_step(place, self.link, Batch(part, few), stamp)[value])
@@ -82,12 +84,14 @@ class Inference(Protocol):
 
         They count as steps of the newest epoch of training.
         """
-        place, newest = self.crew.serving(replica), self.crew.newest_epoch
+        place, newest = self.run_parties.serving(replica), self.run_parties.newest_epoch
         with (
             self.borrow_segments(replica, borrow),
             preserve_buffers([m for p in place.parties.values() for m in p.state.modules.values()]),
         ):
-            for step, rows in enumerate(torch.arange(self.crew.owners(replica)[0].state.rows(part)).split(batch_size)):
+            for step, rows in enumerate(
+                torch.arange(self.run_parties.owners(replica)[0].state.rows(part)).split(batch_size)
+            ):
                 batch = Batch(part, rows, counts_as=newest)
                 exchange(place, self.link, batch, place.stamp("rehearse", number, step, part))
                 for party in place.parties.values():
@@ -99,8 +103,8 @@ class Inference(Protocol):
 
         In training mode; no weight moves, no buffer changes, and nobody learns of it.
         """
-        place, total = self.crew.serving(replica), sum(len(rows) for rows in batches)
-        newest = self.crew.newest_epoch
+        place, total = self.run_parties.serving(replica), sum(len(rows) for rows in batches)
+        newest = self.run_parties.newest_epoch
         modules = {name: m for party in place.parties.values() for name, m in party.state.modules.items()}
         with preserve_buffers(list(modules.values())):
             for step, rows in enumerate(batches):
@@ -119,13 +123,16 @@ class Inference(Protocol):
         if source is None or source == replica:
             yield
             return
-        members, own_roles = self.crew.replicas[replica].parties, self.crew.replicas[replica].topology.data_roles
+        members, own_roles = (
+            self.run_parties.replicas[replica].parties,
+            self.run_parties.replicas[replica].topology.data_roles,
+        )
         if isinstance(source, Mapping):
             with _fill_segments([members[role] for role in own_roles], source):
                 yield
             return
-        place = self.crew.placement
-        lenders = self.crew.fed if isinstance(source, str) else self.crew.replicas[source].parties
+        place = self.run_parties.placement
+        lenders = self.run_parties.fed if isinstance(source, str) else self.run_parties.replicas[source].parties
         borrowers = {role: members[role] for role in own_roles if role in lenders}
         own_modules = {role: party.state.modules for role, party in borrowers.items()}
         try:
@@ -141,14 +148,16 @@ class Inference(Protocol):
 
     def modules_of_party(self, party: str, replica: int) -> dict[str, nn.Module]:
         """Return the segments that `party` holds for `replica`: the party's own modules, not copies."""
-        mine = {p.name: p for p in self.crew.serving(replica).parties.values()}
-        return mine.get(party, self.crew.parties[party]).state.modules
+        mine = {p.name: p for p in self.run_parties.serving(replica).parties.values()}
+        return mine.get(party, self.run_parties.parties[party]).state.modules
 
     def modules(self, replica: int, borrow: Source | None = None) -> dict[str, nn.Module]:
         """Return the modules `replica` would use by segment, for the experimenter: the parties' own, not copies."""
         with self.borrow_segments(replica, borrow):
             return {
-                n: m for party in self.crew.serving(replica).parties.values() for n, m in party.state.modules.items()
+                n: m
+                for party in self.run_parties.serving(replica).parties.values()
+                for n, m in party.state.modules.items()
             }
 
 

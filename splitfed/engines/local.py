@@ -15,17 +15,17 @@ from torch import Tensor
 from splitfed.aggregation.base import Gathering
 from splitfed.aggregation.running_mean import RunningMean, shares
 from splitfed.core.defense import Defense
+from splitfed.core.deprecation import OldAttribute, current_state
 from splitfed.core.executor import ClientReplica, Combine, exchange, exchange_together
-from splitfed.core.messages import Message, Recording, Stamp
+from splitfed.core.messages import LocalLink, Message, Recording, Stamp
 from splitfed.core.optimizers import Optim
 from splitfed.core.party import Party
 from splitfed.core.probe import Facts
 from splitfed.core.step_state import Batch
 from splitfed.core.topology import Topology
 from splitfed.core.traffic import Traffic
-from splitfed.engines.base import FED, LaneBatches, Placement
+from splitfed.engines.base import FED, Placement, ReplicaBatches
 from splitfed.engines.engine import Engine
-from splitfed.engines.message_link import LocalLink
 from splitfed.engines.observers import AttackObserver, DetectorObserver
 from splitfed.engines.parties import RunParties
 from splitfed.engines.secure_summation import Summing
@@ -37,6 +37,10 @@ class LocalEngine(Engine):
     A list of topologies, one a replica, gives clients segments of different make on the same shared roles. `link`: what
     carries the messages, such as `ByteLink`.
     """
+
+    crew = OldAttribute("run_parties")
+    insiders = OldAttribute("training_attacks")
+    sentries = OldAttribute("detectors")
 
     def __init__(
         self,
@@ -63,16 +67,16 @@ class LocalEngine(Engine):
         self._expected = None if expected is None else tuple(expected)
         self.device = torch.device(device)
         self.traffic = Traffic()
-        crew = RunParties(
+        run_parties = RunParties(
             self.topologies, self.all_facts, placement or Placement(), defenses, optims or {}, seed, self.device
         )
-        recorders = (recording or Recording()).recorders(tuple(crew.parties), folder)
-        self.crew, self.link, self.seed = crew, link(self.traffic, recorders), seed
+        recorders = (recording or Recording()).recorders(tuple(run_parties.parties), folder)
+        self.run_parties, self.link, self.seed = run_parties, link(self.traffic, recorders), seed
         # The secure sums of this round, by role.
         self._sums: dict[str, Summing] = {}
-        self.parties, self._participation = crew.parties, crew.participation
-        self.insiders: dict[str, AttackObserver] = {}
-        self.sentries: dict[str, DetectorObserver] = {}
+        self.parties, self._participation = run_parties.parties, run_parties.participation
+        self.training_attacks: dict[str, AttackObserver] = {}
+        self.detectors: dict[str, DetectorObserver] = {}
 
     def train(
         self,
@@ -87,34 +91,44 @@ class LocalEngine(Engine):
 
         `task` multiplies the losses of the heads; at 0 no label crosses.
         """
-        place = self.crew.replicas[replica]
+        place = self.run_parties.replicas[replica]
         losses = []
         self._participation[replica].add(epoch, batches, part)
         # What a method has trained besides belongs to the epoch that the replica has come to.
         counts_as = None if part == "train" else self._participation[replica].newest
+        # Rows of another part than the client's own are not drawn by chance.
+        expected = None if self._expected is None or part != "train" else self._expected[replica]
         for step, rows in enumerate(batches, first):
             stamp = place.stamp("train", epoch, step, part)
             if self._expected is not None and len(rows) == 0:
                 for party in place.parties.values():
                     party.skip(self._expected[replica], stamp)
                 continue
-            values = exchange(place, self.link, self._batch(place, rows, stamp, task, counts_as), stamp)
+            batch = Batch(part, rows, expected, counts_as, task)
+            if self.detectors:
+                batch = self._replace_batch(place, batch, stamp)
+            losses.append(_total(place, exchange(place, self.link, batch, stamp)))
             self._update([place])
-            losses.append(_total(place, values))
         return losses
 
     def train_together(
-        self, epoch: int, step: int, batches: LaneBatches, scales: Mapping[int, float], combine: Combine | None = None
+        self,
+        epoch: int,
+        step: int,
+        batches: ReplicaBatches,
+        scales: Mapping[int, float],
+        combine: Combine | None = None,
     ) -> dict[int, float]:
         """Take one step of every party on the sum of the replicas' losses; see `Trainer.train_together`."""
         for replica, rows in batches.items():
             self._participation[replica].add(epoch, [rows])
-        places = [self.crew.replicas[replica] for replica in batches]
+        places = [self.run_parties.replicas[replica] for replica in batches]
         stamps = [place.stamp("train", epoch, step) for place in places]
-        turns = [
-            (place, self._batch(place, batches[place.index], stamp), stamp, scales[place.index])
-            for place, stamp in zip(places, stamps, strict=True)
-        ]
+        turns = []
+        for place, stamp in zip(places, stamps, strict=True):
+            expected = None if self._expected is None else self._expected[place.index]
+            batch = Batch("train", batches[place.index], expected)
+            turns.append((place, self._replace_batch(place, batch, stamp), stamp, scales[place.index]))
         if combine is None:
             values = [exchange(place, self.link, batch, stamp, scale) for place, batch, stamp, scale in turns]
         else:
@@ -125,34 +139,35 @@ class LocalEngine(Engine):
     def state(self) -> dict[str, Any]:
         """Return the state of every party, recorder and counter."""
         return {
-            "parties": {name: party.state.state_dict() for name, party in self.crew.members().items()},
+            "parties": {name: party.state.state_dict() for name, party in self.run_parties.members().items()},
             "recorders": {name: recorder.state() for name, recorder in self.link.recorders.items()},
             "traffic": self.traffic.state(),
-            "taken": [taken.state() for taken in self._participation],
-            "insiders": {name: insider.state() for name, insider in self.insiders.items()},
-            "sentries": {name: sentry.state() for name, sentry in self.sentries.items()},
+            "participation": [counts.state() for counts in self._participation],
+            "training_attacks": {name: attack.state() for name, attack in self.training_attacks.items()},
+            "detectors": {name: detector.state() for name, detector in self.detectors.items()},
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go back to `state`."""
-        for name, party in self.crew.members().items():
+        state = current_state(state)
+        for name, party in self.run_parties.members().items():
             party.state.load_state_dict(state["parties"][name])
         for name, recorder in self.link.recorders.items():
             recorder.load_state(state["recorders"][name])
         self.traffic.load_state(state["traffic"])
-        for taken, counts in zip(self._participation, state["taken"], strict=True):
-            taken.load_state(counts)
-        for name, insider in self.insiders.items():
-            insider.load_state(state["insiders"][name])
-        for name, sentry in self.sentries.items():
-            sentry.load_state(state["sentries"][name])
+        for counts, counted in zip(self._participation, state["participation"], strict=True):
+            counts.load_state(counted)
+        for name, attack in self.training_attacks.items():
+            attack.load_state(state["training_attacks"][name])
+        for name, detector in self.detectors.items():
+            detector.load_state(state["detectors"][name])
         # A sum lasts from a download to the upload of the same round.
         self._sums = {}
 
     def hand_over(self, source: int, target: int, role: str, epoch: int, via: str | None = None) -> None:
         """Send the weights of `role` from one replica's party to another's; `via` sees them if given."""
         sender, receiver = self.party(source, role), self.party(target, role)
-        stamp, kept = Stamp("train", source, epoch, 0), self.crew.placement.kept
+        stamp, kept = Stamp("train", source, epoch, 0), self.run_parties.placement.kept
         if via is None:
             arrived = self.link.deliver(sender.state.upload(receiver.name, stamp, kept=kept))
         else:
@@ -162,8 +177,8 @@ class LocalEngine(Engine):
 
     def download(self, replicas: Sequence[int], epoch: int) -> None:
         """Send what the fed server holds to the parties of `replicas` in every fused role."""
-        place = self.crew.placement
-        for role, fed in self.crew.fed.items():
+        place = self.run_parties.placement
+        for role, fed in self.run_parties.fed.items():
             for replica in replicas:
                 party = self.party(replica, role)
                 message = fed.state.upload(party.name, Stamp("train", replica, epoch, 0), place.buffers, place.kept)
@@ -173,8 +188,8 @@ class LocalEngine(Engine):
 
     def upload(self, weights: Mapping[int, float], epoch: int) -> None:
         """Send the fused roles' weights of these replicas to the fed server, which keeps what they are fused to."""
-        place = self.crew.placement
-        for role, fed in self.crew.fed.items():
+        place = self.run_parties.placement
+        for role, fed in self.run_parties.fed.items():
             if place.secure is not None:
                 fed.state.adopt(self._summed(role, weights, epoch), place.kept)
                 continue
@@ -185,52 +200,47 @@ class LocalEngine(Engine):
 
     def branch(self, replicas: Sequence[int]) -> None:
         """Let the copies of every copied role start from the merged one."""
-        for role, copies in self.crew.copies.items():
-            tensors = self.crew.shared[role].state.contents()
+        for role, copies in self.run_parties.copies.items():
+            tensors = self.run_parties.shared[role].state.contents()
             for replica in replicas:
                 copies[replica].state.adopt(tensors)
 
     def merge(self, weights: Mapping[int, float]) -> None:
         """Replace every copied role's segments by what its copies are fused to."""
-        for role, copies in self.crew.copies.items():
+        for role, copies in self.run_parties.copies.items():
             fused = self._gathering()
             for replica, share in shares(weights).items():
                 fused.add(copies[replica].state.contents(), share)
-            self.crew.shared[role].state.adopt(fused.value())
+            self.run_parties.shared[role].state.adopt(fused.value())
 
-    def _batch(
-        self, place: ClientReplica, rows: Tensor, stamp: Stamp, task: float = 1.0, counts_as: int | None = None
-    ) -> Batch:
-        """Return the rows of a step, or what a sentry of the replica puts in their place."""
-        # Rows of another part than the client's own are not drawn by chance.
-        drawn = self._expected if stamp.part == "train" else None
-        batch = Batch(stamp.part, rows, None if drawn is None else drawn[place.index], counts_as, task)
-        for party in place.parties.values() if self.sentries else ():
-            if sentry := self.sentries.get(party.name):
-                batch = sentry.batch(party, batch, stamp)
+    def _replace_batch(self, place: ClientReplica, batch: Batch, stamp: Stamp) -> Batch:
+        """Return the rows of a step, or what a detector at one of its parties puts in their place."""
+        for party in place.members:
+            if detector := self.detectors.get(party.name):
+                batch = detector.batch(party, batch, stamp)
         return batch
 
     def _update(self, places: Sequence[ClientReplica]) -> None:
-        """Let every party of a step learn, unless its sentry objects; then let the insiders do their own."""
+        """Let every party of a step learn, unless its detector objects; then let the training attacks act."""
         for party in _distinct(places):
-            sentry = self.sentries.get(party.name)
-            if sentry is None or sentry.keeps(party):
+            detector = self.detectors.get(party.name)
+            if detector is None or detector.keeps(party):
                 party.update()
             else:
                 party.drop_gradients()
-        for insider in self.insiders.values():
-            insider.step_ended()
+        for attack in self.training_attacks.values():
+            attack.step_ended()
 
     def _gathering(self) -> Gathering:
-        rule = self.crew.placement.aggregation
+        rule = self.run_parties.placement.aggregation
         return RunningMean() if rule is None else rule.start()
 
     def _upload(self, replica: int, role: str, epoch: int) -> Message:
-        place = self.crew.placement
+        place = self.run_parties.placement
         return self.party(replica, role).state.upload(FED, Stamp("train", replica, epoch, 0), place.buffers, place.kept)
 
     def _open(self, role: str, replicas: Iterable[int], epoch: int) -> Summing:
-        plan = self.crew.placement.secure
+        plan = self.run_parties.placement.secure
         assert plan is not None
         names = {replica: self.party(replica, role).name for replica in replicas}
         return Summing(plan, role, names, epoch, self.seed, self.link.deliver).open()

@@ -1,4 +1,4 @@
-"""Who may live inside training beside the parties: an insider at one of them, a sentry by a client; and what they do.
+"""Who may live inside training beside the parties: an attack at one of them, a detector at a client; what they do.
 
 The engine knows no attack and no detector: it calls these at the moments of a step, and keeps their state.
 """
@@ -11,13 +11,12 @@ from typing import Any, Protocol
 
 import torch
 
-from splitfed.core.messages import Message, Recorder, Stamp, View
+from splitfed.core.messages import LocalLink, Message, Recorder, Stamp, View
 from splitfed.core.party import Party
 from splitfed.core.step_state import Batch
 from splitfed.core.topology import Topology
 from splitfed.core.traffic import Traffic
 from splitfed.engines.base import Stateful
-from splitfed.engines.message_link import LocalLink
 from splitfed.engines.parties import RunParties
 
 
@@ -60,27 +59,27 @@ class DetectorObserver(Observer, Protocol):
 class Observable(Protocol):
     """Parties and messages of a run as attacks, poisonings, detectors and recorders are let in on them.
 
-    `insiders` and `sentries`: who has been let in, by party.
+    `training_attacks` and `detectors`: who has been let in, by party.
     """
 
     topology: Topology
     device: torch.device
-    crew: RunParties
+    run_parties: RunParties
     parties: dict[str, Party]
     link: LocalLink
     traffic: Traffic
-    insiders: dict[str, AttackObserver]
-    sentries: dict[str, DetectorObserver]
+    training_attacks: dict[str, AttackObserver]
+    detectors: dict[str, DetectorObserver]
 
     def party(self, replica: int, role: str) -> Party:
         """Return the party that plays `role` for `replica`, as it trains."""
-        return self.crew.party(replica, role)
+        return self.run_parties.party(replica, role)
 
-    def join(self, party: str, insider: AttackObserver) -> None:
-        """Let `insider` see all that `party` receives, and stand where it sends."""
-        self.insiders[party] = insider
-        self.link.listeners[party] = insider.receive
-        self.link.taps[party] = insider.send
+    def join(self, party: str, attack: AttackObserver) -> None:
+        """Let `attack` see all that `party` receives, and stand where it sends."""
+        self.training_attacks[party] = attack
+        self.link.listeners[party] = attack.receive
+        self.link.taps[party] = attack.send
 
     def view(self, party: str) -> View:
         """Return what was recorded of `party`, with the segments it holds."""

@@ -225,7 +225,7 @@ class _Post:
         """Return `message` as it arrives, in memory of its own."""
         message = message.in_own_memory()
         if self._traffic is not None:
-            self._traffic.count(message)
+            self._traffic.add(message.stamp.phase, message.kind, message.sender, message.receiver, message.nbytes)
         for recorder in self._recorders:
             if recorder.party == message.receiver:
                 recorder.receive(message)

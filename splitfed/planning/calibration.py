@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from splitfed.core.defense import Calibrated, Terms
-from splitfed.planning.counting import Dry
+from splitfed.planning.counting import CountingTrainer
 from splitfed.planning.simulation import simulate_rounds
 from splitfed.planning.validation import Prepared
 from splitfed.privacy.accountants import calibrate
@@ -22,16 +22,16 @@ def calibrate_defenses(
         prepared = replace(prepared, method=prepared.method.settle(rounds))
     if not any(isinstance(defense, Calibrated) for defense in prepared.defenses):
         return prepared
-    dry = Dry(prepared)
-    for _ in simulate_rounds(dry, prepared, rounds):
+    counting = CountingTrainer(prepared)
+    for _ in simulate_rounds(counting, prepared, rounds):
         pass
-    steps_and_epochs = [dry.step_counts(replica) for replica in range(dry.replicas)]
+    steps_and_epochs = [counting.step_counts(replica) for replica in range(counting.replicas)]
     training = prepared.training
     terms = Terms(
         prepared.topologies,
         prepared.facts,
         (),
-        tuple(dry.rows(replica, "train") for replica in range(dry.replicas)),
+        tuple(counting.rows(replica, "train") for replica in range(counting.replicas)),
         training.batch_size,
         training.sampling == "poisson",
         tuple(steps for steps, _ in steps_and_epochs),
@@ -49,7 +49,7 @@ def calibrate_defenses(
 
 
 def _obstacle(prepared: Prepared) -> str | None:
-    if not prepared.schedule.apart:
+    if not prepared.schedule.independent:
         return f"schedule {type(prepared.schedule).__name__}: its steps take the rows of several clients at once"
     if prepared.method is not None and not prepared.method.traits(prepared.topology).post_processing:
         return f"method {type(prepared.method).__name__}, which learns beside the parties"

@@ -26,7 +26,7 @@ from splitfed.core.traffic import Traffic
 from splitfed.core.upload_defenses import Sent, find_upload_defenses, rows_of, size
 from splitfed.core.usage_counts import SCORED
 from splitfed.costs.bytes import value_bytes
-from splitfed.engines.base import CONSULTED, FED, LaneBatches, Trainer
+from splitfed.engines.base import CONSULTED, FED, ReplicaBatches, Trainer
 from splitfed.engines.participation import Participation
 from splitfed.planning.validation import Prepared, inputs_of, labels_of
 from splitfed.planning.weight_flows import WeightFlows
@@ -46,7 +46,7 @@ class Flowing(NamedTuple):
     ahead: bool = False
 
 
-class Dry(Trainer):
+class CountingTrainer(Trainer):
     """Plays a schedule of `prepared`; `traffic` holds what a run would count, exactly, and `steps` the rows of each."""
 
     def __init__(self, prepared: Prepared) -> None:
@@ -118,7 +118,12 @@ class Dry(Trainer):
             self._count_flows(replica, [flow for flow in self._flows_of_replica(replica) if flow.ahead], len(few))
 
     def train_together(
-        self, epoch: int, step: int, batches: LaneBatches, scales: Mapping[int, float], combine: Combine | None = None
+        self,
+        epoch: int,
+        step: int,
+        batches: ReplicaBatches,
+        scales: Mapping[int, float],
+        combine: Combine | None = None,
     ) -> dict[int, float]:
         """Count the messages of one step of every replica."""
         return {replica: sum(self.train(replica, epoch, [rows])) for replica, rows in batches.items()}
@@ -207,10 +212,10 @@ def _size(facts: Facts, values: Sequence[str], kind: str, guards: Sequence[Defen
 
 
 @dataclass(frozen=True)
-class DryLearner:
+class CountingLearner:
     """A client of which only shapes and labels are known: it counts what a federated method sends, and sends zeros."""
 
-    dry: Dry
+    trainer: CountingTrainer
     replica: int
     objectives: Mapping[str, LocalObjective] = field(default_factory=dict)
     held: dict[str, tuple[int, Mapping[str, Tensor]]] = field(default_factory=dict)
@@ -218,7 +223,7 @@ class DryLearner:
     @property
     def topology(self) -> Topology:
         """The replica's topology."""
-        return self.dry.prepared.topologies[self.replica]
+        return self.trainer.prepared.topologies[self.replica]
 
     def objective(self, role: str) -> LocalObjective | None:
         """Return None: nothing is computed."""
@@ -227,20 +232,20 @@ class DryLearner:
     @property
     def seed(self) -> int:
         """The run's seed."""
-        return self.dry.prepared.training.seed
+        return self.trainer.prepared.training.seed
 
     @property
     def shown(self) -> Tensor:
         """Which rows of "train" are the public ones."""
-        return self.dry.prepared.data.clients[self.replica].shown
+        return self.trainer.prepared.data.clients[self.replica].shown
 
     def inputs(self, part: str = "train") -> dict[str, Tensor]:
         """Return the client's raw inputs in `part`: name -> (rows, ...)."""
-        return inputs_of(self.topology, getattr(self.dry.prepared.data.clients[self.replica], part))
+        return inputs_of(self.topology, getattr(self.trainer.prepared.data.clients[self.replica], part))
 
     def rows(self, part: str = "train") -> int:
         """Return how many rows the client has in `part`."""
-        return self.held[part][0] if part in self.held else self.dry.rows(self.replica, part)
+        return self.held[part][0] if part in self.held else self.trainer.rows(self.replica, part)
 
     @property
     def rate(self) -> float:
@@ -250,7 +255,7 @@ class DryLearner:
     @property
     def optim(self) -> Optim:
         """The optimizer of the client's first party, as it was asked for."""
-        return self.dry.prepared.optims[self.topology.data_roles[0]]
+        return self.trainer.prepared.optims[self.topology.data_roles[0]]
 
     def momentum(self) -> dict[str, Tensor]:
         """Nothing learns."""
@@ -260,7 +265,7 @@ class DryLearner:
         self, part: str, inputs: Mapping[str, Tensor], labels: Mapping[str, Tensor], own: Tensor | None = None
     ) -> None:
         """Note how many rows there are, and their labels."""
-        self.dry.among[self.replica, part] = None if own is None else own.cpu()
+        self.trainer.among[self.replica, part] = None if own is None else own.cpu()
         known = [*inputs.values(), *labels.values()]
         self.held[part] = len(known[0]) if known else 0, dict(labels)
 
@@ -268,7 +273,7 @@ class DryLearner:
         self, epoch: int, batches: Sequence[Tensor], first: int = 0, part: str = "train", task: float = 1.0
     ) -> list[float]:
         """Count the messages of these steps."""
-        return self.dry.train(self.replica, epoch, batches, first, part, task)
+        return self.trainer.train(self.replica, epoch, batches, first, part, task)
 
     def separate_optimizer(self, name: str) -> AbstractContextManager[None]:
         """Nothing learns."""
@@ -276,20 +281,20 @@ class DryLearner:
 
     def consult(self, value: str, rows: Tensor, part: str, number: int) -> Tensor:
         """Count what crosses; return zeros of the shape that `value` has: (rows, ...)."""
-        self.dry.consult(self.replica, rows, part)
-        facts = self.dry.prepared.facts[self.replica]
+        self.trainer.consult(self.replica, rows, part)
+        facts = self.trainer.prepared.facts[self.replica]
         return torch.zeros(1, dtype=facts.dtypes[value]).expand(len(rows), *facts.shapes[value])
 
     def compute(self, value: str, part: str = "train") -> Tensor:
         """Return zeros of the shape that `value` has: (rows, ...)."""
-        facts = self.dry.prepared.facts[self.replica]
+        facts = self.trainer.prepared.facts[self.replica]
         return torch.zeros(1, dtype=facts.dtypes[value]).expand(self.rows(part), *facts.shapes[value])
 
     def labels(self, head: str, part: str = "train") -> Tensor:
         """Return the client's labels, as it trains on them: (rows,)."""
         if part in self.held:
             return self.held[part][1][head]
-        return self.dry.labels(self.replica, part)[head]
+        return self.trainer.labels(self.replica, part)[head]
 
     def contents(self, segments: Sequence[str], copies: bool = True) -> dict[str, Tensor]:
         """Return the weights and buffers of `segments`: shapes and types alone, on the device "meta"."""
@@ -320,7 +325,7 @@ class DryLearner:
     ) -> Mapping[str, Tensor]:
         """Count a message to the fed server, in the form in which it crosses."""
         sent = Sent(kind, tensors, self._name(role), self.replica, number)
-        self.dry.sent(sent, role or self.topology.data_roles[0])
+        self.trainer.sent(sent, role or self.topology.data_roles[0])
         return tensors
 
     def receive(
@@ -334,5 +339,5 @@ class DryLearner:
         return member(role or own[0], self.replica) if role is None or role in own else role
 
     def _carry(self, kind: str, sender: str, receiver: str, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        self.dry.traffic.add("train", kind, sender, receiver, sum(t.nbytes for t in tensors.values()))
+        self.trainer.traffic.add("train", kind, sender, receiver, sum(t.nbytes for t in tensors.values()))
         return tensors

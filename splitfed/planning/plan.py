@@ -13,7 +13,7 @@ from splitfed.costs.flops import role_flops
 from splitfed.costs.memory import RoleMemory, optim_copies, role_memory
 from splitfed.costs.speeds import Speeds
 from splitfed.engines.base import FED
-from splitfed.planning.counting import Dry
+from splitfed.planning.counting import CountingTrainer
 from splitfed.planning.simulation import simulate_rounds
 from splitfed.planning.timed import clock_of
 from splitfed.planning.validation import Prepared
@@ -69,18 +69,18 @@ class Cost:
 
 def cost(prepared: Prepared, rounds: int, speeds: Speeds | None = None) -> Cost:
     """Play `rounds` rounds of the schedule of `prepared` without training, and return what they cost."""
-    dry = Dry(prepared)
+    counting = CountingTrainer(prepared)
     clock = None if speeds is None else clock_of(prepared, speeds)
-    for _ in simulate_rounds(dry, prepared, rounds, clock):
+    for _ in simulate_rounds(counting, prepared, rounds, clock):
         pass
     own = prepared.topology.data_roles
     return Cost(
-        dry.traffic.flows,
-        _flops(prepared, dry),
+        counting.traffic.flows,
+        _flops(prepared, counting),
         _memory(prepared),
-        dict.fromkeys(prepared.placement.copied, dry.replicas),
+        dict.fromkeys(prepared.placement.copied, counting.replicas),
         None if clock is None else clock.now,
-        tuple(tuple(member(role, replica) for role in own) for replica in range(dry.replicas)),
+        tuple(tuple(member(role, replica) for role in own) for replica in range(counting.replicas)),
         None if prepared.method is None else prepared.method.traits(prepared.topology).at_most,
     )
 
@@ -104,7 +104,7 @@ def federated_bytes(prepared: Prepared, rounds: int) -> int:
     return 2 * whole * len(prepared.topologies) * rounds
 
 
-def _flops(prepared: Prepared, dry: Dry) -> dict[str, float]:
+def _flops(prepared: Prepared, counting: CountingTrainer) -> dict[str, float]:
     rates: dict[int, dict[str, float]] = {}
     found: dict[str, float] = {}
     for replica, (topology, facts) in enumerate(zip(prepared.topologies, prepared.facts, strict=True)):
@@ -112,7 +112,7 @@ def _flops(prepared: Prepared, dry: Dry) -> dict[str, float]:
             rates[id(topology)] = role_flops(topology, facts)
         for role, rate in rates[id(topology)].items():
             party = member(role, replica) if role in topology.data_roles else role
-            found[party] = found.get(party, 0.0) + rate * sum(dry.steps[replica])
+            found[party] = found.get(party, 0.0) + rate * sum(counting.steps[replica])
     return found
 
 

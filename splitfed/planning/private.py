@@ -18,7 +18,7 @@ from splitfed.core.usage_counts import SCORED, UsageCounts, counted_kinds, count
 from splitfed.engines.base import CONSULTED, FED
 from splitfed.engines.observers import Observable
 from splitfed.federated.base import Method
-from splitfed.planning.counting import Dry
+from splitfed.planning.counting import CountingTrainer
 from splitfed.planning.simulation import simulate_rounds
 from splitfed.planning.validation import Prepared, labels_of
 from splitfed.privacy.charges import Counted, Taken, charges, unprotected
@@ -40,8 +40,8 @@ class Site(NamedTuple):
     trains: bool = False
 
 
-class CountingDry(Dry):
-    """A `Dry` that also counts by row what each private mechanism would be used for."""
+class UsageCountingTrainer(CountingTrainer):
+    """A `CountingTrainer` that also counts by row what each private mechanism would be used for."""
 
     def __init__(self, prepared: Prepared) -> None:
         super().__init__(prepared)
@@ -138,20 +138,22 @@ def list_sites(topology: Topology, prepared: Prepared) -> list[Site]:
 
 def planned_ledger(prepared: Prepared, rounds: int, evaluate_every: int = 1, delta: float | None = None) -> Ledger:
     """Return the ledger that `rounds` rounds of `prepared`, its defenses settled, will have; nothing is trained."""
-    dry = CountingDry(prepared)
-    for number in simulate_rounds(dry, prepared, rounds):
+    counting = UsageCountingTrainer(prepared)
+    for number in simulate_rounds(counting, prepared, rounds):
         if (number + 1) % evaluate_every == 0 or number + 1 == rounds:
             for part in SCORED:
-                dry.evaluate(part)
-    taken = [Taken(*dry.step_counts(replica)) for replica in range(dry.replicas)]
-    reach_others = weights_reach_others(prepared.schedule, dry.replicas, prepared.method)
-    kinds = _kinds(dry.traffic)
-    rows_shown = _shows_rows_of_others(prepared.topology, prepared.schedule, dry.replicas, prepared.defenses, kinds)
-    run_charges = charges(
-        prepared.topologies, prepared.facts, prepared.defenses, dry.party_counts(), taken, reach_others, rows_shown
+                counting.evaluate(part)
+    taken = [Taken(*counting.step_counts(replica)) for replica in range(counting.replicas)]
+    reach_others = weights_reach_others(prepared.schedule, counting.replicas, prepared.method)
+    kinds = _kinds(counting.traffic)
+    rows_shown = _shows_rows_of_others(
+        prepared.topology, prepared.schedule, counting.replicas, prepared.defenses, kinds
     )
-    rows = sum(dry.rows(replica, "train") for replica in range(dry.replicas))
-    weights_move = _weights_move(prepared.topology, prepared.schedule, dry.replicas, prepared.method, kinds)
+    run_charges = charges(
+        prepared.topologies, prepared.facts, prepared.defenses, counting.party_counts(), taken, reach_others, rows_shown
+    )
+    rows = sum(counting.rows(replica, "train") for replica in range(counting.replicas))
+    weights_move = _weights_move(prepared.topology, prepared.schedule, counting.replicas, prepared.method, kinds)
     exposed = unprotected(prepared.topology, prepared.defenses, prepared.placement.fused, weights_move)
     exposed += _uploads(prepared.topology, prepared.method, prepared.defenses, kinds)
     return make_ledger(run_charges, _delta(prepared.defenses, rows, delta), exposed)
@@ -159,7 +161,7 @@ def planned_ledger(prepared: Prepared, rounds: int, evaluate_every: int = 1, del
 
 def counted_ledger(engine: Observable, schedule: Schedule, method: Method | None, delta: float | None) -> Ledger:
     """Return the ledger of what the parties of `engine` have counted so far."""
-    parties, replicas = engine.crew, len(engine.crew.replicas)
+    parties, replicas = engine.run_parties, len(engine.run_parties.replicas)
     circuits = {replica.circuit: replica.index for replica in parties.replicas}
     owner = {party.name: replica.index for replica in parties.replicas for party in replica.parties.values()}
     shared = set(parties.shared)
@@ -229,13 +231,13 @@ def _shows_rows_of_others(
 def _uploads(
     topology: Topology, method: Method | None, defenses: Sequence[Defense], kinds: frozenset[str]
 ) -> list[str]:
-    # What is made of weights alone is told as those.
+    # What is made of weights alone is reported as those.
     if method is None or method.traits(topology).post_processing:
         return []
-    told, guarded = f"what the method {type(method).__name__} sends", sorted(kinds & private_kinds(defenses))
+    reported, guarded = f"what the method {type(method).__name__} sends", sorted(kinds & private_kinds(defenses))
     if not guarded:
-        return [told]
-    left = [f"{told} but {', '.join(guarded)}"] if kinds - set(guarded) else []
+        return [reported]
+    left = [f"{reported} but {', '.join(guarded)}"] if kinds - set(guarded) else []
     # What stands beside the rows in a message crosses as it is: see `splitfed.core.upload_defenses`.
     return [*left, *(f"names, whole numbers and single numbers in messages of {kind}" for kind in guarded)]
 

@@ -46,7 +46,7 @@ def aggregate(method: Method, learners: Sequence[Learner], done: Round, number: 
     return done
 
 
-class Guided(ForwardingTrainer):
+class MethodTrainer(ForwardingTrainer):
     """Forwards everything to `inner` but a client's own training, which `method` leads."""
 
     def __init__(self, inner: Trainer, method: Method, learners: Sequence[Learner]) -> None:

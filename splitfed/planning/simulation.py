@@ -8,28 +8,30 @@ from contextlib import nullcontext
 from splitfed.costs.clock import Clock
 from splitfed.engines.base import Trainer
 from splitfed.federated.base import Learner
-from splitfed.planning.counting import Dry, DryLearner
+from splitfed.planning.counting import CountingLearner, CountingTrainer
 from splitfed.planning.method_clock import Meeting
-from splitfed.planning.rounds import Guided, aggregate, query
-from splitfed.planning.timed import Timed
+from splitfed.planning.rounds import MethodTrainer, aggregate, query
+from splitfed.planning.timed import TimedTrainer
 from splitfed.planning.validation import Prepared
 
 
-def simulate_rounds(dry: Dry, prepared: Prepared, rounds: int, clock: Clock | None = None) -> Iterator[int]:
-    """Play `rounds` rounds of `prepared` over `dry`, moving `clock`; yield the number of each when it is over."""
+def simulate_rounds(
+    counting: CountingTrainer, prepared: Prepared, rounds: int, clock: Clock | None = None
+) -> Iterator[int]:
+    """Play `rounds` rounds of `prepared` over `counting`, moving `clock`; yield the number of each when it is over."""
     method = prepared.method
-    learners: Sequence[Learner] = [DryLearner(dry, replica) for replica in range(dry.replicas)]
-    meeting = None if clock is None or method is None else Meeting(clock, dry.traffic, learners)
+    learners: Sequence[Learner] = [CountingLearner(counting, replica) for replica in range(counting.replicas)]
+    meeting = None if clock is None or method is None else Meeting(clock, counting.traffic, learners)
     learners = learners if meeting is None else meeting.learners
-    trainer: Trainer = dry if method is None else Guided(dry, method, learners)
+    trainer: Trainer = counting if method is None else MethodTrainer(counting, method, learners)
     if clock is not None:
-        trainer = Timed(trainer, clock, prepared.topologies, prepared.placement, meeting)
-    state = prepared.schedule.start(dry.replicas)
-    method_state = {} if method is None else method.start(dry.replicas)
+        trainer = TimedTrainer(trainer, clock, prepared.topologies, prepared.placement, meeting)
+    state = prepared.schedule.start(counting.replicas)
+    method_state = {} if method is None else method.start(counting.replicas)
     for number in range(rounds):
         if method is not None:
             with nullcontext() if meeting is None else meeting.advance_clock():
-                query(method, learners, prepared.schedule, dry, prepared.training, number, method_state)
+                query(method, learners, prepared.schedule, counting, prepared.training, number, method_state)
         finished_round = prepared.schedule.round(trainer, prepared.training, number, state)
         if method is not None:
             with nullcontext() if meeting is None else meeting.advance_clock():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from splitfed.core.defense import UPLOAD, Codec, privacy_event
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.engines.base import FED
-from splitfed.planning.counting import Dry
+from splitfed.planning.counting import CountingTrainer
 from splitfed.planning.simulation import simulate_rounds
 from splitfed.planning.validation import Prepared
 
@@ -18,15 +18,15 @@ def sent_kinds(prepared: Prepared) -> frozenset[str]:
     return _kinds(_simulate_uploads(prepared))
 
 
-def _simulate_uploads(prepared: Prepared) -> Dry:
-    dry = Dry(prepared)
-    for _ in simulate_rounds(dry, prepared, ROUNDS):
+def _simulate_uploads(prepared: Prepared) -> CountingTrainer:
+    counting = CountingTrainer(prepared)
+    for _ in simulate_rounds(counting, prepared, ROUNDS):
         pass
-    return dry
+    return counting
 
 
-def _kinds(dry: Dry) -> frozenset[str]:
-    return frozenset(flow.kind for flow in dry.traffic.flows if flow.receiver == FED)
+def _kinds(counting: CountingTrainer) -> frozenset[str]:
+    return frozenset(flow.kind for flow in counting.traffic.flows if flow.receiver == FED)
 
 
 def check_uploads(prepared: Prepared) -> None:
@@ -34,17 +34,17 @@ def check_uploads(prepared: Prepared) -> None:
     guarding = [defense for defense in prepared.defenses if defense.uploads]
     if not guarding:
         return
-    dry = None if prepared.method is None else _simulate_uploads(prepared)
+    counting = None if prepared.method is None else _simulate_uploads(prepared)
     for defense in guarding:
         name = type(defense).__name__
         for kind in defense.uploads:
-            if prepared.method is None or dry is None:
+            if prepared.method is None or counting is None:
                 raise InvalidInput(f"{name} has nothing to guard at {kind + UPLOAD!r}: the run has no federated method")
-            if kind not in (kinds := _kinds(dry)):
+            if kind not in (kinds := _kinds(counting)):
                 raise unknown(f"message for {name}:", kind + UPLOAD, [found + UPLOAD for found in kinds])
             if kind == "weights" and not isinstance(defense, Codec):
                 raise InvalidInput(f"{name} cannot guard {kind + UPLOAD!r}: dp_sgd guards what weights have learnt")
-            if kind not in dry.defended:
+            if kind not in counting.defended:
                 raise InvalidInput(
                     f"{name} has nothing to act on at {kind + UPLOAD!r}: whole and single numbers cross as they are"
                 )

@@ -168,7 +168,7 @@ def check_training_steps(method: Method, plan: Schedule, training: Training, top
         )
     if not traits.own_steps:
         return
-    if not plan.apart:
+    if not plan.independent:
         raise InvalidInput(
             f"method {name} leads each client's training, and schedule {type(plan).__name__} takes steps of several "
             "clients together: take 'independent'"
@@ -265,7 +265,7 @@ def check_batches(facts: Sequence[Facts], defenses: Sequence[Defense], data: Fed
 
 def check_sampling(schedule: Schedule, training: Training) -> None:
     """Refuse batches of random size in a schedule whose steps join those of several clients."""
-    if training.sampling == "poisson" and not schedule.apart:
+    if training.sampling == "poisson" and not schedule.independent:
         raise InvalidInput(
             f"sampling='poisson' is not allowed with {type(schedule).__name__}: its steps take the rows of several "
             "clients at once; take 'shuffle'"

@@ -104,7 +104,7 @@ class GradientReplacement(Poisoning):
             raise InvalidInput(f"GradientReplacement bends gradients that come back; {self.party!r} receives none")
         for client in self.clients:
             party = engine.party(client, self.party)
-            if party.name in engine.insiders:
+            if party.name in engine.training_attacks:
                 raise InvalidInput(f"{party.name!r} has somebody inside already; a gradient replacement cannot join")
             known = data.features[self.party].select(data.clients[client].train.x[self.row : self.row + 1])
             reader = _Reader(self, party, known.flatten().to(engine.device))

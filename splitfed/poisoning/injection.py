@@ -41,7 +41,7 @@ def enter(
     for one in poisonings:
         one.enter(engine, data)
     bending_uploads = [(i, one) for i, one in enumerate(poisonings) if one.needs_upload]
-    fused = engine.crew.placement.fused or (engine.topology.data_roles if method else ())
+    fused = engine.run_parties.placement.fused or (engine.topology.data_roles if method else ())
     if bending_uploads and not fused:
         who = type(bending_uploads[0][1]).__name__
         raise InvalidInput(f"{who} bends what a client uploads; no client uploads weights under this schedule")
@@ -49,7 +49,7 @@ def enter(
         client_poisonings = [(i, one) for i, one in bending_uploads if client in one.clients]
         for role in fused:
             party = engine.party(client, role).name
-            if party in engine.insiders:
+            if party in engine.training_attacks:
                 raise InvalidInput(
                     f"{party!r} has a training attack already; a poisoning of its uploads cannot join it"
                 )

@@ -58,7 +58,7 @@ class MaliciousOptimizer(Poisoning):
             party = engine.party(client, self.party)
             if party.state.optimizer is None:
                 raise InvalidInput(f"MaliciousOptimizer bends a party's training; {party.name!r} trains no weight")
-            if party.name in engine.insiders:
+            if party.name in engine.training_attacks:
                 raise InvalidInput(f"{party.name!r} has somebody inside already; a malicious optimizer cannot join")
             engine.join(party.name, _Scaler(self, party))
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from splitfed.core.deprecation import OldAttribute, adopt
 from splitfed.core.errors import InvalidInput, check_count, unknown
 from splitfed.core.initial_weights import GIVEN, STARTS
 from splitfed.core.probe import Facts
@@ -103,6 +104,13 @@ class Round:
 class Schedule:
     """Base of all schedules: the state is a plain dictionary, made by `start` and changed by `round` only."""
 
+    apart = OldAttribute("independent")
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Let a class of a user's go on saying under its old name whether clients are independent."""
+        super().__init_subclass__(**options)
+        adopt(cls, {"apart": "independent"})
+
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse, before training, a topology or a number of clients this schedule cannot serve."""
 
@@ -127,7 +135,7 @@ class Schedule:
         raise NotImplementedError
 
     @property
-    def apart(self) -> bool:
+    def independent(self) -> bool:
         """Whether every step of every party is on the rows of one client."""
         return True
 

@@ -22,7 +22,7 @@ class Together(Averaged):
     """
 
     @property
-    def apart(self) -> bool:
+    def independent(self) -> bool:
         """Every step of the shared parties is on the rows of several clients."""
         return False
 

@@ -258,12 +258,14 @@ class Evaluator:
     def _check_updates(self, attack: Attack) -> None:
         method = self.grants.method
         aggregation = None if method is None else method.traits(self.engine.topology).aggregation
-        if self.engine.crew.placement.secure is not None or (aggregation is not None and aggregation.sum is not None):
+        if self.engine.run_parties.placement.secure is not None or (
+            aggregation is not None and aggregation.sum is not None
+        ):
             raise InvalidInput(
                 f"{type(attack).__name__} needs {Needs.UPDATES}; under a secure sum the fed server learns the sum of "
                 "all clients' uploads alone"
             )
-        method, fused = self.grants.method, self.engine.crew.placement.fused
+        method, fused = self.grants.method, self.engine.run_parties.placement.fused
         if method is None:
             return
         traits = method.traits(self.engine.topology)
@@ -288,7 +290,7 @@ class Evaluator:
                 raise InvalidInput(f"party {party!r} is given the labels of {head.value!r}: it has none to predict")
 
     def _owns_all(self, party: str, client: int) -> bool:
-        mine = {p.name for p in self.engine.crew.replicas[client].parties.values()}
+        mine = {p.name for p in self.engine.run_parties.replicas[client].parties.values()}
         roles = set(self.engine.topologies[client].inputs.values())
         return party in mine and roles == {self.engine.parties[party].role}
 

@@ -50,7 +50,7 @@ class Grants:
         engine = self.engine
         topology, auxiliary = engine.topologies[client], self.data.auxiliary
         upstream, whole = (self.trained_segments(client, role) for role in (engine.parties[party].role, None))
-        installed = engine.insiders.get(party)
+        installed = engine.training_attacks.get(party)
         return Knowledge(
             self.data.shape,
             self.data.victims.value_range,
@@ -147,7 +147,7 @@ class Grants:
 
     def own_inputs(self, party: str, client: int, x: Tensor) -> dict[str, Tensor]:
         """Return what `party` itself feeds for the rows `x`, on the engine's device."""
-        if party not in {p.name for p in self.engine.crew.replicas[client].parties.values()}:
+        if party not in {p.name for p in self.engine.run_parties.replicas[client].parties.values()}:
             return {}
         owners, role = self.engine.topologies[client].inputs, self.engine.parties[party].role
         return {n: t.to(self.engine.device) for n, t in self.feed(client)(x).items() if owners[n] == role}

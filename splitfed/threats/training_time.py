@@ -44,8 +44,8 @@ def place_attacks(engine: Observable, prepared: Prepared, attacks: Mapping[str, 
 def check_questions(engine: Observable, data: Federation, evaluated: Iterable[str]) -> None:
     """Refuse to evaluate the attack of a party without one, and without victims to evaluate it on."""
     for party in evaluated:
-        if party not in engine.insiders:
-            raise unknown("party with a training attack", party, engine.insiders)
+        if party not in engine.training_attacks:
+            raise unknown("party with a training attack", party, engine.training_attacks)
         if len(data.victims) == 0:
             raise InvalidInput(
                 f"there are no victims to evaluate the attack at {party!r} on: set some aside (victims=64)"
@@ -74,7 +74,9 @@ def attack_site(engine: Observable, prepared: Prepared, party: str, who: str, kn
 
     def modules(circuit: int) -> Mapping[str, nn.Module]:
         return copy_modules(
-            next(replica for replica in engine.crew.replicas if replica.circuit == circuit).parties[role].state.modules
+            next(replica for replica in engine.run_parties.replicas if replica.circuit == circuit)
+            .parties[role]
+            .state.modules
         )
 
     site = AttackSite(

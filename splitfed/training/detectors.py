@@ -36,7 +36,7 @@ def place_detectors(engine: Observable, prepared: Prepared, detectors: Mapping[s
     for name, detector in detectors.items():
         replicas = [
             i
-            for i, replica in enumerate(engine.crew.replicas)
+            for i, replica in enumerate(engine.run_parties.replicas)
             for p in replica.parties.values()
             if name in (p.name, p.role)
         ]
@@ -51,7 +51,7 @@ def place_detectors(engine: Observable, prepared: Prepared, detectors: Mapping[s
         for replica in replicas:
             party = engine.party(replica, topology.data_roles[0])
             site = _detector_site(prepared, replica, party)
-            engine.sentries[party.name] = _PlacedDetector(detector.watch(site), site.inputs)
+            engine.detectors[party.name] = _PlacedDetector(detector.watch(site), site.inputs)
 
 
 def _detector_site(prepared: Prepared, replica: int, party: Party) -> DetectorSite:
@@ -134,7 +134,7 @@ def _local_trainer(prepared: Prepared, replica: int, party: Party) -> LocalTrain
         )
         engine.own(0, "train", inputs, labels)
         client = engine.party(0, graph.data_roles[0])
-        recorder = engine.sentries[client.name] = _GradientRecorder()
+        recorder = engine.detectors[client.name] = _GradientRecorder()
         for epoch in range(epochs):
             order = torch.randperm(len(rows), generator=generator(seed, "order", epoch))
             engine.train(0, epoch, [b for b in order.split(size) if len(b) > 1 or len(rows) == 1])

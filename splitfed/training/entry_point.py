@@ -13,13 +13,12 @@ import torch
 from splitfed.core.defense import Defense, privacy_event
 from splitfed.core.deprecation import accept_old_keywords
 from splitfed.core.errors import InvalidInput, check_count
-from splitfed.core.messages import Recording
+from splitfed.core.messages import LocalLink, Recording
 from splitfed.core.optimizers import Optim
 from splitfed.core.topology import Topology
 from splitfed.data.federation import Federation
 from splitfed.engines.engine import Engine
 from splitfed.engines.factory import make_engine
-from splitfed.engines.message_link import LocalLink
 from splitfed.federated.base import Method
 from splitfed.planning.calibration import calibrate_defenses
 from splitfed.planning.timed import clock_of
@@ -229,10 +228,10 @@ def _round_metrics(run: Run, done: Round, number: int, seconds: float) -> dict[s
         metrics["epsilon"] = None
     if run.clock is not None:
         metrics["simulated_seconds"] = run.clock.now
-    if engine.insiders:
-        metrics["training_attacks"] = {name: attack.metrics() for name, attack in engine.insiders.items()}
-    if engine.sentries:
-        metrics["detectors"] = {name: detector.metrics() for name, detector in engine.sentries.items()}
+    if engine.training_attacks:
+        metrics["training_attacks"] = {name: attack.metrics() for name, attack in engine.training_attacks.items()}
+    if engine.detectors:
+        metrics["detectors"] = {name: detector.metrics() for name, detector in engine.detectors.items()}
     return metrics
 
 

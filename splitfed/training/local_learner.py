@@ -113,7 +113,7 @@ class LocalLearner:
     def separate_optimizer(self, name: str) -> Iterator[None]:
         """Let steps inside the block go on from an optimizer state of their own under `name`."""
         with ExitStack() as stack:
-            for party in self.engine.crew.replicas[self.replica].parties.values():
+            for party in self.engine.run_parties.replicas[self.replica].parties.values():
                 stack.enter_context(party.state.separate_optimizer(name))
             yield
 
@@ -155,7 +155,7 @@ class LocalLearner:
         party = self.engine.party(self.replica, role or self.topology.data_roles[0])
         detached = {name: t.detach().clone() for name, t in tensors.items()}
         sent = Sent(kind, detached, party.name, self.replica, number, self._turn(kind, number))
-        count(party.state.uses, sent, defenses, self.engine.crew.replicas[self.replica].circuit)
+        count(party.state.uses, sent, defenses, self.engine.run_parties.replicas[self.replica].circuit)
         return self.engine.link.deliver(apply_upload_defenses(sent, defenses, self.engine.seed)).tensors
 
     def receive(
@@ -190,7 +190,7 @@ def place_objectives(engine: Engine, prepared: Prepared) -> None:
     if method is None:
         return
     placed: set[int] = set()
-    for replica, place in enumerate(engine.crew.replicas):
+    for replica, place in enumerate(engine.run_parties.replicas):
         for role, party in place.parties.items():
             if id(party) in placed:
                 continue

@@ -26,8 +26,8 @@ from splitfed.engines.observers import AttackObserver
 from splitfed.federated.base import Learner, Method
 from splitfed.planning.method_clock import Meeting
 from splitfed.planning.private import counted_ledger
-from splitfed.planning.rounds import Guided, aggregate, query
-from splitfed.planning.timed import Timed
+from splitfed.planning.rounds import MethodTrainer, aggregate, query
+from splitfed.planning.timed import TimedTrainer
 from splitfed.privacy.ledger import Ledger
 from splitfed.registry import load, name_of
 from splitfed.schedules.base import Round, Schedule, State, Training
@@ -83,12 +83,12 @@ class Run:
         self.method_state = {} if method is None else method.start(self.engine.replicas)
         self.evaluator.grants.method = self.evaluator.uploads.method = method
         engine: Trainer = self.engine
-        clock, place = self.clock, self.engine.crew.placement
+        clock, place = self.clock, self.engine.run_parties.placement
         self._meeting = None if clock is None or method is None else Meeting(clock, self.engine.traffic, self.learners)
         if method is not None:
-            engine = Guided(engine, method, self._timed_learners)
+            engine = MethodTrainer(engine, method, self._timed_learners)
         if clock is not None:
-            engine = Timed(engine, clock, self.engine.topologies, place, self._meeting)
+            engine = TimedTrainer(engine, clock, self.engine.topologies, place, self._meeting)
         self.trainer = engine
 
     @property
@@ -213,7 +213,7 @@ class Run:
     @property
     def training_attacks(self) -> Mapping[str, AttackObserver]:
         """What lived inside the training, by party."""
-        return self.engine.insiders
+        return self.engine.training_attacks
 
     @property
     def intruders(self) -> Mapping[str, AttackObserver]:
@@ -400,9 +400,9 @@ class Run:
 
         A prediction that cannot be scored, as it is not finite for instance, is {"refused": why}.
         """
-        plan = getattr(self.engine.insiders.get(party), "plan", None)
+        plan = getattr(self.engine.training_attacks.get(party), "plan", None)
         if not isinstance(plan, Attack):
-            raise unknown("party with a training attack", party, self.engine.insiders)
+            raise unknown("party with a training attack", party, self.engine.training_attacks)
         try:
             (result,) = self.attack(plan, adversary=party)
         except InvalidInput as error:

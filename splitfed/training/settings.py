@@ -9,11 +9,10 @@ from typing import Any
 
 from splitfed.attacks.training_time.training_attack import TrainingAttack
 from splitfed.core.errors import InvalidInput, check_count, check_number, unknown
-from splitfed.core.messages import Recording
+from splitfed.core.messages import LocalLink, Recording
 from splitfed.costs.speeds import Speeds
 from splitfed.detectors.base import Detector
 from splitfed.engines.byte_link import ByteLink
-from splitfed.engines.message_link import LocalLink
 from splitfed.poisoning.base import Poisoning
 from splitfed.poisoning.injection import check_poisonings
 from splitfed.schedules.base import LocalUpdate

@@ -127,7 +127,7 @@ def test_the_fed_server_fuses_the_clients(kind: type[Averaged]) -> None:
 @pytest.mark.parametrize("kind", [SplitFedV1, SplitFedV3])
 def test_the_main_server_fuses_its_copies(kind: type[Averaged]) -> None:
     engine = after_a_round(kind(aggregation={"name": "trimmed_mean", "fraction": 0.3}), 3)
-    copies = sorted(float(c.state.modules["top"].state_dict()["weight"]) for c in engine.crew.copies["server"])
+    copies = sorted(float(c.state.modules["top"].state_dict()["weight"]) for c in engine.run_parties.copies["server"])
     assert len(set(copies)) == 3
     assert weight(engine, "server") == copies[1]
 

@@ -422,7 +422,7 @@ def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
         logging=splitfed.Logging(folder=tmp_path / "run", resume=True),
     )
     assert_same(again.state()["party-left0"], once.state()["party-left0"])
-    assert_same(again.engine.insiders["left0"].state(), once.engine.insiders["left0"].state())
+    assert_same(again.engine.training_attacks["left0"].state(), once.engine.training_attacks["left0"].state())
     assert [h["training_attacks"] for h in again.history] == [h["training_attacks"] for h in once.history]
 
 

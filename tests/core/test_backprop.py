@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from splitfed.core.autograd_engine import run_backward
+from splitfed.core.party import run_backward
 from splitfed.core.random import generator
 
 

@@ -106,7 +106,7 @@ def trained(*defenses: Defense, scale: float | None = None, taught: bool = False
     topology = vanilla(mlp(tuple(x.shape[1:]), 10, (8,)), "relu1")
     engine = engine_of(topology, x, y, optim=Optim("SGD", {"lr": 0.1}), defenses=defenses)
     if taught:
-        client = engine.crew.replicas[0].parties["client"]
+        client = engine.run_parties.replicas[0].parties["client"]
         client.state.objective = Teacher(client)  # type: ignore[assignment]
     if scale is None:
         for epoch in range(epochs):

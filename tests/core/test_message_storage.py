@@ -13,14 +13,13 @@ from torch import Tensor, nn
 import splitfed as sf
 from splitfed.attacks.base import Attack, Knowledge, Needs, Progress
 from splitfed.core.errors import InvalidInput
-from splitfed.core.messages import Message, Recorder, Recording, Stamp, View
+from splitfed.core.messages import LocalLink, Message, Recorder, Recording, Stamp, View
 from splitfed.core.optimizers import Optim
 from splitfed.core.probe import probe
 from splitfed.core.tasks import classification
 from splitfed.core.topology import Head, Segment, Topology
 from splitfed.engines.byte_link import ByteLink
 from splitfed.engines.local import LocalEngine
-from splitfed.engines.message_link import LocalLink
 from splitfed.matching.matcher import _Post
 from tests.core.test_isolation import FiniteCheck, assert_own, shared
 from tests.examples import assert_same, toy_data

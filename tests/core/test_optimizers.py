@@ -13,7 +13,8 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from splitfed.core.errors import InvalidInput
-from splitfed.core.optimizers import Optim, take_step
+from splitfed.core.optimizers import Optim
+from splitfed.core.party import take_step
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "name": ({"name": "Adm"}, "unknown optimizer 'Adm'; did you mean 'Adam'"),

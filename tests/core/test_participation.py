@@ -97,7 +97,7 @@ def test_the_update_of_who_drops_out_is_left_out(kind: type[Sampled]) -> None:
 def test_below_the_quorum_nothing_is_averaged(kind: type[SplitFedV1]) -> None:
     plan = kind(drop_out=0.9, quorum=2)
     engine = engine_for(plan, 2)
-    before = engine.crew.shared["server"].state.state_dict()["segments"]
+    before = engine.run_parties.shared["server"].state.state_dict()["segments"]
     seen = set()
     for number in range(10):
         done = plan.round(engine, Training(1), number, {})
@@ -106,7 +106,7 @@ def test_below_the_quorum_nothing_is_averaged(kind: type[SplitFedV1]) -> None:
         if done.fused:
             break
         if kind is not SplitFedV2:
-            assert_same(engine.crew.shared["server"].state.state_dict()["segments"], before)
+            assert_same(engine.run_parties.shared["server"].state.state_dict()["segments"], before)
         if FED in engine.parties:
             assert weight(engine, FED) == 1.0
     assert False in seen

@@ -372,7 +372,7 @@ def test_a_vandal_inside_the_training_changes_nothing(who: dict[str, Any]) -> No
             topology, digits(), rounds=2, batch_size=16, logging=sf.Logging(record=Recording(("server",))), **more
         )
         kept = everything(run)
-        for name in ("insiders", "sentries"):
+        for name in ("training_attacks", "detectors"):
             kept["state"]["run"].pop(name)
         return kept
 

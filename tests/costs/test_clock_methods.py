@@ -84,7 +84,7 @@ def test_averaging_takes_as_long_as_the_schedule_that_averages() -> None:
 def test_steps_of_the_methods_own_take_time() -> None:
     """Clients that take two passes in place of one train about twice as long."""
     plain, further = go(FedProto(), rounds=2), go(FedProto(further=3), rounds=2)
-    steps = [run.engine.crew.participation[0].steps for run in (plain, further)]
+    steps = [run.engine.run_parties.participation[0].steps for run in (plain, further)]
     assert steps[1] == 1.5 * steps[0]
     assert seconds(further) > 1.3 * seconds(plain)
 

@@ -54,7 +54,7 @@ def noise_of(engine: LocalEngine, topology: Topology, step: int, scale: float = 
     found = {}
     for role in topology.roles:
         party = engine.party(0, role)
-        stamp = engine.crew.replicas[0].stamp("train", 0, step)
+        stamp = engine.run_parties.replicas[0].stamp("train", 0, step)
         drawn = wide_generator(0, "dp_sgd", member(role, 0) if role in topology.data_roles else role, role, 0, *stamp)
         for segment in topology.segments_of(role):
             for name, weight in party.state.modules[segment.name].named_parameters():
@@ -279,7 +279,7 @@ def test_noise_is_sigma_times_the_norm_fresh_and_the_same_again() -> None:
             found.append({n: last[n] - now[n] for n in now})
             last = now
         assert engine.traffic.messages("train") == 0
-        counts = engine.crew.participation[0]
+        counts = engine.run_parties.participation[0]
         assert (counts.steps, counts.most) == (2, 0)
         return found
 

@@ -19,7 +19,7 @@ from splitfed.data.federation import Federation
 from splitfed.defenses import DpSgd
 from splitfed.engines.local import LocalEngine
 from splitfed.planning.calibration import calibrate_defenses
-from splitfed.planning.counting import Dry
+from splitfed.planning.counting import CountingTrainer
 from splitfed.planning.plan import cost
 from splitfed.planning.simulation import simulate_rounds
 from splitfed.planning.validation import prepare
@@ -45,7 +45,7 @@ def go(*defenses: Defense, **changes: Any) -> Run:
 
 
 def step_counts(run: Run, client: int) -> tuple[int, int]:
-    counts = run.engine.crew.participation[client]
+    counts = run.engine.run_parties.participation[client]
     return counts.steps, counts.most
 
 
@@ -171,7 +171,7 @@ def test_rounds_counted_in_steps_cost_a_row_every_batch_that_it_is_in(schedule: 
     arguments: dict[str, Any] = {"schedule": schedule, "defenses": DpSgd(noise_multiplier=1.0), "method": None}
     run = splitfed.train(local(model()), data, rounds=rounds, batch_size=16, **arguments)
     ready = prepare(local(model()), data, optimizer=None, training=training, **arguments)
-    dry = Dry(ready)
+    dry = CountingTrainer(ready)
     for _ in simulate_rounds(dry, ready, rounds):
         pass
     for client, rows in enumerate(len(held.train) for held in data.clients):

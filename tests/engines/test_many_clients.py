@@ -47,5 +47,5 @@ def test_memory_is_data_once_and_what_each_client_keeps(plan: Schedule) -> None:
     client_times, server_times = KEPT[plan]
     kept = client_times(clients) * weight_bytes(topology, "client")
     kept += server_times(clients) * weight_bytes(topology, "server")
-    parties = run.engine.crew.members()
+    parties = run.engine.run_parties.members()
     assert tensor_bytes(list(parties.values())) == rows + kept

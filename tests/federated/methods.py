@@ -87,7 +87,7 @@ def assert_resumes(shape: str, method: Any, folder: Path, **changes: Any) -> Non
     for name, state in whole.state().items():
         if name.startswith("party-"):
             assert_same(state["segments"], again.state()[name]["segments"])
-            assert_equal(state["tutor"], again.state()[name]["tutor"])
+            assert_equal(state["objective"], again.state()[name]["objective"])
     assert_equal(whole.method_state, again.method_state)
 
 

@@ -267,8 +267,8 @@ def test_steps_besides_the_schedule_count_as_the_epoch_the_client_has_come_to() 
                 learner.train(number, [torch.arange(4)], part="besides")
 
     run = go(Besides(), rounds=3, local=splitfed.LocalUpdate(epochs=2))
-    assert [taken.newest for taken in run.engine.crew.participation] == [5, 5, 5]
-    assert run.engine.crew.participation[0].most == 6
+    assert [taken.newest for taken in run.engine.run_parties.participation] == [5, 5, 5]
+    assert run.engine.run_parties.participation[0].most == 6
 
 
 def test_what_all_start_from_goes_to_where_the_update_is() -> None:

@@ -14,7 +14,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.defenses import GaussianRelease
 from splitfed.federated import MAFML, Aggregation, FedMD, Learner, Method
 from splitfed.federated.base import State
-from splitfed.planning.counting import Dry, DryLearner
+from splitfed.planning.counting import CountingLearner, CountingTrainer
 from splitfed.planning.private import planned_ledger
 from splitfed.planning.validation import prepare
 from splitfed.schedules import Independent, Sequential
@@ -37,9 +37,9 @@ def test_engine_and_plan_know_the_public_part(shape: str) -> None:
         topology, rows, schedule=TURNS, defenses=(), optimizer=None, training=Training(16), method="fedproto"
     )
     run = go(shape, None, 1, data=rows, topology=topology, schedule=TURNS)
-    dry = Dry(ready)
+    dry = CountingTrainer(ready)
     for replica, client in enumerate(rows.clients):
-        for learner in (run.learners[replica], DryLearner(dry, replica)):
+        for learner in (run.learners[replica], CountingLearner(dry, replica)):
             assert learner.rows("public") == len(client.public) == 11
             (x,) = learner.inputs("public").values()
             assert torch.equal(x, client.public.x)

@@ -143,7 +143,7 @@ def test_rows_that_are_not_finite_are_released_as_zeros_and_counted() -> None:
         "1 row of gradients at client0 was not finite, taken for zeros",
         "2 rows of gradients at server were not finite, taken for zeros",
     )
-    for party in run.engine.crew.members().values():
+    for party in run.engine.run_parties.members().values():
         assert all(bool(torch.isfinite(p).all()) for m in party.state.modules.values() for p in m.parameters())
 
 

@@ -110,7 +110,9 @@ def test_a_methods_own_word_trains_as_the_runs() -> None:
 
 def test_every_party_of_a_split_lane_is_restarted() -> None:
     def momenta(run: Run) -> list[bool]:
-        return [bool(party.state.momentum()) for party in run.engine.crew.members().values() if party.state.modules]
+        return [
+            bool(party.state.momentum()) for party in run.engine.run_parties.members().values() if party.state.modules
+        ]
 
     run = go(None, 1, topology=vanilla(model(), "relu"), schedule="splitfed_v1", optimizer=MOMENTUM)
     assert any(momenta(run))

@@ -59,7 +59,7 @@ def test_what_changes_the_training_says_so() -> None:
     assert {name for name, kind in inside.items() if kind.active} == {"fsha"}
     for name, kind in inside.items():
         run = go(ALL[name])
-        insider = run.engine.insiders["server"]
+        insider = run.engine.training_attacks["server"]
         assert getattr(insider, "active", None) is kind.active, name
 
 

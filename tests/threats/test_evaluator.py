@@ -60,7 +60,7 @@ def trained(record: Recording | None = None) -> Run:
 
 
 def parties(run: Run) -> dict[str, object]:
-    return {name: party.state.state_dict() for name, party in run.engine.crew.members().items()}
+    return {name: party.state.state_dict() for name, party in run.engine.run_parties.members().items()}
 
 
 def test_a_rehearsed_step_leaves_no_trace_in_borrowed_segments() -> None:

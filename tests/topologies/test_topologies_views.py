@@ -345,7 +345,7 @@ def test_any_client_may_have_any_number() -> None:
     seen = {
         (replica.index, replica.circuit)
         for seed in range(80)
-        for replica in LocalEngine(topology, facts, CLIENTS, seed=seed).crew.replicas
+        for replica in LocalEngine(topology, facts, CLIENTS, seed=seed).run_parties.replicas
     }
     assert len(seen) == CLIENTS**2
 

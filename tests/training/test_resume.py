@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 import splitfed
 from splitfed.core.errors import InvalidInput
-from splitfed.core.messages import Message, Recording
+from splitfed.core.messages import LocalLink, Message, Recording
 from splitfed.core.optimizers import Optim
-from splitfed.core.traffic import Traffic
 from splitfed.defenses import DistanceCorrelation, Noise
 from splitfed.topologies import u_shaped, vanilla
 from splitfed.training.run import Run
@@ -115,16 +114,16 @@ def test_stopped_within_a_round(
 ) -> None:
     """Message number `count` never arrives: the first falls into round 0, before there is any checkpoint."""
     shape, expected = whole
-    left, counted = [count], Traffic.count
+    left, carried = [count], LocalLink.carry
 
-    def crash(self: Traffic, message: Message) -> None:
+    def crash(self: LocalLink, message: Message) -> Message:
         left[0] -= 1
         if left[0] == 0:
             raise Stop
-        counted(self, message)
+        return carried(self, message)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Traffic, "count", crash)
+        patched.setattr(LocalLink, "carry", crash)
         with pytest.raises(Stop):
             go(tmp_path / "run", shape)
     assert_same(outcome(go(tmp_path / "run", shape, resume=True)), expected)

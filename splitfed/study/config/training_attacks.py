@@ -63,7 +63,7 @@ def training_attacks(cell: Cell, topology: Topology) -> tuple[dict[str, Training
 def add_training_attack(engine: Observable, ready: Prepared, probe: Probe) -> None:
     """Let the training attack of `probe` into `engine`; refuse a second one at its party, and where it cannot work."""
     party = _party_of(probe, ready.topology)
-    other = engine.insiders.get(party)
+    other = engine.training_attacks.get(party)
     if isinstance(other, TrainingAttackState):
         names = f"{name_of('attacks', type(other.plan))} and {probe.attack.name}"
         raise InvalidInput(

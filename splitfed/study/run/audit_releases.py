@@ -135,7 +135,7 @@ def _release_game(
 
 def _edge_routes(run: Run, client: int) -> list[Route]:
     engine = run.engine
-    topology, circuit = engine.topologies[client], engine.crew.replicas[client].circuit
+    topology, circuit = engine.topologies[client], engine.run_parties.replicas[client].circuit
     routes = []
     for edge in topology.crossings:
         mine = enumerate(of_client(engine.defenses, client))
@@ -157,7 +157,7 @@ def _upload_routes(run: Run, client: int) -> list[Route]:
         guards = tuple(find_upload_defenses(engine.defenses, kind, client))
         if any(privacy_event(keeper.defense) is not None for keeper in guards):
             routes.append(Route(party, f"{kind}{UPLOAD}", "canary", guards, run.seed, client, kind))
-    return routes if FED in engine.parties or engine.crew.fed else []
+    return routes if FED in engine.parties or engine.run_parties.fed else []
 
 
 def _mechanism_inputs(run: Run, route: Route, client: int) -> Tensor:

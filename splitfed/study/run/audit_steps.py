@@ -46,7 +46,7 @@ def step_games(run: Run, client: int) -> Iterator[Game]:
             )
             for role in defense.guards(topology)
         )
-        canaries = Canaries(defense, position, canary_parties, engine.crew.replicas[client].circuit, run.seed)
+        canaries = Canaries(defense, position, canary_parties, engine.run_parties.replicas[client].circuit, run.seed)
         yield from _party_games(run, client, canaries, event)
 
 
