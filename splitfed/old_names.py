@@ -414,7 +414,7 @@ _FIRST = {new: old for old, new in MOVED.items()} | _PACKAGES
 
 
 def first_name(module: str, name: str) -> str:
-    """Return the first dotted name of a class or function, by which folders of runs know it whatever it is called now."""
+    """Return the first dotted name of a class or function: what folders of runs call it, wherever it is now."""
     old = _FIRST.get(module, module)
     return f"{old}.{next((was for was, now in RENAMED.get(old, {}).items() if now == name), name)}"
 
