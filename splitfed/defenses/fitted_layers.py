@@ -124,3 +124,18 @@ def check_all_guarded(name: str, topology: Topology, edges: tuple[str, ...]) -> 
     for edge in topology.crossings:
         for value in wanted.intersection(edge.values) if edge.name not in edges else ():
             raise InvalidInput(f"{name} guards {value!r}, which also leaves on edge {edge.name!r}; guard that one too")
+
+
+def check_readers(what: str, topology: Topology, edges: tuple[str, ...], instead: str = "") -> None:
+    """Refuse a value of `edges` that somebody reads to whom it crosses on none of them: it would arrive changed.
+
+    `what` is done to the value, with a place for its name; `instead`: what else may be done than to cut elsewhere.
+    """
+    reached = {topology.role_of(topology.edge(name).target) for name in edges}
+    for segment in topology.segments:
+        for value in set(values_of(topology, edges)).intersection(segment.inputs):
+            if segment.role not in reached:
+                raise InvalidInput(
+                    f"{what.format(value=value)}, but segment {segment.name!r} at {segment.role!r} reads it too, on no "
+                    f"edge that is guarded; cut elsewhere{instead}"
+                )

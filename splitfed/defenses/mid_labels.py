@@ -25,13 +25,13 @@ several edges the penalties are averaged.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from splitfed.core.annealing import Course, number_at, number_or_course, numbers_of
-from splitfed.core.defense import LayerDefense, ReceiverPenaltyDefense, Strength
+from splitfed.core.annealing import Course, number_at, number_or_course
+from splitfed.core.defense import LayerDefense, ReceiverPenaltyDefense, as_strength
 from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput
 from splitfed.core.probe import Facts
@@ -46,16 +46,11 @@ from splitfed.defenses.variational_encoder import Variational, divergence
 class MidLabels(ReceiverPenaltyDefense, LayerDefense):
     """Weigh the divergence by `weight` >= 0, a number or a course."""
 
-    weight: float | Course = 1e-3
+    weight: float | Course = field(default=1e-3, metadata=as_strength("per nat"))
 
     def __post_init__(self) -> None:
         """Refuse a weight that is ever negative."""
         object.__setattr__(self, "weight", number_or_course("mid_labels weight", self.weight, low=0.0))
-
-    @property
-    def strength(self) -> Strength:
-        """The weight of the divergence; of a course, where it ends."""
-        return Strength("weight", numbers_of(self.weight)[-1], "per nat")
 
     def edges(self, topology: Topology) -> tuple[str, ...]:
         """Return the edges whose gradient tells labels to a party that does not know them."""

@@ -11,15 +11,15 @@ secret: what is kept tells which they were. No formal guarantee.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 import torch
 from torch import Tensor
 
-from splitfed.core.defense import Codec, ReleaseDefense, Strength
+from splitfed.core.defense import Codec, ReleaseDefense, as_strength
 from splitfed.core.defense_context import Context
-from splitfed.core.errors import InvalidInput, check_count
+from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
 from splitfed.defenses.bit_packing import pack_bits, packed_size, unpack_bits
@@ -30,21 +30,12 @@ from splitfed.defenses.fitted_layers import values_of
 class TopK(ReleaseDefense, Codec):
     """`k`: how many numbers of each row are kept, at least 1 and at most all."""
 
-    k: int = 16
+    k: int = field(
+        default=16, metadata=require_count("top_k k", low=1) | as_strength("numbers a row kept", rises=False)
+    )
 
-    def __post_init__(self) -> None:
-        """Refuse fewer than one."""
-        check_count("top_k k", self.k, low=1)
-
-    @property
-    def strength(self) -> Strength:
-        """How many numbers of a row are kept."""
-        return Strength("k", self.k, "numbers a row kept", rises=False)
-
-    @property
-    def on_uploads(self) -> bool:
-        """It acts on rows of numbers, whatever they are."""
-        return True
+    on_uploads = True
+    """It acts on rows of numbers, whatever they are."""
 
     def check(self, topology: Topology, facts: Facts) -> None:
         """Refuse a release that has fewer numbers a row."""
