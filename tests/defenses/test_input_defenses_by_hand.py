@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 from splitfed.attacks.scoring import reconstruction_metrics
 from splitfed.core.defense import Defense
 from splitfed.core.defense_context import Context, DefenseSite
-from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Stamp
 from splitfed.core.random import generator, stream
 from splitfed.defenses import (
@@ -36,6 +34,7 @@ from splitfed.defenses.fitted_layers import Followed, Layer
 from splitfed.defenses.shredder import NoiseSet
 from splitfed.defenses.ssim import ssim
 from splitfed.defenses.variational_encoder import Variational, divergence
+from tests.examples import assert_refuses
 from tests.rounding import single
 
 EDGE = "bottom->top"
@@ -330,6 +329,4 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused(case: str) -> None:
-    make, text = REFUSED[case]
-    with pytest.raises(InvalidInput, match=re.escape(text)):
-        make()
+    assert_refuses(*REFUSED[case])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 import warnings
 
 import numpy as np
@@ -21,6 +20,7 @@ from splitfed.privacy.gaussian_mechanism import (
     gaussian_epsilon,
     gaussian_multiplier,
 )
+from tests.examples import assert_refuses
 from tests.privacy import loss_grid, privacy_oracle
 
 
@@ -257,6 +257,4 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused(case: str) -> None:
-    act, text = REFUSED[case]
-    with pytest.raises(InvalidInput, match=re.escape(text)):
-        act()
+    assert_refuses(*REFUSED[case])
