@@ -22,7 +22,7 @@ from torch import Tensor
 from splitfed.core.defense import Codec, ReleaseDefense, as_strength
 from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput, require_count, require_name
-from splitfed.defenses.bit_packing import pack_bits, packed_size, unpack_bits
+from splitfed.defenses.bit_packing import packed_size
 
 PER = ("tensor", "channel")
 
@@ -77,15 +77,3 @@ def encode(z: Tensor, bits: int, per: str) -> tuple[Tensor, Tensor, Tensor]:
 def decode(codes: Tensor, low: Tensor, step: Tensor) -> Tensor:
     """Return the levels that `codes` stand for."""
     return (low.float() + codes * step.float()).to(low.dtype)
-
-
-def pack(z: Tensor, bits: int, per: str) -> tuple[Tensor, Tensor]:
-    """Return what crosses for `z`: the codes as bytes, and the ranges (2, ...) of the type of `z`."""
-    codes, low, step = encode(z, bits, per)
-    return pack_bits(codes, bits), torch.stack([low, step])
-
-
-def unpack(packed: Tensor, ranges: Tensor, shape: torch.Size, bits: int) -> Tensor:
-    """Return the levels in `shape`."""
-    codes = unpack_bits(packed, shape.numel(), bits).view(shape)
-    return decode(codes.float(), ranges[0], ranges[1])

@@ -22,7 +22,7 @@ from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
-from splitfed.defenses.bit_packing import pack_bits, packed_size, unpack_bits
+from splitfed.defenses.bit_packing import packed_size
 from splitfed.defenses.fitted_layers import values_of
 
 
@@ -68,17 +68,3 @@ def places(z: Tensor, k: int) -> Tensor:
     # A stable order, so that ties fall the same way on every device.
     order = z.detach().flatten(1).abs().sort(dim=1, descending=True, stable=True).indices
     return order[:, :k].sort(1).values
-
-
-def pack(z: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return what crosses for `z`: the values (batch, k) and the places as bytes."""
-    where = places(z, k)
-    flat = z.flatten(1)
-    return flat.gather(1, where), pack_bits(where, place_bits(flat.shape[1]))
-
-
-def unpack(values: Tensor, packed: Tensor, shape: torch.Size) -> Tensor:
-    """Return the tensor of `shape` (batch, ...) with `values` at their places and zeros elsewhere."""
-    flat = values.new_zeros(len(values), shape.numel() // max(len(values), 1))
-    where = unpack_bits(packed, values.numel(), place_bits(flat.shape[1])).view_as(values)
-    return flat.scatter(1, where, values).view(shape)
