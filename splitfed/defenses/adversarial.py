@@ -26,10 +26,10 @@ from splitfed.core.defense import LayerDefense, LearnedDefense, PenaltyDefense, 
 from splitfed.core.defense_context import Context, DefenseSite
 from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.probe import Facts
-from splitfed.core.random import derive, stream
-from splitfed.core.topology import Segment, Topology
+from splitfed.core.random import derive
+from splitfed.core.topology import Topology
 from splitfed.defenses.adversary import Adversary, check_raw, concatenate_inputs
-from splitfed.defenses.fitted_layers import Layer, Preceded, append_layers, check_readers, values_of
+from splitfed.defenses.fitted_layers import Layer, append_layers, check_readers, prepend_layers, values_of
 from splitfed.defenses.ssim import ssim
 
 
@@ -79,11 +79,16 @@ class Adversarial(PenaltyDefense, LearnedDefense, LayerDefense):
         def narrow(value: str, shape: tuple[int, ...]) -> Narrow:
             return Narrow(value, shape[0], self.bottleneck)
 
+        def widen(value: str) -> nn.Module:
+            convolution = nn.Conv2d(self.bottleneck, facts.shapes[value][0], 3, padding=1)
+            return nn.Sequential(convolution, nn.ReLU()).to(facts.dtypes[value])
+
         narrowed = append_layers("adversarial", topology, edges, facts, seed, narrow)
         guarded = values_of(topology, edges)
-        return replace(
-            narrowed, segments=tuple(self._prepend_expansion(s, guarded, facts, seed) for s in narrowed.segments)
+        segments = tuple(
+            prepend_layers(s, guarded, derive(seed, "adversarial", "wide", s.name), widen) for s in narrowed.segments
         )
+        return replace(narrowed, segments=segments)
 
     def start(self, place: DefenseSite) -> Adversary | None:
         """Return the decoder; none at the other end of the edge, where there is no raw input."""
@@ -100,16 +105,6 @@ class Adversarial(PenaltyDefense, LearnedDefense, LayerDefense):
         adversary.accumulate_gradient(z, context)
         similarity = ssim(adversary.decode(z), concatenate_inputs(context.inputs), self.data_range)
         return self.weight * torch.relu(similarity - self.threshold)
-
-    def _prepend_expansion(self, segment: Segment, wanted: tuple[str, ...], facts: Facts, seed: int) -> Segment:
-        """Return `segment` with the second half before what it reads of `wanted`."""
-        layers: dict[int, nn.Module] = {}
-        with stream(derive(seed, "adversarial", "wide", segment.name)):
-            for i, value in enumerate(segment.inputs):
-                if value in wanted:
-                    wide = nn.Conv2d(self.bottleneck, facts.shapes[value][0], 3, padding=1)
-                    layers[i] = nn.Sequential(wide, nn.ReLU()).to(facts.dtypes[value])
-        return replace(segment, module=Preceded(segment.module, layers)) if layers else segment
 
 
 class Narrow(Layer):

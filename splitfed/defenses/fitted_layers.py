@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -103,6 +103,13 @@ def append_layers(
         return replace(segment, module=Followed(segment.module, layers)) if layers else segment
 
     return replace(topology, segments=tuple(fitted(segment) for segment in topology.segments))
+
+
+def prepend_layers(segment: Segment, values: Collection[str], seed: int, make: Callable[[str], nn.Module]) -> Segment:
+    """Return `segment` with `make(value)` before each of its inputs that is among `values`, started from `seed`."""
+    with stream(seed):
+        layers = {i: make(value) for i, value in enumerate(segment.inputs) if value in values}
+    return replace(segment, module=Preceded(segment.module, layers)) if layers else segment
 
 
 def layer_of(module: nn.Module | None, kind: type[L], value: str) -> L | None:

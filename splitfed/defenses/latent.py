@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from dataclasses import replace as changed
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from splitfed.core.defense import Accounted, Calibrated, Codec, LayerDefense, ReleaseDefense, Terms, as_strength
 from splitfed.core.defense_context import Context
@@ -39,11 +39,11 @@ from splitfed.core.errors import InvalidInput, require_count, require_name, requ
 from splitfed.core.payload import without_infinite_rows
 from splitfed.core.privacy_events import Event, Protects, Pure
 from splitfed.core.probe import Facts
-from splitfed.core.random import derive, stream
+from splitfed.core.random import derive
 from splitfed.core.topology import Segment, Topology
 from splitfed.defenses.binary_encoding import ToBits, bit_reader
 from splitfed.defenses.clipping import freeze_segments
-from splitfed.defenses.fitted_layers import Followed, Preceded, check_readers, values_of
+from splitfed.defenses.fitted_layers import Followed, check_readers, prepend_layers, values_of
 
 FORMS = ("symmetric", "unary", "modified", "utility")
 
@@ -152,12 +152,12 @@ class Latent(ReleaseDefense, LayerDefense, Codec, Accounted, Calibrated):
         return rows * -(-shape[0] // 8) if kind == "activation" else None
 
     def _with_bits(self, segment: Segment, values: set[str], facts: Facts, seed: int) -> Segment:
-        module = segment.module
-        read = {i: facts.shapes[v] for i, v in enumerate(segment.inputs) if v in values}
-        if read and self.dense:
-            with stream(derive(seed, "latent", segment.name)):
-                module = Preceded(module, {i: bit_reader(shape, self.length) for i, shape in read.items()})
+        def reader(value: str) -> nn.Module:
+            return bit_reader(facts.shapes[value], self.length)
+
+        if self.dense:
+            segment = prepend_layers(segment, values, derive(seed, "latent", segment.name), reader)
         made = [i for i, v in enumerate(segment.outputs) if v in values]
-        if made:
-            module = Followed(module, dict.fromkeys(made, ToBits(self.whole, self.fraction)))
-        return changed(segment, module=module)
+        if not made:
+            return segment
+        return changed(segment, module=Followed(segment.module, dict.fromkeys(made, ToBits(self.whole, self.fraction))))

@@ -35,9 +35,9 @@ from splitfed.core.defense import LayerDefense, ReceiverPenaltyDefense, as_stren
 from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput
 from splitfed.core.probe import Facts
-from splitfed.core.random import derive, stream
+from splitfed.core.random import derive
 from splitfed.core.topology import Segment, Topology
-from splitfed.defenses.fitted_layers import Preceded, layer_of, layers_on
+from splitfed.defenses.fitted_layers import layer_of, layers_on, prepend_layers
 from splitfed.defenses.label_edges import guarded_edges
 from splitfed.defenses.variational_encoder import Variational, divergence
 
@@ -64,7 +64,7 @@ class MidLabels(ReceiverPenaltyDefense, LayerDefense):
             arriving = {value: edge.name for edge in edges if edge.target == segment.name for value in edge.values}
             for value in arriving:
                 _check_only_reader(topology, segment, value)
-            segments.append(_prepend_layers(segment, arriving, facts, seed) if arriving else segment)
+            segments.append(_prepend_bottlenecks(segment, arriving, facts, seed))
         return replace(topology, segments=tuple(segments))
 
     def penalty_at_receiver(self, context: Context) -> Tensor:
@@ -85,17 +85,17 @@ class SampledBottleneck(Variational):
         return mean + self.kept[1] * torch.randn_like(mean) if self.training else mean
 
 
-def _prepend_layers(segment: Segment, arriving: dict[str, str], facts: Facts, seed: int) -> Segment:
+def _prepend_bottlenecks(segment: Segment, arriving: dict[str, str], facts: Facts, seed: int) -> Segment:
     """Return `segment` with a layer before each of its inputs in `arriving`: value -> the edge that it comes on."""
-    layers = {}
-    with stream(derive(seed, "mid_labels", segment.name)):
-        for i, value in enumerate(segment.inputs):
-            if value in arriving:
-                if layer_of(segment.module, SampledBottleneck, value) is not None:
-                    raise InvalidInput(f"mid_labels guards value {value!r} twice; expected once")
-                layers[i] = SampledBottleneck(value, facts.shapes[value]).to(facts.dtypes[value])
-                layers[i].edges = (arriving[value],)
-    return replace(segment, module=Preceded(segment.module, layers))
+
+    def bottleneck(value: str) -> SampledBottleneck:
+        if layer_of(segment.module, SampledBottleneck, value) is not None:
+            raise InvalidInput(f"mid_labels guards value {value!r} twice; expected once")
+        layer = SampledBottleneck(value, facts.shapes[value]).to(facts.dtypes[value])
+        layer.edges = (arriving[value],)
+        return layer
+
+    return prepend_layers(segment, arriving, derive(seed, "mid_labels", segment.name), bottleneck)
 
 
 def _check_only_reader(topology: Topology, segment: Segment, value: str) -> None:
