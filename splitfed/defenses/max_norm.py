@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from splitfed.core.defense import GradientDefense
+from splitfed.core.defense import GradientDefense, Strength
 from splitfed.core.defense_context import Context
 from splitfed.core.topology import Topology
 from splitfed.defenses.aligned_noise import add_aligned_noise
@@ -24,6 +24,11 @@ from splitfed.defenses.label_edges import guarded_edges
 @dataclass(frozen=True)
 class MaxNorm(GradientDefense):
     """Has no parameters; where several values leave on an edge, each is aligned by itself."""
+
+    @property
+    def strength(self) -> Strength | None:
+        """None: it has no parameters."""
+        return None
 
     def edges(self, topology: Topology) -> tuple[str, ...]:
         """Return the edges whose gradient tells labels to a party that does not know them."""

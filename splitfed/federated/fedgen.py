@@ -27,12 +27,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.aggregation.running_mean import RunningMean
 from splitfed.core.errors import InvalidInput, require_count, require_name, require_number
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.random import derive, generator, stream
 from splitfed.core.topology import Segment, Topology
-from splitfed.federated.averaging import Averaging, check_whole
+from splitfed.federated.averaging import Averaging, check_whole, take_step
 from splitfed.federated.base import Learner, ObjectivePlacement, State
 from splitfed.federated.generator import ClientHead, Generator, diversity, ensemble_loss
 from splitfed.federated.objectives import NoObjective, objective_of, weights_with_gradients
@@ -52,6 +51,9 @@ class FedGen(Averaging):
 
     who: ClassVar[str] = "fedgen"
     what: ClassVar[str] = "shared part"
+    refuses: ClassVar[Mapping[str, str]] = {
+        "secure": "its server learns from every client's own head, and a sum shows none",
+    }
 
     share: str = field(default="model", metadata=require_name("fedgen share", SHARES))
     weight: float = field(default=1.0, metadata=require_number("fedgen weight", low=0.0))
@@ -119,16 +121,16 @@ class FedGen(Averaging):
         if self.weight == 0:
             super().aggregate(learners, shares, number, state)
             return
-        mean, heads, counts = RunningMean(), [], []
+        gathering, heads, counts = self.settings.start(), [], []
         for learner, part in self.parts(learners, shares):
             arrived = learner.send("weights", self.shared_tensors(learner), number)
-            mean.add(arrived, part)
+            gathering.add(arrived, part)
             head = learner.topology.heads[0]
             held = torch.bincount(learner.labels(head.value).view(-1).long(), minlength=count_classes(head))
             counts.append(learner.send("label counts", {"rows": held}, number)["rows"])
             if objective_of(learner, Practice) is not None:  # in a plan nothing is computed
                 heads.append(self._receive_head(learner.topology, arrived))
-        state["weights"] = mean.value()
+        state["weights"] = take_step(self, learners[0], gathering.value(), state)
         made = self._generator(learners[0], state)
         if heads:
             random = generator(learners[0].seed, "fedgen", number)
