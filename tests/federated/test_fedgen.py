@@ -122,9 +122,7 @@ def test_weights_are_aggregated_as_the_settings_say() -> None:
     torch.testing.assert_close(run.method_state["weights"][name], clients.median(0).values)
     stepped = go("local", FedGen(**SMALL, aggregation={"server_step": "fedadam"}), 1).method_state["weights"][name]
     assert not torch.equal(stepped, go("local", FedGen(**SMALL), 1).method_state["weights"][name])
-    with pytest.raises(
-        InvalidInput, match=r"fedgen aggregation secure=.* is not allowed: its server learns from"
-    ):
+    with pytest.raises(InvalidInput, match=r"fedgen aggregation secure=.* is not allowed: its server learns from"):
         FedGen(aggregation={"secure": True})
 
 
