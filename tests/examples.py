@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 
+import pytest
 import torch
 from torch import Tensor, nn
 
+from splitfed.core.errors import InvalidInput
 from splitfed.core.optimizers import Optim
 from splitfed.core.probe import probe
 from splitfed.core.random import derive, generator, stream
@@ -172,6 +175,12 @@ def toy_data(rows: int = 120, seed: int = 0) -> Dataset:
     for row, label in enumerate(y.tolist()):
         lit[row, 6 * label : 6 * label + 6] = 1.0
     return Dataset("toy", lit.view_as(x), y, classification(10), (0.0, 1.0))
+
+
+def assert_refuses(act: Callable[[], object], text: str) -> None:
+    """Refused as the user's to fix, with `text` in the line that says so."""
+    with pytest.raises(InvalidInput, match=re.escape(text)):
+        act()
 
 
 def assert_same(one: object, two: object, path: str = "") -> None:

@@ -6,6 +6,7 @@ Members are public methods and properties, inherited ones too; the fields of a f
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 import textwrap
 from collections import Counter
@@ -20,6 +21,7 @@ import pytest
 import splitfed
 from splitfed.core.defense import _CAPABILITIES, Defense
 from splitfed.core.deprecation import OldAttribute
+from splitfed.core.errors import InvalidInput
 from splitfed.engines.engine import Engine
 from splitfed.engines.local import LocalEngine
 from splitfed.registry import TABLES, load
@@ -111,6 +113,29 @@ def test_a_defense_offers_only_what_it_inherits(name: str) -> None:
     offered = {hook for hook, capability in _CAPABILITIES.items() if issubclass(kind, capability)}
     assert offered
     assert {hook for hook in _CAPABILITIES if hasattr(kind, hook)} == offered
+
+
+def required(kind: type) -> set[str]:
+    """The parameters of a frozen value that say what they must be, there or in a class that it inherits from."""
+    declared = [one for base in kind.__mro__ for one in getattr(base, "__dataclass_fields__", {}).values()]
+    return {one.name for one in declared if "check" in one.metadata}
+
+
+REQUIRED = [
+    (kind, name)
+    for table in ("aggregation", "defenses", "detectors", "methods", "poisoning")
+    for kind in (load(table, one) for one in TABLES[table])
+    for name in sorted(required(kind))
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), REQUIRED, ids=lambda v: getattr(v, "__name__", v))
+def test_what_a_parameter_must_be_is_checked(kind: type, name: str) -> None:
+    """In every class, also where it gives an inherited parameter another default, or checks more of its own."""
+    needed = {one.name: 0 for one in dataclasses.fields(kind) if one.init and one.default is one.default_factory}
+    requirement = next(one for one in dataclasses.fields(kind) if one.name == name).metadata["check"]
+    with pytest.raises(InvalidInput, match=requirement.args[0]):
+        kind(**{**needed, name: object()})
 
 
 def contributing() -> str:

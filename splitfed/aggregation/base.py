@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput
+from splitfed.core.errors import InvalidInput, check_fields
 
 
 class Gathering(Protocol):
@@ -33,6 +33,10 @@ class AggregationRule:
     Every part is held in memory until all are there. A role that a server averages is fused by itself: two servers do
     not tell each other whom they left out.
     """
+
+    def __post_init__(self) -> None:
+        """Refuse parameters that are not what their fields require."""
+        check_fields(self)
 
     @property
     def by_itself(self) -> bool:

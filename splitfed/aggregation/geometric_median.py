@@ -11,12 +11,12 @@ the steps go on until the sum of distances falls by less than one part in 10^9, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from splitfed.aggregation.base import AggregationRule
-from splitfed.core.errors import check_count, check_number
+from splitfed.core.errors import check_count, require_count, require_number
 
 FALL = 1e-9
 """The least relative fall of the sum of distances for which there is another step."""
@@ -26,13 +26,10 @@ FALL = 1e-9
 class GeometricMedian(AggregationRule):
     """Uploads with less than half of the weight cannot carry it away; `smoothing` is in units of the weights."""
 
-    steps: int = 200
-    smoothing: float = 1e-6
-
-    def __post_init__(self) -> None:
-        """Refuse no steps, and no smoothing: a division by zero where the median is one of the uploads."""
-        check_count("geometric_median steps", self.steps, low=1)
-        check_number("geometric_median smoothing", self.smoothing, low=0.0, open_low=True)
+    steps: int = field(default=200, metadata=require_count("geometric_median steps", low=1))
+    smoothing: float = field(
+        default=1e-6, metadata=require_number("geometric_median smoothing", low=0.0, open_low=True)
+    )
 
     def check(self, parts: int) -> None:
         """Refuse fewer than three: between two, every point is a median."""

@@ -10,26 +10,21 @@ it chooses among gradients at every step, here among weights once a round.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from splitfed.aggregation.base import AggregationRule
-from splitfed.core.errors import InvalidInput, check_count
+from splitfed.core.errors import InvalidInput, require_count
 
 
 @dataclass(frozen=True, kw_only=True)
 class Krum(AggregationRule):
     """`f`: how many bad clients it is to stand; `keep`: how many of the others are averaged, n - f at most."""
 
-    f: int = 1
-    keep: int = 1
-
-    def __post_init__(self) -> None:
-        """Refuse numbers that are no counts."""
-        check_count("krum f", self.f, low=1)
-        check_count("krum keep", self.keep, low=1)
+    f: int = field(default=1, metadata=require_count("krum f", low=1))
+    keep: int = field(default=1, metadata=require_count("krum keep", low=1))
 
     def check(self, parts: int) -> None:
         """Refuse fewer than 2 f + 3 clients, which the paper's proposition needs, and to keep some of the f."""

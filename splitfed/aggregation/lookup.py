@@ -16,11 +16,7 @@ def aggregation_of(given: object) -> AggregationRule:
     """Return the aggregation rule called so, or the one that a table with a name and parameters describes."""
     if isinstance(given, AggregationRule):
         return given
-    table = {"name": given} if isinstance(given, str) else given
-    if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
-        raise InvalidInput(
-            f"aggregation={given!r} is not allowed; expected a name, a table with a name and parameters, or a rule"
-        )
+    table = named_table("aggregation", given, "or a rule")
     kind: type[AggregationRule] = load("aggregation", table["name"])
     return kind(**parameters_of_table(f"parameter of aggregation rule {table['name']!r}", kind, table, "name"))
 
@@ -32,6 +28,16 @@ def secure_of(given: object) -> SecureSum | Literal[False]:
     if not isinstance(given, Mapping):
         raise InvalidInput(f"secure={given!r} is not allowed; expected true, false, a table, or a SecureSum")
     return SecureSum(**parameters_of_table("parameter of secure", SecureSum, given))
+
+
+def named_table(what: str, given: object, others: str) -> Mapping[str, Any]:
+    """Return what is `given` for `what`, a name or a table with one, as a table; refuse anything else."""
+    table = {"name": given} if isinstance(given, str) else given
+    if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
+        raise InvalidInput(
+            f"{what}={given!r} is not allowed; expected a name, a table with a name and parameters, {others}"
+        )
+    return table
 
 
 def parameters_of_table(what: str, kind: type[Any], table: Mapping[str, Any], *besides: str) -> dict[str, Any]:

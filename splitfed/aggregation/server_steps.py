@@ -12,26 +12,30 @@ corrected, as in the paper. All in double precision, number by number; m and v a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from splitfed.aggregation.lookup import parameters_of_table
-from splitfed.core.errors import InvalidInput, check_number, unknown
+from splitfed.aggregation.lookup import named_table, parameters_of_table
+from splitfed.core.errors import check_fields, require_number, unknown
 
 Memory = dict[str, Tensor]
+
+RATE = require_number("server_step rate", low=0.0, open_low=True)
+BETA1 = require_number("server_step beta1", low=0.0, high=1.0, open_high=True)
+BETA2 = require_number("server_step beta2", low=0.0, high=1.0, open_high=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerStep:
     """Base of all server steps: `rate` > 0, the paper's eta; a subclass writes `move`."""
 
-    rate: float = 1.0
+    rate: float = field(default=1.0, metadata=RATE)
 
     def __post_init__(self) -> None:
-        """Refuse a rate that moves nothing."""
-        check_number("server_step rate", self.rate, low=0.0, open_low=True)
+        """Refuse parameters that are not what their fields require."""
+        check_fields(self)
 
     def move(self, change: Tensor, memory: Memory) -> Tensor:
         """Return by what one weight moves; `change`: the clients' mean change, in double precision.
@@ -45,12 +49,7 @@ class ServerStep:
 class FedAvgM(ServerStep):
     """v <- momentum v + d, and w moves by rate v; `momentum` in [0, 1). At 0 with rate 1 it is no step of its own."""
 
-    momentum: float = 0.9
-
-    def __post_init__(self) -> None:
-        """Refuse a momentum that never fades."""
-        super().__post_init__()
-        check_number("fedavgm momentum", self.momentum, low=0.0, high=1.0, open_high=True)
+    momentum: float = field(default=0.9, metadata=require_number("fedavgm momentum", low=0.0, high=1.0, open_high=True))
 
     def move(self, change: Tensor, memory: Memory) -> Tensor:
         """Return rate v."""
@@ -62,15 +61,9 @@ class FedAvgM(ServerStep):
 class AdaptiveStep(ServerStep):
     """`beta1` in [0, 1) of the mean change, `tau` > 0 beside the root; a subclass writes how v follows d squared."""
 
-    rate: float = 0.01
-    beta1: float = 0.9
-    tau: float = 1e-3
-
-    def __post_init__(self) -> None:
-        """Refuse a mean that never follows, and a division by zero."""
-        super().__post_init__()
-        check_number("server_step beta1", self.beta1, low=0.0, high=1.0, open_high=True)
-        check_number("server_step tau", self.tau, low=0.0, open_low=True)
+    rate: float = field(default=0.01, metadata=RATE)
+    beta1: float = field(default=0.9, metadata=BETA1)
+    tau: float = field(default=1e-3, metadata=require_number("server_step tau", low=0.0, open_low=True))
 
     def follow(self, v: Tensor, square: Tensor) -> Tensor:
         """Return the new v; `square`: d squared."""
@@ -89,7 +82,7 @@ class AdaptiveStep(ServerStep):
 class FedAdagrad(AdaptiveStep):
     """v <- v + d^2; by default without momentum (beta1 = 0)."""
 
-    beta1: float = 0.0
+    beta1: float = field(default=0.0, metadata=BETA1)
 
     def follow(self, v: Tensor, square: Tensor) -> Tensor:
         """Return the sum of all squares."""
@@ -100,12 +93,7 @@ class FedAdagrad(AdaptiveStep):
 class FedAdam(AdaptiveStep):
     """v <- beta2 v + (1 - beta2) d^2; `beta2` in [0, 1)."""
 
-    beta2: float = 0.99
-
-    def __post_init__(self) -> None:
-        """Refuse a mean that never follows."""
-        super().__post_init__()
-        check_number("server_step beta2", self.beta2, low=0.0, high=1.0, open_high=True)
+    beta2: float = field(default=0.99, metadata=BETA2)
 
     def follow(self, v: Tensor, square: Tensor) -> Tensor:
         """Return the running mean of the squares."""
@@ -116,12 +104,7 @@ class FedAdam(AdaptiveStep):
 class FedYogi(AdaptiveStep):
     """v <- v - (1 - beta2) d^2 sign(v - d^2); `beta2` in [0, 1)."""
 
-    beta2: float = 0.99
-
-    def __post_init__(self) -> None:
-        """Refuse a v that never follows."""
-        super().__post_init__()
-        check_number("server_step beta2", self.beta2, low=0.0, high=1.0, open_high=True)
+    beta2: float = field(default=0.99, metadata=BETA2)
 
     def follow(self, v: Tensor, square: Tensor) -> Tensor:
         """Return v, moved towards the square by no more than a share of the square."""
@@ -140,12 +123,7 @@ def server_step_of(given: object) -> ServerStep | None:
     """Return the server step called so, or the one that a table with a name and parameters describes; None: none."""
     if given is None or isinstance(given, ServerStep):
         return given
-    table = {"name": given} if isinstance(given, str) else given
-    if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
-        raise InvalidInput(
-            f"server_step={given!r} is not allowed; expected a name, a table with a name and parameters, a ServerStep, "
-            "or None"
-        )
+    table = named_table("server_step", given, "a ServerStep, or None")
     name = table["name"]
     if name not in SERVER_STEPS:
         raise unknown("server_step", name, SERVER_STEPS)

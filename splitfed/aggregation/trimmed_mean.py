@@ -10,24 +10,22 @@ same, as in the paper. There it fuses gradients at every step, here weights once
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from splitfed.aggregation.base import AggregationRule
-from splitfed.core.errors import InvalidInput, check_number
+from splitfed.core.errors import InvalidInput, require_number
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrimmedMean(AggregationRule):
     """`fraction`, in (0, 0.5), of the clients on either side is left out: at least the share of bad ones."""
 
-    fraction: float = 0.2
-
-    def __post_init__(self) -> None:
-        """Refuse a fraction that leaves nobody out, or everybody."""
-        check_number("trimmed_mean fraction", self.fraction, low=0.0, high=0.5, open_low=True, open_high=True)
+    fraction: float = field(
+        default=0.2, metadata=require_number("trimmed_mean fraction", low=0.0, high=0.5, open_low=True, open_high=True)
+    )
 
     def trimmed(self, parts: int) -> int:
         """Return how many of `parts` are left out on either side."""

@@ -12,15 +12,16 @@ import difflib
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from splitfed.core.annealing import numbers_of
 from splitfed.core.defense_context import Context, DefenseSite
 from splitfed.core.deprecation import adopt
-from splitfed.core.errors import InvalidInput
+from splitfed.core.errors import InvalidInput, check_fields
 from splitfed.core.gradient_privatizer import GradientPrivatizer, PrivatizedParty
 from splitfed.core.privacy_events import Event
 from splitfed.core.probe import Facts
@@ -47,6 +48,11 @@ class PenaltyGradient(NamedTuple):
     """
 
     gradient: Tensor
+
+
+def as_strength(unit: str = "", rises: bool = True) -> dict[str, Any]:
+    """Return the metadata of the field that says how strong a defense is set; `unit` and `rises` as in `Strength`."""
+    return {"strength": (unit, rises)}
 
 
 UPLOAD = "->fed_server"
@@ -93,6 +99,10 @@ class Defense:
     on: tuple[str, ...] = ()
     clients: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Refuse parameters that are not what their fields require."""
+        check_fields(self)
+
     def __init_subclass__(cls, *, capability: bool = False, **options: Any) -> None:
         """Take the public names of a `capability` as hooks; refuse any other class that would not be asked for one."""
         super().__init_subclass__(**options)
@@ -116,8 +126,12 @@ class Defense:
     def strength(self) -> Strength | None:
         """The parameter that says how strong the defense is, for people and plots; None where there is none.
 
-        For a defense that promises privacy it is epsilon, where an epsilon was asked for.
+        By default the field that is marked so by `as_strength`; of a course of numbers the last one. For a defense that
+        promises privacy it is epsilon, where an epsilon was asked for.
         """
+        for one in fields(self):
+            if "strength" in one.metadata:
+                return Strength(one.name, numbers_of(getattr(self, one.name))[-1], *one.metadata["strength"])
         return None
 
     @property

@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import math
 import numbers
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import fields
+from functools import partial
 from typing import Any
 
 
@@ -78,6 +80,38 @@ def check_count(name: str, value: Any, *, low: int = 0) -> None:
     """Refuse a `value` that is no whole number of at least `low`."""
     if not _is(value, numbers.Integral) or value < low:
         raise InvalidInput(f"{name}={value!r} is not allowed; expected a whole number of at least {low}")
+
+
+Requirement = dict[str, Callable[[Any], None]]
+"""Metadata of a dataclass field: what its value must be, which `check_fields` asks of it."""
+
+
+def require_number(name: str, **bounds: Any) -> Requirement:
+    """Return the metadata of a field that must be a number; `name` and `bounds` as `check_number` takes them."""
+    return {"check": partial(check_number, name, **bounds)}
+
+
+def require_count(name: str, *, low: int = 0) -> Requirement:
+    """Return the metadata of a field that must be a whole number of at least `low`."""
+    return {"check": partial(check_count, name, low=low)}
+
+
+def require_name(kind: str, allowed: Collection[str]) -> Requirement:
+    """Return the metadata of a field that must be one of the `allowed` names of a `kind`."""
+    return {"check": partial(_check_name, kind, allowed)}
+
+
+def check_fields(value: Any) -> None:
+    """Refuse a dataclass with a field that is not what its metadata require; None passes where it is the default."""
+    for one in fields(value):
+        given = getattr(value, one.name)
+        if "check" in one.metadata and not (given is None and one.default is None):
+            one.metadata["check"](given)
+
+
+def _check_name(kind: str, allowed: Collection[str], name: object) -> None:
+    if name not in allowed:
+        raise unknown(kind, name, allowed)
 
 
 def _is(value: object, kind: type) -> bool:

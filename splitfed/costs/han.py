@@ -10,9 +10,9 @@ simulated clock, which lets them overlap, is never slower for SplitFed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.core.errors import InvalidInput, check_fields, require_count, require_number
 
 
 @dataclass(frozen=True)
@@ -24,23 +24,19 @@ class HanSetting:
     `rate` R, floats a second; `forward_share` beta in [0, 1], the forward's part of the computing.
     """
 
-    parameters: float
-    client_share: float
-    cut_width: float
-    examples: float
-    clients: int
-    client_power: float = 1.0
-    server_power: float = 100.0
-    rate: float = 1.0
-    forward_share: float = 0.2
+    parameters: float = field(metadata=require_number("parameters", low=0, open_low=True))
+    client_share: float = field(metadata=require_number("client_share", low=0, high=1))
+    cut_width: float = field(metadata=require_number("cut_width", low=0, open_low=True))
+    examples: float = field(metadata=require_number("examples", low=0, open_low=True))
+    clients: int = field(metadata=require_count("clients", low=1))
+    client_power: float = field(default=1.0, metadata=require_number("client_power", low=0, open_low=True))
+    server_power: float = field(default=100.0, metadata=require_number("server_power", low=0, open_low=True))
+    rate: float = field(default=1.0, metadata=require_number("rate", low=0, open_low=True))
+    forward_share: float = field(default=0.2, metadata=require_number("forward_share", low=0, high=1))
 
     def __post_init__(self) -> None:
         """Refuse what is not positive, and fractions outside [0, 1]."""
-        check_count("clients", self.clients, low=1)
-        for name in ("parameters", "cut_width", "examples", "client_power", "server_power", "rate"):
-            check_number(name, getattr(self, name), low=0, open_low=True)
-        check_number("client_share", self.client_share, low=0, high=1)
-        check_number("forward_share", self.forward_share, low=0, high=1)
+        check_fields(self)
 
 
 def client_compute(s: HanSetting, whole: bool = False) -> float:

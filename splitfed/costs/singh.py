@@ -9,9 +9,9 @@ average of federated learning is taken once an epoch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from splitfed.core.errors import check_count, check_number
+from splitfed.core.errors import check_fields, require_count, require_number
 
 
 @dataclass(frozen=True)
@@ -22,18 +22,15 @@ class Sizes:
     holds; `examples` p of all clients together; `cut_width` q, floats an example sends at the cut.
     """
 
-    clients: int
-    parameters: float
-    client_share: float
-    examples: float
-    cut_width: float
+    clients: int = field(metadata=require_count("clients", low=1))
+    parameters: float = field(metadata=require_number("parameters", low=0, open_low=True))
+    client_share: float = field(metadata=require_number("client_share", low=0, high=1))
+    examples: float = field(metadata=require_number("examples", low=0, open_low=True))
+    cut_width: float = field(metadata=require_number("cut_width", low=0, open_low=True))
 
     def __post_init__(self) -> None:
         """Refuse a size that is not positive and a share outside [0, 1]."""
-        check_count("clients", self.clients, low=1)
-        for name in ("parameters", "examples", "cut_width"):
-            check_number(name, getattr(self, name), low=0, open_low=True)
-        check_number("client_share", self.client_share, low=0, high=1)
+        check_fields(self)
 
 
 def split_client(s: Sizes, hand_over: bool = True) -> float:

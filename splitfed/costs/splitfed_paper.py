@@ -10,9 +10,9 @@ as long in version 2, where only the clients' segments are averaged, is given he
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from splitfed.core.errors import check_number, unknown
+from splitfed.core.errors import check_fields, require_number, unknown
 from splitfed.costs.singh import Sizes, federated_client
 
 METHODS = ("federated", "split", "splitfed_v1", "splitfed_v2")
@@ -22,15 +22,13 @@ METHODS = ("federated", "split", "splitfed_v1", "splitfed_v2")
 class Times:
     """`train` T, seconds of computing an epoch; `rate` R, floats a second; `average` seconds of federated averaging."""
 
-    train: float
-    rate: float
-    average: float = 0.0
+    train: float = field(metadata=require_number("train", low=0))
+    rate: float = field(metadata=require_number("rate", low=0, open_low=True))
+    average: float = field(default=0.0, metadata=require_number("average", low=0))
 
     def __post_init__(self) -> None:
         """Refuse negative times and a rate that is not positive."""
-        check_number("train", self.train, low=0)
-        check_number("rate", self.rate, low=0, open_low=True)
-        check_number("average", self.average, low=0)
+        check_fields(self)
 
 
 def communication_client(method: str, s: Sizes) -> float:

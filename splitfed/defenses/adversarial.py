@@ -16,20 +16,20 @@ guards several edges the penalties are averaged. No formal guarantee.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.defense import LayerDefense, LearnedDefense, PenaltyDefense, Strength
+from splitfed.core.defense import LayerDefense, LearnedDefense, PenaltyDefense, as_strength
 from splitfed.core.defense_context import Context, DefenseSite
-from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.probe import Facts
-from splitfed.core.random import derive, stream
-from splitfed.core.topology import Segment, Topology
+from splitfed.core.random import derive
+from splitfed.core.topology import Topology
 from splitfed.defenses.adversary import Adversary, check_raw, concatenate_inputs
-from splitfed.defenses.fitted_layers import Layer, Preceded, append_layers, values_of
+from splitfed.defenses.fitted_layers import Layer, append_layers, check_readers, prepend_layers, values_of
 from splitfed.defenses.ssim import ssim
 
 
@@ -40,26 +40,14 @@ class Adversarial(PenaltyDefense, LearnedDefense, LayerDefense):
     `data_range`: the width of the range of the pixels, > 0. `width` and `lr`: of the decoder.
     """
 
-    weight: float = 0.3
-    threshold: float = 0.5
-    bottleneck: int = 8
-    data_range: float = 1.0
-    width: int = 32
-    lr: float = 1e-3
-
-    def __post_init__(self) -> None:
-        """Refuse numbers outside their ranges."""
-        check_number("adversarial weight", self.weight, low=0.0)
-        check_number("adversarial threshold", self.threshold, low=-1.0, high=1.0)
-        check_count("adversarial bottleneck", self.bottleneck)
-        check_number("adversarial data_range", self.data_range, low=0.0, open_low=True)
-        check_count("adversarial width", self.width, low=1)
-        check_number("adversarial lr", self.lr, low=0.0, open_low=True)
-
-    @property
-    def strength(self) -> Strength:
-        """The weight of the similarity."""
-        return Strength("weight", self.weight, "against the task")
+    weight: float = field(
+        default=0.3, metadata=require_number("adversarial weight", low=0.0) | as_strength("against the task")
+    )
+    threshold: float = field(default=0.5, metadata=require_number("adversarial threshold", low=-1.0, high=1.0))
+    bottleneck: int = field(default=8, metadata=require_count("adversarial bottleneck"))
+    data_range: float = field(default=1.0, metadata=require_number("adversarial data_range", low=0.0, open_low=True))
+    width: int = field(default=32, metadata=require_count("adversarial width", low=1))
+    lr: float = field(default=1e-3, metadata=require_number("adversarial lr", low=0.0, open_low=True))
 
     def check(self, topology: Topology, facts: Facts) -> None:
         """Refuse a sender without an image of its own, and a bottleneck where no image leaves."""
@@ -86,16 +74,21 @@ class Adversarial(PenaltyDefense, LearnedDefense, LayerDefense):
         if not self.bottleneck:
             return topology
         edges = self.edges(topology)
-        _check_readers(topology, edges)
+        check_readers("adversarial narrows {value!r}", topology, edges, ", or give bottleneck=0")
 
         def narrow(value: str, shape: tuple[int, ...]) -> Narrow:
             return Narrow(value, shape[0], self.bottleneck)
 
+        def widen(value: str) -> nn.Module:
+            convolution = nn.Conv2d(self.bottleneck, facts.shapes[value][0], 3, padding=1)
+            return nn.Sequential(convolution, nn.ReLU()).to(facts.dtypes[value])
+
         narrowed = append_layers("adversarial", topology, edges, facts, seed, narrow)
         guarded = values_of(topology, edges)
-        return replace(
-            narrowed, segments=tuple(self._prepend_expansion(s, guarded, facts, seed) for s in narrowed.segments)
+        segments = tuple(
+            prepend_layers(s, guarded, derive(seed, "adversarial", "wide", s.name), widen) for s in narrowed.segments
         )
+        return replace(narrowed, segments=segments)
 
     def start(self, place: DefenseSite) -> Adversary | None:
         """Return the decoder; none at the other end of the edge, where there is no raw input."""
@@ -113,16 +106,6 @@ class Adversarial(PenaltyDefense, LearnedDefense, LayerDefense):
         similarity = ssim(adversary.decode(z), concatenate_inputs(context.inputs), self.data_range)
         return self.weight * torch.relu(similarity - self.threshold)
 
-    def _prepend_expansion(self, segment: Segment, wanted: tuple[str, ...], facts: Facts, seed: int) -> Segment:
-        """Return `segment` with the second half before what it reads of `wanted`."""
-        layers: dict[int, nn.Module] = {}
-        with stream(derive(seed, "adversarial", "wide", segment.name)):
-            for i, value in enumerate(segment.inputs):
-                if value in wanted:
-                    wide = nn.Conv2d(self.bottleneck, facts.shapes[value][0], 3, padding=1)
-                    layers[i] = nn.Sequential(wide, nn.ReLU()).to(facts.dtypes[value])
-        return replace(segment, module=Preceded(segment.module, layers)) if layers else segment
-
 
 class Narrow(Layer):
     """The half of the bottleneck before the cut: (batch, channels, h, w) to (batch, `left`, h, w)."""
@@ -135,15 +118,3 @@ class Narrow(Layer):
         """Return what leaves."""
         found: Tensor = self.net(z)
         return found
-
-
-def _check_readers(topology: Topology, edges: tuple[str, ...]) -> None:
-    """Refuse a value that somebody reads to whom it crosses on no guarded edge: it would arrive narrow."""
-    reached = {topology.role_of(topology.edge(name).target) for name in edges}
-    for segment in topology.segments:
-        for value in set(values_of(topology, edges)).intersection(segment.inputs):
-            if segment.role not in reached:
-                raise InvalidInput(
-                    f"adversarial narrows {value!r}, but segment {segment.name!r} at {segment.role!r} reads it too, on "
-                    "no edge that is guarded; cut elsewhere, or give bottleneck=0"
-                )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -27,45 +27,19 @@ def to_bits(values: Tensor, whole: int, fraction: int) -> Tensor:
     return (hard + (soft - soft.detach())).flatten(1)
 
 
-def from_bits(bits: Tensor, whole: int, fraction: int) -> Tensor:
-    """Return the numbers that `bits` (batch, r l) spell: (batch, r)."""
-    rows = bits.unflatten(1, (-1, 1 + whole + fraction))
-    powers = 2.0 ** torch.arange(whole - 1, -fraction - 1, -1, device=bits.device, dtype=bits.dtype)
-    spelled: Tensor = (1 - 2 * rows[..., 0]) * (rows[..., 1:] * powers).sum(-1)
-    return spelled
+class ToBits(nn.Module):
+    """Turns numbers (batch, ...) into bits: (batch, r l)."""
 
-
-class Binarised(nn.Module):
-    """Runs `module` and turns its outputs at `positions` into bits."""
-
-    def __init__(self, module: nn.Module, positions: Sequence[int], whole: int, fraction: int) -> None:
+    def __init__(self, whole: int, fraction: int) -> None:
         super().__init__()
-        self.module, self.positions, self.whole, self.fraction = module, tuple(positions), whole, fraction
-        self.training = module.training
+        self.whole, self.fraction = whole, fraction
 
-    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Return what the module returns, bits in place of numbers: (batch, r l)."""
-        result = self.module(*inputs)
-        outputs = list(result) if isinstance(result, (tuple, list)) else [result]
-        for i in self.positions:
-            outputs[i] = to_bits(outputs[i].flatten(1), self.whole, self.fraction)
-        return tuple(outputs) if len(outputs) > 1 else outputs[0]
+    def forward(self, z: Tensor) -> Tensor:
+        """Return the bits of every row."""
+        return to_bits(z.flatten(1), self.whole, self.fraction)
 
 
-class Reader(nn.Module):
-    """Puts a dense layer before the inputs of `module` that arrive as bits, which makes `shapes` of them again."""
-
-    def __init__(self, module: nn.Module, shapes: dict[int, tuple[int, ...]], length: int) -> None:
-        super().__init__()
-        self.shapes = dict(shapes)
-        sizes = {i: int(torch.Size(shape).numel()) for i, shape in shapes.items()}
-        self.dense = nn.ModuleDict({str(i): nn.Linear(n * length, n) for i, n in sizes.items()})
-        self.module = module
-        self.training = module.training
-
-    def forward(self, *inputs: Tensor) -> object:
-        """Return what the module makes of the inputs, those that are bits read first."""
-        given = list(inputs)
-        for i, shape in self.shapes.items():
-            given[i] = self.dense[str(i)](given[i]).unflatten(1, shape)
-        return self.module(*given)
+def bit_reader(shape: tuple[int, ...], length: int) -> nn.Sequential:
+    """Return a dense layer that makes rows of `shape` of their bits, `length` a number."""
+    size = prod(shape)
+    return nn.Sequential(nn.Linear(size * length, size), nn.Unflatten(1, shape))

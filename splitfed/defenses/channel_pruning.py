@@ -21,16 +21,16 @@ the penalties are averaged. No formal guarantee.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from splitfed.core.defense import LayerDefense, LearnedDefense, PenaltyDefense, Strength, concatenate_values
+from splitfed.core.defense import LayerDefense, LearnedDefense, PenaltyDefense, as_strength, concatenate_values
 from splitfed.core.defense_context import Context, DefenseSite
-from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
 from splitfed.defenses.adversary import Adversary, check_raw
@@ -46,23 +46,15 @@ class ChannelPruning(PenaltyDefense, LearnedDefense, LayerDefense):
     `hard`: outside training a channel is hidden entirely or not at all. `width` and `lr`: of the adversary.
     """
 
-    ratio: float = 0.5
-    alpha: float = 0.5
+    ratio: float = field(
+        default=0.5,
+        metadata=require_number("channel_pruning ratio", low=0.0, high=1.0, open_high=True)
+        | as_strength("of the channels hidden"),
+    )
+    alpha: float = field(default=0.5, metadata=require_number("channel_pruning alpha", low=0.0, high=1.0))
     hard: bool = False
-    width: int = 32
-    lr: float = 3e-4
-
-    def __post_init__(self) -> None:
-        """Refuse shares outside their ranges, and an adversary that cannot be."""
-        check_number("channel_pruning ratio", self.ratio, low=0.0, high=1.0, open_high=True)
-        check_number("channel_pruning alpha", self.alpha, low=0.0, high=1.0)
-        check_count("channel_pruning width", self.width, low=1)
-        check_number("channel_pruning lr", self.lr, low=0.0, open_low=True)
-
-    @property
-    def strength(self) -> Strength:
-        """How many channels are hidden."""
-        return Strength("ratio", self.ratio, "of the channels hidden")
+    width: int = field(default=32, metadata=require_count("channel_pruning width", low=1))
+    lr: float = field(default=3e-4, metadata=require_number("channel_pruning lr", low=0.0, open_low=True))
 
     def check(self, topology: Topology, facts: Facts) -> None:
         """Refuse a sender without raw input, and a release without channels to choose from."""
@@ -94,10 +86,8 @@ class ChannelPruning(PenaltyDefense, LearnedDefense, LayerDefense):
         if state is not None:
             state.step()
 
-    @property
-    def penalty_reads_layers(self) -> bool:
-        """The pruner is a layer of the segment."""
-        return True
+    penalty_reads_layers = True
+    """The pruner is a layer of the segment."""
 
     def penalty(self, z: Tensor, context: Context) -> Tensor:
         """Return -alpha times the adversary's error, whose gradient reaches the pruners alone."""

@@ -14,15 +14,15 @@ less on what it has received; the paper has one cut, at the data. No formal guar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from splitfed.core.annealing import Course, number_at, number_or_course, numbers_of
-from splitfed.core.defense import PenaltyDefense, PenaltyGradient, Strength, TaskWeightDefense
+from splitfed.core.defense import PenaltyDefense, PenaltyGradient, TaskWeightDefense, as_strength
 from splitfed.core.defense_context import Context
-from splitfed.core.errors import unknown
+from splitfed.core.errors import require_name
 from splitfed.stats.dependence import Statistic, slope
 
 STATISTICS = ("biased", "unbiased")
@@ -35,20 +35,14 @@ class DistanceCorrelation(PenaltyDefense, TaskWeightDefense):
     `alpha`: a number, or a course, such as `Linear(0.0, 0.5, epochs=10)`.
     """
 
-    alpha: float | Course = 0.5
-    statistic: str = "biased"
+    alpha: float | Course = field(default=0.5, metadata=as_strength("weight against the task"))
+    statistic: str = field(default="biased", metadata=require_name("statistic", STATISTICS))
 
     def __post_init__(self) -> None:
         """Refuse an alpha that leaves [0, 1] and an unknown statistic."""
+        super().__post_init__()
         alpha = number_or_course("distance_correlation alpha", self.alpha, low=0.0, high=1.0)
         object.__setattr__(self, "alpha", alpha)
-        if self.statistic not in STATISTICS:
-            raise unknown("statistic", self.statistic, STATISTICS)
-
-    @property
-    def strength(self) -> Strength:
-        """The weight of the distance correlation; of a course, where it ends."""
-        return Strength("alpha", numbers_of(self.alpha)[-1], "weight against the task")
 
     @property
     def weighs_task(self) -> bool:

@@ -45,7 +45,7 @@ from splitfed.core.defense import (
     WeightDefense,
 )
 from splitfed.core.defense_context import Context
-from splitfed.core.errors import InvalidInput, check_number, unknown
+from splitfed.core.errors import InvalidInput, check_number, require_name, require_number, unknown
 from splitfed.core.gradient_privatizer import PrivatizedParty
 from splitfed.core.messages import Stamp
 from splitfed.core.privacy_events import Event, Gaussian, Neighbours, Protects
@@ -77,36 +77,29 @@ class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
     """
 
     max_norm: float | Mapping[str, float] = 1.0
-    noise_multiplier: float | None = None
-    epsilon: float | None = None
-    delta: float | None = None
+    noise_multiplier: float | None = field(default=None, metadata=require_number("dp_sgd noise_multiplier", low=0.0))
+    epsilon: float | None = field(default=None, metadata=require_number("dp_sgd epsilon", low=0.0, open_low=True))
+    delta: float | None = field(
+        default=None, metadata=require_number("dp_sgd delta", low=0.0, high=1.0, open_low=True, open_high=True)
+    )
     roles: tuple[str, ...] = ()
-    clip: str = "party"
-    accountant: str = "best"
+    clip: str = field(default="party", metadata=require_name("clip", CLIPS))
+    accountant: str = field(default="best", metadata=require_name("accountant", ACCOUNTANTS))
     replace: bool = False
     _terms: Terms | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be, and a target beside a multiplier."""
+        super().__post_init__()
         norms = self.max_norm if isinstance(self.max_norm, Mapping) else {"": self.max_norm}
         for role, norm in norms.items():
             check_number(f"dp_sgd max_norm{f' of {role!r}' if role else ''}", norm, low=0.0, open_low=True)
-        if self.clip not in CLIPS:
-            raise unknown("clip", self.clip, CLIPS)
         if self.clip == "joint" and isinstance(self.max_norm, Mapping):
             raise InvalidInput("dp_sgd with clip='joint' has one max_norm for all roles; a table was given")
-        if self.accountant not in ACCOUNTANTS:
-            raise unknown("accountant", self.accountant, ACCOUNTANTS)
         if (self.noise_multiplier is None) == (self.epsilon is None):
             raise InvalidInput("dp_sgd takes a noise_multiplier, or epsilon and delta; give one of the two")
-        if self.noise_multiplier is not None:
-            check_number("dp_sgd noise_multiplier", self.noise_multiplier, low=0.0)
-        if self.epsilon is not None:
-            check_number("dp_sgd epsilon", self.epsilon, low=0.0, open_low=True)
-            if self.delta is None:
-                raise InvalidInput("dp_sgd epsilon needs a delta, such as 1 / (10 x rows)")
-        if self.delta is not None:
-            check_number("dp_sgd delta", self.delta, low=0.0, high=1.0, open_low=True, open_high=True)
+        if self.epsilon is not None and self.delta is None:
+            raise InvalidInput("dp_sgd epsilon needs a delta, such as 1 / (10 x rows)")
         if self.on:
             raise InvalidInput(f"dp_sgd guards weights, no edge: on={self.on!r} is not allowed; give roles")
 

@@ -10,35 +10,28 @@ guarantee.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from splitfed.core.defense import ReleaseDefense, Strength
+from splitfed.core.defense import ReleaseDefense, as_strength
 from splitfed.core.defense_context import Context
-from splitfed.core.errors import check_number
+from splitfed.core.errors import require_number
 
 
 @dataclass(frozen=True)
 class Dropout(ReleaseDefense):
     """`rate`: the chance of each number of a release to be zero, in [0, 1)."""
 
-    rate: float = 0.5
+    rate: float = field(
+        default=0.5,
+        metadata=require_number("dropout rate", low=0.0, high=1.0, open_high=True)
+        | as_strength("of the numbers hidden"),
+    )
 
-    def __post_init__(self) -> None:
-        """Refuse a rate outside [0, 1)."""
-        check_number("dropout rate", self.rate, low=0.0, high=1.0, open_high=True)
-
-    @property
-    def strength(self) -> Strength:
-        """The chance of a number to be zero."""
-        return Strength("rate", self.rate, "of the numbers hidden")
-
-    @property
-    def on_uploads(self) -> bool:
-        """It acts on rows of numbers, whatever they are."""
-        return True
+    on_uploads = True
+    """It acts on rows of numbers, whatever they are."""
 
     def release(self, name: str, z: Tensor, context: Context) -> Tensor:
         """Return `z` under a mask drawn afresh for this step: same shape."""

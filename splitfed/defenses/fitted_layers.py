@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -105,6 +105,13 @@ def append_layers(
     return replace(topology, segments=tuple(fitted(segment) for segment in topology.segments))
 
 
+def prepend_layers(segment: Segment, values: Collection[str], seed: int, make: Callable[[str], nn.Module]) -> Segment:
+    """Return `segment` with `make(value)` before each of its inputs that is among `values`, started from `seed`."""
+    with stream(seed):
+        layers = {i: make(value) for i, value in enumerate(segment.inputs) if value in values}
+    return replace(segment, module=Preceded(segment.module, layers)) if layers else segment
+
+
 def layer_of(module: nn.Module | None, kind: type[L], value: str) -> L | None:
     """Return the layer of this `kind` behind `value` in a segment's `module`, None where there is none."""
     for inner in () if module is None else module.modules():
@@ -124,3 +131,18 @@ def check_all_guarded(name: str, topology: Topology, edges: tuple[str, ...]) -> 
     for edge in topology.crossings:
         for value in wanted.intersection(edge.values) if edge.name not in edges else ():
             raise InvalidInput(f"{name} guards {value!r}, which also leaves on edge {edge.name!r}; guard that one too")
+
+
+def check_readers(what: str, topology: Topology, edges: tuple[str, ...], instead: str = "") -> None:
+    """Refuse a value of `edges` that somebody reads to whom it crosses on none of them: it would arrive changed.
+
+    `what` is done to the value, with a place for its name; `instead`: what else may be done than to cut elsewhere.
+    """
+    reached = {topology.role_of(topology.edge(name).target) for name in edges}
+    for segment in topology.segments:
+        for value in set(values_of(topology, edges)).intersection(segment.inputs):
+            if segment.role not in reached:
+                raise InvalidInput(
+                    f"{what.format(value=value)}, but segment {segment.name!r} at {segment.role!r} reads it too, on no "
+                    f"edge that is guarded; cut elsewhere{instead}"
+                )

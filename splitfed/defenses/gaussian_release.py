@@ -17,13 +17,13 @@ with a number that is not finite is released as zeros, and the ledger says how m
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from splitfed.core.defense import Accounted, LayerDefense, ReleaseDefense, Strength
 from splitfed.core.defense_context import Context
-from splitfed.core.errors import InvalidInput, check_number
+from splitfed.core.errors import InvalidInput, require_number
 from splitfed.core.privacy_events import Event, Gaussian, Protects
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
@@ -36,21 +36,24 @@ from splitfed.privacy.gaussian_mechanism import gaussian_multiplier
 class GaussianRelease(ReleaseDefense, LayerDefense, Accounted):
     """Clip rows to L2 norm `clip`; noise by `noise_multiplier`, or by `epsilon` and `delta` of one release."""
 
-    clip: float = 1.0
-    noise_multiplier: float | None = None
-    epsilon: float | None = None
-    delta: float = 1e-5
+    clip: float = field(default=1.0, metadata=require_number("gaussian_release clip", low=0.0, open_low=True))
+    noise_multiplier: float | None = field(
+        default=None, metadata=require_number("gaussian_release noise_multiplier", low=0.0, open_low=True)
+    )
+    epsilon: float | None = field(
+        default=None, metadata=require_number("gaussian_release epsilon", low=0.0, open_low=True)
+    )
+    delta: float = field(
+        default=1e-5,
+        metadata=require_number("gaussian_release delta", low=0.0, high=1.0, open_low=True, open_high=True),
+    )
     freeze: bool = False
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be, and a target beside a multiplier."""
-        check_number("gaussian_release clip", self.clip, low=0.0, open_low=True)
-        check_number("gaussian_release delta", self.delta, low=0.0, high=1.0, open_low=True, open_high=True)
+        super().__post_init__()
         if (self.noise_multiplier is None) == (self.epsilon is None):
             raise InvalidInput("gaussian_release takes a noise_multiplier, or the epsilon of one release; give one")
-        for name in ("noise_multiplier", "epsilon"):
-            if getattr(self, name) is not None:
-                check_number(f"gaussian_release {name}", getattr(self, name), low=0.0, open_low=True)
 
     @property
     def strength(self) -> Strength:
@@ -59,10 +62,8 @@ class GaussianRelease(ReleaseDefense, LayerDefense, Accounted):
             return Strength("epsilon", self.epsilon, f"of a release, at delta {self.delta:g}", rises=False)
         return Strength("noise_multiplier", self.multiplier, "sensitivities")
 
-    @property
-    def on_uploads(self) -> bool:
-        """It acts on rows of numbers, whatever they are."""
-        return True
+    on_uploads = True
+    """It acts on rows of numbers, whatever they are."""
 
     @property
     def multiplier(self) -> float:

@@ -12,15 +12,15 @@ on their attacks: no formal guarantee.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 import torch
 from torch import Tensor
 
-from splitfed.core.defense import Codec, GradientDefense, Strength
+from splitfed.core.defense import Codec, GradientDefense, as_strength
 from splitfed.core.defense_context import Context
-from splitfed.core.errors import InvalidInput, check_number
+from splitfed.core.errors import InvalidInput, require_number
 from splitfed.core.topology import Topology
 from splitfed.defenses.label_edges import guarded_edges
 
@@ -31,16 +31,11 @@ _PLACE = torch.int32
 class GradientCompression(GradientDefense, Codec):
     """`share`: how much of a gradient is kept, in (0, 1]; at least one number is."""
 
-    share: float = 0.25
-
-    def __post_init__(self) -> None:
-        """Refuse a share outside (0, 1]."""
-        check_number("gradient_compression share", self.share, low=0.0, high=1.0, open_low=True)
-
-    @property
-    def strength(self) -> Strength:
-        """How much of a gradient is kept."""
-        return Strength("share", self.share, "of the numbers kept", rises=False)
+    share: float = field(
+        default=0.25,
+        metadata=require_number("gradient_compression share", low=0.0, high=1.0, open_low=True)
+        | as_strength("of the numbers kept", rises=False),
+    )
 
     def edges(self, topology: Topology) -> tuple[str, ...]:
         """Return the edges whose gradient tells labels to a party that does not know them."""

@@ -12,13 +12,13 @@ little effect on their attacks: no formal guarantee.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 import torch
 from torch import Tensor
 
-from splitfed.core.defense import Codec, GradientDefense, Strength
+from splitfed.core.defense import Codec, GradientDefense, as_strength
 from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput, check_count
 from splitfed.core.topology import Topology
@@ -31,18 +31,13 @@ _CODE = torch.uint8
 class GradientRounding(GradientDefense, Codec):
     """`bins`: into how many equal bins the interval is cut, 1 to 255 (Fu et al.'s code: 12)."""
 
-    bins: int = 12
+    bins: int = field(default=12, metadata=as_strength(rises=False))
 
     def __post_init__(self) -> None:
         """Refuse no bins, and more than a byte can tell apart."""
         check_count("gradient_rounding bins", self.bins, low=1)
         if self.bins > 255:
             raise InvalidInput(f"gradient_rounding bins={self.bins!r} is not allowed; expected 1 to 255")
-
-    @property
-    def strength(self) -> Strength:
-        """Into how many bins gradients are rounded."""
-        return Strength("bins", self.bins, rises=False)
 
     def edges(self, topology: Topology) -> tuple[str, ...]:
         """Return the edges whose gradient tells labels to a party that does not know them."""

@@ -10,14 +10,14 @@ on the batch, so there is no formal guarantee.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from splitfed.core.defense import GradientDefense, Strength
+from splitfed.core.defense import GradientDefense, as_strength
 from splitfed.core.defense_context import Context
-from splitfed.core.errors import check_number
+from splitfed.core.errors import require_number
 from splitfed.core.topology import Topology
 from splitfed.defenses.label_edges import guarded_edges
 
@@ -26,16 +26,9 @@ from splitfed.defenses.label_edges import guarded_edges
 class Iso(GradientDefense):
     """Add noise of `ratio` >= 0 times the greatest norm of the batch, spread over the coordinates."""
 
-    ratio: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Refuse a negative ratio."""
-        check_number("iso ratio", self.ratio, low=0.0)
-
-    @property
-    def strength(self) -> Strength:
-        """How long the noise on a row is."""
-        return Strength("ratio", self.ratio, "longest gradients of the batch")
+    ratio: float = field(
+        default=1.0, metadata=require_number("iso ratio", low=0.0) | as_strength("longest gradients of the batch")
+    )
 
     def edges(self, topology: Topology) -> tuple[str, ...]:
         """Return the edges whose gradient tells labels to a party that does not know them."""

@@ -20,7 +20,7 @@ training sends, nothing that is scored or reported by the label holder.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import exp
 
 import torch
@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from splitfed.core.defense import Accounted, LabelDefense, Strength
-from splitfed.core.errors import InvalidInput, check_number, unknown
+from splitfed.core.errors import InvalidInput, require_name, require_number, unknown
 from splitfed.core.privacy_events import Event, Laplace, Protects, Pure, Unit
 from splitfed.core.probe import Facts
 from splitfed.core.tasks import Task
@@ -42,15 +42,13 @@ MODES = ("labels", "gradient")
 class LabelDp(LabelDefense, Accounted):
     """`epsilon` > 0 for a label once ("labels") or at each step ("gradient"); `outputs`: of which heads (all)."""
 
-    epsilon: float = 1.0
-    mode: str = "labels"
+    epsilon: float = field(default=1.0, metadata=require_number("label_dp epsilon", low=0.0, open_low=True))
+    mode: str = field(default="labels", metadata=require_name("label_dp mode", MODES))
     outputs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse an epsilon that is not positive, an unknown mode, and edges."""
-        check_number("label_dp epsilon", self.epsilon, low=0.0, open_low=True)
-        if self.mode not in MODES:
-            raise unknown("label_dp mode", self.mode, MODES)
+        super().__post_init__()
         if self.on:
             raise InvalidInput(f"label_dp on={self.on!r} is not allowed: it acts on labels, on no edge; name outputs")
 

@@ -11,13 +11,13 @@ are not finite: as for gaussian_release.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from splitfed.core.defense import Accounted, LayerDefense, ReleaseDefense, Strength
+from splitfed.core.defense import Accounted, LayerDefense, ReleaseDefense, as_strength
 from splitfed.core.defense_context import Context
-from splitfed.core.errors import check_number
+from splitfed.core.errors import require_number
 from splitfed.core.privacy_events import Event, Laplace, Protects
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
@@ -29,24 +29,16 @@ from splitfed.defenses.private_noise import add_laplace, check_precision
 class LaplaceRelease(ReleaseDefense, LayerDefense, Accounted):
     """Clip rows to L1 norm `clip`, and add noise for `epsilon` > 0 of each release."""
 
-    clip: float = 1.0
-    epsilon: float = 1.0
+    clip: float = field(default=1.0, metadata=require_number("laplace_release clip", low=0.0, open_low=True))
+    epsilon: float = field(
+        default=1.0,
+        metadata=require_number("laplace_release epsilon", low=0.0, open_low=True)
+        | as_strength("of a release", rises=False),
+    )
     freeze: bool = False
 
-    def __post_init__(self) -> None:
-        """Refuse numbers that are not positive."""
-        check_number("laplace_release clip", self.clip, low=0.0, open_low=True)
-        check_number("laplace_release epsilon", self.epsilon, low=0.0, open_low=True)
-
-    @property
-    def strength(self) -> Strength:
-        """The epsilon of one release."""
-        return Strength("epsilon", self.epsilon, "of a release", rises=False)
-
-    @property
-    def on_uploads(self) -> bool:
-        """It acts on rows of numbers, whatever they are."""
-        return True
+    on_uploads = True
+    """It acts on rows of numbers, whatever they are."""
 
     @property
     def sensitivity(self) -> float:

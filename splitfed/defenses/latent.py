@@ -31,18 +31,19 @@ from dataclasses import dataclass, field
 from dataclasses import replace as changed
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from splitfed.core.defense import Accounted, Calibrated, Codec, LayerDefense, ReleaseDefense, Strength, Terms
+from splitfed.core.defense import Accounted, Calibrated, Codec, LayerDefense, ReleaseDefense, Terms, as_strength
 from splitfed.core.defense_context import Context
-from splitfed.core.errors import InvalidInput, check_count, check_number, unknown
+from splitfed.core.errors import InvalidInput, require_count, require_name, require_number
 from splitfed.core.payload import without_infinite_rows
 from splitfed.core.privacy_events import Event, Protects, Pure
 from splitfed.core.probe import Facts
-from splitfed.core.random import derive, stream
+from splitfed.core.random import derive
 from splitfed.core.topology import Segment, Topology
-from splitfed.defenses.binary_encoding import Binarised, Reader
+from splitfed.defenses.binary_encoding import ToBits, bit_reader
 from splitfed.defenses.clipping import freeze_segments
+from splitfed.defenses.fitted_layers import Followed, check_readers, prepend_layers, values_of
 
 FORMS = ("symmetric", "unary", "modified", "utility")
 
@@ -51,30 +52,24 @@ FORMS = ("symmetric", "unary", "modified", "utility")
 class Latent(ReleaseDefense, LayerDefense, Codec, Accounted, Calibrated):
     """Randomise the bits of each row: `epsilon` > 0 of a release as the paper counts it, in one of `FORMS`."""
 
-    epsilon: float = 1.0
-    whole: int = 4
-    fraction: int = 5
-    form: str = "symmetric"
-    coefficient: float = 5.0
+    epsilon: float = field(
+        default=1.0,
+        metadata=require_number("latent epsilon", low=0.0, open_low=True)
+        | as_strength("of a release, as the paper counts it", rises=False),
+    )
+    whole: int = field(default=4, metadata=require_count("latent whole"))
+    fraction: int = field(default=5, metadata=require_count("latent fraction"))
+    form: str = field(default="symmetric", metadata=require_name("latent form", FORMS))
+    coefficient: float = field(default=5.0, metadata=require_number("latent coefficient", low=0.0, open_low=True))
     dense: bool = True
     freeze: bool = False
     _bits: int | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be, and an unknown form."""
-        check_number("latent epsilon", self.epsilon, low=0.0, open_low=True)
-        check_number("latent coefficient", self.coefficient, low=0.0, open_low=True)
-        check_count("latent whole", self.whole)
-        check_count("latent fraction", self.fraction)
+        super().__post_init__()
         if self.whole + self.fraction > 24:
             raise InvalidInput(f"latent whole + fraction = {self.whole + self.fraction} is not allowed; at most 24")
-        if self.form not in FORMS:
-            raise unknown("latent form", self.form, FORMS)
-
-    @property
-    def strength(self) -> Strength:
-        """The epsilon that was asked for, as the paper counts it."""
-        return Strength("epsilon", self.epsilon, "of a release, as the paper counts it", rises=False)
 
     @property
     def length(self) -> int:
@@ -116,8 +111,8 @@ class Latent(ReleaseDefense, LayerDefense, Codec, Accounted, Calibrated):
     def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
         """Return `topology` with bits at the senders and, with `dense`, dense layers at the receivers."""
         edges = self.edges(topology)
-        values = {value for name in edges for value in topology.edge(name).values}
-        self._check_taken(topology, edges, values)
+        values = set(values_of(topology, edges))
+        check_readers("latent turns {value!r} into bits", topology, edges)
         made = freeze_segments(topology, edges) if self.freeze else topology
         segments = [self._with_bits(s, values, facts, seed) for s in made.segments]
         return changed(made, segments=tuple(segments))
@@ -156,24 +151,13 @@ class Latent(ReleaseDefense, LayerDefense, Codec, Accounted, Calibrated):
         """Return the bytes of the bits, each row filled up to a whole byte."""
         return rows * -(-shape[0] // 8) if kind == "activation" else None
 
-    def _check_taken(self, topology: Topology, edges: tuple[str, ...], values: set[str]) -> None:
-        """Refuse a value that somebody reads who is not sent its bits."""
-        reached = {topology.role_of(topology.edge(name).target) for name in edges}
-        for segment in topology.segments:
-            for value in values.intersection(segment.inputs):
-                if segment.role not in reached:
-                    raise InvalidInput(
-                        f"latent turns {value!r} into bits, but segment {segment.name!r} at {segment.role!r} reads it "
-                        "too, on no edge that is guarded; cut elsewhere"
-                    )
-
     def _with_bits(self, segment: Segment, values: set[str], facts: Facts, seed: int) -> Segment:
-        module = segment.module
-        read = {i: facts.shapes[v] for i, v in enumerate(segment.inputs) if v in values}
-        if read and self.dense:
-            with stream(derive(seed, "latent", segment.name)):
-                module = Reader(module, read, self.length)
+        def reader(value: str) -> nn.Module:
+            return bit_reader(facts.shapes[value], self.length)
+
+        if self.dense:
+            segment = prepend_layers(segment, values, derive(seed, "latent", segment.name), reader)
         made = [i for i, v in enumerate(segment.outputs) if v in values]
-        if made:
-            module = Binarised(module, made, self.whole, self.fraction)
-        return changed(segment, module=module)
+        if not made:
+            return segment
+        return changed(segment, module=Followed(segment.module, dict.fromkeys(made, ToBits(self.whole, self.fraction))))

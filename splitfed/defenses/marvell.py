@@ -18,14 +18,14 @@ over many steps, know more than it allows for.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from splitfed.core.defense import GradientDefense, Strength
+from splitfed.core.defense import GradientDefense, as_strength
 from splitfed.core.defense_context import Context
-from splitfed.core.errors import InvalidInput, check_number
+from splitfed.core.errors import InvalidInput, require_number
 from splitfed.core.probe import Facts
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Topology
@@ -38,16 +38,11 @@ from splitfed.defenses.sum_kl import NoiseVariances, least_sum_kl
 class Marvell(GradientDefense):
     """`s` > 0: the power of the noise in units of the squared distance of the class means (the paper: .1 to 25)."""
 
-    s: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Refuse a budget that is not positive."""
-        check_number("marvell s", self.s, low=0.0, open_low=True)
-
-    @property
-    def strength(self) -> Strength:
-        """The power of the noise."""
-        return Strength("s", self.s, "squared distances of the class means")
+    s: float = field(
+        default=1.0,
+        metadata=require_number("marvell s", low=0.0, open_low=True)
+        | as_strength("squared distances of the class means"),
+    )
 
     @property
     def least_rows(self) -> int:

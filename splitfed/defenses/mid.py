@@ -20,13 +20,13 @@ guarantee. Where a defense guards several edges the penalties are averaged.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from splitfed.core.annealing import Course, number_at, number_or_course, numbers_of
-from splitfed.core.defense import LayerDefense, PenaltyDefense, ReleaseDefense, Strength
+from splitfed.core.annealing import Course, number_at, number_or_course
+from splitfed.core.defense import LayerDefense, PenaltyDefense, ReleaseDefense, as_strength
 from splitfed.core.defense_context import Context
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
@@ -38,16 +38,11 @@ from splitfed.defenses.variational_encoder import Variational, divergence
 class Mid(ReleaseDefense, PenaltyDefense, LayerDefense):
     """Weigh the divergence by `weight` >= 0, a number or a course."""
 
-    weight: float | Course = 1e-3
+    weight: float | Course = field(default=1e-3, metadata=as_strength("per nat"))
 
     def __post_init__(self) -> None:
         """Refuse a weight that is ever negative."""
         object.__setattr__(self, "weight", number_or_course("mid weight", self.weight, low=0.0))
-
-    @property
-    def strength(self) -> Strength:
-        """The weight of the divergence; of a course, where it ends."""
-        return Strength("weight", numbers_of(self.weight)[-1], "per nat")
 
     def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
         """Return `topology` with a bottleneck behind every value that is guarded."""
@@ -55,10 +50,8 @@ class Mid(ReleaseDefense, PenaltyDefense, LayerDefense):
         check_all_guarded("mid", topology, edges)
         return append_layers("mid", topology, edges, facts, seed, Variational)
 
-    @property
-    def peeks(self) -> bool:
-        """Its deviation is made from the row itself."""
-        return True
+    peeks = True
+    """Its deviation is made from the row itself."""
 
     def release(self, name: str, z: Tensor, context: Context) -> Tensor:
         """Return a sample around the mean `z`: same shape."""
@@ -73,10 +66,8 @@ class Mid(ReleaseDefense, PenaltyDefense, LayerDefense):
         """The mean is what the segment makes."""
         return z
 
-    @property
-    def penalty_reads_layers(self) -> bool:
-        """The deviation is that of a layer."""
-        return True
+    penalty_reads_layers = True
+    """The deviation is that of a layer."""
 
     def penalty(self, z: Tensor, context: Context) -> Tensor:
         """Return `weight` times the divergence of all values on the edge."""

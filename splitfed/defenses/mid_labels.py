@@ -25,19 +25,19 @@ several edges the penalties are averaged.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from splitfed.core.annealing import Course, number_at, number_or_course, numbers_of
-from splitfed.core.defense import LayerDefense, ReceiverPenaltyDefense, Strength
+from splitfed.core.annealing import Course, number_at, number_or_course
+from splitfed.core.defense import LayerDefense, ReceiverPenaltyDefense, as_strength
 from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput
 from splitfed.core.probe import Facts
-from splitfed.core.random import derive, stream
+from splitfed.core.random import derive
 from splitfed.core.topology import Segment, Topology
-from splitfed.defenses.fitted_layers import Preceded, layer_of, layers_on
+from splitfed.defenses.fitted_layers import layer_of, layers_on, prepend_layers
 from splitfed.defenses.label_edges import guarded_edges
 from splitfed.defenses.variational_encoder import Variational, divergence
 
@@ -46,16 +46,11 @@ from splitfed.defenses.variational_encoder import Variational, divergence
 class MidLabels(ReceiverPenaltyDefense, LayerDefense):
     """Weigh the divergence by `weight` >= 0, a number or a course."""
 
-    weight: float | Course = 1e-3
+    weight: float | Course = field(default=1e-3, metadata=as_strength("per nat"))
 
     def __post_init__(self) -> None:
         """Refuse a weight that is ever negative."""
         object.__setattr__(self, "weight", number_or_course("mid_labels weight", self.weight, low=0.0))
-
-    @property
-    def strength(self) -> Strength:
-        """The weight of the divergence; of a course, where it ends."""
-        return Strength("weight", numbers_of(self.weight)[-1], "per nat")
 
     def edges(self, topology: Topology) -> tuple[str, ...]:
         """Return the edges whose gradient tells labels to a party that does not know them."""
@@ -69,7 +64,7 @@ class MidLabels(ReceiverPenaltyDefense, LayerDefense):
             arriving = {value: edge.name for edge in edges if edge.target == segment.name for value in edge.values}
             for value in arriving:
                 _check_only_reader(topology, segment, value)
-            segments.append(_prepend_layers(segment, arriving, facts, seed) if arriving else segment)
+            segments.append(_prepend_bottlenecks(segment, arriving, facts, seed))
         return replace(topology, segments=tuple(segments))
 
     def penalty_at_receiver(self, context: Context) -> Tensor:
@@ -90,17 +85,17 @@ class SampledBottleneck(Variational):
         return mean + self.kept[1] * torch.randn_like(mean) if self.training else mean
 
 
-def _prepend_layers(segment: Segment, arriving: dict[str, str], facts: Facts, seed: int) -> Segment:
+def _prepend_bottlenecks(segment: Segment, arriving: dict[str, str], facts: Facts, seed: int) -> Segment:
     """Return `segment` with a layer before each of its inputs in `arriving`: value -> the edge that it comes on."""
-    layers = {}
-    with stream(derive(seed, "mid_labels", segment.name)):
-        for i, value in enumerate(segment.inputs):
-            if value in arriving:
-                if layer_of(segment.module, SampledBottleneck, value) is not None:
-                    raise InvalidInput(f"mid_labels guards value {value!r} twice; expected once")
-                layers[i] = SampledBottleneck(value, facts.shapes[value]).to(facts.dtypes[value])
-                layers[i].edges = (arriving[value],)
-    return replace(segment, module=Preceded(segment.module, layers))
+
+    def bottleneck(value: str) -> SampledBottleneck:
+        if layer_of(segment.module, SampledBottleneck, value) is not None:
+            raise InvalidInput(f"mid_labels guards value {value!r} twice; expected once")
+        layer = SampledBottleneck(value, facts.shapes[value]).to(facts.dtypes[value])
+        layer.edges = (arriving[value],)
+        return layer
+
+    return prepend_layers(segment, arriving, derive(seed, "mid_labels", segment.name), bottleneck)
 
 
 def _check_only_reader(topology: Topology, segment: Segment, value: str) -> None:

@@ -9,14 +9,14 @@ deviations of the batch's release, which makes strengths comparable between cuts
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from splitfed.core.defense import ReleaseDefense, Strength
 from splitfed.core.defense_context import Context
-from splitfed.core.errors import check_number, unknown
+from splitfed.core.errors import require_name, require_number
 
 KINDS = ("gaussian", "laplace")
 
@@ -25,15 +25,9 @@ KINDS = ("gaussian", "laplace")
 class Noise(ReleaseDefense):
     """Add noise of `scale`: the standard deviation of a Gaussian, or b of a Laplace distribution (deviation b√2)."""
 
-    scale: float = 1.0
-    kind: str = "gaussian"
+    scale: float = field(default=1.0, metadata=require_number("noise scale", low=0.0))
+    kind: str = field(default="gaussian", metadata=require_name("noise kind", KINDS))
     relative: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuse a negative scale and an unknown kind."""
-        check_number("noise scale", self.scale, low=0.0)
-        if self.kind not in KINDS:
-            raise unknown("noise kind", self.kind, KINDS)
 
     @property
     def strength(self) -> Strength:
@@ -41,10 +35,8 @@ class Noise(ReleaseDefense):
         unit = "deviations of the batch's release" if self.relative else "units of the release"
         return Strength("scale", self.scale, unit)
 
-    @property
-    def on_uploads(self) -> bool:
-        """It acts on rows of numbers, whatever they are."""
-        return True
+    on_uploads = True
+    """It acts on rows of numbers, whatever they are."""
 
     def release(self, name: str, z: Tensor, context: Context) -> Tensor:
         """Return `z` plus noise drawn afresh for this step: same shape."""

@@ -13,16 +13,16 @@ as it is in Jacob et al. The levels depend on the whole batch. No formal guarant
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 import torch
 from torch import Tensor
 
-from splitfed.core.defense import Codec, ReleaseDefense, Strength
+from splitfed.core.defense import Codec, ReleaseDefense, as_strength
 from splitfed.core.defense_context import Context
-from splitfed.core.errors import InvalidInput, check_count, unknown
-from splitfed.defenses.bit_packing import pack_bits, packed_size, unpack_bits
+from splitfed.core.errors import InvalidInput, require_count, require_name
+from splitfed.defenses.bit_packing import packed_size
 
 PER = ("tensor", "channel")
 
@@ -31,26 +31,19 @@ PER = ("tensor", "channel")
 class Quantization(ReleaseDefense, Codec):
     """2^`bits` levels, 1 to 16 bits, `per` "tensor" or "channel" (the first dimension of a row)."""
 
-    bits: int = 8
-    per: str = "tensor"
+    bits: int = field(
+        default=8, metadata=require_count("quantization bits", low=1) | as_strength("a number", rises=False)
+    )
+    per: str = field(default="tensor", metadata=require_name("quantization per", PER))
 
     def __post_init__(self) -> None:
         """Refuse bits outside 1 to 16 and an unknown range."""
-        check_count("quantization bits", self.bits, low=1)
+        super().__post_init__()
         if self.bits > 16:
             raise InvalidInput(f"quantization bits={self.bits!r} is not allowed; expected 1 to 16")
-        if self.per not in PER:
-            raise unknown("quantization per", self.per, PER)
 
-    @property
-    def strength(self) -> Strength:
-        """How many bits a number keeps."""
-        return Strength("bits", self.bits, "a number", rises=False)
-
-    @property
-    def on_uploads(self) -> bool:
-        """It acts on rows of numbers, whatever they are."""
-        return True
+    on_uploads = True
+    """It acts on rows of numbers, whatever they are."""
 
     def release(self, name: str, z: Tensor, context: Context) -> Tensor:
         """Return the levels that the receiver unpacks, with the gradient of `z`: same shape."""
@@ -84,15 +77,3 @@ def encode(z: Tensor, bits: int, per: str) -> tuple[Tensor, Tensor, Tensor]:
 def decode(codes: Tensor, low: Tensor, step: Tensor) -> Tensor:
     """Return the levels that `codes` stand for."""
     return (low.float() + codes * step.float()).to(low.dtype)
-
-
-def pack(z: Tensor, bits: int, per: str) -> tuple[Tensor, Tensor]:
-    """Return what crosses for `z`: the codes as bytes, and the ranges (2, ...) of the type of `z`."""
-    codes, low, step = encode(z, bits, per)
-    return pack_bits(codes, bits), torch.stack([low, step])
-
-
-def unpack(packed: Tensor, ranges: Tensor, shape: torch.Size, bits: int) -> Tensor:
-    """Return the levels in `shape`."""
-    codes = unpack_bits(packed, shape.numel(), bits).view(shape)
-    return decode(codes.float(), ranges[0], ranges[1])

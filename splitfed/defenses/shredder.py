@@ -17,14 +17,14 @@ so are they, member by member. Who has the set and many releases can take most o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.defense import LayerDefense, PenaltyDefense, ReleaseDefense, Strength
+from splitfed.core.defense import LayerDefense, PenaltyDefense, ReleaseDefense, as_strength
 from splitfed.core.defense_context import Context
-from splitfed.core.errors import check_count, check_number
+from splitfed.core.errors import require_count, require_number
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
 from splitfed.defenses.clipping import freeze_segments
@@ -35,22 +35,14 @@ from splitfed.defenses.fitted_layers import Layer, append_layers, check_all_guar
 class Shredder(ReleaseDefense, PenaltyDefense, LayerDefense):
     """`members` tensors of Laplace(0, `scale`), pushed apart by `weight` >= 0 up to the strength `target` > 0."""
 
-    members: int = 20
-    scale: float = 1.0
-    weight: float = 1e-3
-    target: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Refuse an empty set, and numbers outside their ranges."""
-        check_count("shredder members", self.members, low=1)
-        check_number("shredder scale", self.scale, low=0.0, open_low=True)
-        check_number("shredder weight", self.weight, low=0.0)
-        check_number("shredder target", self.target, low=0.0, open_low=True)
-
-    @property
-    def strength(self) -> Strength:
-        """The strength that its noise is trained to."""
-        return Strength("target", self.target, "noise power to release power")
+    members: int = field(default=20, metadata=require_count("shredder members", low=1))
+    scale: float = field(default=1.0, metadata=require_number("shredder scale", low=0.0, open_low=True))
+    weight: float = field(default=1e-3, metadata=require_number("shredder weight", low=0.0))
+    target: float = field(
+        default=1.0,
+        metadata=require_number("shredder target", low=0.0, open_low=True)
+        | as_strength("noise power to release power"),
+    )
 
     def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
         """Return `topology` with everything before the guarded edges frozen, and a set for every value on them."""
@@ -62,10 +54,8 @@ class Shredder(ReleaseDefense, PenaltyDefense, LayerDefense):
 
         return append_layers("shredder", freeze_segments(topology, edges), edges, facts, seed, noises)
 
-    @property
-    def peeks(self) -> bool:
-        """Its tensors learn from the rows."""
-        return True
+    peeks = True
+    """Its tensors learn from the rows."""
 
     def release(self, name: str, z: Tensor, context: Context) -> Tensor:
         """Return `z` with a member of the set added to each row: same shape."""
@@ -80,10 +70,8 @@ class Shredder(ReleaseDefense, PenaltyDefense, LayerDefense):
         layer = layer_of(context.module, NoiseSet, name)
         return z if layer is None else z + layer.noise.mean(0)
 
-    @property
-    def penalty_reads_layers(self) -> bool:
-        """The noise is that of a layer."""
-        return True
+    penalty_reads_layers = True
+    """The noise is that of a layer."""
 
     def penalty(self, z: Tensor, context: Context) -> Tensor:
         """Return -weight times the mean over members of sum|n|, for every set that is weaker than the target."""

@@ -11,18 +11,18 @@ secret: what is kept tells which they were. No formal guarantee.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 import torch
 from torch import Tensor
 
-from splitfed.core.defense import Codec, ReleaseDefense, Strength
+from splitfed.core.defense import Codec, ReleaseDefense, as_strength
 from splitfed.core.defense_context import Context
-from splitfed.core.errors import InvalidInput, check_count
+from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
-from splitfed.defenses.bit_packing import pack_bits, packed_size, unpack_bits
+from splitfed.defenses.bit_packing import packed_size
 from splitfed.defenses.fitted_layers import values_of
 
 
@@ -30,21 +30,12 @@ from splitfed.defenses.fitted_layers import values_of
 class TopK(ReleaseDefense, Codec):
     """`k`: how many numbers of each row are kept, at least 1 and at most all."""
 
-    k: int = 16
+    k: int = field(
+        default=16, metadata=require_count("top_k k", low=1) | as_strength("numbers a row kept", rises=False)
+    )
 
-    def __post_init__(self) -> None:
-        """Refuse fewer than one."""
-        check_count("top_k k", self.k, low=1)
-
-    @property
-    def strength(self) -> Strength:
-        """How many numbers of a row are kept."""
-        return Strength("k", self.k, "numbers a row kept", rises=False)
-
-    @property
-    def on_uploads(self) -> bool:
-        """It acts on rows of numbers, whatever they are."""
-        return True
+    on_uploads = True
+    """It acts on rows of numbers, whatever they are."""
 
     def check(self, topology: Topology, facts: Facts) -> None:
         """Refuse a release that has fewer numbers a row."""
@@ -77,17 +68,3 @@ def places(z: Tensor, k: int) -> Tensor:
     # A stable order, so that ties fall the same way on every device.
     order = z.detach().flatten(1).abs().sort(dim=1, descending=True, stable=True).indices
     return order[:, :k].sort(1).values
-
-
-def pack(z: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return what crosses for `z`: the values (batch, k) and the places as bytes."""
-    where = places(z, k)
-    flat = z.flatten(1)
-    return flat.gather(1, where), pack_bits(where, place_bits(flat.shape[1]))
-
-
-def unpack(values: Tensor, packed: Tensor, shape: torch.Size) -> Tensor:
-    """Return the tensor of `shape` (batch, ...) with `values` at their places and zeros elsewhere."""
-    flat = values.new_zeros(len(values), shape.numel() // max(len(values), 1))
-    where = unpack_bits(packed, values.numel(), place_bits(flat.shape[1])).view_as(values)
-    return flat.scatter(1, where, values).view(shape)

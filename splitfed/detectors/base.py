@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from splitfed.core.deprecation import warn
+from splitfed.core.errors import check_fields
 from splitfed.core.topology import Topology
 
 LocalTrainer = Callable[[Tensor, int, int], Tensor]
@@ -81,6 +82,10 @@ class DetectorState:
 @dataclass(frozen=True, kw_only=True)
 class Detector:
     """Base of all detectors; a subclass writes `watch`."""
+
+    def __post_init__(self) -> None:
+        """Refuse parameters that are not what their fields require."""
+        check_fields(self)
 
     def check(self, topology: Topology) -> None:
         """Refuse, before training, a topology in which the detector could not work."""

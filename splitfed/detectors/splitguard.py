@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.random import generator
 from splitfed.core.topology import Topology
 from splitfed.detectors.base import Detector, DetectorSite, DetectorState
@@ -33,21 +33,14 @@ _GROUPS = ("fake", "one", "two")
 class SplitGuard(Detector):
     """After `start` batches each is fake with probability `rate`; `alpha` and `beta` shape the score."""
 
-    start: int = 20
-    rate: float = 0.1
-    alpha: float = 5.0
-    beta: float = 2.0
-    threshold: float = 0.9
-    window: int = 10
-
-    def __post_init__(self) -> None:
-        """Refuse counts below one and numbers out of their range."""
-        check_count("splitguard start", self.start, low=0)
-        check_count("splitguard window", self.window, low=1)
-        check_number("splitguard rate", self.rate, low=0.0, high=1.0, open_low=True, open_high=True)
-        check_number("splitguard threshold", self.threshold, low=0.0, high=1.0)
-        for name in ("alpha", "beta"):
-            check_number(f"splitguard {name}", getattr(self, name), low=0.0, open_low=True)
+    start: int = field(default=20, metadata=require_count("splitguard start", low=0))
+    rate: float = field(
+        default=0.1, metadata=require_number("splitguard rate", low=0.0, high=1.0, open_low=True, open_high=True)
+    )
+    alpha: float = field(default=5.0, metadata=require_number("splitguard alpha", low=0.0, open_low=True))
+    beta: float = field(default=2.0, metadata=require_number("splitguard beta", low=0.0, open_low=True))
+    threshold: float = field(default=0.9, metadata=require_number("splitguard threshold", low=0.0, high=1.0))
+    window: int = field(default=10, metadata=require_count("splitguard window", low=1))
 
     def check(self, topology: Topology) -> None:
         """Refuse clients without labels that could be wrong."""

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.random import generator
 from splitfed.detectors.base import Detector, DetectorSite, DetectorState
 
@@ -30,16 +30,10 @@ from splitfed.detectors.base import Detector, DetectorSite, DetectorState
 class SplitOut(Detector):
     """Train at home on a `share` of the client's rows for `epochs`, `servers` times; decide over `window` gradients."""
 
-    share: float = 0.1
-    epochs: int = 10
-    servers: int = 5
-    window: int = 10
-
-    def __post_init__(self) -> None:
-        """Refuse a share outside (0, 1] and counts below one."""
-        check_number("splitout share", self.share, low=0.0, high=1.0, open_low=True)
-        for name in ("epochs", "servers", "window"):
-            check_count(f"splitout {name}", getattr(self, name), low=1)
+    share: float = field(default=0.1, metadata=require_number("splitout share", low=0.0, high=1.0, open_low=True))
+    epochs: int = field(default=10, metadata=require_count("splitout epochs", low=1))
+    servers: int = field(default=5, metadata=require_count("splitout servers", low=1))
+    window: int = field(default=10, metadata=require_count("splitout window", low=1))
 
     def watch(self, site: DetectorSite) -> DetectorState:
         """Return the state of the detector at one client."""

@@ -14,14 +14,14 @@ says: weights are mixed number by number, and those of two networks that were dr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from splitfed.core.errors import check_number, unknown
+from splitfed.core.errors import require_name, require_number
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
@@ -49,18 +49,9 @@ class Apfl(Averaging):
 
     who: ClassVar[str] = "apfl"
 
-    alpha: float = 0.5
-    learns: str = "round"
-    rate: float | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse shares and rates that cannot be."""
-        super().__post_init__()
-        check_number("apfl alpha", self.alpha, low=0.0, high=1.0)
-        if self.learns not in LEARNS:
-            raise unknown("apfl learns", self.learns, LEARNS)
-        if self.rate is not None:
-            check_number("apfl rate", self.rate, low=0.0)
+    alpha: float = field(default=0.5, metadata=require_number("apfl alpha", low=0.0, high=1.0))
+    learns: str = field(default="round", metadata=require_name("apfl learns", LEARNS))
+    rate: float | None = field(default=None, metadata=require_number("apfl rate", low=0.0))
 
     def traits(self, topology: Topology) -> MethodTraits:
         """The second model learns from its own loss alone, and both start from what is sent: w is, and v starts at it.

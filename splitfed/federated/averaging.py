@@ -40,6 +40,9 @@ class Averaging(Method):
 
     who: ClassVar[str] = "averaging"
     what: ClassVar[str] = "model"
+    whole: ClassVar[bool] = False
+    """Whether clients must hold the whole model."""
+
     refuses: ClassVar[Mapping[str, str]] = {}
     """Setting of `UpdateAggregation` that the method cannot have -> why, in a line."""
 
@@ -49,6 +52,7 @@ class Averaging(Method):
 
     def __post_init__(self) -> None:
         """Refuse settings of the aggregation that there are not, or that break the method's formula."""
+        super().__post_init__()
         object.__setattr__(self, "aggregation", update_aggregation_of(self.aggregation))
         refuse_settings(self.who, self.settings, self.refuses)
 
@@ -78,7 +82,9 @@ class Averaging(Method):
         return tuple(s.name for s in topology.segments_of(only_client(self.who, topology)))
 
     def check(self, topology: Topology, clients: int) -> None:
-        """Refuse clients that have nothing to share."""
+        """Refuse clients that have nothing to share, and those that hold a part of the model where it must be whole."""
+        if self.whole:
+            check_whole(self.who, topology)
         if not trainable_names(topology, self.shared(topology)):
             raise InvalidInput(f"{self.who} averages weights; the clients of topology {topology.name!r} hold none")
 

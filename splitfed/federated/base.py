@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from splitfed.core.deprecation import adopt, adopt_fields
-from splitfed.core.errors import InvalidInput
+from splitfed.core.errors import InvalidInput, check_fields
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.optimizers import Optim
 from splitfed.core.probe import Facts
@@ -243,6 +243,10 @@ class Method:
     """
 
     restart: bool | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse parameters that are not what their fields require."""
+        check_fields(self)
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Take hooks under their old names for one release; refuse those whose arguments have changed."""

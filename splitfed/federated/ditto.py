@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from splitfed.core.errors import check_number
+from splitfed.core.errors import require_number
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
@@ -29,7 +29,7 @@ from splitfed.federated.dual_model import (
     score_second_model,
     second_model,
 )
-from splitfed.federated.objectives import NoObjective, objective_of, weights_with_gradients
+from splitfed.federated.objectives import Proximal, objective_of
 from splitfed.federated.traits import MethodTraits
 
 
@@ -39,12 +39,7 @@ class Ditto(Averaging):
 
     who: ClassVar[str] = "ditto"
 
-    weight: float = 0.1
-
-    def __post_init__(self) -> None:
-        """Refuse a negative weight."""
-        super().__post_init__()
-        check_number("ditto weight", self.weight, low=0.0)
+    weight: float = field(default=0.1, metadata=require_number("ditto weight", low=0.0))
 
     def traits(self, topology: Topology) -> MethodTraits:
         """The second model learns from its own loss alone; without the pull, clients' own ones learn from nobody."""
@@ -66,29 +61,14 @@ class Ditto(Averaging):
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return who holds a client's own model near the averaged one."""
         own = self.traits(placement.topology).private_segments
-        return None if placement.replica is None else Near(self.weight, own)
+        return None if placement.replica is None else Proximal(self.weight, own)
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
         """Remember what has arrived."""
         super().begin(learner, arrived, number, state)
-        if objective := objective_of(learner, Near):
-            objective.anchor = arrived
+        if objective := objective_of(learner, Proximal):
+            objective.anchor = {name.removeprefix(f"{PREFIX}_"): tensor for name, tensor in arrived.items()}
 
     def scores(self, learner: Learner, part: str, state: State) -> Mapping[str, float]:
         """Return the metric of the averaged model."""
         return score_second_model(learner, part, state)
-
-
-@dataclass
-class Near(NoObjective):
-    """Pulls the weights of `segments` towards those of the other model in `anchor`."""
-
-    weight: float
-    segments: tuple[str, ...]
-    anchor: Mapping[str, Tensor] = field(default_factory=dict)
-
-    def correct(self, modules: Mapping[str, nn.Module]) -> None:
-        """Add weight (v - w) to every gradient of the client's own model."""
-        for name, own in weights_with_gradients(modules, self.segments) if self.weight else ():
-            assert own.grad is not None
-            own.grad.add_(own.detach() - self.anchor[f"{PREFIX}_{name}"], alpha=self.weight)

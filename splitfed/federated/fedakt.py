@@ -21,7 +21,7 @@ starts as the run's `starts` says."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ from torch.nn import functional
 
 from splitfed.aggregation.base import AggregationRule
 from splitfed.aggregation.update_aggregation import UpdateAggregation, update_aggregation_of
-from splitfed.core.errors import InvalidInput, check_number
+from splitfed.core.errors import InvalidInput, require_number
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Stamp
 from splitfed.core.probe import Facts
@@ -67,7 +67,7 @@ class FedAKT(Method):
     topology in order and return features. `aggregation`: of adapters on whole models, as in `Averaging`.
     """
 
-    weight: float = 3.0
+    weight: float = field(default=3.0, metadata=require_number("fedakt weight", low=0.0))
     dual_use: bool = True
     use_adapter: bool = True
     embedding: str | None = None
@@ -77,8 +77,8 @@ class FedAKT(Method):
 
     def __post_init__(self) -> None:
         """Refuse a negative weight, and an adapter that nothing would train."""
+        super().__post_init__()
         object.__setattr__(self, "aggregation", update_aggregation_of(self.aggregation))
-        check_number("fedakt weight", self.weight, low=0.0)
         if self.use_adapter and not self.dual_use and self.weight == 0:
             raise InvalidInput("fedakt with dual_use=False and weight=0 trains no adapter: give one of them")
 

@@ -17,21 +17,21 @@ For whole models. Clients start from the weights that the run's `starts` says: n
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from splitfed.core.errors import check_number
+from splitfed.core.errors import require_number
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Stamp
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import check_whole
 from splitfed.federated.base import Learner, Method, ObjectivePlacement, State
 from splitfed.federated.objectives import NoObjective, objective_of
-from splitfed.federated.topology_values import only_head
+from splitfed.federated.topology_values import count_classes, making_segment, only_head
 from splitfed.federated.traits import MethodTraits
 
 
@@ -39,11 +39,7 @@ from splitfed.federated.traits import MethodTraits
 class FedDistill(Method):
     """`weight` >= 0 of the divergence from the others' mean scores."""
 
-    weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Refuse a negative weight."""
-        check_number("feddistill weight", self.weight, low=0.0)
+    weight: float = field(default=1.0, metadata=require_number("feddistill weight", low=0.0))
 
     def traits(self, topology: Topology) -> MethodTraits:
         """Scores are means of the model's output; which of them a row follows depends on its label."""
@@ -62,10 +58,8 @@ class FedDistill(Method):
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return who pulls a client's predictions towards the others' mean scores."""
         head = placement.topology.heads[0]
-        segment = next(s for s in placement.topology.segments if head.value in s.outputs)
-        assert head.task is not None
-        assert head.task.outputs is not None
-        return Follow(self.weight, segment.name, head.value, head.task.outputs)
+        segment = making_segment(placement.topology, head.value)
+        return Follow(self.weight, segment.name, head.value, count_classes(head))
 
     def start(self, clients: int) -> State:
         """Nobody has sent scores yet: client -> class -> mean scores."""

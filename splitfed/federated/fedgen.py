@@ -20,23 +20,22 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.aggregation.running_mean import RunningMean
-from splitfed.core.errors import InvalidInput, check_count, check_number, unknown
+from splitfed.core.errors import InvalidInput, require_count, require_name, require_number
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.random import derive, generator, stream
 from splitfed.core.topology import Segment, Topology
-from splitfed.federated.averaging import Averaging, check_whole
+from splitfed.federated.averaging import Averaging, check_whole, take_step
 from splitfed.federated.base import Learner, ObjectivePlacement, State
 from splitfed.federated.generator import ClientHead, Generator, diversity, ensemble_loss
 from splitfed.federated.objectives import NoObjective, objective_of, weights_with_gradients
-from splitfed.federated.topology_values import embedding, makers, only_head
+from splitfed.federated.topology_values import count_classes, embedding, makers, only_head
 from splitfed.federated.traits import MethodTraits
 
 SHARES = ("model", "head")
@@ -52,33 +51,20 @@ class FedGen(Averaging):
 
     who: ClassVar[str] = "fedgen"
     what: ClassVar[str] = "shared part"
+    refuses: ClassVar[Mapping[str, str]] = {
+        "secure": "its server learns from every client's own head, and a sum shows none",
+    }
 
-    share: str = "model"
-    weight: float = 1.0
-    rows: int = 32
+    share: str = field(default="model", metadata=require_name("fedgen share", SHARES))
+    weight: float = field(default=1.0, metadata=require_number("fedgen weight", low=0.0))
+    rows: int = field(default=32, metadata=require_count("fedgen rows", low=1))
     embedding: str | None = None
-    noise: int = 32
-    hidden: int = 256
-    steps: int = 50
-    batch: int = 32
-    rate: float = 3e-4
-    diversity: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Refuse numbers that cannot be, and a share that there is not."""
-        if self.share not in SHARES:
-            raise unknown("fedgen share", self.share, SHARES)
-        for name, value in (("weight", self.weight), ("diversity", self.diversity)):
-            check_number(f"fedgen {name}", value, low=0.0)
-        check_number("fedgen rate", self.rate, low=0.0, open_low=True)
-        for name, count, low in (
-            ("rows", self.rows, 1),
-            ("noise", self.noise, 1),
-            ("hidden", self.hidden, 1),
-            ("steps", self.steps, 0),
-            ("batch", self.batch, 2),
-        ):
-            check_count(f"fedgen {name}", count, low=low)
+    noise: int = field(default=32, metadata=require_count("fedgen noise", low=1))
+    hidden: int = field(default=256, metadata=require_count("fedgen hidden", low=1))
+    steps: int = field(default=50, metadata=require_count("fedgen steps", low=0))
+    batch: int = field(default=32, metadata=require_count("fedgen batch", low=2))
+    rate: float = field(default=3e-4, metadata=require_number("fedgen rate", low=0.0, open_low=True))
+    diversity: float = field(default=1.0, metadata=require_number("fedgen diversity", low=0.0))
 
     def traits(self, topology: Topology) -> MethodTraits:
         """Clients count their rows of each class for the server, unless a weight of zero leaves the averages alone."""
@@ -108,12 +94,10 @@ class FedGen(Averaging):
         if self.weight == 0:
             return None
         head, value = self._head(placement.topology)
-        task, shape = placement.topology.heads[0].task, placement.facts.shapes[value]
-        assert task is not None
-        assert task.outputs is not None
+        classes, shape = count_classes(placement.topology.heads[0]), placement.facts.shapes[value]
         # Replaced by the first one that is sent; until then it is part of the run's state.
         with stream(derive(placement.seed, "generator")):
-            generator = Generator(self.noise, task.outputs, self.hidden, shape).to(placement.device)
+            generator = Generator(self.noise, classes, self.hidden, shape).to(placement.device)
         draws = any(s.name in placement.facts.stochastic for s in head)
         return Practice(
             self.weight, self.rows, head, value, placement.topology.heads[0].value, generator, placement.seed, draws
@@ -137,18 +121,16 @@ class FedGen(Averaging):
         if self.weight == 0:
             super().aggregate(learners, shares, number, state)
             return
-        mean, heads, counts = RunningMean(), [], []
+        gathering, heads, counts = self.settings.start(), [], []
         for learner, part in self.parts(learners, shares):
             arrived = learner.send("weights", self.shared_tensors(learner), number)
-            mean.add(arrived, part)
+            gathering.add(arrived, part)
             head = learner.topology.heads[0]
-            assert head.task is not None
-            assert head.task.outputs is not None
-            held = torch.bincount(learner.labels(head.value).view(-1).long(), minlength=head.task.outputs)
+            held = torch.bincount(learner.labels(head.value).view(-1).long(), minlength=count_classes(head))
             counts.append(learner.send("label counts", {"rows": held}, number)["rows"])
             if objective_of(learner, Practice) is not None:  # in a plan nothing is computed
                 heads.append(self._receive_head(learner.topology, arrived))
-        state["weights"] = mean.value()
+        state["weights"] = take_step(self, learners[0], gathering.value(), state)
         made = self._generator(learners[0], state)
         if heads:
             random = generator(learners[0].seed, "fedgen", number)
@@ -185,12 +167,10 @@ class FedGen(Averaging):
     def _generator(self, learner: Learner, state: State) -> Generator:
         """Return the generator as the server has it."""
         _, value = self._head(learner.topology)
-        task = learner.topology.heads[0].task
-        assert task is not None
-        assert task.outputs is not None
+        classes = count_classes(learner.topology.heads[0])
         state["shape"] = state["shape"] or list(learner.compute(value).shape[1:])
         with stream(derive(learner.seed, "fedgen")):
-            generator = Generator(self.noise, task.outputs, self.hidden, state["shape"])
+            generator = Generator(self.noise, classes, self.hidden, state["shape"])
         if state["generator"]:
             generator.load_state_dict(state["generator"])
         return generator.to(learner.labels(learner.topology.heads[0].value).device)
@@ -245,13 +225,13 @@ class Practice(NoObjective):
         device = next(self.generator.parameters()).device
         y = self.labels[torch.randint(len(self.labels), (self.rows,), generator=random)].to(device)
         z = self.generator(torch.randn(self.rows, self.generator.noise, generator=random).to(device), y)
-        learning = [weight for _, weight in weights_with_gradients(modules, [s.name for s in self.head])]
+        learning = list(weights_with_gradients(modules, [s.name for s in self.head]))
         with stream(derive(self.seed, "dropout", self.steps), device) if self.stochastic else nullcontext():
             scores = ClientHead(self.head, modules, self.value, self.out)(z)
         loss = self.weight * functional.cross_entropy(scores, y)
-        for weight, slope in zip(learning, torch.autograd.grad(loss, learning), strict=True):
-            assert weight.grad is not None
-            weight.grad.add_(slope)
+        slopes = torch.autograd.grad(loss, [weight for _, weight, _ in learning])
+        for (_, _, gradient), slope in zip(learning, slopes, strict=True):
+            gradient.add_(slope)
 
     def state(self) -> dict[str, Any]:
         """Return the generator, its classes, and how many steps were taken."""

@@ -26,16 +26,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from splitfed.aggregation.running_mean import RunningMean
-from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Stamp
 from splitfed.core.probe import Facts, probe
@@ -61,21 +61,18 @@ class FedKD(Method):
     `embedding`: the mentor's hidden value (default: see `places`); `mentee`: what `splitfed.topologies.local` returns.
     """
 
-    energy: float = 0.95
-    last_energy: float = 0.98
-    over: int | None = None
-    rank: int | None = None
+    energy: float = field(default=0.95, metadata=require_number("fedkd energy", low=0.0, high=1.0, open_low=True))
+    last_energy: float = field(
+        default=0.98, metadata=require_number("fedkd last_energy", low=0.0, high=1.0, open_low=True)
+    )
+    over: int | None = field(default=None, metadata=require_count("fedkd over", low=1))
+    rank: int | None = field(default=None, metadata=require_count("fedkd rank", low=1))
     embedding: str | None = None
     mentee: Topology | None = None
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be."""
-        for name, value in (("energy", self.energy), ("last_energy", self.last_energy)):
-            check_number(f"fedkd {name}", value, low=0.0, high=1.0, open_low=True)
-        if self.over is not None:
-            check_count("fedkd over", self.over, low=1)
-        if self.rank is not None:
-            check_count("fedkd rank", self.rank, low=1)
+        super().__post_init__()
         if self.mentee is not None and not isinstance(self.mentee, Topology):
             raise InvalidInput(
                 f"fedkd mentee={type(self.mentee).__name__} is not allowed; expected what topologies.local returns"
@@ -214,6 +211,8 @@ class Mentoring(NoObjective):
     `places`: the mentor's output, the mentee's, the mentor's hidden value and the projected one -> their segments.
     """
 
+    kept: ClassVar[tuple[str, ...]] = ("base",)
+
     def __init__(self, places: Mapping[str, str]) -> None:
         self.places = dict(places)
         self.base: dict[str, Tensor] = {}
@@ -235,14 +234,6 @@ class Mentoring(NoObjective):
             segment = self.places[value]
             losses[segment] = losses[segment] + term / below if segment in losses else term / below
         return losses
-
-    def state(self) -> dict[str, Any]:
-        """Return the mentee that was sent."""
-        return {"base": dict(self.base)}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to `state`."""
-        self.base = dict(state["base"])
 
 
 def _mentee(topology: Topology) -> tuple[str, ...]:

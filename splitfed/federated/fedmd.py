@@ -25,12 +25,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from splitfed.core.errors import check_count, unknown
+from splitfed.core.errors import require_count, require_name
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Stamp
 from splitfed.core.random import derive
@@ -54,21 +54,12 @@ class FedMD(Method):
     of their own, such as momentum; a plan of memory counts one state alone.
     """
 
-    rows: int | None = None
-    batch: int = 32
-    passes: int = 1
-    transfer: int = 1
-    distance: str = "l1"
+    rows: int | None = field(default=None, metadata=require_count("fedmd rows", low=1))
+    batch: int = field(default=32, metadata=require_count("fedmd batch", low=1))
+    passes: int = field(default=1, metadata=require_count("fedmd passes", low=1))
+    transfer: int = field(default=1, metadata=require_count("fedmd transfer", low=0))
+    distance: str = field(default="l1", metadata=require_name("fedmd distance", DISTANCES))
     separate: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuse numbers that cannot be, and an unknown distance."""
-        for name, value, low in (("batch", self.batch, 1), ("passes", self.passes, 1), ("transfer", self.transfer, 0)):
-            check_count(f"fedmd {name}", value, low=low)
-        if self.rows is not None:
-            check_count("fedmd rows", self.rows, low=1)
-        if self.distance not in DISTANCES:
-            raise unknown("fedmd distance", self.distance, DISTANCES)
 
     def traits(self, topology: Topology) -> MethodTraits:
         """Clients digest before the schedule's round."""

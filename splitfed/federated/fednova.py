@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -85,6 +85,8 @@ class FedNova(Averaging):
 class Count(NoObjective):
     """Counts the steps of a round; `held`: what the momentum held before them, None where it was empty."""
 
+    kept: ClassVar[tuple[str, ...]] = ("steps", "held")
+
     steps: int = 0
     held: float | None = None
 
@@ -96,11 +98,3 @@ class Count(NoObjective):
     def correct(self, modules: Mapping[str, nn.Module]) -> None:
         """Count one."""
         self.steps += 1
-
-    def state(self) -> dict[str, Any]:
-        """Return both counts."""
-        return {"steps": self.steps, "held": self.held}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to `state`."""
-        self.steps, self.held = int(state["steps"]), state["held"]

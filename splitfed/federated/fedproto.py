@@ -28,12 +28,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput, check_count, check_number, unknown
+from splitfed.core.errors import InvalidInput, require_count, require_name, require_number
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Stamp
 from splitfed.core.random import generator
@@ -54,20 +54,12 @@ class FedProto(Method):
     `passes` times.
     """
 
-    weight: float = 1.0
-    distance: str = "mse"
+    weight: float = field(default=1.0, metadata=require_number("fedproto weight", low=0.0))
+    distance: str = field(default="mse", metadata=require_name("fedproto distance", DISTANCES))
     weighted: bool = True
     embedding: str | None = None
-    further: int = 0
-    passes: int = 2
-
-    def __post_init__(self) -> None:
-        """Refuse a negative weight, an unknown distance, and counts that cannot be."""
-        check_number("fedproto weight", self.weight, low=0.0)
-        check_count("fedproto further", self.further, low=0)
-        check_count("fedproto passes", self.passes, low=1)
-        if self.distance not in DISTANCES:
-            raise unknown("fedproto distance", self.distance, DISTANCES)
+    further: int = field(default=0, metadata=require_count("fedproto further", low=0))
+    passes: int = field(default=2, metadata=require_count("fedproto passes", low=1))
 
     def traits(self, topology: Topology) -> MethodTraits:
         """Prototypes are means of the embedding; which one a row is pulled to depends on its label."""
@@ -184,6 +176,8 @@ class Pull(NoObjective):
     `passes`: how often it trains an epoch in this round, `losses`: those of its steps in it; `seed`: of the orders.
     """
 
+    kept: ClassVar[tuple[str, ...]] = ("prototypes",)
+
     method: FedProto
     segment: str
     value: str
@@ -202,14 +196,6 @@ class Pull(NoObjective):
         goals = [self.prototypes[str(label)].to(z) if str(label) in self.prototypes else None for label in y]
         goal = torch.stack([row.detach() if known is None else known for row, known in zip(z, goals, strict=True)])
         return {self.segment: self.method.weight * _distance(self.method.distance, z, goal)}
-
-    def state(self) -> dict[str, Any]:
-        """Return the prototypes."""
-        return {"prototypes": dict(self.prototypes)}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to `state`."""
-        self.prototypes = dict(state["prototypes"])
 
 
 def prototypes(z: Tensor, y: Tensor) -> tuple[dict[str, Tensor], dict[str, int]]:

@@ -15,14 +15,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from splitfed.core.errors import check_number
+from splitfed.core.errors import require_number
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging
 from splitfed.federated.base import Learner, ObjectivePlacement, State
-from splitfed.federated.objectives import NoObjective, objective_of, weights_with_gradients
+from splitfed.federated.objectives import Proximal, objective_of
 from splitfed.federated.traits import MethodTraits
 
 
@@ -32,12 +32,7 @@ class FedProx(Averaging):
 
     who: ClassVar[str] = "fedprox"
 
-    mu: float = 0.01
-
-    def __post_init__(self) -> None:
-        """Refuse a negative weight."""
-        super().__post_init__()
-        check_number("fedprox mu", self.mu, low=0.0)
+    mu: float = field(default=0.01, metadata=require_number("fedprox mu", low=0.0))
 
     def traits(self, topology: Topology) -> MethodTraits:
         """The term vanishes at the weights that were sent, where the first step begins."""
@@ -46,25 +41,10 @@ class FedProx(Averaging):
 
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return who holds a client near the weights it was sent."""
-        return None if placement.replica is None else Hold(self.mu, self.shared(placement.topology))
+        return None if placement.replica is None else Proximal(self.mu, self.shared(placement.topology))
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
         """Remember what has arrived."""
         super().begin(learner, arrived, number, state)
-        if objective := objective_of(learner, Hold):
+        if objective := objective_of(learner, Proximal):
             objective.anchor = arrived
-
-
-@dataclass
-class Hold(NoObjective):
-    """Pulls the weights of `segments` towards `anchor`, `mu` times the way in every gradient."""
-
-    mu: float
-    segments: tuple[str, ...]
-    anchor: Mapping[str, Tensor] = field(default_factory=dict)
-
-    def correct(self, modules: Mapping[str, nn.Module]) -> None:
-        """Add mu (w - anchor) to every gradient."""
-        for name, weight in weights_with_gradients(modules, self.segments) if self.mu else ():
-            assert weight.grad is not None
-            weight.grad.add_(weight.detach() - self.anchor[name], alpha=self.mu)

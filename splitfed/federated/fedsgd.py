@@ -18,11 +18,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.errors import check_number
+from splitfed.core.errors import require_number
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import WEIGHT_GRADIENT, Stamp
 from splitfed.core.topology import Topology
-from splitfed.federated.averaging import Averaging, check_whole, take_step
+from splitfed.federated.averaging import Averaging, take_step
 from splitfed.federated.base import Learner, ObjectivePlacement, State
 from splitfed.federated.objectives import (
     NoObjective,
@@ -40,14 +40,9 @@ class FedSgd(Averaging):
     """`rate` > 0 of the server's step; None: the learning rate that the clients' optimizers stand at."""
 
     who: ClassVar[str] = "fedsgd"
+    whole: ClassVar[bool] = True
 
-    rate: float | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse a rate that moves nothing."""
-        super().__post_init__()
-        if self.rate is not None:
-            check_number("fedsgd rate", self.rate, low=0.0, open_low=True)
+    rate: float | None = field(default=None, metadata=require_number("fedsgd rate", low=0.0, open_low=True))
 
     def traits(self, topology: Topology) -> MethodTraits:
         """The gradient itself is sent, one a round, in which each step's weighs as many rows as it had."""
@@ -58,11 +53,6 @@ class FedSgd(Averaging):
             sends_gradients=self.settings.sum is None,
             weighted_by_batch_size=True,
         )
-
-    def check(self, topology: Topology, clients: int) -> None:
-        """Refuse a split replica: the server's segment would learn while the client's waits."""
-        check_whole("fedsgd", topology)
-        super().check(topology, clients)
 
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return who keeps a client's gradients, and the client from learning of them."""
@@ -112,12 +102,11 @@ class Collect(NoObjective):
     def correct(self, modules: Mapping[str, nn.Module]) -> None:
         """Keep the gradients."""
         self.rows += self.batch
-        for name, weight in weights_with_gradients(modules, self.segments):
-            assert weight.grad is not None
+        for name, weight, gradient in weights_with_gradients(modules, self.segments):
             if name in self.sums:
-                self.sums[name].add_(weight.grad, alpha=self.batch)
+                self.sums[name].add_(gradient, alpha=self.batch)
             else:
-                self.sums[name] = weight.grad * self.batch
+                self.sums[name] = gradient * self.batch
             weight.grad = None
 
     def mean(self, name: str, like: Tensor) -> Tensor:

@@ -23,14 +23,14 @@ All clients start from the same meme. Their private weights, drawn from other se
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
 
 from splitfed.aggregation.base import AggregationRule
 from splitfed.aggregation.update_aggregation import UpdateAggregation, update_aggregation_of
-from splitfed.core.errors import InvalidInput, check_number
+from splitfed.core.errors import InvalidInput, require_number
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.probe import Facts
 from splitfed.core.random import derive
@@ -59,17 +59,16 @@ class FML(Method):
     models, as in `Averaging`.
     """
 
-    alpha: float = 0.5
-    beta: float = 0.5
+    alpha: float = field(default=0.5, metadata=require_number("fml alpha", low=0.0, high=1.0, open_low=True))
+    beta: float = field(default=0.5, metadata=require_number("fml beta", low=0.0, high=1.0, open_low=True))
     meme: nn.Module | None = None
     private: nn.Module | None = None
     aggregation: str | Mapping[str, Any] | AggregationRule | UpdateAggregation | None = None
 
     def __post_init__(self) -> None:
         """Refuse weights and settings that cannot be."""
+        super().__post_init__()
         object.__setattr__(self, "aggregation", update_aggregation_of(self.aggregation))
-        for name, value in (("alpha", self.alpha), ("beta", self.beta)):
-            check_number(f"fml {name}", value, low=0.0, high=1.0, open_low=True)
 
     def traits(self, topology: Topology) -> MethodTraits:
         """The private model never leaves its client; the meme goes down and up where no schedule moves it."""

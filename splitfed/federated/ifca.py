@@ -14,19 +14,19 @@ server (`run.method_state["chosen"]`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from splitfed.aggregation.running_mean import RunningMean
-from splitfed.core.errors import check_count
+from splitfed.core.errors import require_count
 from splitfed.core.initial_weights import redraw_weights
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
-from splitfed.federated.averaging import Averaging, check_whole
+from splitfed.federated.averaging import Averaging
 from splitfed.federated.base import Learner, ObjectivePlacement, State
 from splitfed.federated.objectives import NoObjective, objective_of, trainable_names
 from splitfed.federated.traits import MethodTraits
@@ -37,17 +37,13 @@ class Ifca(Averaging):
     """`clusters` >= 1: how many models."""
 
     who: ClassVar[str] = "ifca"
+    whole: ClassVar[bool] = True
     refuses: ClassVar[Mapping[str, str]] = {
         "rule": "how many clients a cluster has is left to their losses, and a rule may need more of them",
         "secure": "the sum of a cluster with one client is that client's upload",
     }
 
-    clusters: int = 2
-
-    def __post_init__(self) -> None:
-        """Refuse numbers that cannot be."""
-        super().__post_init__()
-        check_count("ifca clusters", self.clusters, low=1)
+    clusters: int = field(default=2, metadata=require_count("ifca clusters", low=1))
 
     def traits(self, topology: Topology) -> MethodTraits:
         """Several models go down, and one comes back; the choice of it reads the rows' loss."""
@@ -56,7 +52,6 @@ class Ifca(Averaging):
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse a model that clients do not hold whole, or that nobody can draw anew."""
-        check_whole("ifca", topology)
         super().check(topology, clients)
         self._draw_weights(topology, min(1, self.clusters - 1), 0)
 
@@ -120,15 +115,9 @@ class Ifca(Averaging):
 class ClusterChoice(NoObjective):
     """Remembers the cluster of the round."""
 
+    kept: ClassVar[tuple[str, ...]] = ("cluster",)
+
     cluster: int = 0
-
-    def state(self) -> dict[str, Any]:
-        """Return the cluster."""
-        return {"cluster": self.cluster}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to `state`."""
-        self.cluster = int(state["cluster"])
 
 
 def best_cluster(learner: Learner, models: Sequence[Mapping[str, Tensor]]) -> int:

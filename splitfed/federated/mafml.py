@@ -34,13 +34,13 @@ Clients start from the weights that the run's `starts` says; the paper tells not
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
-from splitfed.core.errors import check_count
+from splitfed.core.errors import require_count
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Stamp
 from splitfed.core.random import derive
@@ -61,13 +61,9 @@ class MAFML(Method):
     `projected`: whether the mutual gradient is kept from going against the local one.
     """
 
-    batch: int = 32
+    batch: int = field(default=32, metadata=require_count("mafml batch", low=1))
     weighted: bool = True
     projected: bool = True
-
-    def __post_init__(self) -> None:
-        """Refuse a batch without rows."""
-        check_count("mafml batch", self.batch, low=1)
 
     def traits(self, topology: Topology) -> MethodTraits:
         """The mutual step comes after the schedule's round."""
@@ -180,11 +176,9 @@ class MafmlObjective(public_rows.PublicRowsObjective):
         if step is None or not self.projected:
             return
         if step.part == "train" and self.remembers:
-            self._local[step.replica] = {
-                name: w.grad.clone() for name, w in weights_with_gradients(modules, modules) if w.grad is not None
-            }
+            self._local[step.replica] = {name: g.clone() for name, _, g in weights_with_gradients(modules, modules)}
         elif step.part == PART and (local := self._local.pop(step.replica, None)) is not None:
-            project({name: w.grad for name, w in weights_with_gradients(modules, modules) if w.grad is not None}, local)
+            project({name: g for name, _, g in weights_with_gradients(modules, modules)}, local)
 
 
 def distribution(told: Tensor) -> Tensor:

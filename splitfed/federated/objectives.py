@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, TypeVar
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
 
@@ -15,7 +17,12 @@ T = TypeVar("T", bound="NoObjective")
 
 
 class NoObjective:
-    """Adds nothing, corrects nothing, remembers nothing; a local objective writes what it does otherwise."""
+    """Adds nothing, corrects nothing; a local objective writes what it does otherwise.
+
+    `kept`: the attributes that outlast a round, plain values and tables of tensors.
+    """
+
+    kept: ClassVar[tuple[str, ...]] = ()
 
     def terms(self, made: Mapping[str, Tensor], labels: Mapping[str, Tensor], stamp: Stamp) -> Mapping[str, Tensor]:
         """Nothing is added to a loss."""
@@ -25,23 +32,39 @@ class NoObjective:
         """Gradients stay as they are."""
 
     def state(self) -> dict[str, Any]:
-        """Nothing outlasts a round."""
-        return {}
+        """Return what outlasts a round."""
+        return {name: copy(getattr(self, name)) for name in self.kept}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go back to `state`."""
+        for name in self.kept:
+            setattr(self, name, copy(state[name]))
+
+
+@dataclass
+class Proximal(NoObjective):
+    """Pulls the weights of `segments` towards those in `anchor`, `weight` times the way in every gradient."""
+
+    weight: float
+    segments: tuple[str, ...]
+    anchor: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def correct(self, modules: Mapping[str, nn.Module]) -> None:
+        """Add weight (w - anchor) to every gradient."""
+        for name, own, gradient in weights_with_gradients(modules, self.segments) if self.weight else ():
+            gradient.add_(own.detach() - self.anchor[name], alpha=self.weight)
 
 
 def weights_with_gradients(
     modules: Mapping[str, nn.Module], segments: Collection[str]
-) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield `segment/name` and the weight of all in `segments` that have a gradient; tied weights once."""
+) -> Iterator[tuple[str, nn.Parameter, Tensor]]:
+    """Yield `segment/name`, weight and gradient of all in `segments` that have one; tied weights once."""
     seen: set[int] = set()
     for segment in segments:
         for name, weight in modules[segment].named_parameters():
             if weight.grad is not None and id(weight) not in seen:
                 seen.add(id(weight))
-                yield f"{segment}/{name}", weight
+                yield f"{segment}/{name}", weight, weight.grad
 
 
 def trainable_names(topology: Topology, segments: Collection[str]) -> dict[str, str]:

@@ -20,10 +20,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.errors import check_number
+from splitfed.core.errors import require_number
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.topology import Topology
-from splitfed.federated.averaging import Averaging, check_whole, score_average
+from splitfed.federated.averaging import Averaging, score_average
 from splitfed.federated.base import Learner, ObjectivePlacement, State
 from splitfed.federated.objectives import NoObjective, objective_of, trainable_names, weights_with_gradients
 from splitfed.federated.traits import MethodTraits
@@ -39,24 +39,14 @@ class PerFedAvg(Averaging):
     """
 
     who: ClassVar[str] = "per_fedavg"
+    whole: ClassVar[bool] = True
 
-    rate: float | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse a negative rate."""
-        super().__post_init__()
-        if self.rate is not None:
-            check_number("per_fedavg rate", self.rate, low=0.0)
+    rate: float | None = field(default=None, metadata=require_number("per_fedavg rate", low=0.0))
 
     def traits(self, topology: Topology) -> MethodTraits:
         """It may take two steps on the same batch; without the step to a client's own model nothing is personal."""
         off = "per_fedavg with rate=0 is fedavg on every second batch" if self.rate == 0 else None
         return replace(super().traits(topology), turned_off=off, post_processing=False)
-
-    def check(self, topology: Topology, clients: int) -> None:
-        """Refuse a model that clients do not hold whole."""
-        check_whole("per_fedavg", topology)
-        super().check(topology, clients)
 
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return who leads a client's weights there and back."""
@@ -103,7 +93,6 @@ class Ahead(NoObjective):
 
     def correct(self, modules: Mapping[str, nn.Module]) -> None:
         """Go there, leaving no gradient to step on; or come back with the gradient met there."""
-        weights = dict(weights_with_gradients(modules, self.segments))
         if self.away:
             for segment in self.segments:
                 for name, weight in modules[segment].named_parameters():
@@ -111,8 +100,7 @@ class Ahead(NoObjective):
                         weight.data.copy_(self.away[f"{segment}/{name}"])
             self.away = {}
             return
-        self.away = {name: weight.detach().clone() for name, weight in weights.items()}
-        for weight in weights.values():
-            assert weight.grad is not None
-            weight.data.sub_(weight.grad, alpha=self.rate)
+        for name, weight, gradient in weights_with_gradients(modules, self.segments):
+            self.away[name] = weight.detach().clone()
+            weight.data.sub_(gradient, alpha=self.rate)
             weight.grad = None

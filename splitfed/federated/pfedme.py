@@ -22,10 +22,10 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.topology import Topology
-from splitfed.federated.averaging import Averaging, check_whole, score_average, take_step
+from splitfed.federated.averaging import Averaging, score_average, take_step
 from splitfed.federated.base import Learner, MethodContext, ObjectivePlacement, State
 from splitfed.federated.objectives import NoObjective, objective_of, trainable_names, weights_with_gradients
 from splitfed.federated.sgd_reach import first_rate
@@ -42,23 +42,20 @@ class PFedMe(Averaging):
     """
 
     who: ClassVar[str] = "pfedme"
+    whole: ClassVar[bool] = True
 
-    weight: float = 15.0
-    steps: int = 5
-    beta: float = 1.0
-    rate: float | None = None
+    weight: float = field(default=15.0, metadata=require_number("pfedme weight", low=0.0, open_low=True))
+    steps: int = field(default=5, metadata=require_count("pfedme steps", low=1))
+    beta: float = field(default=1.0, metadata=require_number("pfedme beta", low=0.0))
+    rate: float | None = field(default=None, metadata=require_number("pfedme rate", low=0.0, open_low=True))
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be."""
         super().__post_init__()
-        check_number("pfedme weight", self.weight, low=0.0, open_low=True)
-        check_count("pfedme steps", self.steps, low=1)
-        check_number("pfedme beta", self.beta, low=0.0)
         if self.beta != 1.0:
             reason = f"beta={self.beta:g} is a server step: take one of them"
             refuse_settings(self.who, self.settings, {"server_step": reason})
         if self.rate is not None:
-            check_number("pfedme rate", self.rate, low=0.0, open_low=True)
             self._check_product("rate", self.rate)
 
     def check_run(self, context: MethodContext) -> None:
@@ -79,11 +76,6 @@ class PFedMe(Averaging):
         """It takes several steps on the same batch; a server that does not move tells nobody anything."""
         off = "pfedme with beta=0 never moves what is shared" if self.beta == 0 else None
         return replace(super().traits(topology), turned_off=off, post_processing=False)
-
-    def check(self, topology: Topology, clients: int) -> None:
-        """Refuse a model that clients do not hold whole."""
-        check_whole("pfedme", topology)
-        super().check(topology, clients)
 
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return who holds a client's model near w, and lets w follow."""
@@ -146,9 +138,8 @@ class Envelope(NoObjective):
         if self.taken % self.steps == 0:
             self.follow({f"{s}/{name}": theta for s in self.segments for name, theta in modules[s].named_parameters()})
         self.taken += 1
-        for name, theta in weights_with_gradients(modules, self.segments):
-            assert theta.grad is not None
-            theta.grad.add_(theta.detach() - self.slow[name], alpha=self.weight)
+        for name, theta, gradient in weights_with_gradients(modules, self.segments):
+            gradient.add_(theta.detach() - self.slow[name], alpha=self.weight)
 
     def follow(self, own: Mapping[str, Tensor]) -> None:
         """Move w towards theta, after the last step on a batch; before the first batch there is no way to go."""

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.errors import check_number, unknown
+from splitfed.core.errors import require_name, require_number
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.optimizers import Optim
 from splitfed.federated.averaging import Averaging, take_step
@@ -43,15 +43,12 @@ class Scaffold(Averaging):
         "rule": "its server's variate is the mean of the clients' own, and no other rule keeps it that",
     }
 
-    server_rate: float = 1.0
-    variates: str = "change"
+    server_rate: float = field(default=1.0, metadata=require_number("scaffold server_rate", low=0.0, open_low=True))
+    variates: str = field(default="change", metadata=require_name("scaffold variates", VARIATES))
 
     def __post_init__(self) -> None:
         """Refuse a rate that moves nothing, and unknown variates."""
         super().__post_init__()
-        check_number("scaffold server_rate", self.server_rate, low=0.0, open_low=True)
-        if self.variates not in VARIATES:
-            raise unknown("scaffold variates", self.variates, VARIATES)
         if self.server_rate != 1.0:
             reason = f"server_rate={self.server_rate:g} is a server step: take one of them"
             refuse_settings(self.who, self.settings, {"server_step": reason})
@@ -111,6 +108,8 @@ class Scaffold(Averaging):
 class Steer(NoObjective):
     """Keeps a client's variate `own`; adds the server's and takes off this one from every gradient of a round."""
 
+    kept: ClassVar[tuple[str, ...]] = ("own",)
+
     segments: tuple[str, ...]
     raw: bool
     own: dict[str, Tensor] = field(default_factory=dict)
@@ -134,11 +133,10 @@ class Steer(NoObjective):
     def correct(self, modules: Mapping[str, nn.Module]) -> None:
         """Add c - c_i to every gradient."""
         self.steps += 1
-        for name, weight in weights_with_gradients(modules, self.segments):
-            assert weight.grad is not None
+        for name, _, gradient in weights_with_gradients(modules, self.segments):
             if self.raw:
-                self.sums[name] += weight.grad
-            weight.grad.add_(self.drift[name])
+                self.sums[name] += gradient
+            gradient.add_(self.drift[name])
 
     def end_round(self, last: Mapping[str, Tensor], optim: Optim, rate: float) -> dict[str, Tensor]:
         """End a round of steps of this `rate` at the weights `last`; return by what the client's variate changes."""
@@ -160,11 +158,3 @@ class Steer(NoObjective):
         # What a momentum of one adds to the way.
         carried = sum_step_weights(optim, self.steps, 1.0)[0] - length
         return ((self.first[name] - last) / rate - carried * self.momentum[name]) / length
-
-    def state(self) -> dict[str, Any]:
-        """Return the client's variate."""
-        return {"own": dict(self.own)}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to `state`."""
-        self.own = dict(state["own"])

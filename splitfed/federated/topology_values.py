@@ -57,6 +57,13 @@ def labelled_head(who: str, topology: Topology, role: str) -> Head:
     raise InvalidInput(f"{who} needs labels where the embedding is made; role {role!r} holds none")
 
 
+def count_classes(head: Head) -> int:
+    """Return how many classes `head`, one of a classification, tells apart."""
+    if head.task is None or head.task.outputs is None:
+        raise InvalidInput(f"head {head.value!r} tells no classes apart")
+    return head.task.outputs
+
+
 def makers(topology: Topology, value: str) -> tuple[str, ...]:
     """Return the segments whose work is in `value`, in the order they run."""
     return topology.makers((value,))

@@ -8,12 +8,12 @@ The trigger is a square in the lower right corner of an image, or the last numbe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.core.errors import InvalidInput, check_number, require_count, require_number
 from splitfed.core.random import generator
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
@@ -25,16 +25,9 @@ class Backdoor(Poisoning):
     """A `share` of the rows get the trigger, `size` pixels a side (or numbers) at `value`, and the class `target`."""
 
     target: int = 0
-    share: float = 0.5
-    size: int = 2
-    value: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Refuse a share outside (0, 1], a size below one and a value that is not finite."""
-        super().__post_init__()
-        check_number("backdoor share", self.share, low=0.0, high=1.0, open_low=True)
-        check_count("backdoor size", self.size, low=1)
-        check_number("backdoor value", self.value)
+    share: float = field(default=0.5, metadata=require_number("backdoor share", low=0.0, high=1.0, open_low=True))
+    size: int = field(default=2, metadata=require_count("backdoor size", low=1))
+    value: float = field(default=1.0, metadata=require_number("backdoor value"))
 
     def check(self, data: Federation) -> None:
         """Refuse a class that is not there, a trigger larger than a row, or outside the range of the values."""

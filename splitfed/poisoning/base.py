@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput, check_count
+from splitfed.core.errors import InvalidInput, check_count, check_fields
+from splitfed.core.messages import Message
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
 from splitfed.engines.observers import Observable
@@ -26,7 +27,8 @@ class Poisoning:
     clients: tuple[int, ...] = (0,)
 
     def __post_init__(self) -> None:
-        """Refuse a list of clients that is empty or names one twice."""
+        """Refuse parameters that are not what their fields require, and clients that are none or named twice."""
+        check_fields(self)
         if not isinstance(self.clients, tuple) or not self.clients or len(set(self.clients)) < len(self.clients):
             raise InvalidInput(f"clients={self.clients!r} is not allowed; expected a tuple of different clients")
         for client in self.clients:
@@ -55,6 +57,20 @@ class Poisoning:
     def upload(self, before: Tensors, after: Tensors, random: torch.Generator) -> Tensors:
         """Return what a client sends in place of `after`, its weights and buffers, having been sent `before`."""
         return after
+
+
+class HonestObserver:
+    """Stands inside a party whose messages it leaves as they are; a poisoning changes what the party makes of them."""
+
+    def receive(self, message: Message) -> None:
+        """Do nothing: what arrives is honest."""
+
+    def send(self, message: Message) -> Message:
+        """Return the message: what the party sends is honest."""
+        return message
+
+    def step_ended(self) -> None:
+        """Do nothing."""
 
 
 def replace_training_rows(

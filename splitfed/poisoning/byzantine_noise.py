@@ -6,12 +6,12 @@ descent", NIPS 2017 (the Gaussian attack).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from splitfed.core.errors import check_number
+from splitfed.core.errors import require_number
 from splitfed.poisoning.base import Poisoning, Tensors, change_update
 
 
@@ -19,13 +19,8 @@ from splitfed.poisoning.base import Poisoning, Tensors, change_update
 class ByzantineNoise(Poisoning):
     """Noise of standard deviation `scale`, in units of the weights; `add`: on top of the update, not in its place."""
 
-    scale: float = 1.0
+    scale: float = field(default=1.0, metadata=require_number("byzantine_noise scale", low=0.0, open_low=True))
     add: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuse a scale that is no positive number."""
-        super().__post_init__()
-        check_number("byzantine_noise scale", self.scale, low=0.0, open_low=True)
 
     def upload(self, before: Tensors, after: Tensors, random: torch.Generator) -> Tensors:
         """Return before + noise, or after + noise."""

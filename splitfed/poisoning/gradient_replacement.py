@@ -16,20 +16,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput, check_count, check_number, unknown
+from splitfed.core.errors import InvalidInput, check_number, require_count, require_number, unknown
 from splitfed.core.messages import Message
 from splitfed.core.party import Party
 from splitfed.core.random import generator
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
 from splitfed.engines.observers import Observable
-from splitfed.poisoning.base import Poisoning, check_class, replace_rows, replace_training_rows
+from splitfed.poisoning.base import HonestObserver, Poisoning, check_class, replace_rows, replace_training_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,21 +40,14 @@ class GradientReplacement(Poisoning):
     """
 
     party: str
-    row: int
+    row: int = field(metadata=require_count("gradient_replacement row"))
     target: int
-    share: float = 0.01
-    size: int = 4
-    value: float = 1.0
-    gain: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Refuse counts below their least, a share outside (0, 1] and a gain that is not positive."""
-        super().__post_init__()
-        check_count("gradient_replacement row", self.row)
-        check_number("gradient_replacement share", self.share, low=0.0, high=1.0, open_low=True)
-        check_count("gradient_replacement size", self.size, low=1)
-        check_number("gradient_replacement value", self.value)
-        check_number("gradient_replacement gain", self.gain, low=0.0, open_low=True)
+    share: float = field(
+        default=0.01, metadata=require_number("gradient_replacement share", low=0.0, high=1.0, open_low=True)
+    )
+    size: int = field(default=4, metadata=require_count("gradient_replacement size", low=1))
+    value: float = field(default=1.0, metadata=require_number("gradient_replacement value"))
+    gain: float = field(default=1.0, metadata=require_number("gradient_replacement gain", low=0.0, open_low=True))
 
     def check(self, data: Federation) -> None:
         """Refuse a party without a part of the rows, a trigger larger than that, and a row of another class."""
@@ -112,7 +105,7 @@ class GradientReplacement(Poisoning):
             engine.link.readers[party.name] = reader.read
 
 
-class _Reader:
+class _Reader(HonestObserver):
     """Reads what one party receives, and puts the known row's gradient in the place of the marked rows'."""
 
     def __init__(self, plan: GradientReplacement, party: Party, known: Tensor) -> None:
@@ -137,16 +130,6 @@ class _Reader:
                 tensors[name][marked] = self._plan.gain * self._newest[name]
                 self._replaced += int(marked.sum())
         return message._replace(tensors=tensors)
-
-    def receive(self, message: Message) -> None:
-        """Do nothing: what is read is bent in `read`."""
-
-    def send(self, message: Message) -> Message:
-        """Return the message: what the party sends is honest."""
-        return message
-
-    def step_ended(self) -> None:
-        """Do nothing."""
 
     def metrics(self) -> dict[str, Any]:
         """Return how many rows' gradients were replaced in the round."""

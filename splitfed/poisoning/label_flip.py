@@ -7,12 +7,12 @@ one class called another); Biggio, Nelson, Laskov, "Support vector machines unde
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput, check_number
+from splitfed.core.errors import InvalidInput, require_number
 from splitfed.core.random import generator
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
@@ -25,12 +25,11 @@ class LabelFlip(Poisoning):
 
     source: int | None = None
     target: int | None = None
-    share: float = 1.0
+    share: float = field(default=1.0, metadata=require_number("label_flip share", low=0.0, high=1.0, open_low=True))
 
     def __post_init__(self) -> None:
         """Refuse a share outside (0, 1], and a flip that changes nothing."""
         super().__post_init__()
-        check_number("label_flip share", self.share, low=0.0, high=1.0, open_low=True)
         if self.source is not None and self.source == self.target:
             raise InvalidInput(f"label_flip source and target are both {self.source}; expected different classes")
 

@@ -15,18 +15,17 @@ optimizer does the rest.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput, check_number, unknown
-from splitfed.core.messages import Message
+from splitfed.core.errors import InvalidInput, check_number, require_number, unknown
 from splitfed.core.party import Party
 from splitfed.data.federation import Federation
 from splitfed.engines.observers import Observable
-from splitfed.poisoning.base import Poisoning
+from splitfed.poisoning.base import HonestObserver, Poisoning
 
 _LEAST = 1e-7  # added to what is divided by
 
@@ -36,15 +35,13 @@ class MaliciousOptimizer(Poisoning):
     """The role `party` scales its gradients, between `low` and `high` times; `gain` weighs their ratio."""
 
     party: str
-    gain: float = 1.0
-    low: float = 1.0
+    gain: float = field(default=1.0, metadata=require_number("malicious_optimizer gain", low=0.0, open_low=True))
+    low: float = field(default=1.0, metadata=require_number("malicious_optimizer low", low=0.0, open_low=True))
     high: float = 5.0
 
     def __post_init__(self) -> None:
         """Refuse a gain or bounds that are not positive, and bounds in the wrong order."""
         super().__post_init__()
-        check_number("malicious_optimizer gain", self.gain, low=0.0, open_low=True)
-        check_number("malicious_optimizer low", self.low, low=0.0, open_low=True)
         check_number("malicious_optimizer high", self.high, low=self.low)
 
     def enter(self, engine: Observable, data: Federation) -> None:
@@ -67,7 +64,7 @@ class MaliciousOptimizer(Poisoning):
         return (1 + self.gain * gradient / (before + _LEAST)).clamp(self.low, self.high)
 
 
-class _Scaler:
+class _Scaler(HonestObserver):
     """Scales one party's gradients just before it uses them."""
 
     def __init__(self, plan: MaliciousOptimizer, party: Party) -> None:
@@ -89,16 +86,6 @@ class _Scaler:
                 self._sum += float(factor.mean())
                 self._count += 1
             self._before[str(number)] = weight.grad.detach().clone()
-
-    def receive(self, message: Message) -> None:
-        """Do nothing: what arrives is honest."""
-
-    def send(self, message: Message) -> Message:
-        """Return the message: what the party sends is what its bottom makes."""
-        return message
-
-    def step_ended(self) -> None:
-        """Do nothing."""
 
     def metrics(self) -> dict[str, Any]:
         """Return the mean factor of the round, over weights and steps; None where nothing was scaled."""

@@ -10,11 +10,11 @@ the old release is drawn afresh.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput, check_count, unknown
+from splitfed.core.errors import InvalidInput, require_count, unknown
 from splitfed.data.federation import Federation
 from splitfed.poisoning.base import Poisoning, check_class
 
@@ -27,13 +27,8 @@ class Replay(Poisoning):
     """
 
     party: str
-    row: int
+    row: int = field(metadata=require_count("replay row"))
     target: int
-
-    def __post_init__(self) -> None:
-        """Refuse a row below zero."""
-        super().__post_init__()
-        check_count("replay row", self.row)
 
     def check(self, data: Federation) -> None:
         """Refuse a party without a part of the rows, a row that is not there or is of another class."""

@@ -6,11 +6,11 @@ from heterogeneous datasets", AAAI 2019.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
-from splitfed.core.errors import check_number
+from splitfed.core.errors import require_number
 from splitfed.poisoning.base import Poisoning, Tensors, change_update
 
 
@@ -18,12 +18,7 @@ from splitfed.poisoning.base import Poisoning, Tensors, change_update
 class SignFlip(Poisoning):
     """The update is multiplied by -`factor`."""
 
-    factor: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Refuse a factor that is no positive number."""
-        super().__post_init__()
-        check_number("sign_flip factor", self.factor, low=0.0, open_low=True)
+    factor: float = field(default=1.0, metadata=require_number("sign_flip factor", low=0.0, open_low=True))
 
     def upload(self, before: Tensors, after: Tensors, random: torch.Generator) -> Tensors:
         """Return before - factor (after - before)."""

@@ -2,9 +2,9 @@
 
 Paper: Balle, Wang, ICML 2018 (Gaussians, exactly); Mironov, CSF 2017 (any mixture, by Rényi divergences); Gopi, Lee,
 Wutschitz, "Numerical composition of differential privacy", NeurIPS 2021 (sampled Gaussians, by Opacus); Koskela, Jälkö,
-Honkela, AISTATS 2020 (mixtures without sampling, by the loss itself); Kairouz, Oh,
-Viswanath, "The composition theorem for differential privacy", ICML 2015 (equal pure mechanisms, exactly for the worst
-of them); the sum of epsilons for pure mechanisms.
+Honkela, AISTATS 2020 (other mixtures, by the loss itself, by dp-accounting); Kairouz, Oh, Viswanath, "The composition
+theorem for differential privacy", ICML 2015 (equal pure mechanisms, exactly for the worst of them); the sum of epsilons
+for pure mechanisms.
 
 Every figure holds for uses that are chosen adaptively. Whether an accountant applies is decided from the parameters,
 never by a clock; where the tighter one does not, the method of the bound says so, and the Rényi divergences answer.
@@ -23,7 +23,7 @@ import numpy as np
 
 from splitfed.core.errors import InvalidInput, check_count, check_number, unknown
 from splitfed.core.privacy_events import Event, Gaussian, Neighbours
-from splitfed.privacy.accountant_pld import LEAST_DELTA, MOST_REACH, loss_epsilon
+from splitfed.privacy.accountant_pld import LEAST_DELTA, MOST_REACH, MOST_USES, loss_epsilon
 from splitfed.privacy.accountant_prv import NAME as VARIABLES
 from splitfed.privacy.accountant_prv import prv_epsilon
 from splitfed.privacy.accountant_rdp import (
@@ -64,9 +64,9 @@ def compose(uses: Iterable[tuple[Event, int]], delta: float, accountant: str = "
     """Return what `uses`, events with how often each is used, cost together at `delta` in (0, 1).
 
     `accountant`: "best" of all that apply, or one of "gaussian" (exact, Gaussian mechanisms without sampling), "rdp"
-    (everything), "pld" (mechanisms without sampling), "prv" (Gaussian mechanisms with sampling) and "pure"
-    (mechanisms with an epsilon of their own). Raises `InvalidInput` for events that cannot be added, and where an
-    accountant that was asked for by name does not apply.
+    (everything), "pld" (everything), "prv" (Gaussian mechanisms with sampling) and "pure" (mechanisms with an epsilon
+    of their own). Raises `InvalidInput` for events that cannot be added, and where an accountant that was asked for by
+    name does not apply.
     """
     return _check_and_compose(uses, delta, accountant, stand_in=False)
 
@@ -118,7 +118,8 @@ def calibrate(
 @lru_cache(maxsize=4096)
 def _compose(uses: UsageCounts, delta: float, accountant: str, stand_in: bool) -> Bound:
     """`stand_in`: whether the Rényi divergences answer for an accountant that was asked for and has an obstacle."""
-    sampled = any(event.sampling_rate < 1 for event, _ in uses)
+    rates = [event.sampling_rate for event, _ in uses]
+    sampled = min(rates) < 1
     gaussian = all(isinstance(event.mechanism, Gaussian) for event, _ in uses)
     pure = all(not isinstance(event.mechanism, Gaussian) for event, _ in uses)
     several = sum(times for _, times in uses) > 1
@@ -130,10 +131,10 @@ def _compose(uses: UsageCounts, delta: float, accountant: str, stand_in: bool) -
     # Nothing is better than what is exact.
     if accountant == "rdp" or (accountant == "best" and not (gaussian and not sampled)):
         answers.append(_rdp_bound(uses, delta))
-    if not sampled and (accountant == "pld" or (accountant == "best" and several and not gaussian)):
-        answers.append(_pld_bound(uses, delta))
-    if gaussian and sampled and accountant in ("best", "prv"):
+    if gaussian and max(rates) < 1 and accountant in ("best", "prv"):
         answers.append(_prv_bound(uses, delta))
+    elif accountant == "pld" or (accountant == "best" and several and (sampled or not gaussian)):
+        answers.append(_pld_bound(uses, delta))
     bounds = [one for one in answers if isinstance(one, Bound)]
     obstacles = [one for one in answers if isinstance(one, str)]
     if not bounds and obstacles and stand_in:
@@ -175,13 +176,12 @@ def _pld_bound(uses: UsageCounts, delta: float) -> Bound | str:
     reach = min(bound.epsilon for bound in (_rdp_bound(uses, delta * 1e-6), *_pure_sum(uses)))
     if not reach <= MOST_REACH:
         return f"privacy loss distribution would reach epsilon {reach:.3g}, and ends at {MOST_REACH:g}"
-    epsilon = loss_epsilon([(event.mechanism, times) for event, times in uses], delta, reach)
-    return Bound(epsilon, delta, DISTRIBUTION)
+    if (times := sum(times for _, times in uses)) > MOST_USES:
+        return f"privacy loss distribution would compose {times:.2g} uses, and ends at {MOST_USES:g}"
+    return Bound(loss_epsilon(uses, delta, reach), delta, DISTRIBUTION)
 
 
 def _prv_bound(uses: UsageCounts, delta: float) -> Bound | str:
-    if any(event.sampling_rate == 1 for event, _ in uses):
-        return "privacy loss variables do not apply where some uses are sampled and some are not"
     epsilon = prv_epsilon(uses, delta)
     return epsilon if isinstance(epsilon, str) else Bound(epsilon, delta, VARIABLES)
 

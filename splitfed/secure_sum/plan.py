@@ -10,14 +10,14 @@ they are and their mean is rounded, where the plain mean keeps the largest: a ma
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.core.errors import InvalidInput, check_fields, check_number, require_count, require_number
 
 Residues = NDArray[np.uint64]
 """Whole numbers modulo 2^64; numpy's arithmetic on them wraps round."""
@@ -30,17 +30,14 @@ COUNT = 2**31
 class SecureSum:
     """`bits` behind the point, in [1, 40]; no weight may exceed `limit` in size; `threshold`: see `needed`."""
 
-    bits: int = 24
-    limit: float = 64.0
-    threshold: int | None = None
+    bits: int = field(default=24, metadata=require_count("secure bits", low=1))
+    limit: float = field(default=64.0, metadata=require_number("secure limit", low=0.0, open_low=True))
+    threshold: int | None = field(default=None, metadata=require_count("secure threshold", low=2))
 
     def __post_init__(self) -> None:
         """Refuse numbers that leave no room to add, and a threshold at which a client's own upload is the sum."""
-        check_count("secure bits", self.bits, low=1)
+        check_fields(self)
         check_number("secure bits", self.bits, high=40)
-        check_number("secure limit", self.limit, low=0.0, open_low=True)
-        if self.threshold is not None:
-            check_count("secure threshold", self.threshold, low=2)
 
     def required_members(self, asked: int) -> int:
         """Return how many of the clients `asked` must finish: the threshold, by default more than half of them."""

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass, field
 
 import pytest
 
-from splitfed.core.errors import InvalidInput, SplitfedError, check_count, check_number, unknown
+from splitfed.core.errors import (
+    InvalidInput,
+    SplitfedError,
+    check_count,
+    check_fields,
+    check_number,
+    require_count,
+    require_name,
+    require_number,
+    unknown,
+)
 
 
 def test_unknown_names_the_nearest_first_and_then_all() -> None:
@@ -52,3 +63,26 @@ def test_counts(value: int) -> None:
     with pytest.raises(InvalidInput, match=re.escape(text)):
         check_count("rounds", value, low=1)
     check_count("rounds", 1, low=1)
+
+
+@dataclass(frozen=True)
+class Checked:
+    rate: float = field(default=0.5, metadata=require_number("rate", low=0, high=1))
+    rounds: int | None = field(default=None, metadata=require_count("rounds", low=1))
+    kind: str = field(default="a", metadata=require_name("kind", ("a", "b")))
+    free: float = -1.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+def test_fields_are_what_their_metadata_require() -> None:
+    assert Checked(1.0, 3, "b") == Checked(rate=1.0, rounds=3, kind="b")
+    for given, text in (
+        ({"rate": 2.0}, "rate=2.0 is not allowed; expected a number in [0, 1]"),
+        ({"rate": None}, "rate=None is not allowed"),
+        ({"rounds": 0}, "rounds=0 is not allowed; expected a whole number of at least 1"),
+        ({"kind": "c"}, "unknown kind 'c'"),
+    ):
+        with pytest.raises(InvalidInput, match=re.escape(text)):
+            Checked(**given)  # type: ignore[arg-type]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 from splitfed.attacks.scoring import reconstruction_metrics
 from splitfed.core.defense import Defense
 from splitfed.core.defense_context import Context, DefenseSite
-from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Stamp
 from splitfed.core.random import generator, stream
 from splitfed.defenses import (
@@ -26,8 +24,6 @@ from splitfed.defenses import (
     Quantization,
     Shredder,
     TopK,
-    bit_packing,
-    quantization,
     top_k,
 )
 from splitfed.defenses.adversary import Adversary
@@ -36,6 +32,8 @@ from splitfed.defenses.fitted_layers import Followed, Layer
 from splitfed.defenses.shredder import NoiseSet
 from splitfed.defenses.ssim import ssim
 from splitfed.defenses.variational_encoder import Variational, divergence
+from tests.defenses.wire_formats import pack_bits, pack_levels, pack_top_k, unpack_levels, unpack_top_k
+from tests.examples import assert_refuses
 from tests.rounding import single
 
 EDGE = "bottom->top"
@@ -104,13 +102,13 @@ def test_quantization_by_hand() -> None:
 def test_quantization_through_bytes_and_back(bits: int, per: str) -> None:
     z = drawn(7, 3, 5, 5)
     defense = Quantization(bits=bits, per=per)
-    found = quantization.pack(z, bits, per)
+    found = pack_levels(z, bits, per)
     wire = [t.numpy().tobytes() for t in found]
     assert sum(map(len, wire)) == defense.packed("activation", 7, (3, 5, 5), torch.float32)
     codes = torch.frombuffer(bytearray(wire[0]), dtype=torch.uint8)
     ranges = torch.frombuffer(bytearray(wire[1]), dtype=torch.float32).view(found[1].shape)
     sent = defense.release("z", z, here())
-    assert torch.allclose(quantization.unpack(codes, ranges, z.shape, bits), sent, atol=1e-6)
+    assert torch.allclose(unpack_levels(codes, ranges, z.shape, bits), sent, atol=1e-6)
     low, high = (z.amin((0, 2, 3), True), z.amax((0, 2, 3), True)) if per == "channel" else (z.min(), z.max())
     assert bool(((sent - z).abs() <= (high - low) / (2**bits - 1) / 2 * 1.001 + 1e-6).all())
 
@@ -129,13 +127,13 @@ def test_top_k_by_hand() -> None:
 @pytest.mark.parametrize(("k", "shape"), [(1, (5,)), (3, (2, 3, 4)), (8, (8,)), (1, (1,))])
 def test_top_k_through_bytes_and_back(k: int, shape: tuple[int, ...]) -> None:
     z = drawn(6, *shape)
-    values, where = top_k.pack(z, k)
+    values, where = pack_top_k(z, k)
     wire = values.numpy().tobytes(), where.numpy().tobytes()
     numbers, counted = math.prod(shape), TopK(k=k).packed("activation", 6, shape, torch.float32)
     assert min(len(wire[0]) + len(wire[1]), z.nbytes) == counted
     read = torch.frombuffer(bytearray(wire[0]), dtype=torch.float32).view(6, k)
     places = torch.frombuffer(bytearray(wire[1]), dtype=torch.uint8) if wire[1] else where
-    assert torch.equal(top_k.unpack(read, places, z.shape), TopK(k=k).release("z", z, here()))
+    assert torch.equal(unpack_top_k(read, places, z.shape), TopK(k=k).release("z", z, here()))
     assert top_k.place_bits(numbers) == math.ceil(math.log2(numbers))
 
 
@@ -150,7 +148,7 @@ def test_bytes_by_hand() -> None:
     assert TopK(k=20).packed("activation", 4, (20,), torch.float32) == 320, "no longer than raw"
     for defense in (Quantization(), TopK()):
         assert defense.packed("gradient", 4, (20,), torch.float32) is None
-    assert bit_packing.pack_bits(torch.tensor([5, 2, 7]), 3).tolist() == [0b11010101, 0b1], "5 first, low bits first"
+    assert pack_bits(torch.tensor([5, 2, 7]), 3).tolist() == [0b11010101, 0b1], "5 first, low bits first"
 
 
 def sigmoid(x: float) -> float:
@@ -330,6 +328,4 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused(case: str) -> None:
-    make, text = REFUSED[case]
-    with pytest.raises(InvalidInput, match=re.escape(text)):
-        make()
+    assert_refuses(*REFUSED[case])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -17,7 +16,6 @@ from torch.nn import functional
 import splitfed
 from splitfed.attacks.labels.model_completion import ModelCompletion
 from splitfed.core.defense import Defense
-from splitfed.core.errors import InvalidInput
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import generator, stream
 from splitfed.core.tasks import binary, classification
@@ -32,7 +30,7 @@ from splitfed.planning.validation import prepare
 from splitfed.schedules.base import Training
 from splitfed.topologies import custom, multi_hop, u_shaped, vanilla, vertical
 from splitfed.training.run import Run
-from tests.examples import assert_same, images, placed
+from tests.examples import assert_refuses, assert_same, images, placed
 from tests.rounding import single
 from tests.topologies.vertical_examples import perceptron, with_active
 
@@ -290,6 +288,4 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused(case: str) -> None:
-    make, text = REFUSED[case]
-    with pytest.raises(InvalidInput, match=re.escape(text)):
-        make()
+    assert_refuses(*REFUSED[case])

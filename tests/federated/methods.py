@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from splitfed.schedules import Independent, SplitFedV1
 from splitfed.schedules.base import Training
 from splitfed.topologies import local, u_shaped, vanilla
 from tests.examples import assert_same
+from tests.object_graph import holdings
 
 BUILDERS = {
     "local": lambda m: local(m, ("relu1",)),
@@ -89,6 +91,20 @@ def assert_resumes(shape: str, method: Any, folder: Path, **changes: Any) -> Non
             assert_same(state["segments"], again.state()[name]["segments"])
             assert_equal(state["objective"], again.state()[name]["objective"])
     assert_equal(whole.method_state, again.method_state)
+
+
+def assert_nothing_held_twice(run: sf.Run) -> None:
+    """No party of the run reaches an object that another one holds."""
+    held = {name: holdings(party) for name, party in run.engine.parties.items()}
+    assert [(a, b) for (a, one), (b, two) in combinations(held.items(), 2) if one & two] == []
+
+
+def assert_mean_of_clients(run: sf.Run, mean: Mapping[str, Tensor], rows: Any) -> None:
+    """`mean` is that of the clients' own weights of these names, weighted by their training rows."""
+    sizes = [len(c.train) for c in rows.clients]
+    for name, tensor in mean.items():
+        parts = [n * weights(run, replica)[name].double() for replica, n in enumerate(sizes)]
+        torch.testing.assert_close(tensor, (torch.stack(parts).sum(0) / sum(sizes)).to(tensor.dtype))
 
 
 def assert_equal(one: Any, other: Any) -> None:

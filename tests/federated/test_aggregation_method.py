@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,16 @@ from splitfed.schedules import Independent
 from splitfed.schedules.base import Training
 from splitfed.topologies import local, vertical
 from tests.examples import assert_same
-from tests.federated.methods import BUILDERS, assert_plan_is_counted, assert_resumes, go, net, plan_of, weights
-from tests.object_graph import holdings
+from tests.federated.methods import (
+    BUILDERS,
+    assert_nothing_held_twice,
+    assert_plan_is_counted,
+    assert_resumes,
+    go,
+    net,
+    plan_of,
+    weights,
+)
 
 
 def data(clients: int = 3, **options: Any) -> Any:
@@ -90,9 +97,7 @@ def test_labels_that_were_made_private_are_not_changed_again() -> None:
 
 
 def test_no_party_reaches_what_another_holds() -> None:
-    run = go("local", Aggregation(), data=data(2))
-    held = {name: holdings(party) for name, party in run.engine.parties.items()}
-    assert [(a, b) for (a, one), (b, two) in combinations(held.items(), 2) if one & two] == []
+    assert_nothing_held_twice(go("local", Aggregation(), data=data(2)))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from tests.federated.examples import traits
 from tests.federated.methods import (
     BUILDERS,
     ByHand,
+    assert_nothing_held_twice,
     assert_plan_is_counted,
     assert_resumes,
     data,
@@ -30,7 +30,6 @@ from tests.federated.methods import (
     plan_of,
     weights,
 )
-from tests.object_graph import holdings
 
 
 @pytest.mark.parametrize("dual", [True, False])
@@ -123,8 +122,7 @@ def test_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", BUILDERS)
 def test_no_party_reaches_what_another_holds(shape: str) -> None:
-    held = {name: holdings(party) for name, party in go(shape, FedAKT()).engine.parties.items()}
-    assert [(a, b) for (a, one), (b, two) in combinations(held.items(), 2) if one & two] == []
+    assert_nothing_held_twice(go(shape, FedAKT()))
 
 
 def small() -> nn.Module:

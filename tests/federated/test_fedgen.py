@@ -114,6 +114,18 @@ def test_heads_alone_are_shared_between_clients_of_any_make() -> None:
         go("local", FedGen(**SMALL), topology=[one, other, one])
 
 
+def test_weights_are_aggregated_as_the_settings_say() -> None:
+    """One round: the median of the clients' weights, not their mean; a server step from what they were sent."""
+    run = go("local", FedGen(**SMALL, aggregation="median"), 1)
+    name = next(iter(run.method_state["weights"]))
+    clients = torch.stack([weights(run, replica)[name] for replica in range(3)])
+    torch.testing.assert_close(run.method_state["weights"][name], clients.median(0).values)
+    stepped = go("local", FedGen(**SMALL, aggregation={"server_step": "fedadam"}), 1).method_state["weights"][name]
+    assert not torch.equal(stepped, go("local", FedGen(**SMALL), 1).method_state["weights"][name])
+    with pytest.raises(InvalidInput, match=r"fedgen aggregation secure=.* is not allowed: its server learns from"):
+        FedGen(aggregation={"secure": True})
+
+
 def test_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
     assert_resumes("local", FedGen(**SMALL), tmp_path, schedule=plan_of("local", clients_per_round=2))
 

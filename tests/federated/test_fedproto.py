@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,7 @@ from splitfed.topologies import local, multi_hop, u_shaped, vanilla, vertical
 from splitfed.training.run import Run
 from tests.examples import assert_same
 from tests.federated.examples import traits
-from tests.federated.methods import assert_resumes
-from tests.object_graph import holdings
+from tests.federated.methods import assert_nothing_held_twice, assert_resumes
 
 ALONE = Sequential(hand_over="none")
 STAMP = Stamp("train", 0, 0, 0)
@@ -164,9 +162,7 @@ def test_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", BUILDERS)
 def test_no_party_reaches_what_another_holds(shape: str) -> None:
-    held = {name: holdings(party) for name, party in go(shape).engine.parties.items()}
-    found = [(a, b) for (a, one), (b, two) in combinations(held.items(), 2) if one & two]
-    assert found == []
+    assert_nothing_held_twice(go(shape))
 
 
 def test_prototypes_find_the_class_and_three_accuracies_are_told() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import combinations
 from math import log
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,13 @@ from splitfed.federated import FML
 from splitfed.federated.distillation import divergence
 from splitfed.schedules import LocalLoss, Sequential, SplitFedV3
 from splitfed.topologies import local, vanilla, vertical
-from tests.examples import assert_same
+from tests.examples import assert_refuses, assert_same
 from tests.federated.examples import traits
 from tests.federated.methods import (
     BUILDERS,
     ByHand,
+    assert_mean_of_clients,
+    assert_nothing_held_twice,
     assert_plan_is_counted,
     assert_resumes,
     data,
@@ -34,7 +36,6 @@ from tests.federated.methods import (
     plan_of,
     weights,
 )
-from tests.object_graph import holdings
 from tests.rounding import single
 
 
@@ -95,10 +96,7 @@ def test_nobody_teaches_at_one() -> None:
 def test_memes_are_averaged_by_examples_and_private_models_are_not() -> None:
     rows = data()
     run = go("local", FML(), 1, data=rows)
-    sizes = [len(c.train) for c in rows.clients]
-    for name, mean in run.method_state["meme"].items():
-        parts = [n * weights(run, replica)[name].double() for replica, n in enumerate(sizes)]
-        torch.testing.assert_close(mean, (torch.stack(parts).sum(0) / sum(sizes)).to(mean.dtype))
+    assert_mean_of_clients(run, run.method_state["meme"], rows)
     meme = sum(t.nbytes for t in run.method_state["meme"].values())
     assert run.engine.traffic.by_kind() == {"weights": 2 * 3 * meme}
     assert not torch.equal(weights(run, 0)["body/fc1.weight"], weights(run, 1)["body/fc1.weight"])
@@ -143,8 +141,7 @@ def test_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", BUILDERS)
 def test_no_party_reaches_what_another_holds(shape: str) -> None:
-    held = {name: holdings(party) for name, party in go(shape, FML()).engine.parties.items()}
-    assert [(a, b) for (a, one), (b, two) in combinations(held.items(), 2) if one & two] == []
+    assert_nothing_held_twice(go(shape, FML()))
 
 
 def test_private_models_of_any_make_share_a_given_meme() -> None:
@@ -176,20 +173,34 @@ def test_weights_out_of_range_are_refused(arguments: dict[str, Any]) -> None:
         FML(**arguments)
 
 
-def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="fml averages the memes itself, and the schedule averages client segments"):
-        go("local", FML(), schedule="splitfed_v1")
-    with pytest.raises(InvalidInput, match="fml needs a way back through the whole of the meme"):
-        go("vanilla", FML(), schedule=LocalLoss())
-    with pytest.raises(InvalidInput, match="fml takes no private= on whole models"):
-        go("local", FML(private=net()))
-    with pytest.raises(InvalidInput, match="fml takes no meme= on split models"):
-        go("vanilla", FML(meme=net()))
-    with pytest.raises(InvalidInput, match="one client has no others"):
-        go("local", FML(), data=sf.data.digits().clients(1, auxiliary=0, victims=1))
-    regression = vanilla(net(), "relu1", sf.regression(10))
-    with pytest.raises(InvalidInput, match="fml compares class probabilities; the task here is 'regression'"):
-        go("vanilla", FML(), topology=regression)
+MISFITS: dict[str, tuple[Callable[[], object], str]] = {
+    "schedule": (
+        lambda: go("local", FML(), schedule="splitfed_v1"),
+        "fml averages the memes itself, and the schedule averages client segments",
+    ),
+    "one way": (
+        lambda: go("vanilla", FML(), schedule=LocalLoss()),
+        "fml needs a way back through the whole of the meme",
+    ),
+    "private": (lambda: go("local", FML(private=net())), "fml takes no private= on whole models"),
+    "meme": (lambda: go("vanilla", FML(meme=net())), "fml takes no meme= on split models"),
+    "alone": (
+        lambda: go("local", FML(), data=sf.data.digits().clients(1, auxiliary=0, victims=1)),
+        "one client has no others",
+    ),
+    "task": (
+        lambda: go("vanilla", FML(), topology=vanilla(net(), "relu1", sf.regression(10))),
+        "fml compares class probabilities; the task here is 'regression'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MISFITS)
+def test_what_does_not_fit_is_refused(case: str) -> None:
+    assert_refuses(*MISFITS[case])
+
+
+def test_parties_without_labels_and_weights_that_nobody_can_draw_are_refused() -> None:
     halves = {f"party{i}": nn.Sequential(nn.Flatten(), nn.Linear(32, 4)) for i in range(2)}
     rows = sf.data.digits().strips(2).clients(1, auxiliary=0, victims=1)
     with pytest.raises(InvalidInput, match="fml works for clients that hold rows and labels; here party0, party1"):

@@ -34,7 +34,7 @@ from splitfed.poisoning import (
 )
 from splitfed.topologies import vanilla, vertical
 from splitfed.training.run import Run
-from tests.examples import assert_same
+from tests.examples import assert_refuses, assert_same
 
 RUNS: dict[str, Run] = {}
 
@@ -324,9 +324,7 @@ SETTINGS: dict[str, tuple[Callable[[], Poisoning], str]] = {
 
 @pytest.mark.parametrize("case", SETTINGS)
 def test_settings(case: str) -> None:
-    make, text = SETTINGS[case]
-    with pytest.raises(InvalidInput, match=re.escape(text)):
-        make()
+    assert_refuses(*SETTINGS[case])
 
 
 MISFITS: dict[str, tuple[Any, dict[str, Any], str]] = {

@@ -14,7 +14,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.privacy_events import Event, Gaussian, Laplace, Mechanism, Neighbours, Protects, Pure
 from splitfed.privacy import accountant_prv
 from splitfed.privacy.accountant_prv import POINTS, prv_epsilon
-from splitfed.privacy.accountants import RENYI, calibrate, compose
+from splitfed.privacy.accountants import DISTRIBUTION, RENYI, calibrate, compose
 
 
 def sampled(multiplier: float, rate: float) -> Event:
@@ -119,11 +119,13 @@ def test_the_search_for_noise_passes_where_an_accountant_does_not_apply(monkeypa
 
 
 def test_some_sampled_and_some_not() -> None:
-    found = compose([(sampled(2.0, 0.1), 3), (sampled(2.0, 1.0), 3)], 1e-5)
-    assert (
-        found.method == f"{RENYI}; the tighter privacy loss variables do not apply where some uses are sampled and "
-        "some are not"
-    )
+    """The loss variables know sampled ones alone; the distribution takes both, and tighter than the divergences."""
+    uses = [(sampled(2.0, 0.1), 3), (sampled(2.0, 1.0), 3)]
+    found = compose(uses, 1e-5)
+    assert found.method == DISTRIBUTION
+    assert compose(uses[1:], 1e-5).epsilon < found.epsilon < 0.99 * compose(uses, 1e-5, "rdp").epsilon
+    with pytest.raises(InvalidInput, match="accountant='prv' does not apply to these mechanisms"):
+        compose(uses, 1e-5, "prv")
 
 
 def test_without_sampling_the_loss_distribution_ends_too() -> None:
@@ -131,6 +133,8 @@ def test_without_sampling_the_loss_distribution_ends_too() -> None:
     assert few.method == f"{RENYI}; the tighter privacy loss distribution does not resolve delta 1e-12"
     loud = compose([(whole(Laplace(0.01)), 100), (whole(Gaussian(0.1)), 5)], 1e-5)
     assert re.search("the tighter privacy loss distribution would reach epsilon .* and ends at 300", loud.method)
+    many = compose([(whole(Laplace(1e6)), 10**7), (whole(Gaussian(3.0)), 5)], 1e-5)
+    assert many.method == f"{RENYI}; the tighter privacy loss distribution would compose 1e+07 uses, and ends at 1e+06"
 
 
 @pytest.mark.parametrize("multiplier", [1e-5, 1e-7, 1e-40, 1e-160, 1e-200, 5e-324])

@@ -32,10 +32,15 @@ def pair(n: int, wide_x: int, wide_z: int, kind: str) -> tuple[Tensor, Tensor]:
     random = np.random.RandomState(n)
     x = torch.from_numpy(random.standard_normal((n, wide_x)))
     z = torch.from_numpy(random.standard_normal((n, wide_z))) + x[:, :1] ** 2
+    return as_kind(x, z, kind)
+
+
+def as_kind(x: Tensor, z: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    """The pair made one of `KINDS`; it may be changed in place."""
     if kind == "duplicates":
         x[1], z[2:4], z[0] = x[0], z[2], z[2]
     if kind == "constant column":
-        x = torch.cat([x, torch.full((n, 1), 7.0, dtype=x.dtype)], 1)
+        x = torch.cat([x, torch.full((len(x), 1), 7.0, dtype=x.dtype)], 1)
         z[:, 0] = -3.0
     if kind == "far away":
         x, z = x + 1e4, 1e3 * z - 1e6

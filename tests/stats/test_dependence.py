@@ -31,15 +31,7 @@ def _normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> T
 
 def _pair(n: int, wide_x: int, wide_z: int, kind: str, seed: int) -> tuple[Tensor, Tensor]:
     x, noise = _normal(n, wide_x, seed=seed), _normal(n, wide_z, seed=seed + 1)
-    z = noise + x[:, :1] ** 2
-    if kind == "duplicates":
-        x[1], z[2:4], z[0] = x[0], z[2], z[2]
-    if kind == "constant column":
-        x = torch.cat([x, torch.full((n, 1), 7.0, dtype=x.dtype)], 1)
-        z[:, 0] = -3.0
-    if kind == "far away":
-        x, z = x + 1e4, 1e3 * z - 1e6
-    return x, z
+    return dcor_oracle.as_kind(x, noise + x[:, :1] ** 2, kind)
 
 
 @pytest.mark.parametrize("kind", dcor_oracle.KINDS)

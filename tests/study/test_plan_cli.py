@@ -62,6 +62,19 @@ def test_a_plan_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert formulas["federated"]["total"] == 2 * n
     assert formulas["crossover_clients"]["without_hand_over"] == pytest.approx(rows * 12 / n)
     assert formulas["unit"] == "floats an epoch"
+    # K = 1: 2pq + 2aN, as SplitFed's authors count; (2 - phi) pq + q with phi = .5; pq + 2aN.
+    weights = 64 * 12 + 12
+    totals = {name: formula["total"] for name, formula in formulas["schedules"].items()}
+    assert totals == pytest.approx(
+        {
+            **dict.fromkeys(("sequential", "splitfed_v1", "splitfed_v2"), 2 * rows * 12 + 2 * weights),
+            "sglr": 1.5 * rows * 12 + 12,
+            "local_loss": rows * 12 + 2 * weights,
+        }
+    )
+    assert set(totals) < set(TABLES["schedules"])
+    # Computing takes rows * n; R = 1.
+    assert formulas["latency"]["thapa"]["splitfed_v1"] == pytest.approx(rows * n + 2 * rows * 12 + 2 * weights)
     # Han et al. with K = 1, |D| = rows, |w| = n, P_C = R = 1: 2wK/R + Dw/P_C.
     assert formulas["latency"]["federated"] == pytest.approx(2 * n + rows * n)
     client = 64 * 12 + 12

@@ -104,13 +104,16 @@ def _formula_table(known: Json) -> Table:
     table = _table(f"formula ({known['source']})", (f"{known['unit']}, a client", "all clients"))
     for key in ("split_with_hand_over", "split_without_hand_over", "federated"):
         table.add_row(key.replace("_", " "), *(f"{known[key][who]:.4g}" for who in ("client", "total")))
+    for schedule, formula in known["schedules"].items():
+        table.add_row(f"{schedule} ({formula['source']})", "-", f"{formula['total']:.4g}")
     return table
 
 
 def _latency_table(known: Json) -> Table:
-    table = _table(f"formula ({known['source']})", (f"time of a round at {known['unit']}",))
-    for key in ("split", "splitfed", "local_loss", "federated"):
-        table.add_row(key, f"{known[key]:.4g}")
+    thapa = known["thapa"]
+    table = _table(f"formula ({known['source']})", (f"time of a round at {known['unit']}", "by Thapa et al., 2022"))
+    for key, other in (("split", "split"), ("splitfed", "splitfed_v1"), ("local_loss", ""), ("federated", "federated")):
+        table.add_row(key, f"{known[key]:.4g}", _format_entry(thapa, other, lambda seconds: f"{seconds:.4g}"))
     return table
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.topology import Topology, member
-from splitfed.costs import han
+from splitfed.costs import han, sglr, splitfed_paper
 from splitfed.costs.crossover import sizes_of
 from splitfed.costs.singh import Sizes, crossover, federated_client, federated_total, split_client, split_total
 from splitfed.data.dataset import Dataset
@@ -105,16 +105,40 @@ def formulas(s: Sizes) -> Json:
             "with_hand_over": crossover(s) / s.parameters,
             "without_hand_over": crossover(s, False) / s.parameters,
         },
+        "schedules": schedule_formulas(s),
         "latency": latencies(s),
     }
+
+
+def schedule_formulas(s: Sizes) -> Json:
+    """Return schedule -> source of its formula, and the floats that all clients send and get in an epoch by it.
+
+    Of "sglr" at the schedule's own share of clients with the common gradient.
+    """
+    thapa = "Thapa, Chamikara, Camtepe, Sun, 2022"
+    totals = {
+        "sequential": (thapa, splitfed_paper.communication_total("split", s)),
+        "splitfed_v1": (thapa, splitfed_paper.communication_total("splitfed_v1", s)),
+        "splitfed_v2": (thapa, splitfed_paper.communication_total("splitfed_v2", s)),
+        "sglr": ("Pal et al., 2021", sglr.communication_total(s, load("schedules", "sglr").phi)),
+        "local_loss": ("Han, Bhatti, Lee, Moon, 2021", han.local_loss_communication(_han_setting(s))),
+    }
+    return {name: {"source": source, "total": total} for name, (source, total) in totals.items()}
+
+
+def _han_setting(s: Sizes) -> han.HanSetting:
+    return han.HanSetting(s.parameters, s.client_share, s.cut_width, s.examples / s.clients, s.clients)
 
 
 def latencies(s: Sizes) -> Json:
     """Return the latency of one global round by Han et al., 2021, at their constants, and the best cut by them.
 
     Their units: one operation a parameter and example, P_C 1 and P_S 100 operations and R 1 float in a unit of time.
+    "thapa": that of Thapa et al., 2022, at the same R, where all methods compute as long as a client with the whole
+    model does, and averaging takes no time.
     """
-    setting = han.HanSetting(s.parameters, s.client_share, s.cut_width, s.examples / s.clients, s.clients)
+    setting = _han_setting(s)
+    times = splitfed_paper.Times(han.client_compute(setting, whole=True), setting.rate)
     return {
         "source": "Han, Bhatti, Lee, Moon, 2021, table 1",
         "unit": "P_C = 1, P_S = 100, R = 1, beta = .2",
@@ -122,6 +146,7 @@ def latencies(s: Sizes) -> Json:
         "splitfed": han.splitfed_latency(setting),
         "local_loss": han.local_loss_latency(setting),
         "federated": han.federated_latency(setting),
+        "thapa": {name: splitfed_paper.epoch_time(name, s, times) for name in splitfed_paper.METHODS},
         "optimal_client_share": han.optimal_client_share(setting) if han.inner_cut_pays(setting) else None,
     }
 
