@@ -12,9 +12,8 @@ from splitfed.costs.clock import party_names
 from splitfed.costs.speeds import Machine, Speeds
 from splitfed.engines.base import FED
 from splitfed.schedules.base import Schedule
-from splitfed.study.config.lookup import check_parameters_strictly
 from splitfed.study.config.mistakes import Mistakes, short_repr
-from splitfed.study.config.parameters import parameters_of
+from splitfed.study.config.parameters import check_parameters, parameters_of
 
 EXAMPLE = "{compute = 1e9, up = 1e6, down = 1e6, latency = 0.01}"
 
@@ -23,25 +22,21 @@ def parse_speeds(mistakes: Mistakes, where: str, given: Any) -> tuple[dict[str, 
     """Return the table `given` with defaults, and what it means; None for both where there is none."""
     if given is None:
         return None, None
-    own = mistakes.fresh()
-    table = _check_table(own, where, given, f"default = {EXAMPLE}")
     allowed = parameters_of(Speeds)
-    names = ("stragglers", "spread", "seed")
-    rest = {key: value for key, value in table.items() if key not in ("default", "named")}
-    points = check_parameters_strictly(
-        own, where, {name: allowed[name] for name in names}, rest, keys=["default", "named"]
-    )
-    default_written, default = _parse_machine(own, f"{where}.default", table.get("default", {}))
-    each = _check_table(own, f"{where}.named", table.get("named", {}), f"server = {EXAMPLE}")
-    machines = {name: _parse_machine(own, f"{where}.named.{name}", one) for name, one in each.items()}
-    speeds = None
-    if not own:
-        with own.at(where):
-            check_count("seed", points.points[0]["seed"])
-            named = {name: machine for name, (_, machine) in machines.items()}
-            speeds = Speeds(default, named, **points.points[0])
-    mistakes.take(own)
-    return {"default": default_written, "named": {n: w for n, (w, _) in machines.items()}, **points.written}, speeds
+    with mistakes.part() as own:
+        table = _check_table(own, where, given, f"default = {EXAMPLE}")
+        rest = {key: value for key, value in table.items() if key not in ("default", "named")}
+        plain = {name: allowed[name] for name in ("stragglers", "spread", "seed")}
+        found = check_parameters(own, where, plain, rest, keys=["default", "named"])
+        default_written, default = _parse_machine(own, f"{where}.default", table.get("default", {}))
+        each = _check_table(own, f"{where}.named", table.get("named", {}), f"server = {EXAMPLE}")
+        machines = {name: _parse_machine(own, f"{where}.named.{name}", one) for name, one in each.items()}
+        speeds = None
+        if not own:
+            with own.at(where):
+                check_count("seed", found.points[0].full["seed"])
+                speeds = Speeds(default, {name: one for name, (_, one) in machines.items()}, **found.points[0].full)
+    return {"default": default_written, "named": {n: w for n, (w, _) in machines.items()}, **found.written}, speeds
 
 
 class PartyNames:
@@ -69,15 +64,13 @@ class PartyNames:
 
 
 def _parse_machine(mistakes: Mistakes, where: str, given: Any) -> tuple[dict[str, Any], Machine]:
-    own = mistakes.fresh()
-    found = check_parameters_strictly(
-        own, where, parameters_of(Machine), _check_table(own, where, given, EXAMPLE.strip("{}"))
-    )
     machine = Machine()
-    if not own:
-        with own.at(where):
-            machine = Machine(**found.points[0])
-    mistakes.take(own)
+    with mistakes.part() as own:
+        table = _check_table(own, where, given, EXAMPLE.strip("{}"))
+        found = check_parameters(own, where, parameters_of(Machine), table)
+        if not own:
+            with own.at(where):
+                machine = Machine(**found.points[0].full)
     return found.written, machine
 
 

@@ -9,22 +9,21 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Recording
 from splitfed.core.optimizers import Optim
 from splitfed.study.config import speeds_table
+from splitfed.study.config.algorithm_tables import expand_table
 from splitfed.study.config.cell import NamedAlgorithm, TrainingPlan
-from splitfed.study.config.lookup import can_construct, look_up_algorithm, take_name
+from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes, short_repr
 from splitfed.study.config.schema import TrainingTable
 
-Training = tuple[dict[str, Any], TrainingPlan]
-"""A `[training]` table with one schedule, and what it means."""
 
-
-def expand_table(mistakes: Mistakes, table: TrainingTable) -> tuple[dict[str, Any], list[Training]]:
-    """Return the table with defaults, and each schedule of it with the table that means it alone."""
+def expand_training(reader: StudyReader, table: TrainingTable) -> tuple[dict[str, Any], list[TrainingPlan]]:
+    """Return the table with defaults, and the plan with each of its schedules."""
+    mistakes = reader.mistakes
     optimizer = _parse_optimizers(mistakes, table.optimizer)
     recorded = table.record
     record = Recording() if recorded is None else Recording(tuple(recorded.parties), recorded.every, recorded.budget)
     speeds_written, speeds = speeds_table.parse_speeds(mistakes, "training.speeds", table.speeds)
-    schedules_written, schedules = _expand_schedules(mistakes, table.schedule)
+    schedules_written, schedules = _expand_schedules(reader, table.schedule)
     resolved = table.model_dump()
     resolved["schedule"] = schedules_written
     resolved["optimizer"] = (
@@ -33,58 +32,31 @@ def expand_table(mistakes: Mistakes, table: TrainingTable) -> tuple[dict[str, An
         else _optimizer_table(optimizer)
     )
     resolved["speeds"] = speeds_written
-    counts = (table.rounds, table.batch_size, table.local_epochs, table.evaluate_every)
+    names = ("rounds", "batch_size", "local_epochs", "evaluate_every", "device", "sampling", "delta", "across")
+    plain = {name: getattr(table, name) for name in (*names, "restart_optimizers", "starts")}
     return resolved, [
-        (
-            {**resolved, "schedule": {"name": s.name, **s.parameters}},
-            TrainingPlan(
-                s,
-                optimizer,
-                *counts,
-                table.device,
-                record,
-                speeds,
-                where,
-                table.sampling,
-                table.delta,
-                table.across,
-                table.restart_optimizers,
-                table.starts,
-            ),
-        )
-        for where, s in schedules
+        TrainingPlan(schedule, optimizer, record=record, speeds=speeds, where=where, **plain)
+        for where, schedule in schedules
     ]
 
 
-def _expand_schedules(
-    mistakes: Mistakes, given: Any
-) -> tuple[dict[str, Any] | list[dict[str, Any]], list[tuple[str, NamedAlgorithm]]]:
+def _expand_schedules(reader: StudyReader, given: Any) -> tuple[Any, list[tuple[str, NamedAlgorithm]]]:
     """Return one schedule, or a list of them, as written, and every point of their grids with its place."""
-    where = "training.schedule"
-    if not isinstance(given, list):
-        return _expand_schedule(mistakes, where, given)
-    if not given:
-        mistakes.add(where, "[] is not allowed; expected at least one schedule")
-    found = [_expand_schedule(mistakes, f"{where}[{i}]", one) for i, one in enumerate(given)]
-    written = [table for table, _ in found]
-    return written[0] if len(written) == 1 else written, [point for _, points in found for point in points]
-
-
-def _expand_schedule(
-    mistakes: Mistakes, where: str, given: Any
-) -> tuple[dict[str, Any], list[tuple[str, NamedAlgorithm]]]:
-    if not isinstance(given, (str, Mapping)):
-        mistakes.add(
-            where, f"{short_repr(given)} is not allowed; expected a name, a table with a name, or a list of those"
-        )
-        return {}, []
-    name, rest = take_name(mistakes, where, {"name": given} if isinstance(given, str) else given)
-    if name is None:
-        return {}, []
-    written, points = look_up_algorithm(mistakes, where, "schedules", name, rest, grid=True)
-    return {"name": name, **written}, [
-        (where, point) for point in points if can_construct(mistakes, where, "schedules", point)
-    ]
+    where, single = "training.schedule", not isinstance(given, list)
+    written: list[dict[str, Any]] = []
+    found: list[tuple[str, NamedAlgorithm]] = []
+    if given == []:
+        reader.mistakes.add(where, "[] is not allowed; expected at least one schedule")
+    for i, one in enumerate([given] if single else given):
+        place = where if single else f"{where}[{i}]"
+        if not isinstance(one, (str, Mapping)):
+            text = f"{short_repr(one)} is not allowed; expected a name, a table with a name, or a list of those"
+            reader.mistakes.add(place, text)
+            continue
+        table, points = expand_table(reader, place, "schedules", {"name": one} if isinstance(one, str) else one)
+        written.append(table)
+        found += [(place, point) for point in points]
+    return written[0] if len(written) == 1 else written, found
 
 
 def _parse_optimizers(mistakes: Mistakes, table: Mapping[str, Any]) -> Optim | dict[str, Optim]:
@@ -102,13 +74,11 @@ def _parse_optimizer(mistakes: Mistakes, where: str, table: Mapping[str, Any]) -
     options = dict(table)
     name, scheduler = options.pop("name", "SGD"), options.pop("scheduler", None)
     rest = dict(scheduler) if isinstance(scheduler, Mapping) else {"name": scheduler}
-    own = mistakes.fresh()
-    with own.at(where):
+    with mistakes.at(where):
         for text in (name, *([] if scheduler is None else [rest.get("name")])):
             if not isinstance(text, str):
                 raise InvalidInput(f"name={short_repr(text)} is not allowed; expected text")
         return Optim(name, options, rest.pop("name", None), rest)
-    mistakes.take(own)
     return None
 
 

@@ -175,12 +175,11 @@ def _check_attacks(mistakes: Mistakes, cells: Sequence[Cell], data: Dataset) -> 
     for cell in cells:
         if not cell.attacks:
             continue
-        own = mistakes.fresh()
-        with own.at(cell.topology.where):
+        try:
             run, ready = _build_run(cell, data)
-        if own and not mistakes:
-            mistakes.take(own)
-        if own:
+        except InvalidInput as error:
+            if not mistakes:
+                mistakes.add(cell.topology.where, error)
             continue
         # Training attacks first, for others may ask them; one that could not enter has been complained of already.
         inside = [
@@ -192,14 +191,12 @@ def _check_attacks(mistakes: Mistakes, cells: Sequence[Cell], data: Dataset) -> 
 
 
 def _can_enter(mistakes: Mistakes, run: Run, ready: Prepared, probe: Probe) -> bool:
-    own = mistakes.fresh()
-    with own.at(probe.where):
-        try:
-            add_training_attack(run.engine, ready, probe)
-        except InvalidInput as error:
-            raise _attack_error(probe, error) from None
-    mistakes.take(own)
-    return not own
+    try:
+        add_training_attack(run.engine, ready, probe)
+    except InvalidInput as error:
+        mistakes.add(probe.where, _attack_error(probe, error))
+        return False
+    return True
 
 
 def _split_data(data: Dataset, cell: Cell, seed: int) -> Federation:
