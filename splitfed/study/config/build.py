@@ -11,6 +11,7 @@ from splitfed.core.topology import Topology
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
 from splitfed.federated.base import Method
+from splitfed.planning.validation import Prepared, prepare
 from splitfed.schedules.base import Schedule
 from splitfed.study.config.assembly import assemble_topology, build_model
 from splitfed.study.config.cell import Cell, Probe, Source
@@ -72,6 +73,22 @@ def method(cell: Cell, data: Dataset) -> Method | None:
             models[key] = build_model(name, name, data.shape, outputs, seed, parameters, cell.code)
     found: Method = part.construct(**models)
     return found
+
+
+def prepare_cell(cell: Cell, data: Dataset, other: Schedule | None = None, *, defended: bool = False) -> Prepared:
+    """Put the run `cell` together, or an `other` schedule without a method on it; with its defenses if `defended`.
+
+    Most defenses change no cost; those that pack what is sent, add layers to a segment or exchange norms do.
+    """
+    return prepare(
+        topology(cell, data),
+        federation(data, cell.data, cell.seed),
+        schedule=schedule(cell) if other is None else other,
+        defenses=defenses(cell) if defended else (),
+        optimizer=cell.training.optimizer,
+        training=cell.training.training(cell.seed),
+        method=method(cell, data) if other is None else None,
+    )
 
 
 def attack(probe: Probe) -> Attack:

@@ -30,14 +30,11 @@ class StudyReader:
             return None
         with self.mistakes.at(where):
             found = self.code.load(kind, name)
-            if ":" in name and kind != "models":
-                try:
-                    parameters_of(found)
-                except Exception as error:
-                    reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-                    raise InvalidInput(
-                        f"{SINGULAR[kind]} {name!r}: its parameters cannot be read ({reason})"
-                    ) from error
+            try:
+                parameters_of(found)
+            except Exception as error:
+                reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+                raise InvalidInput(f"{SINGULAR[kind]} {name!r} has no parameters to check ({reason})") from error
             return found
         return None
 

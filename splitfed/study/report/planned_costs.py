@@ -12,10 +12,9 @@ from splitfed.costs import han
 from splitfed.costs.crossover import sizes_of
 from splitfed.costs.singh import Sizes, crossover, federated_client, federated_total, split_client, split_total
 from splitfed.data.dataset import Dataset
-from splitfed.federated.base import Method
 from splitfed.old_names import current_entry
 from splitfed.planning.plan import Cost, cost, federated_bytes
-from splitfed.planning.validation import Prepared, prepare, probe_with
+from splitfed.planning.validation import Prepared, probe_with
 from splitfed.registry import TABLES, load
 from splitfed.schedules.base import Schedule
 from splitfed.study.config import build
@@ -25,24 +24,6 @@ from splitfed.study.config.speeds_table import PartyNames
 from splitfed.study.report.privacy import plan_ledgers
 
 Json = dict[str, Any]
-
-
-def prepare_cell(cell: Cell, data: Dataset, schedule: Schedule | None = None, *, defended: bool = False) -> Prepared:
-    """Put the run `cell` together, or another `schedule` without a method on it; with its defenses if `defended`.
-
-    Most defenses change no cost; those that pack what is sent, add layers to a segment or exchange norms do.
-    """
-    method: Method | None = build.method(cell, data) if schedule is None else None
-    plan = cell.training
-    return prepare(
-        build.topology(cell, data),
-        build.federation(data, cell.data, cell.seed),
-        schedule=build.schedule(cell) if schedule is None else schedule,
-        defenses=build.defenses(cell) if defended else (),
-        optimizer=plan.optimizer,
-        training=plan.training(cell.seed),
-        method=method,
-    )
 
 
 def predict_costs(cell: Cell, ready: Prepared) -> Json:
@@ -173,7 +154,7 @@ def _defended_bytes(grid: Grid, defense: str, data: Dataset) -> list[Json]:
         place |= {} if cell.method.part is None else {"method": cell.method.label}
         try:
             bare, ready = (
-                cost(prepare_cell(cell, data, defended=d), cell.training.rounds).bytes for d in (False, True)
+                cost(build.prepare_cell(cell, data, defended=d), cell.training.rounds).bytes for d in (False, True)
             )
         except InvalidInput:
             # Said where the topology's costs are, or with the privacy of the run.
@@ -211,7 +192,7 @@ def _topology_costs(cell: Cell, data: Dataset, own: Sequence[Cell], others: Sequ
         if name not in named
     ]
     # A schedule may add segments, such as heads to train clients on: the formulas are about the model alone.
-    ready = prepare_cell(cell, data, build.schedule(cell))
+    ready = build.prepare_cell(cell, data, build.schedule(cell))
     plain = build.topology(cell, data)
     facts = probe_with(plain, ready.data.clients[0].train)
     count = len(ready.topologies)
@@ -228,6 +209,6 @@ def _topology_costs(cell: Cell, data: Dataset, own: Sequence[Cell], others: Sequ
 
 def _costs_or_refusal(cell: Cell, data: Dataset, schedule: Schedule | None = None) -> Json:
     try:
-        return {"refused": None, **predict_costs(cell, prepare_cell(cell, data, schedule))}
+        return {"refused": None, **predict_costs(cell, build.prepare_cell(cell, data, schedule))}
     except InvalidInput as error:
         return {"refused": str(error)}
