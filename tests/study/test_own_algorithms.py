@@ -201,7 +201,9 @@ def test_nothing_of_a_stranger_is_imported(
     assert (own / "run").exists()
 
 
-def test_own_results_are_followed_until_they_change(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_own_results_are_followed_until_they_change(
+    own: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An attack afterwards and a resumed study find what was run, though the study's files are gone."""
     out = own / "out"
     assert main(["run", str(write(own, STUDY)), "--folder", str(out)]) == 0
@@ -214,6 +216,13 @@ def test_own_results_are_followed_until_they_change(own: Path, capsys: pytest.Ca
         ["run", str(out / "study.toml"), "--folder", str(out), "--resume"],
     ):
         assert main(command) == 0, command
+    for name in [name for name in sys.modules if name.startswith("toy_parts")]:
+        del sys.modules[name]
+    shutil.copytree(TOY, own / "elsewhere" / "toy_parts")
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(own / "elsewhere")
+        assert main(["report", str(out)]) == 0
+        assert not any(name.startswith("toy_parts") for name in sys.modules), "a report imports nothing"
     capsys.readouterr()
     assert main(["attack", str(run), "--attack", "toy_parts.defense:ToySign"]) == 2
     assert "is an import path that the run's study does not name" in capsys.readouterr().err

@@ -51,7 +51,7 @@ def expand_method(reader: StudyReader, where: str, table: MethodTable) -> tuple[
         _refuse_parameters(reader, where, table.extra)
         return {"name": "none"}, [MethodSetting(where)]
     written, found = expand_algorithm(reader, where, "methods", table.name, table.extra)
-    return written, [MethodSetting(where, part) for part in found]
+    return written, [MethodSetting(where, (part,)) for part in found]
 
 
 def expand_defense(reader: StudyReader, where: str, table: DefenseTable) -> tuple[Table, list[DefenseSetting]]:

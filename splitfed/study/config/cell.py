@@ -83,17 +83,11 @@ class NamedAlgorithm:
 
 
 @dataclass(frozen=True)
-class DefenseSetting:
-    """A setting of defenses: its `parts` in the order they act, none for no defense.
+class AlgorithmSetting:
+    """A setting of algorithms of one kind: its `parts` in the order they act, none for none; `where` in the study."""
 
-    `strength` is what a plot of leakage against strength has on its axis; None for no defense, and for one that has no
-    parameter to be stronger by.
-    """
-
-    where: str
-    parts: tuple[NamedAlgorithm, ...]
-    strength: Strength | None
-    guarantee: str
+    where: str = field(compare=False)
+    parts: tuple[NamedAlgorithm, ...] = ()
 
     @property
     def name(self) -> str:
@@ -119,31 +113,25 @@ class DefenseSetting:
 
 
 @dataclass(frozen=True)
-class MethodSetting:
-    """A federated method on the schedule, None for none; `where` is its place in the study."""
+class DefenseSetting(AlgorithmSetting):
+    """A setting of defenses.
 
-    where: str = field(compare=False)
-    part: NamedAlgorithm | None = None
+    `strength` is what a plot of leakage against strength has on its axis; None for no defense, and for one that has no
+    parameter to be stronger by.
+    """
 
-    @property
-    def name(self) -> str:
-        """The method's name, or "none"."""
-        return "none" if self.part is None else self.part.name
+    strength: Strength | None = None
+    guarantee: str = "no formal guarantee"
 
-    @property
-    def label(self) -> str:
-        """The method with its telling parameters, or "none"."""
-        return "none" if self.part is None else self.part.label
 
-    @property
-    def slug(self) -> str:
-        """The same for file names."""
-        return "none" if self.part is None else self.part.slug
+@dataclass(frozen=True)
+class MethodSetting(AlgorithmSetting):
+    """A federated method on the schedule, or none."""
 
     @property
-    def table(self) -> dict[str, Any]:
-        """The table of a study that means it."""
-        return {"name": "none"} if self.part is None else self.part.table
+    def part(self) -> NamedAlgorithm | None:
+        """The method, None for none."""
+        return self.parts[0] if self.parts else None
 
 
 @dataclass(frozen=True)

@@ -43,10 +43,10 @@ class Grid:
 def expand(config: StudyConfig, source: str, base: Path, code: Code | None = None) -> Grid:
     """Return the runs of `config`; relative paths start from `base`. Raises `InvalidStudy` naming every mistake.
 
-    `code`: where import paths may lead (default: to classes alone); those of models are not followed here.
+    `code`: where import paths may lead (default: nowhere); those of models are not followed here.
     """
     mistakes = Mistakes(source)
-    reader = StudyReader(mistakes, Code() if code is None else code)
+    reader = StudyReader(mistakes, Code(refusal="import paths are not followed here") if code is None else code)
     data_table, data = _parse_data(reader, config.data, base)
     model_table, model = _parse_model(reader, config)
     training_table, plans = training_tables.expand_training(reader, config.training)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from splitfed.core.errors import InvalidInput
+from splitfed.core.errors import InvalidInput, check_count
 from splitfed.core.messages import Recording
 from splitfed.core.optimizers import Optim
-from splitfed.study.config import speeds_table
+from splitfed.core.topology import Topology
+from splitfed.costs.clock import party_names
+from splitfed.costs.speeds import Machine, Speeds
+from splitfed.engines.base import FED
+from splitfed.schedules.base import Schedule
 from splitfed.study.config.algorithm_tables import expand_table
 from splitfed.study.config.cell import NamedAlgorithm, TrainingPlan
 from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes, short_repr
+from splitfed.study.config.parameters import check_parameters, parameters_of
 from splitfed.study.config.schema import TrainingTable
 
 
@@ -22,7 +28,7 @@ def expand_training(reader: StudyReader, table: TrainingTable) -> tuple[dict[str
     optimizer = _parse_optimizers(mistakes, table.optimizer)
     recorded = table.record
     record = Recording() if recorded is None else Recording(tuple(recorded.parties), recorded.every, recorded.budget)
-    speeds_written, speeds = speeds_table.parse_speeds(mistakes, "training.speeds", table.speeds)
+    speeds_written, speeds = parse_speeds(mistakes, "training.speeds", table.speeds)
     schedules_written, schedules = _expand_schedules(reader, table.schedule)
     resolved = table.model_dump()
     resolved["schedule"] = schedules_written
@@ -85,3 +91,69 @@ def _parse_optimizer(mistakes: Mistakes, where: str, table: Mapping[str, Any]) -
 def _optimizer_table(optim: Optim) -> dict[str, Any]:
     scheduler = {"scheduler": {"name": optim.scheduler, **optim.scheduler_options}} if optim.scheduler else {}
     return {"name": optim.name, **optim.options, **scheduler}
+
+
+EXAMPLE = "{compute = 1e9, up = 1e6, down = 1e6, latency = 0.01}"
+
+
+def parse_speeds(mistakes: Mistakes, where: str, given: Any) -> tuple[dict[str, Any] | None, Speeds | None]:
+    """Return the table `given` with defaults, and what it means; None for both where there is none."""
+    if given is None:
+        return None, None
+    allowed = parameters_of(Speeds)
+    with mistakes.part() as own:
+        table = _check_table(own, where, given, f"default = {EXAMPLE}")
+        rest = {key: value for key, value in table.items() if key not in ("default", "named")}
+        plain = {name: allowed[name] for name in ("stragglers", "spread", "seed")}
+        found = check_parameters(own, where, plain, rest, keys=["default", "named"])
+        default_written, default = _parse_machine(own, f"{where}.default", table.get("default", {}))
+        each = _check_table(own, f"{where}.named", table.get("named", {}), f"server = {EXAMPLE}")
+        machines = {name: _parse_machine(own, f"{where}.named.{name}", one) for name, one in each.items()}
+        speeds = None
+        if not own:
+            with own.at(where):
+                check_count("seed", found.points[0].full["seed"])
+                speeds = Speeds(default, {name: one for name, (_, one) in machines.items()}, **found.points[0].full)
+    return {"default": default_written, "named": {n: w for n, (w, _) in machines.items()}, **found.written}, speeds
+
+
+class PartyNames:
+    """The parties of one run and their roles: those of the topology, and the fed server where there is one.
+
+    `meeting`: whether a federated method brings one.
+    """
+
+    def __init__(self, topology: Topology, schedule: Schedule, clients: int, meeting: bool = False) -> None:
+        replicas = party_names(topology, clients)
+        others = [FED] if meeting or schedule.placement(topology).fused else []
+        self.parties = {*others, *(party for names in replicas.values() for party in names.values())}
+        self.roles = {*others, *topology.roles}
+
+    def of(self, speeds: Speeds | None) -> Speeds | None:
+        """Return `speeds` without those of parties that this run does not have, but another of its study may."""
+        if speeds is None:
+            return None
+        present = self.parties | self.roles
+        return replace(
+            speeds,
+            named={name: machine for name, machine in speeds.named.items() if name in present},
+            stragglers={name: factor for name, factor in speeds.stragglers.items() if name in self.parties},
+        )
+
+
+def _parse_machine(mistakes: Mistakes, where: str, given: Any) -> tuple[dict[str, Any], Machine]:
+    machine = Machine()
+    with mistakes.part() as own:
+        table = _check_table(own, where, given, EXAMPLE.strip("{}"))
+        found = check_parameters(own, where, parameters_of(Machine), table)
+        if not own:
+            with own.at(where):
+                machine = Machine(**found.points[0].full)
+    return found.written, machine
+
+
+def _check_table(mistakes: Mistakes, where: str, given: Any, example: str) -> Mapping[str, Any]:
+    if isinstance(given, Mapping):
+        return given
+    mistakes.add(where, f"{short_repr(given)} is not allowed; expected a table such as {{{example}}}")
+    return {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any
 
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.topology import Topology, member
@@ -20,10 +19,9 @@ from splitfed.schedules.base import Schedule
 from splitfed.study.config import build
 from splitfed.study.config.cell import Cell
 from splitfed.study.config.grid import Grid
-from splitfed.study.config.speeds_table import PartyNames
+from splitfed.study.config.training_table import PartyNames
+from splitfed.study.report.data import Json
 from splitfed.study.report.privacy import plan_ledgers
-
-Json = dict[str, Any]
 
 
 def predict_costs(cell: Cell, ready: Prepared) -> Json:

@@ -14,8 +14,7 @@ from splitfed.planning.private import planned_ledger
 from splitfed.privacy.ledger import describe_ledger
 from splitfed.study.config import build
 from splitfed.study.config.cell import Cell
-
-Json = dict[str, Any]
+from splitfed.study.report.data import Json
 
 
 def plan_ledger(cell: Cell, data: Dataset) -> Json | None:

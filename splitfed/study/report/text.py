@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from splitfed.stats.utility import ConstantAnswer, below_constant
-from splitfed.study.report.data import LEAST_SEEDS, METRICS, NO_DEFENSE, NO_METHOD, TARGETS, Setting
+from splitfed.study.report.data import LEAST_SEEDS, METRICS, NO_DEFENSE, NO_METHOD, TARGETS, Setting, Summary
 from splitfed.study.report.units import count_noun
 
-Summary = Mapping[str, Any]
 SHOWN = 3  # settings that a finding of the same kind names in a sentence of their own
 
 

@@ -20,8 +20,8 @@ from splitfed.study.config.assembly import PieceError
 from splitfed.study.config.cell import Cell, Probe
 from splitfed.study.config.grid import Grid
 from splitfed.study.config.mistakes import Mistakes
-from splitfed.study.config.speeds_table import PartyNames
 from splitfed.study.config.training_attacks import add_training_attack
+from splitfed.study.config.training_table import PartyNames
 from splitfed.study.run.runner import adversaries_of, evaluation_of
 from splitfed.threats.tuning import SHARE, Bench, check_tunable
 from splitfed.training.entry_point import check_run, engine_of

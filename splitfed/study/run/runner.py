@@ -41,14 +41,13 @@ from splitfed.schedules.base import LocalUpdate
 from splitfed.stats.dependence import permutation_test
 from splitfed.study.config import build
 from splitfed.study.config.cell import Cell, DefenseSetting, Probe, TrainingPlan
-from splitfed.study.config.speeds_table import PartyNames
 from splitfed.study.config.toml import dumps
 from splitfed.study.config.training_attacks import training_attacks
+from splitfed.study.config.training_table import PartyNames
 from splitfed.study.report import planned_costs, privacy
-from splitfed.study.report.depth import input_depth
 from splitfed.study.report.exposure import role_holdings
-from splitfed.study.report.prototypes import save_prototypes
-from splitfed.study.report.topology_data import graph_of
+from splitfed.study.report.figures.federated import save_prototypes
+from splitfed.study.report.topology_data import graph_of, input_depth
 from splitfed.study.run.progress import Watcher
 from splitfed.study.run.trust import write_mark
 from splitfed.training.checkpoint import write_atomic

@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from splitfed.study.report.data import Summary
 from splitfed.study.report.figures.plots import BASELINE_STYLES, metric_title
 from splitfed.study.report.figures.style import DASHES, MARKERS, MUTED, PALETTE, add_legend, as_svg, canvas, wrap_label
 
-Summary = Mapping[str, Any]
 _CUT = re.compile(r"\bcuts?=([^,)]+)")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from splitfed.attacks.scoring.member_metrics import roc
-from splitfed.study.report.data import METRICS, NO_DEFENSE
+from splitfed.study.report.data import METRICS, NO_DEFENSE, Summary
 from splitfed.study.report.figures.plots import BASELINE_STYLES, metric_title
 from splitfed.study.report.figures.style import (
     INK,
@@ -22,8 +22,6 @@ from splitfed.study.report.figures.style import (
     wrap_label,
 )
 from splitfed.study.report.text import name_of
-
-Summary = Mapping[str, Any]
 
 
 def plot_scores(

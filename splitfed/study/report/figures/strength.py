@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from splitfed.study.report.data import NO_DEFENSE
+from splitfed.study.report.data import NO_DEFENSE, Summary
 from splitfed.study.report.figures.plots import (
     Point,
     draw_baselines,
@@ -17,7 +17,6 @@ from splitfed.study.report.figures.plots import (
 )
 from splitfed.study.report.figures.style import PALETTE, SeriesStyles, add_legend, as_svg, canvas, wrap_label
 
-Summary = Mapping[str, Any]
 Panel = tuple[str, str, bool]
 """Family, title of the parameter, and whether more of it is stronger."""
 
