@@ -288,6 +288,18 @@ def scored_utility(entry: Mapping[str, Any]) -> float | None:
     return next((float(score) for score in scores if score is not None), None)
 
 
+def interval_ends(found: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the interval of an estimate; its mean twice where it has none."""
+    low, high = (found["mean"] if found[side] is None else found[side] for side in ("low", "high"))
+    return float(low), float(high)
+
+
+def error_bars(found: Sequence[Mapping[str, Any]]) -> list[list[float]]:
+    """Return how far the interval of each estimate reaches below its mean, and above it."""
+    ends = [(one["mean"], *interval_ends(one)) for one in found]
+    return [[mean - low for mean, low, _ in ends], [high - mean for mean, _, high in ends]]
+
+
 def _group_settings(results: Sequence[Mapping[str, Any]]) -> tuple[Setting, ...]:
     """Group by all that a result says of its setting; without a method first, undefended first, then by strength."""
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}

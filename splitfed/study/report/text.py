@@ -6,7 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from splitfed.stats.utility import ConstantAnswer, below_constant
-from splitfed.study.report.data import LEAST_SEEDS, METRICS, NO_DEFENSE, NO_METHOD, TARGETS, Setting, Summary
+from splitfed.study.report.data import (
+    LEAST_SEEDS,
+    METRICS,
+    NO_DEFENSE,
+    NO_METHOD,
+    TARGETS,
+    Setting,
+    Summary,
+    interval_ends,
+)
 from splitfed.study.report.units import count_noun
 
 SHOWN = 3  # settings that a finding of the same kind names in a sentence of their own
@@ -78,13 +87,9 @@ def beats_baseline(attack: Mapping[str, Any], metric: str) -> bool:
     guess, blind = attack["scores"][metric]["guess"], baseline(attack, metric)
     assert blind is not None
     beaten = float(blind["mean"])
-    if METRICS[metric].centre is not None and _interval_end(guess, "high") < beaten:
+    if METRICS[metric].centre is not None and interval_ends(guess)[1] < beaten:
         return True
-    return _interval_end(guess, "low") > beaten if METRICS[metric].up else _interval_end(guess, "high") < beaten
-
-
-def _interval_end(found: Mapping[str, Any], side: str) -> float:
-    return float(found["mean"] if found[side] is None else found[side])
+    return interval_ends(guess)[0] > beaten if METRICS[metric].up else interval_ends(guess)[1] < beaten
 
 
 def _study_sentence(summary: Summary) -> str:
@@ -198,7 +203,7 @@ def _attack_finding(summary: Summary, base: Mapping[str, Any], metric: str, targ
 def reversal_clause(attack: Mapping[str, Any], metric: str = "auc") -> str:
     """Say so where an attack tells two kinds apart and names them the wrong way round: an AUC below .5 leaks too."""
     guess, centre = (attack["scores"].get(metric) or {}).get("guess"), METRICS[metric].centre
-    if guess is None or centre is None or _interval_end(guess, "high") >= centre:
+    if guess is None or centre is None or interval_ends(guess)[1] >= centre:
         return ""
     title = METRICS[metric].title
     return (
@@ -266,9 +271,8 @@ def _strongest_guess(setting: Mapping[str, Any], metric: str, target: str) -> Ma
 
 
 def _intervals_overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return _interval_end(one, "low") <= _interval_end(other, "high") and _interval_end(other, "low") <= _interval_end(
-        one, "high"
-    )
+    (low, high), (other_low, other_high) = interval_ends(one), interval_ends(other)
+    return low <= other_high and other_low <= high
 
 
 def _format_price(summary: Summary, cost: float) -> str:

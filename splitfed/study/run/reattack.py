@@ -24,6 +24,7 @@ from splitfed.study.run.runner import Json, read_result, run_attack, train_cell,
 from splitfed.study.run.store import StudyFolder
 from splitfed.study.run.trust import code_of, read_own_files, write_mark
 from splitfed.training.checkpoint import write_atomic
+from splitfed.training.run import Run
 
 
 def attack_run(
@@ -74,9 +75,7 @@ def applicable_attacks(folder: Path, adversary: str | None, *, trust: bool = Fal
 
     `adversary`: the one party to ask for (default: all of them).
     """
-    _, cell, data = load_finished_run(folder, trust=trust)
-    with open_watcher(1, 0) as watcher:
-        run = train_cell(cell, data, folder, watcher)
+    run = rebuild_run(folder, trust=trust)
     parties = list(run.engine.parties) if adversary is None else [run.evaluator.adversary(adversary)]
     return {party: run.evaluator.applicable(party) for party in parties}
 
@@ -92,6 +91,13 @@ def load_finished_run(folder: Path, *, trust: bool = False) -> tuple[Json, Cell,
     raw = schema.read_toml(folder / "config.toml", digests.RUN_CONFIG)
     grid, data = session.check_study(raw, "config.toml", folder, code_of(folder, raw, trust))
     return known, grid.cells[0], data
+
+
+def rebuild_run(folder: Path, *, trust: bool = False) -> Run:
+    """Return the finished run in `folder`, as its newest checkpoint has it; see `load_finished_run`."""
+    _, cell, data = load_finished_run(folder, trust=trust)
+    with open_watcher(1, 0) as watcher:
+        return train_cell(cell, data, folder, watcher)
 
 
 def _attack_key(known: Json, label: str, name: str) -> str:

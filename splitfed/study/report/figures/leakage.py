@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from splitfed.attacks.scoring.member_metrics import roc
-from splitfed.study.report.data import METRICS, NO_DEFENSE, Summary
+from splitfed.study.report.data import METRICS, NO_DEFENSE, Summary, interval_ends
 from splitfed.study.report.figures.plots import BASELINE_STYLES, metric_title
 from splitfed.study.report.figures.style import (
     INK,
@@ -51,8 +51,7 @@ def plot_scores(
                 guess = scores.get("guess")
                 if guess:
                     colour, mean = looks.colours[setting["family"]], guess["mean"]
-                    low, high = (mean if guess[side] is None else guess[side] for side in ("low", "high"))
-                    axis.plot([low, high], [row, row], color=colour, lw=2, alpha=0.6)
+                    axis.plot(interval_ends(guess), [row, row], color=colour, lw=2, alpha=0.6)
                     marker = looks.markers[setting["place"]]
                     axis.plot([mean], [row], color=colour, marker=marker, ms=8, mec="white", ls="")
             axis.set_yticks(rows, names if axis is axes[0] else [""] * len(rows))

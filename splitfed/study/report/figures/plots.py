@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from splitfed.study.report.data import METRICS, TARGETS, Summary
+from splitfed.study.report.data import METRICS, TARGETS, Summary, interval_ends
 from splitfed.study.report.figures.style import MUTED, SeriesStyles, add_legend, as_svg, canvas, wrap_label
 
 BASELINE_STYLES = {
@@ -145,9 +145,3 @@ def metric_title(metric: str, reversed_too: bool = False) -> str:
     known = METRICS[metric]
     unit = f" [{known.unit.strip()}]" if known.unit else ""
     return f"{known.title}{unit}{f' (1 - {known.title} where reversed)' if reversed_too else ''}"
-
-
-def interval_ends(found: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the interval of an estimate; its mean twice where it has none."""
-    low, high = (found["mean"] if found[side] is None else found[side] for side in ("low", "high"))
-    return float(low), float(high)
