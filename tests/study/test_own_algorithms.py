@@ -16,8 +16,10 @@ from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
 from splitfed.models.import_paths import CLASSES, Code
 from splitfed.registry import TABLES
-from splitfed.study.config import build
+from splitfed.study.config import build, schema
+from splitfed.study.config.grid import expand
 from splitfed.study.config.toml import dumps
+from splitfed.study.run import trust
 from tests.study.examples import checked, small, write
 
 TOY = Path(__file__).parents[1] / "plugin" / "toy_splitfed"
@@ -201,6 +203,25 @@ def test_nothing_of_a_stranger_is_imported(
     assert (own / "run").exists()
 
 
+def test_a_mark_covers_attacks_of_import_paths_alone() -> None:
+    """Registered attacks may be added to a folder that is one's own; what would be imported may not."""
+    plain, toy = {"name": "rmle", "preset": "fast"}, {"name": "toy_parts.attack:ToyNearest", "share": 1}
+    marks = [
+        trust._signature(b"key", {"data": {}, "attack": attacks}, {}) for attacks in ([], [plain], [toy], [plain, toy])
+    ]
+    assert (marks[0] == marks[1], marks[2] == marks[3], marks[0] == marks[2]) == (True, True, False)
+    assert marks[2] != trust._signature(b"key", {"data": {}, "attack": [{**toy, "share": 2}]}, {})
+
+
+def test_whoever_only_counts_runs_imports_nothing(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a report does, which is read without trust."""
+    monkeypatch.syspath_prepend(own)
+    with pytest.raises(InvalidInput, match=r"defense\[0\]\.name: import paths are not followed here"):
+        expand(schema.parse_study(STUDY, "study.toml"), "study.toml", own)
+    assert not any(name.startswith("toy_parts") for name in sys.modules)
+
+
+@pytest.mark.exhaustive
 def test_own_results_are_followed_until_they_change(
     own: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
