@@ -199,10 +199,11 @@ def load(kind: str, name: str) -> Any:
     table, name = TABLES[kind], current_entry(kind, name)
     if name not in table:
         raise unknown(SINGULAR[kind], name, table)
-    return _load_plugin(kind, name) if (kind, name) in PLUGINS else _resolve(table[name])
+    return _load_plugin(kind, name) if (kind, name) in PLUGINS else resolve(table[name])
 
 
-def _resolve(target: str) -> Any:
+def resolve(target: str) -> Any:
+    """Import and return `target`, "module:object"."""
     module, _, attribute = target.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
@@ -211,11 +212,11 @@ def _load_plugin(kind: str, name: str) -> Any:
     """Import a plug-in; what is wrong with it is one line that names it and its distribution."""
     described = f"{SINGULAR[kind]} {name!r} of {PLUGINS[kind, name]}"
     try:
-        found = _resolve(TABLES[kind][name])
+        found = resolve(TABLES[kind][name])
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise InvalidInput(f"{described} cannot be imported from {TABLES[kind][name]!r} ({reason})") from error
-    contract = _resolve(CONTRACTS[kind]) if kind in CONTRACTS else None
+    contract = resolve(CONTRACTS[kind]) if kind in CONTRACTS else None
     if contract is not None and not (isinstance(found, type) and issubclass(found, contract)):
         raise InvalidInput(f"{described} is {TABLES[kind][name]!r}; expected a subclass of {CONTRACTS[kind]}")
     if not callable(found):

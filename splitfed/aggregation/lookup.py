@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, Literal
 
@@ -12,12 +12,15 @@ from splitfed.registry import load
 from splitfed.secure_sum.plan import SecureSum
 
 
-def aggregation_of(given: object) -> AggregationRule:
-    """Return the aggregation rule called so, or the one that a table with a name and parameters describes."""
+def aggregation_of(given: object, find: Callable[[str, str], Any] = load) -> AggregationRule:
+    """Return the aggregation rule called so, or the one that a table with a name and parameters describes.
+
+    `find`: what a name means among a kind, as `registry.load`.
+    """
     if isinstance(given, AggregationRule):
         return given
     table = named_table("aggregation", given, "or a rule")
-    kind: type[AggregationRule] = load("aggregation", table["name"])
+    kind: type[AggregationRule] = find("aggregation", table["name"])
     return kind(**parameters_of_table(f"parameter of aggregation rule {table['name']!r}", kind, table, "name"))
 
 

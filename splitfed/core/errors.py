@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import math
 import numbers
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
 from typing import Any
@@ -16,7 +17,12 @@ class SplitfedError(Exception):
 
 
 class InvalidInput(SplitfedError, ValueError):
-    """Something given from outside is wrong: nothing was computed, nothing was written."""
+    """Something given from outside is wrong: nothing was computed, nothing was written.
+
+    `part`: which part of a run it is about, as `train` calls it, where that is known.
+    """
+
+    part = ""
 
 
 class NonFinite(SplitfedError, ArithmeticError):
@@ -52,6 +58,16 @@ MOST, WIDEST = 100, 200
 def unknown(kind: str, name: object, allowed: Iterable[str]) -> InvalidInput:
     """Return the error for a `name` that no `kind` has; its text has the nearest name, then all `allowed` ones."""
     return Unknown(kind, name, allowed)
+
+
+@contextmanager
+def about(part: str) -> Iterator[None]:
+    """Say of an `InvalidInput` raised inside the block which `part` of a run it is about; the innermost counts."""
+    try:
+        yield
+    except InvalidInput as error:
+        error.part = error.part or part
+        raise
 
 
 def check_number(

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import nn
 
-from splitfed import registry
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.random import initialization
 from splitfed.models.import_paths import Code
@@ -22,13 +21,7 @@ def build(name: str, shape: tuple[int, ...], outputs: int, seed: int, **params: 
     Importing runs that module's code: it is as trusted as the program. Raises `InvalidInput` for a name that leads
     nowhere or to something else, and for parameters that do not fit. A function of your own needs no name: call it.
     """
-    return make(name, factory_of(name, Code()), shape, outputs, seed, params)
-
-
-def factory_of(name: str, code: Code) -> Callable[..., Any]:
-    """Return what makes the model `name`: a registered function, or what `code` finds for an import path."""
-    factory: Callable[..., Any] = code.find(name) if ":" in name else registry.load("models", name)
-    return factory
+    return make(name, Code().load("models", name), shape, outputs, seed, params)
 
 
 def make(

@@ -1,9 +1,10 @@
-"""Import paths of models, `package.module:Name`: what they may lead to, checked before anything is called.
+"""Import paths, `package.module:Name`, in place of registered names: what they may lead to, checked before any call.
 
-A path leads to a subclass of `torch.nn.Module` in any module that can be imported, or to a function in a Python file
-of one folder, the study's own. Importing a module runs its code, so what can be told without it is told first: a module
-of Python's standard library, one that is not there, a function elsewhere and a name that no line of it mentions are
-refused before anything is imported.
+Of a kind that has a contract a path leads to a subclass of it, of models to one of `torch.nn.Module`, in any module
+that can be imported; of topologies, data sets and models it leads to a function in a Python file of one folder, the
+study's own. Importing a module runs its code, so what can be told without it is told first: a module of Python's
+standard library, one that is not there, a function elsewhere and a name that no line of it mentions are refused before
+anything is imported.
 """
 
 from __future__ import annotations
@@ -20,16 +21,20 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
+from splitfed import registry
 from splitfed.core.errors import InvalidInput
 from splitfed.models.local_modules import LocalModules
+from splitfed.registry import SINGULAR
 
-MODULE = "a subclass of torch.nn.Module"
+CLASSES = {**registry.CONTRACTS, "models": "torch.nn:Module"}
+"""Kind -> of what a class must be a subclass; topologies and data sets are made by functions alone."""
+
+FUNCTIONS = ("topologies", "data", "models")
+"""Kinds of which a path may lead to a function."""
 
 
 class Code:
-    """The import paths of one study or one run.
+    """What the names of one study or one run mean, import paths among them.
 
     `folder` holds the Python files whose functions may be called, None for no folder; `files`: those files that may be
     run, relative path -> SHA-256 in hexadecimal digits (None: all). `refusal`: why no import path may be followed at
@@ -54,27 +59,35 @@ class Code:
         given = json.loads(text)
         return cls(None if given["folder"] is None else Path(given["folder"]), given["files"], given["refusal"])
 
-    def find(self, path: str) -> Callable[..., Any]:
-        """Return the class or function that `path` leads to; nothing is called. Raises `InvalidInput`."""
+    def load(self, kind: str, name: str) -> Callable[..., Any]:
+        """Return what `name` means among `kind`: what is registered, or what an import path leads to."""
+        found: Callable[..., Any] = self.find(name, kind) if ":" in name else registry.load(kind, name)
+        return found
+
+    def find(self, path: str, kind: str = "models") -> Callable[..., Any]:
+        """Return the class or function of `kind` that `path` leads to; nothing is called. Raises `InvalidInput`."""
         if self._refusal is not None:
             raise InvalidInput(self._refusal)
-        module, attributes = _parts(path)
+        what, expected = f"{SINGULAR[kind]} {path!r}", self._expected(kind)
+        module, attributes = _parts(path, what)
         if self._local is not None:
             self._local.enter()
         local = self._local if self._local is not None and self._local.has(module) else None
         if local is None:
-            _check_unimported(path, module, attributes, self._expected)
+            _check_unimported(what, kind, module, attributes, expected)
         else:
-            local.check(path, module)
-        target = self._resolved(path, module, attributes)
+            local.check(what, module)
+        target = _import_target(what, module, attributes)
         if inspect.isclass(target):
-            if not issubclass(target, nn.Module):
-                raise InvalidInput(f"model {path!r} is a class, but no torch.nn.Module; expected {self._expected}")
-        elif not inspect.isroutine(target) or local is None:
-            what = "a function" if inspect.isroutine(target) else f"a {type(target).__name__}"
-            raise InvalidInput(f"model {path!r} is {what}; expected {self._expected}")
+            contract = registry.resolve(CLASSES[kind]) if kind in CLASSES else None
+            if contract is None or not issubclass(target, contract):
+                no = "" if contract is None else f", but no {CLASSES[kind].replace(':', '.')}"
+                raise InvalidInput(f"{what} is a class{no}; expected {expected}")
+        elif not inspect.isroutine(target) or local is None or kind not in FUNCTIONS:
+            found = "a function" if inspect.isroutine(target) else f"a {type(target).__name__}"
+            raise InvalidInput(f"{what} is {found}; expected {expected}")
         elif not local.defines(inspect.unwrap(getattr(target, "__func__", target))):
-            raise InvalidInput(f"model {path!r} is a function from elsewhere; expected {self._expected}")
+            raise InvalidInput(f"{what} is a function from elsewhere; expected {expected}")
         result: Callable[..., Any] = target
         return result
 
@@ -82,42 +95,43 @@ class Code:
         """Return every Python file of the folder that was run for a path: relative path -> content as it was run."""
         return {} if self._local is None else self._local.sources()
 
-    @property
-    def _expected(self) -> str:
-        return MODULE if self._local is None else f"{MODULE}, or a function in a Python file of the study's folder"
-
-    def _resolved(self, path: str, module: str, attributes: str) -> Any:
-        """Import and return what `path` names; whatever the module's own code raises is one line."""
-        try:
-            imported = importlib.import_module(module)
-        except (Exception, SystemExit) as error:
-            known = isinstance(error, (ImportError, InvalidInput))
-            reason = str(error) if known else f"{type(error).__name__}: {error}"
-            raise InvalidInput(
-                f"model {path!r}: cannot import {module!r} ({' '.join(reason.split())[:300]})"
-            ) from error
-        try:
-            return reduce(getattr, attributes.split("."), imported)
-        except AttributeError:
-            raise InvalidInput(f"model {path!r}: {module!r} has no {attributes!r}") from None
+    def _expected(self, kind: str) -> str:
+        found = [f"a subclass of {CLASSES[kind].replace(':', '.')}"] if kind in CLASSES else []
+        if kind in FUNCTIONS and (self._local is not None or not found):
+            found.append("a function in a Python file of the study's folder")
+        return ", or ".join(found)
 
 
-def _parts(path: str) -> tuple[str, str]:
+def _import_target(what: str, module: str, attributes: str) -> Any:
+    """Import and return what a path names; whatever the module's own code raises is one line."""
+    try:
+        imported = importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        known = isinstance(error, (ImportError, InvalidInput))
+        reason = str(error) if known else f"{type(error).__name__}: {error}"
+        raise InvalidInput(f"{what}: cannot import {module!r} ({' '.join(reason.split())[:300]})") from error
+    try:
+        return reduce(getattr, attributes.split("."), imported)
+    except AttributeError:
+        raise InvalidInput(f"{what}: {module!r} has no {attributes!r}") from None
+
+
+def _parts(path: str, what: str) -> tuple[str, str]:
     """Return module and attribute of `path`; refuse what is no name, and what is meant to run as a program."""
     module, _, attributes = path.partition(":")
     names = [*module.split("."), *attributes.split(".")]
     if not all(name.isidentifier() and not keyword.iskeyword(name) and name[:2] != "__" for name in names):
-        raise InvalidInput(f"model {path!r} is no import path; expected package.module:Name")
+        raise InvalidInput(f"{what} is no import path; expected package.module:Name")
     return module, attributes
 
 
-def _check_unimported(path: str, module: str, attributes: str, expected: str) -> None:
-    """Refuse what can be told to be no model without running any of it."""
+def _check_unimported(what: str, kind: str, module: str, attributes: str, expected: str) -> None:
+    """Refuse what can be told to be nothing of `kind` without running any of it."""
     if module.partition(".")[0] in sys.stdlib_module_names:
-        raise InvalidInput(f"model {path!r} is part of Python itself, which has no models; expected {expected}")
+        raise InvalidInput(f"{what} is part of Python itself, which has no {kind}; expected {expected}")
     spec = _find_spec(module)
     if spec is None:
-        raise InvalidInput(f"model {path!r}: cannot import {module!r} (No module named {module!r})")
+        raise InvalidInput(f"{what}: cannot import {module!r} (No module named {module!r})")
     file = Path(spec.origin or "")
     if spec.has_location and file.suffix == ".py" and file.is_file():
         name = attributes.partition(".")[0]
@@ -126,9 +140,9 @@ def _check_unimported(path: str, module: str, attributes: str, expected: str) ->
         except (SyntaxError, ValueError):
             return  # Importing it says what is wrong.
         if any(isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name for node in tree.body):
-            raise InvalidInput(f"model {path!r} is a function of another package; expected {expected}")
+            raise InvalidInput(f"{what} is a function of another package; expected {expected}")
         if not _may_have(tree, name):
-            raise InvalidInput(f"model {path!r}: {module!r} has no {name!r}")
+            raise InvalidInput(f"{what}: {module!r} has no {name!r}")
 
 
 def _find_spec(module: str) -> ModuleSpec | None:

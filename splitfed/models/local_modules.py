@@ -49,13 +49,13 @@ class LocalModules:
         same = file is not None and Path(file).resolve() == own.resolve() and not self._came_from_a_folder(name)
         return self._files is not None or not same
 
-    def check(self, path: str, module: str) -> None:
+    def check(self, what: str, module: str) -> None:
         """Refuse a file whose name is that of a module elsewhere: either could be meant."""
         name = module.partition(".")[0]
         loaded = name in sys.modules and not self._came_from_a_folder(name)
         if name in sys.stdlib_module_names or loaded or self._exists_elsewhere(name):
             raise InvalidInput(
-                f"model {path!r}: {name!r} in {str(self.folder)!r} has the name of a module of Python, of an installed "
+                f"{what}: {name!r} in {str(self.folder)!r} has the name of a module of Python, of an installed "
                 "package, or of one that is loaded; rename it"
             )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from splitfed.core.defense import Defense, LabelDefense, LayerDefense, PenaltyDefense, ReceiverPenaltyDefense
 from splitfed.core.equivalence import EXAMPLES, check_topology
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput, about, unknown
 from splitfed.core.initial_weights import first_weights, local_segments, resolve_starts
 from splitfed.core.optimizers import Optim
 from splitfed.core.per_client_defenses import check_clients, of_client
@@ -85,26 +85,67 @@ def prepare(
     """
     plan, extra, given = _resolve_algorithms(schedule, method, defenses)
     _check_kind("data", data, Federation, "what Dataset.clients(count) returns")
+    topologies, facts = assemble(topology, data, plan, extra, training.seed)
+    return complete(topologies, facts, data, plan, extra, given, optimizer, training)
+
+
+def assemble(
+    topology: Topology | Sequence[Topology], data: Federation, plan: Schedule, method: Method | None, seed: int
+) -> tuple[tuple[Topology, ...], tuple[Facts, ...]]:
+    """Return every client's topology as schedule and method train it, and its facts; refuse what does not fit."""
+    with about("topology"):
+        given = _topology_per_client(topology, len(data.clients))
+        _check_together(given, plan)
+        return _each_make(given, lambda replica: _assemble_one(given[replica], data, replica, plan, method, seed))
+
+
+def complete(
+    topologies: Sequence[Topology],
+    facts: Sequence[Facts],
+    data: Federation,
+    plan: Schedule,
+    method: Method | None,
+    defenses: tuple[Defense, ...],
+    optimizer: str | Optim | Mapping[str, Optim] | None,
+    training: Training,
+) -> Prepared:
+    """Return what `assemble` has returned, put together with all else that a run has; refuse what does not fit."""
     clients = len(data.clients)
-    client_topologies = _topology_per_client(topology, clients)
-    _check_together(client_topologies, plan)
-    topologies, facts = _prepare_topologies(client_topologies, data, plan, given, extra, training.seed)
-    check_batches(facts, given, data, training)
-    check_sampling(plan, training)
-    for prepared_topology, fact in {id(t): (t, f) for t, f in zip(topologies, facts, strict=True)}.values():
-        check_clients(given, prepared_topology, clients)
-        segment_plans(prepared_topology, fact, given)
-    first = topologies[0]
-    rates = plan.rates(first, clients)
-    optims = {role: o.scaled(rates.get(role, 1.0)) for role, o in optims_of(first, optimizer).items()}
-    place = plan.placement(first) if extra is None else combine_placement(extra, plan, topologies)
-    if extra is not None:
-        training = check_method(extra, plan, topologies, facts, given, data, optims, training)
-    ready = Prepared(topologies, facts, data, plan, place, given, optims, training, extra)
-    starts = resolve_starts(training.starts, topologies, ready.local[0])
-    ready = replace(ready, training=replace(training, starts=starts))
-    ready.first_weights()
-    return ready
+
+    def defend(replica: int) -> tuple[Topology, Facts]:
+        rows = data.clients[replica].train
+        fitted, found = fit_defenses(topologies[replica], facts[replica], rows, defenses, training.seed)
+        if method is not None or any(isinstance(d, PenaltyDefense | ReceiverPenaltyDefense) for d in defenses):
+            # Their terms may send a gradient where the losses of the heads send none.
+            found = replace(found, no_gradient=frozenset())
+        check_outputs(fitted, found)
+        return fitted, found
+
+    with about("defenses"):
+        ready, known = _each_make(topologies, defend)
+        if _differ(ready):
+            check_equal_shapes(ready, known)
+    with about("batch_size"):
+        check_batches(known, defenses, data, training)
+    with about("sampling"):
+        check_sampling(plan, training)
+    with about("defenses"):
+        for one, fact in {id(t): (t, f) for t, f in zip(ready, known, strict=True)}.values():
+            check_clients(defenses, one, clients)
+            segment_plans(one, fact, defenses)
+    with about("optimizer"):
+        rates = plan.rates(ready[0], clients)
+        optims = {role: o.scaled(rates.get(role, 1.0)) for role, o in optims_of(ready[0], optimizer).items()}
+    with about("method"):
+        place = plan.placement(ready[0]) if method is None else combine_placement(method, plan, ready)
+        if method is not None:
+            training = check_method(method, plan, ready, known, defenses, data, optims, training)
+    prepared = Prepared(ready, known, data, plan, place, defenses, optims, training, method)
+    with about("starts"):
+        starts = resolve_starts(training.starts, ready, prepared.local[0])
+        prepared = replace(prepared, training=replace(training, starts=starts))
+        prepared.first_weights()
+    return prepared
 
 
 def check_method(
@@ -330,29 +371,21 @@ def _check_together(topologies: Sequence[Topology], plan: Schedule) -> None:
         _check_whole(topologies)
 
 
-def _prepare_topologies(
-    topologies: Sequence[Topology],
-    data: Federation,
-    plan: Schedule,
-    defenses: Sequence[Defense],
-    method: Method | None,
-    seed: int,
+def _each_make(
+    topologies: Sequence[Topology], prepare_one: Callable[[int], tuple[Topology, Facts]]
 ) -> tuple[tuple[Topology, ...], tuple[Facts, ...]]:
-    """Return every client's topology as it is trained, and its facts; each make of it is prepared once."""
-    differ = _differ(topologies)
+    """Return what `prepare_one` makes of every client's topology, by the client's number; each make of it once."""
     prepared: dict[int, tuple[Topology, Facts]] = {}
     for replica, one in enumerate(topologies):
         if id(one) in prepared:
             continue
         try:
-            prepared[id(one)] = _prepare_topology(one, data, replica, plan, defenses, method, seed)
+            prepared[id(one)] = prepare_one(replica)
         except InvalidInput as error:
-            if not differ:
+            if not _differ(topologies):
                 raise
             raise InvalidInput(f"client {replica}: {error}") from error
     ready, facts = zip(*(prepared[id(t)] for t in topologies), strict=True)
-    if differ:
-        check_equal_shapes(ready, facts)
     return ready, facts
 
 
@@ -380,34 +413,27 @@ def _check_whole(given: Sequence[Topology]) -> None:
                 raise InvalidInput(f"client {client} has {what} {mine}; the first client has {first}")
 
 
-def _prepare_topology(
-    topology: Topology,
-    data: Federation,
-    replica: int,
-    schedule: Schedule,
-    defenses: Sequence[Defense],
-    method: Method | None,
-    seed: int,
+def _assemble_one(
+    topology: Topology, data: Federation, replica: int, schedule: Schedule, method: Method | None, seed: int
 ) -> tuple[Topology, Facts]:
-    rows = data.clients[replica].train
+    rows, clients = data.clients[replica].train, len(data.clients)
     checked_topology = topology.with_tasks(rows.tasks)
-    schedule.check(checked_topology, len(data.clients))
+    with about("schedule"):
+        schedule.check(checked_topology, clients)
     facts = probe_with(checked_topology, rows)
+    check_outputs(checked_topology, facts)
     check_exact(checked_topology, rows)
     # Who is handed a topology must not find the user's model behind it.
     checked_topology = replace(
         checked_topology, segments=tuple(replace(s, original=None) for s in checked_topology.segments)
     )
-    prepared = schedule.prepare(checked_topology, facts, seed)
-    if prepared is not checked_topology:
-        facts = probe_with(prepared, rows)
+    with about("schedule"):
+        prepared = schedule.prepare(checked_topology, facts, seed)
+        if prepared is not checked_topology:
+            facts = probe_with(prepared, rows)
     if method is not None:
-        method.check(prepared, len(data.clients))
-        prepared = method.fit(prepared, facts, derive(seed, "method"))
-        facts = probe_with(prepared, rows)
-    prepared, facts = fit_defenses(prepared, facts, rows, defenses, seed)
-    if method is not None or any(isinstance(d, PenaltyDefense | ReceiverPenaltyDefense) for d in defenses):
-        # Their terms may send a gradient where the losses of the heads send none.
-        facts = replace(facts, no_gradient=frozenset())
-    check_outputs(prepared, facts)
+        with about("method"):
+            method.check(prepared, clients)
+            prepared = method.fit(prepared, facts, derive(seed, "method"))
+            facts = probe_with(prepared, rows)
     return prepared, facts

@@ -12,7 +12,7 @@ import torch
 
 from splitfed.core.defense import Defense, privacy_event
 from splitfed.core.deprecation import accept_old_keywords
-from splitfed.core.errors import InvalidInput, check_count
+from splitfed.core.errors import InvalidInput, about, check_count
 from splitfed.core.messages import LocalLink, Recording
 from splitfed.core.optimizers import Optim
 from splitfed.core.topology import Topology
@@ -81,9 +81,7 @@ def train(
         training=local.training(batch_size, seed),
         method=method,
     )
-    prepared = calibrate(prepared, rounds, adversaries)
-    check_across(evaluation.across_clients, prepared.defenses)
-    check_uploads(prepared)
+    prepared = check_run(prepared, rounds, device, adversaries, evaluation)
     run = start_run(prepared, rounds, device, adversaries, evaluation, logging)
     for number in range(0 if run.folder is None else run.folder.restore(run), rounds):
         metrics = train_round(run, prepared.training, number, rounds, evaluation, adversaries)
@@ -94,11 +92,21 @@ def train(
     return run
 
 
-def calibrate(prepared: Prepared, rounds: int, adversaries: Adversaries) -> Prepared:
-    """Return `prepared` with method and defenses calibrated for `rounds` rounds beside `adversaries`."""
+def check_run(
+    prepared: Prepared, rounds: int, device: torch.device | str, adversaries: Adversaries, evaluation: Evaluation
+) -> Prepared:
+    """Return `prepared` with method and defenses calibrated for `rounds` rounds; refuse what does not fit these."""
+    with about("device"):
+        find_device(device)
     obstacle = "detectors, which train on rows of their own choice" if adversaries.detectors else None
     off = adversaries.off_protocol
-    return calibrate_defenses(prepared, rounds, obstacle, f"{off!r} does not follow the protocol" if off else None)
+    with about("defenses"):
+        doubt = f"{off!r} does not follow the protocol" if off else None
+        prepared = calibrate_defenses(prepared, rounds, obstacle, doubt)
+        check_uploads(prepared)
+    with about("across"):
+        check_across(evaluation.across_clients, prepared.defenses)
+    return prepared
 
 
 def start_run(
@@ -165,7 +173,7 @@ def engine_of(
         defenses=prepared.defenses,
         optims=prepared.optims,
         seed=prepared.training.seed,
-        device=_device(device),
+        device=find_device(device),
         recording=record,
         folder=views,
         placement=prepared.placement,
@@ -246,13 +254,14 @@ def _expected_batch_sizes(prepared: Prepared) -> list[float] | None:
     return [size for size in found if size is not None] or None
 
 
-def _device(name: torch.device | str) -> torch.device:
+def find_device(name: torch.device | str) -> torch.device:
+    """Return the device called `name`; refuse one that torch does not train on here."""
     try:
         device = torch.device(name)
     except RuntimeError:
         raise InvalidInput(f"device={name!r} is not allowed; expected cpu, cuda or cuda:N") from None
     if device.type not in ("cpu", "cuda"):
         raise InvalidInput(f"device={str(name)!r} is not allowed; expected cpu, cuda or cuda:N")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InvalidInput(f"device={str(name)!r} is not there: torch finds no GPU")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InvalidInput(f"device={str(name)!r} is not there; this machine has {torch.cuda.device_count()} GPUs")
     return device

@@ -27,7 +27,7 @@ from splitfed.defenses import DistanceCorrelation, MaxNorm, Mid
 from splitfed.models.mlp import mlp
 from splitfed.stats.dependence import distance_correlation
 from splitfed.study.config.toml import dumps
-from splitfed.study.report.names import short_names
+from splitfed.study.report.summary import short_names
 from splitfed.topologies import multi_hop, u_shaped, vanilla, vertical
 from splitfed.topologies.fusion import Fusion
 from splitfed.training.run import Run

@@ -16,7 +16,7 @@ from splitfed import registry
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import derive, generator, stream
 from splitfed.models import build
-from splitfed.models.build import factory_of, make
+from splitfed.models.build import make
 from splitfed.models.import_paths import Code
 from tests.examples import assert_same
 
@@ -216,5 +216,5 @@ def test_a_factory_of_the_users_own_gets_the_seed_where_it_asks_for_one(tmp_path
         "from torch import nn\ndef made(outputs, seed=9):\n    return nn.Sequential(nn.Linear(seed, outputs))\n"
     )
     name = "seeded_models:made"
-    model = make(name, factory_of(name, Code(tmp_path)), (5,), 2, 7, {})
+    model = make(name, Code(tmp_path).load("models", name), (5,), 2, 7, {})
     assert model[0].in_features == 7  # type: ignore[index]

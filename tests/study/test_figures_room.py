@@ -12,9 +12,10 @@ import pytest
 from splitfed.study.report.data import Study, read_study
 from splitfed.study.report.document import summarise, write_report
 from splitfed.study.report.figures import style
-from splitfed.study.report.figures.clients import plot_client_scores, plot_utility_by_round
+from splitfed.study.report.figures.federated import plot_client_scores
 from splitfed.study.report.figures.leakage import plot_scores
-from splitfed.study.report.figures.plots import plot_tradeoff, plot_training_curves
+from splitfed.study.report.figures.plots import plot_tradeoff
+from splitfed.study.report.figures.rounds import plot_training_curves, plot_utility_by_round
 from splitfed.study.report.figures.strength import plot_leakage_by_strength
 from splitfed.study.report.figures.style import (
     LEAST_SHARE,

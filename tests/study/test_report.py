@@ -32,9 +32,8 @@ from splitfed.study.report.data import Setting, estimate
 from splitfed.study.report.document import summarise, write_report
 from splitfed.study.report.figures.images import Pair, brightness_range, feature_scores, image_strip
 from splitfed.study.report.figures.leakage import plot_roc_curves, roc_corners
-from splitfed.study.report.names import short_names
-from splitfed.study.report.pareto import pareto_front
 from splitfed.study.report.remarks import reversals
+from splitfed.study.report.summary import pareto_front, short_names
 from splitfed.study.report.topology_data import graph_of
 from splitfed.study.report.units import format_bytes, format_seconds
 from splitfed.study.run import reattack, results_table, session

@@ -24,7 +24,7 @@ from splitfed.core.probe import probe
 from splitfed.core.tasks import classification
 from splitfed.costs.speeds import Speeds
 from splitfed.models.mlp import mlp
-from splitfed.study.config import speeds_table
+from splitfed.study.config import training_table
 from splitfed.study.config.mistakes import InvalidStudy, Mistakes
 from splitfed.study.config.toml import dumps
 from splitfed.study.report.exposure import role_holdings
@@ -477,7 +477,7 @@ def mutated(draw: st.DrawFn) -> Any:
 @settings(max_examples=200, derandomize=True)
 def test_any_speeds_are_valid_or_refused_in_lines(speeds: Any) -> None:
     mistakes = Mistakes("study.toml")
-    written, found = speeds_table.parse_speeds(mistakes, "training.speeds", speeds)
+    written, found = training_table.parse_speeds(mistakes, "training.speeds", speeds)
     if mistakes:
         with pytest.raises(InvalidStudy) as caught:
             mistakes.stop()
@@ -486,7 +486,7 @@ def test_any_speeds_are_valid_or_refused_in_lines(speeds: Any) -> None:
         return
     assert isinstance(found, Speeds)
     # What is written back means the same.
-    assert speeds_table.parse_speeds(mistakes, "training.speeds", tomllib.loads(dumps({"t": written}))["t"]) == (
+    assert training_table.parse_speeds(mistakes, "training.speeds", tomllib.loads(dumps({"t": written}))["t"]) == (
         written,
         found,
     )

@@ -294,13 +294,17 @@ def test_data_outside_of_a_strangers_folder_is_not_read(
     assert said(capsys, ["attack", str(run), "--list"])[1] == ""
 
 
-def test_import_paths_are_found_wherever_a_model_is_named() -> None:
+def test_import_paths_are_found_wherever_one_could_be_followed() -> None:
     study = placed("vertical", top={"model": "a.b:c", "hidden": []})
     study["model"] = {"name": "d:e", "f": "g:h"}
     study["method"] = [{"name": "fml", "meme": {"model": "i:j"}}]
     study["attack"] = [{"name": "rmle", "adversary": "server"}]
     assert sorted(import_paths(study)) == ["a.b:c", "d:e", "i:j"]
-    assert list(import_paths({"model": "mlp", "topology": 3, "data": {"name": "x:y"}})) == []
+    assert list(import_paths({"model": "mlp", "topology": 3, "data": {"name": "x:y"}})) == ["x:y"]
+    assert (
+        list(import_paths({"data": {"name": "csv", "path": "c:/x"}, "topology": [{"segments": [{"name": "a:b"}]}]}))
+        == []
+    )
     # What was overlooked is refused where it would be followed.
     code = code_of(Path(__file__).parents[1] / "benchmarks", {}, trust=False)
     with pytest.raises(InvalidInput, match=r"is not known to be your own"):

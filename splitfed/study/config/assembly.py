@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,9 +20,10 @@ from splitfed.core.random import derive
 from splitfed.core.topology import Segment, Topology
 from splitfed.data.dataset import Dataset
 from splitfed.data.features import feed
-from splitfed.models.build import factory_of, make
+from splitfed.models.build import make
 from splitfed.models.import_paths import Code
-from splitfed.study.config.parameters import parameters_of, piece_kind
+from splitfed.study.config.cell import NamedAlgorithm
+from splitfed.study.config.parameters import lists_to_tuples, parameters_of, piece_kind
 from splitfed.topologies.fusion import Fusion
 
 SEGMENT_KEYS = ("name", "role", "inputs", "outputs", "prefix")
@@ -45,22 +46,22 @@ class PiecePlaceholder(nn.Module):
         self.table = table
 
 
-def assemble_topology(
-    builder: Callable[..., Topology], parameters: Mapping[str, Any], data: Dataset, seed: int, code: Code
-) -> Topology:
-    """Return what `builder` makes of `parameters`, tables of pieces replaced by modules initialised from `seed`.
+def assemble_topology(builder: NamedAlgorithm, data: Dataset, seed: int, code: Code) -> Topology:
+    """Return what `builder` makes of its parameters, tables of pieces replaced by modules initialised from `seed`.
 
     The last pieces are as wide as the labels in `data` need; import paths lead where `code` lets them. Raises
     `InvalidInput`, for a piece `PieceError`.
     """
-    allowed = parameters_of(builder)
+    assert builder.factory is not None
+    allowed = parameters_of(builder.factory)
     arguments = {
-        key: _insert_placeholders(key, piece_kind(allowed[key].hint), value, data) for key, value in parameters.items()
+        key: _insert_placeholders(key, piece_kind(allowed[key].hint), lists_to_tuples(value), data)
+        for key, value in builder.parameters.items()
     }
     if "targets" in allowed:
         # TOML has no null: a server that is not named learns the main label set.
         arguments["targets"] = {**dict.fromkeys(arguments["tops"]), **arguments.get("targets", {})}
-    topology = builder(**arguments).with_tasks(data.tasks)
+    topology: Topology = builder.call(**arguments).with_tasks(data.tasks)
     values = feed(data.x[:2], topology.inputs, data.features)
     segments = []
     for segment in topology.segments:
@@ -86,7 +87,7 @@ def build_model(
     `code`: where its import path may lead.
     """
     try:
-        return make(name, factory_of(name, code), shape, outputs, seed, parameters)
+        return make(name, code.load("models", name), shape, outputs, seed, parameters)
     except InvalidInput:
         raise
     except Exception as error:
@@ -156,7 +157,7 @@ def _build_piece(
 def _check_width(path: str, name: str, width: int | None, code: Code) -> None:
     """Refuse a piece without a width that needs one, and one that has no use for it."""
     try:
-        takes = ":" not in name or "outputs" in inspect.signature(factory_of(name, code)).parameters
+        takes = ":" not in name or "outputs" in inspect.signature(code.load("models", name)).parameters
     except (InvalidInput, ValueError, TypeError):
         return  # `build_model` says what is wrong with the name.
     if takes and width is None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
 
 from splitfed.attacks.base import Attack
 from splitfed.core.defense import Defense
@@ -13,17 +11,16 @@ from splitfed.core.topology import Topology
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
 from splitfed.federated.base import Method
-from splitfed.registry import load
+from splitfed.planning.validation import Prepared, prepare
 from splitfed.schedules.base import Schedule
 from splitfed.study.config.assembly import assemble_topology, build_model
-from splitfed.study.config.cell import Cell, NamedAlgorithm, Probe, Source
+from splitfed.study.config.cell import Cell, Probe, Source
 from splitfed.study.config.data_table import apply_parts
 
 
 def dataset(source: Source) -> Dataset:
     """Load the data set of `source` and say who holds what of it; the same for every seed."""
-    loaded: Dataset = load("data", source.name)(**source.parameters)
-    return apply_parts(loaded, source.parts)
+    return apply_parts(source.loader.call(**source.loader.parameters), source.parts)
 
 
 def federation(data: Dataset, source: Source, seed: int) -> Federation:
@@ -39,24 +36,22 @@ def topology(cell: Cell, data: Dataset) -> Topology:
 
     Raises `InvalidInput`, and `PieceError`, which knows the place, for a piece that cannot be made.
     """
-    algorithm = cell.topology.builder
-    builder, arguments = load("topologies", algorithm.name), lists_to_tuples(algorithm.parameters)
     if cell.model is None:
-        return assemble_topology(builder, arguments, data, cell.seed, cell.code)
+        return assemble_topology(cell.topology.builder, data, cell.seed, cell.code)
     name, parameters = cell.model.name, cell.model.parameters
     model = build_model(cell.model.label, name, data.shape, data.task.outputs or 1, cell.seed, parameters, cell.code)
-    built: Topology = builder(model, **arguments)
+    built: Topology = cell.topology.builder.construct(model=model)
     return built.with_tasks(data.tasks)
 
 
 def defenses(cell: Cell) -> list[Defense]:
     """Make the run's defenses, in the order they act."""
-    return [construct("defenses", part) for part in cell.defense.parts]
+    return [part.construct() for part in cell.defense.parts]
 
 
 def schedule(cell: Cell) -> Schedule:
     """Make the run's schedule."""
-    found: Schedule = construct("schedules", cell.training.schedule)
+    found: Schedule = cell.training.schedule.construct()
     return found
 
 
@@ -68,34 +63,35 @@ def method(cell: Cell, data: Dataset) -> Method | None:
     part = cell.method.part
     if part is None:
         return None
-    own_parameters = dict(part.parameters)
-    for key, table in own_parameters.items():
+    models = {}
+    for key, table in part.parameters.items():
         if isinstance(table, Mapping) and isinstance(table.get("model"), str):
             parameters = dict(table)
             name, width = parameters.pop("model"), parameters.pop("width", None)
             outputs = (data.task.outputs or 1) if width is None else width
             seed = derive(cell.seed, "method", key)
-            own_parameters[key] = build_model(name, name, data.shape, outputs, seed, parameters, cell.code)
-    found: Method = construct("methods", replace(part, parameters=own_parameters))
+            models[key] = build_model(name, name, data.shape, outputs, seed, parameters, cell.code)
+    found: Method = part.construct(**models)
     return found
+
+
+def prepare_cell(cell: Cell, data: Dataset, other: Schedule | None = None, *, defended: bool = False) -> Prepared:
+    """Put the run `cell` together, or an `other` schedule without a method on it; with its defenses if `defended`.
+
+    Most defenses change no cost; those that pack what is sent, add layers to a segment or exchange norms do.
+    """
+    return prepare(
+        topology(cell, data),
+        federation(data, cell.data, cell.seed),
+        schedule=schedule(cell) if other is None else other,
+        defenses=defenses(cell) if defended else (),
+        optimizer=cell.training.optimizer,
+        training=cell.training.training(cell.seed),
+        method=method(cell, data) if other is None else None,
+    )
 
 
 def attack(probe: Probe) -> Attack:
     """Make the attack of `probe`."""
-    found: Attack = construct("attacks", probe.attack)
+    found: Attack = probe.attack.construct()
     return found
-
-
-def construct(kind: str, named: NamedAlgorithm) -> Any:
-    """Construct a registered algorithm with its parameters."""
-    return load(kind, named.name)(**lists_to_tuples(named.parameters))
-
-
-def lists_to_tuples(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `given` with lists, which is all that TOML knows, as tuples, which frozen values hold."""
-    return {key: as_tuple(value) for key, value in given.items()}
-
-
-def as_tuple(value: Any) -> Any:
-    """Return a list, and lists inside it, as tuples."""
-    return tuple(map(as_tuple, value)) if isinstance(value, list) else value

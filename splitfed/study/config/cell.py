@@ -5,26 +5,46 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from splitfed.core.annealing import course_of
 from splitfed.core.defense import Strength
+from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Recording
 from splitfed.core.optimizers import Optim
+from splitfed.core.topology import Topology
 from splitfed.costs.speeds import Speeds
+from splitfed.data.dataset import Dataset
 from splitfed.models.import_paths import Code
+from splitfed.registry import SINGULAR
 from splitfed.schedules.base import Training
+from splitfed.study.config.parameters import lists_to_tuples
+
+RETURNS: Mapping[str, type] = {"topologies": Topology, "data": Dataset}
+"""Kind -> what its functions make."""
 
 
 @dataclass(frozen=True)
 class NamedAlgorithm:
-    """An algorithm by name with all its parameters; `label_values` are those worth telling, in its label."""
+    """An algorithm of a `kind` by name with all its parameters; `label_values` are those worth telling, in its label.
 
+    `factory`: what the name means; None for a model, which is found when it is built. `objects`: parameters that TOML
+    names, by the values that are meant.
+    """
+
+    kind: str
     name: str
     parameters: Mapping[str, Any]
     label_values: Mapping[str, Any]
+    factory: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
+    objects: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """The table of a study that means it."""
+        return {"name": self.name, **self.parameters}
 
     @property
     def label(self) -> str:
@@ -38,19 +58,36 @@ class NamedAlgorithm:
         values = [_format_for_file_name(v) for v in self.label_values.values() if not isinstance(v, bool)]
         return slug("-".join([self.name, *values]))
 
+    def construct(self, **objects: Any) -> Any:
+        """Construct it with its parameters, `objects` going before them; see `call`."""
+        given = {key: lists_to_tuples(value) for key, value in self.parameters.items()}
+        return self.call(**{**given, **self.objects, **objects})
+
+    def call(self, **arguments: Any) -> Any:
+        """Return what the factory makes of `arguments`; what a user's own code raises becomes an `InvalidInput`."""
+        assert self.factory is not None
+        what = f"{SINGULAR[self.kind]} {self.name!r}"
+        try:
+            made = self.factory(**arguments)
+        except InvalidInput:
+            raise
+        except Exception as error:
+            if ":" not in self.name:
+                raise
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise InvalidInput(f"{what} cannot be built: {reason}") from error
+        expected = RETURNS.get(self.kind, object)
+        if not isinstance(made, expected):
+            raise InvalidInput(f"{what} returned a {type(made).__name__}; expected a {expected.__name__}")
+        return made
+
 
 @dataclass(frozen=True)
-class DefenseSetting:
-    """A setting of defenses: its `parts` in the order they act, none for no defense.
+class AlgorithmSetting:
+    """A setting of algorithms of one kind: its `parts` in the order they act, none for none; `where` in the study."""
 
-    `strength` is what a plot of leakage against strength has on its axis; None for no defense, and for one that has no
-    parameter to be stronger by.
-    """
-
-    where: str
-    parts: tuple[NamedAlgorithm, ...]
-    strength: Strength | None
-    guarantee: str
+    where: str = field(compare=False)
+    parts: tuple[NamedAlgorithm, ...] = ()
 
     @property
     def name(self) -> str:
@@ -67,28 +104,34 @@ class DefenseSetting:
         """The same for file names."""
         return "+".join(part.slug for part in self.parts) or "none"
 
+    @property
+    def table(self) -> dict[str, Any]:
+        """The table of a study that means it."""
+        if len(self.parts) > 1:
+            return {"combine": [part.table for part in self.parts]}
+        return self.parts[0].table if self.parts else {"name": "none"}
+
 
 @dataclass(frozen=True)
-class MethodSetting:
-    """A federated method on the schedule, None for none; `where` is its place in the study."""
+class DefenseSetting(AlgorithmSetting):
+    """A setting of defenses.
 
-    where: str = field(compare=False)
-    part: NamedAlgorithm | None = None
+    `strength` is what a plot of leakage against strength has on its axis; None for no defense, and for one that has no
+    parameter to be stronger by.
+    """
+
+    strength: Strength | None = None
+    guarantee: str = "no formal guarantee"
+
+
+@dataclass(frozen=True)
+class MethodSetting(AlgorithmSetting):
+    """A federated method on the schedule, or none."""
 
     @property
-    def name(self) -> str:
-        """The method's name, or "none"."""
-        return "none" if self.part is None else self.part.name
-
-    @property
-    def label(self) -> str:
-        """The method with its telling parameters, or "none"."""
-        return "none" if self.part is None else self.part.label
-
-    @property
-    def slug(self) -> str:
-        """The same for file names."""
-        return "none" if self.part is None else self.part.slug
+    def part(self) -> NamedAlgorithm | None:
+        """The method, None for none."""
+        return self.parts[0] if self.parts else None
 
 
 @dataclass(frozen=True)
@@ -101,17 +144,21 @@ class TopologySetting:
 
 @dataclass(frozen=True)
 class Source:
-    """A data set by name with its loader's parameters, and how it is split over `clients`.
+    """A data set by the name of its `loader`, and how it is split over `clients`.
 
     `parts`: which party holds which part of a row, and further label sets, as `splitfed.study.config.data_table` reads
     them.
     """
 
-    name: str
-    parameters: Mapping[str, Any]
+    loader: NamedAlgorithm
     clients: int
     split: Mapping[str, Any]
     parts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The name of the data set."""
+        return self.loader.name
 
 
 @dataclass(frozen=True)

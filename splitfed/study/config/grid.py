@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from splitfed.attacks.base import Attack
-from splitfed.core.errors import unknown
+from splitfed.core.errors import InvalidInput
 from splitfed.models.import_paths import Code
-from splitfed.registry import TABLES, load
 from splitfed.study.config import data_table as data_tables
-from splitfed.study.config import defense_tables, method_tables, topology_tables
 from splitfed.study.config import training_table as training_tables
-from splitfed.study.config.build import as_tuple
+from splitfed.study.config.algorithm_tables import (
+    expand_algorithm,
+    expand_defense,
+    expand_method,
+    expand_topology,
+    parse_attack,
+)
 from splitfed.study.config.cell import Cell, NamedAlgorithm, Probe, Source, slug
-from splitfed.study.config.lookup import can_construct, check_parameters_strictly, look_up_algorithm
+from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes
-from splitfed.study.config.parameters import Parameter, parameters_of
-from splitfed.study.config.schema import LIMIT, AttackTable, DataTable, StudyConfig
-from splitfed.study.config.training_attacks import TrainingVariant, plan_trainings, training_role
+from splitfed.study.config.parameters import parameters_of
+from splitfed.study.config.schema import LIMIT, DataTable, StudyConfig
+from splitfed.study.config.training_attacks import TrainingVariant, plan_trainings
+
+T = TypeVar("T")
+S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -37,33 +43,33 @@ class Grid:
 def expand(config: StudyConfig, source: str, base: Path, code: Code | None = None) -> Grid:
     """Return the runs of `config`; relative paths start from `base`. Raises `InvalidStudy` naming every mistake.
 
-    `code`: where import paths of models may lead (default: to classes alone); none is followed here.
+    `code`: where import paths may lead (default: nowhere); those of models are not followed here.
     """
-    code = Code() if code is None else code
     mistakes = Mistakes(source)
-    data_table, data = _parse_data_table(mistakes, config.data, base)
-    model_table, model = _parse_model_table(mistakes, config)
-    training_table, trained = training_tables.expand_table(mistakes, config.training)
-    topologies = [
-        topology_tables.expand_table(mistakes, f"topology[{i}]", table) for i, table in enumerate(config.topology)
-    ]
-    layers = [method_tables.expand_table(mistakes, f"method[{i}]", table) for i, table in enumerate(config.method)]
-    defenses = [defense_tables.expand_table(mistakes, f"defense[{i}]", table) for i, table in enumerate(config.defense)]
-    attacks = [parse_attack_table(mistakes, f"attack[{i}]", table) for i, table in enumerate(config.attack)]
+    reader = StudyReader(mistakes, Code(refusal="import paths are not followed here") if code is None else code)
+    data_table, data = _parse_data(reader, config.data, base)
+    model_table, model = _parse_model(reader, config)
+    training_table, plans = training_tables.expand_training(reader, config.training)
+    topology_tables, topologies = _expand_tables(reader, "topology", config.topology, expand_topology)
+    method_tables, methods = _expand_tables(reader, "method", config.method, expand_method)
+    defense_tables, defenses = _expand_tables(reader, "defense", config.defense, expand_defense)
+    attacks = [parse_attack(reader, f"attack[{i}]", table) for i, table in enumerate(config.attack)]
     mistakes.stop()
     assert data is not None
-    placed = [point for _, points in topologies for point in points]
-    layered = [point for _, points in layers for point in points]
-    guarded = [point for _, points in defenses for point in points]
     probes = [found for found in attacks if found is not None]
     seeds = config.study.seeds
-    topology_labels, schedule_labels = [p.builder.label for _, p in placed], [p.schedule.label for _, p in trained]
-    _check_distinct(mistakes, {"study.seeds": seeds, "topology": topology_labels, "training.schedule": schedule_labels})
-    _check_distinct(mistakes, {"method": [p.label for _, p in layered], "defense": [p.label for _, p in guarded]})
-    _check_distinct(mistakes, {"attack": [p.label for p in probes]})
+    named: dict[str, Sequence[Any]] = {
+        "study.seeds": seeds,
+        "topology": [found.builder.label for found in topologies],
+        "training.schedule": [found.schedule.label for found in plans],
+        "method": [found.label for found in methods],
+        "defense": [found.label for found in defenses],
+        "attack": [found.label for found in probes],
+    }
+    _check_distinct(mistakes, named)
     keyed = tuple(replace(p, key=key) for p, key in zip(probes, _number_repeats([p.key for p in probes]), strict=True))
     worlds = plan_trainings(mistakes, keyed, config.study.honest)
-    runs = len(placed) * len(trained) * len(layered) * len(guarded) * len(worlds) * len(seeds)
+    runs = len(topologies) * len(plans) * len(methods) * len(defenses) * len(worlds) * len(seeds)
     if runs > LIMIT:
         mistakes.add("study", f"the grid has {runs} runs; at most {LIMIT} are allowed")
     mistakes.stop()
@@ -72,27 +78,50 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
         "data": data_table,
         **({} if model is None else {"model": model_table}),
         "training": training_table,
-        "topology": [table for table, _ in topologies],
-        **({} if [p.part for _, p in layered] == [None] else {"method": [table for table, _ in layers]}),
-        "defense": [table for table, _ in defenses],
+        "topology": topology_tables,
+        **({} if [found.part for found in methods] == [None] else {"method": method_tables}),
+        "defense": defense_tables,
         "attack": [attack_table(p) for p in probes],
     }
-    rows = zip(_number_repeats([point.builder.slug for _, point in placed]), placed, strict=True)
-    ways = zip(_number_repeats([plan.schedule.slug for _, plan in trained]), trained, strict=True)
-    tiers = zip(_number_repeats([point.slug for _, point in layered]), layered, strict=True)
-    columns = zip(_number_repeats([point.slug for _, point in guarded]), guarded, strict=True)
     cells = []
-    grid = itertools.product(rows, ways, tiers, columns, worlds, seeds)
-    for (first, (where, place)), (way, (training, plan)), (tier, (also, layer)), (second, point), world, seed in grid:
+    grid = itertools.product(
+        _with_names(topologies, [found.builder.slug for found in topologies]),
+        _with_names(plans, [found.schedule.slug for found in plans]),
+        _with_names(methods, [found.slug for found in methods]),
+        _with_names(defenses, [found.slug for found in defenses]),
+        worlds,
+        seeds,
+    )
+    for (first, place), (way, plan), (tier, layer), (second, guard), world, seed in grid:
         inside = [] if world.training_attack is None else [f"{world.training_attack.key}-inside"]
-        between = [*([way] if len(trained) > 1 else []), *([tier] if len(layered) > 1 else [])]
+        between = [*([way] if len(plans) > 1 else []), *([tier] if len(methods) > 1 else [])]
         name = "--".join([first, *between, second, *inside, f"seed{seed}"])
-        cut = model if topology_tables.cuts_model(place.builder.name) else None
-        own_tables = {"topology": [where], "method": [also], "defense": [point[0]], "training": training}
+        cut = model if _cuts_model(reader.code, place.builder.name) else None
+        own_tables = {
+            "topology": [place.builder.table],
+            "method": [layer.table],
+            "defense": [guard.table],
+            "training": {**training_table, "schedule": plan.schedule.table},
+        }
         config_alone = _config_alone(resolved, name, seed, world, own_tables, cut is not None)
-        more = (world.attacks, config_alone, world.training_attack, layer, config.study.target, code)
-        cells.append(Cell(name, seed, data, cut, place, point[1], plan, *more))
+        more = (world.attacks, config_alone, world.training_attack, layer, config.study.target, reader.code)
+        cells.append(Cell(name, seed, data, cut, place, guard, plan, *more))
     return Grid(config.study.name, resolved, tuple(cells))
+
+
+def _expand_tables(
+    reader: StudyReader,
+    key: str,
+    tables: Sequence[T],
+    expand_one: Callable[[StudyReader, str, T], tuple[dict[str, Any], list[S]]],
+) -> tuple[list[dict[str, Any]], list[S]]:
+    """Return the tables under `key` with defaults, and all settings of their grids."""
+    found = [expand_one(reader, f"{key}[{i}]", table) for i, table in enumerate(tables)]
+    return [written for written, _ in found], [setting for _, settings in found for setting in settings]
+
+
+def _with_names(settings: Sequence[S], names: Sequence[str]) -> list[tuple[str, S]]:
+    return list(zip(_number_repeats(names), settings, strict=True))
 
 
 def _study_table(name: str, seeds: Sequence[int], honest: bool, target: float | None) -> dict[str, Any]:
@@ -117,37 +146,6 @@ def _config_alone(
     return {**alone, "attack": [attack_table(p) for p in world.attacks]}
 
 
-def parse_attack_table(mistakes: Mistakes, where: str, table: AttackTable) -> Probe | None:
-    """Return the attack of `table`: the parameters of its budget, changed by those given; or note what is wrong."""
-    name = table.name
-    if name not in TABLES["attacks"]:
-        mistakes.add(f"{where}.name", unknown("attack", name, TABLES["attacks"]))
-        return None
-    kind: type[Attack] = load("attacks", name)
-    budget = kind.usual() if table.budget is None else table.budget
-    if budget not in kind.budgets:
-        mistakes.add(f"{where}.budget", unknown("budget", budget, kind.budgets))
-        return None
-    preferred = {k: replace(p, default=kind.budgets[budget].get(k, p.default)) for k, p in parameters_of(kind).items()}
-    checked = check_parameters_strictly(mistakes, where, preferred, table.extra, keys=AttackTable.OWN)
-    role = training_role(kind)
-    if table.every is not None and role == "outside":
-        mistakes.add(f"{where}.every", f"is for attacks that live in training; {name} is run once, after it")
-    if table.tune is not None and not kind.space:
-        mistakes.add(f"{where}.tune", f"{name} has no space of parameters to tune")
-    if not checked.points:
-        return None
-    point = checked.points[0]
-    changed = {key: value for key, value in point.items() if as_tuple(value) != preferred[key].default}
-    tuned = {} if table.tune is None else {"tune": table.tune}
-    # Part of the label: what two parties find with the same attack is never one figure.
-    placed = {} if table.adversary is None else {"adversary": table.adversary}
-    attack = NamedAlgorithm(name, point, {"budget": budget, **changed, **tuned, **placed})
-    if not can_construct(mistakes, where, "attacks", attack):
-        return None
-    return Probe(where, name, attack.label, attack, table.adversary, role, table.every, table.tune or 0)
-
-
 def attack_table(probe: Probe) -> dict[str, Any]:
     """Return the `[[attack]]` table that means `probe`."""
     every = {} if probe.every is None else {"every": probe.every}
@@ -160,37 +158,40 @@ def attack_table(probe: Probe) -> dict[str, Any]:
     }
 
 
-def _parse_data_table(mistakes: Mistakes, table: DataTable, base: Path) -> tuple[dict[str, Any], Source | None]:
-    if table.name not in TABLES["data"]:
-        mistakes.add("data.name", unknown("data set", table.name, TABLES["data"]))
-        return {}, None
+def _parse_data(reader: StudyReader, table: DataTable, base: Path) -> tuple[dict[str, Any], Source | None]:
     split = {key: getattr(table, key) for key in DataTable.SPLIT if getattr(table, key) is not None}
     keys = [key for key in DataTable.model_fields if key != "name"]
-    loader: dict[str, Parameter] = parameters_of(load("data", table.name))
-    checked = check_parameters_strictly(mistakes, "data", loader, table.extra, keys=keys, base=base)
-    point = checked.points[0] if checked.points else {}
-    feature_parts = data_tables.parse_parts(mistakes, table)
-    resolved = {"name": table.name, **checked.written, "clients": table.clients, **split, **feature_parts}
-    return resolved, Source(table.name, point, table.clients, split, feature_parts)
+    written, loaders = expand_algorithm(
+        reader, "data", "data", table.name, table.extra, keys=keys, base=base, grid=False
+    )
+    feature_parts = data_tables.parse_parts(reader.mistakes, table)
+    resolved = {**written, "clients": table.clients, **split, **feature_parts}
+    return resolved, Source(loaders[0], table.clients, split, feature_parts) if loaders else None
 
 
-def _parse_model_table(mistakes: Mistakes, config: StudyConfig) -> tuple[dict[str, Any], NamedAlgorithm | None]:
-    cutting = [f"topology[{i}]" for i, t in enumerate(config.topology) if _cuts_model(t.name)]
+def _parse_model(reader: StudyReader, config: StudyConfig) -> tuple[dict[str, Any], NamedAlgorithm | None]:
+    cuts = [_cuts_model(reader.code, table.name) for table in config.topology]
     if config.model is None:
-        if cutting:
-            mistakes.add("model", f"is missing; {cutting[0]} cuts a model: add [model] with name = ...")
+        if True in cuts:
+            where = f"topology[{cuts.index(True)}]"
+            reader.mistakes.add("model", f"is missing; {where} cuts a model: add [model] with name = ...")
         return {}, None
-    if not cutting and all(table.name in TABLES["topologies"] for table in config.topology):
-        mistakes.add("model", "is used by no topology, whose pieces have models in their own tables; leave it out")
+    if not any(cuts) and None not in cuts:
+        text = "is used by no topology, whose pieces have models in their own tables; leave it out"
+        reader.mistakes.add("model", text)
     name, given = config.model.name, config.model.extra
     if ":" in name:
-        return {"name": name, **given}, NamedAlgorithm(name, given, given)
-    found, points = look_up_algorithm(mistakes, "model", "models", name, given)
-    return {"name": name, **found}, points[0] if points else None
+        return {"name": name, **given}, NamedAlgorithm("models", name, given, given)
+    written, found = expand_algorithm(reader, "model", "models", name, given, grid=False)
+    return written, found[0] if found else None
 
 
-def _cuts_model(name: str) -> bool:
-    return name in TABLES["topologies"] and topology_tables.cuts_model(name)
+def _cuts_model(code: Code, name: str) -> bool | None:
+    """Tell whether the topology `name` takes the one model of `[model]`; None where that name leads nowhere."""
+    try:
+        return "model" in parameters_of(code.load("topologies", name))
+    except InvalidInput:
+        return None
 
 
 def _check_distinct(mistakes: Mistakes, given: Mapping[str, Sequence[Any]]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from splitfed.core.errors import InvalidInput
@@ -55,9 +57,12 @@ class Mistakes:
         """Note an `InvalidInput` raised inside the block as a mistake at `where`, and go on after it."""
         return Place(self, where)
 
-    def fresh(self) -> Mistakes:
-        """Return an empty collection for the same study."""
-        return Mistakes(self._source)
+    @contextmanager
+    def part(self) -> Iterator[Mistakes]:
+        """Give an empty collection for a part of the same study, whose mistakes are added here after the block."""
+        own = Mistakes(self._source)
+        yield own
+        self.take(own)
 
     def take(self, other: Mistakes) -> None:
         """Add the mistakes that were noted elsewhere in the same study."""

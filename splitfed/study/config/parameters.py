@@ -63,11 +63,23 @@ def parameters_of(algorithm: Callable[..., Any], hidden: Collection[str] = ()) -
 
 
 @dataclass(frozen=True)
-class Points:
-    """`written`: the parameters with defaults, lists for a grid kept; `points`: every point of that grid."""
+class GridPoint:
+    """One value of a part of a study: `full` with every default, and what of it is worth telling."""
 
-    written: dict[str, Any]
-    points: tuple[dict[str, Any], ...]
+    full: Any
+    in_label: Any
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A part of a study as written, with defaults and lists, and every point of its grid; none after a mistake."""
+
+    written: Any
+    points: tuple[GridPoint, ...] = ()
+
+
+NOTHING = Choice({}, (GridPoint({}, {}),))
+"""The choice that there is in a table without keys."""
 
 
 def check_parameters(
@@ -79,41 +91,64 @@ def check_parameters(
     keys: Sequence[str] = (),
     grid: bool = False,
     base: Path | None = None,
-) -> Points:
-    """Note every parameter of `values` that is unknown, missing or of another type; return the grid points.
+) -> Choice:
+    """Note every parameter of `values` that is unknown, missing or of another type; return the choice that is left.
 
     `keys`: what else may stand in the table, for the hint. `grid`: a list of values in place of one value makes a
     grid. `base`: the folder that relative paths start from.
     """
-    for name in values:
-        if name not in allowed:
-            mistakes.add(f"{where}.{name}", unknown("key", name, [*keys, *allowed]))
     written: dict[str, Any] = {}
     axes: dict[str, list[Any]] = {}
-    for name, parameter in allowed.items():
-        if name not in values:
-            if parameter.required:
-                mistakes.add(f"{where}.{name}", f"is missing; expected {describe_type(parameter.hint)}")
-            elif _is_plain(parameter.default):
-                written[name] = _tuples_to_lists(parameter.default)
-            continue
-        value = values[name] if base is None else _absolute_path(values[name], parameter.hint, base)
-        written[name] = value
-        if parameter.takes(value):
-            axes[name] = [value]
-        elif grid and isinstance(value, list) and len(value) > LIMIT:
-            mistakes.add(f"{where}.{name}", f"has {len(value)} entries; at most {LIMIT} are allowed")
-        elif grid and isinstance(value, list) and value and all(map(parameter.takes, value)):
-            axes[name] = value
-        else:
-            more = ", or a list of those" if grid else ""
-            text = f"{short_repr(value)} is not allowed; expected {describe_type(parameter.hint)}{more}"
-            mistakes.add(f"{where}.{name}", text)
+    with mistakes.part() as own:
+        for name in values:
+            if name not in allowed:
+                own.add(f"{where}.{name}", unknown("key", name, [*keys, *allowed]))
+        for name, parameter in allowed.items():
+            if name not in values:
+                if parameter.required:
+                    own.add(f"{where}.{name}", f"is missing; expected {describe_type(parameter.hint)}")
+                elif _is_plain(parameter.default):
+                    written[name] = _tuples_to_lists(parameter.default)
+                continue
+            value = values[name] if base is None else _absolute_path(values[name], parameter.hint, base)
+            written[name] = value
+            if parameter.takes(value):
+                axes[name] = [value]
+            elif grid and isinstance(value, list) and len(value) > LIMIT:
+                own.add(f"{where}.{name}", f"has {len(value)} entries; at most {LIMIT} are allowed")
+            elif grid and isinstance(value, list) and value and all(map(parameter.takes, value)):
+                axes[name] = value
+            else:
+                more = ", or a list of those" if grid else ""
+                text = f"{short_repr(value)} is not allowed; expected {describe_type(parameter.hint)}{more}"
+                own.add(f"{where}.{name}", text)
+    if own:
+        return Choice(written)
     # What stands in a list varies slowest for the parameter written first.
     product = combinations(mistakes, where, list(axes.values()))
-    points = (dict(zip(axes, point, strict=True)) for point in product)
-    ready = tuple({name: point.get(name, value) for name, value in written.items()} for point in points)
-    return Points(written, ready)
+    points = [written | dict(zip(axes, point, strict=True)) for point in product]
+    return Choice(written, tuple(GridPoint(point, label_parameters(allowed, point)) for point in points))
+
+
+def label_parameters(allowed: Mapping[str, Parameter], point: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of `point` worth telling: required ones, and those changed."""
+    return {
+        key: value
+        for key, value in point.items()
+        if allowed[key].required or lists_to_tuples(value) != allowed[key].default
+    }
+
+
+def combine_choices(mistakes: Mistakes, where: str, parts: Mapping[str, Choice], plain: Choice = NOTHING) -> Choice:
+    """Return every combination of the points of `parts`, which stand under their keys beside what `plain` holds."""
+    points = [
+        GridPoint(
+            first.full | {key: one.full for key, one in zip(parts, chosen, strict=True)},
+            first.in_label | {key: one.in_label for key, one in zip(parts, chosen, strict=True)},
+        )
+        for first, *chosen in combinations(mistakes, where, [plain.points, *(part.points for part in parts.values())])
+    ]
+    return Choice(plain.written | {key: part.written for key, part in parts.items()}, tuple(points))
 
 
 def combinations(mistakes: Mistakes, where: str, axes: Sequence[Sequence[T]]) -> Iterator[tuple[T, ...]]:
@@ -137,11 +172,6 @@ def piece_kind(hint: Any) -> Literal["roles", "piece", "segments", "heads"] | No
     return "roles" if get_origin(hint) is Mapping else "piece"
 
 
-def reads_path(hint: Any) -> bool:
-    """Tell whether a parameter with this hint is the path of a file or a folder."""
-    return Path in _flatten_hint(hint)
-
-
 def describe_type(hint: Any) -> str:
     """Return the type `hint` in words."""
     if hint in _WORDS:
@@ -155,6 +185,16 @@ def describe_type(hint: Any) -> str:
         return f"a table ({describe_type(get_args(hint)[1])})"
     options = [describe_type(a) for a in get_args(hint) if a is not NoneType and not _is_class(a)]
     return " or ".join(dict.fromkeys(options)) or "a value of its type"
+
+
+def holds_type(hint: Any, kind: type) -> bool:
+    """Tell whether a parameter with this hint may be a `kind`."""
+    return kind in _flatten_hint(hint)
+
+
+def lists_to_tuples(value: Any) -> Any:
+    """Return lists, which is all that TOML knows, and lists inside them, as tuples, which frozen values hold."""
+    return tuple(map(lists_to_tuples, value)) if isinstance(value, list) else value
 
 
 def _is_class(hint: Any) -> bool:
@@ -172,7 +212,7 @@ def _tuples_to_lists(value: Any) -> Any:
 
 
 def _absolute_path(value: Any, hint: Any, base: Path) -> Any:
-    if not reads_path(hint) or not isinstance(value, str):
+    if not holds_type(hint, Path) or not isinstance(value, str):
         return value
     path = Path(value)
     return str(path if value.startswith("~") else base / path)

@@ -114,7 +114,7 @@ class TrainingTable(StrictTable):
     """`[training]`: as the arguments of `splitfed.train`; a list of schedules gives a grid.
 
     What stands in `schedule` and `speeds` is checked by `splitfed.study.config.training_table` and
-    `splitfed.study.config.speeds_table`.
+    `splitfed.study.config.training_table`.
     """
 
     rounds: Count = 10

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from splitfed.core.errors import InvalidInput
+from splitfed.core.errors import InvalidInput, check_count
 from splitfed.core.messages import Recording
 from splitfed.core.optimizers import Optim
-from splitfed.study.config import speeds_table
+from splitfed.core.topology import Topology
+from splitfed.costs.clock import party_names
+from splitfed.costs.speeds import Machine, Speeds
+from splitfed.engines.base import FED
+from splitfed.schedules.base import Schedule
+from splitfed.study.config.algorithm_tables import expand_table
 from splitfed.study.config.cell import NamedAlgorithm, TrainingPlan
-from splitfed.study.config.lookup import can_construct, look_up_algorithm, take_name
+from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes, short_repr
+from splitfed.study.config.parameters import check_parameters, parameters_of
 from splitfed.study.config.schema import TrainingTable
 
-Training = tuple[dict[str, Any], TrainingPlan]
-"""A `[training]` table with one schedule, and what it means."""
 
-
-def expand_table(mistakes: Mistakes, table: TrainingTable) -> tuple[dict[str, Any], list[Training]]:
-    """Return the table with defaults, and each schedule of it with the table that means it alone."""
+def expand_training(reader: StudyReader, table: TrainingTable) -> tuple[dict[str, Any], list[TrainingPlan]]:
+    """Return the table with defaults, and the plan with each of its schedules."""
+    mistakes = reader.mistakes
     optimizer = _parse_optimizers(mistakes, table.optimizer)
     recorded = table.record
     record = Recording() if recorded is None else Recording(tuple(recorded.parties), recorded.every, recorded.budget)
-    speeds_written, speeds = speeds_table.parse_speeds(mistakes, "training.speeds", table.speeds)
-    schedules_written, schedules = _expand_schedules(mistakes, table.schedule)
+    speeds_written, speeds = parse_speeds(mistakes, "training.speeds", table.speeds)
+    schedules_written, schedules = _expand_schedules(reader, table.schedule)
     resolved = table.model_dump()
     resolved["schedule"] = schedules_written
     resolved["optimizer"] = (
@@ -33,58 +38,31 @@ def expand_table(mistakes: Mistakes, table: TrainingTable) -> tuple[dict[str, An
         else _optimizer_table(optimizer)
     )
     resolved["speeds"] = speeds_written
-    counts = (table.rounds, table.batch_size, table.local_epochs, table.evaluate_every)
+    names = ("rounds", "batch_size", "local_epochs", "evaluate_every", "device", "sampling", "delta", "across")
+    plain = {name: getattr(table, name) for name in (*names, "restart_optimizers", "starts")}
     return resolved, [
-        (
-            {**resolved, "schedule": {"name": s.name, **s.parameters}},
-            TrainingPlan(
-                s,
-                optimizer,
-                *counts,
-                table.device,
-                record,
-                speeds,
-                where,
-                table.sampling,
-                table.delta,
-                table.across,
-                table.restart_optimizers,
-                table.starts,
-            ),
-        )
-        for where, s in schedules
+        TrainingPlan(schedule, optimizer, record=record, speeds=speeds, where=where, **plain)
+        for where, schedule in schedules
     ]
 
 
-def _expand_schedules(
-    mistakes: Mistakes, given: Any
-) -> tuple[dict[str, Any] | list[dict[str, Any]], list[tuple[str, NamedAlgorithm]]]:
+def _expand_schedules(reader: StudyReader, given: Any) -> tuple[Any, list[tuple[str, NamedAlgorithm]]]:
     """Return one schedule, or a list of them, as written, and every point of their grids with its place."""
-    where = "training.schedule"
-    if not isinstance(given, list):
-        return _expand_schedule(mistakes, where, given)
-    if not given:
-        mistakes.add(where, "[] is not allowed; expected at least one schedule")
-    found = [_expand_schedule(mistakes, f"{where}[{i}]", one) for i, one in enumerate(given)]
-    written = [table for table, _ in found]
-    return written[0] if len(written) == 1 else written, [point for _, points in found for point in points]
-
-
-def _expand_schedule(
-    mistakes: Mistakes, where: str, given: Any
-) -> tuple[dict[str, Any], list[tuple[str, NamedAlgorithm]]]:
-    if not isinstance(given, (str, Mapping)):
-        mistakes.add(
-            where, f"{short_repr(given)} is not allowed; expected a name, a table with a name, or a list of those"
-        )
-        return {}, []
-    name, rest = take_name(mistakes, where, {"name": given} if isinstance(given, str) else given)
-    if name is None:
-        return {}, []
-    written, points = look_up_algorithm(mistakes, where, "schedules", name, rest, grid=True)
-    return {"name": name, **written}, [
-        (where, point) for point in points if can_construct(mistakes, where, "schedules", point)
-    ]
+    where, single = "training.schedule", not isinstance(given, list)
+    written: list[dict[str, Any]] = []
+    found: list[tuple[str, NamedAlgorithm]] = []
+    if given == []:
+        reader.mistakes.add(where, "[] is not allowed; expected at least one schedule")
+    for i, one in enumerate([given] if single else given):
+        place = where if single else f"{where}[{i}]"
+        if not isinstance(one, (str, Mapping)):
+            text = f"{short_repr(one)} is not allowed; expected a name, a table with a name, or a list of those"
+            reader.mistakes.add(place, text)
+            continue
+        table, points = expand_table(reader, place, "schedules", {"name": one} if isinstance(one, str) else one)
+        written.append(table)
+        found += [(place, point) for point in points]
+    return written[0] if len(written) == 1 else written, found
 
 
 def _parse_optimizers(mistakes: Mistakes, table: Mapping[str, Any]) -> Optim | dict[str, Optim]:
@@ -102,16 +80,80 @@ def _parse_optimizer(mistakes: Mistakes, where: str, table: Mapping[str, Any]) -
     options = dict(table)
     name, scheduler = options.pop("name", "SGD"), options.pop("scheduler", None)
     rest = dict(scheduler) if isinstance(scheduler, Mapping) else {"name": scheduler}
-    own = mistakes.fresh()
-    with own.at(where):
+    with mistakes.at(where):
         for text in (name, *([] if scheduler is None else [rest.get("name")])):
             if not isinstance(text, str):
                 raise InvalidInput(f"name={short_repr(text)} is not allowed; expected text")
         return Optim(name, options, rest.pop("name", None), rest)
-    mistakes.take(own)
     return None
 
 
 def _optimizer_table(optim: Optim) -> dict[str, Any]:
     scheduler = {"scheduler": {"name": optim.scheduler, **optim.scheduler_options}} if optim.scheduler else {}
     return {"name": optim.name, **optim.options, **scheduler}
+
+
+EXAMPLE = "{compute = 1e9, up = 1e6, down = 1e6, latency = 0.01}"
+
+
+def parse_speeds(mistakes: Mistakes, where: str, given: Any) -> tuple[dict[str, Any] | None, Speeds | None]:
+    """Return the table `given` with defaults, and what it means; None for both where there is none."""
+    if given is None:
+        return None, None
+    allowed = parameters_of(Speeds)
+    with mistakes.part() as own:
+        table = _check_table(own, where, given, f"default = {EXAMPLE}")
+        rest = {key: value for key, value in table.items() if key not in ("default", "named")}
+        plain = {name: allowed[name] for name in ("stragglers", "spread", "seed")}
+        found = check_parameters(own, where, plain, rest, keys=["default", "named"])
+        default_written, default = _parse_machine(own, f"{where}.default", table.get("default", {}))
+        each = _check_table(own, f"{where}.named", table.get("named", {}), f"server = {EXAMPLE}")
+        machines = {name: _parse_machine(own, f"{where}.named.{name}", one) for name, one in each.items()}
+        speeds = None
+        if not own:
+            with own.at(where):
+                check_count("seed", found.points[0].full["seed"])
+                speeds = Speeds(default, {name: one for name, (_, one) in machines.items()}, **found.points[0].full)
+    return {"default": default_written, "named": {n: w for n, (w, _) in machines.items()}, **found.written}, speeds
+
+
+class PartyNames:
+    """The parties of one run and their roles: those of the topology, and the fed server where there is one.
+
+    `meeting`: whether a federated method brings one.
+    """
+
+    def __init__(self, topology: Topology, schedule: Schedule, clients: int, meeting: bool = False) -> None:
+        replicas = party_names(topology, clients)
+        others = [FED] if meeting or schedule.placement(topology).fused else []
+        self.parties = {*others, *(party for names in replicas.values() for party in names.values())}
+        self.roles = {*others, *topology.roles}
+
+    def of(self, speeds: Speeds | None) -> Speeds | None:
+        """Return `speeds` without those of parties that this run does not have, but another of its study may."""
+        if speeds is None:
+            return None
+        present = self.parties | self.roles
+        return replace(
+            speeds,
+            named={name: machine for name, machine in speeds.named.items() if name in present},
+            stragglers={name: factor for name, factor in speeds.stragglers.items() if name in self.parties},
+        )
+
+
+def _parse_machine(mistakes: Mistakes, where: str, given: Any) -> tuple[dict[str, Any], Machine]:
+    machine = Machine()
+    with mistakes.part() as own:
+        table = _check_table(own, where, given, EXAMPLE.strip("{}"))
+        found = check_parameters(own, where, parameters_of(Machine), table)
+        if not own:
+            with own.at(where):
+                machine = Machine(**found.points[0].full)
+    return found.written, machine
+
+
+def _check_table(mistakes: Mistakes, where: str, given: Any, example: str) -> Mapping[str, Any]:
+    if isinstance(given, Mapping):
+        return given
+    mistakes.add(where, f"{short_repr(given)} is not allowed; expected a table such as {{{example}}}")
+    return {}

@@ -9,9 +9,8 @@ from typing import Any
 
 from splitfed.costs.crossover import Crossover, over_clients
 from splitfed.costs.singh import Sizes
-from splitfed.study.report.data import Setting
+from splitfed.study.report.data import Json, Setting, by_round, scored_utility, shared_rounds
 
-Json = dict[str, Any]
 Runs = Sequence[Mapping[str, Any]]
 Line = tuple[list[float], list[float]]  # seconds, utilities
 
@@ -69,8 +68,8 @@ def utility_over_time(setting: Setting) -> tuple[Line, list[Line]] | None:
 
     A point is a round that was scored in every seed; its time is the mean over seeds as well.
     """
-    each = [_scores_by_round(run["history"]) for run in setting.runs]
-    shared = [number for number in each[0] if all(number in rounds for rounds in each)] if each else []
+    each = [by_round(run["history"], _score_and_time) for run in setting.runs]
+    shared = shared_rounds(each)
     if not shared:
         return None
     mean = (
@@ -108,12 +107,7 @@ def _participation_note(seed: int, entry: Mapping[str, Any]) -> str:
     return f"seed {seed}, round {entry['round'] + 1}: {'; '.join(said)}" if said else ""
 
 
-def _scores_by_round(history: Runs) -> dict[int, tuple[float, float]]:
-    """Return round -> simulated seconds and utility, on the validation rows where there are any."""
-    found = {}
-    for entry in history:
-        scores = [(entry.get(part) or {}).get("union") for part in ("validation", "test")]
-        value = next((score for score in scores if score is not None), None)
-        if value is not None and entry.get("simulated_seconds") is not None:
-            found[int(entry["round"])] = (float(entry["simulated_seconds"]), float(value))
-    return found
+def _score_and_time(entry: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return simulated seconds and utility after a round."""
+    seconds, value = entry.get("simulated_seconds"), scored_utility(entry)
+    return None if value is None or seconds is None else (float(seconds), value)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from splitfed.core import digests
 from splitfed.core.digests import Damaged
@@ -18,8 +19,11 @@ from splitfed.stats.intervals import mean_interval
 from splitfed.study.config.grid import expand
 from splitfed.study.config.schema import parse_study, read_toml
 from splitfed.study.report.contained import find_link_out
-from splitfed.study.report.plain_text import escape_invisible, make_visible
 from splitfed.training.folder import RunFolder
+
+T = TypeVar("T")
+Json = dict[str, Any]
+Summary = Mapping[str, Any]
 
 NO_DEFENSE = "none"
 NO_METHOD = "no method"
@@ -268,6 +272,34 @@ def score(runs: Sequence[Mapping[str, Any]], attack: str, metric: str, who: str 
     return estimate([s["mean"] for s in found], found, METRICS[metric].bounds)
 
 
+def by_round(history: Sequence[Mapping[str, Any]], read: Callable[[Mapping[str, Any]], T | None]) -> dict[int, T]:
+    """Return round (from 1) -> what `read` finds in its entry, for the rounds in which it finds something."""
+    return {int(entry["round"]) + 1: value for entry in history if (value := read(entry)) is not None}
+
+
+def shared_rounds(each: Sequence[Mapping[int, Any]]) -> list[int]:
+    """Return the rounds that all of `each` have."""
+    return [r for r in each[0] if all(r in one for one in each)] if each else []
+
+
+def scored_utility(entry: Mapping[str, Any]) -> float | None:
+    """Return the utility after a round, on the validation rows where there are any, else on the test rows."""
+    scores = [(entry.get(part) or {}).get("union") for part in ("validation", "test")]
+    return next((float(score) for score in scores if score is not None), None)
+
+
+def interval_ends(found: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the interval of an estimate; its mean twice where it has none."""
+    low, high = (found["mean"] if found[side] is None else found[side] for side in ("low", "high"))
+    return float(low), float(high)
+
+
+def error_bars(found: Sequence[Mapping[str, Any]]) -> list[list[float]]:
+    """Return how far the interval of each estimate reaches below its mean, and above it."""
+    ends = [(one["mean"], *interval_ends(one)) for one in found]
+    return [[mean - low for mean, low, _ in ends], [high - mean for mean, _, high in ends]]
+
+
 def _group_settings(results: Sequence[Mapping[str, Any]]) -> tuple[Setting, ...]:
     """Group by all that a result says of its setting; without a method first, undefended first, then by strength."""
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
@@ -366,3 +398,29 @@ def _study_name(folder: Path) -> str:
         if path.is_file()
         else folder.name
     )
+
+
+_ALLOWED = frozenset("\n\r\t\u200c\u200d")  # joiners belong to the spelling of words and to emoji
+_HIDDEN = ("Cc", "Cf", "Cs")
+
+
+def make_visible(value: Any) -> Any:
+    """Return plain data with every text in it, keys too, as `escape_invisible` shows it."""
+    if isinstance(value, str):
+        return escape_invisible(value)
+    if isinstance(value, dict):
+        return {escape_invisible(str(key)): make_visible(item) for key, item in value.items()}
+    return [make_visible(item) for item in value] if isinstance(value, list) else value
+
+
+def escape_invisible(text: str) -> str:
+    """Return `text` with control characters, marks of writing direction and lone surrogates as `\\u202e`.
+
+    An SVG file with one of them could not be read, and a mark of direction lets a name read as another one.
+    """
+    return text if text.isascii() and text.isprintable() else "".join(map(_escape_character, text))
+
+
+def _escape_character(sign: str) -> str:
+    hidden = unicodedata.category(sign) in _HIDDEN or ord(sign) & 0xFFFE == 0xFFFE
+    return f"\\u{ord(sign):04x}" if hidden and sign not in _ALLOWED else sign

@@ -11,10 +11,11 @@ import torch
 from markupsafe import Markup
 
 from splitfed.study.report.costs import crossovers, utility_over_time
-from splitfed.study.report.data import LEAST_SEEDS, METRICS, TARGETS, Setting, Study
-from splitfed.study.report.figures.clients import plot_client_scores, plot_utility_by_round
+from splitfed.study.report.data import LEAST_SEEDS, METRICS, NO_DEFENSE, TARGETS, Json, Setting, Study, Summary
+from splitfed.study.report.exposure import topology_sections
 from splitfed.study.report.figures.costs import plot_accuracy_over_time, plot_crossovers
 from splitfed.study.report.figures.depth import DepthLine, depth_lines, plot_leakage_by_depth
+from splitfed.study.report.figures.federated import plot_client_scores, prototype_pictures
 from splitfed.study.report.figures.images import (
     SHOWN,
     Pair,
@@ -24,18 +25,24 @@ from splitfed.study.report.figures.images import (
     is_image,
     read_pairs,
 )
-from splitfed.study.report.figures.plots import plot_tradeoff, plot_training_curves, scored_metrics
-from splitfed.study.report.figures.privacy import plot_epsilon_by_round
+from splitfed.study.report.figures.leakage import plot_roc_curves, plot_scores
+from splitfed.study.report.figures.plots import plot_tradeoff, scored_metrics
+from splitfed.study.report.figures.rounds import (
+    plot_epsilon_by_round,
+    plot_error_by_round,
+    plot_training_curves,
+    plot_utility_by_round,
+)
 from splitfed.study.report.figures.strength import families_without_strength, plot_leakage_by_strength
 from splitfed.study.report.figures.style import SeriesStyles
-from splitfed.study.report.figures.training_time import plot_error_by_round
-from splitfed.study.report.leakage import leak_sections, stolen_model_rows
-from splitfed.study.report.prototypes import prototype_pictures
-from splitfed.study.report.text import format_score, format_utility, name_of
-from splitfed.study.report.views import topology_sections
-
-Summary = Mapping[str, Any]
-Json = dict[str, Any]
+from splitfed.study.report.text import (
+    baseline_name,
+    beats_baseline,
+    format_score,
+    format_utility,
+    name_of,
+    reversal_clause,
+)
 
 
 def page_content(study: Study, summary: Summary) -> Json:
@@ -239,3 +246,75 @@ def reproduction_commands(study: Study) -> Sequence[str]:
     """Return the commands that do the study again."""
     given = "study.toml" if (study.folder / "study.toml").is_file() else "config.toml"
     return [f"splitfed run {given} --folder again", "splitfed report again"]
+
+
+VICTIMS = {
+    "labels": "the labels of {} victims",
+    "members": "who of {} candidates was trained on",
+    "shares": "how much of each of {} classes a client holds",
+}
+
+
+def leak_sections(study: Study, summary: Summary, looks: SeriesStyles) -> list[Json]:
+    """Return, for every attack on labels, membership or class shares, what it achieved in words, rows and figures."""
+    attacks = [a for a in summary["attacks"] if summary["targets"][a] in PREDICTED and scored_metrics(summary, a)]
+    return [_leak_section(study, summary, attack, looks, i) for i, attack in enumerate(attacks)]
+
+
+def stolen_model_rows(summary: Summary) -> list[Json]:
+    """Return a row for every attack and setting in which upstream segments were stolen: name -> accuracy."""
+    return [
+        {"name": name_of(summary, s), "attack": summary["names"][label], **{who: attack["stolen"][who] for who in WHO}}
+        for s in summary["settings"]
+        for label, attack in s["attacks"].items()
+        if attack["stolen"] and all(attack["stolen"][who] for who in WHO)
+    ]
+
+
+PREDICTED = ("labels", "members", "shares")
+WHO = ("clone", "trained", "fresh")
+
+
+def _leak_section(study: Study, summary: Summary, attack: str, looks: SeriesStyles, number_of_it: int) -> Json:
+    target, metrics = summary["targets"][attack], scored_metrics(summary, attack)
+    settings = [s for s in summary["settings"] if attack in s["attacks"]]
+    name = f"leak{number_of_it}"
+    page: Json = {
+        "attack": summary["names"][attack],
+        "title": TARGETS[target].title,
+        "said": [_sentence(summary, s, attack, metrics) for s in settings if s["family"] == NO_DEFENSE],
+        "figure": Markup(plot_scores(summary, settings, attack, metrics[:2], looks, name)),
+        "roc": Markup(""),
+        "seed": None,
+    }
+    if target == "members":
+        seeds = Counter(seed for s in study.settings for seed in s.seeds)
+        page["seed"] = min(seeds, key=lambda s: (-seeds[s], s))
+        found = read_pairs(study.settings, attack, page["seed"])
+        curves = [(name_of(summary, p.setting), p.setting.family, p.prediction, p.truth > 0.5) for p in found]
+        page["roc"] = Markup(plot_roc_curves(curves, f"{name}roc")) if curves else Markup("")
+    return page
+
+
+def _sentence(summary: Summary, setting: Mapping[str, Any], attack: str, metrics: list[str]) -> str:
+    """Tell what the attack gets in `setting`, by its first metric, and members also at a low false-positive rate."""
+    found, target = setting["attacks"][attack], summary["targets"][attack]
+    there = [m for m in metrics if (found["scores"].get(m) or {}).get("attack")]
+    if not there:
+        return ""
+    scores, metric = found["scores"], there[0]
+    blind = scores[metric].get(next(iter(TARGETS[target].baselines)))
+    said = f"{name_of(summary, setting)}: {found['adversary']} predicts {VICTIMS[target].format(found['victims'])} at "
+    said += f"{METRICS[metric].title} {format_score(metric, scores[metric]['attack']['mean'])}"
+    said += f" ({baseline_name(summary, metric, target)} {format_score(metric, blind['mean'])})" if blind else ""
+    if blind and not beats_baseline(found, metric):
+        said += ", not measurably better than that baseline"
+    elif turned := reversal_clause(found, metric):
+        said += f"; it {turned}"
+    # Of few outsiders a hundredth is nobody: then this is the share found with none accused.
+    low = "tpr_at_fpr_1%"
+    if low in there and scores[low].get("chance"):
+        share, blindly_found = (100 * scores[low][who]["mean"] for who in ("attack", "chance"))
+        said += f"; where at most one outsider in a hundred is accused, it finds {share:.1f} % of the members "
+        said += f"(chance {blindly_found:.1f} %)"
+    return f"{said[:1].upper()}{said[1:]}."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any
 
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.topology import Topology, member
@@ -12,37 +11,17 @@ from splitfed.costs import han, sglr, splitfed_paper
 from splitfed.costs.crossover import sizes_of
 from splitfed.costs.singh import Sizes, crossover, federated_client, federated_total, split_client, split_total
 from splitfed.data.dataset import Dataset
-from splitfed.federated.base import Method
 from splitfed.old_names import current_entry
 from splitfed.planning.plan import Cost, cost, federated_bytes
-from splitfed.planning.validation import Prepared, prepare, probe_with
+from splitfed.planning.validation import Prepared, probe_with
 from splitfed.registry import TABLES, load
 from splitfed.schedules.base import Schedule
 from splitfed.study.config import build
 from splitfed.study.config.cell import Cell
 from splitfed.study.config.grid import Grid
-from splitfed.study.config.speeds_table import PartyNames
+from splitfed.study.config.training_table import PartyNames
+from splitfed.study.report.data import Json
 from splitfed.study.report.privacy import plan_ledgers
-
-Json = dict[str, Any]
-
-
-def prepare_cell(cell: Cell, data: Dataset, schedule: Schedule | None = None, *, defended: bool = False) -> Prepared:
-    """Put the run `cell` together, or another `schedule` without a method on it; with its defenses if `defended`.
-
-    Most defenses change no cost; those that pack what is sent, add layers to a segment or exchange norms do.
-    """
-    method: Method | None = build.method(cell, data) if schedule is None else None
-    plan = cell.training
-    return prepare(
-        build.topology(cell, data),
-        build.federation(data, cell.data, cell.seed),
-        schedule=build.schedule(cell) if schedule is None else schedule,
-        defenses=build.defenses(cell) if defended else (),
-        optimizer=plan.optimizer,
-        training=plan.training(cell.seed),
-        method=method,
-    )
 
 
 def predict_costs(cell: Cell, ready: Prepared) -> Json:
@@ -198,7 +177,7 @@ def _defended_bytes(grid: Grid, defense: str, data: Dataset) -> list[Json]:
         place |= {} if cell.method.part is None else {"method": cell.method.label}
         try:
             bare, ready = (
-                cost(prepare_cell(cell, data, defended=d), cell.training.rounds).bytes for d in (False, True)
+                cost(build.prepare_cell(cell, data, defended=d), cell.training.rounds).bytes for d in (False, True)
             )
         except InvalidInput:
             # Said where the topology's costs are, or with the privacy of the run.
@@ -236,7 +215,7 @@ def _topology_costs(cell: Cell, data: Dataset, own: Sequence[Cell], others: Sequ
         if name not in named
     ]
     # A schedule may add segments, such as heads to train clients on: the formulas are about the model alone.
-    ready = prepare_cell(cell, data, build.schedule(cell))
+    ready = build.prepare_cell(cell, data, build.schedule(cell))
     plain = build.topology(cell, data)
     facts = probe_with(plain, ready.data.clients[0].train)
     count = len(ready.topologies)
@@ -253,6 +232,6 @@ def _topology_costs(cell: Cell, data: Dataset, own: Sequence[Cell], others: Sequ
 
 def _costs_or_refusal(cell: Cell, data: Dataset, schedule: Schedule | None = None) -> Json:
     try:
-        return {"refused": None, **predict_costs(cell, prepare_cell(cell, data, schedule))}
+        return {"refused": None, **predict_costs(cell, build.prepare_cell(cell, data, schedule))}
     except InvalidInput as error:
         return {"refused": str(error)}

@@ -11,28 +11,17 @@ from splitfed.core.errors import InvalidInput
 from splitfed.data.dataset import Dataset
 from splitfed.planning.calibration import calibrate_defenses
 from splitfed.planning.private import planned_ledger
-from splitfed.planning.validation import prepare
 from splitfed.privacy.ledger import describe_ledger
 from splitfed.study.config import build
 from splitfed.study.config.cell import Cell
-
-Json = dict[str, Any]
+from splitfed.study.report.data import Json
 
 
 def plan_ledger(cell: Cell, data: Dataset) -> Json | None:
     """Return the privacy ledger that the run `cell` will have; None where none of its defenses promises anything."""
-    defenses, plan = build.defenses(cell), cell.training
-    if not any(isinstance(defense, Accounted) for defense in defenses):
+    if not any(isinstance(defense, Accounted) for defense in build.defenses(cell)):
         return None
-    ready = prepare(
-        build.topology(cell, data),
-        build.federation(data, cell.data, cell.seed),
-        schedule=build.schedule(cell),
-        defenses=defenses,
-        optimizer=plan.optimizer,
-        training=plan.training(cell.seed),
-        method=build.method(cell, data),
-    )
+    ready, plan = build.prepare_cell(cell, data, defended=True), cell.training
     found = planned_ledger(calibrate_defenses(ready, plan.rounds), plan.rounds, plan.evaluate_every, plan.delta)
     return found.as_dict()
 

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from splitfed.core.errors import InvalidInput
 from splitfed.study.config.cell import format_value
-from splitfed.study.report.clients import clients_of, target_of
 from splitfed.study.report.costs import costs_of, participation
 from splitfed.study.report.data import (
     AMOUNT,
     METRICS,
+    NO_DEFENSE,
     SHARE,
     TARGETS,
     Estimate,
+    Json,
     Setting,
     Study,
+    bounds_of,
     estimate,
     read_study,
     score,
     utility_of,
 )
-from splitfed.study.report.names import short_names
-from splitfed.study.report.pareto import pareto_front
 from splitfed.study.report.privacy import privacy_of
 from splitfed.study.report.remarks import describe_start, start_warnings
 from splitfed.study.report.text import headline
@@ -208,3 +211,94 @@ def _mark_fronts(summary: Mapping[str, Any]) -> None:
             ]
             for position in pareto_front(points):
                 there[position]["attacks"][label]["front"].append(metric)
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> tuple[int, ...]:
+    """Return the positions of the `points` (utility, leakage) on the front, by rising leakage, then position.
+
+    More utility is better, less leakage is better. A point is on the front unless some other point has at least
+    its utility and at most its leakage, and is strictly better in one of the two; equal points stay together.
+    Raises `InvalidInput` for a coordinate that is not a number.
+    """
+    for position, point in enumerate(points):
+        if any(math.isnan(value) for value in point):
+            raise InvalidInput(f"point {position} is {point}; expected two numbers")
+    front = [
+        position
+        for position, (utility, leakage) in enumerate(points)
+        if not any(
+            other >= utility and less <= leakage and (other > utility or less < leakage) for other, less in points
+        )
+    ]
+    return tuple(sorted(front, key=lambda position: (points[position][1], position)))
+
+
+_LABEL = re.compile(r"(\w+)\((.*)\)")
+
+
+def short_names(labels: Sequence[str], *, alone: bool = False) -> dict[str, str]:
+    """Return label -> short name, all different; `noise(scale=0.5, relative=true)` may become `noise(scale=0.5)`.
+
+    A parameter that has the same value in all labels of the same name is dropped, and "none" is "undefended". The only
+    label of its name keeps its parameters if `alone`.
+    """
+    groups: dict[str, list[str]] = {}
+    for label in dict.fromkeys(labels):
+        groups.setdefault(_LABEL.sub(r"\1", label), []).append(label)
+    names: dict[str, str] = {}
+    for name, members in groups.items():
+        parameters = [(found[2].split(", ") if (found := _LABEL.fullmatch(label)) else []) for label in members]
+        shared = set() if alone and len(members) == 1 else set(parameters[0]).intersection(*parameters[1:])
+        for label, own in zip(members, parameters, strict=True):
+            telling = ", ".join(p for p in own if p not in shared)
+            names[label] = f"{name}({telling})" if telling else name
+    if NO_DEFENSE in names:
+        names[NO_DEFENSE] = "undefended"
+    if len(set(names.values())) < len(names):
+        return {label: label for label in names}
+    return names
+
+
+SPREAD = ("mean", "min", "max", "std", "worst_decile")
+
+
+def clients_of(runs: Sequence[Mapping[str, Any]]) -> Json | None:
+    """Return what `runs`, that differ in their seed alone, say of several clients, as estimates; None with one client.
+
+    `spread`: mean, min, max, std and worst_decile of the clients' test scores on their own rows; `method`: further
+    scores of the method, the mean over clients; `across`: the same of every client's model on its own rows, on the
+    others' and on all.
+    """
+    spreads = [run["utility"].get("spread") for run in runs]
+    if not any(spreads):
+        return None
+    known, bounds = [one or {} for one in spreads], bounds_of(runs)
+    return {
+        "spread": {
+            key: _estimate_to_json(estimate([one.get(key) for one in known], bounds=AMOUNT if key == "std" else bounds))
+            for key in SPREAD
+        },
+        "method": _mean_scores([run["utility"].get("method") or {} for run in runs], bounds),
+        "across": _mean_scores([run["utility"].get("across") or {} for run in runs], bounds),
+    }
+
+
+def target_of(runs: Sequence[Mapping[str, Any]]) -> Json | None:
+    """Return how many of `runs` reached the study's target, after how many rounds and bytes; None without a target."""
+    targets = [run["target"] for run in runs if run.get("target")]
+    if not targets:
+        return None
+    reached = [one for one in targets if one["rounds"] is not None]
+    return {
+        "value": targets[0]["value"],
+        "reached": len(reached),
+        "of": len(targets),
+        "rounds": _estimate_to_json(estimate([one["rounds"] for one in reached], bounds=AMOUNT)),
+        "bytes": _estimate_to_json(estimate([one["bytes"] for one in reached], bounds=AMOUNT)),
+    }
+
+
+def _mean_scores(further: Sequence[Mapping[str, Any]], bounds: tuple[float, float]) -> Json:
+    names = dict.fromkeys(name for one in further for name in one)
+    each = {name: [(one.get(name) or {}).get("mean") for one in further] for name in names}
+    return {name: _estimate_to_json(estimate(values, bounds=bounds)) for name, values in each.items()}

@@ -6,10 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from splitfed.stats.utility import ConstantAnswer, below_constant
-from splitfed.study.report.data import LEAST_SEEDS, METRICS, NO_DEFENSE, NO_METHOD, TARGETS, Setting
+from splitfed.study.report.data import (
+    LEAST_SEEDS,
+    METRICS,
+    NO_DEFENSE,
+    NO_METHOD,
+    TARGETS,
+    Setting,
+    Summary,
+    interval_ends,
+)
 from splitfed.study.report.units import count_noun
 
-Summary = Mapping[str, Any]
 SHOWN = 3  # settings that a finding of the same kind names in a sentence of their own
 
 
@@ -79,13 +87,9 @@ def beats_baseline(attack: Mapping[str, Any], metric: str) -> bool:
     score, blind = attack["scores"][metric]["attack"], baseline(attack, metric)
     assert blind is not None
     beaten = float(blind["mean"])
-    if METRICS[metric].centre is not None and _interval_end(score, "high") < beaten:
+    if METRICS[metric].centre is not None and interval_ends(score)[1] < beaten:
         return True
-    return _interval_end(score, "low") > beaten if METRICS[metric].up else _interval_end(score, "high") < beaten
-
-
-def _interval_end(found: Mapping[str, Any], side: str) -> float:
-    return float(found["mean"] if found[side] is None else found[side])
+    return interval_ends(score)[0] > beaten if METRICS[metric].up else interval_ends(score)[1] < beaten
 
 
 def _study_sentence(summary: Summary) -> str:
@@ -199,7 +203,7 @@ def _attack_finding(summary: Summary, base: Mapping[str, Any], metric: str, targ
 def reversal_clause(attack: Mapping[str, Any], metric: str = "auc") -> str:
     """Say so where an attack tells two kinds apart and names them the wrong way round: an AUC below .5 leaks too."""
     score, centre = (attack["scores"].get(metric) or {}).get("attack"), METRICS[metric].centre
-    if score is None or centre is None or _interval_end(score, "high") >= centre:
+    if score is None or centre is None or interval_ends(score)[1] >= centre:
         return ""
     title = METRICS[metric].title
     return (
@@ -267,9 +271,8 @@ def _strongest_score(setting: Mapping[str, Any], metric: str, target: str) -> Ma
 
 
 def _intervals_overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return _interval_end(one, "low") <= _interval_end(other, "high") and _interval_end(other, "low") <= _interval_end(
-        one, "high"
-    )
+    (low, high), (other_low, other_high) = interval_ends(one), interval_ends(other)
+    return low <= other_high and other_low <= high
 
 
 def _format_price(summary: Summary, cost: float) -> str:

@@ -22,19 +22,14 @@ from splitfed.study.run.audit_game import format_line as line_told
 from splitfed.study.run.audit_labels import label_games
 from splitfed.study.run.audit_releases import release_games
 from splitfed.study.run.audit_steps import step_games
-from splitfed.study.run.progress import open_watcher
-from splitfed.study.run.reattack import load_finished_run
-from splitfed.study.run.runner import train_cell
+from splitfed.study.run.reattack import rebuild_run
 from splitfed.training.run import Run
 
 
 def audit(folder: Path, trials: int = 20_000, confidence: float = 0.95, *, trust: bool = False) -> Json:
     """Audit the run in `folder` with `trials` releases of each of two inputs; see `audit_run`, `load_finished_run`."""
     check_count("trials", trials, low=40)
-    _, cell, data = load_finished_run(folder, trust=trust)
-    with open_watcher(1, 0) as watcher:
-        run = train_cell(cell, data, folder, watcher)
-    return audit_run(run, trials, confidence)
+    return audit_run(rebuild_run(folder, trust=trust), trials, confidence)
 
 
 def audit_run(run: Run, trials: int = 20_000, confidence: float = 0.95) -> Json:

@@ -101,16 +101,16 @@ def release_games(run: Run, client: int) -> Iterator[Game]:
     for route in _edge_routes(run, client):
         z = _mechanism_inputs(run, route, client)
         yield _release_game(route, "rows of the data", _most_distant_rows(route, z), 1)
-        yield _release_game(
-            route, "worst case", _worst_case_pair(route, z), 1, partial(_measure_sensitivity, route, z, run.seed)
-        )
-        yield _release_game(route, "worst case", _worst_case_pair(route, z), len(TURNS))
+        yield from _worst_case_games(run, route, z)
     for route in _upload_routes(run, client):
-        z = torch.full((1, WIDTH), 0.5)
-        yield _release_game(
-            route, "worst case", _worst_case_pair(route, z), 1, partial(_measure_sensitivity, route, z, run.seed)
-        )
-        yield _release_game(route, "worst case", _worst_case_pair(route, z), len(TURNS))
+        yield from _worst_case_games(run, route, torch.full((1, WIDTH), 0.5))
+
+
+def _worst_case_games(run: Run, route: Route, z: Tensor) -> Iterator[Game]:
+    """Yield what is to be audited with the hardest inputs: one release, with its sensitivity, and ten in a row."""
+    pair = _worst_case_pair(route, z)
+    yield _release_game(route, "worst case", pair, 1, partial(_measure_sensitivity, route, z, run.seed))
+    yield _release_game(route, "worst case", pair, len(TURNS))
 
 
 def _release_game(

@@ -10,19 +10,16 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
-from splitfed.core import digests
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.messages import Recorder, View
 from splitfed.core.random import derive
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head
-from splitfed.study.config import schema
 from splitfed.study.report.units import count_noun, format_bytes
-from splitfed.study.run import session
 from splitfed.study.run.input_rows import check_kind, read_rows
 from splitfed.study.run.progress import Lines
-from splitfed.study.run.runner import Json, read_result, train_cell
-from splitfed.study.run.trust import code_of
+from splitfed.study.run.reattack import load_finished_run
+from splitfed.study.run.runner import Json, train_cell
 from splitfed.training.checkpoint import write_atomic
 from splitfed.training.run import Run
 
@@ -131,14 +128,10 @@ def format_prediction(prediction: Json) -> str:
 
 def _rebuild_run(folder: Path, trust: bool) -> Run:
     """Return the finished run in `folder`, as its newest checkpoint has it."""
-    result = read_result(folder)
-    if result is None or "failed" in result or not (folder / "config.toml").is_file():
-        raise InvalidInput(f"{str(folder)!r} holds no finished run; expected a folder .../runs/NAME")
+    _, cell, data = load_finished_run(folder, trust=trust)
     if not any((folder / "checkpoints").glob("*/*")):
         raise InvalidInput(f"{str(folder)!r} holds no checkpoint any more; run its study again to predict with it")
-    raw = schema.read_toml(folder / "config.toml", digests.RUN_CONFIG)
-    grid, data = session.check_study(raw, "config.toml", folder, code_of(folder, raw, trust))
-    return train_cell(grid.cells[0], data, folder, Lines(1))
+    return train_cell(cell, data, folder, Lines(1))
 
 
 def _draw_number(run: Run, x: Tensor) -> int:

@@ -2,46 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-
-import torch
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from splitfed.attacks.base import Phase, Target
-from splitfed.core.defense import Calibrated
-from splitfed.core.errors import InvalidInput, check_number, unknown
-from splitfed.core.per_client_defenses import check_clients
+from splitfed.core.errors import InvalidInput, about, check_number
 from splitfed.core.probe import Facts
-from splitfed.core.random import derive
-from splitfed.core.step_plan import segment_plans
-from splitfed.core.topology import Topology, member
+from splitfed.core.topology import Topology
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
 from splitfed.engines.base import FED
-from splitfed.federated.base import MethodContext
-from splitfed.planning.calibration import calibrate_defenses
-from splitfed.planning.uploads import check_uploads, sent_kinds
-from splitfed.planning.validation import (
-    Prepared,
-    check_batches,
-    check_exact,
-    check_outputs,
-    check_sampling,
-    combine_placement,
-    fit_defenses,
-    optims_of,
-    probe_with,
-)
+from splitfed.federated.base import Method
+from splitfed.planning.uploads import sent_kinds
+from splitfed.planning.validation import Prepared, assemble, complete
 from splitfed.study.config import build
 from splitfed.study.config.assembly import PieceError
 from splitfed.study.config.cell import Cell, Probe
 from splitfed.study.config.grid import Grid
 from splitfed.study.config.mistakes import Mistakes
-from splitfed.study.config.speeds_table import PartyNames
 from splitfed.study.config.training_attacks import add_training_attack
-from splitfed.study.report import planned_costs
+from splitfed.study.config.training_table import PartyNames
+from splitfed.study.run.runner import adversaries_of, evaluation_of
 from splitfed.threats.tuning import SHARE, Bench, check_tunable
-from splitfed.training.entry_point import check_across, engine_of
+from splitfed.training.entry_point import check_run, engine_of
 from splitfed.training.run import Run
 
 
@@ -52,52 +35,77 @@ def check_grid(grid: Grid, source: str) -> Dataset:
     """
     mistakes = Mistakes(source)
     first = grid.cells[0]
-    with mistakes.at("training.device"):
-        _check_device(first.training.device)
     with mistakes.at("data"):
         data = build.dataset(first.data)
         splits = {seed: _split_data(data, first, seed) for seed in dict.fromkeys(c.seed for c in grid.cells)}
     mistakes.stop()
     with mistakes.at("study.target"):
         _check_target(first.target, data, list(splits.values()))
-    topologies: dict[tuple[str, str, str], tuple[Topology, Facts] | None] = {}
+    assembled: dict[tuple[str, str, str], Assembled | None] = {}
     cells: dict[tuple[str, str, str, str], Cell] = {}
     for cell in grid.cells:
         mistakes.stop_if_many()
-        split = splits[cell.seed]
         label = (cell.topology.builder.label, cell.training.schedule.label, cell.method.label)
-        if label not in topologies:
-            topologies[label] = _check_topology(mistakes, cell, data, split)
-        probed = topologies[label]
-        if probed is None:
-            continue
-        cells.setdefault((*label, cell.training_attack.key if cell.training_attack else ""), cell)
-        topology, facts = probed
-        defenses = build.defenses(cell)
-        with mistakes.at(cell.defense.where):
-            fit = fit_defenses(topology, facts, split.clients[0].train, defenses, cell.seed)
-            check_clients(defenses, fit[0], len(split))
-            segment_plans(*fit, defenses)
-            if any(guard.uploads for guard in defenses):
-                check_uploads(replace(planned_costs.prepare_cell(cell, data), defenses=tuple(defenses)))
-            if any(isinstance(guard, Calibrated) for guard in defenses):
-                calibrate_defenses(
-                    replace(planned_costs.prepare_cell(cell, data), defenses=tuple(defenses)), cell.training.rounds
-                )
-        training = cell.training.training(cell.seed)
-        with mistakes.at("training.sampling"):
-            check_sampling(build.schedule(cell), training)
-        with mistakes.at("training.across"):
-            check_across(cell.training.across, defenses)
-        with mistakes.at("training.batch_size"):
-            check_batches([facts] * len(split), defenses, split, training)
-    _check_methods(mistakes, grid, data)
+        if label not in assembled:
+            assembled[label] = _assemble_cell(mistakes, cell, data, splits[cell.seed])
+        found = assembled[label]
+        if found is not None:
+            cells.setdefault((*label, cell.training_attack.key if cell.training_attack else ""), cell)
+            _check_cell(mistakes, cell, splits[cell.seed], found)
     _check_attacks(mistakes, list(cells.values()), data)
-    _check_speeds(
-        mistakes, grid, {label: probed[0] for label, probed in topologies.items() if probed}, len(splits[first.seed])
-    )
+    _check_speeds(mistakes, grid, [found.names for found in assembled.values() if found])
     mistakes.stop()
     return data
+
+
+class Assembled(NamedTuple):
+    """What runs that differ in seed and defenses have in common, as `validation.assemble` returns it."""
+
+    topologies: tuple[Topology, ...]
+    facts: tuple[Facts, ...]
+    method: Method | None
+    names: PartyNames
+
+
+def _assemble_cell(mistakes: Mistakes, cell: Cell, data: Dataset, split: Federation) -> Assembled | None:
+    """Put together what does not depend on seed or defenses; None after a mistake."""
+    plan = build.schedule(cell)
+    try:
+        with about("method"):
+            method = build.method(cell, data)
+        topologies, facts = assemble(build.topology(cell, data), split, plan, method, cell.seed)
+    except PieceError as error:
+        mistakes.add(f"{cell.topology.where}.{error.path}", error)
+    except InvalidInput as error:
+        mistakes.add(_place_of(cell, error), error)
+    else:
+        names = PartyNames(topologies[0], plan, len(split), meeting=method is not None)
+        with mistakes.at("training.record.parties"):
+            cell.training.record.recorders(tuple(names.parties), None)
+        return Assembled(topologies, facts, method, names)
+    return None
+
+
+def _check_cell(mistakes: Mistakes, cell: Cell, split: Federation, found: Assembled) -> None:
+    """Refuse what `train` would: the run as a whole."""
+    plan, defenses, schedule = cell.training, tuple(build.defenses(cell)), build.schedule(cell)
+    try:
+        ready = complete(
+            *(found.topologies, found.facts, split, schedule, found.method, defenses),
+            *(plan.optimizer, plan.training(cell.seed)),
+        )
+        check_run(
+            ready, plan.rounds, plan.device, adversaries_of(cell, ready.topology), evaluation_of(plan, found.names)
+        )
+    except InvalidInput as error:
+        mistakes.add(_place_of(cell, error), error)
+
+
+def _place_of(cell: Cell, error: InvalidInput) -> str:
+    """Return the place in the study of what `error` is about."""
+    own = {"schedule": cell.training.where, "method": cell.method.where, "defenses": cell.defense.where}
+    tables = {"topology": cell.topology.where, "": cell.topology.where, **own}
+    return tables.get(error.part) or f"training.{error.part}"
 
 
 def check_attack(probe: Probe, run: Run) -> None:
@@ -143,7 +151,7 @@ def build_untrained_run(cell: Cell, data: Dataset) -> Run:
 
 
 def _build_run(cell: Cell, data: Dataset) -> tuple[Run, Prepared]:
-    ready = planned_costs.prepare_cell(cell, data)
+    ready = build.prepare_cell(cell, data)
     engine = engine_of(ready, record=cell.training.record)
     run = Run(engine, ready.data, ready.schedule, ready.schedule.start(len(ready.data)), cell.seed)
     run.follow(ready.method)
@@ -153,34 +161,16 @@ def _build_run(cell: Cell, data: Dataset) -> tuple[Run, Prepared]:
     return run, ready
 
 
-def _check_methods(mistakes: Mistakes, grid: Grid, data: Dataset) -> None:
-    """Put every run with a method, or with weights drawn for each client, together as a whole.
-
-    For what a method needs of rows, batches and optimizers, and layers of which torch knows no way to draw them.
-    """
-    seen: set[tuple[str, ...]] = set()
-    for cell in grid.cells:
-        label = cell.topology.builder.label, cell.training.schedule.label, cell.method.label, str(cell.seed)
-        # What is wrong already may be what is in its way.
-        bare = cell.method.part is None
-        if (bare and cell.training.starts is None) or mistakes or label in seen:
-            continue
-        seen.add(label)
-        with mistakes.at("training.starts" if bare else cell.method.where):
-            planned_costs.prepare_cell(cell, data)
-
-
 def _check_attacks(mistakes: Mistakes, cells: Sequence[Cell], data: Dataset) -> None:
     """Ask every attack in every place where a run can be put together."""
     for cell in cells:
         if not cell.attacks:
             continue
-        own = mistakes.fresh()
-        with own.at(cell.topology.where):
+        try:
             run, ready = _build_run(cell, data)
-        if own and not mistakes:
-            mistakes.take(own)
-        if own:
+        except InvalidInput as error:
+            if not mistakes:
+                mistakes.add(cell.topology.where, error)
             continue
         # Training attacks first, for others may ask them; one that could not enter has been complained of already.
         inside = [
@@ -192,14 +182,12 @@ def _check_attacks(mistakes: Mistakes, cells: Sequence[Cell], data: Dataset) -> 
 
 
 def _can_enter(mistakes: Mistakes, run: Run, ready: Prepared, probe: Probe) -> bool:
-    own = mistakes.fresh()
-    with own.at(probe.where):
-        try:
-            add_training_attack(run.engine, ready, probe)
-        except InvalidInput as error:
-            raise _attack_error(probe, error) from None
-    mistakes.take(own)
-    return not own
+    try:
+        add_training_attack(run.engine, ready, probe)
+    except InvalidInput as error:
+        mistakes.add(probe.where, _attack_error(probe, error))
+        return False
+    return True
 
 
 def _split_data(data: Dataset, cell: Cell, seed: int) -> Federation:
@@ -221,73 +209,10 @@ def _check_target(target: float | None, data: Dataset, splits: Sequence[Federati
         raise InvalidInput("target is told of validation rows, and no client has one; give a larger validation")
 
 
-def _check_topology(mistakes: Mistakes, cell: Cell, data: Dataset, split: Federation) -> tuple[Topology, Facts] | None:
-    """Build and probe the topology of `cell`, and check what does not depend on seed or defense."""
-    where = cell.topology.where
-    with mistakes.at(where):
-        try:
-            ready = build.topology(cell, data)
-        except PieceError as error:
-            mistakes.add(f"{where}.{error.path}", error)
-            return None
-        plan, rows = build.schedule(cell), split.clients[0].train
-        facts = probe_with(ready, rows)
-        check_outputs(ready, facts)
-        check_exact(ready, rows)
-        with mistakes.at(cell.training.where):
-            plan.check(ready, len(split))
-            ready = plan.prepare(ready, facts, cell.seed)
-            facts = probe_with(ready, rows)
-        with mistakes.at(cell.method.where):
-            method = build.method(cell, data)
-            if method is not None:
-                method.check(ready, len(split))
-                ready = method.fit(ready, facts, derive(cell.seed, "method"))
-                facts = probe_with(ready, rows)
-                clients = len(split)
-                combine_placement(method, plan, [ready] * clients)
-                method.check_run(MethodContext([ready] * clients, [facts] * clients, plan.binds(clients)))
-        with mistakes.at("training.optimizer"):
-            optims_of(ready, cell.training.optimizer)
-        with mistakes.at("training.record.parties"):
-            fed = {FED: FED} if cell.method.part is not None or plan.placement(ready).fused else {}
-            _check_known(cell.training.record.parties, _party_roles(ready, len(split)) | fed)
-        return ready, facts
-    return None
-
-
-def _check_speeds(mistakes: Mistakes, grid: Grid, ready: Mapping[tuple[str, str, str], Topology], clients: int) -> None:
+def _check_speeds(mistakes: Mistakes, grid: Grid, names: Sequence[PartyNames]) -> None:
     """Refuse the speed of a party that no run has; where something is wrong already, who is there is not known."""
     speeds = grid.cells[0].training.speeds
     if speeds is None or mistakes:
         return
-    schedules = {cell.training.schedule.label: build.schedule(cell) for cell in grid.cells}
-    names = [
-        PartyNames(topology, schedules[label], clients, meeting=method != "none")
-        for (_, label, method), topology in ready.items()
-    ]
     with mistakes.at("training.speeds"):
         speeds.check(set().union(*(n.parties for n in names)), set().union(*(n.roles for n in names)))
-
-
-def _check_known(names: Iterable[str], parties: Iterable[str]) -> None:
-    for name in names:
-        if name not in parties:
-            raise unknown("party to record", name, parties)
-
-
-def _party_roles(topology: Topology, clients: int) -> dict[str, str]:
-    """Return the names of all parties with their roles: data owners are numbered."""
-    shared = {role: role for role in topology.roles if role not in topology.data_roles}
-    return shared | {member(role, i): role for role in topology.data_roles for i in range(clients)}
-
-
-def _check_device(name: str) -> None:
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise InvalidInput(f"device={name!r} is not allowed; expected cpu, cuda or cuda:0, ...") from None
-    if device.type not in ("cpu", "cuda"):
-        raise InvalidInput(f"device={name!r} is not allowed; expected cpu, cuda or cuda:0, ...")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InvalidInput(f"device={name!r} is not there; this machine has {torch.cuda.device_count()} GPUs")

@@ -10,8 +10,10 @@ from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
 from splitfed.data.dataset import Dataset
 from splitfed.study.config import schema
+from splitfed.study.config.algorithm_tables import parse_attack
 from splitfed.study.config.cell import Cell, slug
-from splitfed.study.config.grid import attack_table, parse_attack_table
+from splitfed.study.config.grid import attack_table
+from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes
 from splitfed.study.config.schema import AttackTable
 from splitfed.study.config.toml import dumps
@@ -22,6 +24,7 @@ from splitfed.study.run.runner import Json, read_result, run_attack, train_cell,
 from splitfed.study.run.store import StudyFolder
 from splitfed.study.run.trust import code_of, read_own_files, write_mark
 from splitfed.training.checkpoint import write_atomic
+from splitfed.training.run import Run
 
 
 def attack_run(
@@ -32,7 +35,13 @@ def attack_run(
         raise InvalidInput("no attack is named; expected --attack inverse_network,rmle")
     result, cell, data = load_finished_run(folder, trust=trust)
     mistakes = Mistakes("attack")
-    probes = [parse_attack_table(mistakes, n, AttackTable(name=n, budget=budget, adversary=adversary)) for n in names]
+    named = {probe.attack.name for probe in cell.attacks}
+    for name in names:
+        if ":" in name and name not in named:
+            mistakes.add(name, "is an import path that the run's study does not name; expected a registered attack")
+    mistakes.stop()
+    reader = StudyReader(mistakes, cell.code)
+    probes = [parse_attack(reader, n, AttackTable(name=n, budget=budget, adversary=adversary)) for n in names]
     trained_attacks = [(p.attack.name, p.attack.parameters) for p in cell.attacks]
     for found in filter(None, probes):
         if found.lives != "outside" and (found.attack.name, found.attack.parameters) not in trained_attacks:
@@ -66,9 +75,7 @@ def applicable_attacks(folder: Path, adversary: str | None, *, trust: bool = Fal
 
     `adversary`: the one party to ask for (default: all of them).
     """
-    _, cell, data = load_finished_run(folder, trust=trust)
-    with open_watcher(1, 0) as watcher:
-        run = train_cell(cell, data, folder, watcher)
+    run = rebuild_run(folder, trust=trust)
     parties = list(run.engine.parties) if adversary is None else [run.evaluator.adversary(adversary)]
     return {party: run.evaluator.applicable(party) for party in parties}
 
@@ -86,10 +93,17 @@ def load_finished_run(folder: Path, *, trust: bool = False) -> tuple[Json, Cell,
     return known, grid.cells[0], data
 
 
+def rebuild_run(folder: Path, *, trust: bool = False) -> Run:
+    """Return the finished run in `folder`, as its newest checkpoint has it; see `load_finished_run`."""
+    _, cell, data = load_finished_run(folder, trust=trust)
+    with open_watcher(1, 0) as watcher:
+        return train_cell(cell, data, folder, watcher)
+
+
 def _attack_key(known: Json, label: str, name: str) -> str:
     """Return the file name for the attack called `label`: its own where it ran before, else one not in use."""
     used = {entry["attack"]: entry["label"] for entry in known["attacks"]}
-    return name if used.get(name, label) == label else slug(label)
+    return slug(name) if used.get(slug(name), label) == label else slug(label)
 
 
 def _rewrite_results_table(study: Path) -> None:

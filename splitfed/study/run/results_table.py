@@ -52,11 +52,12 @@ def setting_rows(results: Sequence[Json]) -> list[dict[str, Any]]:
             row["utility"] = fmean(found["utility"]["test"] for found in ended)
             if any(found.get("privacy") for found in ended):
                 row["epsilon"], row["promises"] = _largest_epsilon(ended), _largest_promises(ended)
-            row["attacks"] = {
-                attack["attack"]: _mean_scores([found["attacks"][i]["scores"] for found in ended])
-                for i, attack in enumerate(ended[0]["attacks"])
-            }
-            row["quick"] = [attack["attack"] for attack in ended[0]["attacks"] if attack.get("quick")]
+            # One seed may have been attacked again.
+            attacks: dict[str, list[Json]] = {}
+            for attack in (one for found in ended for one in found["attacks"]):
+                attacks.setdefault(attack["attack"], []).append(attack)
+            row["attacks"] = {key: _mean_scores([one["scores"] for one in found]) for key, found in attacks.items()}
+            row["quick"] = [key for key, found in attacks.items() if found[0].get("quick")]
         rows.append(row)
     return rows
 

@@ -40,15 +40,14 @@ from splitfed.planning.validation import labels_of
 from splitfed.schedules.base import LocalUpdate
 from splitfed.stats.dependence import permutation_test
 from splitfed.study.config import build
-from splitfed.study.config.cell import Cell, DefenseSetting, Probe
-from splitfed.study.config.speeds_table import PartyNames
+from splitfed.study.config.cell import Cell, DefenseSetting, Probe, TrainingPlan
 from splitfed.study.config.toml import dumps
 from splitfed.study.config.training_attacks import training_attacks
+from splitfed.study.config.training_table import PartyNames
 from splitfed.study.report import planned_costs, privacy
-from splitfed.study.report.depth import input_depth
 from splitfed.study.report.exposure import role_holdings
-from splitfed.study.report.prototypes import save_prototypes
-from splitfed.study.report.topology_data import graph_of
+from splitfed.study.report.figures.federated import save_prototypes
+from splitfed.study.report.topology_data import graph_of, input_depth
 from splitfed.study.run.progress import Watcher
 from splitfed.study.run.trust import write_mark
 from splitfed.training.checkpoint import write_atomic
@@ -121,10 +120,20 @@ def train_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Run
         seed=cell.seed,
         device=plan.device,
         local=LocalUpdate(plan.local_epochs, plan.sampling, plan.restart_optimizers, plan.starts),
-        adversaries=Adversaries(*training_attacks(cell, topology)),
-        evaluation=Evaluation(plan.evaluate_every, plan.across, plan.delta, names.of(plan.speeds)),
+        adversaries=adversaries_of(cell, topology),
+        evaluation=evaluation_of(plan, names),
         logging=Logging(folder, resume=True, record=plan.record, progress=progress),
     )
+
+
+def adversaries_of(cell: Cell, topology: Topology) -> Adversaries:
+    """Return the attacks that live in the training of `cell`."""
+    return Adversaries(*training_attacks(cell, topology))
+
+
+def evaluation_of(plan: TrainingPlan, names: PartyNames) -> Evaluation:
+    """Return what is measured of a run of `plan` that has the parties `names`."""
+    return Evaluation(plan.evaluate_every, plan.across, plan.delta, names.of(plan.speeds))
 
 
 def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher) -> Json:
@@ -276,11 +285,11 @@ def _selected_round(run: Run) -> Json | None:
 
 def _planned_costs(run: Run, cell: Cell, data: Dataset) -> Json:
     """Return what was predicted before training, what the formulas need, and who sees what."""
-    ready = planned_costs.prepare_cell(cell, data)
+    ready = build.prepare_cell(cell, data)
     topology, rows = run.engine.topology, run.data.clients[0].train
     known, sizes = run.engine.all_facts[0], planned_costs.sizes(ready)
     return {
-        "predicted": planned_costs.predict_costs(cell, planned_costs.prepare_cell(cell, data, defended=True)),
+        "predicted": planned_costs.predict_costs(cell, build.prepare_cell(cell, data, defended=True)),
         "sizes": None if sizes is None else asdict(sizes),
         "parties": role_holdings(
             topology,

@@ -1,6 +1,6 @@
 """Whose a folder of results is, and what of it may be run: the user's own needs no word, anybody else's `--trust`.
 
-A study that reaches outside of its folder, by import paths of models or by files of data, leaves a mark in its results
+A study that reaches outside of its folder, by import paths or by files of data, leaves a mark in its results
 and in the folder of every run: a keyed hash, with a key that only this user can read, of the configuration and of the
 Python files that its paths named, which are kept beside it. Whoever has no key cannot make such a mark, and none
 outlives a change.
@@ -21,13 +21,19 @@ from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
 from splitfed.models.import_paths import Code
 from splitfed.registry import TABLES, load
-from splitfed.study.config.parameters import parameters_of, reads_path
+from splitfed.study.config.parameters import holds_type, parameters_of
 from splitfed.study.report.contained import find_link_out, path_inside
 from splitfed.study.run.user_key import NoKey, get_or_make_key, read_key
 from splitfed.training.checkpoint import write_atomic
 
 MARK, SOURCES = "mark.json", "code"
 _OF_RUN = ("run.json", "result.json")
+
+NAMES = ("model", "schedule", "aggregation", "rule")
+"""Keys of a study whose text says what is run."""
+
+NAMED = (*NAMES, "data", "topology", "method", "defense", "combine", "attack")
+"""Keys whose table, or list of tables, says so by its `name`."""
 
 
 def is_results(folder: Path) -> bool:
@@ -80,7 +86,7 @@ def code_of(folder: Path, config: Mapping[str, Any], trust: bool) -> Code:
     reached = [f"import {path!r}" for path in dict.fromkeys(import_paths(config))]
     reached += [f"read {path!r}" for path in _data_outside(folder, config)]
     if not reached:
-        return Code(refusal=str(_refusal(folder, "its configuration was not read as it is used", "import a model")))
+        return Code(refusal=str(_refusal(folder, "its configuration was not read as it is used", "import a module")))
     files, reason = _check_mark(folder, config)
     if files is None:
         raise _refusal(folder, reason, " and ".join(reached[:3]) + (", ..." if len(reached) > 3 else ""))
@@ -122,20 +128,17 @@ def read_own_files(folder: Path) -> dict[str, bytes] | None:
     return None if files is None else {name: (folder / SOURCES / name).read_bytes() for name in files}
 
 
-def import_paths(config: Any) -> Iterator[str]:
-    """Yield every import path of the study `config`: the name of its model, and each `model` in any table of it."""
-    model = config.get("model") if isinstance(config, Mapping) else None
-    if isinstance(model, Mapping) and isinstance(model.get("name"), str):
-        yield from (name for name in (model["name"],) if ":" in name)
-    yield from _nested_import_paths(config)
+def import_paths(config: Any, place: str = "") -> Iterator[str]:
+    """Yield every import path of the study `config`, wherever one could be followed, in tables at any depth.
 
-
-def _nested_import_paths(value: Any) -> Iterator[str]:
-    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in items:
-        if key == "model" and isinstance(item, str) and ":" in item:
-            yield item
-        yield from _nested_import_paths(item)
+    `place`: the key under which `config` itself stands.
+    """
+    for key, value in config.items() if isinstance(config, Mapping) else ():
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, str) and ":" in one and (key in NAMES or (key == "name" and place in NAMED)):
+                yield one
+            deeper = ({key: one}, place) if isinstance(one, list) else (one, key)
+            yield from import_paths(*deeper)
 
 
 def _data_outside(folder: Path, config: Mapping[str, Any]) -> Iterator[str]:
@@ -146,7 +149,7 @@ def _data_outside(folder: Path, config: Mapping[str, Any]) -> Iterator[str]:
         return
     for key, parameter in parameters_of(load("data", name)).items():
         value = table.get(key)
-        if not isinstance(value, str) or not reads_path(parameter.hint):
+        if not isinstance(value, str) or not holds_type(parameter.hint, Path):
             continue
         if value.startswith("~") or path_inside(folder, value) is None:
             yield value
@@ -175,8 +178,12 @@ def _check_mark(folder: Path, config: Mapping[str, Any]) -> tuple[dict[str, str]
 
 
 def _signature(key: bytes, config: Mapping[str, Any], files: Mapping[str, str]) -> str:
-    """Return the keyed hash of all that decides what is run; attacks may be added, and are all of splitfed's own."""
+    """Return the keyed hash of all that decides what is run; attacks may be added, but for those of import paths."""
     held = {key: value for key, value in config.items() if key != "attack"}
+    attacks = config.get("attack")
+    followed = [one for one in attacks if any(import_paths({"attack": one}))] if isinstance(attacks, list) else []
+    if followed:
+        held["attack"] = followed
     text = json.dumps(["splitfed run 1", held, files], sort_keys=True, default=str)
     return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
 

@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from splitfed.study.report.data import Summary, error_bars
 from splitfed.study.report.figures.plots import BASELINE_STYLES, metric_title
 from splitfed.study.report.figures.style import DASHES, MARKERS, MUTED, PALETTE, add_legend, as_svg, canvas, wrap_label
 
-Summary = Mapping[str, Any]
 _CUT = re.compile(r"\bcuts?=([^,)]+)")
 
 
@@ -90,10 +90,7 @@ def plot_leakage_by_depth(summary: Summary, attack: str, metrics: Sequence[str],
 
 def _draw(axis: Any, points: Sequence[tuple[int, Mapping[str, Any]]], number: int, label: str) -> None:
     values = [p["mean"] for _, p in points]
-    bars = [
-        [p["mean"] - (p["mean"] if p["low"] is None else p["low"]) for _, p in points],
-        [(p["mean"] if p["high"] is None else p["high"]) - p["mean"] for _, p in points],
-    ]
+    bars = error_bars([p for _, p in points])
     look = {
         "color": PALETTE[number % len(PALETTE)],
         "marker": MARKERS[number % len(MARKERS)],

@@ -1,4 +1,4 @@
-"""The picture of what clients share as prototypes: test embeddings and the global prototypes, laid out by t-SNE.
+"""The pictures of several clients: their own scores, and test embeddings beside the prototypes they share, by t-SNE.
 
 Method: van der Maaten, Hinton, "Visualizing data using t-SNE", JMLR 9, 2008, as scikit-learn has it; Tan et al.
 (FedProto, AAAI 2022) show embeddings in this way. Distances between far groups mean nothing in such a layout.
@@ -6,15 +6,23 @@ Method: van der Maaten, Hinton, "Visualizing data using t-SNE", JMLR 9, 2008, as
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from markupsafe import Markup
+from safetensors.torch import load_file, save
 from torch import Tensor
 
+from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import derive, generator
-from splitfed.study.report.figures.style import INK, MARKERS, PALETTE, add_legend, as_svg, canvas
+from splitfed.study.report.contained import path_inside
+from splitfed.study.report.data import Setting
+from splitfed.study.report.figures.style import GRID, INK, MARKERS, PALETTE, add_legend, as_svg, canvas, wrap_label
+from splitfed.training.checkpoint import write_atomic
 from splitfed.training.run import Run
 
 SHOWN = 1000
@@ -87,3 +95,72 @@ def plot_prototypes(found: PrototypeEmbeddings, name: str, seed: int = 0, rows: 
         axis.grid(visible=False)
         add_legend(figure, axis)
         return as_svg(figure, name)
+
+
+def plot_client_scores(named: Sequence[tuple[str, Setting]], metric: str, name: str) -> str:
+    """Plot each client's test utility on its own rows, a row a setting: every seed a dot, the mean over all a bar."""
+    names = [wrap_label(label, 40) for label, _ in named]
+    row_height = max(0.42, 0.12 + 0.17 * max(name.count("\n") + 1 for name in names))
+    with canvas(1, 7.4, 1.1 + row_height * len(named)) as (figure, (axis,)):
+        for i, (_, setting) in enumerate(named):
+            scores = [s for run in setting.runs for s in run["utility"]["clients"] if s is not None]
+            if not scores:
+                continue
+            place, colour = len(named) - 1 - i, PALETTE[i % len(PALETTE)]
+            axis.plot([min(scores), max(scores)], [place, place], color=GRID, lw=5, zorder=1)
+            axis.plot(scores, [place] * len(scores), ls="", marker="o", ms=5, color=colour, alpha=0.45, zorder=2)
+            mean = sum(scores) / len(scores)
+            axis.plot([mean, mean], [place - 0.28, place + 0.28], color=INK, lw=2, zorder=3)
+        axis.set_yticks(range(len(named)), list(reversed(names)))
+        axis.set_ylim(-0.6, len(named) - 0.4)
+        axis.set_xlabel(f"test {metric} of a client on its own rows (bar: the mean)")
+        return as_svg(figure, name)
+
+
+FILE = "prototypes.safetensors"
+ROWS = 400
+
+
+def save_prototypes(run: Run, folder: Path) -> dict[str, str]:
+    """Write some test embeddings and the prototypes of `run` into its `folder`, where its method has prototypes.
+
+    Returns file -> digest of what was written.
+    """
+    tested = any(len(client.test) for client in run.data.clients)
+    means = {} if run.method is None else run.method.traits(run.engine.topology).class_means
+    if "prototype" not in means or not run.method_state.get("prototypes") or not tested:
+        return {}
+    found = compute_embeddings(run)
+    some = torch.randperm(len(found.z), generator=generator(run.seed, "kept"))[:ROWS].sort().values
+    tensors = {f"prototype/{name}": t.float().contiguous() for name, t in found.prototypes.items()}
+    tensors |= {"z": found.z[some].float().contiguous(), "y": found.y[some].contiguous()}
+    content = save(tensors)
+    write_atomic(folder / FILE, content)
+    return {FILE: digests.of(content)}
+
+
+def prototype_pictures(named: Sequence[tuple[str, Setting]]) -> list[tuple[str, Markup]]:
+    """Return name and picture of every setting of `named` that has prototypes, all of the seed that most have."""
+    there = [(name, s) for name, s in named if any(_file(run) for run in s.runs)]
+    seeds = Counter(seed for _, s in there for seed in s.seeds)
+    found = []
+    for i, (name, setting) in enumerate(there):
+        seed = min(setting.seeds, key=lambda s: (-seeds[s], s))
+        run = next(run for run in setting.runs if int(run["seed"]) == seed)
+        path = _file(run)
+        if path is None:
+            continue
+        digests.check_file(path, run.get("files", {}).get(FILE), f"delete it and result.json, {digests.AGAIN}")
+        known = load_file(path)
+        if len(known["z"]) + len(known) - 2 >= 4:
+            marks = {key.removeprefix("prototype/"): t for key, t in known.items() if key.startswith("prototype/")}
+            found.append(
+                (name, Markup(plot_prototypes(PrototypeEmbeddings(known["z"], known["y"], marks), f"prototypes{i}")))
+            )
+    return found
+
+
+def _file(run: Mapping[str, Any]) -> Path | None:
+    """Return the path of the run's file; None where there is none in its own folder."""
+    path = path_inside(Path(run["folder"]), FILE)
+    return path if path is not None and path.is_file() else None

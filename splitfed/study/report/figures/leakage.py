@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from splitfed.attacks.scoring.member_metrics import roc
-from splitfed.study.report.data import METRICS, NO_DEFENSE
+from splitfed.study.report.data import METRICS, NO_DEFENSE, Summary, interval_ends
 from splitfed.study.report.figures.plots import BASELINE_STYLES, metric_title
 from splitfed.study.report.figures.style import (
     INK,
@@ -22,8 +22,6 @@ from splitfed.study.report.figures.style import (
     wrap_label,
 )
 from splitfed.study.report.text import name_of
-
-Summary = Mapping[str, Any]
 
 
 def plot_scores(
@@ -53,8 +51,7 @@ def plot_scores(
                 score = scores.get("attack")
                 if score:
                     colour, mean = looks.colours[setting["family"]], score["mean"]
-                    low, high = (mean if score[side] is None else score[side] for side in ("low", "high"))
-                    axis.plot([low, high], [row, row], color=colour, lw=2, alpha=0.6)
+                    axis.plot(interval_ends(score), [row, row], color=colour, lw=2, alpha=0.6)
                     marker = looks.markers[setting["place"]]
                     axis.plot([mean], [row], color=colour, marker=marker, ms=8, mec="white", ls="")
             axis.set_yticks(rows, names if axis is axes[0] else [""] * len(rows))

@@ -1,11 +1,11 @@
-"""The plots of a report as inline SVG: utility against leakage, and training curves."""
+"""The plot of utility against leakage as inline SVG, and what the plots of leakage share."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from splitfed.study.report.data import METRICS, TARGETS, Setting, StrengthMeasure
+from splitfed.study.report.data import METRICS, TARGETS, Summary, interval_ends
 from splitfed.study.report.figures.style import MUTED, SeriesStyles, add_legend, as_svg, canvas, wrap_label
 
 BASELINE_STYLES = {
@@ -16,7 +16,6 @@ BASELINE_STYLES = {
     "random_pairing": ("another victim", (0, (1, 2))),
 }
 NUMBER_OFFSETS = ((7, 5), (7, -14), (-22, 5), (-22, -14))  # points by which a family's numbers stand off
-Summary = Mapping[str, Any]
 
 
 class Point(NamedTuple):
@@ -60,27 +59,6 @@ def plot_tradeoff(summary: Summary, attack: str, looks: SeriesStyles, name: str)
 def scored_metrics(summary: Summary, attack: str) -> list[str]:
     """Return the metrics in which `attack` was scored."""
     return [m for m in summary["metrics"] if points_of(summary["settings"], attack, m)]
-
-
-def plot_training_curves(summary: Summary, settings: Sequence[Setting], looks: SeriesStyles, name: str) -> str:
-    """Plot validation utility and training loss by round: the mean over seeds, and every seed as a thin line."""
-    shades = _opacities(settings)
-    with canvas(2) as (figure, axes):
-        for axis, part in zip(axes, ("validation", "loss"), strict=True):
-            for setting, shade in zip(settings, shades, strict=True):
-                style = {"color": looks.colours[setting.family], "ls": looks.dashes[setting.place], "alpha": shade}
-                each = [_history(run["history"], part) for run in setting.runs]
-                for rounds in each if len(each) > 1 else []:
-                    axis.plot(list(rounds), list(rounds.values()), lw=0.6, **style)
-                shared = [r for r in each[0] if all(r in rounds for rounds in each)]
-                mean = [sum(rounds[r] for rounds in each) / len(each) for r in shared]
-                label = looks.label(setting.defense, setting.place)
-                axis.plot(shared, mean, lw=2, marker=".", label=label, **style)
-            axis.set_title(f"validation {summary['utility']['metric']}" if part == "validation" else "training loss")
-            axis.set_xlabel("round")
-            axis.xaxis.get_major_locator().set_params(integer=True)
-        add_legend(figure, axes[0])
-        return as_svg(figure, name)
 
 
 def points_of(settings: Sequence[Mapping[str, Any]], attack: str, metric: str) -> list[Point]:
@@ -162,33 +140,8 @@ def _draw_families(axis: Any, points: Sequence[Point], looks: SeriesStyles) -> N
         narrow(low - 0.15 * (high - low), high + 0.15 * (high - low))
 
 
-def _history(history: Sequence[Mapping[str, Any]], part: str) -> dict[int, float]:
-    """Return round (from 1) -> training loss, or the union's utility on `part`, where it was measured."""
-    found = {}
-    for entry in history:
-        value = entry["loss"] if part == "loss" else (entry.get(part) or {}).get("union")
-        if value is not None:
-            found[int(entry["round"]) + 1] = float(value)
-    return found
-
-
-def _opacities(settings: Sequence[Setting]) -> list[float]:
-    """Return an opacity for each setting: within a family, the stronger the fuller."""
-    order: dict[str, dict[tuple[StrengthMeasure, float | None], None]] = {}
-    for setting in settings:
-        order.setdefault(setting.family, {})[setting.measure, setting.strength] = None
-    ranks = {family: list(found) for family, found in order.items()}
-    return [0.4 + 0.6 * (ranks[s.family].index((s.measure, s.strength)) + 1) / len(ranks[s.family]) for s in settings]
-
-
 def metric_title(metric: str, reversed_too: bool = False) -> str:
     """Return the name of a metric with its unit, for an axis; of one turned over where it was reversed, it says so."""
     known = METRICS[metric]
     unit = f" [{known.unit.strip()}]" if known.unit else ""
     return f"{known.title}{unit}{f' (1 - {known.title} where reversed)' if reversed_too else ''}"
-
-
-def interval_ends(found: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the interval of an estimate; its mean twice where it has none."""
-    low, high = (found["mean"] if found[side] is None else found[side] for side in ("low", "high"))
-    return float(low), float(high)

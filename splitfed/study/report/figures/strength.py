@@ -6,18 +6,15 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from splitfed.study.report.data import NO_DEFENSE
+from splitfed.study.report.data import NO_DEFENSE, Summary, error_bars
 from splitfed.study.report.figures.plots import (
-    Point,
     draw_baselines,
-    interval_ends,
     metric_title,
     points_of,
     scored_metrics,
 )
 from splitfed.study.report.figures.style import PALETTE, SeriesStyles, add_legend, as_svg, canvas, wrap_label
 
-Summary = Mapping[str, Any]
 Panel = tuple[str, str, bool]
 """Family, title of the parameter, and whether more of it is stronger."""
 
@@ -73,7 +70,7 @@ def _draw_panel(
         axis.errorbar(
             [positions[id(p)] for p in points],
             [p.x["mean"] for p in points],
-            _error_bars(points),
+            error_bars([p.x for p in points]),
             label=looks.label(attack, place),
             capsize=3,
             **look,
@@ -102,12 +99,3 @@ def _reverse_axis(axis: Any, values: Sequence[float], left: float) -> None:
 
 def _panel_of(setting: Mapping[str, Any]) -> Panel:
     return setting["family"], setting["measure"]["title"], setting["measure"]["rises"]
-
-
-def _error_bars(points: Sequence[Point]) -> list[list[float]]:
-    """Return how far the interval of each point reaches below and above it."""
-    ends = [interval_ends(p.x) for p in points]
-    return [
-        [p.x["mean"] - low for p, (low, _) in zip(points, ends, strict=True)],
-        [high - p.x["mean"] for p, (_, high) in zip(points, ends, strict=True)],
-    ]

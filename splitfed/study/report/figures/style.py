@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from splitfed.study.report.data import NO_DEFENSE
+from splitfed.study.report.data import NO_DEFENSE, Summary
 from splitfed.study.report.inline_svg import inline_svg
 
 # Okabe and Ito's palette without its yellow; told apart by people with any common colour blindness.
@@ -41,7 +41,6 @@ LEAST_SHARE = (0.6, 0.6)
 """The least share of a panel's width and height that its axes have."""
 HANDLE, CHARACTER = 0.6, 0.078  # inches that a legend's handle and a character of its text take, about
 _PANELS: WeakKeyDictionary[Any, tuple[float, float, int, int]] = WeakKeyDictionary()
-Summary = Mapping[str, Any]
 
 
 class SeriesStyles:

@@ -1,0 +1,171 @@
+"""The plots of a report by round: utility, training loss, what training attacks recovered, and epsilon."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from splitfed.study.report.data import (
+    Estimate,
+    Setting,
+    StrengthMeasure,
+    Summary,
+    bounds_of,
+    by_round,
+    estimate,
+    scored_utility,
+    shared_rounds,
+)
+from splitfed.study.report.figures.style import (
+    DASHES,
+    INK,
+    MARKERS,
+    MUTED,
+    PALETTE,
+    SeriesStyles,
+    add_legend,
+    as_svg,
+    canvas,
+)
+from splitfed.study.report.privacy import epsilon_per_round
+
+LabeledSettings = Sequence[tuple[str, Setting]]
+
+
+def plot_training_curves(summary: Summary, settings: Sequence[Setting], looks: SeriesStyles, name: str) -> str:
+    """Plot validation utility and training loss by round: the mean over seeds, and every seed as a thin line."""
+    shades = _opacities(settings)
+    parts = {
+        f"validation {summary['utility']['metric']}": lambda entry: (entry.get("validation") or {}).get("union"),
+        "training loss": lambda entry: entry["loss"],
+    }
+    with canvas(2) as (figure, axes):
+        for axis, (title, read) in zip(axes, parts.items(), strict=True):
+            for setting, shade in zip(settings, shades, strict=True):
+                style = {"color": looks.colours[setting.family], "ls": looks.dashes[setting.place], "alpha": shade}
+                each = [by_round(run["history"], read) for run in setting.runs]
+                _draw_mean(axis, each, looks.label(setting.defense, setting.place), style)
+            axis.set_title(title)
+            _set_round_axis(axis)
+        add_legend(figure, axes[0])
+        return as_svg(figure, name)
+
+
+def plot_utility_by_round(named: LabeledSettings, metric: str, name: str, target: float | None = None) -> str:
+    """Plot the utility by round for each of `named` (label, setting): the mean over seeds in its interval.
+
+    On the union of the validation rows, of the test rows where a run has no other. `target`: a value to be marked.
+    """
+    shaded: list[tuple[Any, ...]] = []
+    with canvas(1, 7.4, 4.2) as (figure, (axis,)):
+        for i, (label, setting) in enumerate(named):
+            found = utility_by_round(setting)
+            if not found:
+                continue
+            look = _line_style(i)
+            axis.plot(list(found), [e.mean for e in found.values()], lw=1.8, ms=4, label=label, **look)
+            bounds = {r: (e.low, e.high) for r, e in found.items() if e.low is not None and e.high is not None}
+            if bounds:
+                shaded.append((list(bounds), *zip(*bounds.values(), strict=True), look["color"]))
+        # An interval can be far wider than all that is to be seen: it runs out of the frame.
+        low, high = axis.get_ylim()
+        for there, below, above, colour in shaded:
+            axis.fill_between(there, below, above, color=colour, alpha=0.14, lw=0)
+        axis.set_ylim(low - 0.25 * (high - low), high + 0.25 * (high - low))
+        if target is not None:
+            axis.axhline(target, color=INK, ls=(0, (1, 2)), lw=1.2, label=f"target {target:g}")
+        _set_round_axis(axis, f"validation {metric}, all clients' rows")
+        add_legend(figure, axis)
+        return as_svg(figure, name)
+
+
+def utility_by_round(setting: Setting) -> dict[int, Estimate]:
+    """Return round (from 1) -> the utility over seeds, for the rounds that were scored in every seed."""
+    each = [by_round(run["history"], scored_utility) for run in setting.runs]
+    found = {r: estimate([one[r] for one in each], bounds=bounds_of(setting.runs)) for r in shared_rounds(each)}
+    return {r: e for r, e in found.items() if e is not None}
+
+
+def error_by_round(run: Mapping[str, Any], attack: str, who: str = "attack") -> dict[int, float]:
+    """Return round (from 1) -> mean squared error over the victims, where that labelled `attack` was scored."""
+    party = next((a["adversary"] for a in run["attacks"] if a["label"] == attack and a.get("lives") != "outside"), None)
+
+    def read(entry: Mapping[str, Any]) -> Any:
+        return (entry.get("training_attack_scores") or {}).get(party, {}).get("mse", {}).get(who)
+
+    return by_round(run["history"], read)
+
+
+def plot_error_by_round(
+    summary: Summary, settings: Sequence[Setting], attack: str, looks: SeriesStyles, name: str
+) -> str | None:
+    """Return an SVG of the mean squared error of the training attack labelled `attack`, by round; a line a setting.
+
+    A thick line is the mean over seeds, thin ones are single seeds, the dashed one is the baseline that answers with
+    the mean. None where no run was attacked while training went on.
+    """
+    curves = [(s, [error_by_round(run, attack) for run in s.runs], s.runs[0]) for s in settings]
+    curves = [(setting, seed_curves, run) for setting, seed_curves, run in curves if all(seed_curves)]
+    if not curves:
+        return None
+    with canvas(1, 6.4, 3.9) as (figure, (axis,)):
+        for setting, seed_curves, _ in curves:
+            style: dict[str, Any] = {"color": looks.colours[setting.family], "ls": looks.dashes[setting.place]}
+            _draw_mean(axis, seed_curves, looks.label(setting.defense, setting.place), style)
+        blind = [value for *_, run in curves for value in error_by_round(run, attack, "mean_image").values()]
+        if blind:
+            label = "baseline: the mean"
+            axis.axhline(sum(blind) / len(blind), color=MUTED, ls=(0, (5, 3)), lw=1.2, label=label)
+        axis.set_yscale("log")
+        _set_round_axis(axis, "MSE over the victims: less is more leakage")
+        add_legend(figure, axis)
+        return as_svg(figure, name)
+
+
+def plot_epsilon_by_round(settings: Sequence[Setting], looks: SeriesStyles, name: str) -> str | None:
+    """Plot epsilon by round for each setting and each thing it protects; None where nothing is promised."""
+    epsilons_by_setting = [(setting, found) for setting in settings if (found := epsilon_per_round(setting.runs))]
+    if not epsilons_by_setting:
+        return None
+    with canvas(1, 6.4, 3.4) as (figure, (axis,)):
+        for number, (setting, lines) in enumerate(epsilons_by_setting):
+            style: dict[str, Any] = {"color": looks.colours[setting.family], "ls": looks.dashes[setting.place]}
+            for protects, (rounds, epsilons) in lines.items():
+                label = looks.label(setting.defense, setting.place) + (f": {protects}" if len(lines) > 1 else "")
+                axis.plot(rounds, epsilons, lw=1.8, marker=MARKERS[number % len(MARKERS)], ms=5, label=label, **style)
+        axis.set_yscale("log")
+        _set_round_axis(axis, "epsilon so far")
+        add_legend(figure, axis)
+        return as_svg(figure, name)
+
+
+def _draw_mean(axis: Any, each: Sequence[Mapping[int, float]], label: str, style: Mapping[str, Any]) -> None:
+    """Draw the mean over seeds as a thick line, and every seed as a thin one."""
+    for rounds in each if len(each) > 1 else []:
+        axis.plot(list(rounds), list(rounds.values()), lw=0.6, **{"alpha": 0.6, **style})
+    shared = shared_rounds(each)
+    mean = [sum(rounds[r] for rounds in each) / len(each) for r in shared]
+    axis.plot(shared, mean, lw=2, marker=".", label=label, **style)
+
+
+def _set_round_axis(axis: Any, title: str = "") -> None:
+    axis.set(xlabel="round", ylabel=title)
+    axis.xaxis.get_major_locator().set_params(integer=True)
+
+
+def _opacities(settings: Sequence[Setting]) -> list[float]:
+    """Return an opacity for each setting: within a family, the stronger the fuller."""
+    order: dict[str, dict[tuple[StrengthMeasure, float | None], None]] = {}
+    for setting in settings:
+        order.setdefault(setting.family, {})[setting.measure, setting.strength] = None
+    ranks = {family: list(found) for family, found in order.items()}
+    return [0.4 + 0.6 * (ranks[s.family].index((s.measure, s.strength)) + 1) / len(ranks[s.family]) for s in settings]
+
+
+def _line_style(number: int) -> dict[str, Any]:
+    turn = number // len(PALETTE)
+    return {
+        "color": PALETTE[number % len(PALETTE)],
+        "ls": DASHES[turn % len(DASHES)],
+        "marker": MARKERS[number % len(MARKERS)],
+    }
