@@ -320,7 +320,7 @@ def test_modules_are_imported_by_name_in_few_places() -> None:
     assert found == {
         "splitfed/core/lazy_package.py",
         "splitfed/__init__.py",
-        "splitfed/old_names.py",
+        "splitfed/core/deprecation.py",
         "splitfed/registry.py",
         "splitfed/models/import_paths.py",
     }
