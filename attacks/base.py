@@ -124,7 +124,7 @@ class Attack:
         self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress
     ) -> Tensor | PredictionAndClone:
         """Return the prediction, a row a victim, alone or with a clone; call `progress(done, all)` now and then."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not define run(view, knowledge, generator, progress)")
 
     def __call__(
         self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress | None = None

@@ -19,6 +19,7 @@ from splitfed.registry import TABLES
 from splitfed.study.config import schema
 from splitfed.study.run import session
 from splitfed.training.run import Run
+from tests.attacks.training_time_examples import error, go
 from tests.examples import assert_same
 from tests.pages import PAGES, README, ROOT, blocks, broken_links, current, prose, read
 from tests.study.examples import write
@@ -242,6 +243,22 @@ def test_the_attack_of_the_contributing_page_runs_and_beats_the_mean_image(
     prediction, truth = found.prediction, found.truth
     mean = data.auxiliary.x.mean(0)
     assert float((prediction - truth).square().mean()) < 0.8 * float((mean - truth).square().mean())
+
+
+def test_the_training_attack_of_the_contributing_page_beats_the_mean_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    code = re.search(r"   ```python\n(   \"\"\"Class regression.*?)   ```", page, re.DOTALL)
+    assert code is not None
+    (tmp_path / "class_regression.py").write_text(textwrap.dedent(code[1]), "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    attack = importlib.import_module("class_regression").ClassRegression()
+    run = go(attack, rounds=20, rate=3e-3)
+    prediction, mean = error(run, run.attack(attack)[0].prediction)
+    assert prediction < 0.6 * mean
+    with pytest.raises(splitfed.InvalidInput, match="none arrive at 'server'"):
+        go(attack, "u_shaped")
 
 
 @pytest.mark.parametrize("page", [*PAGES, *(ROOT / f"{name}.md" for name in ("CONTRIBUTING", "SECURITY", "CHANGELOG"))])

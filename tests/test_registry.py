@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -21,6 +24,8 @@ FOLDERS = {kind: kind for kind in TABLES} | {
     "poisoning": "poisoning",
 }
 CITED = ("topologies", "schedules", "defenses", "attacks", "methods")
+PAGE = Path(__file__).resolve().parent.parent / "CONTRIBUTING.md"
+EXAMPLES = re.findall(r'^   ```python\n(   """.*?)^   ```', PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
 rows = pytest.mark.parametrize(("kind", "name"), ROWS, ids=["-".join(row) for row in ROWS])
 
 
@@ -32,7 +37,14 @@ def test_row_has_a_head(kind: str, name: str) -> None:
     assert not found.summary.endswith(".")
     if kind in CITED and name != "custom":
         year = re.search(r"\b(19|20)\d\d\b", found.paper)
-        assert year, f"{kind}/{name}: its file cites no paper with a year"
+        assert year, f"{kind}/{name}: its file cites no paper with a year (where it is new: what it rests on)"
+
+
+def test_the_examples_of_the_contributing_page_have_such_a_head() -> None:
+    heads = [ast.get_docstring(ast.parse(textwrap.dedent(example))) or "" for example in EXAMPLES]
+    papers = [re.search(r"^Paper: .*?\b(19|20)\d\d\b", head, re.DOTALL | re.MULTILINE) for head in heads]
+    assert len(papers) == 3
+    assert all(papers), heads
 
 
 @rows
@@ -52,6 +64,15 @@ def test_every_attack_is_shown_by_its_package(name: str) -> None:
     assert getattr(splitfed.attacks, found.__name__) is found
     assert found.__name__ in splitfed.attacks.__all__
     assert found.__name__ in dir(splitfed.attacks)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TABLES if kind != "attacks"])
+def test_every_other_entry_is_shown_by_its_package(kind: str) -> None:
+    """There a new one is also named in the package's `__init__.py`."""
+    package = importlib.import_module(f"splitfed.{FOLDERS[kind]}")
+    found = {name: load(kind, name) for name in TABLES[kind]}
+    hidden = [name for name, one in found.items() if getattr(package, one.__name__, None) is not one]
+    assert hidden == [], f"not shown by splitfed.{FOLDERS[kind]}: name them in its __init__.py"
 
 
 def test_what_is_no_attack_is_not_shown() -> None:

@@ -24,14 +24,20 @@ from splitfed.core.messages import Message, View
 from splitfed.core.random import derive, generator, stream
 
 __all__ = ["AttackNetworks", "AttackSite", "RoundMeans", "Seen", "Sender", "TrainingAttack", "TrainingAttackState"]
-__all__ += ["guess_of"]
+__all__ += ["GRANTED_IN_TRAINING", "guess_of"]
+
+GRANTED_IN_TRAINING = (Needs.AUXILIARY, Needs.AUXILIARY_LABELS, Needs.ARCHITECTURE, Needs.HEAD)
+"""What an attack may be granted inside training; all else it can ask for after training only."""
 
 
 @dataclass(frozen=True)
 class TrainingAttack(Attack):
     """Base of attacks inside training: `learns_from` is what it must know there; a subclass writes `enter`.
 
-    `active`: whether it replaces what the party sends, so that others learn something else than the task.
+    Inside training auxiliary rows, their labels, and the architectures of the client and of its head can be known
+    (`GRANTED_IN_TRAINING`); what arrives, and the party's own segments, need no grant.
+    `active`: whether it replaces what the party sends, so that others learn something else than the task; its state
+    says so too.
     """
 
     active: ClassVar[bool] = False
@@ -44,7 +50,7 @@ class TrainingAttack(Attack):
 
     def enter(self, site: AttackSite) -> TrainingAttackState:
         """Return the state at `site` before the first step, or refuse a site where the attack cannot work."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not define enter(site)")
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return what this attack's state in the run makes of the releases in the view."""
@@ -100,6 +106,10 @@ class TrainingAttackState:
     A subclass makes its networks in `build` and writes `learn`, `predict`, and (when active) sends what `learn`
     returns. Further `numbers` that belong to the state are kept by name. The engine calls `receive`, `send` and
     `step_ended` at the moments of a step, `metrics` after every round, and keeps `state`.
+
+    After training a copy answers, and a resumed run goes on with one: made by `build` and `load_state`, it has what is
+    in `nets` (weights and buffers) and in `numbers`, and nothing else that `learn` has changed. A tensor to be kept is
+    a buffer of a module; one without weights is put there by `nets[name] = module`, as `nets.add` makes an optimizer.
     """
 
     plan: TrainingAttack
@@ -136,11 +146,11 @@ class TrainingAttackState:
 
     def build(self) -> None:
         """Make the networks and their optimizers, with `nets.add`."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not define build()")
 
     def learn(self, seen: Seen, modules: Mapping[str, nn.Module], random: torch.Generator) -> Tensor | None:
         """Learn from one training step; return the gradient to send in place of the honest one, if any."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not define learn(seen, modules, random)")
 
     def choose(self, gradient: Tensor, honest: Tensor) -> Tensor:
         """Return which gradient goes out, both (rows, *shape)."""
@@ -148,7 +158,7 @@ class TrainingAttackState:
 
     def predict(self, view: View, target: Target) -> Tensor:
         """Return what was released in `view` turned into a prediction of `target`."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not define predict(view, target)")
 
     def copy(self) -> TrainingAttackState:
         """Return a state that has learnt the same, with networks and a site of its own."""
@@ -178,7 +188,11 @@ class TrainingAttackState:
         del self._arrived[message.stamp.replica]
         honest = message.tensors[self.site.value]
         gradient = self._learn(message.stamp.replica, seen)
-        assert gradient is not None
+        if gradient is None:
+            raise InvalidInput(
+                f"{type(self).__name__}.learn returned None, but it is active; expected the gradient to send, "
+                "(rows, *shape)"
+            )
         sent = self.choose(gradient.to(honest), honest)
         return message._replace(tensors={**message.tensors, self.site.value: sent})
 

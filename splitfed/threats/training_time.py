@@ -8,7 +8,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from splitfed.attacks.base import Knowledge, Needs
-from splitfed.attacks.training_time.training_attack import AttackSite, TrainingAttack
+from splitfed.attacks.training_time.training_attack import GRANTED_IN_TRAINING, AttackSite, TrainingAttack
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.messages import View
 from splitfed.core.payload import copy_modules
@@ -34,11 +34,22 @@ def place_attacks(engine: Observable, prepared: Prepared, attacks: Mapping[str, 
         if name not in engine.parties:
             raise unknown("party for a training attack", name, engine.parties)
         needs = plan.needs(_labels(prepared.topology, engine.parties[name].role) is not None)
+        _check_grants(type(plan).__name__, needs)
         knowledge = _knowledge(engine, prepared, name, needs).only(needs)
         missing = knowledge.missing(needs, View(name, ()))
         if missing:
             raise InvalidInput(f"{type(plan).__name__} needs {', '.join(missing)}; this run does not grant that")
         engine.join(name, plan.enter(attack_site(engine, prepared, name, type(plan).__name__, knowledge)))
+
+
+def _check_grants(who: str, needs: frozenset[Needs]) -> None:
+    """Refuse needs that nobody is granted inside training."""
+    never = [need for need in Needs if need in needs.difference(GRANTED_IN_TRAINING)]
+    if never:
+        raise InvalidInput(
+            f"{who} needs {', '.join(never)}; inside training an attack is granted "
+            f"{', '.join(GRANTED_IN_TRAINING)} only (what arrives needs no grant)"
+        )
 
 
 def check_questions(engine: Observable, data: Federation, evaluated: Iterable[str]) -> None:

@@ -53,6 +53,11 @@ def test_budgets_are_the_authors_settings_with_changes() -> None:
     assert InverseNetwork.with_budget("paper").epochs == 50
 
 
+def test_an_attack_without_run_is_named() -> None:
+    with pytest.raises(NotImplementedError, match=r"Attack does not define run\(view, knowledge"):
+        run_with().attack(Attack())
+
+
 def test_missing_auxiliary_data_is_named() -> None:
     with pytest.raises(InvalidInput, match="InverseNetwork needs auxiliary data; this run does not grant that"):
         run_with(auxiliary=0).attack("inverse_network")

@@ -5,30 +5,34 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import splitfed
+from splitfed.attacks.base import Needs
 from splitfed.attacks.networks.frozen_copy import FrozenCopy
 from splitfed.attacks.reconstruction.rmle import Rmle
 from splitfed.attacks.training_time.fsha import Fsha
 from splitfed.attacks.training_time.insider_labels import InsiderLabels
 from splitfed.attacks.training_time.pcat import Pcat
 from splitfed.attacks.training_time.sdar import Sdar
-from splitfed.attacks.training_time.training_attack import TrainingAttack, TrainingAttackState
+from splitfed.attacks.training_time.training_attack import Seen, TrainingAttack, TrainingAttackState
 from splitfed.core.errors import InvalidInput
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import stream
 from splitfed.data.dataset import Dataset
 from splitfed.defenses import Noise
 from splitfed.models.mlp import mlp
+from splitfed.registry import TABLES, load
 from splitfed.topologies import u_shaped, vanilla
 from splitfed.training.run import Run
-from tests.attacks.training_time_examples import ALL, Passive, Spy, attack_state, go, ramps, small
+from tests.attacks.training_time_examples import ALL, Loud, Passive, Spy, attack_state, go, ramps, small
 from tests.examples import assert_same
 
 
@@ -53,8 +57,17 @@ def test_no_label_arrives_in_a_u() -> None:
     assert {seen.y for seen, _ in spy.seen} == {None}
 
 
-@pytest.mark.parametrize("shape", ["vanilla", "u_shaped"])
-@pytest.mark.parametrize("name", ["sdar", "sdar, client's layout", "pcat"])
+def test_every_registered_training_attack_is_among_those_tried_here() -> None:
+    registered = {kind for kind in map(partial(load, "attacks"), TABLES["attacks"]) if issubclass(kind, TrainingAttack)}
+    assert registered == {type(attack) for attack in ALL.values()}, "ALL in tests/attacks/training_time_examples.py"
+
+
+PASSIVE = [(name, "vanilla") for name, attack in ALL.items() if not attack.active]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [*PASSIVE, *((name, "u_shaped") for name in ("sdar", "sdar, client's layout", "pcat"))]
+)
 def test_a_passive_training_attack_changes_no_bit_of_the_training(name: str, shape: str) -> None:
     assert_same(weights(go(ALL[name], shape)), weights(go(None, shape)))
 
@@ -73,6 +86,31 @@ def test_every_client_of_every_schedule_passes_it(schedule: str) -> None:
     spy = attack_state(go(Spy(loud=True), data=ramps(2, 64), schedule=schedule))
     assert isinstance(spy, Passive)
     assert sum(len(seen.z) for seen, _ in spy.seen) == 128
+
+
+class Silent(Loud):
+    """Active, and sends nothing."""
+
+    def learn(self, seen: Seen, modules: Mapping[str, nn.Module], random: torch.Generator) -> Tensor | None:
+        return None
+
+
+def test_an_active_one_that_returns_no_gradient_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Spy, "enter", lambda self, site: Silent(self, site))
+    with pytest.raises(InvalidInput, match=r"Silent\.learn returned None, but it is active; expected the gradient"):
+        go(Spy(loud=True))
+
+
+@pytest.mark.parametrize(
+    ("hook", "text"),
+    [("build", r"build\(\)"), ("learn", r"learn\(seen, modules, random\)"), ("predict", r"predict\(view, target\)")],
+)
+def test_a_hook_that_is_not_written_is_named(hook: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Passive, hook, getattr(TrainingAttackState, hook))
+    with pytest.raises(NotImplementedError, match=f"Passive does not define {text}"):
+        go(Spy()).attack(Spy())
+    with pytest.raises(NotImplementedError, match=r"TrainingAttack does not define enter\(site\)"):
+        go(TrainingAttack())
 
 
 class Stop(Exception):
@@ -122,6 +160,13 @@ def test_the_replica_is_frozen_and_in_evaluation_mode() -> None:
     assert torch.equal(replica(z), live["top"](z))
 
 
+@dataclass(frozen=True)
+class Asker(Spy):
+    """Wants of the training what can be had after it only."""
+
+    learns_from: ClassVar[frozenset[Needs]] = frozenset({Needs.AUXILIARY, Needs.QUERIES, Needs.RELEASES})
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no such party": (
         {"adversaries": splitfed.Adversaries(training_attacks={"serfer": Fsha()})},
@@ -130,6 +175,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "at a client": ({"adversaries": splitfed.Adversaries(training_attacks={"client0": Fsha()})}, "'client0' is none"),
     "no gradient": ({"plan": Fsha(), "schedule": "local_loss"}, "none goes back here"),
     "no auxiliary rows": ({"plan": Fsha(), "data": "bare"}, "Fsha needs auxiliary data; this run does not grant that"),
+    "what is never granted": (
+        {"plan": Asker()},
+        "Asker needs releases, queries; inside training an attack is",
+    ),
     "no auxiliary labels": (
         {"plan": Sdar(), "data": "bare"},
         "Sdar needs auxiliary data, labels of the auxiliary data",
