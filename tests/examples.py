@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import re
 from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -172,6 +177,17 @@ def toy_data(rows: int = 120, seed: int = 0) -> Dataset:
     for row, label in enumerate(y.tolist()):
         lit[row, 6 * label : 6 * label + 6] = 1.0
     return Dataset("toy", lit.view_as(x), y, classification(10), (0.0, 1.0))
+
+
+def import_from_contributing(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Import an example of CONTRIBUTING.md as the module `name`, which is how its docstring begins."""
+    page = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text("utf-8")
+    (code,) = re.findall(
+        rf'^```python\n("""{name.replace("_", " ").capitalize()}:.*?)^```', page, re.DOTALL | re.MULTILINE
+    )
+    (folder / f"{name}.py").write_text(code, "utf-8")
+    monkeypatch.syspath_prepend(folder)
+    return importlib.import_module(name)
 
 
 def assert_same(one: object, two: object, path: str = "") -> None:
