@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -181,6 +184,17 @@ def assert_refuses(act: Callable[[], object], text: str) -> None:
     """Refused as the user's to fix, with `text` in the line that says so."""
     with pytest.raises(InvalidInput, match=re.escape(text)):
         act()
+
+
+def import_from_contributing(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Import an example of CONTRIBUTING.md as the module `name`, which is how its docstring begins."""
+    page = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text("utf-8")
+    (code,) = re.findall(
+        rf'^```python\n("""{name.replace("_", " ").capitalize()}:.*?)^```', page, re.DOTALL | re.MULTILINE
+    )
+    (folder / f"{name}.py").write_text(code, "utf-8")
+    monkeypatch.syspath_prepend(folder)
+    return importlib.import_module(name)
 
 
 def assert_same(one: object, two: object, path: str = "") -> None:

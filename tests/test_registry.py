@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -37,7 +38,10 @@ def test_row_has_a_head(kind: str, name: str) -> None:
     assert not found.summary.endswith(".")
     if kind in CITED and name != "custom":
         year = re.search(r"\b(19|20)\d\d\b", found.paper)
-        assert year, f"{kind}/{name}: its file cites no paper with a year (where it is new: what it rests on)"
+        assert year, (
+            f"{kind}/{name}: its file cites no paper with a year; of an algorithm that no paper has, say what it is "
+            'made after: "Paper: none; after AUTHORS, TITLE, VENUE YEAR."'
+        )
 
 
 def test_the_examples_of_the_contributing_page_have_such_a_head() -> None:
@@ -55,6 +59,23 @@ def test_row_loads_what_it_names(kind: str, name: str) -> None:
     found = load(kind, name)
     assert callable(found)
     assert (found.__module__, found.__name__) == (module, attribute)
+
+
+@rows
+def test_row_is_shown_by_its_package(kind: str, name: str) -> None:
+    found, package = load(kind, name), importlib.import_module(f"splitfed.{FOLDERS[kind]}")
+    shown = getattr(package, "__all__", dir(package))
+    told = f"{package.__name__} does not show {found.__name__}: import it in its __init__.py, or name it in its table"
+    assert found.__name__ in shown, told
+    assert getattr(package, found.__name__) is found, told
+
+
+@pytest.mark.parametrize("package", [splitfed.data, splitfed.models], ids=lambda package: package.__name__)
+def test_what_is_shown_on_first_use_is_shown_to_the_type_checker(package: ModuleType) -> None:
+    tree = ast.parse(Path(str(package.__file__)).read_text("utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    told = {alias.asname for line in block.body if isinstance(line, ast.ImportFrom) for alias in line.names}
+    assert told == set(dir(package)), f"the block TYPE_CHECKING of {package.__name__} and its table differ"
 
 
 @pytest.mark.parametrize("name", TABLES["attacks"])

@@ -81,7 +81,10 @@ def check_aggregates(who: str, settings: UpdateAggregation, itself: bool) -> Non
 def check_unbound(who: str, what: str, bound: str | None) -> None:
     """Refuse a schedule that is `bound` to client segments of one make: it moves `what` the method averages."""
     if bound is not None:
-        raise InvalidInput(f"{who} averages {what} itself, and the schedule {bound}: take 'independent'")
+        raise InvalidInput(
+            f"{who} averages {what} itself, and the schedule {bound}: take 'independent' for whole models, "
+            "'splitfed_v3' for split ones"
+        )
 
 
 def check_alike(who: str, what: str, topologies: Sequence[Topology], segments: Sequence[Sequence[str]]) -> None:

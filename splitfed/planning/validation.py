@@ -180,8 +180,8 @@ def combine_placement(method: Method, plan: Schedule, topologies: Sequence[Topol
         )
     if traits.aggregates_weights and place.fused:
         raise InvalidInput(
-            f"schedule {type(plan).__name__} averages weights, and so does method {name}: take a schedule that leaves "
-            "them alone, such as 'independent'"
+            f"schedule {type(plan).__name__} averages weights, and so does method {name}: take 'independent' for "
+            "whole models, 'splitfed_v3' for split ones"
         )
     if traits.trains_between_rounds and (place.fused or place.copied or plan.binds(len(topologies))):
         raise InvalidInput(

@@ -60,7 +60,10 @@ def alike(run: Run) -> set[str]:
 
 
 def test_the_table_below_knows_every_method() -> None:
-    assert {*EVERYTHING, *SOME, *NOTHING, "fedgen"} == set(TABLES["methods"])
+    listed = {*EVERYTHING, *SOME, *NOTHING, "fedgen"}
+    absent = sorted(set(TABLES["methods"]) - listed)
+    assert not absent, f"say what {absent} send before the first round: in EVERYTHING, SOME or NOTHING of this file"
+    assert listed <= set(TABLES["methods"])
 
 
 @pytest.mark.parametrize("name", [None, *NOTHING])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from inspect import signature
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +13,11 @@ import torch
 
 import splitfed.data
 from splitfed import registry
+from splitfed.core.errors import InvalidInput
 from splitfed.data import breast_cancer, digits, mnist5k
 from splitfed.data.sources.breast_cancer import UNITS
+from splitfed.study.config.schema import DataTable
+from tests.examples import import_from_contributing
 
 
 def test_digits() -> None:
@@ -49,6 +54,19 @@ def test_breast_cancer() -> None:
     assert spread[1] < 25
 
 
+def test_the_data_set_of_the_contributing_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rings = import_from_contributing("rings", tmp_path, monkeypatch).rings
+    data = rings(101, noise=0.0)
+    assert (len(data), data.shape, data.task.outputs) == (101, (2,), 2)
+    torch.testing.assert_close(data.x.norm(dim=1), 1.0 + data.y)
+    assert data.y.bincount().tolist() == [51, 50]
+    assert torch.equal(rings(seed=1).x, rings(seed=1).x)
+    assert not torch.equal(rings(seed=1).x, rings(seed=2).x)
+    with pytest.raises(InvalidInput, match="noise=-1"):
+        rings(noise=-1.0)
+    assert len(data.clients(2, auxiliary=9, victims=2).clients) == 2
+
+
 def test_nothing_is_imported_before_use() -> None:
     code = (
         "import sys, splitfed.data, splitfed.models\n"
@@ -65,7 +83,14 @@ def test_a_function_keeps_its_name_when_its_file_is_imported() -> None:
     for name in registry.TABLES["data"]:
         function = registry.load("data", name)
         assert callable(function)
+        assert name in dir(splitfed.data), f"make_lazy in splitfed/data/__init__.py does not name {name!r}"
         assert getattr(splitfed.data, name) is function
-        assert name in dir(splitfed.data)
     with pytest.raises(AttributeError, match=r"^module 'splitfed.data' has no attribute 'imagenet'$"):
         splitfed.data.imagenet  # noqa: B018
+
+
+@pytest.mark.parametrize("name", registry.TABLES["data"])
+def test_no_parameter_is_hidden_by_a_key_of_the_data_table(name: str) -> None:
+    """A study hands on the keys of `[data]` that are not its own."""
+    hidden = set(signature(registry.load("data", name)).parameters) & set(DataTable.model_fields)
+    assert not hidden, f"{name} has parameters {sorted(hidden)}, which are keys of [data]: no study can give them"

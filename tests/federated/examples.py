@@ -129,7 +129,7 @@ def check_planned(run: Run, method: Any, **changes: Any) -> None:
 
 
 def check_resumed(whole: Run, method: Any, folder: Path, **changes: Any) -> None:
-    """A run of as many rounds, stopped after the second and resumed, ends in the same bits."""
+    """A run of as many rounds, stopped after the second and resumed, ends in the same bits; `method` may be None."""
 
     def stop(done: int, rounds: int, metrics: Any) -> None:
         if done == 2:
@@ -148,5 +148,6 @@ def check_resumed(whole: Run, method: Any, folder: Path, **changes: Any) -> None
     for name in one:
         if name.startswith("party-"):
             assert_same(one[name], two[name], name)
-    assert_same(one["run"]["method"], two["run"]["method"])
+    for name in ("method", "schedule"):
+        assert_same(one["run"].get(name), two["run"].get(name), name)
     assert whole.history[-1]["test"] == again.history[-1]["test"]

@@ -35,8 +35,9 @@ from splitfed.federated import (
     Scaffold,
     Standalone,
 )
+from splitfed.federated.averaging import Averaging
 from splitfed.poisoning import SignFlip
-from splitfed.registry import load
+from splitfed.registry import TABLES, load
 from splitfed.schedules import Blind, Independent, Sequential, SplitFedV1, SplitFedV3
 from splitfed.schedules.base import LocalUpdate
 from splitfed.topologies import local, u_shaped, vanilla
@@ -79,6 +80,12 @@ SPLIT: dict[str, Callable[[], Topology]] = {
 def flat() -> Topology:
     """One linear layer."""
     return local(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+
+
+def test_every_method_that_inherits_averaging_is_here() -> None:
+    # fedgen trains a generator beside the averages and has a file of its own.
+    found = {name for name in TABLES["methods"] if issubclass(load("methods", name), Averaging)} - {"fedgen"}
+    assert sorted(found) == sorted(METHODS), "METHODS of this file names every method that inherits Averaging"
 
 
 @pytest.mark.parametrize("name", METHODS)

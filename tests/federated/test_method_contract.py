@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from splitfed.federated.base import _TRAITS
 from splitfed.registry import TABLES, load
 from splitfed.schedules import Blind
 from splitfed.topologies import local, vanilla
+from tests.examples import import_from_contributing
 from tests.federated.examples import go, model, weights
 
 MOST = 12
@@ -122,16 +122,15 @@ def test_an_old_check_is_refused_where_it_is_written(old: str, told: str) -> Non
     assert str(caught.value) == text
 
 
-def test_the_method_of_the_contributing_page_averages_heads_alone() -> None:
-    page = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text("utf-8")
-    (code,) = re.findall(r"```python\n([^`]*class HeadAverage[^`]*)```", page)
-    scope: dict[str, Any] = {"__name__": __name__}
-    exec(code, scope)
-    run = go(scope["HeadAverage"](), 1)
+def test_the_method_of_the_contributing_page_averages_heads_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = import_from_contributing("head_average", tmp_path, monkeypatch).HeadAverage
+    run = go(kind(), 1)
     held = [weights(run, replica) for replica in range(3)]
     names = {name for name in held[0] if not torch.equal(held[0][name], held[1][name])}
     assert names >= {"body/fc1.weight", "head/fc2.weight"}
     assert set(run.method_state["weights"]) == {"head/fc2.weight", "head/fc2.bias"}
-    assert scope["HeadAverage"]().traits(local(model())).turned_off == "head_average of one segment is fedavg"
+    assert kind().traits(local(model())).turned_off == "head_average of one segment is fedavg"
     newest = run.method.newest(run.learners[0], run.method_state)  # type: ignore[union-attr]
     assert newest is run.method_state["weights"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import cache
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,7 @@ from splitfed.federated import (
     Scaffold,
 )
 from splitfed.poisoning import ByzantineNoise, Scaling
+from splitfed.registry import TABLES, load
 from splitfed.schedules import Independent
 from splitfed.study.config.build import method as build_method
 from splitfed.topologies import local, vanilla
@@ -120,6 +123,17 @@ def plain(name: str) -> Any:
     if name not in PLAIN:
         PLAIN[name] = go(METHODS[name](), 1, **FIVE)
     return PLAIN[name]
+
+
+def test_every_method_with_an_aggregation_is_here_and_on_the_page() -> None:
+    # fedgen trains a generator beside the averages and has a file of its own.
+    found = {n for n in TABLES["methods"] if "aggregation" in signature(load("methods", n)).parameters} - {"fedgen"}
+    assert sorted(found) == sorted(METHODS), "METHODS of this file names every method with the parameter aggregation"
+    page = (Path(__file__).parents[2] / "docs" / "methods.md").read_text("utf-8")
+    said = re.search(r"Every method that averages weights \(([^)]*)\) has the parameter `aggregation`", page)
+    assert said is not None
+    told = "docs/methods.md, How uploads are aggregated, names every method with the parameter aggregation"
+    assert sorted(re.findall(r"`(\w+)`", said[1])) == sorted(METHODS), told
 
 
 @pytest.mark.parametrize(("name", "setting"), [one for one in TABLE if one not in WORKING])

@@ -6,6 +6,8 @@ has the row x = 1, client 1 the row x = 2. The gradients are 2 v w² x² for v a
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from splitfed.core.errors import InvalidInput
@@ -20,6 +22,7 @@ from splitfed.schedules.splitfed_v1 import SplitFedV1
 from splitfed.schedules.splitfed_v2 import SplitFedV2
 from splitfed.schedules.splitfed_v3 import SplitFedV3
 from tests.core.test_vanilla_by_hand import two_clients, weight
+from tests.examples import import_from_contributing
 from tests.rounding import single
 
 STEP0 = 1 - 0.1 * 2  # from 1, client 0: gradients 2 and 2
@@ -98,6 +101,18 @@ def test_alternate_hands_over_after_every_batch() -> None:
     assert weight(engine, "server") == single(v)
     assert weight(engine, "client1") == single(w)
     assert engine.traffic.bytes(kind="weights") == 3 * 4
+
+
+def test_the_schedule_of_the_contributing_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Client 1 with three rows comes first, from 1; client 0 goes on from its .2 and .2."""
+    plan = import_from_contributing("largest_first", tmp_path, monkeypatch).LargestFirst()
+    engine, state = two_clients(rows=(1, 3)), plan.start(2)
+    done = plan.round(engine, Training(8), 0, state)
+    assert (done.losses, done.clients) == (single([4.0, (0.2 * 0.2) ** 2]), (1, 0))
+    assert weight(engine, "server") == weight(engine, "client0") == single(0.2 - 0.1 * 2 * 0.2**3)
+    assert weight(engine, "client1") == single(0.2)
+    assert (state, plan.newest(1, state)) == ({"newest": 0}, 0)
+    assert engine.traffic.bytes(kind="weights") == 4
 
 
 def test_blind_averages_the_losses() -> None:
