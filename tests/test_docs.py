@@ -14,7 +14,9 @@ from typing import Any, get_args
 import pytest
 
 import splitfed
+from splitfed.core.errors import InvalidInput
 from splitfed.core.random import stream
+from splitfed.core.replay import ReplayedSegment
 from splitfed.registry import TABLES
 from splitfed.study.config import schema
 from splitfed.study.run import session
@@ -27,7 +29,10 @@ from tests.study.examples import write
 TEXT = README.read_text("utf-8")
 EXAMPLES = {
     "README.md": 1,
-    **{f"{page}.md": 1 for page in ("attacks", "costs", "data", "methods", "poisoning", "privacy", "topologies")},
+    **{
+        f"{page}.md": 1
+        for page in ("attacks", "costs", "data", "methods", "models", "poisoning", "privacy", "topologies")
+    },
     "results-and-resume.md": 1,
 }
 """Page -> how many Python examples it has; the tests below run every one."""
@@ -116,6 +121,13 @@ def test_the_python_example_ends_above_nine_tenths_with_other_seeds(seed: int) -
     code = example("README.md").partition("report = ")[0]
     assert code.count("seed=0") == 3, "data, model and training"
     assert execute(code.replace("seed=0", f"seed={seed}"))["run"].accuracy > 0.9
+
+
+def test_the_model_that_cannot_be_traced_is_cut_by_replay() -> None:
+    names = execute(example("models.md"))
+    assert all(isinstance(segment.module, ReplayedSegment) for segment in names["topology"].segments)
+    with pytest.raises(InvalidInput, match="or give rows of its input as example, to cut it by replay"):
+        names["vanilla"](names["Net"](), cut="stem")
 
 
 def test_the_vertical_example_runs(capsys: pytest.CaptureFixture[str]) -> None:

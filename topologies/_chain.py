@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
 from splitfed.core.cutting import cut
 from splitfed.core.errors import InvalidInput
@@ -12,10 +12,14 @@ from splitfed.core.topology import Segment
 
 
 def cut_in_roles(
-    model: nn.Module, cuts: Sequence[str], names: Sequence[str], roles: Sequence[str]
+    model: nn.Module,
+    cuts: Sequence[str],
+    names: Sequence[str],
+    roles: Sequence[str],
+    example: Tensor | Mapping[str, Tensor] | None = None,
 ) -> tuple[Segment, ...]:
-    """Cut `model` at `cuts` and give piece i the name `names[i]` and the role `roles[i]`."""
-    pieces = cut(model, cuts)
+    """Cut `model` at `cuts` and give piece i the name `names[i]` and the role `roles[i]`; `example` as for `cut`."""
+    pieces = cut(model, cuts, example)
     return tuple(
         Segment(name, role, piece.module, piece.inputs, piece.outputs, original=piece.original)
         for name, role, piece in zip(names, roles, pieces, strict=True)

@@ -10,10 +10,10 @@ each, agree in these.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from torch import nn
+from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput
 from splitfed.core.tasks import Task
@@ -21,10 +21,15 @@ from splitfed.core.topology import Head, Segment, Topology
 from splitfed.topologies._chain import cut_in_roles, only_input, only_output
 
 
-def local(model: nn.Module, cuts: Sequence[str] = (), task: Task | None = None) -> Topology:
+def local(
+    model: nn.Module,
+    cuts: Sequence[str] = (),
+    task: Task | None = None,
+    example: Tensor | Mapping[str, Tensor] | None = None,
+) -> Topology:
     """Leave `model` whole at the client, or in pieces after the submodules `cuts`: body, head, or body1, body2, ....
 
-    `task` defaults to that of the data.
+    `task` defaults to that of the data. `example`: rows of the input, as for `splitfed.cut`.
     """
     if not isinstance(cuts, (list, tuple)):
         raise InvalidInput(f"cuts={cuts!r} is not allowed; expected the names of submodules, or none")
@@ -32,7 +37,7 @@ def local(model: nn.Module, cuts: Sequence[str] = (), task: Task | None = None) 
         segments: tuple[Segment, ...] = (Segment("model", "client", model, ("x",), ("out",), ""),)
         return Topology("local", segments, {"x": "client"}, (Head("out", "client", "client", task),))
     bodies = ["body"] if len(cuts) == 1 else [f"body{i}" for i in range(1, len(cuts) + 1)]
-    segments = cut_in_roles(model, tuple(cuts), (*bodies, "head"), ("client",) * (len(cuts) + 1))
+    segments = cut_in_roles(model, tuple(cuts), (*bodies, "head"), ("client",) * (len(cuts) + 1), example)
     return Topology("local", _rename_values(segments), {"x": "client"}, (Head("out", "client", "client", task),))
 
 

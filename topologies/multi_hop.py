@@ -12,10 +12,10 @@ and the last hop can tell the clients by their servers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from torch import nn
+from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.tasks import Task
@@ -31,12 +31,14 @@ def multi_hop(
     roles: Sequence[str] | None = None,
     labels: str = "relayed",
     task: Task | None = None,
+    example: Tensor | Mapping[str, Tensor] | None = None,
 ) -> Topology:
     """Cut `model` after the submodules `cuts`, one more than there are hops, and give each piece to the next party.
 
     `roles`: client, hops and server in order (default: client, hop1, ..., server). `labels`: "relayed" from the
     client through the hops to the server; "client": the client keeps them and gets the last piece, the last cut being
     the way back to it; "server": the server owns them. A value that would jump over a party is refused.
+    `example`: rows of the input, as for `splitfed.cut`.
     """
     if labels not in LABELS:
         raise unknown("labels of a multi-hop topology", labels, LABELS)
@@ -50,7 +52,7 @@ def multi_hop(
     if isinstance(roles, str) or len(chain) != pieces or len(set(chain)) != pieces:
         raise InvalidInput(f"roles={roles!r} is not allowed; {len(cuts)} cuts need {pieces} different roles")
     names = ["bottom", *chain[1:-1], "top", *(["head"] if labels == "client" else [])]
-    segments = cut_in_roles(model, tuple(cuts), names, [*chain, *([chain[0]] if labels == "client" else [])])
+    segments = cut_in_roles(model, tuple(cuts), names, [*chain, *([chain[0]] if labels == "client" else [])], example)
     holder = chain[-1] if labels == "server" else chain[0]
     via = chain[1:-1] if labels == "relayed" else ()
     head = Head(only_output(segments), segments[-1].role, holder, task, via=via)

@@ -6,9 +6,9 @@ patient data", 2018, figure 2b.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput
 from splitfed.core.tasks import Task
@@ -16,11 +16,16 @@ from splitfed.core.topology import Head, Topology
 from splitfed.topologies._chain import cut_in_roles, only_input, only_output
 
 
-def u_shaped(model: nn.Module, cuts: Sequence[str], task: Task | None = None) -> Topology:
+def u_shaped(
+    model: nn.Module,
+    cuts: Sequence[str],
+    task: Task | None = None,
+    example: Tensor | Mapping[str, Tensor] | None = None,
+) -> Topology:
     """Cut `model` after the submodules `cuts`, an even number of them: client and server take turns along it.
 
     Two cuts give bottom and head at the client, middle at the server; every two more another round trip. Labels and
-    loss stay with the client. `task` defaults to that of the data.
+    loss stay with the client. `task` defaults to that of the data. `example`: rows of the input, as for `splitfed.cut`.
     """
     if not isinstance(cuts, (list, tuple)) or len(cuts) < 2 or len(cuts) % 2:
         raise InvalidInput(f"cuts={cuts!r} is not allowed; expected an even number of submodules, two a round trip")
@@ -28,6 +33,6 @@ def u_shaped(model: nn.Module, cuts: Sequence[str], task: Task | None = None) ->
     inner = [f"{name}{i}" for i in range(1, trips + 1) for name in ("middle", "between")][:-1]
     names = ["bottom", *(["middle"] if trips == 1 else inner), "head"]
     roles = [("client", "server")[i % 2] for i in range(len(cuts) + 1)]
-    segments = cut_in_roles(model, tuple(cuts), names, roles)
+    segments = cut_in_roles(model, tuple(cuts), names, roles, example)
     head = Head(only_output(segments), "client", "client", task)
     return Topology("u_shaped", segments, {only_input(segments): "client"}, (head,))

@@ -94,10 +94,22 @@ def check_topology(topology: Topology, batch: Values) -> None:
     values: Values = batch
     in_training = any(segment.module.training for segment in topology.segments)
     for segments, original in _list_units(topology):
+        if original.compared:
+            continue
         reads = {v for s in segments for v in s.inputs} - {v for s in segments for v in s.outputs}
         if not reads <= set(values):
             values = _plain_values(topology, batch)
         _compare(segments, original, {v: values[v] for v in reads}, in_training)
+
+
+def check_example(original: Original, batch: Values) -> None:
+    """Refuse a `batch` (value -> (rows, ...)) that lacks an input of `original`, or has fewer than two rows of it."""
+    for name in original.arguments:
+        if name not in batch:
+            raise InvalidInput(f"example has no rows for the input {name!r} of {type(original.model).__name__}")
+        rows, kind = len(batch[name]) if batch[name].dim() else 0, type(original.model).__name__
+        if rows < 2:
+            raise InvalidInput(f"example has {rows} rows for the input {name!r} of {kind}; expected at least 2")
 
 
 def check_original(original: Original, batch: Values) -> None:
@@ -105,12 +117,6 @@ def check_original(original: Original, batch: Values) -> None:
 
     Raises `InvalidInput` for the first difference.
     """
-    for name in original.arguments:
-        if name not in batch:
-            raise InvalidInput(f"example has no rows for the input {name!r} of {type(original.model).__name__}")
-        rows, kind = len(batch[name]) if batch[name].dim() else 0, type(original.model).__name__
-        if rows < 2:
-            raise InvalidInput(f"example has {rows} rows for the input {name!r} of {kind}; expected at least 2")
     segments = [
         Segment(f"piece{number}", "model", module, inputs, outputs)
         for number, (module, inputs, outputs) in enumerate(original.pieces)
@@ -153,9 +159,12 @@ def _compare(segments: list[Segment], original: Original, inputs: Values, in_tra
     """
     unit = unit_of(segments, original, inputs)
     # One stream of random numbers runs through all segments, as it does through the uncut model.
-    facts = replace(probe(unit, {n: _first_rows(x, 2) for n, x in inputs.items()}), stochastic=frozenset())
-    shapes = {head.value: facts.shapes[head.value] for head in unit.heads}
     snapshot = ModelSnapshot(original.model)
+    try:
+        facts = replace(probe(unit, {n: _first_rows(x, 2) for n, x in inputs.items()}), stochastic=frozenset())
+    finally:
+        snapshot.restore()
+    shapes = {head.value: facts.shapes[head.value] for head in unit.heads}
 
     def make_sides() -> tuple[Uncut, Parties]:
         snapshot.restore()

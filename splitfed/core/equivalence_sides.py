@@ -21,6 +21,7 @@ from splitfed.core.optimizers import Optim
 from splitfed.core.party import Party
 from splitfed.core.party_state import PartyState
 from splitfed.core.probe import Facts
+from splitfed.core.replay_plan import flatten_result
 from splitfed.core.step_plan import segment_plans
 from splitfed.core.step_state import Batch
 from splitfed.core.tasks import Task
@@ -85,7 +86,7 @@ class Uncut:
                 result = self._model(**{names[value]: copies[value] for value in names}, **self._unread)
             else:
                 result = self._model(*(copies[value] for value in self._original.pieces[0][1]))
-        outputs = dict(zip(self._original.outputs, as_tuple(result), strict=True))
+        outputs = dict(zip(self._original.outputs, flatten_result(result).values(), strict=True))
         step_result = StepResult(
             {v: t.detach().clone() for v, t in outputs.items()}, {v: t.requires_grad for v, t in outputs.items()}
         )

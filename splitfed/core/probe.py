@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput
 from splitfed.core.model_snapshot import generator_states, same_generators, set_generators
 from splitfed.core.random import derive
-from splitfed.core.topology import Edge, Segment, Topology
+from splitfed.core.topology import Edge, Segment, Topology, keeps_names
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def probe(topology: Topology, batch: Mapping[str, Tensor]) -> Facts:
         if draws == "torch":
             stochastic.add(segment.name)
         # A trace has no branch; of other segments the graph of one random draw tells nothing for certain.
-        certain = draws is None or isinstance(segment.module, fx.GraphModule)
+        certain = draws is None or keeps_names(segment.module)
         for name, value in zip(segment.outputs, outputs, strict=True):
             _check_value(segment, name, value, rows)
             reached_leaves[segment.name, name] = (

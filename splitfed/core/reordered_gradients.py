@@ -23,6 +23,8 @@ def reordered_weights(original: Original) -> frozenset[str]:
 
     Empty for segments made by hand, which are compared one by one.
     """
+    if original.reordered is not None:
+        return original.reordered
     graphs = [module for module, _, _ in original.pieces if isinstance(module, fx.GraphModule)]
     makers = {n.name: (g, n) for g in graphs for n in g.graph.nodes if n.op not in ("placeholder", "output")}
     found = {

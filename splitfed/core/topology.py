@@ -17,6 +17,9 @@ from torch import Tensor, fx, nn
 from splitfed.core.errors import InvalidInput, check_number, unknown
 from splitfed.core.tasks import Task
 
+CutPiece = tuple[nn.Module, tuple[str, ...], tuple[str, ...]]
+"""Module, names of the values that it reads, names of those that it returns."""
+
 
 @dataclass(frozen=True, eq=False)
 class Original:
@@ -24,13 +27,22 @@ class Original:
 
     `model` takes each value of `arguments` as the argument of that name and returns the values `outputs`, in that
     order. `pieces`: module, inputs and outputs of each, in the order they run. `cuts`: the submodules cut after.
+    `reordered`: the weights whose gradients the pieces may round otherwise; None: found in the traces of the pieces.
+    `compared`: whether the pieces were compared with the model on rows of its input.
     """
 
     model: nn.Module
     arguments: Mapping[str, str]
     outputs: tuple[str, ...]
-    pieces: tuple[tuple[nn.Module, tuple[str, ...], tuple[str, ...]], ...]
+    pieces: tuple[CutPiece, ...]
     cuts: tuple[str, ...]
+    reordered: frozenset[str] | None = None
+    compared: bool = False
+
+
+def keeps_names(module: nn.Module) -> bool:
+    """Tell whether `module` was cut from a model, whose names of weights it keeps."""
+    return isinstance(module, fx.GraphModule) or bool(getattr(type(module), "keeps_names", False))
 
 
 @dataclass(frozen=True)
@@ -53,7 +65,7 @@ class Segment:
 
     def full(self, name: str) -> str:
         """Return the name that `name` of the segment's state has in the whole model's."""
-        own = "" if isinstance(self.module, fx.GraphModule) else f"{self.name}."
+        own = "" if keeps_names(self.module) else f"{self.name}."
         return (own if self.prefix is None else self.prefix) + name
 
 
@@ -405,6 +417,7 @@ def _check_state(topology: Topology) -> None:
     named: dict[str, tuple[int, str]] = {}
     for segment in topology.segments:
         module = segment.module
+        saved = set(module.state_dict())
         for name, tensor in (*module.named_parameters(), *module.named_buffers()):
             full = segment.full(name)
             kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
@@ -414,6 +427,9 @@ def _check_state(topology: Topology) -> None:
                     f"{kind} {first!r} would be shared by roles {role!r} and {segment.role!r}: weights tied across a "
                     "cut cannot stay equal without crossing it"
                 )
+            if name not in saved and kind == "buffer":
+                # A constant of the code, which is no state: several parties may hold copies.
+                continue
             same, other = named.setdefault(full, (id(tensor), segment.name))
             if same != id(tensor):
                 raise InvalidInput(

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from splitfed.core.cutting import cut
 from splitfed.core.errors import InvalidInput
 from splitfed.core.optimizers import Optim
+from splitfed.core.replay import ReplayedSegment
 from splitfed.topologies import multi_hop, u_shaped, vanilla
 from tests.core import cut_idioms as made
 from tests.core.cut_idioms import Net, between, ends, hooked, written_under_another_name
@@ -31,7 +32,8 @@ class Idiom:
     """A model, where it is cut, and the text of the refusal (None: it is exact).
 
     `draws`: it draws random numbers; `words`: it reads whole numbers; `rounds`: gradients of one value are added up in
-    part behind the cut, so that the last digits are others than in the uncut model.
+    part behind the cut, so that the last digits are others than in the uncut model. `replayed`: its segments replay
+    `forward`, for a trace does not show what it does.
     """
 
     model: Callable[[], nn.Module]
@@ -40,19 +42,23 @@ class Idiom:
     draws: bool = False
     words: bool = False
     rounds: bool = False
+    replayed: bool = False
+
+
+OWN = ("at", "draws", "replayed")
 
 
 def net(change: Callable[[Any, Tensor], Tensor], refused: str | None = None, **rest: Any) -> Idiom:
     """Return a net of three layers with `change` between the first two."""
-    extra = {k: v for k, v in rest.items() if k not in ("at", "draws")}
-    own = {k: v for k, v in rest.items() if k in ("at", "draws")}
+    extra = {k: v for k, v in rest.items() if k not in OWN}
+    own = {k: v for k, v in rest.items() if k in OWN}
     return Idiom(lambda: Net(between(change), **copy.deepcopy(extra)), refused, **own)
 
 
 def whole(forward: Callable[[Any, Tensor], Any], refused: str | None = None, **rest: Any) -> Idiom:
     """Return a net of three layers with `forward`."""
-    extra = {k: v for k, v in rest.items() if k not in ("at", "draws")}
-    own = {k: v for k, v in rest.items() if k in ("at", "draws")}
+    extra = {k: v for k, v in rest.items() if k not in OWN}
+    own = {k: v for k, v in rest.items() if k in OWN}
     return Idiom(lambda: Net(forward, **copy.deepcopy(extra)), refused, **own)
 
 
@@ -97,7 +103,6 @@ def with_gradients_off(m: Any, h: Tensor) -> Tensor:
 
 MASK = torch.arange(5) == 4
 OVERWRITES = "overwrites"
-TRACED = "cannot be traced"
 IDIOMS: dict[str, Idiom] = {
     # Exact: what most models are made of.
     "plain": net(lambda m, h: h),
@@ -173,30 +178,24 @@ IDIOMS: dict[str, Idiom] = {
     "dense_connections": Idiom(made.Dense, at=("blocks.1",), rounds=True),
     "forward_hook_that_changes_the_output": Idiom(lambda: forward_hooked(Net(ends))),
     "masked_classes": whole(made.masked_classes, out=MASK),
-    # Refused, each with what it is.
+    # Refused by the trace, or changed by it; exact by replay unless it is said why not.
     "no_grad_before_masked_classes": whole(
-        lambda m, x: made.masked_classes(m, x, made.without_gradients),
-        "gets a gradient, and none in the uncut model",
-        out=MASK,
+        lambda m, x: made.masked_classes(m, x, made.without_gradients), replayed=True, out=MASK
     ),
     "numbers_differ_before_masked_classes": whole(
-        lambda m, x: made.masked_classes(m, x, made.autocast),
-        "the trace does not show what forward does there (autocast",
-        out=MASK,
+        lambda m, x: made.masked_classes(m, x, made.autocast), replayed=True, out=MASK
     ),
-    "no_grad": whole(
-        made.without_gradients, "gets a gradient, and none in the uncut model; freeze it by requires_grad_"
+    "no_grad": whole(made.without_gradients, replayed=True),
+    "no_grad_decorator": net(lambda m, h: torch.no_grad()(m.d)(h), replayed=True, d=nn.Linear(8, 8)),
+    "inference_mode": whole(made.inference, "is made in inference mode, and crosses a cut: use torch.no_grad()"),
+    "autocast": whole(made.autocast, replayed=True),
+    "gradients_in_training_only": whole(made.gradients_by_the_mode, replayed=True),
+    "state_of_its_own": Idiom(
+        lambda: made.OwnState(ends), "its segments fail ('dict' object has no attribute 'clone')"
     ),
-    "no_grad_decorator": net(lambda m, h: torch.no_grad()(m.d)(h), "gets a gradient, and none", d=nn.Linear(8, 8)),
-    "inference_mode": whole(made.inference, "gets a gradient, and none"),
-    "autocast": whole(made.autocast, "the trace does not show what forward does there (autocast"),
-    "gradients_in_training_only": whole(made.gradients_by_the_mode, "in evaluation output 'c' has a gradient"),
-    "state_of_its_own": Idiom(lambda: made.OwnState(ends), "in training the state has no '_extra_state'"),
-    "buffer_replaced": Idiom(
-        lambda: buffer(Net(made.replaced_buffer), "n", torch.zeros(())), "in the place of buffer 'n': change it"
-    ),
+    "buffer_replaced": Idiom(lambda: buffer(Net(made.replaced_buffer), "n", torch.zeros(())), replayed=True),
     "buffer_changed_in_training_only": Idiom(
-        lambda: buffer(Net(made.running_mean_in_training), "mean", torch.zeros(8)), "behaves otherwise in training"
+        lambda: buffer(Net(made.running_mean_in_training), "mean", torch.zeros(8)), replayed=True
     ),
     "python_counter": Idiom(lambda: made.Counting(ends, steps=0), "forward changes the attribute 'steps' of the model"),
     "class_counter": Idiom(
@@ -204,43 +203,41 @@ IDIOMS: dict[str, Idiom] = {
     ),
     "global_counter": Idiom(lambda: made.CountingInGlobal(ends), "forward changes the global 'COUNTS'"),
     "list_of_what_was_seen": whole(made.logging_shapes, "forward changes the attribute 'shapes'", shapes=[]),
-    "recurrent_state": whole(made.recurrent_state, "first at submodule 'b', after 'a'", last=torch.zeros(8)),
+    "recurrent_state": whole(made.recurrent_state, replayed=True, last=torch.zeros(8)),
     "overridden_train": Idiom(
         lambda: made.OwnTrain(between(lambda m, h: m.norm(h)), norm=nn.BatchNorm1d(8)),
         "submodule 'norm' is not in evaluation mode, as it is in the uncut model; a party switches modes itself",
     ),
-    "functional_dropout": net(lambda m, h: functional.dropout(h, 0.5, m.training), "behaves otherwise in training"),
-    "branch_on_the_mode": net(
-        lambda m, h: m.d(h) if m.training else h, "behaves otherwise in training", d=nn.Linear(8, 8)
-    ),
-    "branch_on_values": net(lambda m, h: h if h.sum() > 0 else -h, TRACED),
-    "branch_on_the_batch": net(lambda m, h: h if h.shape[0] > 6 else -h, TRACED),
+    "functional_dropout": net(lambda m, h: functional.dropout(h, 0.5, m.training), replayed=True, draws=True),
+    "branch_on_the_mode": net(lambda m, h: m.d(h) if m.training else h, replayed=True, d=nn.Linear(8, 8)),
+    "branch_on_values": net(lambda m, h: h if h.sum() > 0 else -h, "takes a number out of a tensor"),
+    "branch_on_the_batch": net(lambda m, h: h if h.shape[0] > 6 else -h, "takes another way than when it was cut"),
     "python_random_numbers": whole(made.python_random, "other random numbers are drawn from random"),
     "numpy_random_numbers": whole(made.numpy_random, "other random numbers are drawn from numpy.random"),
     "random_numbers_of_the_system": Idiom(
         lambda: forward_hooked(Net(ends), lambda output: output * made.SYSTEM.random()),
         "the uncut model itself does not repeat its results from the same seeds; draw by a module such as nn.Dropout",
     ),
-    "random_numbers_in_training_only": whole(made.stochastic_depth, "behaves otherwise in training"),
-    "number_taken_out": net(lambda m, h: h * float(h.abs().max()), TRACED),
+    "random_numbers_in_training_only": whole(
+        made.stochastic_depth, "other values cross in evaluation than in training"
+    ),
+    "number_taken_out": net(lambda m, h: h * float(h.abs().max()), "takes a number out of a tensor"),
     "in_place_on_a_view_swapdims": whole(written_under_another_name(lambda h: h.swapdims(0, 1)), OVERWRITES),
     "in_place_on_a_view_tensor_split": whole(written_under_another_name(lambda h: h.tensor_split(1, 1)[0]), OVERWRITES),
     "in_place_on_a_view_broadcast_to": whole(written_under_another_name(lambda h: h.broadcast_to(h.shape)), OVERWRITES),
     "in_place_on_a_view_moveaxis": whole(written_under_another_name(lambda h: h.moveaxis(0, 1)), OVERWRITES),
     "in_place_on_a_view_of_mine": whole(written_under_another_name(lambda h: torch.hsplit(h, 1)[0]), OVERWRITES),
     "in_place_where_a_reader_follows": whole(
-        lambda m, x: m.c(m.b(functional.relu(h := m.a(x), inplace=True)) + h), OVERWRITES
+        lambda m, x: m.c(m.b(functional.relu(h := m.a(x), inplace=True)) + h), replayed=True
     ),
-    "custom_backward": net(
-        lambda m, h: made.Double.apply(h), "the gradient of weight 'a.weight' differs; hooks on weights, no_grad and f"
-    ),
-    "custom_backward_in_a_submodule": net(lambda m, h: m.double(h), TRACED, double=made.DoubleLayer()),
+    "custom_backward": net(lambda m, h: made.Double.apply(h), replayed=True),
+    "custom_backward_in_a_submodule": net(lambda m, h: m.twice(h), replayed=True, twice=made.DoubleLayer()),
     "hook_on_a_weight": Idiom(lambda: hooked("a.weight", 0.5)(Net(ends)), "the gradient of weight 'a.weight' differs"),
     "hook_that_stops_a_weight": Idiom(
         lambda: hooked("b.bias", 0.0)(Net(ends)), "the gradient of weight 'b.bias' differs"
     ),
-    "set_grad_enabled": net(with_gradients_off, "gets a gradient, and none", d=nn.Linear(8, 8)),
-    "dictionary": whole(lambda m, x: {"out": ends(m, x)}, "must return a tensor or a tuple of tensors"),
+    "set_grad_enabled": net(with_gradients_off, replayed=True, d=nn.Linear(8, 8)),
+    "dictionary": whole(lambda m, x: {"out": ends(m, x)}, replayed=True),
     "weights_tied_across_a_cut": Idiom(lambda: tied(Net(ends), "a", "b"), "would be shared by roles"),
     "parameter_on_two_sides": whole(
         lambda m, x: m.c(m.b(m.a(x) * m.scale) * m.scale),
@@ -253,7 +250,7 @@ IDIOMS: dict[str, Idiom] = {
     "keyword_argument_of_a_submodule": whole(lambda m, x: m.c(m.b(m.a(input=x)))),
     "whole_numbers_cross": Idiom(
         lambda: Net(lambda m, x: m.c(m.e(m.d(m.a(x)))), d=made.Largest(), e=nn.Embedding(8, 8)),
-        "value 'argmax' of segment 'piece0' is torch.int64: no gradient can return",
+        "value 'd' of segment 'piece0' is torch.int64: no gradient can return",
         at=("d",),
     ),
 }
@@ -280,17 +277,19 @@ REFUSED = [name for name, idiom in IDIOMS.items() if idiom.refused is not None]
 
 def test_the_table_is_long_enough() -> None:
     assert len(IDIOMS) >= 60
-    assert len(EXACT) >= 40
+    assert len(EXACT) >= 65
+    assert sum(idiom.replayed for idiom in IDIOMS.values()) >= 15
 
 
 @pytest.mark.parametrize("name", EXACT)
 def test_an_idiom_that_is_cut_trains_as_the_uncut_model_does(name: str) -> None:
     idiom, model = IDIOMS[name], build(IDIOMS[name])
     x = rows(idiom, 24)
-    cut(model, idiom.at, x)
+    pieces = cut(model, idiom.at, x)
+    assert all(isinstance(piece.module, ReplayedSegment) is idiom.replayed for piece in pieces)
     if idiom.draws:
         return  # Parties draw from streams of their own, so that the bits of a run are others.
-    topology = u_shaped(model, idiom.at) if len(idiom.at) == 2 else vanilla(model, idiom.at[0])
+    topology = u_shaped(model, idiom.at, example=x) if len(idiom.at) == 2 else vanilla(model, idiom.at[0], example=x)
     y = torch.arange(24) % 4
     uncut = copy.deepcopy(model)
     engine = engine_of(topology, x, y, optim=DECAY)
@@ -315,7 +314,8 @@ def train(model: nn.Module, x: Tensor, y: Tensor, steps: list[Tensor]) -> None:
     optimizer, _ = DECAY.build([p for p in model.parameters() if p.requires_grad])
     for chosen in steps:
         optimizer.zero_grad()
-        functional.cross_entropy(model(x[chosen]), y[chosen]).backward()
+        output = model(x[chosen])
+        functional.cross_entropy(output["out"] if isinstance(output, dict) else output, y[chosen]).backward()
         optimizer.step()
 
 
@@ -332,7 +332,7 @@ def refused(model: nn.Module, idiom: Idiom) -> None:
     """Cut the model with an example; what only roles tell is refused by the builder."""
     cut(model, idiom.at, rows(idiom, 8))
     if len(idiom.at) == 2:
-        multi_hop(model, idiom.at, labels="server")
+        multi_hop(model, idiom.at, labels="server", example=rows(idiom, 8))
 
 
 @pytest.mark.parametrize("name", IDIOMS)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from splitfed.attacks.base import Attack
 from splitfed.core.defense import Defense
+from splitfed.core.equivalence import EXAMPLES
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
 from splitfed.data.dataset import Dataset
@@ -40,7 +41,8 @@ def topology(cell: Cell, data: Dataset) -> Topology:
         return assemble_topology(cell.topology.builder, data, cell.seed, cell.code)
     name, parameters = cell.model.name, cell.model.parameters
     model = build_model(cell.model.label, name, data.shape, data.task.outputs or 1, cell.seed, parameters, cell.code)
-    built: Topology = cell.topology.builder.construct(model=model)
+    example = {"example": data.x[:EXAMPLES]} if cell.topology.builder.takes("example") else {}
+    built: Topology = cell.topology.builder.construct(model=model, **example)
     return built.with_tasks(data.tasks)
 
 

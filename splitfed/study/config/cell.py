@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -62,6 +63,10 @@ class NamedAlgorithm:
         """Construct it with its parameters, `objects` going before them; see `call`."""
         given = {key: lists_to_tuples(value) for key, value in self.parameters.items()}
         return self.call(**{**given, **self.objects, **objects})
+
+    def takes(self, argument: str) -> bool:
+        """Tell whether the factory has an argument of this name."""
+        return self.factory is not None and argument in inspect.signature(self.factory).parameters
 
     def call(self, **arguments: Any) -> Any:
         """Return what the factory makes of `arguments`; what a user's own code raises becomes an `InvalidInput`."""

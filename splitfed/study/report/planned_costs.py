@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.replay import ReplayedSegment
 from splitfed.core.topology import Topology, member
 from splitfed.costs import han, sglr, splitfed_paper
 from splitfed.costs.crossover import sizes_of
@@ -225,6 +226,7 @@ def _topology_costs(cell: Cell, data: Dataset, own: Sequence[Cell], others: Sequ
     alone = len(set(plain.inputs.values())) == 1
     return {
         "schedules": rows,
+        "replayed": any(isinstance(segment.module, ReplayedSegment) for segment in plain.segments),
         "formulas": None if known is None else formulas(known),
         "federated_averaging_bytes": federated_bytes(bare, cell.training.rounds) if alone else None,
     }

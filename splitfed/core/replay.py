@@ -1,0 +1,316 @@
+"""Cut a model by replay: every party runs the user's own `forward`, of which it computes its own segment alone.
+
+A party holds a copy of the model in which all weights and saved buffers of others are shapes without numbers, on
+torch's meta device. Its `forward` runs from the top: operations of earlier segments are answered by shapes, what
+crosses is put where the sender's operation stood, its own operations run as they are, and at its own cut it stops. So
+branches, default arguments, contexts (`no_grad`, autocast) and functions with a backward of their own work as the user
+wrote them. An operation that needs a number which the party does not hold fails instead of computing.
+
+What a model computes from shapes and constants alone (positions, masks) every party computes. Refused: weights read in
+two segments, saved buffers that change and are read in two, memory overwritten across a cut, and a `forward` that needs
+a number of a tensor before the last cut.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.replay_passes import MetaPass, Stop, mark_whole_modules, replace_tensors, tensors_of
+from splitfed.core.replay_plan import Made, Way, meta_copy, plan_way
+
+_MODES = ((True, True), (True, False), (False, True), (False, False))
+
+
+@dataclass(frozen=True)
+class ReplayPlan:
+    """How the segments of one model are replayed: training, gradients -> the way; input -> its shape a row and type.
+
+    `unread`: arguments that `forward` asks for and never reads.
+
+    Shared by all copies of a segment; `memory` holds shapes that were met, for other numbers of rows.
+    """
+
+    model: str
+    ways: Mapping[tuple[bool, bool], Way]
+    inputs: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+    unread: tuple[str, ...] = ()
+    memory: dict[Any, dict[int, Any]] = field(default_factory=dict, compare=False, repr=False)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ReplayPlan:
+        """Return itself: it holds no state."""
+        return self
+
+
+class ReplayedSegment(nn.Module):
+    """A segment as a module: the user's own with the weights of others left out. Built by `replay` alone."""
+
+    keeps_names: ClassVar[bool] = True
+    replay_plan: ReplayPlan
+    replay_number: int
+    replay_values: tuple[tuple[str, ...], tuple[str, ...]]
+
+    def forward(self, *values: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Return what the segment sends, for what it reads, in the order of its inputs and outputs."""
+        plan, number = self.replay_plan, self.replay_number
+        training, gradients = self.training, torch.is_grad_enabled()
+        way = plan.ways[training, gradients]
+        given = dict(zip(self.replay_values[0], values, strict=True))
+        rows, device = len(values[0]), values[0].device
+        arguments: dict[str, Tensor] = {}
+        for name, (shape, dtype) in plan.inputs.items():
+            if name in given and tuple(given[name].shape[1:]) != shape:
+                raise InvalidInput(
+                    f"input {name!r} of {plan.model} has shape {tuple(given[name].shape[1:])} a row; the model was cut "
+                    f"for {shape}"
+                )
+            arguments[name] = given[name] if name in given else torch.empty((rows, *shape), dtype=dtype, device="meta")
+        received = {c.made: given[name] for name, c in way.received[number].items()}
+        sent = way.sent(number)
+        key = (training, gradients, number, rows, device)
+        run = _SegmentPass(plan, way, number, received, {c.made for c in sent.values()}, device, key)
+        result: Any = None
+        try:
+            with run:
+                result = super().forward(**arguments, **dict.fromkeys(plan.unread))
+        except Stop:
+            pass
+        finally:
+            # What the user switches back after the cut is not reached.
+            torch.set_grad_enabled(gradients)
+        if run.number != way.bounds(number)[1]:
+            raise run.strayed()
+        returned = tuple(run.held[sent[name].made] for name in self.replay_values[1])
+        if any(tensor.is_meta for tensor in returned):
+            raise InvalidInput(f"segment {number} of {plan.model} reads a value that was not sent to it; cut elsewhere")
+        del result
+        return returned[0] if len(returned) == 1 else returned
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse to be pickled: what others hold is not in it."""
+        raise InvalidInput(f"a segment of {self.replay_plan.model} cannot be pickled; save its state_dict()")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ReplayedSegment:
+        """Return a copy with weights of its own."""
+        made: ReplayedSegment = object.__new__(type(self))
+        memo[id(self)] = made
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return made
+
+
+class _SegmentPass(MetaPass):
+    """The pass of one party: shapes before its segment, numbers in it, and the end after it."""
+
+    def __init__(
+        self,
+        plan: ReplayPlan,
+        way: Way,
+        segment: int,
+        received: Mapping[Made, Tensor],
+        wanted: set[Made],
+        device: torch.device,
+        key: Any,
+    ) -> None:
+        self._first, last = way.bounds(segment)
+        super().__init__(device, last, way.draws)
+        self._plan, self._way, self._segment = plan, way, segment
+        self._received: dict[int, dict[int, Tensor]] = {}
+        for made, tensor in received.items():
+            self._received.setdefault(made.operation, {})[made.place] = tensor
+        self._wanted: dict[int, list[int]] = {}
+        for made in wanted:
+            self._wanted.setdefault(made.operation, []).append(made.place)
+        self.held: dict[Made, Tensor] = {m: t for m, t in received.items() if m in wanted}
+        self._memory = plan.memory.setdefault(key, {})
+
+    def operation(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any], module: nn.Module | None) -> Any:
+        """Answer, run, or end."""
+        number = self.number
+        if number >= self.stop:
+            if self._segment == len(self._way.ends):
+                raise self.strayed()
+            raise Stop
+        if self._way.names[number] != name:
+            raise self.strayed()
+        if number < self._first or number in self._way.constants:
+            return self._hold(number, self._answer(number, name, func, args, kwargs, module))
+        self.number += 1
+        if module is None:
+            returned = func(*args, **kwargs)
+        else:
+            # What happens within a submodule of its own is nobody's business, and costs nothing.
+            torch.overrides.TorchFunctionMode.__exit__(self, None, None, None)
+            try:
+                returned = func(*args, **kwargs)
+            finally:
+                torch.overrides.TorchFunctionMode.__enter__(self)
+        return self._hold(number, returned)
+
+    def _hold(self, number: int, returned: Any) -> Any:
+        """Keep what the segment sends, and return all."""
+        for place in self._wanted.get(number, ()):
+            self.held[Made(number, place)] = tensors_of(returned)[place]
+        return returned
+
+    def _answer(
+        self, number: int, name: str, func: Any, args: Any, kwargs: Mapping[str, Any], module: nn.Module | None
+    ) -> Any:
+        """Return what an operation of another segment returned: shapes, constants, and what crossed."""
+        if number in self._memory:
+            self.number += 1
+            returned = self._memory[number]
+        else:
+            # Others' work is none of this party's, where operations or memory are counted.
+            with _disable_current_modes():
+                returned = super().operation(name, func, args, kwargs, module)
+            tensors = tensors_of(returned)
+            written = any(tensor is one for tensor in tensors for one in tensors_of((args, dict(kwargs))))
+            if tensors and not written and all(tensor.is_meta for tensor in tensors):
+                self._memory[number] = returned
+        if number in self._received:
+            returned = replace_tensors(returned, self._received[number])
+        return returned
+
+    def strayed(self) -> InvalidInput:
+        """Return the error of a pass that is another one than the plan's."""
+        return InvalidInput(
+            f"forward of {self._plan.model} takes another way than when it was cut, at operation {self.number} of "
+            f"{len(self._way.names)}: a branch that depends on more than the mode cannot be cut"
+        )
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A model cut by replay: its segments with the names of what they read and return, and its inputs and outputs.
+
+    `reordered`: weights whose gradients are summed in another order than in the uncut model.
+    """
+
+    segments: tuple[tuple[ReplayedSegment, tuple[str, ...], tuple[str, ...]], ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    reordered: frozenset[str]
+
+
+def replay(model: nn.Module, cuts: Sequence[str], example: Tensor | Mapping[str, Tensor]) -> Replayed:
+    """Cut `model` after each submodule of `cuts`, in the order they run; "name#n" is after its n-th call.
+
+    `example`: two rows of its input or more, by argument if there are several. Raises `InvalidInput` for what cannot
+    be cut.
+    """
+    modules = {name for name, _ in model.named_modules() if name}
+    for cut in cuts:
+        if cut.partition("#")[0] not in modules:
+            raise unknown(f"submodule of {type(model).__name__}", cut, modules)
+    inputs = _name_inputs(model, example)
+    unread = _unread_arguments(model, inputs)
+    ways = {}
+    for training, gradients in _MODES:
+        modes = {module: module.training for module in model.modules()}
+        try:
+            if training != model.training:
+                model.train(training)
+            ways[training, gradients] = plan_way(model, inputs, cuts, gradients, unread)
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+    first = ways[True, True]
+    for way in ways.values():
+        same = [set(a) == set(b) for a, b in zip(first.received, way.received, strict=True)]
+        if not all(same) or set(first.outputs) != set(way.outputs):
+            raise InvalidInput(
+                f"in {type(model).__name__} other values cross in evaluation than in training; cut elsewhere"
+            )
+    holders = _assign_state(model, list(ways.values()), len(cuts) + 1)
+    shapes = {name: (tuple(x.shape[1:]), x.dtype) for name, x in inputs.items()}
+    plan = ReplayPlan(type(model).__name__, ways, shapes, unread)
+    segments = tuple(_build(model, plan, number, holders, cuts) for number in range(len(cuts) + 1))
+    return Replayed(segments, tuple(inputs), tuple(first.outputs), _find_reordered(first))
+
+
+def _name_inputs(model: nn.Module, example: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
+    if isinstance(example, Mapping):
+        return dict(example)
+    parameters = list(inspect.signature(model.forward).parameters)
+    if not parameters:
+        raise InvalidInput(f"forward of {type(model).__name__} takes no argument")
+    return {parameters[0]: example}
+
+
+def _unread_arguments(model: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Return the arguments without a default that no rows are given for; whether they are read, the pass shows."""
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    asked = inspect.signature(model.forward).parameters.values()
+    return tuple(
+        p.name for p in asked if p.kind in named and p.default is inspect.Parameter.empty and p.name not in inputs
+    )
+
+
+def _assign_state(model: nn.Module, ways: Sequence[Way], count: int) -> dict[str, tuple[int, ...]]:
+    """Return which segments hold each weight and buffer: the first one as its own, others a constant copy."""
+    weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    saved, changed = set(model.state_dict()), set().union(*(way.changed for way in ways))
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    readers: dict[int, set[int]] = {}
+    for name, tensor in named:
+        readers.setdefault(id(tensor), set()).update(*(way.state.get(name, ()) for way in ways))
+    found: dict[str, tuple[int, ...]] = {}
+    before = 0
+    for name, tensor in named:
+        readers_here = sorted(readers[id(tensor)]) or ([before] if name in saved else list(range(count)))
+        if len(readers_here) > 1 and name in weights:
+            raise InvalidInput(
+                f"parameter {name!r} is used on two sides of a cut: weights tied across a cut are refused"
+            )
+        if len(readers_here) > 1 and name in changed:
+            raise InvalidInput(f"buffer {name!r} changes and is read on two sides of a cut; cut elsewhere")
+        if name in saved:
+            before = readers_here[0]
+        found[name] = tuple(readers_here)
+    return found
+
+
+def _build(
+    model: nn.Module, plan: ReplayPlan, number: int, holders: Mapping[str, tuple[int, ...]], cuts: Sequence[str]
+) -> tuple[ReplayedSegment, tuple[str, ...], tuple[str, ...]]:
+    saved = set(model.state_dict())
+    weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    own = {name for name, held in holders.items() if held[0] == number}
+    changed = set().union(*(way.changed for way in plan.ways.values()))
+    real = {n for n, held in holders.items() if n not in weights and n not in own and (number in held)}
+    real |= {n for n in holders if n not in weights and n not in saved and n not in changed and n not in own}
+    made = meta_copy(model, own, real)
+    mark_whole_modules(made, [cut.partition("#")[0] for cut in cuts])
+    kind = type(model)
+    made.__class__ = type(f"{kind.__name__}Segment{number}", (ReplayedSegment, kind), {"__module__": kind.__module__})
+    assert isinstance(made, ReplayedSegment)
+    made.replay_plan, made.replay_number = plan, number
+    first = plan.ways[True, True]
+    raw = dict.fromkeys(name for way in plan.ways.values() for name in way.raw[number])
+    inputs = (*(name for name in plan.inputs if name in raw), *first.received[number])
+    made.replay_values = (inputs, tuple(first.sent(number)))
+    return made, *made.replay_values
+
+
+def _find_reordered(way: Way) -> frozenset[str]:
+    """Return the weights behind a value whose gradients are summed in another order than in the uncut model.
+
+    The rule is that of `splitfed.core.reordered_gradients`, on what was recorded.
+    """
+    found: set[str] = set()
+    for name, counts in way.reads.items():
+        source = next(r[name].source for r in way.received if name in r)
+        by_loss = name in way.outputs
+        behind = [n for segment, n in counts.items() if segment != source]
+        partial = max(behind) > 1 and sum(counts.values()) + by_loss > max(behind)
+        if partial or (by_loss and len(behind) > 1):
+            found |= way.upstream[name]
+    return frozenset(found)

@@ -1,0 +1,301 @@
+"""One pass through a user's `forward`, seen operation by operation: what replay plans from and what it runs with.
+
+An operation is a call of a function of torch, or of a submodule that no cut lies within: whatever happens inside such
+a submodule counts as one. Operations are numbered from 0 in the order they run; a party and the plan agree on what is
+meant by the number alone, so that a pass whose numbers differ from the plan's is refused.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree
+
+_ACTIVE = threading.local()
+_LIKE_NAMES = "zeros_like ones_like full_like new_zeros new_ones new_full new_tensor new_empty empty_like"
+_LIKE = frozenset(_LIKE_NAMES.split())
+_MOVES = frozenset(("to", "cpu", "cuda", "type_as", "pin_memory"))
+
+
+class Stop(BaseException):
+    """A party has run its last operation; no `except Exception` of the user's catches it."""
+
+
+class WholeModule:
+    """Stands as `forward` of a submodule that no cut lies within, and makes a call of it one operation."""
+
+    def __init__(self, module: nn.Module, path: str) -> None:
+        self.module, self.path = module, path
+        self._inner = vars(module).get("forward")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the submodule, as an operation of the pass at work where there is one."""
+        active: list[Pass] = getattr(_ACTIVE, "passes", [])
+        if not active or active[-1].inside:
+            return self.run(*args, **kwargs)
+        return active[-1].submodule(self, args, kwargs)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run what the user wrote."""
+        if self._inner is not None:
+            return self._inner(*args, **kwargs)
+        return type(self.module).forward(self.module, *args, **kwargs)
+
+
+def mark_whole_modules(model: nn.Module, cuts: Sequence[str]) -> None:
+    """Let every call of a submodule of `model` that none of `cuts` lies within be a single operation.
+
+    A call within such a call is a part of it.
+    """
+    for path, module in model.named_modules():
+        if path and not any(cut.startswith(f"{path}.") for cut in cuts):
+            vars(module)["forward"] = WholeModule(module, path)
+
+
+class Pass(TorchFunctionMode):
+    """Numbers the operations of one call of a model; a subclass says what becomes of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+        self.inside = 0
+
+    def __enter__(self) -> Any:
+        """Begin."""
+        if not hasattr(_ACTIVE, "passes"):
+            _ACTIVE.passes = []
+        _ACTIVE.passes.append(self)
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        """End."""
+        _ACTIVE.passes.pop()
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Take one call of a function of torch."""
+        given = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if self.inside:
+            return self.within(name, func, args, given)
+        if name == "__get__":
+            return self.read(func, args, given)
+        return self.operation(name, func, args, given, None)
+
+    def within(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """Take a call within an operation."""
+        return func(*args, **kwargs)
+
+    def read(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """Take the reading of an attribute, such as a shape."""
+        return func(*args, **kwargs)
+
+    def operation(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any], module: nn.Module | None) -> Any:
+        """Take the operation of number `self.number`, and count it; `module`: the submodule, if it is one."""
+        raise NotImplementedError
+
+    def submodule(self, called: WholeModule, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """Take the call of a submodule as one operation; what is looked up on the way is none."""
+        self.inside += 1
+        try:
+            return self.operation(called.path, called.run, args, kwargs, called.module)
+        finally:
+            self.inside -= 1
+
+    def whole(self, func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """Return what `func` does as a part of the operation at work."""
+        self.inside += 1
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.inside -= 1
+
+
+@dataclass(eq=False)
+class Operation:
+    """What one operation read, returned and overwrote: indices of tensors, and weights and buffers by name.
+
+    `results`: of all tensors in what it returned, None for a weight or buffer. `deep`: whether it is a call of a
+    submodule with submodules of its own, which may read a value more than once. `draws`: whether it drew at random.
+    """
+
+    name: str
+    deep: bool = False
+    draws: bool = False
+    reads: list[int] = field(default_factory=list)
+    results: list[int | None] = field(default_factory=list)
+    writes: list[int] = field(default_factory=list)
+    state: set[str] = field(default_factory=set)
+    changed: set[str] = field(default_factory=set)
+
+
+class RecordingPass(Pass):
+    """A plain pass that notes every operation."""
+
+    def __init__(self, model: nn.Module, inputs: Sequence[Tensor], cuts: Sequence[str]) -> None:
+        super().__init__()
+        self.operations: list[Operation] = []
+        self.tensors: list[Tensor] = []
+        self._index: dict[int, int] = {}
+        named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+        self._state: dict[int, list[str]] = {}
+        # Kept, for one that `forward` replaces would leave its identity to another tensor.
+        self._kept = [tensor for _, tensor in named]
+        for name, tensor in named:
+            self._state.setdefault(id(tensor), []).append(name)
+        self.inputs = [self._index_of(x) for x in inputs]
+        self.ends: dict[str, list[int]] = {cut: [] for cut in cuts}
+        """Cut -> number of operations at each return of its submodule."""
+        for cut in cuts:
+            model.get_submodule(cut).register_forward_hook(lambda *_, cut=cut: self.ends[cut].append(self.number))
+
+    def operation(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any], module: nn.Module | None) -> Any:
+        """Run it, and note it."""
+        noted = Operation(name, module is not None and any(True for _ in module.children()))
+        self.operations.append(noted)
+        self.number += 1
+        given = tensors_of((args, kwargs))
+        for tensor in given:
+            if id(tensor) in self._state:
+                noted.state |= set(self._state[id(tensor)])
+            else:
+                noted.reads.append(self._index_of(tensor))
+        if module is not None:
+            own = [*module.parameters(), *module.buffers()]
+            noted.state |= {found for tensor in own for found in self._state.get(id(tensor), ())}
+            given += own
+        versions = [version_of(tensor) for tensor in given]
+        generator = torch.default_generator.get_state()
+        returned = self.whole(func, args, kwargs)
+        noted.draws = not torch.equal(generator, torch.default_generator.get_state())
+        for tensor, version in zip(given, versions, strict=True):
+            if version_of(tensor) != version:
+                if id(tensor) in self._state:
+                    noted.changed |= set(self._state[id(tensor)])
+                else:
+                    noted.writes.append(self._index_of(tensor))
+        for tensor in tensors_of(returned):
+            noted.results.append(None if id(tensor) in self._state else self._index_of(tensor))
+        return returned
+
+    def within(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """Note what state it reads."""
+        for tensor in tensors_of((args, kwargs)) if self.operations else ():
+            self.operations[-1].state |= set(self._state.get(id(tensor), ()))
+        return func(*args, **kwargs)
+
+    def index(self, tensor: Tensor) -> int | None:
+        """Return the index of a tensor that was met, None for any other."""
+        return self._index.get(id(tensor))
+
+    def _index_of(self, tensor: Tensor) -> int:
+        """Return the index of `tensor`, which is kept, so that no other gets its identity."""
+        if id(tensor) not in self._index:
+            self._index[id(tensor)] = len(self.tensors)
+            self.tensors.append(tensor)
+        return self._index[id(tensor)]
+
+
+class MetaPass(Pass):
+    """A pass in which what others compute has shapes alone, on the meta device, and constants are real.
+
+    `device`: where tensors without numbers say that they are. `stop`: the number of the operation before which it ends;
+    `draws`: the numbers of those that draw random numbers, of which nobody else draws any.
+    """
+
+    def __init__(self, device: torch.device, stop: int, draws: Collection[int]) -> None:
+        super().__init__()
+        self.device, self.stop, self.draws = device, stop, draws
+
+    def operation(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any], module: nn.Module | None) -> Any:
+        """Run it on shapes."""
+        if self.number >= self.stop:
+            raise Stop
+        self.number += 1
+        generator = torch.default_generator.get_state() if self.number - 1 in self.draws else None
+        whole = module is not None
+        returned = self.whole(func, args, kwargs) if whole else self.on_shapes(name, func, args, kwargs)
+        if generator is None:
+            return returned
+        torch.default_generator.set_state(generator)
+        return replace_tensors(returned, dict(enumerate(t.to("meta") for t in tensors_of(returned))))
+
+    def within(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """Run a call within an operation on shapes."""
+        return self.read(func, args, kwargs) if name == "__get__" else self.on_shapes(name, func, args, kwargs)
+
+    def read(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """Say of a tensor without numbers that it is where the party computes."""
+        found = func(*args, **kwargs)
+        return self.device if isinstance(found, torch.device) and found.type == "meta" else found
+
+    def on_shapes(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """Return what a function makes of tensors of which some have no numbers."""
+        given = tensors_of((args, kwargs))
+        if not any(tensor.is_meta for tensor in given):
+            return func(*args, **kwargs)
+        if name in _LIKE and kwargs.get("device") is None and given[0].is_meta:
+            # Of such a tensor the shape alone is asked.
+            return func(*args, **{**kwargs, "device": self.device})
+        if name in _LIKE:
+            return func(*args, **kwargs)
+        moves = name in _MOVES and isinstance(args[0], Tensor) and args[0].is_meta
+        if moves and name in ("cpu", "cuda", "pin_memory"):
+            return args[0]
+
+        def changed(value: Any) -> Any:
+            if isinstance(value, Tensor) and not value.is_meta and (value.dim() or moves):
+                return value.to("meta")
+            if moves and (isinstance(value, torch.device) or (isinstance(value, str) and name == "to")):
+                return torch.device("meta")
+            return value
+
+        plain_args, plain_kwargs = _pytree.tree_map(changed, (args, dict(kwargs)))
+        return func(*plain_args, **plain_kwargs)
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return how often `tensor` was overwritten; 0 for one of inference mode, which is not counted."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """Return the tensors in nested lists, tuples and tables, in their order, those of plain objects included."""
+    found: list[Tensor] = []
+    for leaf in _pytree.tree_leaves(value):
+        if isinstance(leaf, Tensor):
+            found.append(leaf)
+        elif isinstance(leaf, Mapping):
+            found += tensors_of(list(leaf.values()))
+        elif hasattr(leaf, "__dict__") and not isinstance(leaf, (type, nn.Module)) and not callable(leaf):
+            found += [v for v in vars(leaf).values() if isinstance(v, Tensor)]
+    return found
+
+
+def replace_tensors(value: Any, received: Mapping[int, Tensor]) -> Any:
+    """Return `value` with the tensors of these numbers, among those that `tensors_of` finds, replaced."""
+    if isinstance(value, Tensor):
+        return received.get(0, value)
+    number = -1
+
+    def changed(leaf: Any) -> Any:
+        nonlocal number
+        if isinstance(leaf, Tensor):
+            number += 1
+            return received.get(number, leaf)
+        if isinstance(leaf, Mapping):
+            for key, one in leaf.items():
+                leaf[key] = changed(one)  # type: ignore[index]
+        elif hasattr(leaf, "__dict__") and not isinstance(leaf, (type, nn.Module)) and not callable(leaf):
+            for key, one in vars(leaf).items():
+                if isinstance(one, Tensor):
+                    setattr(leaf, key, changed(one))
+        return leaf
+
+    return _pytree.tree_map(changed, value)

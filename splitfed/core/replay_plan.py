@@ -1,0 +1,363 @@
+"""What each segment of a replayed model runs, reads and sends, found by running the model once on an example.
+
+The operations are numbered as they run, a cut stands where its submodule has returned for the last time (or for the
+n-th time, for "name#n"), and a segment is all that runs between two cuts. What one segment makes and a later one reads
+crosses. Values that follow from shapes and constants alone (masks, positions) cross nowhere: every party computes them.
+"""
+
+from __future__ import annotations
+
+import copy
+import traceback
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from splitfed.core.errors import InvalidInput
+from splitfed.core.replay_passes import MetaPass, Operation, RecordingPass, Stop, mark_whole_modules, tensors_of
+
+_FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AssertionError, AttributeError, KeyError)
+
+
+class Made(NamedTuple):
+    """A tensor by its origin: number `place` among the tensors that operation `operation` returned."""
+
+    operation: int
+    place: int
+
+
+@dataclass(frozen=True)
+class CrossingValue:
+    """The tensor `made` as it is when segment `source` ends, sent under a name."""
+
+    name: str
+    source: int
+    made: Made
+
+
+@dataclass
+class Way:
+    """One way of a model through its `forward`: the names of all operations, and how many have run at each cut.
+
+    `received`: for each segment, what it reads of earlier ones; `raw`: the inputs of the model that it reads;
+    `outputs`: what the model returns, an input by its name. `state`: weight or buffer -> the segments that read it;
+    `changed`: buffers that change; `draws`: operations that draw random numbers; `constants`: those whose results
+    follow from shapes. `reads`: crossing value -> segment ->
+    in how many places it is read, its own segment included; `upstream`: crossing value -> the weights that it is
+    computed from.
+    """
+
+    names: tuple[str, ...]
+    ends: tuple[int, ...]
+    received: tuple[dict[str, CrossingValue], ...]
+    raw: tuple[dict[str, None], ...]
+    outputs: dict[str, CrossingValue]
+    state: dict[str, set[int]] = field(default_factory=dict)
+    changed: set[str] = field(default_factory=set)
+    draws: frozenset[int] = frozenset()
+    constants: frozenset[int] = frozenset()
+    reads: dict[str, dict[int, int]] = field(default_factory=dict)
+    upstream: dict[str, set[str]] = field(default_factory=dict)
+
+    def bounds(self, segment: int) -> tuple[int, int]:
+        """Return the number of the first operation of `segment`, and of the first one after it."""
+        limits = (0, *self.ends, len(self.names))
+        return limits[segment], limits[segment + 1]
+
+    def sent(self, segment: int) -> dict[str, CrossingValue]:
+        """Return what `segment` hands on or returns as an output of the model, by name."""
+        values = {**{n: c for received in self.received for n, c in received.items()}, **self.outputs}
+        return {name: value for name, value in values.items() if value.source == segment}
+
+
+def flatten_result(result: Any) -> dict[str, Tensor]:
+    """Return the tensors that a model returned: by key or field of a table, else by their place ("0", "1").
+
+    What holds no tensor, such as None or a cache of keys and values, is left out. Raises `InvalidInput` without any.
+    """
+    named: Mapping[Any, Any] = {}
+    if isinstance(result, Mapping):
+        named = result
+    elif hasattr(result, "_asdict"):
+        named = result._asdict()
+    elif isinstance(result, (tuple, list)):
+        named = dict(enumerate(result))
+    elif isinstance(result, Tensor):
+        named = {0: result}
+    found: dict[str, Tensor] = {}
+    for key, value in named.items():
+        parts = value if isinstance(value, (tuple, list)) else (value,)
+        suffixes = [f"_{i}" for i in range(len(parts))] if parts is value else [""]
+        found |= {f"{key}{s}": one for s, one in zip(suffixes, parts, strict=True) if isinstance(one, Tensor)}
+    if not found:
+        raise InvalidInput(f"a model that returns a {type(result).__name__} without tensors cannot be cut")
+    return found
+
+
+def meta_copy(model: nn.Module, own: Collection[str], real: Collection[str]) -> nn.Module:
+    """Return a copy of `model` that shares the weights and buffers `own`; of all others but `real` it has shapes alone.
+
+    Those others are no parameters and buffers of the copy: they stand on the meta device, as plain attributes. Names
+    of one tensor go together. Raises `InvalidInput` for a model that cannot be copied.
+    """
+    memo: dict[int, Any] = {}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        if name in own:
+            memo[id(weight)] = weight
+        elif name not in real:
+            memo[id(weight)] = nn.Parameter(weight.detach().to("meta"), weight.requires_grad)
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        if name in own:
+            memo[id(buffer)] = buffer
+        elif name not in real:
+            memo[id(buffer)] = buffer.detach().to("meta")
+    try:
+        made: nn.Module = copy.deepcopy(model, memo)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InvalidInput(f"{type(model).__name__} cannot be copied for its parties: {reason}") from error
+    for path, module in made.named_modules(remove_duplicate=False):
+        for table in (module._parameters, module._buffers):
+            for key, tensor in list(table.items()):
+                full = f"{path}.{key}" if path else key
+                if tensor is not None and full not in own:
+                    if full in real:
+                        module._non_persistent_buffers_set.add(key)
+                    else:
+                        del table[key]
+                        vars(module)[key] = tensor
+        if not any(t is not None for table in (module._parameters, module._buffers) for t in table.values()):
+            # Batch normalisation would look for its count in every state that is loaded.
+            vars(module)["_load_from_state_dict"] = _load_nothing
+    return made
+
+
+def _load_nothing(*given: Any) -> None:
+    """Load nothing: the module is another party's."""
+
+
+def plan_way(
+    model: nn.Module, inputs: Mapping[str, Tensor], cuts: Sequence[str], gradients: bool, unread: Sequence[str]
+) -> Way:
+    """Return the way that a copy of `model`, in the modes in which it is, takes for `inputs`: argument -> example.
+
+    Raises `InvalidInput` for what cannot be cut there.
+    """
+    targets = [cut.partition("#")[0] for cut in cuts]
+    recorded = copy.deepcopy(model)
+    mark_whole_modules(recorded, targets)
+    examples = {name: x.clone() for name, x in inputs.items()}
+    recording = RecordingPass(recorded, list(examples.values()), list(dict.fromkeys(targets)))
+    try:
+        with warnings.catch_warnings(), torch.set_grad_enabled(gradients), torch.random.fork_rng(devices=[]), recording:
+            # They come again where the model runs.
+            warnings.simplefilter("ignore")
+            result = recorded(**examples, **dict.fromkeys(unread))
+    except _FAILURES as error:
+        raise InvalidInput(
+            f"{type(model).__name__} fails by itself{_where(error)}: {str(error).strip().splitlines()[0]}"
+        ) from error
+    ends = _find_ends(model, recording, cuts)
+    operations = recording.operations
+    way = Way(tuple(o.name for o in operations), ends, tuple({} for _ in (*ends, 0)), tuple({} for _ in (*ends, 0)), {})
+    way.draws = frozenset(number for number, operation in enumerate(operations) if operation.draws)
+    for number, operation in enumerate(operations):
+        for name in operation.state:
+            way.state.setdefault(name, set()).add(_segment(way, number))
+        way.changed |= operation.changed
+    way.constants = _find_constants(model, examples, targets, way, gradients, unread)
+    _Values(way, operations, dict(zip(recording.inputs, inputs, strict=True)), recording.tensors).follow(
+        {name: recording.index(tensor) for name, tensor in flatten_result(result).items()}
+    )
+    return way
+
+
+def _segment(way: Way, operation: int) -> int:
+    return sum(operation >= end for end in way.ends)
+
+
+def _find_ends(model: nn.Module, recording: RecordingPass, cuts: Sequence[str]) -> tuple[int, ...]:
+    """Return how many operations have run at each cut."""
+    ends: list[int] = []
+    for cut in cuts:
+        target, _, number = cut.partition("#")
+        returns = recording.ends[target]
+        if not returns:
+            raise InvalidInput(f"submodule {target!r} is never called by {type(model).__name__}; nothing to cut after")
+        if number and not (number.isdecimal() and 1 <= int(number) <= len(returns)):
+            raise InvalidInput(
+                f"cut {cut!r}: {target!r} is called {len(returns)} times; expected #1 to #{len(returns)}"
+            )
+        ends.append(returns[int(number) - 1] if number else returns[-1])
+    for i in range(1, len(cuts)):
+        if ends[i] < ends[i - 1]:
+            raise InvalidInput(f"cut {cuts[i]!r} runs before {cuts[i - 1]!r}; name the cuts in the order they run")
+    if len(set(ends)) < len(ends):
+        raise InvalidInput(f"cuts {', '.join(map(repr, cuts))} leave an empty segment: two are the same place")
+    if ends[-1] == recording.number:
+        raise InvalidInput(f"cut {cuts[-1]!r} leaves an empty segment after {cuts[-1]!r}")
+    return tuple(ends)
+
+
+def _find_constants(
+    model: nn.Module,
+    inputs: Mapping[str, Tensor],
+    targets: Sequence[str],
+    way: Way,
+    gradients: bool,
+    unread: Sequence[str],
+) -> frozenset[int]:
+    """Return the operations that return numbers where inputs and weights have shapes alone."""
+    saved = {*model.state_dict(), *way.changed, *(name for name, _ in model.named_parameters(remove_duplicate=False))}
+    constants = {name for name, _ in model.named_buffers(remove_duplicate=False)} - saved
+    shapes = meta_copy(model, (), constants)
+    mark_whole_modules(shapes, targets)
+    found: set[int] = set()
+
+    class Constants(MetaPass):
+        def operation(
+            self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any], module: nn.Module | None
+        ) -> Any:
+            number = self.number
+            returned = super().operation(name, func, args, kwargs, module)
+            tensors = tensors_of(returned)
+            if tensors and not any(tensor.is_meta for tensor in tensors):
+                found.add(number)
+            return returned
+
+    device = next((x.device for x in inputs.values()), torch.device("cpu"))
+    arguments = {name: x.to("meta") for name, x in inputs.items()}
+    run = Constants(device, len(way.names), way.draws)
+    try:
+        with torch.set_grad_enabled(gradients), torch.random.fork_rng(devices=[]), run:
+            shapes(**arguments, **dict.fromkeys(unread))
+    except Stop:
+        pass
+    except (*_FAILURES, NotImplementedError) as error:
+        if run.number > way.ends[-1]:
+            # The party of the last segment holds what that operation needs, and nobody comes after it.
+            return frozenset(found)
+        raise InvalidInput(
+            f"{type(model).__name__} takes a number out of a tensor, or what has no shape beforehand{_where(error)}: "
+            "a party that does not hold that tensor cannot follow; write it as operations on tensors"
+        ) from error
+    return frozenset(found)
+
+
+def _where(error: BaseException) -> str:
+    library = str(Path(torch.__file__).parent)
+    skipped = (library, str(Path(__file__).parent / "replay"))
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(skipped)]
+    return f" at {frames[-1].line!r} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+
+
+class _Values:
+    """Follows every tensor of a recorded pass from where it is made to where it is read."""
+
+    def __init__(
+        self,
+        way: Way,
+        operations: Sequence[Operation],
+        inputs: Mapping[int, str],
+        tensors: Sequence[Tensor],
+    ) -> None:
+        self._way, self._operations, self._inputs = way, operations, inputs
+        self._tensors = tensors
+        self._made: dict[int, Made] = {}
+        self._holder: dict[int, int] = {}
+        self._names: dict[tuple[Made, int], str] = {}
+        self._weights: dict[int, set[str]] = {}
+        self._readers: dict[int, dict[int, int]] = {}
+
+    def follow(self, results: Mapping[str, int | None]) -> None:
+        """Fill the way with what crosses, and with its outputs: `results`, name -> index of the tensor."""
+        for number, operation in enumerate(self._operations):
+            segment = _segment(self._way, number)
+            if number in self._way.constants:
+                self._note_made(number, operation, None)
+                continue
+            for index in operation.reads:
+                self._read(index, segment, operation)
+            for index in operation.writes:
+                self._write(index, segment, number, operation)
+            self._note_made(number, operation, segment)
+        for key, found in results.items():
+            if found is None or found not in self._made:
+                raise InvalidInput("a model that returns one of its inputs, weights or buffers cannot be cut")
+            made, holder = self._made[found], self._holder.get(found)
+            if holder is None:
+                raise InvalidInput("a model that returns a constant cannot be cut")
+            if (made, holder) not in self._names and not key.isdecimal():
+                self._names[made, holder] = key
+            name = self._name(made, holder)
+            if name in self._way.outputs:
+                raise InvalidInput(f"a model that returns a value twice, {name!r} here, cannot be cut")
+            self._way.outputs[name] = CrossingValue(name, holder, made)
+
+    def _note_made(self, number: int, operation: Operation, segment: int | None) -> None:
+        """Note where tensors come from; `segment` is None for constants, which everybody makes."""
+        weights = set(operation.state).union(*(self._weights.get(i, set()) for i in operation.reads))
+        for place, index in enumerate(operation.results):
+            if index is not None and index not in self._made and index not in self._inputs:
+                self._made[index] = Made(number, place)
+                if segment is not None:
+                    self._holder[index] = segment
+            if index is not None:
+                self._weights.setdefault(index, set()).update(weights)
+
+    def _read(self, index: int, segment: int, operation: Operation) -> None:
+        if index in self._inputs:
+            self._way.raw[segment][self._inputs[index]] = None
+            return
+        source = self._holder.get(index)
+        if source is None:
+            return
+        name = self._name(self._made[index], source) if source != segment else None
+        counts = self._readers.setdefault(index, {})
+        counts[segment] = counts.get(segment, 0) + (2 if operation.deep else 1)
+        if name is not None:
+            if self._tensors[index].is_inference():
+                raise InvalidInput(f"value {name!r} is made in inference mode, and crosses a cut: use torch.no_grad()")
+            self._way.received[segment][name] = CrossingValue(name, source, self._made[index])
+            self._way.reads[name] = counts
+            self._way.upstream[name] = self._weights.get(index, set())
+
+    def _write(self, index: int, segment: int, number: int, operation: Operation) -> None:
+        """Let `segment` hold what it overwrites; refuse where another name of that memory is read across a cut."""
+        if index in self._inputs and len(self._way.ends) > 0:
+            later = [n for n, o in enumerate(self._operations) if n > number and index in o.reads]
+            if any(_segment(self._way, n) != segment for n in later):
+                raise self._overwritten(operation)
+        memory = self._tensors[index].untyped_storage().data_ptr()
+        for other, tensor in enumerate(self._tensors):
+            known = other in self._made or other in self._inputs
+            if other == index or not known or not memory or tensor.untyped_storage().data_ptr() != memory:
+                continue
+            later = [n for n, o in enumerate(self._operations) if n > number and other in o.reads]
+            apart = self._holder.get(other) != segment or self._holder.get(index) != segment
+            if any(_segment(self._way, n) != segment or apart for n in later):
+                raise self._overwritten(operation)
+        if index in self._made:
+            self._holder[index] = segment
+
+    def _overwritten(self, operation: Operation) -> InvalidInput:
+        return InvalidInput(
+            f"{operation.name!r} overwrites in place what is read after a cut under another name: the cut would change "
+            "the model; make that operation not in place"
+        )
+
+    def _name(self, made: Made, source: int) -> str:
+        """Return the name of a tensor that `source` hands on: of what made it, with a number where that is taken."""
+        if (made, source) not in self._names:
+            base = self._operations[made.operation].name.strip("_").replace(".", "_")
+            base += f"_{made.place}" if len(self._operations[made.operation].results) > 1 else ""
+            name, number = base, 1
+            while name in self._names.values() or name in self._inputs.values():
+                name, number = f"{base}_{number}", number + 1
+            self._names[made, source] = name
+        return self._names[made, source]

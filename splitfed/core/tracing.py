@@ -1,0 +1,280 @@
+"""Cut a traceable model after named submodules; values that cross, skips included, are found by `torch.fx`.
+
+Each piece is a `GraphModule` that keeps the model's own submodules under the model's own names, so a state dict
+goes in and out unchanged: weights that no operation reads stay in it too. The model given is neither copied nor
+altered. What a trace cannot show (autocast, `no_grad`, Python state, an overridden `train`) is found by comparing the
+pieces with the model, in `splitfed.core.equivalence`.
+
+A value used in three or more places on two sides of a cut gets its gradient summed in another order than in the
+uncut model, and may differ from it in the last bits, as may what follows from it. Models with such a value are compared
+loosely; see `splitfed.core.equivalence`.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+import traceback
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.overrides import TorchFunctionMode
+
+from splitfed.core.aliasing import check_in_place
+from splitfed.core.errors import InvalidInput
+from splitfed.core.model_snapshot import ModelSnapshot
+from splitfed.core.topology import CutPiece, Original
+
+_FACTORY_NAMES = """
+arange bernoulli eye empty full linspace logspace normal ones rand randint randn randperm range tensor
+tril_indices triu_indices zeros as_tensor scalar_tensor hann_window hamming_window
+"""
+_FACTORIES = frozenset(_FACTORY_NAMES.split())
+
+
+def cut_by_trace(model: nn.Module, names: tuple[str, ...]) -> Original:
+    """Return the pieces of `model` after each of `names`. Raises `InvalidInput` for what cannot be traced or cut."""
+    snapshot = ModelSnapshot(model)
+    try:
+        graph, constants = _trace(model, snapshot)
+        vars(model).update(constants)
+        part = _assign(model, graph, names)
+        check_in_place(model, graph, part)
+        _assign_unread_state(model, graph, part)
+        pieces = _build(model, graph, part, len(names) + 1)
+    finally:
+        snapshot.restore()
+    for module, _, _ in pieces:
+        module.training = model.training
+    arguments = {n.name: str(n.target) for n in graph.nodes if n.op == "placeholder" and n.users}
+    outputs = tuple(n.name for n in _outputs(next(n for n in graph.nodes if n.op == "output")))
+    return Original(model, arguments, outputs, pieces, names)
+
+
+class _Tracer(fx.Tracer):
+    """Follows buffers as it follows weights, and makes constants where `forward` makes them, at every call."""
+
+    proxy_buffer_attributes = True
+
+    def trace(self, root: Any, concrete_args: Any = None) -> fx.Graph:
+        """Return the graph of `root`."""
+        with _Factories(self):
+            return super().trace(root, concrete_args)
+
+
+class _Factories(TorchFunctionMode):
+    """Records calls that make a tensor from plain numbers, which would otherwise become constants of the trace."""
+
+    def __init__(self, tracer: fx.Tracer) -> None:
+        super().__init__()
+        self._tracer = tracer
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return a proxy of what `func` would make."""
+        name, given = str(getattr(func, "__name__", "")), kwargs or {}
+        if name in _FACTORIES and getattr(torch, name) is func:
+            return self._tracer.create_proxy("call_function", func, args, given)
+        return func(*args, **given)
+
+
+class PieceModule(fx.GraphModule):
+    """A piece as a module, whose copies share its graph and code, and keep what belongs to the model's state apart."""
+
+    def __deepcopy__(self, memo: Any) -> PieceModule:
+        """Return a copy with weights of its own; to write and compile the same code again takes longer than a step."""
+        made: PieceModule = object.__new__(type(self))
+        memo[id(self)] = made
+        # The graph is never changed again; what it says of its owner would lead from copy to copy.
+        self.graph._owning_module = None
+        memo[id(self.graph)] = self.graph
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return made
+
+
+def _trace(model: nn.Module, snapshot: ModelSnapshot) -> tuple[fx.Graph, dict[str, Tensor]]:
+    """Return the graph of `model`, and the constants that it reads under names that the model does not have."""
+    graphs, own_names, constants = [], set(vars(model)), {}
+    try:
+        for mode in (False, True):
+            snapshot.restore()
+            graphs.append(_Tracer().trace(model.train(mode)))
+            constants = {n: v for n, v in vars(model).items() if n not in own_names and isinstance(v, Tensor)}
+            _check_replaced(model)
+    except (fx.proxy.TraceError, TypeError, ValueError, RuntimeError, AttributeError, KeyError) as error:
+        raise InvalidInput(
+            f"{type(model).__name__} cannot be traced{_where(error)}: {str(error).splitlines()[0]}; "
+            "rewrite that line, or pass segments by hand (splitfed.Segment)"
+        ) from error
+    finally:
+        snapshot.restore()
+    for evaluation_node, training_node in zip(graphs[0].nodes, graphs[1].nodes, strict=False):
+        if evaluation_node.format_node() != training_node.format_node():
+            raise InvalidInput(
+                f"{type(model).__name__} behaves otherwise in training at '{training_node.name}', and a trace would "
+                "freeze that: use a module (say nn.Dropout) there, or pass segments by hand (splitfed.Segment)"
+            )
+    return graphs[1], constants
+
+
+def _check_replaced(model: nn.Module) -> None:
+    """Refuse a buffer that `forward` replaces by another tensor, which a trace cannot follow."""
+    for path, module in model.named_modules():
+        for name, value in module._buffers.items():
+            if isinstance(value, fx.Proxy):
+                full = f"{path}.{name}" if path else name
+                raise InvalidInput(
+                    f"forward of {type(model).__name__} puts another tensor in the place of buffer {full!r}: change "
+                    "it in place (copy_, add_, mul_)"
+                )
+
+
+def _where(error: BaseException) -> str:
+    library = str(Path(torch.__file__).parent)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((library, __file__))]
+    if not frames:
+        return ""
+    return f" at {frames[-1].line!r} ({Path(frames[-1].filename).name}:{frames[-1].lineno})"
+
+
+def _assign(model: nn.Module, graph: fx.Graph, names: tuple[str, ...]) -> dict[fx.Node, int]:
+    """Give every node the number of the piece it belongs to."""
+    nodes = list(graph.nodes)
+    last = {name: _last_node(model, nodes, name) for name in names}
+    for name, index in last.items():
+        if index < 0:
+            raise InvalidInput(f"submodule {name!r} is never called by {type(model).__name__}; nothing to cut after")
+    ends = [last[name] for name in names]
+    for (left, i), (right, j) in zip(last.items(), list(last.items())[1:], strict=False):
+        if j < i:
+            raise InvalidInput(f"cut {right!r} runs before {left!r}; name the cuts in the order they run")
+    if len(set(ends)) < len(names):
+        raise InvalidInput(f"cuts {', '.join(map(repr, names))} leave an empty segment: two are the same place")
+    part = {n: sum(index > end for end in ends) for index, n in enumerate(nodes)}
+    working = {part[n] for n in nodes if n.op.startswith("call_")}
+    for index in range(len(names) + 1):
+        if index not in working:
+            place = f"after {names[-1]!r}" if index == len(names) else f"before {names[index]!r}"
+            raise InvalidInput(f"cut {names[min(index, len(names) - 1)]!r} leaves an empty segment {place}")
+    for node in nodes:
+        if node.op == "get_attr" and node.users:
+            _place_attribute(model, node, part)
+    return part
+
+
+def _last_node(model: nn.Module, nodes: list[fx.Node], name: str) -> int:
+    inside = -1
+    for index, node in enumerate(nodes):
+        stack = node.meta.get("nn_module_stack") or {}
+        owners = [entry[0] for entry in stack.values()]
+        if name in owners or (node.op == "call_module" and node.target == name):
+            inside = index
+    if inside >= 0 and isinstance(model.get_submodule(name), (nn.RNNBase, nn.MultiheadAttention)):
+        # They return a tuple, which cannot cross; the tensors taken out of it can.
+        while nodes[inside + 1].target is operator.getitem and isinstance(nodes[inside + 1].args[1], int):
+            inside += 1
+    return inside
+
+
+def _place_attribute(model: nn.Module, node: fx.Node, part: dict[fx.Node, int]) -> None:
+    """A parameter read directly belongs where it is used, not where the trace happened to fetch it."""
+    users = {part[user] for user in node.users}
+    part[node] = min(users)
+    if len(users) > 1 and str(node.target) in dict(model.named_parameters()):
+        raise InvalidInput(
+            f"parameter {str(node.target)!r} is used on two sides of a cut: weights tied across a cut are refused"
+        )
+
+
+def _assign_unread_state(model: nn.Module, graph: fx.Graph, part: dict[fx.Node, int]) -> None:
+    """Let weights and buffers that no operation reads be part of the piece that holds what stands before them.
+
+    So are further names of a weight that is read under one of them.
+    """
+    piece_of: dict[int, int] = {}
+    read: set[str] = set()
+    state = _tensors(model)
+    for node, index in part.items():
+        if node.op == "call_module":
+            target = f"{node.target}."
+            module_tensors = {name: t for name, t in state.items() if name.startswith(target)}
+            piece_of.update({id(t): index for t in module_tensors.values()})
+            read.update(module_tensors)
+        elif node.op == "get_attr" and node.users and (tensor := state.get(str(node.target))) is not None:
+            piece_of[id(tensor)] = index
+            read.add(str(node.target))
+    index, output = 0, next(n for n in graph.nodes if n.op == "output")
+    for name, tensor in state.items():
+        index = piece_of.get(id(tensor), index)
+        if name in read:
+            continue
+        # As a whole submodule, so that it can still be drawn anew, where nothing of it is read.
+        owner = name.rpartition(".")[0]
+        owner_tensors = {other for other in state if owner and other.startswith(f"{owner}.")}
+        whole = bool(owner_tensors) and not owner_tensors & read
+        with graph.inserting_before(output):
+            part[graph.get_attr(owner if whole else name)] = index
+        read |= owner_tensors if whole else {name}
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return the weights and buffers of `module` that are part of its state."""
+    saved = module.state_dict()
+    named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    return {name: tensor for name, tensor in named if name in saved}
+
+
+def _build(model: nn.Module, graph: fx.Graph, part: dict[fx.Node, int], count: int) -> tuple[CutPiece, ...]:
+    pieces: list[fx.Graph] = [fx.Graph() for _ in range(count)]
+    copies: list[dict[fx.Node, fx.Node]] = [{} for _ in range(count)]
+    reads: list[list[str]] = [[] for _ in range(count)]
+    crossing: dict[fx.Node, None] = {}
+    final: list[fx.Node] = []
+
+    def fetch(index: int, node: fx.Node) -> fx.Node:
+        if node not in copies[index]:
+            if node.op == "get_attr":
+                copies[index][node] = pieces[index].node_copy(node)
+            else:
+                copies[index][node] = pieces[index].placeholder(node.name)
+                reads[index].append(node.name)
+                crossing[node] = None
+        return copies[index][node]
+
+    for index in range(count):
+        for node in graph.nodes:
+            if node.op == "output":
+                final = _outputs(node)
+            elif part[node] == index and node.op == "placeholder":
+                if node.users:
+                    home = min(part[user] for user in node.users)
+                    copies[home][node] = pieces[home].placeholder(node.name)
+                    reads[home].append(node.name)
+            elif part[node] == index:
+                copies[index][node] = pieces[index].node_copy(node, partial(fetch, index))
+    built, saved = [], set(model.state_dict())
+    for index in range(count):
+        returned = [n for n in graph.nodes if part[n] == index and (n in crossing or n in final)]
+        returned = [n for n in returned if n.op != "placeholder"]
+        copied = tuple(copies[index][n] for n in returned)
+        pieces[index].output(copied[0] if len(copied) == 1 else copied)
+        pieces[index].lint()
+        module = PieceModule(model, pieces[index], class_name=f"{type(model).__name__}Part{index}")
+        # Without fx's own call, which prints the code of a module whose `forward` fails, and costs two calls a step.
+        type(module).__call__ = nn.Module.__call__  # type: ignore[method-assign]
+        for prefix, inner in module.named_modules():
+            # Constants of the code, and buffers that the model does not save, are no state of the model.
+            dotted = f"{prefix}." if prefix else ""
+            inner._non_persistent_buffers_set |= {n for n in inner._buffers if dotted + n not in saved}
+        built.append((module, tuple(reads[index]), tuple(n.name for n in returned)))
+    return tuple(built)
+
+
+def _outputs(node: fx.Node) -> list[fx.Node]:
+    value = node.args[0]
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    if not all(isinstance(v, fx.Node) for v in values):
+        raise InvalidInput("the model must return a tensor or a tuple of tensors to be cut")
+    return [v for v in values if isinstance(v, fx.Node)]
