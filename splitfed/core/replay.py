@@ -34,9 +34,8 @@ _MODES = ((True, True), (True, False), (False, True), (False, False))
 class ReplayPlan:
     """How the segments of one model are replayed: training, gradients -> the way; input -> its shape a row and type.
 
-    `unread`: arguments that `forward` asks for and never reads.
-
-    Shared by all copies of a segment; `memory` holds shapes that were met, for other numbers of rows.
+    `unread`: arguments that `forward` asks for and never reads. `memory`: for a mode, segment, number of rows and
+    device, what operations of other segments return, on the meta device. Shared by all copies of a segment.
     """
 
     model: str
@@ -77,10 +76,9 @@ class ReplayedSegment(nn.Module):
         sent = way.sent(number)
         key = (training, gradients, number, rows, device)
         run = _SegmentPass(plan, way, number, received, {c.made for c in sent.values()}, device, key)
-        result: Any = None
         try:
             with run:
-                result = super().forward(**arguments, **dict.fromkeys(plan.unread))
+                super().forward(**arguments, **dict.fromkeys(plan.unread))
         except Stop:
             pass
         finally:
@@ -91,7 +89,6 @@ class ReplayedSegment(nn.Module):
         returned = tuple(run.held[sent[name].made] for name in self.replay_values[1])
         if any(tensor.is_meta for tensor in returned):
             raise InvalidInput(f"segment {number} of {plan.model} reads a value that was not sent to it; cut elsewhere")
-        del result
         return returned[0] if len(returned) == 1 else returned
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -174,7 +171,9 @@ class _SegmentPass(MetaPass):
             tensors = tensors_of(returned)
             written = any(tensor is one for tensor in tensors for one in tensors_of((args, dict(kwargs))))
             if tensors and not written and all(tensor.is_meta for tensor in tensors):
-                self._memory[number] = returned
+                # Without its graph, which would keep what was received in this step.
+                bare = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]
+                returned = self._memory[number] = replace_tensors(returned, dict(enumerate(bare)))
         if number in self._received:
             returned = replace_tensors(returned, self._received[number])
         return returned
