@@ -50,7 +50,7 @@ class Dense(nn.Module):
         self.register_buffer("bias", bias.float())
 
     def forward(self, z: Tensor) -> Tensor:
-        """Return (n, *target)."""
+        """Return the affine map of z (n, ...), flattened: (n, *target), float32."""
         return (z.flatten(1) @ self.weight + self.bias).view(-1, *self._target)
 
 

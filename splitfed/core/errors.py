@@ -52,7 +52,7 @@ class Unknown(InvalidInput):
 
 
 MOST, WIDEST = 100, 200
-"""Names that are listed, and characters of a name that are told."""
+"""Names that are listed, and characters of a name that are shown."""
 
 
 def unknown(kind: str, name: object, allowed: Iterable[str]) -> InvalidInput:

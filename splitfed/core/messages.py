@@ -215,7 +215,7 @@ class LocalLink:
 class View:
     """All that `party` received and was recorded, in order, with the segments it holds itself.
 
-    A fed server's view holds the weights it sent out, too.
+    An aggregation server's view holds the weights it sent out, too.
     """
 
     party: str

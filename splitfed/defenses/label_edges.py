@@ -34,7 +34,7 @@ def guarded_edges(name: str, topology: Topology, on: tuple[str, ...]) -> tuple[s
 
 
 def leaking_heads(topology: Topology, edge: Edge) -> tuple[Head, ...]:
-    """Return the heads whose labels the gradient on `edge` tells its receiver, who does not know them."""
+    """Return the heads whose labels the gradient on `edge` reveals to its receiver, who does not hold them."""
     if edge.name in topology.forward_only:
         return ()
     sender, receiver = topology.role_of(edge.target), topology.role_of(edge.source)

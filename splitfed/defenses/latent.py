@@ -109,7 +109,7 @@ class Latent(ReleaseDefense, LayerDefense, Codec, Accounted, Calibrated):
         return float(ratios.amax(0).sum())
 
     def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
-        """Return `topology` with bits at the senders and, with `dense`, dense layers at the receivers."""
+        """Return `topology` with layers that make bits at the senders and, with `dense`, dense layers at receivers."""
         edges = self.edges(topology)
         values = set(values_of(topology, edges))
         check_readers("latent turns {value!r} into bits", topology, edges)

@@ -50,7 +50,7 @@ class Marvell(GradientDefense):
         return 2
 
     def edges(self, topology: Topology) -> tuple[str, ...]:
-        """Return the edges whose gradient tells labels to a party that does not know them."""
+        """Return the edges whose gradient reveals labels to a party that does not hold them."""
         return guarded_edges("marvell", topology, self.on)
 
     def check(self, topology: Topology, facts: Facts) -> None:

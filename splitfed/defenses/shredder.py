@@ -74,7 +74,7 @@ class Shredder(ReleaseDefense, PenaltyDefense, LayerDefense):
     """The noise is that of a layer."""
 
     def penalty(self, z: Tensor, context: Context) -> Tensor:
-        """Return -weight times the mean over members of sum|n|, for every set that is weaker than the target."""
+        """Return -weight * sum|n|, mean over members, summed over the noise sets still below the target: a scalar."""
         layers = layers_on(context.module, NoiseSet, context.edge)
         return -self.weight * torch.stack([layer.size(self.target) for layer in layers]).sum()
 

@@ -145,7 +145,7 @@ class FedAKT(Method):
         return replace(topology, segments=(*first, *second.segments, *moved), lessons=frozenset(front))
 
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
-        """Return who draws the two features at a client together."""
+        """Return the loss between the two features at a client; None where there is nothing to match."""
         if not self.use_adapter or self.weight == 0 or placement.replica is None:
             return None
         one, other = self._features(placement.topology)

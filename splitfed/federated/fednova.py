@@ -43,7 +43,7 @@ class FedNova(Averaging):
     }
 
     def traits(self, topology: Topology) -> MethodTraits:
-        """Steps are counted; it is the fed server that divides by them."""
+        """Steps are counted; it is the aggregation server that divides by them."""
         return replace(super().traits(topology), plain_update=True)
 
     def check_run(self, context: MethodContext) -> None:
@@ -53,7 +53,7 @@ class FedNova(Averaging):
             check_sgd("fednova", optim)
 
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
-        """Return who counts a client's steps."""
+        """Return a counter of a client's steps; None at a party that serves no client."""
         return None if placement.replica is None else Count()
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:

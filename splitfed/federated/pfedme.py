@@ -3,11 +3,11 @@
 Paper: Dinh, Tran, Nguyen, "Personalized federated learning with Moreau envelopes", NeurIPS 2020, algorithm 1.
 
 On every batch the client's own model theta takes `steps` steps of its optimizer on its loss plus weight / 2 times the
-squared distance to w, and w then moves: w <- w - rate weight (w - theta). The fed server averages the w of the clients
-that finished and moves by `beta` times the way there. As in the authors' code theta starts a round at w and goes on
-from batch to batch. Their optimizer of theta is plain; give the clients momentum and it has one, which goes on from
-round to round unless optimizers are restarted: theta is an approximate minimum, by whatever steps it was found. The
-mean weighs by examples; the paper's is even (`weighted=False`). The run predicts with theta; score "global" is the
+squared distance to w, and w then moves: w <- w - rate weight (w - theta). The aggregation server averages the w of the
+clients that finished and moves by `beta` times the way there. As in the authors' code theta starts a round at w and
+goes on from batch to batch. Their optimizer of theta is plain; give the clients momentum and it has one, which goes on
+from round to round unless optimizers are restarted: theta is an approximate minimum, by whatever steps it was found.
+The mean weighs by examples; the paper's is even (`weighted=False`). The run predicts with theta; score "global" is the
 metric of the averaged w.
 
 A step of SGD at rate r leaves 1 - r weight of the way from w to theta, a step of w 1 - rate weight of that from theta:
@@ -78,7 +78,7 @@ class PFedMe(Averaging):
         return replace(super().traits(topology), turned_off=off, post_processing=False)
 
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
-        """Return who holds a client's model near w, and lets w follow."""
+        """Return the Moreau envelope of a client's model: the proximal term towards w, and the steps of w."""
         return None if placement.replica is None else Envelope(self.weight, self.steps, self.shared(placement.topology))
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:

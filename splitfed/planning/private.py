@@ -88,7 +88,7 @@ class UsageCountingTrainer(CountingTrainer):
                     self._add(replica, site, part, rows)
 
     def sent(self, sent: Sent, role: str) -> None:
-        """Count the uses of what is sent to the fed server."""
+        """Count the uses of what is sent to the aggregation server."""
         guards = find_upload_defenses(self.prepared.defenses, sent.kind, sent.replica)
         if any(privacy_event(keeper.defense) is not None for keeper in guards):
             count(self.uses.setdefault((sent.replica, role), UsageCounts()), sent, guards, sent.replica)
@@ -216,7 +216,7 @@ def _weights_move(
 
 
 def _kinds(traffic: Traffic) -> frozenset[str]:
-    """Return the kinds of messages that clients have sent to the fed server."""
+    """Return the kinds of messages that clients have sent to the aggregation server."""
     return frozenset(flow.kind for flow in traffic.flows if flow.receiver == FED and flow.phase == "train")
 
 

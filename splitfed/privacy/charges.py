@@ -46,8 +46,8 @@ def charges(
     """Return the charges of a run: of releases, gradients and labels as counted, of weights by the steps `taken`.
 
     `topologies`, `facts`: of each client. Lanes in the keys of `counts` are clients. `travels`: whether the schedule
-    hands weights on or averages them. `mingles`: whether what one client sends to the fed server may show the rows of
-    others in any way but by what they sent there under a promise.
+    hands weights on or averages them. `mingles`: whether what one client sends to the aggregation server may show the
+    rows of others in any way but by what they sent there under a promise.
     """
     rows_of_uses: dict[tuple[int, str, str, int], dict[str, Tensor]] = {}
     roles: dict[str, str] = {}

@@ -90,9 +90,9 @@ class Averaged(Sampled):
 
     Where fewer do, nothing is averaged and the averages stay what they were; what a segment that all share has learnt
     by then, it keeps. `aggregation`: how the servers make one of several: the name of an aggregation rule, a table with
-    the name and its parameters, or an `AggregationRule`. `secure`: whether the fed server is to learn the sum of the
-    uploads alone (true, a table of `SecureSum`'s parameters, or one); fewer clients than its threshold are as fewer
-    than the quorum.
+    the name and its parameters, or an `AggregationRule`. `secure`: whether the aggregation server is to learn the sum
+    of the uploads alone (true, a table of `SecureSum`'s parameters, or one); fewer clients than its threshold are as
+    fewer than the quorum.
     """
 
     quorum: int | float = 1

@@ -35,7 +35,7 @@ def number(key: bytes, *purpose: str | int) -> int:
 
 
 def xor_bytes(first: bytes, second: bytes) -> bytes:
-    """Return the exclusive or of two texts of one length: covers with a pad, and uncovers with the same."""
+    """Return the exclusive or of two byte strings of one length: encrypts with a one-time pad, and decrypts."""
     return bytes(a ^ b for a, b in zip(first, second, strict=True))
 
 
@@ -55,7 +55,7 @@ def as_number(text: bytes) -> int:
 
 
 class Setup:
-    """The trusted set-up of one sum; `purpose` tells it from all others under the same `seed`."""
+    """The trusted set-up of one sum; `purpose` separates it from all others under the same `seed`."""
 
     def __init__(self, seed: int, *purpose: str | int) -> None:
         self._root = prf(seed.to_bytes(8, "little"), "secure_sum", *purpose)
@@ -73,7 +73,7 @@ class Setup:
         return prf(self._root, "own", member)
 
     def row(self, member: int, others: Iterable[int]) -> dict[int, bytes]:
-        """Return the public row of `member`: the seed of its pair with each of `others`, covered."""
+        """Return the public row of `member`: its pairwise seed with each of `others`, encrypted by a one-time pad."""
         secret = as_bytes(self.secret(member))
         return {other: xor_bytes(self._seed(member, other), pad(secret, other)) for other in others}
 
@@ -82,5 +82,5 @@ class Setup:
 
 
 def pad(secret: bytes, other: int) -> bytes:
-    """Return the pad that covers the seed of the pair with `other` in the row of who has `secret`."""
+    """Return the one-time pad on the pairwise seed with `other` in the public row of the member with `secret`."""
     return prf(secret, "row", other)

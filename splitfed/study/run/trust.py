@@ -1,4 +1,4 @@
-"""Whose a folder of results is, and what of it may be run: the user's own needs no word, anybody else's `--trust`.
+"""Whose a folder of results is, and whether its code may run: the user's own may, anybody else's needs `--trust`.
 
 A study that reaches outside of its folder, by import paths or by files of data, leaves a mark in its results
 and in the folder of every run: a keyed hash, with a key that only this user can read, of the configuration and of the
