@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib
 import re
 import subprocess
@@ -115,6 +116,14 @@ def test_the_python_example_ends_above_nine_tenths_with_other_seeds(seed: int) -
     code = example("README.md").partition("report = ")[0]
     assert code.count("seed=0") == 3, "data, model and training"
     assert execute(code.replace("seed=0", f"seed={seed}"))["run"].accuracy > 0.9
+
+
+def test_the_examples_of_docstrings_run() -> None:
+    files = [path for path in (ROOT / "splitfed").rglob("*.py") if re.search(r"^ +>>> ", path.read_text("utf-8"), re.M)]
+    modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in files]
+    found = [doctest.testmod(importlib.import_module(module)) for module in modules]
+    assert [result.failed for result in found] == [0] * len(files)
+    assert sum(result.attempted for result in found) > 0
 
 
 def test_the_vertical_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
