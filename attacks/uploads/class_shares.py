@@ -1,4 +1,4 @@
-"""Class shares: reads off what a client of a federated method sends how much of each class it holds.
+"""Class shares: how much of each class a client holds, read off what it sends for a federated method.
 
 Paper: after Wainakh et al., "User-level label leakage from gradients in federated learning", PETS 2022, who count a
 client's labels from its gradient; here what is sent between steps is read.

@@ -85,7 +85,7 @@ def _tensors(module: nn.Module) -> Iterable[Tensor]:
 
 
 def _overlap(tensors: list[Tensor]) -> bool:
-    """Tell whether two of `tensors`, in one storage, may share a number: then they are one on purpose."""
+    """Return whether two of `tensors`, in one storage, may share a number: then they are one on purpose."""
     spans = sorted(
         (t.storage_offset() * t.element_size(), Layout(t.stride(), 0).reach(t.shape) * t.element_size())
         for t in tensors

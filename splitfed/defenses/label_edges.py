@@ -54,7 +54,7 @@ def _values_with_gradients(topology: Topology, edge: Edge) -> set[str]:
 
 
 def _returns_no_gradient(topology: Topology, value: str, reader: str) -> bool:
-    """Tell whether `value` comes to `reader`'s role over a crossing that returns no gradient."""
+    """Return whether `value` comes to `reader`'s role over a crossing that returns no gradient."""
     role = topology.role_of(reader)
     return any(
         value in edge.values and topology.role_of(edge.target) == role

@@ -1,4 +1,4 @@
-"""LATENT: what leaves is written in bits, and each bit is randomised at its owner (local differential privacy).
+"""LATENT: releases are encoded in bits, and each bit is randomised at its owner (local differential privacy).
 
 Paper: Arachchige, Bertok, Khalil, Liu, Camtepe, Atiquzzaman, "Local differential privacy for deep learning", IEEE
 Internet of Things Journal 2019.

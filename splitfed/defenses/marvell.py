@@ -1,4 +1,4 @@
-"""Marvell: the Gaussian noise on cut gradients that makes the two classes hardest to tell apart for its power.
+"""Marvell: the Gaussian noise on cut gradients that makes two classes hardest to distinguish at a given noise power.
 
 Paper: Li, Sun, Yang, Gao, Zhang, Xie, Smith, Wang, "Label leakage and protection in two-party split learning", ICLR
 2022.

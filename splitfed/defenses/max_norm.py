@@ -1,4 +1,4 @@
-"""Max norm: noise along each example's gradient that lets all of a batch look as long as the longest, on average.
+"""Max norm: noise along each example's gradient that makes all expected squared norms of a batch equal the largest.
 
 Paper: Li, Sun, Yang, Gao, Zhang, Xie, Smith, Wang, "Label leakage and protection in two-party split learning", ICLR
 2022 (the heuristic that Marvell is compared with).

@@ -75,5 +75,5 @@ def encode(z: Tensor, bits: int, per: str) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def decode(codes: Tensor, low: Tensor, step: Tensor) -> Tensor:
-    """Return the levels that `codes` stand for."""
+    """Return low + codes * step, the quantized values: same shape as `codes`, dtype of `low`."""
     return (low.float() + codes * step.float()).to(low.dtype)

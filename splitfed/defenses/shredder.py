@@ -1,4 +1,4 @@
-"""Shredder: noise tensors that were learnt not to disturb the task; each release gets one of them added.
+"""Shredder: noise tensors learnt so that they do not disturb the task; each row of a release gets one of them added.
 
 Paper: Mireshghallah, Taram, Ramrakhyani, Jalali, Tullsen, Esmaeilzadeh, "Shredder: learning noise distributions to
 protect inference privacy", ASPLOS 2020.

@@ -1,4 +1,4 @@
-"""Aggregation: every client trains alone, on its own rows and on those that the others show.
+"""Aggregation: every client trains alone, on its own rows and on the public rows of all others.
 
 Paper: Zhou, Li, Chen, Ding, "Model agnostic federated mutual learning", 2023, whose baseline AGG it is; after Zhao, Li,
 Lai, Suda, Civin, Chandra, "Federated learning with non-IID data", 2018, who hand out a shared data set.

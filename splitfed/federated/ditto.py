@@ -1,4 +1,4 @@
-"""Ditto: beside the averaged model every client trains one of its own, held near the averaged one.
+"""Ditto: beside the averaged model every client trains a personal one, with a proximal term towards the averaged one.
 
 Paper: Li, Hu, Beirami, Smith, "Ditto: fair and robust federated learning through personalization", ICML 2021, algorithm
 1.

@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose clients are held near the weights that they were sent.
+"""FedProx: FedAvg with a proximal term that keeps clients near the weights that they were sent.
 
 Paper: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated optimization in heterogeneous networks", MLSys 2020,
 algorithm 2.

@@ -1,4 +1,4 @@
-"""IFCA: several models are averaged side by side; every client takes the one that suits its rows best.
+"""IFCA: several models are averaged side by side; every client trains the one with the lowest loss on its rows.
 
 Paper: Ghosh, Chung, Yin, Ramchandran, "An efficient framework for clustered federated learning", NeurIPS 2020,
 algorithm 1 with model averaging.

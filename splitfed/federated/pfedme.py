@@ -1,4 +1,4 @@
-"""pFedMe: clients train models of their own, held near weights that follow them and are averaged.
+"""pFedMe: clients train personal models with a proximal term towards weights that follow them and are averaged.
 
 Paper: Dinh, Tran, Nguyen, "Personalized federated learning with Moreau envelopes", NeurIPS 2020, algorithm 1.
 
@@ -124,7 +124,7 @@ class PFedMe(Averaging):
 
 @dataclass
 class Envelope(NoObjective):
-    """Keeps `slow`, the weights w: pulls those of `segments` towards them, and lets them follow after every batch."""
+    """Stores the weights w, `slow`: adds the proximal term towards them in `segments`, updates w after each batch."""
 
     weight: float
     steps: int
@@ -134,7 +134,7 @@ class Envelope(NoObjective):
     slow: dict[str, Tensor] = field(default_factory=dict)
 
     def correct(self, modules: Mapping[str, nn.Module]) -> None:
-        """Add weight (theta - w) to every gradient; at a new batch, first let w follow what the last one left."""
+        """Add `weight` * (theta - w) to every gradient; every `steps` steps, first update w."""
         if self.taken % self.steps == 0:
             self.follow({f"{s}/{name}": theta for s in self.segments for name, theta in modules[s].named_parameters()})
         self.taken += 1

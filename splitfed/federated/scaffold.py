@@ -1,4 +1,4 @@
-"""SCAFFOLD: FedAvg whose clients correct every gradient by what they know of each other's.
+"""SCAFFOLD: FedAvg whose clients correct every gradient by control variates, against client drift.
 
 Paper: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: stochastic controlled averaging for federated
 learning", ICML 2020, algorithm 1, option II.

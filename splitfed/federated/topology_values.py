@@ -15,7 +15,7 @@ def making_segment(topology: Topology, value: str) -> Segment:
 
 
 def made_of_own_data(topology: Topology, value: str) -> bool:
-    """Tell whether `value` is made at a data owner from its own inputs alone: nothing has to cross for it."""
+    """Return whether `value` is made at a data owner from its own inputs alone: nothing has to cross for it."""
     if value in topology.inputs:
         return True
     segment = next((s for s in topology.segments if value in s.outputs), None)

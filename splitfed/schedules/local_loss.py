@@ -56,7 +56,7 @@ class LocalLoss(Averaged):
             raise unknown("server", self.server, ("copies", "shared"))
 
     def check(self, topology: Topology, clients: int) -> None:
-        """Refuse a topology where what a client sends could not be trained by a loss of its own."""
+        """Refuse a topology in which a client that sends activations has no labels for a loss of its own."""
         super().check(topology, clients)
         for edge in _first_edges(topology):
             _head_for(topology, edge)

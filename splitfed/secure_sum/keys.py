@@ -61,15 +61,15 @@ class Setup:
         self._root = prf(seed.to_bytes(8, "little"), "secure_sum", *purpose)
 
     def secret(self, member: int) -> int:
-        """Return the secret of `member`, for that member alone."""
+        """Return the secret of `member`, which nobody else is given."""
         return number(self._root, "secret", member)
 
     def wrapping_key(self, sender: int, receiver: int) -> bytes:
-        """Return the key under which `sender` wraps shares for `receiver`, for these two alone."""
+        """Return the key under which `sender` encrypts shares for `receiver`, which only these two are given."""
         return prf(self._root, "wrapping", sender, receiver)
 
     def member_secret(self, member: int) -> bytes:
-        """Return what stands for the randomness of `member`, for that member alone."""
+        """Return the seed of the own randomness of `member`, which nobody else is given."""
         return prf(self._root, "own", member)
 
     def row(self, member: int, others: Iterable[int]) -> dict[int, bytes]:

@@ -42,7 +42,7 @@ def place_attacks(engine: Observable, prepared: Prepared, attacks: Mapping[str, 
 
 
 def check_questions(engine: Observable, data: Federation, evaluated: Iterable[str]) -> None:
-    """Refuse to evaluate the attack of a party without one, and without victims to evaluate it on."""
+    """Raise `InvalidInput` for a party in `evaluated` that has no training attack, and for a run without victims."""
     for party in evaluated:
         if party not in engine.training_attacks:
             raise unknown("party with a training attack", party, engine.training_attacks)

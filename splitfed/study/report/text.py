@@ -80,7 +80,7 @@ def baseline(attack: Mapping[str, Any], metric: str) -> Mapping[str, Any] | None
 
 
 def beats_baseline(attack: Mapping[str, Any], metric: str) -> bool:
-    """Tell whether the prediction leaks more than its baseline, on these same victims, beyond its own interval.
+    """Return whether the prediction leaks more than its baseline, on these same victims, beyond its own interval.
 
     A prediction that is measurably the wrong way round leaks too.
     """
