@@ -145,5 +145,5 @@ class Attack:
 
 
 def quick_look(kind: type[Attack], budget: str) -> bool:
-    """Tell whether `budget` is "fast", and other than the authors' settings: with more work it may find more."""
+    """Return whether `budget` is "fast" with other settings than "paper", so that a longer attack may find more."""
     return budget == "fast" and kind.budgets["fast"] != kind.budgets["paper"]

@@ -26,7 +26,7 @@ IN_VIEW: Mapping[Needs, Callable[[View], bool]] = {
     Needs.UPDATES: lambda view: bool(view.select(kind="weights").messages),
     Needs.UPLOADS: lambda view: any(m.receiver == view.party and m.kind not in STEPS for m in view.messages),
 }
-"""What an attack finds in its view, and how to tell that it is there."""
+"""What an attack finds in its view, and how to check that it is there."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Access:
     """Who is shown a field of `Knowledge`, and how.
 
     `needs`: what must be granted for it, all of them; empty: it is public. `present(value)`: whether what is needed is
-    there; None where another field with the same needs tells. `copy(value)`: the value in memory of its own; None where
-    it holds no tensor. `computes`: whether calling it takes time.
+    there; None where another field with the same needs says so. `copy(value)`: the value in memory of its own; None
+    where it holds no tensor. `computes`: whether calling it takes time.
     """
 
     needs: frozenset[Needs] = frozenset()
@@ -45,12 +45,12 @@ class Access:
 
 
 def is_given(value: Any) -> bool:
-    """Tell whether a field holds anything but None."""
+    """Return whether a field holds anything but None."""
     return value is not None
 
 
 def has_rows(value: Any) -> bool:
-    """Tell whether a field holds one entry at least."""
+    """Return whether a field holds at least one entry."""
     return value is not None and len(value) > 0
 
 
@@ -69,7 +69,7 @@ def granted(
     copy: Callable[[Any], Any] | None = None,
     computes: bool = False,
 ) -> dict[str, Access]:
-    """Return the metadata of a field that only those attacks are shown which require all of `needs`; see `Access`."""
+    """Return the metadata of a field that is shown only to attacks that require all of `needs`; see `Access`."""
     return {"access": Access(frozenset(needs), present, copy, computes)}
 
 

@@ -20,8 +20,11 @@ from splitfed.study.run import failures
 
 Options = argparse.Namespace
 
-EPILOG = "Exit code 0: done; 2: something is wrong that you can mend, in a line each; 1: our own failure; "
-EPILOG += "130: interrupted; 143: terminated."
+ABOUT = "A framework for split learning and its privacy: train split models, defend and attack them, and count what "
+ABOUT += "that costs. A study is a TOML file; docs/studies.md says what it may contain."
+EPILOG = "Options of a command: splitfed COMMAND --help. Exit code 0: done; 1: splitfed or a computation failed, or an "
+EPILOG += "audited claim does not hold; 2: a mistake in the input, or a machine that refused, such as a full disk, one "
+EPILOG += "line each; 130: interrupted; 143: terminated."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -85,7 +88,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _parser() -> tuple[Parser, dict[str, Parser]]:
-    parser = Parser("splitfed", description="A laboratory for split learning and privacy.", epilog=EPILOG)
+    parser = Parser("splitfed", description=ABOUT, epilog=EPILOG)
     parser.add_argument("--version", action="store_true", help="print the version")
     parser.set_defaults(command=lambda options: parser.print_help())
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
@@ -93,62 +96,65 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
     def add(name: str, function: Callable[[Options], None], text: str) -> Parser:
         command: Parser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         command.set_defaults(command=function)
-        command.add_argument("--json", action="store_true", help="print results as JSON, last on standard output")
-        command.add_argument("--debug", action="store_true", help="show a traceback when something fails")
+        command.add_argument("--json", action="store_true", help="print the results as JSON on the last line")
+        command.add_argument("--debug", action="store_true", help="print the traceback of an error")
         return command
 
     def trusting(command: Parser) -> None:
-        text = "run the code and read the files that a folder of somebody else's results names; your own needs no word"
+        text = "allow the code and data files that results of somebody else name; your own results need no --trust"
         command.add_argument("--trust", action="store_true", help=text)
 
-    demo = add("demo", _run_demo, "train, defend, attack and report on real digits, in a minute")
-    demo.add_argument("--folder", default="demo", help="where results go (default: demo)")
-    demo.add_argument("--workers", type=int, default=None, help="processes (default: one a core, at most 2)")
+    demo = add("demo", _run_demo, "train, defend and attack a model of digits, and write a report, in a minute")
+    demo.add_argument("--folder", default="demo", help="folder of the results (default: demo)")
+    demo.add_argument("--workers", type=int, default=None, help="processes (default: one per core, at most 2)")
 
-    run = add("run", _run_study, "do all runs of a study and write its report")
-    run.add_argument("study", help="the study, a TOML file")
-    run.add_argument("--folder", help="where results go (default: the study's name)")
-    run.add_argument("--resume", action="store_true", help="go on with a study that was interrupted")
-    run.add_argument("--workers", type=int, default=1, help="processes that share the runs (default: 1)")
+    run = add("run", _run_study, "train and attack every setting of a study, and write its report")
+    run.add_argument("study", help="file of the study, in TOML")
+    run.add_argument("--folder", help="folder of the results (default: the study's name)")
+    run.add_argument("--resume", action="store_true", help="continue an interrupted study in its folder")
+    run.add_argument("--workers", type=int, default=1, help="number of processes that share the runs (default: 1)")
     trusting(run)
 
-    plan = add("plan", _print_plan, "say what a study will cost, before anything is trained")
-    plan.add_argument("study", help="the study, a TOML file")
-    plan.add_argument("--schedules", default="all", help="all (default), or names, to set beside the study's own")
-
+    plan = add("plan", _print_plan, "print bytes, operations, memory, time and epsilon of a study without training it")
+    plan.add_argument("study", help="file of the study, in TOML")
+    text = "schedules to compare with the study's own: all (default), or names separated by commas"
+    plan.add_argument("--schedules", default="all", help=text)
     trusting(plan)
 
-    attack = add("attack", _attack_run, "attack a finished run again, without training it again")
-    attack.add_argument("run", help="the run's folder: .../runs/NAME")
-    attack.add_argument("--attack", help="names, separated by commas")
-    attack.add_argument("--list", action="store_true", help="say which attacks apply to the run and what others lack")
-    text = "fast (a quick look), default (twice the time gains next to nothing) or paper; without it default where an "
-    text += "attack has it, else fast"
+    attack = add("attack", _attack_run, "run more attacks on a finished run, without training it again")
+    attack.add_argument("run", help="folder of the run, STUDY/runs/NAME")
+    attack.add_argument("--attack", help="attacks to run: names separated by commas")
+    attack.add_argument("--list", action="store_true", help="list which attacks apply, and why others do not")
+    text = "effort of the attacks: fast (a quick look), default (enough: doubling its time gained next to nothing) or "
+    text += "paper (the authors' settings); without --budget: default where an attack has it, else fast"
     attack.add_argument("--budget", help=text)
     attack.add_argument("--preset", dest="budget", help=argparse.SUPPRESS)  # as it was called before
-    attack.add_argument("--adversary", help="the party that attacks (default: the first without data; --list: all)")
+    attack.add_argument("--adversary", help="attacking party (default: the first without data; with --list: all)")
     trusting(attack)
 
-    predict = add("predict", _predict_rows, "put new rows through the parties of a finished run, with its defenses")
-    predict.add_argument("run", help="the run's folder: .../runs/NAME")
-    predict.add_argument("--input", required=True, help="rows as .npy, .npz (array x) or .csv (numbers only)")
-    predict.add_argument("--client", type=int, default=0, help="whose segments to use (default: 0)")
-    predict.add_argument("--head", help="whose output, where there are several (default: the first)")
-    predict.add_argument("--output", help="a .csv file for what is predicted (default: print the first rows)")
-    predict.add_argument("--view", metavar="PARTY", help="keep what this party received, in --view-output")
-    predict.add_argument("--view-output", help="a .safetensors file")
+    predict = add("predict", _predict_rows, "predict new rows with the model of a finished run, its defenses included")
+    predict.add_argument("run", help="folder of the run, STUDY/runs/NAME")
+    predict.add_argument("--input", required=True, help="file of the rows: .npy, .npz (array x) or .csv (numbers only)")
+    predict.add_argument("--client", type=int, default=0, help="number of the client that predicts (default: 0)")
+    predict.add_argument("--head", help="output to predict, if the model has several (default: the first)")
+    predict.add_argument("--output", help=".csv file for the predictions (default: print the first rows)")
+    predict.add_argument("--view", metavar="PARTY", help="record what this party receives, into --view-output")
+    predict.add_argument("--view-output", help=".safetensors file for what --view records")
     trusting(predict)
 
-    audit = add("audit", _audit_run, "test what a finished run's private mechanisms claim: epsilon from below")
-    audit.add_argument("run", help="the run's folder: .../runs/NAME")
-    audit.add_argument("--trials", type=int, default=20_000, help="samples of each of two inputs (default: 20000)")
+    audit = add("audit", _audit_run, "compare the epsilon that a finished run claims with a measured lower bound")
+    audit.add_argument("run", help="folder of the run, STUDY/runs/NAME")
+    text = "samples of each of two neighbouring inputs, at least 40 (default: 20000)"
+    audit.add_argument("--trials", type=int, default=20_000, help=text)
     trusting(audit)
 
-    report = add("report", _write_report, "write the report of a study's folder again")
-    report.add_argument("folder", help="the study's folder")
+    report = add("report", _write_report, "write the report of a study again from its folder of results")
+    report.add_argument("folder", help="folder of the study's results")
 
-    listed = add("list", _list, "what there is, by name")
-    listed.add_argument("kind", nargs="?", help="topologies, schedules, defenses, attacks, methods, data, models")
+    listed = add("list", _list, "list the names of algorithms, data sets and models")
+    text = "topologies, schedules, defenses, attacks, detectors, poisoning, aggregation, methods, data or models "
+    text += "(default: all)"
+    listed.add_argument("kind", nargs="?", help=text)
 
     worker = commands.add_parser("_worker")
     worker.add_argument("folder")

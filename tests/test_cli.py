@@ -57,6 +57,12 @@ def test_list_prints_names_summaries_and_papers(capsys: pytest.CaptureFixture[st
     assert "NoPeek" in printed
 
 
+def test_the_help_of_list_names_every_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--help"]) == 0
+    named = capsys.readouterr().out.replace(",", " ").split()
+    assert [kind for kind in TABLES if kind not in named] == []
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"{__version__}\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib
 import re
 import subprocess
@@ -128,6 +129,14 @@ def test_the_model_that_cannot_be_traced_is_cut_by_replay() -> None:
     assert all(isinstance(segment.module, ReplayedSegment) for segment in names["topology"].segments)
     with pytest.raises(InvalidInput, match="or give rows of its input as example, to cut it by replay"):
         names["vanilla"](names["Net"](), cut="stem")
+
+
+def test_the_examples_of_docstrings_run() -> None:
+    files = [path for path in (ROOT / "splitfed").rglob("*.py") if re.search(r"^ +>>> ", path.read_text("utf-8"), re.M)]
+    modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in files]
+    found = [doctest.testmod(importlib.import_module(module)) for module in modules]
+    assert [result.failed for result in found] == [0] * len(files)
+    assert sum(result.attempted for result in found) > 0
 
 
 def test_the_vertical_example_runs(capsys: pytest.CaptureFixture[str]) -> None:

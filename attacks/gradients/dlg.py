@@ -2,11 +2,11 @@
 
 Paper: Zhu, Liu, Han, "Deep leakage from gradients", NeurIPS 2019.
 
-Minimises |g(x, y) - g*|² with L-BFGS over rows and labels together, from normal noise. The adversary is the fed server
-of a run that was recorded, against one client and one round with one step of SGD, or with method "fedsgd", whose
-clients send the gradient itself. Deviates: with a line search, in
-double precision, in units of |g*|², and from several starts, of which the best fit is kept. Where clients hold only
-the bottom of a split model the gradient at the cut is searched in place of the labels (see `gradient_matching`).
+Minimises |g(x, y) - g*|² with L-BFGS over rows and labels together, from normal noise. The adversary is the aggregation
+server of a run that was recorded, against one client and one round with one step of SGD, or with method "fedsgd", whose
+clients send the gradient itself. Deviates: with a line search, in double precision, in units of |g*|², and from several
+starts, of which the best fit is kept. Where clients hold only the bottom of a split model the gradient at the cut is
+searched in place of the labels (see `gradient_matching`).
 """
 
 from __future__ import annotations

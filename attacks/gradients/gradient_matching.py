@@ -7,7 +7,7 @@ rate r the step was d = (w - w') / r, and the gradient is d - decay w - momentum
 
 Where the clients hold the whole model, or train on a loss of their own, that gradient is a function of rows and labels.
 Where they hold the bottom of a split model, the gradient that came back at the cut takes the place of the labels: it
-is unknown to the fed server and is searched along with the rows (an extension; the papers cut nothing).
+is unknown to the aggregation server and is searched along with the rows (an extension; the papers cut nothing).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def newest_step(view: View, local: LocalTraining) -> Step:
 
 
 def _sent_gradient(view: View, local: LocalTraining) -> Step:
-    """Return the step that the client leaves to the fed server: it sends the gradient itself."""
+    """Return the step that the client leaves to the aggregation server: it sends the gradient itself."""
     came = [m for m in view.select(kind=WEIGHT_GRADIENT).messages if m.receiver == view.party]
     sent = {m.stamp.epoch: m for m in view.select(kind="weights").messages if m.sender == view.party}
     if not came or came[-1].stamp.epoch not in sent:
@@ -141,7 +141,10 @@ class ClientGradient:
         return (drawn * scale).to(self.device).requires_grad_()
 
     def gradient(self, x: Tensor, labels: Mapping[str, Tensor], back: Mapping[str, Tensor]) -> list[Tensor]:
-        """Return the gradient of every weight, differentiable, for rows x, labels (as logits) and gradients `back`."""
+        """Return the gradient of the loss in every weight, itself differentiable, in the order of the weights.
+
+        x: rows (n, *shape); `labels`: head -> logits (n, outputs); `back`: released value -> its gradient, same shape.
+        """
         made = self._forward(x)
         loss = x.new_zeros(())
         for head in self.local.heads:
@@ -184,7 +187,7 @@ def _copy_training_mode(module: nn.Module, given: nn.Module) -> None:
 
 
 def soft_labels(head: Head, free: Tensor) -> Tensor:
-    """Return the labels that the unbounded numbers `free` stand for: probabilities, or targets themselves."""
+    """Return labels from unbounded numbers `free`: softmax or sigmoid probabilities; for a regression `free` itself."""
     name = "" if head.task is None else head.task.name
     if name == "classification":
         return free.softmax(1)
@@ -196,7 +199,7 @@ def soft_labels(head: Head, free: Tensor) -> Tensor:
 
 
 def classes_of(head: Head) -> int:
-    """Return how many classes there are at `head`; refuse a task whose labels no gradient tells."""
+    """Return the number of classes at `head`; raise `InvalidInput` for any task but a classification."""
     if head.task is None or head.task.name != "classification" or head.task.outputs is None:
         name = None if head.task is None else head.task.name
         raise InvalidInput(f"classes are read off a classification's gradient; {head.value!r} has task {name!r}")

@@ -1,4 +1,4 @@
-"""What a fed server knows of how a client trains between download and upload: the protocol, and no data."""
+"""What an aggregation server knows of how a client trains between download and upload: the protocol, and no data."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class LocalTraining:
 
     `segments`: those a client computes from raw data alone, in order; `value`: the name of that data. `heads`: the
     losses that stand on them (the labels are not known). `released`: what leaves them and gets a gradient back, which
-    a fed server never sees. `optimizer`: the name in `torch.optim`; `options`: its arguments, with "initial_lr" where
-    the rate changes from round to round. `batches`: how many rows each step of a round has. `sends_gradients`: whether
-    the client takes no step and sends the gradient of all its rows instead.
+    an aggregation server never sees. `optimizer`: the name in `torch.optim`; `options`: its arguments, with
+    "initial_lr" where the rate changes from round to round. `batches`: how many rows each step of a round has.
+    `sends_gradients`: whether the client takes no step and sends the gradient of all its rows instead.
     """
 
     segments: tuple[Segment, ...]

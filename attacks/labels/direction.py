@@ -1,4 +1,4 @@
-"""Direction: gradients that point where a known positive's points belong to positives.
+"""Direction: a gradient with a high cosine to that of a known positive example belongs to a positive.
 
 Paper: Li, Sun, Yang, Gao, Zhang, Xie, Smith, Wang, "Label leakage and protection in two-party split learning", ICLR
 2022 (the "hint" attack).

@@ -1,4 +1,4 @@
-"""Spectral: the direction in which cut values vary most tells two classes apart.
+"""Spectral: the direction in which cut values vary most separates two classes.
 
 Paper: Sun, Yang, Yao, Wang, "Label leakage and protection from forward embedding in vertical federated learning",
 2022.

@@ -37,6 +37,6 @@ def margins(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def check_classes(attack: str, classes: int | None) -> None:
-    """Refuse a run that learns no classes: its outputs hold no confidence in a label."""
+    """Raise `InvalidInput` if `classes` is None: the outputs of a regression hold no confidence in a label."""
     if classes is None:
         raise InvalidInput(f"{attack} needs a model of classes; this run learns a regression")

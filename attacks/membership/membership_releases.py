@@ -1,4 +1,4 @@
-"""Membership from cut activations: releases of rows that were trained on tell their labels better than others do.
+"""Membership from cut activations: releases of training rows reveal their labels better than those of other rows.
 
 Paper: after Watson, Guo, Cormode, Sablayrolles, "On the importance of difficulty calibration in membership inference
 attacks", ICLR 2022 (a score minus what a model without the row would give); applied to releases by us.

@@ -50,7 +50,7 @@ class Dense(nn.Module):
         self.register_buffer("bias", bias.float())
 
     def forward(self, z: Tensor) -> Tensor:
-        """Return (n, *target)."""
+        """Return the affine map of z (n, ...), flattened: (n, *target), float32."""
         return (z.flatten(1) @ self.weight + self.bias).view(-1, *self._target)
 
 
@@ -80,18 +80,18 @@ class Local(nn.Module):
         return self
 
     def features(self, z: Tensor) -> Tensor:
-        """Return what stands around every place: (n * places, channels * kernel * kernel)."""
+        """Return the patch of z around every place of the grid: (n * places, channels * kernel * kernel)."""
         found = functional.unfold(functional.pad(z, self._padding), self._kernel)
         return found.transpose(1, 2).flatten(0, 1)
 
     def blocks(self, x: Tensor) -> Tensor:
-        """Return the pixels of every place: (n * places, numbers of a block)."""
+        """Return the block of pixels of x (n, channels, h, w) at every place: (n * places, numbers of a block)."""
         high, wide = self._rows * self._block[0] - x.shape[2], self._columns * self._block[1] - x.shape[3]
         x = functional.pad(x, [wide // 2, wide - wide // 2, high // 2, high - high // 2], mode="replicate")
         return functional.unfold(x, self._block, stride=self._block).transpose(1, 2).flatten(0, 1)
 
     def forward(self, z: Tensor) -> Tensor:
-        """Return (n, *target)."""
+        """Return the images (n, *target) of z (n, channels, h, w)."""
         found = functional.conv2d(functional.pad(z, self._padding), self.weight, self.bias)
         size = (self._rows * self._block[0], self._columns * self._block[1])
         x = functional.fold(found.flatten(2), size, self._block, stride=self._block)

@@ -119,7 +119,7 @@ def build_client(who: str, site: AttackSite, width: int, blocks: int, end: nn.Mo
         if site.sender.omitted:
             warnings.warn(
                 f"{who} with layout='generic' learns without what {', '.join(site.sender.omitted)} adds to the "
-                "client's loss: that is told by the client's own segments alone; layout='client' has them",
+                "client's loss: only the client's own segments determine that; layout='client' has them",
                 UserWarning,
                 stacklevel=2,
             )

@@ -68,7 +68,7 @@ class Attribute(Attack):
             raise unknown("attribute of the data", self.attribute, knowledge.attributes)
         labels, classes = knowledge.attributes[self.attribute]
         if classes is None:
-            raise InvalidInput(f"attribute {self.attribute!r} is no class label; expected classes to tell apart")
+            raise InvalidInput(f"attribute {self.attribute!r} is no class label; expected classes")
         released = view.select(kind="activation").tensors(knowledge.device)
         passes = [knowledge.query(knowledge.auxiliary) for _ in range(self.queries)]
         shapes = {name: tuple(z.shape[1:]) for name, z in released.items()}

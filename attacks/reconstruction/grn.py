@@ -68,11 +68,11 @@ class Grn(Attack):
         check_number("grn variance", self.variance, low=0.0)
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
-        """Return (victims, *shape): the adversary's own features as they are, the peers' as generated."""
+        """Return predicted rows (victims, *shape): the adversary's own features unchanged, the others' generated."""
         assert knowledge.upstream is not None
         if self.own_features and not knowledge.own:
             raise InvalidInput(
-                "grn needs inputs of its own to tell rows apart; this party has none (own_features=False: noise alone)"
+                "grn needs inputs of its own to distinguish rows; this party has none (own_features=False: noise alone)"
             )
         seen = view.select(kind="activation").tensors(knowledge.device)
         rows = VictimRows(knowledge, len(next(iter(seen.values()))))

@@ -1,4 +1,4 @@
-"""Ladder: inverse networks of several sizes and budgets, the strongest of which speaks; a defense is judged by that.
+"""Ladder: inverse networks of several sizes and budgets; the best on auxiliary rows held out makes the prediction.
 
 Paper: the networks are those of He, Zhang, Lee, "Model inversion attacks against collaborative inference", ACSAC 2019
 (black box); the choice among them is ours.

@@ -1,4 +1,4 @@
-"""Model inversion: a row that stands for each class, searched so that the model is most confident in that class.
+"""Model inversion: a representative row of each class, optimised so that the model is most confident in that class.
 
 Paper: Fredrikson, Jha, Ristenpart, "Model inversion attacks that exploit confidence information and basic
 countermeasures", CCS 2015 (algorithm 1, MI-Face).

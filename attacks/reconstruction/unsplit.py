@@ -76,7 +76,7 @@ class Unsplit(Attack):
     def run(
         self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress
     ) -> PredictionAndClone:
-        """Return (victims, *shape), started at the middle of the value range (or at zero), and the clone."""
+        """Return the reconstructed rows (victims, *shape) and the cloned segments of the fit with the lowest loss."""
         assert knowledge.architecture is not None
         seen = view.select(kind="activation").tensors(knowledge.device)
         best: tuple[float, Tensor, Clone] | None = None

@@ -84,11 +84,11 @@ def score_prediction(
 
 
 def score_clone(outputs: Mapping[str, Tensor], truth: Tensor, generator: torch.Generator) -> Scores:
-    """Score stolen segments by what the whole model says with them: predictor -> metric -> mean and interval over rows.
+    """Score stolen segments by the whole model's predictions: predictor -> metric -> mean and interval over rows.
 
     `outputs`: "clone", "trained" (the segments it imitates) and "fresh" (same architecture, weights drawn at random)
     -> (n, classes), or (n, 1) logits of the second of two classes; truth: (n,) classes. Metrics: "accuracy", and
-    "agreement", the share of rows on which the model says the same as with the trained segments.
+    "agreement", the share of rows with the same predicted class as under the trained segments.
     """
     predictions = {
         name: (z.reshape(-1) > 0).long() if z[0].numel() == 1 else z.argmax(1) for name, z in outputs.items()

@@ -29,7 +29,7 @@ class Sender(Protocol):
         ...
 
     def release(self, z: Tensor, number: int) -> Tensor:
-        """Return what the defenses would make of z (n, ...) at draw `number`."""
+        """Return z (n, ...) after the imitated defenses, with the random draws of `number`: same shape."""
         ...
 
     def expected(self, z: Tensor) -> Tensor:
@@ -37,10 +37,10 @@ class Sender(Protocol):
         ...
 
     def in_training(self, x: Tensor, z: Tensor, number: int, epoch: int) -> tuple[Tensor, Tensor, float]:
-        """Return `release`, the term of the defenses in the loss for raw rows x and z, and the weight of the task.
+        """Return the release of z, the penalty that defenses add to the loss of raw rows x, and the task loss's weight.
 
-        The term is a scalar whose gradient is right; its value is not where a defense gives its penalty by the gradient
-        alone. `epoch`: of the run.
+        The penalty is a scalar whose gradient is right; its value is not where a defense gives its penalty by the
+        gradient alone. `epoch`: of the run.
         """
         ...
 

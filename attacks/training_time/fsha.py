@@ -121,7 +121,7 @@ class Hijacker(TrainingAttackState):
         self.nets.add("critic", critic, plan.critic_lr, plan.momentum)
 
     def learn(self, seen: Seen, modules: Mapping[str, nn.Module], random: torch.Generator) -> Tensor:
-        """Take one step of all three; return the gradient for the client, (rows, *shape)."""
+        """Take one step of encoder, decoder and critic; return the gradient sent to the client, (rows, *shape)."""
         assert self.site.knowledge.auxiliary is not None
         encoder, decoder, critic = (self.nets[n] for n in ("encoder", "decoder", "critic"))
         x = self.scale.down(

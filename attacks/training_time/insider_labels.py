@@ -1,4 +1,4 @@
-"""Labels from a training attack: what one that was in the training (sdar, pcat) says of the victims' classes.
+"""Labels from a training attack: the victims' classes as the attack inside training (sdar, pcat) predicts them.
 
 Paper: Zhu, Luo, Wu, Xiao, "Passive inference attacks on split learning via adversarial regularization", NDSS 2025;
 Gao, Zhang, "PCAT: functionality and data stealing from split learning by pseudo-client attack", USENIX Security 2023.

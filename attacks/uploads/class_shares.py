@@ -1,12 +1,12 @@
-"""Class shares: reads off what a client of a federated method sends how much of each class it holds.
+"""Class shares: how much of each class a client holds, read off what it sends for a federated method.
 
 Paper: after Wainakh et al., "User-level label leakage from gradients in federated learning", PETS 2022, who count a
 client's labels from its gradient; here what is sent between steps is read.
 
-The adversary is the fed server of a run that was recorded. It looks for the plainest of these: numbers of rows by class
-(`3/rows` of FedProto, "label counts" of FedGen), which are the answer; the names of classes that means were sent for,
-which say what a client holds at all, and are given equal shares; scores on public rows, whose mean leans towards the
-classes that the client was trained on. Nothing is learnt, and there are no parameters.
+The adversary is the aggregation server of a run that was recorded. It looks for the plainest of these: numbers of rows
+by class (`3/rows` of FedProto, "label counts" of FedGen), which are the answer; the names of classes that means were
+sent for, which say what a client holds at all, and are given equal shares; scores on public rows, whose mean leans
+towards the classes that the client was trained on. Nothing is learnt, and there are no parameters.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@ Paper: after He, Zhang, Lee, "Model inversion attacks against collaborative infe
 input whose release fits), turned on class means; Tan, Long, Liu, Zhou, Lu, Jiang, Zhang, "FedProto: federated prototype
 learning across heterogeneous clients", AAAI 2022, holds such means for irreversible without the model.
 
-The adversary is the fed server of a run that was recorded, with auxiliary rows, no labels, and the weights of the
-client's extractor: it has them where weights are sent as well, or from whoever holds the same ones. For every class it
-starts from the mean of the `neighbours` auxiliary rows whose embeddings lie nearest to what was sent, and descends on
-the squared distance of the embedding, relative to the mean's own length, plus `stay` times the mean squared distance
+The adversary is the aggregation server of a run that was recorded, with auxiliary rows, no labels, and the weights of
+the client's extractor: it has them where weights are sent as well, or from whoever holds the same ones. For every class
+it starts from the mean of the `neighbours` auxiliary rows whose embeddings lie nearest to what was sent, and descends
+on the squared distance of the embedding, relative to the mean's own length, plus `stay` times the mean squared distance
 from that start. Classes that were not sent get the mean of the auxiliary rows. The constants are ours, chosen on 8x8
 digits.
 """

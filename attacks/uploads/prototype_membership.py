@@ -4,10 +4,10 @@ Paper: after Yeom, Giacomelli, Fredrikson, Jha, "Privacy risk in machine learnin
 overfitting", CSF 2018 (adversary 2: a member is what the model fits better), with the distance to the class mean that a
 client sent in place of the loss.
 
-The adversary is the fed server of a run that was recorded, with candidate rows, their labels, and the weights of the
-client's extractor (as `prototype_inversion`). The score of a row is minus the squared distance of its embedding from
-the mean sent for its class. It tells members apart because the extractor was trained on them, the more so where the
-method pulls their embeddings to the mean (FedProto), and because each is a part of the mean. The candidates are of
+The adversary is the aggregation server of a run that was recorded, with candidate rows, their labels, and the weights
+of the client's extractor (as `prototype_inversion`). The score of a row is minus the squared distance of its embedding
+from the mean sent for its class. It tells members apart because the extractor was trained on them, the more so where
+the method pulls their embeddings to the mean (FedProto), and because each is a part of the mean. The candidates are of
 classes that the client holds: which these are is another attack's news (`class_shares`).
 """
 

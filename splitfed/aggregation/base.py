@@ -1,4 +1,4 @@
-"""The contract of a fusion: how several parties' tensors become one set, on the fed server and the main server."""
+"""The contract of an aggregation rule: how the tensors of several parties become one set, at either server."""
 
 from __future__ import annotations
 

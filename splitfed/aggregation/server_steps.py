@@ -1,12 +1,12 @@
-"""Server steps: how a fed server moves its weights by the mean change of its clients, in place of taking their mean.
+"""Server steps: the aggregation server moves its weights by its clients' mean change instead of taking their mean.
 
 Paper: Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan, "Adaptive federated optimization", ICLR 2021,
 algorithm 2 (FedAdagrad, FedAdam, FedYogi); Hsu, Qi, Brown, "Measuring the effects of non-identical data distribution
 for federated visual classification", 2019 (FedAvgM).
 
-d is the way from w, what the fed server held before a round, to the aggregate of the round's uploads. Adaptive steps
-keep m <- beta1 m + (1 - beta1) d, from zero, and v, from tau^2, and move by rate m / (sqrt(v) + tau); no bias is
-corrected, as in the paper. All in double precision, number by number; m and v are kept by the fed server.
+d is the way from w, what the aggregation server held before a round, to the aggregate of the round's uploads. Adaptive
+steps keep m <- beta1 m + (1 - beta1) d, from zero, and v, from tau^2, and move by rate m / (sqrt(v) + tau); no bias is
+corrected, as in the paper. All in double precision, number by number; m and v are kept by the aggregation server.
 """
 
 from __future__ import annotations

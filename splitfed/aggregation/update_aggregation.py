@@ -1,4 +1,4 @@
-"""How a fed server aggregates what the clients of a method upload: rule, secure sum, quorum, server step."""
+"""How an aggregation server aggregates what the clients of a method upload: rule, secure sum, quorum, server step."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from splitfed.secure_sum.plan import SecureSum
 class UpdateAggregation:
     """`rule`: a name among the aggregation rules, a table with the name and its parameters, or an `AggregationRule`.
 
-    `secure`: whether the fed server is to learn the sum of the uploads alone (true, a table of `SecureSum`'s
+    `secure`: whether the aggregation server is to learn the sum of the uploads alone (true, a table of `SecureSum`'s
     parameters, or one). `quorum`: how many clients, a number or a fraction of those asked, must finish a round; where
-    fewer do, nobody uploads and what the fed server holds stays what it was. `server_step`: how the fed server moves
-    towards the aggregate (a name, a table, or a `ServerStep`); None: the aggregate is what it holds.
+    fewer do, nobody uploads and what the aggregation server holds stays what it was. `server_step`: how the aggregation
+    server moves towards the aggregate (a name, a table, or a `ServerStep`); None: the aggregate is what it holds.
     """
 
     rule: str | Mapping[str, Any] | AggregationRule = "mean"
@@ -84,7 +84,7 @@ class UpdateAggregation:
         names: Iterable[str],
         memory: dict[str, Memory],
     ) -> dict[str, Tensor]:
-        """Return what the fed server holds after a round that led from `before` to the aggregate `after`.
+        """Return what the aggregation server holds after a round that led from `before` to the aggregate `after`.
 
         Weights in `names` take the server step, each with what `memory` keeps of it; all else is the aggregate.
         """
@@ -99,7 +99,10 @@ class UpdateAggregation:
 
 
 def update_aggregation_of(given: object) -> UpdateAggregation:
-    """Return what is meant by the name or table of a rule, a rule, or a table of settings; None: a plain mean."""
+    """Return the settings that `given` stands for; None: a plain mean.
+
+    `given`: a rule, its name or its table, a table of settings, or the settings. Raises `InvalidInput` for others.
+    """
     if isinstance(given, UpdateAggregation):
         return given
     allowed = [field.name for field in fields(UpdateAggregation)]

@@ -56,7 +56,7 @@ def as_strength(unit: str = "", rises: bool = True) -> dict[str, Any]:
 
 
 UPLOAD = "->fed_server"
-"""Ends the name of the place where a kind of message of a federated method reaches the fed server."""
+"""Ends the name of the place where a kind of message of a federated method reaches the aggregation server."""
 
 Calibrate = Callable[[Callable[[float], Iterable[tuple[Event, int]]], float, float, str], float]
 
@@ -114,7 +114,7 @@ class Defense:
 
     @property
     def uploads(self) -> tuple[str, ...]:
-        """The kinds of messages to the fed server that it guards, named in `on` as `prototype->fed_server`."""
+        """The kinds of messages to the aggregation server that it guards, named in `on` as `prototype->fed_server`."""
         return tuple(name.removesuffix(UPLOAD) for name in self.on if name.endswith(UPLOAD))
 
     @property
@@ -263,7 +263,7 @@ class LayerDefense(Defense, capability=True):
 
 
 class LearnedDefense(Defense, capability=True):
-    """Keeps something at a party and an edge that takes steps of its own in training."""
+    """Trains something of its own, such as an adversary's network, at each party and edge that it guards."""
 
     def start(self, place: DefenseSite) -> Any:
         """Return what this defense keeps for one party and edge: what has `state_dict` and its reverse, or None."""
@@ -271,7 +271,7 @@ class LearnedDefense(Defense, capability=True):
 
     @abstractmethod
     def learn(self, state: Any) -> None:
-        """Let what `start` returned take its own step; called after its party's, in training."""
+        """Take a training step on `state`, which `start` returned; called after each step of its party."""
         raise NotImplementedError
 
 
@@ -293,7 +293,7 @@ class LabelDefense(Defense, capability=True):
 
 
 class WeightDefense(Defense, capability=True):
-    """Stands between the gradients of a party's weights and its optimizer."""
+    """Makes the gradients of a party's weights private before its optimizer's step."""
 
     @abstractmethod
     def guards(self, topology: Topology) -> tuple[str, ...]:
@@ -302,11 +302,11 @@ class WeightDefense(Defense, capability=True):
 
     @abstractmethod
     def privatizer(self, holder: PrivatizedParty) -> GradientPrivatizer:
-        """Return what stands between the gradients of `holder` and its optimizer."""
+        """Return what makes the gradients of `holder` private before its optimizer's step."""
         raise NotImplementedError
 
     def norms(self, topology: Topology) -> tuple[tuple[str, str], ...]:
-        """Return who tells whom, among the roles it guards, the norms of each row's gradients in a training step."""
+        """Return (sender, receiver) for all guarded roles that exchange norms of rows' gradients in a training step."""
         return ()
 
     def weight_uses(self, client: int, steps: int, epochs: int) -> tuple[Event, int] | None:
@@ -364,9 +364,9 @@ def concatenate_values(values: Sequence[Tensor]) -> Tensor:
 def packed_bytes(
     defenses: Iterable[Defense], kind: str, rows: int, shape: tuple[int, ...], dtype: torch.dtype
 ) -> int | None:
-    """Return the bytes of one value behind `defenses`, in their order; None where it crosses as it is.
+    """Return the bytes of `rows` rows of one value after `defenses`, in their order; None where none encodes it.
 
-    What a later defense changes is no longer in the short form that an earlier one gave it.
+    kind: "activation" or "gradient"; shape: of one row. A later defense that changes the value undoes the encoding.
     """
     nbytes: int | None = None
     for defense in defenses:

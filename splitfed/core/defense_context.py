@@ -1,4 +1,4 @@
-"""What a defense is told: the place where it starts to work, and what its own party holds at a step."""
+"""Context of a defense: the place where it starts to work, and what its own party holds at a step."""
 
 from __future__ import annotations
 

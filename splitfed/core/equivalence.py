@@ -247,7 +247,7 @@ def _run(side: Side, step: int, shapes: Mapping[str, tuple[int, ...]], inputs: V
 
 
 def _repeats(make: Callable[[], Side], shapes: Mapping[str, tuple[int, ...]], inputs: Values) -> bool:
-    """Tell whether a side comes to the same bits when it is run again."""
+    """Return whether a side comes to the same bits when it is run again."""
     first, second = (_all_stages(make(), shapes, inputs) for _ in range(2))
     try:
         for one, other in zip(first, second, strict=False):
@@ -323,7 +323,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
-    """Tell whether two gradients, both finite, are sums of the same summands in another order."""
+    """Return whether two gradients, both finite, are sums of the same summands in another order."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return bool((one - other).abs().max() <= _REORDERED * torch.finfo(one.dtype).eps * one.abs().max())

@@ -52,7 +52,7 @@ class Unknown(InvalidInput):
 
 
 MOST, WIDEST = 100, 200
-"""Names that are listed, and characters of a name that are told."""
+"""Names that are listed, and characters of a name that are shown."""
 
 
 def unknown(kind: str, name: object, allowed: Iterable[str]) -> InvalidInput:
@@ -131,5 +131,5 @@ def _check_name(kind: str, allowed: Collection[str], name: object) -> None:
 
 
 def _is(value: object, kind: type) -> bool:
-    """Tell whether `value` is a number of this kind; True and False are none, though Python counts them in."""
+    """Return whether `value` is a number of this kind; True and False are none, though Python counts them in."""
     return isinstance(value, kind) and not isinstance(value, bool)

@@ -62,7 +62,7 @@ class ClientReplica:
         """Note what every step asks for: the party names, which is all that one party knows of another, and the way.
 
         `walk`: each segment with its party, in order; `graded`: the segments that end in a head, with that head and the
-        names of the parties that its labels pass; `exchanges_norms`: whether parties of this replica tell each other
+        names of the parties that its labels pass; `exchanges_norms`: whether parties of this replica send each other
         the norms of their gradients. `guarded`: whether some party takes a row whose gradient is not finite for zeros;
         a step that stopped there would tell of that row.
         """

@@ -1,4 +1,4 @@
-"""What stands between a party's gradients and its optimizer where a defense guards weights: the contract of it."""
+"""Contract of a gradient privatizer: it clips and noises a party's gradients before the optimizer's step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from splitfed.core.messages import Stamp
 
 @dataclass(frozen=True)
 class PrivatizedParty:
-    """A party whose weights a defense guards: its segments by name, and the roles it tells the norms of its rows."""
+    """A party whose weights a defense guards: its segments by name, and the roles it sends its rows' norms."""
 
     party: str
     role: str
@@ -27,9 +27,9 @@ class PrivatizedParty:
 
 
 class GradientPrivatizer(Protocol):
-    """Stands between a party's gradients and its optimizer, for the length of a step of one replica.
+    """Makes a party's gradients private, by clipping and noise, before its optimizer's step; one replica at a time.
 
-    `active`: whether this is a step that will move weights. `tells`: the roles that are told the norms of its rows.
+    `active`: whether this step will change weights. `tells`: the roles that are sent the norms of its rows' gradients.
     """
 
     active: bool
@@ -40,15 +40,15 @@ class GradientPrivatizer(Protocol):
         ...
 
     def watching(self, module: nn.Module) -> AbstractContextManager[None]:
-        """Take note of what goes through the weights of `module` inside the block."""
+        """Record the inputs and outputs of the layers of `module` inside the block."""
         ...
 
     def backward(self, roots: Sequence[Tensor], gradients: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
-        """Send `gradients` back from `roots`: into the `grad` of `leaves`, and kept row by row for the weights."""
+        """Backpropagate `gradients` from `roots` into the `grad` of `leaves`; keep those of weights, row by row."""
         ...
 
     def total(self) -> float:
-        """Return a number that is finite only if the gradients kept are."""
+        """Return a number that is finite only if all gradients kept are."""
         ...
 
     def norms(self) -> Tensor:
@@ -56,13 +56,13 @@ class GradientPrivatizer(Protocol):
         ...
 
     def hear(self, norms: Tensor) -> None:
-        """Take the squared norms of the same rows' gradients at another party: (rows,)."""
+        """Add the squared norms of the same rows' gradients at another party: (rows,)."""
         ...
 
     def finish(self) -> int:
-        """Leave in the `grad` of the weights what their optimizer may see; return how many rows were not finite."""
+        """Write the private gradients to the weights' `grad`; return how many rows had no finite gradient."""
         ...
 
     def drop(self) -> None:
-        """Forget the step."""
+        """Discard the open step."""
         ...

@@ -1,7 +1,7 @@
 """The weights that clients start training from: one state for all of them, or a draw of its own for each.
 
-What the fed server or the schedule sends to a client before it first trains is the same under either: a broadcast
-replaces whatever was there.
+What the aggregation server or the schedule sends to a client before it first trains is the same under either: a
+broadcast replaces whatever was there.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def local_segments(
 def first_weights(
     starts: str, topologies: Sequence[Topology], local: Sequence[Sequence[str]], seed: int
 ) -> list[dict[str, Tensor]]:
-    """Return what each client's segments in `local` are to start from, as `segment/name`; nothing where it stays.
+    """Return each client's initial weights of its segments in `local`, `segment/name` -> tensor; {}: they stay.
 
     "own": of a topology that several clients have, each draws its weights anew from `seed` and its number, as torch
     draws layers of their kind; frozen ones stay. "shared": everybody takes those of the first client. Raises

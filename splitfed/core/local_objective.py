@@ -1,4 +1,4 @@
-"""Who stands by a party in training and adds to what it learns: terms of its losses, corrections of its gradients.
+"""Contract of a local objective: terms that a method adds to a party's losses, corrections of its gradients.
 
 The core knows no federated method: it calls the local objective of a party at two moments of a step.
 """

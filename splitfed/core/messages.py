@@ -115,12 +115,12 @@ class Message(NamedTuple):
 
 
 def is_own(tensor: Tensor) -> bool:
-    """Tell whether `tensor` is plain, detached and dense, and fills its storage."""
+    """Return whether `tensor` is plain, detached and dense, and fills its storage."""
     return all_own((tensor,))
 
 
 def all_own(tensors: Collection[Tensor]) -> bool:
-    """Tell whether every tensor is plain, detached and dense, and fills a storage that no other of them has.
+    """Return whether every tensor is plain, detached and dense, and fills a storage that no other of them has.
 
     A few attributes are read, no number is: this is asked of every message of every step, where a call more shows.
     What cannot hang on a detached result of an operation (a gradient, hooks) is not asked for.
@@ -215,7 +215,7 @@ class LocalLink:
 class View:
     """All that `party` received and was recorded, in order, with the segments it holds itself.
 
-    A fed server's view holds the weights it sent out, too.
+    An aggregation server's view holds the weights it sent out, too.
     """
 
     party: str
@@ -315,7 +315,7 @@ class Recorder:
         self._held, self._held_bytes = [], 0
 
     def messages(self) -> Iterator[Message]:
-        """Yield every message kept, oldest first, reading back one file at a time; raises `Damaged` for one that is."""
+        """Yield every recorded message, oldest first, one file in memory at a time; raise `Damaged` for a bad file."""
         for part, digest in enumerate(self._digests):
             if part not in self._checked:
                 digests.check_file(self._file(part), digest, digests.RETRAIN)

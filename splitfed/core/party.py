@@ -233,7 +233,7 @@ class Party:
         return self._step_states[replica].values[value].detach()
 
     def has_value(self, value: str, replica: int) -> bool:
-        """Tell whether this step has come to `value`."""
+        """Return whether this step has come to `value`."""
         return value in self._step_states[replica].values
 
     def compute(self, value: str, part: str, rows: int = 256) -> Tensor:

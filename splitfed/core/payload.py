@@ -28,7 +28,7 @@ class Layout(NamedTuple):
     lead: int
 
     def reach(self, shape: Sequence[int]) -> int:
-        """Return how many numbers the memory of a tensor of `shape` has in this layout."""
+        """Return how many elements of memory a tensor of `shape` spans in this layout, gaps and `lead` included."""
         return self.lead + 1 + sum((size - 1) * stride for size, stride in zip(shape, self.strides, strict=True))
 
     def lay_out(self, tensor: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ def _tensors(module: nn.Module) -> Iterable[Tensor]:
 
 
 def _overlap(tensors: list[Tensor]) -> bool:
-    """Tell whether two of `tensors`, in one storage, may share a number: then they are one on purpose."""
+    """Return whether two of `tensors`, in one storage, may share a number: then they are one on purpose."""
     spans = sorted(
         (t.storage_offset() * t.element_size(), Layout(t.stride(), 0).reach(t.shape) * t.element_size())
         for t in tensors

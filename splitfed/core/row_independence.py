@@ -89,7 +89,7 @@ def draw_values(shape: Sequence[int], dtype: torch.dtype, *words: str, low: floa
 
 
 def other_rows_equal(one: Tensor, other: Tensor) -> bool:
-    """Tell whether all rows but the first are equal, up to rounding."""
+    """Return whether all rows but the first are equal, up to rounding."""
     return one.shape == other.shape and len(one) == ROWS and _same(one[1:], other[1:])
 
 

@@ -64,7 +64,7 @@ class Segment:
     original: Original | None = field(default=None, compare=False, repr=False)
 
     def full(self, name: str) -> str:
-        """Return the name that `name` of the segment's state has in the whole model's."""
+        """Return the key in the whole model's state dict of `name`, a key of this segment's state dict."""
         own = "" if keeps_names(self.module) else f"{self.name}."
         return (own if self.prefix is None else self.prefix) + name
 

@@ -1,4 +1,4 @@
-"""Defenses on what the clients of a federated method send to the fed server, by kind of message.
+"""Defenses on what the clients of a federated method send to the aggregation server, by kind of message.
 
 Every tensor of a message with numbers that are not whole is defended: the rows of one with several dimensions, one with
 a single dimension as one row. Names, whole numbers and single numbers cross as they are.
@@ -43,7 +43,7 @@ class Sent(NamedTuple):
 
 
 def find_upload_defenses(defenses: Sequence[Defense], kind: str, client: int) -> list[Keeper]:
-    """Return who guards messages of `kind` for `client`, in the order they act."""
+    """Return the defenses on messages of `kind` from `client`, in the order in which they act."""
     there = ((i, d) for i, d in enumerate(defenses) if not d.clients or client in d.clients)
     return [Keeper(i, d) for i, d in there if isinstance(d, ReleaseDefense) and kind in d.uploads]
 

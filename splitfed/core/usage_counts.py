@@ -65,7 +65,10 @@ class UsageCounts:
         self.counts[key][: len(shorter)] += shorter
 
     def take(self, place: str, position: int, part: str, rows: int) -> None:
-        """Note that the labels `place` were changed once, when the party took the `rows` rows of `part`."""
+        """Count one use for each of the `rows` labels of `part`, changed once when their holder received them.
+
+        `place`: see `labels_of_head`; `position`: of the defense among all of the run.
+        """
         if part in PARTS:
             self.counts[place, position, OWN, part] = torch.ones(rows, dtype=torch.int32)
 

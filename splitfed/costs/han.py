@@ -93,9 +93,10 @@ def split_latency(s: HanSetting) -> float:
 
 
 def inner_cut_pays(s: HanSetting) -> bool:
-    """Tell whether a cut inside the model beats a smallest client: P_S <= 1 / (1/(R|D|) + beta/(P_C K)).
+    """Return whether some client share a > 0 has a lower local-loss latency than a = 0.
 
-    Up to the optimal cut the local-loss latency then falls with a. `s.client_share` does not enter.
+    That is so where P_S <= 1 / (1/(R|D|) + beta/(P_C K)): up to the optimal cut the latency then falls with a.
+    `s.client_share`, the a of the setting itself, does not enter.
     """
     per_row = 1 / (s.rate * s.examples)
     return s.server_power <= 1 / (per_row + s.forward_share / (s.client_power * s.clients))

@@ -1,4 +1,4 @@
-"""Machines and links that each serve one thing at a time, in the order in which they are asked."""
+"""Queues of machines and links: each serves one request at a time, in the order of the calls."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Plant:
         self.busy: dict[str, float] = {}
 
     def compute(self, party: str, flops: float, asked: float) -> float:
-        """Let `party` compute from `asked` on, or from when it is free; return when it is done."""
+        """Let `party` compute `flops` from time `asked`, or from when it is free, in s; return the end."""
         duration = flops / self._machine(party).compute
         self.busy[party] = self.busy.get(party, 0.0) + duration
         return self._serve("compute", party, asked, duration)
 
     def leave(self, sender: str, receiver: str, nbytes: float, asked: float) -> float:
-        """Put a message on the sender's uplink; return from when on the receiver's downlink can take it.
+        """Send `nbytes` over the sender's uplink at time `asked`; return when the receiver's downlink can begin, in s.
 
         That is when its first byte gets there, or so much later that a fast downlink need not wait for a slow uplink.
         """
@@ -40,11 +40,11 @@ class Plant:
         return start + max(near.latency, far.latency) + max(0.0, duration - nbytes / far.down)
 
     def arrive(self, receiver: str, nbytes: float, asked: float) -> float:
-        """Take a message off the receiver's downlink from `asked` on, or from when it is free; return its end."""
+        """Receive `nbytes` over the downlink from time `asked`, or from when it is free; return the end, in s."""
         return self._serve("down", receiver, asked, nbytes / self._machine(receiver).down)
 
     def release(self) -> None:
-        """Forget when things are free: nothing is under way."""
+        """Mark all processors and links as free at any time; `busy` is kept."""
         for free in self._free.values():
             free.clear()
 

@@ -48,12 +48,12 @@ class StepShape:
 
     @property
     def flops(self) -> float:
-        """Operations of a step at all roles, per row."""
+        """Floating-point operations of a training step per row, of all roles together."""
         return sum(t.size for t in self.tasks if t.receiver is None)
 
     @cached_property
     def followers(self) -> tuple[list[list[int]], list[list[int]]]:
-        """For each task, those that wait for it in the same step, and those in the next."""
+        """For each task, the indices of the tasks that wait for it: those of the same step, those of the next."""
         same: list[list[int]] = [[] for _ in self.tasks]
         later: list[list[int]] = [[] for _ in self.tasks]
         for index, task in enumerate(self.tasks):

@@ -16,7 +16,7 @@ SAMPLINGS = ("shuffle", "poisson")
 def batches(
     count: int, size: int, seed: int, epoch: int, *words: str | int, drop_last: bool = False
 ) -> Iterator[Tensor]:
-    """Yield (size,) int64 positions that visit 0 to `count` - 1 once, ordered by seed, epoch and words.
+    """Yield a random order of 0 to `count` - 1 in batches (size,), int64, drawn by `seed`, `epoch` and `words`.
 
     The last batch may be smaller; `drop_last` leaves it out then.
     """

@@ -69,7 +69,7 @@ class ChannelPruning(PenaltyDefense, LearnedDefense, LayerDefense):
                 )
 
     def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
-        """Return `topology` with a pruner behind every value that is guarded."""
+        """Return `topology` with a pruning layer after every guarded value, at its sender."""
         self.check(topology, facts)
 
         def pruner(value: str, shape: tuple[int, ...]) -> Pruner:

@@ -126,7 +126,7 @@ def layers_on(module: nn.Module | None, kind: type[L], edge: str) -> list[L]:
 
 
 def check_all_guarded(name: str, topology: Topology, edges: tuple[str, ...]) -> None:
-    """Refuse a value of a guarded edge that crosses on another one too, where nothing would be done to it."""
+    """Raise `InvalidInput` if a value of the guarded `edges` also crosses on an edge that is not guarded."""
     wanted = set(values_of(topology, edges))
     for edge in topology.crossings:
         for value in wanted.intersection(edge.values) if edge.name not in edges else ():

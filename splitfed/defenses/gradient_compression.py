@@ -38,7 +38,7 @@ class GradientCompression(GradientDefense, Codec):
     )
 
     def edges(self, topology: Topology) -> tuple[str, ...]:
-        """Return the edges whose gradient tells labels to a party that does not know them."""
+        """Return the edges whose gradient reveals labels to a party that does not hold them."""
         return guarded_edges("gradient_compression", topology, self.on)
 
     def kept(self, numbers: int) -> int:

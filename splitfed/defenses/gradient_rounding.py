@@ -40,7 +40,7 @@ class GradientRounding(GradientDefense, Codec):
             raise InvalidInput(f"gradient_rounding bins={self.bins!r} is not allowed; expected 1 to 255")
 
     def edges(self, topology: Topology) -> tuple[str, ...]:
-        """Return the edges whose gradient tells labels to a party that does not know them."""
+        """Return the edges whose gradient reveals labels to a party that does not hold them."""
         return guarded_edges("gradient_rounding", topology, self.on)
 
     def gradient(self, name: str, g: Tensor, context: Context) -> Tensor:

@@ -31,7 +31,7 @@ class Iso(GradientDefense):
     )
 
     def edges(self, topology: Topology) -> tuple[str, ...]:
-        """Return the edges whose gradient tells labels to a party that does not know them."""
+        """Return the edges whose gradient reveals labels to a party that does not hold them."""
         return guarded_edges("iso", topology, self.on)
 
     def gradient(self, name: str, g: Tensor, context: Context) -> Tensor:

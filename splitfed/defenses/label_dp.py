@@ -77,7 +77,7 @@ class LabelDp(LabelDefense, Accounted):
         return self.outputs or tuple(known)
 
     def check(self, topology: Topology, facts: Facts) -> None:
-        """Refuse labels that are no classes or are told twice, and gradients made by whom the labels are sent to."""
+        """Refuse labels that are no classes or are released twice, and gradients of a party that gets the labels."""
         chosen = self.heads(topology)
         for head in topology.heads:
             if head.value in chosen:
@@ -124,7 +124,7 @@ def keep_probability(epsilon: float, classes: int) -> float:
 
 
 def classes_of(task: Task | None) -> int:
-    """Return how many classes `task` tells apart; refuse a task without classes."""
+    """Return the number of classes of `task`; raise `InvalidInput` for a task without classes."""
     found = None if task is None else {"binary": 2, "classification": task.outputs}.get(task.name)
     if found is None:
         named = "none" if task is None else task.name
@@ -133,10 +133,10 @@ def classes_of(task: Task | None) -> int:
 
 
 def _check_labels_used_once(topology: Topology, head: Head) -> None:
-    """Refuse a second head with the same labels: it would tell them again."""
+    """Refuse a second head with the same labels: it would release them again."""
     for other in topology.heads:
         if other.value != head.value and other.target == head.target:
             raise InvalidInput(
                 f"label_dp would not hold: heads {head.value!r} and {other.value!r} learn from the same labels, which "
-                "would be told twice"
+                "would be released twice"
             )

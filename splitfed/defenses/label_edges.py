@@ -34,7 +34,7 @@ def guarded_edges(name: str, topology: Topology, on: tuple[str, ...]) -> tuple[s
 
 
 def leaking_heads(topology: Topology, edge: Edge) -> tuple[Head, ...]:
-    """Return the heads whose labels the gradient on `edge` tells its receiver, who does not know them."""
+    """Return the heads whose labels the gradient on `edge` reveals to its receiver, who does not hold them."""
     if edge.name in topology.forward_only:
         return ()
     sender, receiver = topology.role_of(edge.target), topology.role_of(edge.source)
@@ -54,7 +54,7 @@ def _values_with_gradients(topology: Topology, edge: Edge) -> set[str]:
 
 
 def _returns_no_gradient(topology: Topology, value: str, reader: str) -> bool:
-    """Tell whether `value` comes to `reader`'s role over a crossing that returns no gradient."""
+    """Return whether `value` comes to `reader`'s role over a crossing that returns no gradient."""
     role = topology.role_of(reader)
     return any(
         value in edge.values and topology.role_of(edge.target) == role

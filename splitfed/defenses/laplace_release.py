@@ -64,7 +64,7 @@ class LaplaceRelease(ReleaseDefense, LayerDefense, Accounted):
         return freeze_segments(topology, self.edges(topology)) if self.freeze else topology
 
     def event(self) -> Event:
-        """Return the cost of one release of a row."""
+        """Return the privacy event of one release of a row: Laplace noise of scale 1 / epsilon times sensitivity."""
         return Event(Laplace(1 / self.epsilon), Protects.RELEASES)
 
     def release(self, name: str, z: Tensor, context: Context) -> Tensor:

@@ -1,4 +1,4 @@
-"""LATENT: what leaves is written in bits, and each bit is randomised at its owner (local differential privacy).
+"""LATENT: releases are encoded in bits, and each bit is randomised at its owner (local differential privacy).
 
 Paper: Arachchige, Bertok, Khalil, Liu, Camtepe, Atiquzzaman, "Local differential privacy for deep learning", IEEE
 Internet of Things Journal 2019.
@@ -109,7 +109,7 @@ class Latent(ReleaseDefense, LayerDefense, Codec, Accounted, Calibrated):
         return float(ratios.amax(0).sum())
 
     def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
-        """Return `topology` with bits at the senders and, with `dense`, dense layers at the receivers."""
+        """Return `topology` with layers that make bits at the senders and, with `dense`, dense layers at receivers."""
         edges = self.edges(topology)
         values = set(values_of(topology, edges))
         check_readers("latent turns {value!r} into bits", topology, edges)

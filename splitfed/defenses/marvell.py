@@ -1,4 +1,4 @@
-"""Marvell: the Gaussian noise on cut gradients that makes the two classes hardest to tell apart for its power.
+"""Marvell: the Gaussian noise on cut gradients that makes two classes hardest to distinguish at a given noise power.
 
 Paper: Li, Sun, Yang, Gao, Zhang, Xie, Smith, Wang, "Label leakage and protection in two-party split learning", ICLR
 2022.
@@ -50,7 +50,7 @@ class Marvell(GradientDefense):
         return 2
 
     def edges(self, topology: Topology) -> tuple[str, ...]:
-        """Return the edges whose gradient tells labels to a party that does not know them."""
+        """Return the edges whose gradient reveals labels to a party that does not hold them."""
         return guarded_edges("marvell", topology, self.on)
 
     def check(self, topology: Topology, facts: Facts) -> None:

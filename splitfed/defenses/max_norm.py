@@ -1,4 +1,4 @@
-"""Max norm: noise along each example's gradient that lets all of a batch look as long as the longest, on average.
+"""Max norm: noise along each example's gradient that makes all expected squared norms of a batch equal the largest.
 
 Paper: Li, Sun, Yang, Gao, Zhang, Xie, Smith, Wang, "Label leakage and protection in two-party split learning", ICLR
 2022 (the heuristic that Marvell is compared with).
@@ -31,7 +31,7 @@ class MaxNorm(GradientDefense):
         return None
 
     def edges(self, topology: Topology) -> tuple[str, ...]:
-        """Return the edges whose gradient tells labels to a party that does not know them."""
+        """Return the edges whose gradient reveals labels to a party that does not hold them."""
         return guarded_edges("max_norm", topology, self.on)
 
     def gradient(self, name: str, g: Tensor, context: Context) -> Tensor:

@@ -1,4 +1,4 @@
-"""MID: a variational information bottleneck at the cut, which limits what a release can tell of the input.
+"""MID: a variational information bottleneck at the cut, which limits what a release reveals about the input.
 
 Paper: Zou, Liu, Zhang, "Mutual information regularization for vertical federated learning", 2023; the bound is that of
 Alemi, Fischer, Dillon, Murphy, "Deep variational information bottleneck", ICLR 2017.

@@ -53,7 +53,7 @@ class MidLabels(ReceiverPenaltyDefense, LayerDefense):
         object.__setattr__(self, "weight", number_or_course("mid_labels weight", self.weight, low=0.0))
 
     def edges(self, topology: Topology) -> tuple[str, ...]:
-        """Return the edges whose gradient tells labels to a party that does not know them."""
+        """Return the edges whose gradient reveals labels to a party that does not hold them."""
         return guarded_edges("mid_labels", topology, self.on)
 
     def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:

@@ -147,7 +147,7 @@ def _zero_other_rows(found: Tensor, fine: Tensor) -> Tensor:
 
 
 def _dense(one: Used, all_used: Sequence[Used]) -> bool:
-    """Tell whether the layer is a plain linear one whose weights served in this step once."""
+    """Return whether the layer is a plain linear one whose weights served in this step once."""
     if type(one.layer) is not nn.Linear or one.x.dim() != 2:
         return False
     mine = {id(weight) for weight in own_weights(one.layer)}

@@ -72,7 +72,7 @@ class PrivateStep:
 
     @contextmanager
     def watching(self, module: nn.Module) -> Iterator[None]:
-        """Take note of what goes through the weights of `module` inside the block."""
+        """Record the inputs and outputs of the layers of `module` inside the block."""
         with record_calls(self._layers[id(module)], self._open_step.calls):
             yield
 
@@ -99,11 +99,11 @@ class PrivateStep:
         return float(self._measure(self._open_step).norms.sum())
 
     def norms(self) -> Tensor:
-        """Return the squared norm of every row's own gradient: (rows,), in float32 as it is told."""
+        """Return the squared L2 norm of every row's own gradient: (rows,), in float32, as it is sent."""
         return self._measure(self._open_step).norms.float()
 
     def hear(self, norms: Tensor) -> None:
-        """Take the squared norms of the same rows' gradients at another party: (rows,)."""
+        """Add the squared norms of the same rows' gradients at another party: (rows,)."""
         step = self._open_step
         step.others = norms if step.others is None else step.others + norms
 
@@ -125,7 +125,7 @@ class PrivateStep:
         return self._measure(step).replaced
 
     def drop(self) -> None:
-        """Forget the step."""
+        """Discard the open step."""
         self._step = None
 
     @property
@@ -136,7 +136,7 @@ class PrivateStep:
     def _sum_clipped(self, step: _Step) -> Samples:
         found = self._measure(step)
         length = (found.norms if step.others is None else found.norms + step.others.to(found.norms)).sqrt()
-        # A little below the bound, so that the rounding of norms that were told cannot lift a row above it.
+        # A little below the bound, so that the rounding of norms that were sent cannot lift a row above it.
         return found.add_up((self._max_norm / (length * (1 + 2.0**-22) + 1e-6)).clamp(max=1.0))
 
     def _measure(self, step: _Step) -> RowGradients:

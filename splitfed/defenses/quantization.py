@@ -29,7 +29,7 @@ PER = ("tensor", "channel")
 
 @dataclass(frozen=True)
 class Quantization(ReleaseDefense, Codec):
-    """2^`bits` levels, 1 to 16 bits, `per` "tensor" or "channel" (the first dimension of a row)."""
+    """`bits`: 1 to 16, for 2^bits levels. `per`: one range a "tensor", or a "channel" (first dimension of a row)."""
 
     bits: int = field(
         default=8, metadata=require_count("quantization bits", low=1) | as_strength("a number", rises=False)
@@ -75,5 +75,5 @@ def encode(z: Tensor, bits: int, per: str) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def decode(codes: Tensor, low: Tensor, step: Tensor) -> Tensor:
-    """Return the levels that `codes` stand for."""
+    """Return low + codes * step, the quantized values: same shape as `codes`, dtype of `low`."""
     return (low.float() + codes * step.float()).to(low.dtype)

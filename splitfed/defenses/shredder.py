@@ -1,4 +1,4 @@
-"""Shredder: noise tensors that were learnt not to disturb the task; each release gets one of them added.
+"""Shredder: noise tensors learnt so that they do not disturb the task; each row of a release gets one of them added.
 
 Paper: Mireshghallah, Taram, Ramrakhyani, Jalali, Tullsen, Esmaeilzadeh, "Shredder: learning noise distributions to
 protect inference privacy", ASPLOS 2020.
@@ -74,7 +74,7 @@ class Shredder(ReleaseDefense, PenaltyDefense, LayerDefense):
     """The noise is that of a layer."""
 
     def penalty(self, z: Tensor, context: Context) -> Tensor:
-        """Return -weight times the mean over members of sum|n|, for every set that is weaker than the target."""
+        """Return -weight * sum|n|, mean over members, summed over the noise sets still below the target: a scalar."""
         layers = layers_on(context.module, NoiseSet, context.edge)
         return -self.weight * torch.stack([layer.size(self.target) for layer in layers]).sum()
 

@@ -50,7 +50,7 @@ class TopK(ReleaseDefense, Codec):
         return z * mask.view_as(z)
 
     def packed(self, kind: str, rows: int, shape: tuple[int, ...], dtype: torch.dtype) -> int | None:
-        """Return the bytes of the values kept and of their places."""
+        """Return the bytes of the kept values and their indices."""
         if kind != "activation":
             return None
         count = rows * self.k

@@ -43,7 +43,7 @@ class DetectorSite:
 
 
 class DetectorState:
-    """A detector at work: never alarmed by itself, sends the client's own batches, and lets it learn of all of them."""
+    """Running state of a detector at one client; this base sends the true labels and never raises an alarm."""
 
     alarmed_at: int | None = None
     steps: int = 0
@@ -53,12 +53,12 @@ class DetectorState:
         return None
 
     def judge(self, gradient: Tensor | None) -> bool:
-        """Count the step and look at its gradient, where there is one; tell whether the client learns of it."""
+        """Count the step and examine its gradient, if any; return False to drop the client's optimizer step."""
         self.steps += 1
         return True if gradient is None else self.look(gradient)
 
     def look(self, gradient: Tensor) -> bool:
-        """Look at the gradient of the client's first weights, (weights,); tell whether the client learns of it."""
+        """Examine the gradient of the client's first weights, (weights,); return False to drop the optimizer step."""
         raise NotImplementedError
 
     def alarm(self) -> None:
@@ -67,7 +67,7 @@ class DetectorState:
             self.alarmed_at = self.steps
 
     def metrics(self) -> dict[str, Any]:
-        """Return whether there was an alarm so far, and at which of the client's steps the first."""
+        """Return "alarm" (bool) and "alarmed_at": the client's step, from 1, of the first alarm, or None."""
         return {"alarm": self.alarmed_at is not None, "alarmed_at": self.alarmed_at}
 
     def state(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""SplitOut: a client trains the whole model on a few rows at home, and asks whether what comes back looks like that.
+"""SplitOut: a client trains the whole model locally on a few rows; gradients unlike those it got there are outliers.
 
 Paper: Erdogan, Teksen, Celiktenyildiz, Kupcu, Cicek, "SplitOut: out-of-the-box training-hijacking detection in split
 learning via outlier detection", CANS 2024.

@@ -38,10 +38,10 @@ class Placement:
     """What a schedule asks for beside one party a client and one a shared role.
 
     `copied`: shared roles of which every replica trains a copy; the copies live at the role's own party. `fused`: roles
-    of the clients whose weights the fed server averages. `buffers`: whether buffers (batch-norm statistics) of
+    of the clients whose weights the aggregation server averages. `buffers`: whether buffers (batch-norm statistics) of
     fused roles go along, or stay each client's own. `kept`: segments that never leave their client. `meeting`: whether
-    there is a fed server though no weights are fused. `aggregation`: how both servers make one of several (None: the
-    mean). `secure`: the fed server learns the clients' sum alone.
+    there is an aggregation server though no weights are fused. `aggregation`: how both servers make one of several
+    (None: the mean). `secure`: the aggregation server learns the clients' sum alone.
     """
 
     copied: tuple[str, ...] = ()
@@ -120,7 +120,7 @@ class Trainer(Protocol):
         ...
 
     def upload(self, weights: Mapping[int, float], epoch: int) -> None:
-        """Send the fused roles' weights of these replicas to the fed server, which keeps what they are fused to."""
+        """Send the fused roles' weights of these replicas to the aggregation server, which keeps their aggregate."""
         ...
 
     def branch(self, replicas: Sequence[int]) -> None:

@@ -198,7 +198,7 @@ def _parse_tensor_entry(entry: object) -> tuple[str, torch.dtype, list[int], lis
 
 
 def _too_wide(shape: Sequence[int], layout: Layout) -> bool:
-    """Tell whether the numbers of `shape` lie too far apart; a tensor without numbers has no layout."""
+    """Return whether the numbers of `shape` lie too far apart; a tensor without numbers has no layout."""
     return extent(shape, layout.strides) > _SPREAD * math.prod(shape)
 
 

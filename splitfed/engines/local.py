@@ -1,6 +1,6 @@
 """The local engine: every party in this process, messages handed over in memory, or as bytes.
 
-It runs steps, and moves weights between parties: handed over, averaged by a fed server, copied and merged.
+It runs steps, and moves weights between parties: handed over, averaged by an aggregation server, copied and merged.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class LocalEngine(Engine):
         receiver.state.adopt(arrived.tensors, kept)
 
     def download(self, replicas: Sequence[int], epoch: int) -> None:
-        """Send what the fed server holds to the parties of `replicas` in every fused role."""
+        """Send what the aggregation server holds to the parties of `replicas` in every fused role."""
         place = self.run_parties.placement
         for role, fed in self.run_parties.fed.items():
             for replica in replicas:
@@ -187,7 +187,7 @@ class LocalEngine(Engine):
                 self._sums[role] = self._open(role, replicas, epoch)
 
     def upload(self, weights: Mapping[int, float], epoch: int) -> None:
-        """Send the fused roles' weights of these replicas to the fed server, which keeps what they are fused to."""
+        """Send the fused roles' weights of these replicas to the aggregation server, which keeps their aggregate."""
         place = self.run_parties.placement
         for role, fed in self.run_parties.fed.items():
             if place.secure is not None:

@@ -21,7 +21,7 @@ from splitfed.engines.parties import RunParties
 
 
 class Observer(Stateful, Protocol):
-    """Has numbers to tell after every round, and a state to go on from."""
+    """Reports numbers after every round, and has a state to resume from."""
 
     def metrics(self) -> dict[str, Any]:
         """Return what is to be known of the round that ends."""
@@ -52,7 +52,7 @@ class DetectorObserver(Observer, Protocol):
         ...
 
     def keeps(self, party: Party) -> bool:
-        """Look at the gradients of the step; tell whether the client takes its optimizer step."""
+        """Examine the gradients of the step; return whether the client takes its optimizer step."""
         ...
 
 

@@ -98,7 +98,7 @@ class RunParties:
         return ClientReplica(place.index, place.topology, {**place.parties, **merged}, place.circuit)
 
     def members(self) -> dict[str, Party]:
-        """Return every party by a name of its own: copies and the fed server's roles have a suffix."""
+        """Return every party by a name of its own: copies and the aggregation server's roles have a suffix."""
         found = {name: party for name, party in self.parties.items() if name != FED}
         found |= {
             f"{role}~{replica}": party for role, copies in self.copies.items() for replica, party in enumerate(copies)

@@ -1,4 +1,4 @@
-"""A secure sum over an engine's link: every exchange between a role's clients and the fed server is a message."""
+"""A secure sum over an engine's link: each exchange of a role's clients with the aggregation server is a message."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Aggregation: every client trains alone, on its own rows and on those that the others show.
+"""Aggregation: every client trains alone, on its own rows and on the public rows of all others.
 
 Paper: Zhou, Li, Chen, Ding, "Model agnostic federated mutual learning", 2023, whose baseline AGG it is; after Zhao, Li,
 Lai, Suda, Civin, Chandra, "Federated learning with non-IID data", 2018, who hand out a shared data set.
 
-Public rows are sent once, when a client first takes part, to the fed server and by it to everybody. A client takes as
-many steps, of as many rows, as the schedule asks for, but its rows are drawn anew every epoch, without repetition, from
-the union of its own and the others' public ones. So an epoch of the schedule is not all of the union; and where a
-schedule asks for batches one by one, the last of an epoch, if it is a shorter one, may repeat rows. Nothing else is
-exchanged; models may be of any make. Under a schedule that moves weights this is sharing of data on top of it. Clients
-start from the weights that the run's `starts` says.
+Public rows are sent once, when a client first takes part, to the aggregation server and by it to everybody. A client
+takes as many steps, of as many rows, as the schedule asks for, but its rows are drawn anew every epoch, without
+repetition, from the union of its own and the others' public ones. So an epoch of the schedule is not all of the union;
+and where a schedule asks for batches one by one, the last of an epoch, if it is a shorter one, may repeat rows. Nothing
+else is exchanged; models may be of any make. Under a schedule that moves weights this is sharing of data on top of it.
+Clients start from the weights that the run's `starts` says.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Aggregation(Method):
         public_rows.check_public("aggregation", context.public)
 
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
-        """Return who keeps what others have shown to a client."""
+        """Return the store of others' public rows at a client; None at a party that serves no client."""
         return None if placement.replica is None else public_rows.PublicRowsObjective()
 
     def start(self, clients: int) -> State:
@@ -48,7 +48,7 @@ class Aggregation(Method):
         return public_rows.start()
 
     def query(self, learners: Sequence[Learner], number: int, state: State) -> None:
-        """Let everybody have everybody's public rows."""
+        """Exchange public rows: each client keeps the union of its own rows and all others' public ones."""
         for learner in public_rows.exchange_rows(learners, number, state):
             shown = public_rows.received_rows(learner, state).values()
             public_rows.store_rows(learner, PART, [public_rows.own_rows(learner, "train"), *shown])

@@ -88,7 +88,7 @@ class Apfl(Averaging):
         return second_model(topology)
 
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
-        """Return who lets a client's alpha learn."""
+        """Return the gradient step on a client's mixing weight alpha."""
         own = self.traits(placement.topology).private_segments
         return None if placement.replica is None else Learn(self.learns, own)
 
@@ -99,7 +99,7 @@ class Apfl(Averaging):
             objective.due, objective.rate = True, learner.rate if self.rate is None else self.rate
 
     def scores(self, learner: Learner, part: str, state: State) -> Mapping[str, float]:
-        """Return the metric of the averaged model."""
+        """Return the task's metric of the averaged model on `part`, as "global"."""
         return score_second_model(learner, part, state)
 
 

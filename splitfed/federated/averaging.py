@@ -58,7 +58,7 @@ class Averaging(Method):
 
     @property
     def settings(self) -> UpdateAggregation:
-        """How the fed server aggregates."""
+        """How the aggregation server aggregates."""
         return update_aggregation_of(self.aggregation)
 
     def traits(self, topology: Topology) -> MethodTraits:
@@ -134,7 +134,7 @@ class Averaging(Method):
 
 
 def take_step(method: Averaging, learner: Learner, after: Mapping[str, Tensor], state: State) -> dict[str, Tensor]:
-    """Return what the fed server holds after the aggregate `after`: that, or a step from what it held."""
+    """Return what the aggregation server holds after the aggregate `after`: that, or a step from what it held."""
     segments = method.shared(learner.topology)
     return take_server_step(method.settings, learner, segments, state["weights"], after, state)
 

@@ -1,8 +1,9 @@
 """The contract of a federated method: query, local objective, upload, aggregation, on any schedule and topology.
 
 A method is a frozen value. What a client adds to its own training is a `LocalObjective` at one of its parties; what a
-round brings, before and after the schedule has trained, happens between the clients' `Learner`s and the fed server. A
-whole local model is a topology of one party; a split one is any other: a method sees the same `Learner` in both cases.
+round brings, before and after the schedule has trained, happens between the clients' `Learner`s and the aggregation
+server. A whole local model is a topology of one party; a split one is any other: a method sees the same `Learner` in
+both cases.
 
 All that a method sends goes through `Learner.send` and `Learner.receive`: it is counted, recorded and can be attacked.
 """
@@ -218,7 +219,7 @@ class Learner(Protocol):
     def send(
         self, kind: str, tensors: Mapping[str, Tensor], number: int, role: str | None = None
     ) -> Mapping[str, Tensor]:
-        """Send `tensors` to the fed server in round `number` as a message of `kind`; return what has arrived.
+        """Send `tensors` to the aggregation server in round `number` as a message of `kind`; return what has arrived.
 
         `role`: who sends, of the parties that serve the client (default: the client itself).
         """
@@ -227,7 +228,7 @@ class Learner(Protocol):
     def receive(
         self, kind: str, tensors: Mapping[str, Tensor], number: int, role: str | None = None
     ) -> Mapping[str, Tensor]:
-        """Have `tensors` sent from the fed server to the client as a message of `kind`; return what has arrived.
+        """Send `tensors` from the aggregation server to the client as a message of `kind`; return what has arrived.
 
         `role`: who receives, as in `send`.
         """
@@ -287,7 +288,7 @@ class Method:
         return None
 
     def start(self, clients: int) -> State:
-        """Return what the fed server keeps, before the first round: tensors and plain values."""
+        """Return what the aggregation server keeps, before the first round: tensors and plain values."""
         return {}
 
     def query(self, learners: Sequence[Learner], number: int, state: State) -> None:

@@ -1,4 +1,4 @@
-"""Ditto: beside the averaged model every client trains one of its own, held near the averaged one.
+"""Ditto: beside the averaged model every client trains a personal one, with a proximal term towards the averaged one.
 
 Paper: Li, Hu, Beirami, Smith, "Ditto: fair and robust federated learning through personalization", ICML 2021, algorithm
 1.
@@ -59,7 +59,7 @@ class Ditto(Averaging):
         return second_model(topology)
 
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
-        """Return who holds a client's own model near the averaged one."""
+        """Return the proximal term of a client's personal model; None at a party that serves no client."""
         own = self.traits(placement.topology).private_segments
         return None if placement.replica is None else Proximal(self.weight, own)
 
@@ -70,5 +70,5 @@ class Ditto(Averaging):
             objective.anchor = {name.removeprefix(f"{PREFIX}_"): tensor for name, tensor in arrived.items()}
 
     def scores(self, learner: Learner, part: str, state: State) -> Mapping[str, float]:
-        """Return the metric of the averaged model."""
+        """Return the task's metric of the averaged model on `part`, as "global"."""
         return score_second_model(learner, part, state)

@@ -48,5 +48,5 @@ def second_model(topology: Topology) -> tuple[str, ...]:
 
 
 def score_second_model(learner: Learner, part: str, state: State) -> Mapping[str, float]:
-    """Return the metric of the averaged model."""
+    """Return the task's metric of the averaged model on `part`, as "global"."""
     return score_average(learner, f"{PREFIX}_{learner.topology.heads[0].value}", part, state)

@@ -145,7 +145,7 @@ class FedAKT(Method):
         return replace(topology, segments=(*first, *second.segments, *moved), lessons=frozenset(front))
 
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
-        """Return who draws the two features at a client together."""
+        """Return the loss between the two features at a client; None where there is nothing to match."""
         if not self.use_adapter or self.weight == 0 or placement.replica is None:
             return None
         one, other = self._features(placement.topology)
@@ -162,7 +162,7 @@ class FedAKT(Method):
             open_round(update_aggregation_of(self.aggregation), learners, number, state)
 
     def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
-        """Average the adapters, where no schedule does."""
+        """Average the clients' adapters, unless the schedule averages them."""
         if sent := self.traits(learners[0].topology).broadcast_segments:
             settings = update_aggregation_of(self.aggregation)
             state["adapter"] = average_weights(settings, learners, shares, sent, state["adapter"], number, state)

@@ -1,11 +1,12 @@
-"""FedAvg: clients train the same model for a round, and the fed server averages their weights.
+"""FedAvg: clients train the same model for a round, and the aggregation server averages their weights.
 
 Paper: McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-efficient learning of deep networks from
 decentralized data", AISTATS 2017, algorithm 1.
 
 On whole models it equals schedule "splitfed_v1" to the bit, and is there for comparisons and as a base of others. On a
 split replica the clients' segments are averaged, beside a schedule that leaves them alone ("splitfed_v3", say). The run
-predicts with the average just made. Every client starts every round, the first one too, at what the fed server sends.
+predicts with the average just made. Every client starts every round, the first one too, at what the aggregation server
+sends.
 """
 
 from __future__ import annotations

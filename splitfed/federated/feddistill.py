@@ -56,7 +56,7 @@ class FedDistill(Method):
         only_head("feddistill", topology)
 
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
-        """Return who pulls a client's predictions towards the others' mean scores."""
+        """Return the distillation loss of a client's predictions towards the others' mean scores."""
         head = placement.topology.heads[0]
         segment = making_segment(placement.topology, head.value)
         return Follow(self.weight, segment.name, head.value, count_classes(head))
@@ -97,7 +97,7 @@ class FedDistill(Method):
 
 
 class Follow(NoObjective):
-    """Stands by a client: keeps the others' mean scores by class, and adds the divergence from them to its loss."""
+    """Local objective of a client: stores the others' mean scores by class, adds the divergence from them."""
 
     def __init__(self, weight: float, segment: str, value: str, classes: int) -> None:
         self.weight, self.segment, self.value, self.classes = weight, segment, value, classes

@@ -90,7 +90,7 @@ class FedGen(Averaging):
         return super().shared(topology) if self.share == "model" else tuple(s.name for s in self._head(topology)[0])
 
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
-        """Return who lets a client's head learn from generated rows."""
+        """Return the loss of a client's head on generated rows; None with weight 0."""
         if self.weight == 0:
             return None
         head, value = self._head(placement.topology)
@@ -109,7 +109,7 @@ class FedGen(Averaging):
         return {**super().start(clients), "generator": {}, "labels": labels, "adam": {}, "shape": []}
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
-        """Send the client the generator as well, and the classes that it knows."""
+        """Send the client the generator as well, and the classes that it was trained on."""
         super().begin(learner, arrived, number, state)
         if state["generator"]:
             sent = learner.receive("generator", {**state["generator"], "labels": state["labels"]}, number)
@@ -117,7 +117,7 @@ class FedGen(Averaging):
                 objective.load_generator(sent)
 
     def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
-        """Average the weights, and train the generator on the heads that came."""
+        """Average the clients' weights, and train the generator on their uploaded heads."""
         if self.weight == 0:
             super().aggregate(learners, shares, number, state)
             return
@@ -193,7 +193,7 @@ class FedGen(Averaging):
 
 
 class Practice(NoObjective):
-    """Stands by a client: adds to its gradients those of its head on rows that the generator it was sent makes."""
+    """Local objective of a client: adds its head's gradients on rows of the generator that it was sent."""
 
     def __init__(
         self,

@@ -127,7 +127,7 @@ class FedKD(Method):
         return replace(twinned, segments=(*twinned.segments, bridge), lessons=lessons)
 
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
-        """Return who lets mentor and mentee learn from each other."""
+        """Return the mutual distillation losses of mentor and mentee."""
         topology = placement.topology
         hidden = embedding("fedkd", _mentor(topology), self.embedding)
         out, other = (head.value for head in topology.heads)

@@ -5,13 +5,13 @@ Paper: Li, Wang, "FedMD: heterogenous federated learning via model distillation"
 
 The public set is what the clients show of their own rows, each once, when it first takes part. In its first round a
 client makes `transfer` passes over the public set with its labels, and then only trains on its own rows. From then on
-every round begins so: the clients asked score the same public rows (communicate), the fed server averages the scores,
-counting clients alike (aggregate), and sends them back (distribute); each client takes steps towards them (digest), and
-the schedule trains it on its own rows (revisit). A client that has but one public row to see, its own, waits with the
-first for others to show theirs: batch norm takes no single row. The paper trains to convergence on the public and the
-private rows before the first round; here the first round does as much as it is given. `distance="l1"` is the authors'
-code: the mean absolute difference of class scores before the softmax; "kl" is KL(softmax of the mean || student),
-averaged over rows.
+every round begins so: the clients asked score the same public rows (communicate), the aggregation server averages the
+scores, counting clients alike (aggregate), and sends them back (distribute); each client takes steps towards them
+(digest), and the schedule trains it on its own rows (revisit). A client that has but one public row to see, its own,
+waits with the first for others to show theirs: batch norm takes no single row. The paper trains to convergence on the
+public and the private rows before the first round; here the first round does as much as it is given. `distance="l1"` is
+the authors' code: the mean absolute difference of class scores before the softmax; "kl" is KL(softmax of the mean ||
+student), averaged over rows.
 
 The authors' code digests with an optimizer of its own, beside the one of the own rows: `separate=True`. By default one
 optimizer takes both kinds of steps, and its momentum is carried from each into the other.
@@ -75,7 +75,7 @@ class FedMD(Method):
         public_rows.check_public("fedmd", context.public)
 
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
-        """Return who draws a party's class scores towards everybody's."""
+        """Return the distillation loss of a party's class scores towards the mean of all clients'."""
         value = placement.topology.heads[0].value
         return Follower(value, making_segment(placement.topology, value).name, self.distance)
 
@@ -142,7 +142,7 @@ class FedMD(Method):
 
 
 class Follower(public_rows.PublicRowsObjective):
-    """Stands by a party: keeps others' rows, and draws its class scores towards a goal where it makes them."""
+    """Local objective of a party: stores others' rows, and adds the distance of its class scores from a target."""
 
     def __init__(self, value: str, segment: str, distance: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""FedNova: FedAvg that divides each client's change by how far its steps could carry it.
+"""FedNova: FedAvg that normalises each client's change by its local steps, before the changes are averaged.
 
 Paper: Wang, Liu, Liang, Joshi, Poor, "Tackling the objective inconsistency problem in heterogeneous federated
 optimization", NeurIPS 2020, equation 6.
@@ -43,17 +43,17 @@ class FedNova(Averaging):
     }
 
     def traits(self, topology: Topology) -> MethodTraits:
-        """Steps are counted; it is the fed server that divides by them."""
+        """Steps are counted; it is the aggregation server that divides by them."""
         return replace(super().traits(topology), plain_update=True)
 
     def check_run(self, context: MethodContext) -> None:
-        """Refuse optimizers whose a_i nobody knows."""
+        """Refuse optimizers other than SGD: no formula for their a_i is known."""
         super().check_run(context)
         for optim in context.optimizers.values():
             check_sgd("fednova", optim)
 
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
-        """Return who counts a client's steps."""
+        """Return a counter of a client's steps; None at a party that serves no client."""
         return None if placement.replica is None else Count()
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
@@ -63,7 +63,7 @@ class FedNova(Averaging):
             objective.begin(learner.optim, bool(learner.momentum()))
 
     def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
-        """Step by tau_eff times the mean of the normalised changes."""
+        """Collect weights and a_i of all clients; move the average by tau_eff times the mean normalised change."""
         plain, changes, reached = RunningMean(), RunningMean(), 0.0
         before: dict[str, Tensor] = state["weights"]
         names = trainable_names(learners[0].topology, self.shared(learners[0].topology))

@@ -4,12 +4,12 @@ Paper: Tan, Long, Liu, Zhou, Lu, Jiang, Zhang, "FedProto: federated prototype le
 AAAI 2022.
 
 A client's loss is its own plus `weight` times the distance between the embedding of each row and the global prototype
-of its label, where there is one. The fed server averages prototypes over the clients that hold the class: weighted by
-n_ij / N_j, or all alike, as the authors' code does. (Equation 6 taken literally divides once more by the number
-of clients that hold the class, and so shrinks every prototype; that form is not offered.) `distance="mse"` is the
-default, and the authors' code: the mean over batch and dimensions of the squared difference; "l2" is the paper's: the
-mean over the batch of the Euclidean norm. The first is smaller by about the dimension, and so is its weight. Prototypes
-are collected in evaluation mode over all of a client's training rows.
+of its label, where there is one. The aggregation server averages prototypes over the clients that hold the class:
+weighted by n_ij / N_j, or all alike, as the authors' code does. (Equation 6 taken literally divides once more by the
+number of clients that hold the class, and so shrinks every prototype; that form is not offered.) `distance="mse"` is
+the default, and the authors' code: the mean over batch and dimensions of the squared difference; "l2" is the paper's:
+the mean over the batch of the Euclidean norm. The first is smaller by about the dimension, and so is its weight.
+Prototypes are collected in evaluation mode over all of a client's training rows.
 
 Its two variants: `mh`, clients of different make, one topology each, whose embeddings have one width; and `mr`
 (`further`, 15 in the paper): so many clients, those of the lowest mean loss in the round before, train every epoch
@@ -106,7 +106,7 @@ class FedProto(Method):
         return losses
 
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
-        """Return who pulls the embeddings of a client towards the prototypes it was sent."""
+        """Return the loss between a client's embeddings and the prototypes that it was sent."""
         value, head = _embedding_and_head(self, placement.topology)
         segment = making_segment(placement.topology, value)
         if placement.replica is None or segment.role != placement.role:
@@ -134,7 +134,7 @@ class FedProto(Method):
                 objective.prototypes = dict(arrived)
 
     def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
-        """Average the prototypes of each class over the clients that hold it; others keep the one they had."""
+        """Average each class's prototypes over the clients that hold it; a class that none holds keeps its last one."""
         sums: dict[str, Tensor] = {}
         counts: dict[str, float] = {}
         for learner in learners:
@@ -171,7 +171,7 @@ class FedProto(Method):
 
 @dataclass
 class Pull(NoObjective):
-    """Stands by a client: keeps the prototypes it was sent, and adds the distance to them to its loss.
+    """Local objective of a client: stores the prototypes it was sent, and adds the distance to them to its loss.
 
     `passes`: how often it trains an epoch in this round, `losses`: those of its steps in it; `seed`: of the orders.
     """

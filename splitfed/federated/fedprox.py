@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose clients are held near the weights that they were sent.
+"""FedProx: FedAvg with a proximal term that keeps clients near the weights that they were sent.
 
 Paper: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated optimization in heterogeneous networks", MLSys 2020,
 algorithm 2.
@@ -40,7 +40,7 @@ class FedProx(Averaging):
         return replace(super().traits(topology), turned_off=off, plain_update=True)
 
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
-        """Return who holds a client near the weights it was sent."""
+        """Return the proximal term towards the weights that a client was sent."""
         return None if placement.replica is None else Proximal(self.mu, self.shared(placement.topology))
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:

@@ -1,4 +1,4 @@
-"""FedSGD: clients send the gradient of their rows, and the fed server takes one step on the average.
+"""FedSGD: clients send the gradient of their rows, and the aggregation server takes one step on the average.
 
 Paper: McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-efficient learning of deep networks from
 decentralized data", AISTATS 2017, section 2.
@@ -55,7 +55,7 @@ class FedSgd(Averaging):
         )
 
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
-        """Return who keeps a client's gradients, and the client from learning of them."""
+        """Return the accumulator of a client's gradients, which leaves its optimizer none."""
         return None if placement.replica is None else Collect(self.shared(placement.topology))
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:

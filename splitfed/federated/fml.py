@@ -123,7 +123,7 @@ class FML(Method):
         )
 
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
-        """Return who lets the models at a party learn from the other model's class scores."""
+        """Return the mutual distillation losses of the models at a party, on each other's class scores."""
         found = []
         for student, teacher, weight in self._pairs(placement.topology):
             segment = making_segment(placement.topology, student)

@@ -57,9 +57,10 @@ def diversity(noise: Tensor, made: Tensor) -> Tensor:
 
 
 def ensemble_loss(heads: Sequence[ClientHead], z: Tensor, y: Tensor, counts: Tensor) -> Tensor:
-    """Return the mean over rows of the heads' cross-entropies of labels y on z, weighted by who holds the label.
+    """Return the mean over rows of the heads' cross-entropies, each weighted by its client's share of the label's rows.
 
-    `counts`: (heads, classes), how many rows of each class each head's client has.
+    z: (rows, ...) inputs of the heads; y: (rows,) labels; `counts`: (heads, classes), rows of each class at each
+    head's client.
     """
     parts = counts / counts.sum(0).clamp_min(1)
     pairs = zip(heads, parts, strict=True)

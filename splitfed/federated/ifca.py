@@ -1,14 +1,14 @@
-"""IFCA: several models are averaged side by side; every client takes the one that suits its rows best.
+"""IFCA: several models are averaged side by side; every client trains the one with the lowest loss on its rows.
 
 Paper: Ghosh, Chung, Yin, Ramchandran, "An efficient framework for clustered federated learning", NeurIPS 2020,
 algorithm 1 with model averaging.
 
-The fed server sends all `clusters` models to the clients it asks. A client trains the one with the lowest loss on its
-training rows (in evaluation mode), and sends it back with the number of its cluster; each model becomes the mean of
-those that chose it, weighted by examples, and stays what it was where nobody did. The first model starts as the
+The aggregation server sends all `clusters` models to the clients it asks. A client trains the one with the lowest loss
+on its training rows (in evaluation mode), and sends it back with the number of its cluster; each model becomes the mean
+of those that chose it, weighted by examples, and stays what it was where nobody did. The first model starts as the
 topology says, the others are drawn anew by the run's seed; with one cluster it is FedAvg to the bit. A client predicts
-with the model, as it now is, that has the lowest loss on its training rows. A client's choices are known to the fed
-server (`run.method_state["chosen"]`).
+with the model, as it now is, that has the lowest loss on its training rows. A client's choices are known to the
+aggregation server (`run.method_state["chosen"]`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ class Ifca(Averaging):
     clusters: int = field(default=2, metadata=require_count("ifca clusters", low=1))
 
     def traits(self, topology: Topology) -> MethodTraits:
-        """Several models go down, and one comes back; the choice of it reads the rows' loss."""
+        """Return the traits of averaging, but a client is sent all models and returns one, chosen by its rows' loss.
+
+        With one cluster it is FedAvg. The choice reads the rows, so it is no post-processing of what was released.
+        """
         off = "ifca with clusters=1 is fedavg" if self.clusters == 1 else None
         return replace(super().traits(topology), turned_off=off, returns_weights=False, post_processing=False)
 
@@ -56,7 +59,7 @@ class Ifca(Averaging):
         self._draw_weights(topology, min(1, self.clusters - 1), 0)
 
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
-        """Return who remembers which cluster a client is in."""
+        """Return the record of a client's cluster; None at a party that serves no client."""
         return None if placement.replica is None else ClusterChoice()
 
     def start(self, clients: int) -> State:

@@ -17,10 +17,10 @@ Deviations from Algorithm 1:
   The paper's iteration is a round of schedule "independent" with steps=1.
 - One optimizer: the paper's two rates beta (local) and eta (mutual) are one, and so is the optimizer's state, such as
   Adam's moments, which both kinds of steps change.
-- Accuracies: A_j on the batch is worked out by the fed server, which has soft labels and labels both; in the paper
-  client j sends it.
-- Public rows: sent once, by way of the fed server, when a client first takes part. Which of them make a batch all know
-  from the seed and the number of the round; a batch goes through them again where there are fewer.
+- Accuracies: A_j on the batch is worked out by the aggregation server, which has soft labels and labels both; in the
+  paper client j sends it.
+- Public rows: sent once, by way of the aggregation server, when a client first takes part. Which of them make a batch
+  all know from the seed and the number of the round; a batch goes through them again where there are fewer.
 - N: the clients that finished the round, not all there are; one that is left alone takes no mutual step.
 - Probabilities are told in evaluation mode; in a mutual step, in training mode, batch norm sees the others' rows.
 - Split nodes, which the paper does not have (a schedule that leaves segments in place: "sequential" with
@@ -80,7 +80,7 @@ class MAFML(Method):
         public_rows.check_public("mafml", context.public)
 
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
-        """Return who adds the divergence to a party's loss, and projects its gradient."""
+        """Return the mutual divergence loss of a party, with the projection of its gradient."""
         value = placement.topology.heads[0].value
         return MafmlObjective(value, making_segment(placement.topology, value).name, self.projected)
 
@@ -151,7 +151,7 @@ class MAFML(Method):
 
 
 class MafmlObjective(public_rows.PublicRowsObjective):
-    """Stands by a party: keeps others' rows, adds the divergence from them where the loss is, projects the gradient."""
+    """Local objective of a party: stores others' rows, adds the divergence at the loss, projects the gradient."""
 
     def __init__(self, value: str, segment: str, projected: bool) -> None:
         super().__init__()

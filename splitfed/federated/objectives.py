@@ -50,7 +50,7 @@ class Proximal(NoObjective):
     anchor: Mapping[str, Tensor] = field(default_factory=dict)
 
     def correct(self, modules: Mapping[str, nn.Module]) -> None:
-        """Add weight (w - anchor) to every gradient."""
+        """Add the proximal term's gradient, `weight` * (w - anchor), to the gradient of every weight w in place."""
         for name, own, gradient in weights_with_gradients(modules, self.segments) if self.weight else ():
             gradient.add_(own.detach() - self.anchor[name], alpha=self.weight)
 

@@ -49,7 +49,7 @@ class PerFedAvg(Averaging):
         return replace(super().traits(topology), turned_off=off, post_processing=False)
 
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
-        """Return who leads a client's weights there and back."""
+        """Return the inner step of a client's weights and its reversal; None at a party that serves no client."""
         return None if placement.replica is None else Ahead(self.shared(placement.topology))
 
     def train(self, learner: Learner, epoch: int, batches: Sequence[Tensor], first: int) -> list[float]:

@@ -1,13 +1,13 @@
-"""pFedMe: clients train models of their own, held near weights that follow them and are averaged.
+"""pFedMe: clients train personal models with a proximal term towards weights that follow them and are averaged.
 
 Paper: Dinh, Tran, Nguyen, "Personalized federated learning with Moreau envelopes", NeurIPS 2020, algorithm 1.
 
 On every batch the client's own model theta takes `steps` steps of its optimizer on its loss plus weight / 2 times the
-squared distance to w, and w then moves: w <- w - rate weight (w - theta). The fed server averages the w of the clients
-that finished and moves by `beta` times the way there. As in the authors' code theta starts a round at w and goes on
-from batch to batch. Their optimizer of theta is plain; give the clients momentum and it has one, which goes on from
-round to round unless optimizers are restarted: theta is an approximate minimum, by whatever steps it was found. The
-mean weighs by examples; the paper's is even (`weighted=False`). The run predicts with theta; score "global" is the
+squared distance to w, and w then moves: w <- w - rate weight (w - theta). The aggregation server averages the w of the
+clients that finished and moves by `beta` times the way there. As in the authors' code theta starts a round at w and
+goes on from batch to batch. Their optimizer of theta is plain; give the clients momentum and it has one, which goes on
+from round to round unless optimizers are restarted: theta is an approximate minimum, by whatever steps it was found.
+The mean weighs by examples; the paper's is even (`weighted=False`). The run predicts with theta; score "global" is the
 metric of the averaged w.
 
 A step of SGD at rate r leaves 1 - r weight of the way from w to theta, a step of w 1 - rate weight of that from theta:
@@ -78,7 +78,7 @@ class PFedMe(Averaging):
         return replace(super().traits(topology), turned_off=off, post_processing=False)
 
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
-        """Return who holds a client's model near w, and lets w follow."""
+        """Return the Moreau envelope of a client's model: the proximal term towards w, and the steps of w."""
         return None if placement.replica is None else Envelope(self.weight, self.steps, self.shared(placement.topology))
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
@@ -124,7 +124,7 @@ class PFedMe(Averaging):
 
 @dataclass
 class Envelope(NoObjective):
-    """Keeps `slow`, the weights w: pulls those of `segments` towards them, and lets them follow after every batch."""
+    """Stores the weights w, `slow`: adds the proximal term towards them in `segments`, updates w after each batch."""
 
     weight: float
     steps: int
@@ -134,7 +134,7 @@ class Envelope(NoObjective):
     slow: dict[str, Tensor] = field(default_factory=dict)
 
     def correct(self, modules: Mapping[str, nn.Module]) -> None:
-        """Add weight (theta - w) to every gradient; at a new batch, first let w follow what the last one left."""
+        """Add `weight` * (theta - w) to every gradient; every `steps` steps, first update w."""
         if self.taken % self.steps == 0:
             self.follow({f"{s}/{name}": theta for s in self.segments for name, theta in modules[s].named_parameters()})
         self.taken += 1

@@ -1,6 +1,6 @@
-"""Rows that clients show to each other: each sends its public rows once, by way of the fed server, and keeps the rest.
+"""Public rows: each client sends these rows to all others once, through the aggregation server, and keeps the rest.
 
-They are messages of kind "data": counted, recorded, and read by the fed server and by everybody else.
+They are messages of kind "data": counted, recorded, and read by the aggregation server and by everybody else.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def exchange_rows(learners: Sequence[Learner], number: int, state: State) -> lis
 def received_rows(learner: Learner, state: State) -> dict[int, Rows]:
     """Return what others have shown to the client: client -> rows, in the order of the clients."""
     holder = objective_of(learner, PublicRowsObjective)
-    # A plan has no local objectives; what was sent is what the fed server has.
+    # A plan has no local objectives; what was sent is what the aggregation server has.
     known = {k: state["shown"][k] for k in state["told"].get(learner.replica, ())} if holder is None else holder.rows
     return dict(sorted(known.items()))
 

@@ -1,4 +1,4 @@
-"""SCAFFOLD: FedAvg whose clients correct every gradient by what they know of each other's.
+"""SCAFFOLD: FedAvg whose clients correct every gradient by control variates, against client drift.
 
 Paper: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: stochastic controlled averaging for federated
 learning", ICML 2020, algorithm 1, option II.
@@ -60,7 +60,7 @@ class Scaffold(Averaging):
             check_sgd("scaffold with variates='change'", optim, "; take variates='gradient'")
 
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
-        """Return who corrects a client's gradients."""
+        """Return the control variates that correct a client's gradients."""
         return (
             None if placement.replica is None else Steer(self.shared(placement.topology), self.variates == "gradient")
         )

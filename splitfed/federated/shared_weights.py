@@ -1,4 +1,4 @@
-"""Weights that a fed server spreads among the clients and averages: what several methods share."""
+"""Weights that an aggregation server spreads among the clients and averages: what several methods share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def initial_weights(topology: Topology, segments: Sequence[str]) -> dict[str, Te
 def broadcast_current(
     learners: Sequence[Learner], segments: Sequence[str], number: int, known: Mapping[str, Tensor]
 ) -> Mapping[str, Tensor]:
-    """Send every learner what the fed server has of `segments`, at first what they start from; return it."""
+    """Send every learner the server's weights of `segments`: `known`, or the initial ones if empty; return them."""
     tensors = known or initial_weights(learners[0].topology, segments)
     broadcast_weights(learners, tensors, number)
     return tensors
@@ -47,7 +47,7 @@ def average_weights(
     number: int,
     state: State,
 ) -> dict[str, Tensor]:
-    """Have every learner send the contents of `segments`; return what the fed server then holds, as `settings` say.
+    """Let every learner send the contents of `segments`; return what the aggregation server holds then, by `settings`.
 
     `before`: what it held; `shares`: replica -> share of the examples. Without settings it is the mean, so weighted.
     """
@@ -65,7 +65,10 @@ def take_server_step(
     after: Mapping[str, Tensor],
     state: State,
 ) -> dict[str, Tensor]:
-    """Return what the fed server holds of `segments` after the aggregate `after`: that, or a step from `before`."""
+    """Return the aggregation server's weights of `segments` after a round: `after`, or a server step from `before`.
+
+    `after`: the aggregate of the round's uploads.
+    """
     if settings.server_step is None:
         return dict(after)
     names = trainable_names(learner.topology, segments)

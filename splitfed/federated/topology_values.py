@@ -15,7 +15,7 @@ def making_segment(topology: Topology, value: str) -> Segment:
 
 
 def made_of_own_data(topology: Topology, value: str) -> bool:
-    """Tell whether `value` is made at a data owner from its own inputs alone: nothing has to cross for it."""
+    """Return whether `value` is made at a data owner from its own inputs alone: nothing has to cross for it."""
     if value in topology.inputs:
         return True
     segment = next((s for s in topology.segments if value in s.outputs), None)
@@ -58,9 +58,9 @@ def labelled_head(who: str, topology: Topology, role: str) -> Head:
 
 
 def count_classes(head: Head) -> int:
-    """Return how many classes `head`, one of a classification, tells apart."""
+    """Return the number of classes of `head`, one of a classification."""
     if head.task is None or head.task.outputs is None:
-        raise InvalidInput(f"head {head.value!r} tells no classes apart")
+        raise InvalidInput(f"head {head.value!r} has no task of a known number of classes")
     return head.task.outputs
 
 
@@ -70,19 +70,19 @@ def makers(topology: Topology, value: str) -> tuple[str, ...]:
 
 
 def clients_hold_all(topology: Topology) -> bool:
-    """Tell whether every client holds a whole model: all segments are at the owners of the data."""
+    """Return whether every client holds a whole model: all segments are at the owners of the data."""
     return all(s.role in topology.data_roles for s in topology.segments)
 
 
 def only_client(who: str, topology: Topology) -> str:
-    """Return the one role that owns inputs and labels, or refuse."""
+    """Return the one role that owns inputs and labels; raise `InvalidInput`, in the name of `who`, for several."""
     if len(topology.data_roles) == 1:
         return topology.data_roles[0]
     raise InvalidInput(f"{who} works for clients that hold rows and labels; here {', '.join(topology.data_roles)} do")
 
 
 def only_head(who: str, topology: Topology, classes: bool = True) -> Head:
-    """Return the one head, where `classes` says so one of a classification, or refuse."""
+    """Return the one head; raise `InvalidInput` for several, and with `classes` for one of no classification."""
     head = topology.heads[0]
     if len(topology.heads) > 1:
         raise InvalidInput(f"{who} knows one output; topology {topology.name!r} has {len(topology.heads)}")

@@ -22,7 +22,7 @@ class MethodTraits:
     """The method itself exchanges the clients' weights, so that the schedule must not average them too."""
 
     aggregation: UpdateAggregation | None = None
-    """How the fed server aggregates what clients upload; None where the method takes that in in a way of its own."""
+    """How the aggregation server aggregates uploads; None where the method has a way of its own."""
 
     returns_weights: bool = False
     """Clients are sent "weights" before a round, and send such of the same names back after it."""
@@ -49,7 +49,7 @@ class MethodTraits:
     """
 
     varying_shapes: frozenset[str] = frozenset()
-    """The kinds of messages to the fed server of which the shapes, too, depend on the values that are learnt.
+    """The kinds of messages to the aggregation server of which the shapes, too, depend on the values that are learnt.
 
     No noise on the values hides that, so that nothing can be promised for them.
     """
@@ -75,8 +75,8 @@ class MethodTraits:
     class_means: Mapping[str, str] = field(default_factory=dict)
     """Kind of message -> the value of whose means, over a client's rows of a class, its tensors are made.
 
-    Of messages from clients to the fed server, with a tensor for each class under the name of the class: what they
-    show of the rows is for attacks to find out.
+    Of messages from clients to the aggregation server, with a tensor for each class under the name of the class: what
+    they show of the rows is for attacks to find out.
     """
 
     scored_values: tuple[str, ...] = ()

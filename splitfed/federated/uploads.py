@@ -1,4 +1,4 @@
-"""How the fed server takes in what the clients of a method upload, in the clear or as a secure sum, and aggregates it.
+"""Uploads of a method's clients, as the aggregation server receives and aggregates them: in the clear or summed.
 
 Under a secure sum every exchange of the protocol is a message of its own, sent by the same learners: keys and shares
 before the clients train, masked numbers and shares that unmask the sum after it. What several kinds of messages would

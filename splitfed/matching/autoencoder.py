@@ -40,7 +40,7 @@ class Autoencoder(nn.Module):
         if code >= inputs:
             raise InvalidInput(
                 f"code={code} is not allowed for rows of {inputs} values; expected at most {inputs - 1}: "
-                "a code as wide as a row can copy every row, and tells nothing"
+                "a code as wide as a row can copy every row, so that its error says nothing"
             )
         widths = (inputs, *hidden, code)
         with stream(derive(seed, "autoencoder")):

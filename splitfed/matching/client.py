@@ -34,7 +34,7 @@ class Client:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one row, which the server is told."""
+        """The shape of one row, which is sent to the server."""
         return tuple(self._x.shape[1:])
 
     def receive(self, message: Message) -> None:

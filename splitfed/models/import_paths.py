@@ -161,7 +161,7 @@ def _find_spec(module: str) -> ModuleSpec | None:
 
 
 def _may_have(tree: ast.Module, name: str) -> bool:
-    """Tell whether the module could hold `name`: some line binds it, or makes names that cannot be read off."""
+    """Return whether the module could hold `name`: some line binds it, or makes names that cannot be read off."""
     return any(bound in (name, "*", "__getattr__") for node in ast.walk(tree) for bound in _bound_names(node))
 
 

@@ -37,7 +37,7 @@ class LocalModules:
         self._aside: dict[str, ModuleType] = {}
 
     def has(self, module: str) -> bool:
-        """Tell whether the first name of `module` is that of a file or a package in the folder.
+        """Return whether the first name of `module` is that of a file or a package in the folder.
 
         One that somebody else has imported already is theirs, where any file may be run.
         """
@@ -86,7 +86,7 @@ class LocalModules:
                 self._aside[name] = sys.modules.pop(name)
 
     def defines(self, function: Any) -> bool:
-        """Tell whether `function` is written in a file that was run from the folder."""
+        """Return whether `function` is written in a file that was run from the folder."""
         code = getattr(function, "__code__", None)
         return code is not None and code.co_filename in {str(self.folder / name) for name in self._run}
 
@@ -137,7 +137,7 @@ class LocalModules:
         return home if home.is_dir() and any(home.glob("*.py")) else None
 
     def _exists_elsewhere(self, name: str) -> bool:
-        """Tell whether Python finds another module `name` than the one in the folder, which may not stand in for it."""
+        """Return whether Python finds another module `name` than the folder's, which may not stand in for it."""
         own = self._file(self.folder, name)
         for finder in sys.meta_path:
             find = None if isinstance(finder, _Finder) else getattr(finder, "find_spec", None)
@@ -148,11 +148,11 @@ class LocalModules:
         return False
 
     def _came_from_a_folder(self, name: str) -> bool:
-        """Tell whether the module `name` that is loaded came from a folder, this one or another."""
+        """Return whether the module `name` that is loaded came from a folder, this one or another."""
         return name in sys.modules and isinstance(_loader(sys.modules[name]), _Source)
 
     def loaded(self, module: ModuleType) -> bool:
-        """Tell whether `module` was loaded from the folder."""
+        """Return whether `module` was loaded from the folder."""
         loader = _loader(module)
         return isinstance(loader, _Source) and loader.modules is self
 
@@ -187,7 +187,7 @@ def _places(spec: ModuleSpec) -> list[Path]:
 
 
 def _installed(spec: ModuleSpec | None) -> bool:
-    """Tell whether a module is a part of Python or of an installed package; one that says not where it is, counts."""
+    """Return whether a module is a part of Python or of an installed package; one that says not where it is, counts."""
     places = [] if spec is None else _places(spec)
     own = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
     return not places or any(

@@ -34,9 +34,9 @@ from splitfed.secure_sum.flows import Flow
 
 
 class Flowing(NamedTuple):
-    """What one step sends in one message: from role to role, and how many bytes for so many rows.
+    """One message of a training step between two roles; `size(rows)`: its bytes in a batch of so many rows.
 
-    `ahead`: whether rows that pass forward alone, outside of a training step, send it too.
+    `ahead`: whether rows that pass forward without a training step send it too.
     """
 
     kind: str
@@ -59,7 +59,7 @@ class CountingTrainer(Trainer):
         self._labels: dict[tuple[int, str], dict[str, Tensor]] = {}
         self._taken = [Participation() for _ in range(self.replicas)]
         self._weight_flows = WeightFlows(prepared.topologies, prepared.placement)
-        # The kinds of messages to the fed server with something in them that a defense could act on.
+        # The kinds of messages to the aggregation server with something in them that a defense could act on.
         self.defended: set[str] = set()
         # Of the parts of a replica that are not its own "train": which row of it each is.
         self.among: dict[tuple[int, str], Tensor | None] = {
@@ -113,7 +113,7 @@ class CountingTrainer(Trainer):
         return [0.0] * sum(len(rows) > 0 for rows in batches)
 
     def consult(self, replica: int, rows: Tensor, part: str) -> None:
-        """Count the messages of `rows` that pass forward alone."""
+        """Count the messages of `rows` that pass forward without a training step."""
         for few in rows.split(CONSULTED):
             self._count_flows(replica, [flow for flow in self._flows_of_replica(replica) if flow.ahead], len(few))
 
@@ -133,11 +133,11 @@ class CountingTrainer(Trainer):
         self._count(self._weight_flows.hand_over(source, target, role, via))
 
     def download(self, replicas: Sequence[int], epoch: int) -> None:
-        """Count what the fed server sends."""
+        """Count what the aggregation server sends."""
         self._count(self._weight_flows.download(replicas))
 
     def upload(self, weights: Mapping[int, float], epoch: int) -> None:
-        """Count what the fed server receives."""
+        """Count what the aggregation server receives."""
         self._count(self._weight_flows.upload(weights))
 
     def branch(self, replicas: Sequence[int]) -> None:
@@ -161,7 +161,7 @@ class CountingTrainer(Trainer):
             self.traffic.add("train", flow.kind, ends[0], ends[1], flow.size(rows))
 
     def sent(self, sent: Sent, role: str) -> None:
-        """Count what a client of a federated method, or who plays `role` for it, sends to the fed server."""
+        """Count what a client of a federated method, or who plays `role` for it, sends to the aggregation server."""
         if any(rows_of(tensor) is not None for tensor in sent.tensors.values()):
             self.defended.add(sent.kind)
         packed = size(sent, find_upload_defenses(self.prepared.defenses, sent.kind, sent.replica))
@@ -312,7 +312,7 @@ class CountingLearner:
         return nullcontext()
 
     def gradient(self, batches: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Return the shapes of the gradients."""
+        """Return `segment/name` -> a tensor on the device "meta" of the shape of that weight's gradient."""
         return {
             f"{segment.name}/{name}": weight.detach().to("meta")
             for segment in self.topology.segments
@@ -323,7 +323,7 @@ class CountingLearner:
     def send(
         self, kind: str, tensors: Mapping[str, Tensor], number: int, role: str | None = None
     ) -> Mapping[str, Tensor]:
-        """Count a message to the fed server, in the form in which it crosses."""
+        """Count a message to the aggregation server, in the form in which it crosses."""
         sent = Sent(kind, tensors, self._name(role), self.replica, number)
         self.trainer.sent(sent, role or self.topology.data_roles[0])
         return tensors
@@ -331,7 +331,7 @@ class CountingLearner:
     def receive(
         self, kind: str, tensors: Mapping[str, Tensor], number: int, role: str | None = None
     ) -> Mapping[str, Tensor]:
-        """Count a message from the fed server."""
+        """Count a message from the aggregation server."""
         return self._carry(kind, FED, self._name(role), tensors)
 
     def _name(self, role: str | None) -> str:

@@ -45,7 +45,7 @@ class ForwardingTrainer(Trainer):
         self.inner.download(replicas, epoch)
 
     def upload(self, weights: Mapping[int, float], epoch: int) -> None:
-        """Let `inner` average what the clients send."""
+        """Let `inner` average the weights that the clients upload."""
         self.inner.upload(weights, epoch)
 
     def branch(self, replicas: Sequence[int]) -> None:

@@ -1,9 +1,9 @@
 """The simulated clock beside a federated method: the steps that it takes, and what crosses between the rounds.
 
 Steps are as many as the method really takes, those that only compute a gradient (`Learner.gradient`) among them; what
-is computed forward alone (embeddings, scores of public rows) and what the fed server computes take no time. What
-crosses in a query or a fusion goes side by side, all of one kind between two parties as one transfer, in the order in
-which it began; steps taken there come after it.
+is computed forward alone (embeddings, scores of public rows) and what the aggregation server computes take no time.
+What crosses in a query or a fusion goes side by side, all of one kind between two parties as one transfer, in the order
+in which it began; steps taken there come after it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Noted:
     def train(
         self, epoch: int, batches: Sequence[Tensor], first: int = 0, part: str = "train", task: float = 1.0
     ) -> list[float]:
-        """Note the steps and let the learner take them."""
+        """Record the batches' sizes for the clock, and let the learner take the steps."""
         self._steps.extend(len(rows) for rows in batches if len(rows))
         return self._inner.train(epoch, batches, first, part, task)
 
     def gradient(self, batches: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Note the batches and let the learner compute."""
+        """Record the batches' sizes for the clock, and return the learner's gradient."""
         self._steps.extend(len(rows) for rows in batches if len(rows))
         return self._inner.gradient(batches)
 
@@ -62,7 +62,7 @@ class Meeting:
 
     @contextmanager
     def advance_clock(self) -> Iterator[None]:
-        """Move the clock by what crosses to and from the fed server inside the block, then by the steps taken there."""
+        """Advance the clock by the aggregation server's transfers inside the block, then by the steps taken there."""
         before = self._flows()
         yield
         for flow, nbytes in self._flows().items():

@@ -27,8 +27,8 @@ class Cost:
     `flows`: messages and bytes of every flow, exactly as training will count them. `flops`: party -> operations,
     `memory`: role -> bytes of one party while it trains (an estimate), `copies`: shared role -> how many of its
     segments' weights its party holds. `seconds`: simulated, None without speeds. `clients`: names of the clients'
-    parties by replica. `at_most`: why what crosses, and what it takes, may be less, for a method whose doings depend on
-    what it learns; None where all of it is exact.
+    parties by replica. `at_most`: why what crosses, and what it takes, may be less, for a method whose messages depend
+    on what it learns; None where all of it is exact.
     """
 
     flows: Mapping[Flow, tuple[int, int]]

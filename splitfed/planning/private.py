@@ -88,7 +88,7 @@ class UsageCountingTrainer(CountingTrainer):
                     self._add(replica, site, part, rows)
 
     def sent(self, sent: Sent, role: str) -> None:
-        """Count the uses of what is sent to the fed server."""
+        """Count the uses of what is sent to the aggregation server."""
         guards = find_upload_defenses(self.prepared.defenses, sent.kind, sent.replica)
         if any(privacy_event(keeper.defense) is not None for keeper in guards):
             count(self.uses.setdefault((sent.replica, role), UsageCounts()), sent, guards, sent.replica)
@@ -201,14 +201,14 @@ def _delta(defenses: Sequence[Defense], rows: int, wanted: float | None) -> floa
 
 
 def weights_reach_others(schedule: Schedule, clients: int, method: Method | None) -> bool:
-    """Tell whether what one client's weights have learnt reaches other clients' segments."""
+    """Return whether what one client's weights have learnt reaches other clients' segments."""
     return clients > 1 and (schedule.binds(clients) is not None or method is not None)
 
 
 def _weights_move(
     topology: Topology, schedule: Schedule, clients: int, method: Method | None, kinds: frozenset[str]
 ) -> bool:
-    """Tell whether weights leave the clients: by the schedule, or by a method that sends them or what they make."""
+    """Return whether weights leave the clients: by the schedule, or by a method that sends them or what they make."""
     by_schedule = clients > 1 and schedule.binds(clients) is not None
     if method is None or not kinds:
         return by_schedule
@@ -216,14 +216,14 @@ def _weights_move(
 
 
 def _kinds(traffic: Traffic) -> frozenset[str]:
-    """Return the kinds of messages that clients have sent to the fed server."""
+    """Return the kinds of messages that clients have sent to the aggregation server."""
     return frozenset(flow.kind for flow in traffic.flows if flow.receiver == FED and flow.phase == "train")
 
 
 def _shows_rows_of_others(
     topology: Topology, schedule: Schedule, clients: int, defenses: Sequence[Defense], kinds: frozenset[str]
 ) -> bool:
-    """Tell whether what a client sends may show others' rows in any way but by what those sent under a promise."""
+    """Return whether what a client sends may show others' rows in any way but by what those sent under a promise."""
     shared = bool(shared_roles(topology)) or schedule.binds(clients) is not None
     return clients > 1 and (shared or not kinds <= private_kinds(defenses))
 

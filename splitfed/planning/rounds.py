@@ -25,7 +25,7 @@ def query(
     number: int,
     state: dict[str, Any],
 ) -> None:
-    """Let `method` tell the clients that `schedule` will ask in round `number` what they need."""
+    """Let `method` send the clients that `schedule` will train in round `number` what they need."""
     participants: Sequence[int] = range(trainer.replicas)
     if isinstance(schedule, Sampled):
         participants = list_clients(schedule.turns(trainer, training, number))
@@ -33,9 +33,9 @@ def query(
 
 
 def aggregate(method: Method, learners: Sequence[Learner], done: Round, number: int, state: dict[str, Any]) -> Round:
-    """Let `method` take from the clients that finished the round `done`; nothing where there were too few.
+    """Let `method` aggregate the uploads of the clients that finished round `done`, unless they are below its quorum.
 
-    Return the round, not fused where the method's quorum was missed.
+    Return the round; its `fused` is False where the quorum was missed.
     """
     finished = [learners[replica] for replica in done.clients if replica not in done.dropped]
     settings = method.traits(learners[0].topology).aggregation

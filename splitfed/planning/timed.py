@@ -40,7 +40,7 @@ class TimedTrainer(ForwardingTrainer):
         self._flows = WeightFlows(topologies, placement)
 
     def train(self, replica: int, epoch: int, batches: Sequence[Tensor], first: int = 0) -> list[float]:
-        """Train one replica while everybody else waits."""
+        """Train one replica; the clock lets all others wait."""
         losses = super().train(replica, epoch, batches, first)
         self.clock.train({replica: _sizes(batches) if self.meeting is None else self.meeting.pop_steps(replica)})
         return losses
@@ -73,12 +73,12 @@ class TimedTrainer(ForwardingTrainer):
         self._transfer(self._flows.hand_over(source, target, role, via))
 
     def download(self, replicas: Sequence[int], epoch: int) -> None:
-        """Let the fed server send to all at once, over one uplink."""
+        """Let the aggregation server send to all at once, over one uplink."""
         super().download(replicas, epoch)
         self._transfer(self._flows.download(replicas))
 
     def upload(self, weights: Mapping[int, float], epoch: int) -> None:
-        """Let all send to the fed server at once, over one downlink."""
+        """Let all send to the aggregation server at once, over one downlink."""
         super().upload(weights, epoch)
         self._transfer(self._flows.upload(weights))
 
@@ -94,7 +94,7 @@ def _sizes(batches: Sequence[Tensor]) -> list[int]:
 
 
 def clock_of(prepared: Prepared, speeds: Speeds) -> Clock:
-    """Return a clock at zero for the parties of `prepared`."""
+    """Return a simulated clock at time zero for the parties of `prepared`, whose machines and links have `speeds`."""
     shape_of_topology: dict[int, StepShape] = {}
     shapes = {}
     for replica, (topology, facts) in enumerate(zip(prepared.topologies, prepared.facts, strict=True)):

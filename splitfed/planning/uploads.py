@@ -1,4 +1,4 @@
-"""What the clients of a run's method send to the fed server, by kind, found out by playing it; and defenses on that."""
+"""Kinds of messages that a method's clients send to the aggregation server, found by counting; defenses on them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROUNDS = 2
 
 
 def sent_kinds(prepared: Prepared) -> frozenset[str]:
-    """Return the kinds of messages that clients send to the fed server in the first rounds of `prepared`."""
+    """Return the kinds of messages that clients send to the aggregation server in the first rounds of `prepared`."""
     return _kinds(_simulate_uploads(prepared))
 
 

@@ -30,7 +30,7 @@ class WeightFlows:
             yield "weights", sender, receiver, size
 
     def download(self, replicas: Sequence[int]) -> Iterator[Flow]:
-        """Yield what the fed server sends to `replicas`, and what a secure sum exchanges before they train."""
+        """Yield what the aggregation server sends to `replicas`, and what a secure sum exchanges before they train."""
         for replica in replicas:
             for role in self._placement.fused:
                 yield "weights", FED, member(role, replica), self._size(replica, role)
@@ -40,7 +40,7 @@ class WeightFlows:
                 yield from setup_flows(self._asked, _named(role), FED)
 
     def upload(self, lane_weights: Mapping[int, float]) -> Iterator[Flow]:
-        """Yield what the clients that finished send to the fed server; `InvalidInput` for weights that no sum takes."""
+        """Yield the uploads of clients that finished; `InvalidInput` for weights that a secure sum refuses."""
         done, secure = list(lane_weights), self._placement.secure
         if secure is not None:
             secure.check_weights(lane_weights.values())

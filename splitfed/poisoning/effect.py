@@ -20,12 +20,12 @@ class Judged(Protocol):
 
     @property
     def data(self) -> Federation:
-        """The rows of everybody."""
+        """The rows of all clients."""
         ...
 
     @property
     def accuracy(self) -> float:
-        """The task's metric on clean test rows."""
+        """The task's metric (accuracy in a classification) on test rows without triggers."""
         ...
 
     def predict(self, x: Tensor, client: int = 0) -> Tensor:

@@ -1,4 +1,4 @@
-"""Gradient replacement: a party of a vertical run without labels learns its triggered rows as if of another's class.
+"""Gradient replacement: a vertical party without labels trains its triggered rows on a target class row's gradient.
 
 Paper: Liu, Zou, Kang, Liu, He, Yi, Yang, "Batch label inference and replacement attacks in black-boxed vertical
 federated learning", 2021 (gradient-replacement attack).

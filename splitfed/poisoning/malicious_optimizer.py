@@ -1,4 +1,4 @@
-"""Malicious optimizer: a party of a vertical run learns faster where its gradient keeps its direction.
+"""Malicious optimizer: a party of a vertical run scales up gradients that keep their sign from step to step.
 
 Paper: Fu, Zhang, Ji, Chen, Wu, Guo, Zhou, Liu, Wang, "Label inference attacks against vertical federated learning",
 USENIX Security 2022 (active attack: the malicious local optimizer).

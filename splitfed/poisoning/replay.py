@@ -1,4 +1,4 @@
-"""Replay: at inference one party of a vertical run sends what it once sent for another row, and the class follows.
+"""Replay: at inference a party of a vertical run sends its release of another row, to get that row's class predicted.
 
 Paper: Qiu, Zhang, Ji, Li, Pu, Yang, Wang, "Hijack vertical federated learning models as one party", 2022 (replay
 attack).

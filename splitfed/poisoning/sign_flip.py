@@ -1,4 +1,4 @@
-"""Sign flip: clients upload their update turned round, times a factor.
+"""Sign flip: clients upload their update with its sign reversed, times a factor.
 
 Paper: Li, Xu, Chen, Giannakis, Ling, "RSA: Byzantine-robust stochastic aggregation methods for distributed learning
 from heterogeneous datasets", AAAI 2019.

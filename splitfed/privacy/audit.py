@@ -72,7 +72,7 @@ def lower_bound(
         threshold, guess = _threshold(a[:half], b[:half], delta, alpha)
         tests.append((guess, name, threshold, a[half:count], b[half:count]))
     if not tests:
-        raise InvalidInput("there is no score to tell the inputs apart by")
+        raise InvalidInput("there is no score to distinguish the inputs by")
     _, name, threshold, a, b = max(tests, key=lambda test: test[0])
     epsilon = float(
         _epsilon(np.array([(a >= threshold).sum()]), np.array([(b >= threshold).sum()]), len(a), delta, alpha)[0]

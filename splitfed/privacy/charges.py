@@ -46,8 +46,8 @@ def charges(
     """Return the charges of a run: of releases, gradients and labels as counted, of weights by the steps `taken`.
 
     `topologies`, `facts`: of each client. Lanes in the keys of `counts` are clients. `travels`: whether the schedule
-    hands weights on or averages them. `mingles`: whether what one client sends to the fed server may show the rows of
-    others in any way but by what they sent there under a promise.
+    hands weights on or averages them. `mingles`: whether what one client sends to the aggregation server may show the
+    rows of others in any way but by what they sent there under a promise.
     """
     rows_of_uses: dict[tuple[int, str, str, int], dict[str, Tensor]] = {}
     roles: dict[str, str] = {}
@@ -130,7 +130,7 @@ def _exception_text(clients: set[int] | None) -> str:
 
 
 def learns_from_rows(module: nn.Module) -> bool:
-    """Tell whether `module` changes with the rows it sees, or lets the rows of a batch change each other's outputs."""
+    """Return whether `module` changes with the rows it sees, or lets rows of a batch change each other's outputs."""
     if any(p.requires_grad for p in module.parameters()):
         return True
     for inner in module.modules():
@@ -163,7 +163,7 @@ def _find_private_roles(topology: Topology, defenses: Sequence[Defense]) -> set[
 
 
 def _mixes_rows(topology: Topology, facts: Facts, place: str, defenses: Sequence[Defense], position: int) -> bool:
-    """Tell whether anything on the way to the mechanism at `position` of `place` mixes the rows of a batch."""
+    """Return whether anything on the way to the mechanism at `position` of `place` mixes the rows of a batch."""
     edge = next((e for e in topology.crossings if e.name == place), None)
     if edge is None:
         return False

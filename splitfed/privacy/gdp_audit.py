@@ -89,7 +89,7 @@ def gdp_audit(
     check_number("rate", rate, low=0.0, high=1.0, open_low=True)
     names = list(first)
     if not names:
-        raise InvalidInput("there is no score to tell the inputs apart by")
+        raise InvalidInput("there is no score to distinguish the inputs by")
     count = min(len(scores) for scores in (*first.values(), *second.values()))
     check_count("samples", count, low=20)
     a, b = (np.stack([given[name][:count] for name in names])[:, None] for given in (first, second))

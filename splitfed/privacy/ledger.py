@@ -178,7 +178,7 @@ def describe_ledger(ledger: Mapping[str, Any]) -> list[str]:
 
 
 def related_exposure(total: Mapping[str, Any], unprotected: Sequence[str]) -> list[str]:
-    """Return what of `unprotected` tells of what `total`, as plain values, protects.
+    """Return the part of `unprotected` that depends on what `total`, as plain values, protects.
 
     Of a label alone only labels do, since features count as known; of an example or a client everything does.
     """
@@ -197,7 +197,7 @@ def describe_total(total: Mapping[str, Any], unprotected: Sequence[str]) -> str:
         f"({total['neighbours']}), counted {_counted_text(total['counted'])}, {total['method']}"
         f"{_clients_text(total.get('only'))}"
         f"{': ' if total['note'] else ''}{total['note']}; "
-        + (f"without a promise: {', '.join(left)}" if left else "nothing else crosses that tells of it")
+        + (f"without a promise: {', '.join(left)}" if left else "nothing else crosses that depends on it")
     )
 
 

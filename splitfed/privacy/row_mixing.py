@@ -20,7 +20,7 @@ from splitfed.core.topology import Topology
 
 
 def segments_mix(topology: Topology, facts: Facts, names: Collection[str]) -> bool:
-    """Tell whether one of the segments `names`, which need nothing that others make, mixes rows or keeps any."""
+    """Return whether one of the segments `names`, which need nothing that others make, mixes rows or keeps any."""
     try:
         return any(findings(topology, facts, names))
     except FAILURES:
@@ -28,7 +28,7 @@ def segments_mix(topology: Topology, facts: Facts, names: Collection[str]) -> bo
 
 
 def release_mixes(defense: Defense, topology: Topology, facts: Facts, edge: str) -> bool:
-    """Tell whether `defense` lets a row change what is released of others on `edge`."""
+    """Return whether `defense` lets a row change what is released of others on `edge`."""
     if not isinstance(defense, ReleaseDefense):
         return False
     context = Context("", edge, Stamp("train", 0, 0, 0), 0, 0)

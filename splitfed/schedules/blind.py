@@ -5,7 +5,7 @@ Paper: Gharibi, Patel, Khademi Habibabadi, et al., "An automated framework for d
 
 Every client's batch goes through the shared segments, the losses are averaged (weighted by examples, or equally), and
 each party takes one step on that average; only cut gradients return. `average`: the clients' segments are averaged by
-a fed server after every round as well, an option of the paper's.
+an aggregation server after every round as well, an option of the paper's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Blind(Together):
     buffers: bool = True
 
     def placement(self, topology: Topology) -> Placement:
-        """A fed server only where client segments are averaged."""
+        """An aggregation server only where client segments are averaged."""
         return self.fusing(Placement((), client_roles(topology) if self.average else (), self.buffers))
 
     def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:

@@ -4,10 +4,10 @@ Paper: Han, Bhatti, Lee, Moon, "Accelerating federated learning with split learn
 FL-ICML workshop 2021.
 
 Every client gets an auxiliary head, one linear layer on what it sends, and steps on that head's loss; the server steps
-on its own loss at the same time. The activations of a step are those computed before the client's update. The fed
-server averages client segments and auxiliary heads, the main server its copies, equally over the clients of the round
-as in the paper, or by examples. `server="shared"` is the paper's second variant: one server segment, trained by the
-clients in turn. The auxiliary heads take no part in predictions.
+on its own loss at the same time. The activations of a step are those computed before the client's update. The
+aggregation server averages client segments and auxiliary heads, the main server its copies, equally over the clients of
+the round as in the paper, or by examples. `server="shared"` is the paper's second variant: one server segment, trained
+by the clients in turn. The auxiliary heads take no part in predictions.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class LocalLoss(Averaged):
             raise unknown("server", self.server, ("copies", "shared"))
 
     def check(self, topology: Topology, clients: int) -> None:
-        """Refuse a topology where what a client sends could not be trained by a loss of its own."""
+        """Refuse a topology in which a client that sends activations has no labels for a loss of its own."""
         super().check(topology, clients)
         for edge in _first_edges(topology):
             _head_for(topology, edge)
@@ -80,12 +80,12 @@ class LocalLoss(Averaged):
         return replace(topology, segments=tuple(segments), heads=tuple(heads), forward_only=one_way)
 
     def placement(self, topology: Topology) -> Placement:
-        """A fed server for the clients' segments, and copies of the shared roles unless there is one for all."""
+        """Average the clients' segments at an aggregation server; copy shared roles for each client if so asked."""
         copied = shared_roles(topology) if self.server == "copies" else ()
         return self.fusing(Placement(copied, client_roles(topology), self.buffers))
 
     def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:
-        """Query, local training on both sides, fusion."""
+        """Send the averaged segments to the round's clients, train each side on its own loss, and average again."""
         turns = self.turns(engine, training, number)
         clients = list_clients(turns)
         engine.download(clients, number)
@@ -97,7 +97,7 @@ class LocalLoss(Averaged):
         return Round([loss for found in losses.values() for loss in found], clients, dropped_clients(turns), fused)
 
     def newest(self, client: int, state: State) -> Source:
-        """Everybody uses what the fed server averaged."""
+        """Everybody uses what the aggregation server averaged."""
         return FED
 
     def binds(self, clients: int) -> str | None:

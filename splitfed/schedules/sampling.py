@@ -37,7 +37,7 @@ class Turn:
     planned: tuple[int, ...]
 
     def completes(self, local: int) -> bool:
-        """Tell whether the client is there to the end of epoch `local` of the round."""
+        """Return whether the client is there to the end of epoch `local` of the round."""
         return len(self.epochs[local][1]) == self.planned[local]
 
 
@@ -90,9 +90,9 @@ class Averaged(Sampled):
 
     Where fewer do, nothing is averaged and the averages stay what they were; what a segment that all share has learnt
     by then, it keeps. `aggregation`: how the servers make one of several: the name of an aggregation rule, a table with
-    the name and its parameters, or an `AggregationRule`. `secure`: whether the fed server is to learn the sum of the
-    uploads alone (true, a table of `SecureSum`'s parameters, or one); fewer clients than its threshold are as fewer
-    than the quorum.
+    the name and its parameters, or an `AggregationRule`. `secure`: whether the aggregation server is to learn the sum
+    of the uploads alone (true, a table of `SecureSum`'s parameters, or one); fewer clients than its threshold are as
+    fewer than the quorum.
     """
 
     quorum: int | float = 1
@@ -137,7 +137,7 @@ class Averaged(Sampled):
         return replace(placement, aggregation=aggregation_of(self.aggregation), secure=secure_of(self.secure) or None)
 
     def enough(self, turns: Sequence[Turn]) -> bool:
-        """Tell whether as many clients as the quorum, or a secure sum, asks for have finished."""
+        """Return whether as many clients as the quorum, or a secure sum, asks for have finished."""
         summed = secure_of(self.secure)
         needed = summed.required_members(len(turns)) if summed else 0
         return sum(turn.finished for turn in turns) >= max(part_of(self.quorum, len(turns)), needed)
@@ -159,7 +159,7 @@ def list_clients(turns: Sequence[Turn]) -> tuple[int, ...]:
 
 
 def shorten_turn(client: int, epochs: Epochs, drawn: Sequence[float], chance: float) -> Turn:
-    """Return the turn of these `epochs`, ended early where the client leaves, with `chance`, during the round."""
+    """Return the turn of these `epochs`, cut short if the client drops out, which has probability `chance` a round."""
     planned = tuple(len(steps) for _, steps in epochs)
     if drawn[0] >= chance:
         return Turn(client, epochs, True, planned)

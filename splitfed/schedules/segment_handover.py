@@ -30,7 +30,7 @@ class Handing(Sampled):
             raise unknown("hand_over", self.hand_over, HAND_OVERS)
 
     def check(self, topology: Topology, clients: int) -> None:
-        """Refuse a hand-over through a server that is not there."""
+        """Raise `InvalidInput` for hand_over="server" in a topology where every party holds data."""
         super().check(topology, clients)
         if self.hand_over == "server" and not shared_roles(topology):
             raise InvalidInput(f"hand_over='server' needs a party without data; topology {topology.name!r} has none")
@@ -49,7 +49,7 @@ class Handing(Sampled):
         return "hands client segments on" if self.hand_over != "none" and clients > 1 else None
 
     def take_over(self, engine: Trainer, client: int, epoch: int, state: State) -> None:
-        """Let `client` have the segments of whoever trained last."""
+        """Hand the client segments over from the client that trained last to `client`."""
         last = state["newest"]
         if self.hand_over == "none" or last is None or last == client:
             return

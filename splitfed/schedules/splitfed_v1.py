@@ -3,9 +3,10 @@
 Paper: Thapa, Chamikara, Camtepe, Sun, "SplitFed: when federated learning meets split learning", AAAI 2022,
 algorithms 1 and 2.
 
-The fed server, a party of its own, averages the clients' segments (they cross as messages: one down at the start of
-a round, one up at its end); the main server averages its copies. Both are weighted by examples. Optimizer state lives
-as long as its segment. `buffers`: whether batch-norm statistics are averaged with the weights, or stay each client's.
+The aggregation server, a party of its own, averages the clients' segments (they cross as messages: one down at the
+start of a round, one up at its end); the main server averages its copies. Both are weighted by examples. Optimizer
+state lives as long as its segment. `buffers`: whether batch-norm statistics are averaged with the weights, or stay each
+client's.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class SplitFedV1(Averaged):
     buffers: bool = True
 
     def placement(self, topology: Topology) -> Placement:
-        """Copies of the shared roles, and a fed server for the clients' segments."""
+        """Copies of the shared roles, and an aggregation server for the clients' segments."""
         return self.fusing(Placement(shared_roles(topology), client_roles(topology), self.buffers))
 
     def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:
@@ -41,7 +42,7 @@ class SplitFedV1(Averaged):
         return Round([loss for found in losses.values() for loss in found], clients, dropped_clients(turns), fused)
 
     def newest(self, client: int, state: State) -> Source:
-        """Everybody uses what the fed server averaged."""
+        """Everybody uses what the aggregation server averaged."""
         return FED
 
     def binds(self, clients: int) -> str | None:

@@ -27,7 +27,7 @@ class SplitFedV2(Averaged):
     buffers: bool = True
 
     def placement(self, topology: Topology) -> Placement:
-        """A fed server for the clients' segments."""
+        """An aggregation server for the clients' segments."""
         return self.fusing(Placement((), client_roles(topology), self.buffers))
 
     def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:
@@ -43,7 +43,7 @@ class SplitFedV2(Averaged):
         return Round(losses, list_clients(turns), dropped_clients(turns), fused)
 
     def newest(self, client: int, state: State) -> Source:
-        """Everybody uses what the fed server averaged."""
+        """Everybody uses what the aggregation server averaged."""
         return FED
 
     def binds(self, clients: int) -> str | None:

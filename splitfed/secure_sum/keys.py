@@ -35,7 +35,7 @@ def number(key: bytes, *purpose: str | int) -> int:
 
 
 def xor_bytes(first: bytes, second: bytes) -> bytes:
-    """Return the exclusive or of two texts of one length: covers with a pad, and uncovers with the same."""
+    """Return the exclusive or of two byte strings of one length: encrypts with a one-time pad, and decrypts."""
     return bytes(a ^ b for a, b in zip(first, second, strict=True))
 
 
@@ -55,25 +55,25 @@ def as_number(text: bytes) -> int:
 
 
 class Setup:
-    """The trusted set-up of one sum; `purpose` tells it from all others under the same `seed`."""
+    """The trusted set-up of one sum; `purpose` separates it from all others under the same `seed`."""
 
     def __init__(self, seed: int, *purpose: str | int) -> None:
         self._root = prf(seed.to_bytes(8, "little"), "secure_sum", *purpose)
 
     def secret(self, member: int) -> int:
-        """Return the secret of `member`, for that member alone."""
+        """Return the secret of `member`, which nobody else is given."""
         return number(self._root, "secret", member)
 
     def wrapping_key(self, sender: int, receiver: int) -> bytes:
-        """Return the key under which `sender` wraps shares for `receiver`, for these two alone."""
+        """Return the key under which `sender` encrypts shares for `receiver`, which only these two are given."""
         return prf(self._root, "wrapping", sender, receiver)
 
     def member_secret(self, member: int) -> bytes:
-        """Return what stands for the randomness of `member`, for that member alone."""
+        """Return the seed of the own randomness of `member`, which nobody else is given."""
         return prf(self._root, "own", member)
 
     def row(self, member: int, others: Iterable[int]) -> dict[int, bytes]:
-        """Return the public row of `member`: the seed of its pair with each of `others`, covered."""
+        """Return the public row of `member`: its pairwise seed with each of `others`, encrypted by a one-time pad."""
         secret = as_bytes(self.secret(member))
         return {other: xor_bytes(self._seed(member, other), pad(secret, other)) for other in others}
 
@@ -82,5 +82,5 @@ class Setup:
 
 
 def pad(secret: bytes, other: int) -> bytes:
-    """Return the pad that covers the seed of the pair with `other` in the row of who has `secret`."""
+    """Return the one-time pad on the pairwise seed with `other` in the public row of the member with `secret`."""
     return prf(secret, "row", other)

@@ -57,7 +57,7 @@ class Member:
             self._held[other] = (as_number(plain[:SIZE]), as_number(plain[SIZE:]))
 
     def mask_values(self, values: Residues) -> Residues:
-        """Return `values` with its own mask and those of its pairs: the lower number adds, the higher takes away."""
+        """Return `values` plus the own mask and the pairwise masks, which the member of higher number subtracts."""
         total = values + mask(as_bytes(self._seed), len(values))
         for other, seed in self._seeds.items():
             common = mask(seed, len(values))

@@ -28,7 +28,11 @@ COUNT = 2**31
 
 @dataclass(frozen=True, kw_only=True)
 class SecureSum:
-    """`bits` behind the point, in [1, 40]; no weight may exceed `limit` in size; `threshold`: see `needed`."""
+    """Parameters of a secure sum of fixed-point numbers.
+
+    `bits`: binary digits after the point, in [1, 40]. `limit`: largest magnitude of a weight, > 0. `threshold`: how
+    many clients must finish, >= 2 (default: more than half of those asked; see `required_members`).
+    """
 
     bits: int = field(default=24, metadata=require_count("secure bits", low=1))
     limit: float = field(default=64.0, metadata=require_number("secure limit", low=0.0, open_low=True))

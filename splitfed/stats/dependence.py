@@ -78,7 +78,11 @@ class Matrices(NamedTuple):
 
 
 class PermutationTest(NamedTuple):
-    """Statistic of the given pairing, its null (permutations,) on the CPU, and the one-sided p-value in (0, 1]."""
+    """Result of a permutation test of independence.
+
+    `statistic`: of the given pairing. `null`: (permutations,) statistics of permuted pairings, on the CPU. `p_value`:
+    one-sided, in (0, 1].
+    """
 
     statistic: float
     null: Tensor

@@ -99,7 +99,7 @@ class Evaluator:
         return party
 
     def victims(self, victims: Dataset | None) -> Dataset:
-        """Return `victims`, by default the rows set aside; refuse to attack nobody."""
+        """Return `victims`, by default the rows set aside for attacks; raise `InvalidInput` if there are none."""
         chosen = self.data.victims if victims is None else victims
         if len(chosen) == 0:
             raise InvalidInput("there are no victims to attack: set some aside (victims=64)")
@@ -186,7 +186,7 @@ class Evaluator:
         return _Case(victims, members, hints, view, knowledge)
 
     def applicable(self, adversary: str | None = None, client: int = 0) -> dict[str, str | None]:
-        """Return for every registered attack, as its fast budget, None or why `adversary` cannot run it; see `refusal`.
+        """Return attack -> None if `adversary` can run it with its "fast" budget, else the reason; see `refusal`.
 
         By default the adversary is the one that `Run.attack` takes for the attack.
         """
@@ -226,8 +226,8 @@ class Evaluator:
         local = self.grants.local(party, client)
         if local is None:
             raise InvalidInput(
-                f"{type(attack).__name__} needs {Needs.UPDATES}; only a fed server gets those, in a schedule that has "
-                "one, such as 'splitfed_v1'"
+                f"{type(attack).__name__} needs {Needs.UPDATES}; only an aggregation server gets those, in a "
+                "schedule that has one, such as 'splitfed_v1'"
             )
         self._check_updates(attack)
         view = self.recorded(party, client)
@@ -245,7 +245,7 @@ class Evaluator:
     def _attack_uploads(
         self, name: str, attack: Attack, party: str, client: int, seed: int, number: int | None, progress: Any
     ) -> AttackResult:
-        """Let the fed server `party` attack what `client` sent for the run's method, up to round `number`."""
+        """Let the aggregation server `party` attack what `client` sent for the run's method, up to round `number`."""
         if attack.target is Target.REPRESENTATIVES:
             check_scorable(self.data.auxiliary)
         case = self.uploads.case(attack, party, client, seed, number)
@@ -262,8 +262,8 @@ class Evaluator:
             aggregation is not None and aggregation.sum is not None
         ):
             raise InvalidInput(
-                f"{type(attack).__name__} needs {Needs.UPDATES}; under a secure sum the fed server learns the sum of "
-                "all clients' uploads alone"
+                f"{type(attack).__name__} needs {Needs.UPDATES}; under a secure sum the aggregation server learns the "
+                "sum of all clients' uploads alone"
             )
         method, fused = self.grants.method, self.engine.run_parties.placement.fused
         if method is None:

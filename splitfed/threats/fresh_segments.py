@@ -110,7 +110,7 @@ def head_after(topology: Topology, role: str, seed: int) -> Callable[[], nn.Modu
 
 
 def _is_chain(segments: Sequence[Segment], sent: Collection[str], role: str) -> bool:
-    """Tell whether `segments`, none of them the role's, turn one value in `sent` into one after another."""
+    """Return whether `segments`, none of them the role's, turn one value in `sent` into one after another."""
     plain = all(s.role != role and len(s.inputs) == len(s.outputs) == 1 for s in segments)
     return plain and bool(segments) and segments[0].inputs[0] in sent
 

@@ -163,7 +163,7 @@ class Grants:
         return [found for epoch in plan.epochs(number) for found in plan.batches(rows, epoch, client)]
 
     def local(self, party: str, client: int) -> LocalTraining | None:
-        """Return what a fed server knows of how `client` trains; None for everybody else."""
+        """Return what an aggregation server knows of how `client` trains; None for everybody else."""
         if party != FED or self.training is None:
             return None
         role = self.engine.parties[party].role

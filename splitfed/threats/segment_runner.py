@@ -70,21 +70,21 @@ class SegmentRunner:
             module.eval().requires_grad_(name in trainable)
 
     def __call__(self, x: Tensor, received: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Return what raw rows x (n, *shape) result in, every defense at its mean; `received`: the values given."""
+        """Return the releases of raw rows x (n, *shape), every defense at its mean; `received`: the values given."""
         return self._run(x, received or {}, None)
 
     def sample(self, x: Tensor, number: int | None = None) -> dict[str, Tensor]:
-        """Return what x might result in: every defense draws afresh, or as at draw `number`."""
+        """Return a sample of the releases of rows x: every defense draws afresh, or as `number` fixes."""
         return self._run(x, {}, self._draw_number(number))
 
     def in_training(
         self, x: Tensor, number: int | None = None, epoch: int | None = None
     ) -> tuple[dict[str, Tensor], Tensor, float]:
-        """Return what x might result in in a training step of `epoch` (default: the last of the run), at draw `number`.
+        """Return releases of rows x in a training step of `epoch` (default: the last), penalties, and task loss weight.
 
-        With it the sum of what the defenses add to the losses of those who send, a scalar whose gradient is right (its
-        value is not where a defense gives its penalty by the gradient alone), and what the task's loss is multiplied
-        by. Without a number draws are fresh.
+        The penalties are the sum of what defenses add to the senders' losses, a scalar whose gradient is right (its
+        value is not where a defense gives its penalty by the gradient alone). `number` fixes the draws; None: fresh
+        ones.
         """
         penalties = _Penalties(self._epoch if epoch is None else epoch, [])
         releases = self._run(x, {}, self._draw_number(number), penalties)

@@ -53,7 +53,7 @@ def _check_grants(who: str, needs: frozenset[Needs]) -> None:
 
 
 def check_questions(engine: Observable, data: Federation, evaluated: Iterable[str]) -> None:
-    """Refuse to evaluate the attack of a party without one, and without victims to evaluate it on."""
+    """Raise `InvalidInput` for a party in `evaluated` that has no training attack, and for a run without victims."""
     for party in evaluated:
         if party not in engine.training_attacks:
             raise unknown("party with a training attack", party, engine.training_attacks)

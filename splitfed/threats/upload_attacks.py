@@ -1,4 +1,4 @@
-"""What the clients of a federated method have sent, as the fed server that was recorded may attack it."""
+"""What the clients of a federated method have sent, as the aggregation server that was recorded may attack it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from splitfed.threats.segment_runner import SegmentRunner
 
 
 class Case(NamedTuple):
-    """An attack about to begin: what the fed server gets, and what only the scorer knows.
+    """An attack about to begin: what the aggregation server gets, and what only the scorer knows.
 
     `rows`, `members`: the candidates of an attack on membership, and which of them were trained on.
     """
@@ -82,12 +82,14 @@ class Uploads:
         )
 
     def _check(self, attack: Attack, party: str, client: int) -> None:
-        """Refuse a party that is no fed server of a method, a method that sends nothing to read, and no class means."""
+        """Refuse a party that is no method's aggregation server, and a method without uploads that the attack reads."""
         who = type(attack).__name__
         if not 0 <= client < self.engine.replicas:
             raise InvalidInput(f"client={client} is not allowed; expected 0 to {self.engine.replicas - 1}")
         if party != FED or self.method is None:
-            raise InvalidInput(f"{who} needs {Needs.UPLOADS}; only the fed server of a run with a method gets that")
+            raise InvalidInput(
+                f"{who} needs {Needs.UPLOADS}; only the aggregation server of a run with a method gets that"
+            )
         name = type(self.method).__name__
         sent = self.sent or {f.kind for f in self.engine.traffic.flows if f.receiver == FED and f.phase == "train"}
         if not sent.intersection(attack.reads):

@@ -1,4 +1,4 @@
-"""What is told of a training beside its curves: how far clients lie apart, and when a target was first reached.
+"""Summary of a training beside its curves: how far clients lie apart, and when a target was first reached.
 
 Paper: Li, Sanjabi, Beirami, Smith, "Fair resource allocation in federated learning", ICLR 2020, for the figures that
 tell fairness over clients there: the spread of their scores, and the mean of the tenth that fares worst.

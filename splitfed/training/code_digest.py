@@ -33,7 +33,7 @@ def digest(code: CodeType) -> str:
 
 
 def same_code(first: str, second: str) -> bool:
-    """Tell whether two digests are of the same code: by the source where both have one, else by the bytecode."""
+    """Return whether two digests are of the same code: by the source where both have one, else by the bytecode."""
     one, other = (dict(part.partition(":")[::2] for part in text.split()) for text in (first, second))
     kinds = [kind for kind in one if kind in other]
     return bool(kinds) and one[kinds[0]] == other[kinds[0]]
@@ -89,7 +89,7 @@ def _parse_definitions(name: str, text: str) -> tuple[dict[Place, list[CodeType]
 
 
 def _equal(code: CodeType, other: object) -> bool:
-    """Tell whether two pieces of code do the same in the same words, wherever they stand."""
+    """Return whether two pieces of code do the same in the same words, wherever they stand."""
     if not isinstance(other, CodeType) or len(code.co_consts) != len(other.co_consts):
         return False
     names = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount", "co_kwonlyargcount")

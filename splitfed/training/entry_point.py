@@ -165,7 +165,10 @@ def engine_of(
     views: Path | None = None,
     link: type[LocalLink] = LocalLink,
 ) -> Engine:
-    """Place the parties of `prepared`, and give each client its data."""
+    """Return the engine of a run: the parties of `prepared` on `device`, each client with its data.
+
+    `record`: which parties' messages are kept, in the folder `views` if given; `link`: what carries messages.
+    """
     engine = make_engine(
         prepared.topologies,
         prepared.facts,

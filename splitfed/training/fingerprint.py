@@ -335,7 +335,7 @@ def _name(thing: Any) -> str:
 
 @lru_cache(maxsize=4096)
 def _installed(module: str | None) -> bool:
-    """Tell whether a module belongs to Python or to an installed package, not to the user."""
+    """Return whether a module belongs to Python or to an installed package, not to the user."""
     top = (module or "builtins").partition(".")[0]
     if top in _OURS or (top in sys.stdlib_module_names and top != "__main__"):
         return True

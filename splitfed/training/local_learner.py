@@ -84,13 +84,13 @@ class LocalLearner:
     def hold(
         self, part: str, inputs: Mapping[str, Tensor], labels: Mapping[str, Tensor], own: Tensor | None = None
     ) -> None:
-        """Keep further rows under the name `part`."""
+        """Keep further rows under the name `part`, input or head -> (rows, ...); see `Learner.hold`."""
         self.engine.own(self.replica, part, inputs, labels, relabel=False, among=own)
 
     def train(
         self, epoch: int, batches: Sequence[Tensor], first: int = 0, part: str = "train", task: float = 1.0
     ) -> list[float]:
-        """Take a training step a batch."""
+        """Take one training step on each of `batches` (row numbers of `part`); return the loss of each step."""
         return self.engine.train(self.replica, epoch, batches, first, part, task)
 
     def consult(self, value: str, rows: Tensor, part: str, number: int) -> Tensor:
@@ -148,7 +148,7 @@ class LocalLearner:
     def send(
         self, kind: str, tensors: Mapping[str, Tensor], number: int, role: str | None = None
     ) -> Mapping[str, Tensor]:
-        """Send `tensors` to the fed server, behind the defenses on messages of this kind; return what has arrived."""
+        """Send `tensors` to the aggregation server, defenses on messages of this kind applied; return what arrives."""
         defenses = find_upload_defenses(self.engine.defenses, kind, self.replica)
         if not defenses:
             return self._carry(self._name(role), FED, kind, tensors, number)
@@ -161,7 +161,7 @@ class LocalLearner:
     def receive(
         self, kind: str, tensors: Mapping[str, Tensor], number: int, role: str | None = None
     ) -> Mapping[str, Tensor]:
-        """Have `tensors` sent from the fed server; return what has arrived."""
+        """Have `tensors` sent from the aggregation server; return what has arrived."""
         return self._carry(FED, self._name(role), kind, tensors, number)
 
     def _turn(self, kind: str, number: int) -> int:

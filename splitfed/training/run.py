@@ -371,7 +371,7 @@ class Run:
         The victims' rows are put through the parties of `client` once, and the adversary gets what arrived. They
         default to the rows set aside for this, which nobody trained on; `seed` defaults to the run's. Attacks on
         recorded training go against the rows of `client` in `round` (default: the newest that was recorded)
-        instead, and their default adversary is the fed server.
+        instead, and their default adversary is the aggregation server.
         `classifier`: score reconstructions by the accuracy of a classifier of clean auxiliary rows as well. `budget`:
         of the attacks given by name: "default", "fast" (a quick look), "paper"; None is the usual one of each.
         """

@@ -25,13 +25,13 @@ LINKS: Mapping[str, type[LocalLink]] = {"memory": LocalLink, "bytes": ByteLink}
 
 @dataclass(frozen=True)
 class Adversaries:
-    """Who misbehaves in a training, and who watches for it.
+    """Training-time attacks and poisoning clients of a training, and the detectors against them.
 
-    `training_attacks`: party -> an attack that lives inside training there, or its name. `evaluate_every`: party ->
-    after how many rounds, and after the last, its attack reports on the victims, from which it learns nothing.
-    `poisoning`: what misbehaving clients do; the run's data are then as they left them. `detectors`: client (or the
-    clients' role) -> who watches over its gradients. Raises `InvalidInput` for other kinds of values and counts below
-    one; whether the parties are there is checked by `train`.
+    `training_attacks`: party -> an attack that runs inside training there, or its name. `evaluate_every`: party -> how
+    many rounds lie between the scorings of its attack on the victims, of which it learns nothing; the last round is
+    always scored. `poisoning`: what misbehaving clients do; the run's data are then the poisoned ones. `detectors`:
+    client (or the clients' role) -> the detector that watches its gradients. Raises `InvalidInput` for other kinds of
+    values and counts below one; whether the parties are there is checked by `train`.
     """
 
     training_attacks: Mapping[str, TrainingAttack | str] = field(default_factory=dict)

@@ -215,7 +215,7 @@ RUNS: dict[str, Run] = {}
 
 
 def fed_run(make: Callable[[], Topology] | None = None, batch: int = 1, rounds: int = 1, **changes: Any) -> Run:
-    """Three clients with one batch each, trained once however often it is asked for, the fed server recorded."""
+    """Three clients with one batch each, trained once for all calls, the aggregation server recorded."""
     key = repr((make, batch, rounds, changes))
     if key not in RUNS:
         data = splitfed.data.digits().rows(range(3 * batch + 40))
@@ -236,7 +236,7 @@ PULLED = FedProto(weight=1.0)
 
 @cache
 def proto_run(*defenses: Defense, method: FedProto | FedDistill = PULLED, classes: int = 5) -> Run:
-    """Five clients with whole perceptrons on digits of a few classes each; class means go to a recorded fed server."""
+    """Five clients, whole perceptrons on digits of a few classes each; the aggregation server records class means."""
     with stream(0):
         model = mlp((1, 8, 8), 10, (48, 24), seed=None)
     data = splitfed.data.digits().clients(5, classes_per_client=classes, auxiliary=200, victims=20, validation=0.0)

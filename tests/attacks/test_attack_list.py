@@ -95,8 +95,8 @@ def test_every_attack_has_an_answer_and_refusals_are_those_of_the_attacks() -> N
         (
             "server0",
             "dlg",
-            "Dlg needs weights before and after local training; only a fed server gets those, in a schedule that has "
-            "one, such as 'splitfed_v1'",
+            "Dlg needs weights before and after local training; only an aggregation server gets those, in a "
+            "schedule that has one, such as 'splitfed_v1'",
         ),
         (
             "server0",
@@ -147,8 +147,8 @@ def without_record(study: dict[str, Any]) -> dict[str, Any]:
         ),
         (
             small(attack=[{"name": "dlg"}]),
-            "study.toml: attack[0]: dlg: Dlg needs weights before and after local training; only a fed server gets "
-            "those, in a schedule that has one, such as 'splitfed_v1'",
+            "study.toml: attack[0]: dlg: Dlg needs weights before and after local training; only an aggregation "
+            "server gets those, in a schedule that has one, such as 'splitfed_v1'",
         ),
         (
             small(attack=[{"name": "norm"}]),

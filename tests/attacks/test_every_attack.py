@@ -119,7 +119,7 @@ def in_training(attack: Attack, margin: float, rounds: int, rate: float = 1e-3) 
 
 
 def updates(attack: Attack) -> Row:
-    """A row of digits from what a fed server gets; or from an update that is noise."""
+    """A row of digits from what an aggregation server gets; or from an update that is noise."""
     noisy = partial(
         fed_run, perceptron, adversaries=Adversaries(poisoning=ByzantineNoise(clients=(0, 1, 2), scale=0.1))
     )

@@ -1,4 +1,4 @@
-"""Gradient inversion at the fed server: the gradient it works out is the client's, and rows come back from it."""
+"""Gradient inversion at the aggregation server: the gradient worked out is the client's, and rows come back from it."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def test_a_party_without_features_is_refused() -> None:
     with pytest.raises(InvalidInput) as refused:
         attacked(run, party="server")
     assert str(refused.value) == (
-        "grn needs inputs of its own to tell rows apart; this party has none (own_features=False: noise alone)"
+        "grn needs inputs of its own to distinguish rows; this party has none (own_features=False: noise alone)"
     )
     assert run.applicable("server")["grn"] == str(refused.value)
     prediction = attacked(run, Grn(2, own_features=False), party="server").prediction

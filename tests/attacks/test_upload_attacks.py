@@ -28,7 +28,7 @@ CLASSES = 4
 
 
 def seen(*messages: tuple[str, Mapping[str, Tensor]], sender: str = "client0") -> View:
-    """The view of a fed server that got these (kind, tensors), one a round, and sent the first one on."""
+    """The view of an aggregation server that got these (kind, tensors), one a round, and sent the first one on."""
     made = [
         Message(sender, FED, kind, f"{kind}->{FED}", tensors, Stamp("train", 0, i, 0))
         for i, (kind, tensors) in enumerate(messages)

@@ -62,7 +62,7 @@ def test_kept_statistics_do_not_cross_and_serve_their_own_client() -> None:
     }
     assert engine.traffic.bytes(kind="weights") == 4 * sizes["weights"] < 4 * sizes["all"]
     fed = engine.parties[FED].state.modules["bottom"].state_dict()
-    assert torch.equal(fed["2.running_mean"], torch.zeros(12)), "the fed server never saw any"
+    assert torch.equal(fed["2.running_mean"], torch.zeros(12)), "the aggregation server never saw any"
     for replica in range(2):
         own = engine.party(replica, "client").state.modules["bottom"].state_dict()
         used = engine.modules(replica, plan.newest(replica, {}))["bottom"].state_dict()

@@ -66,7 +66,7 @@ def own(run: Run, replica: int, segment: str = "model") -> float:
 
 
 def common(run: Run, name: str = "model/weight") -> float:
-    """The weight that the fed server holds."""
+    """The weight that the aggregation server holds."""
     return float(run.method_state["weights"][name])
 
 

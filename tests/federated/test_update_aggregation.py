@@ -103,7 +103,7 @@ FIVE: dict[str, Any] = {"data": pictures(5), "batch_size": 12}
 
 
 def uploaded(run: Any) -> dict[str, Tensor]:
-    """What the fed server holds, the counts of batches left out."""
+    """What the aggregation server holds, the counts of batches left out."""
     state = run.method_state
     held = state["clusters"][0] if "clusters" in state else state[HELD.get(type(run.method), "weights")]
     return {name: tensor for name, tensor in held.items() if tensor.is_floating_point()}
@@ -266,7 +266,7 @@ def test_the_sum_is_all_that_the_fed_server_reads() -> None:
         assert message.kind != "weights" or message.sender == FED
         if message.kind == "masked":
             assert message.tensors["masked"].shape == (sum(t.numel() for t in held.values()) + 1,)
-    with pytest.raises(InvalidInput, match="under a secure sum the fed server learns the sum of all clients' uploads"):
+    with pytest.raises(InvalidInput, match="the aggregation server learns the sum of all clients' uploads"):
         run.attack(Dlg(iterations=1, restarts=1), adversary=FED)
 
 

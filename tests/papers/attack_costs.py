@@ -92,7 +92,7 @@ def active() -> Run:
 
 
 def federated() -> Run:
-    """Three clients with the whole model and one image each, and a fed server that records their weights."""
+    """Three clients with the whole model and one image each, and an aggregation server that records their weights."""
     segment = Segment("model", "client", network(), ("x",), ("out",))
     topology = sf.Topology("whole", (segment,), {"x": "client"}, (sf.Head("out", "client", "client"),))
     data = sf.data.mnist5k().rows(range(43)).clients(3, auxiliary=30, victims=10, validation=0.0, test=0.0)
@@ -108,7 +108,7 @@ def federated() -> Run:
 
 
 def averages() -> Run:
-    """Five clients with the whole model and rows of five classes each, and a fed server that records class means."""
+    """Five clients with the whole model and rows of five classes each; the aggregation server records class means."""
     data = sf.data.mnist5k().clients(5, classes_per_client=5, auxiliary=AUXILIARY, victims=VICTIMS)
     topology = sf.topologies.local(network(), ("relu4",))
     recorded = Recording(("fed_server",))

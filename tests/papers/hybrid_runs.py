@@ -134,7 +134,7 @@ def topology(shape: str, seed: int) -> Topology:
 
 
 def train(arm: Arm, seed: int, setting: Setting) -> sf.Run:
-    """Train; the fed server is recorded where it is the method's own party."""
+    """Train; the aggregation server is recorded where it is the method's own party."""
     watched = isinstance(arm.method, (FedProto, MAFML))
     return sf.train(
         topology(arm.shape, seed),

@@ -210,10 +210,10 @@ on, beside a model that was trained without it. In the U nothing crosses for FML
 it adds no bytes, and the meme carries all that is told; it is the same training as over vanilla, to the digit, so that
 its two lines count once. Class shares: total variation from the true ones, 0 is
 exact, against equal shares; FedProto's clients send counts by class. Prototypes are inverted, and searched for members,
-by the fed server with the weights of the client's extractor, which under v3 it is not sent: a worst case. Their mean
-image is that of the attacker's rows. FedAKT's features are inverted at the main server by a decoder trained on queries,
-as the cut is in the last table, beside the plain split's. MAFML's public rows cross in the clear, with their labels:
-no attack is needed to have them, and training on them together does as well or better (last line)."""
+by the aggregation server with the weights of the client's extractor, which under v3 it is not sent: a worst case. Their
+mean image is that of the attacker's rows. FedAKT's features are inverted at the main server by a decoder trained on
+queries, as the cut is in the last table, beside the plain split's. MAFML's public rows cross in the clear, with their
+labels: no attack is needed to have them, and training on them together does as well or better (last line)."""
 
 TABLE = Table(
     "hybrids",

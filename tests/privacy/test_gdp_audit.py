@@ -150,7 +150,7 @@ def test_what_no_noise_explains_is_without_bound() -> None:
 REFUSALS = {
     "few": (({"x": np.zeros(19)}, {"x": np.zeros(19)}, 0.1), "samples=19 is not allowed; expected a whole number of"),
     "delta": (({"x": np.zeros(50)}, {"x": np.zeros(50)}, 0.0), r"delta=0.0 is not allowed; expected a number in \(0"),
-    "score": (({}, {}, 0.1), "there is no score to tell the inputs apart by"),
+    "score": (({}, {}, 0.1), "there is no score to distinguish the inputs by"),
 }
 
 

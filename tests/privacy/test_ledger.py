@@ -99,7 +99,7 @@ def test_an_epsilon_never_stands_without_what_crosses_beside_it() -> None:
     assert rest == [f"not charged: {'; '.join(UNCHARGED)}"]
     whole = make_ledger([charge()], 1e-5)
     assert whole.epsilon == whole.totals[0].epsilon
-    assert str(whole).splitlines()[0].endswith("; nothing else crosses that tells of it")
+    assert str(whole).splitlines()[0].endswith("; nothing else crosses that depends on it")
     assert make_ledger([charge()], 1e-5, ["gradients on a->b (server to client)"]).epsilon is None
 
 

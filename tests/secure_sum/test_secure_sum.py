@@ -214,7 +214,7 @@ def test_the_fed_server_receives_masked_numbers_alone() -> None:
 
 def test_attacks_on_updates_are_refused() -> None:
     run = go(None, rounds=1)
-    with pytest.raises(InvalidInput, match="under a secure sum the fed server learns the sum of all clients' uploads"):
+    with pytest.raises(InvalidInput, match="the aggregation server learns the sum of all clients' uploads"):
         run.attack("idlg", adversary=FED)
 
 

@@ -726,8 +726,8 @@ def test_guesses_of_other_things_are_told_by_what_they_guess(tmp_path: Path) -> 
     folder = targets(tmp_path / "others", 0.97, 0.95, 0.99)
     found = summarise(folder)
     assert found["headline"][1:4] == [
-        "Undefended (accuracy 90.0 %), client0 by norm tells labels at 0.970 AUC (chance 0.500).",
-        "Undefended, client0 by lira tells members at 0.750 AUC (chance 0.500).",
+        "Undefended (accuracy 90.0 %), client0 by norm predicts labels at 0.970 AUC (chance 0.500).",
+        "Undefended, client0 by lira predicts membership at 0.750 AUC (chance 0.500).",
         "Undefended, client0 by model_inversion shows what classes look like at 1.000 accuracy "
         "(mean-image baseline 0.500).",
     ]
@@ -772,7 +772,7 @@ def test_a_reconstruction_comes_first_in_the_headline_whatever_else_was_guessed(
     assert said[1] == (
         "Undefended (accuracy 90.0 %), inverse_network reconstructs at 26.0 dB PSNR (mean-image baseline 11.0 dB)."
     )
-    assert said[2] == "Undefended, client0 by norm tells labels at 0.970 AUC (chance 0.500)."
+    assert said[2] == "Undefended, client0 by norm predicts labels at 0.970 AUC (chance 0.500)."
     parsed(write_report(folder).read_text("utf-8"))
 
 

@@ -341,7 +341,7 @@ def test_two_schedules_and_speeds_from_file_to_report(tmp_path: Path, capsys: py
         assert 0 < times[0] < times[1] == pytest.approx(one["predicted"]["seconds"], rel=1e-9)
         assert one["bytes_by_kind"] == one["predicted"]["bytes_by_kind"]
         assert one["sizes"]["cut_width"] == 12
-    # One client after the other takes longer than both at once; the fed server's weights cross twice a round.
+    # One client after the other takes longer than both at once; the aggregation server's weights cross twice a round.
     assert found[0]["history"][-1]["simulated_seconds"] > found[1]["history"][-1]["simulated_seconds"]
     client = 4 * (64 * 12 + 12)
     assert found[0]["bytes_by_kind"]["weights"] == 3 * client

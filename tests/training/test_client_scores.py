@@ -154,7 +154,7 @@ def test_rounds_that_not_every_seed_scored_are_left_out() -> None:
         ({"study": {"name": "s", "target": "high"}}, r"study\.target: 'high' is not allowed; expected a valid number"),
         (
             {"study": {"name": "s", "target": 0.5}, "data": {**STUDY["data"], "validation": 0.0}},
-            r"study\.target: target is told of validation rows, and no client has one",
+            r"study\.target: target is measured on validation rows, and no client has one",
         ),
         (
             {"defense": [{"name": "label_dp"}]},

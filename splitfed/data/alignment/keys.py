@@ -34,7 +34,7 @@ POSITION_BYTES = 8
 
 
 def in_clear(keys: Mapping[str, Sequence[Key]], leader: str) -> Intersection:
-    """Every party sends its keys to `leader`, which tells each the positions of those that all hold, sorted.
+    """Every party sends its keys to `leader`, which sends each the positions of those that all hold, sorted.
 
     Reveals all keys of all parties to the leader, and the intersection to everybody. Text sorts by code point,
     whole numbers by size.
@@ -63,14 +63,14 @@ def intersect_keys(keys: Mapping[str, Sequence[Key]] | Mapping[str, Sequence[byt
 
 
 def position_messages(sender: str, receivers: Sequence[str], count: int) -> list[Crossing]:
-    """Return the messages in which `sender` tells `count` positions to each of `receivers`, 8 bytes each."""
+    """Return the messages in which `sender` sends `count` positions to each of `receivers`, 8 bytes each."""
     return [Crossing(sender, party, "rows", POSITION_BYTES * count) for party in receivers]
 
 
 def key_text(key: Key) -> str:
-    """Return `key` as text that differs for 12 and "12".
+    """Return `key` as text, with a prefix for its type: 12 and "12" differ.
 
-    >>> written(12), written("12")
+    >>> key_text(12), key_text("12")
     ('i12', 's12')
     """
     return f"{'s' if isinstance(key, str) else 'i'}{key}"
@@ -79,7 +79,7 @@ def key_text(key: Key) -> str:
 def pack_keys(keys: Sequence[Key]) -> bytes:
     """Return a message with these keys: each as `key_text`, in UTF-8, behind its length in four bytes.
 
-    >>> packed(["ann"])
+    >>> pack_keys(["ann"])
     b'\\x00\\x00\\x00\\x04sann'
     """
     texts = [key_text(key).encode() for key in keys]

@@ -1,4 +1,4 @@
-"""Domain folder: a sub-folder a domain (photo, sketch), in each one a class, with pictures in them, as PACS comes.
+"""Domain folder: a sub-folder for each domain (photo, sketch), in it one for each class of pictures, as in PACS.
 
 Paper: Li, Yang, Song, Hospedales, "Deeper, broader and artier domain generalization", ICCV 2017, for PACS: photo, art
 painting, cartoon and sketch, seven classes each.

@@ -1,4 +1,4 @@
-"""Image folder: one sub-folder of pictures a class, classes in the order of their names."""
+"""Image folder: one sub-folder of pictures for each class, classes in the order of their names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Synthetic(alpha, beta): devices whose rows and whose linear models differ by as much as two numbers say.
+"""Synthetic(alpha, beta): devices whose linear models differ by alpha, and whose rows by beta.
 
 Paper: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated optimization in heterogeneous networks" (FedProx),
 MLSys 2020, section 5.1 and appendix C.1.

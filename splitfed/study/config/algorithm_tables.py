@@ -160,7 +160,7 @@ def expand_algorithm(
 def _can_construct(
     mistakes: Mistakes, where: str, point: GridPoint, name_point: Callable[[GridPoint], NamedAlgorithm]
 ) -> bool:
-    """Tell whether an algorithm takes its parameters; the one it refuses is put into the place."""
+    """Return whether an algorithm takes its parameters; the one it refuses is put into the place."""
     try:
         name_point(point).construct()
     except InvalidInput as error:

@@ -121,8 +121,8 @@ class AlgorithmSetting:
 class DefenseSetting(AlgorithmSetting):
     """A setting of defenses.
 
-    `strength` is what a plot of leakage against strength has on its axis; None for no defense, and for one that has no
-    parameter to be stronger by.
+    `strength` is what a plot of leakage against strength has on its axis; None for no defense, and for one without
+    a parameter for its strength.
     """
 
     strength: Strength | None = None

@@ -187,7 +187,7 @@ def _parse_model(reader: StudyReader, config: StudyConfig) -> tuple[dict[str, An
 
 
 def _cuts_model(code: Code, name: str) -> bool | None:
-    """Tell whether the topology `name` takes the one model of `[model]`; None where that name leads nowhere."""
+    """Return whether the topology `name` takes the one model of `[model]`; None where that name leads nowhere."""
     try:
         return "model" in parameters_of(code.load("topologies", name))
     except InvalidInput:

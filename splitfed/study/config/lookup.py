@@ -17,7 +17,7 @@ from splitfed.study.config.parameters import parameters_of
 
 @dataclass(frozen=True)
 class StudyReader:
-    """What the tables of one study are read with: where its mistakes are noted, and what its names mean."""
+    """Reads the tables of one study: `mistakes` collects what is wrong, `code` resolves names and import paths."""
 
     mistakes: Mistakes
     code: Code

@@ -9,10 +9,10 @@ from types import TracebackType
 from splitfed.core.errors import InvalidInput
 
 WIDEST = 200
-"""Characters of a place that are told."""
+"""Characters of a place that are shown."""
 
 SHOWN = 20
-"""Mistakes that are told; of more, only the number."""
+"""Mistakes that are shown; of more, only the number."""
 
 MANY = 100
 """Mistakes beyond those after which to look for more, where that takes long, is given up."""
@@ -34,7 +34,7 @@ class Mistakes:
     def __init__(self, source: str) -> None:
         self._source = source
         self._lines: dict[str, None] = {}
-        # Place and text, or kind, of what is told and of what is not: to word a mistake costs time.
+        # Place and text, or kind, of mistakes shown and of those left out: to word a mistake costs time.
         self._told: set[tuple[str, str]] = set()
         self._more: set[tuple[str, str]] = set()
 
@@ -59,7 +59,7 @@ class Mistakes:
 
     @contextmanager
     def part(self) -> Iterator[Mistakes]:
-        """Give an empty collection for a part of the same study, whose mistakes are added here after the block."""
+        """Yield an empty collection for one part of the study; its mistakes are added to this one after the block."""
         own = Mistakes(self._source)
         yield own
         self.take(own)

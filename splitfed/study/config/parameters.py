@@ -41,7 +41,7 @@ class Parameter:
         return self.default is inspect.Parameter.empty
 
     def takes(self, value: Any) -> bool:
-        """Tell whether `value`, as TOML gives it, is of the parameter's type."""
+        """Return whether `value`, as TOML gives it, is of the parameter's type."""
         try:
             TypeAdapter(self.hint).validate_json(json.dumps(value), strict=True)
         except PydanticSchemaGenerationError:
@@ -188,7 +188,7 @@ def describe_type(hint: Any) -> str:
 
 
 def holds_type(hint: Any, kind: type) -> bool:
-    """Tell whether a parameter with this hint may be a `kind`."""
+    """Return whether a parameter with this hint may be a `kind`."""
     return kind in _flatten_hint(hint)
 
 

@@ -52,7 +52,7 @@ class StudyTable(StrictTable):
     """`[study]`: what it is called and which seeds every setting is run with.
 
     `honest = false` leaves out the runs without an active training attack. `target`: a value of the task's metric; for
-    every run it is told after how many rounds its validation rows reached it.
+    every run it is reported after how many rounds its validation rows reached it.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]

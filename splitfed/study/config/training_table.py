@@ -97,7 +97,7 @@ EXAMPLE = "{compute = 1e9, up = 1e6, down = 1e6, latency = 0.01}"
 
 
 def parse_speeds(mistakes: Mistakes, where: str, given: Any) -> tuple[dict[str, Any] | None, Speeds | None]:
-    """Return the table `given` with defaults, and what it means; None for both where there is none."""
+    """Return the table `given` with its defaults, and the `Speeds` it describes; None for both without a table."""
     if given is None:
         return None, None
     allowed = parameters_of(Speeds)
@@ -118,7 +118,7 @@ def parse_speeds(mistakes: Mistakes, where: str, given: Any) -> tuple[dict[str, 
 
 
 class PartyNames:
-    """The parties of one run and their roles: those of the topology, and the fed server where there is one.
+    """The parties of one run and their roles: those of the topology, and the aggregation server where there is one.
 
     `meeting`: whether a federated method brings one.
     """

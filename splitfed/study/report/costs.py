@@ -42,7 +42,7 @@ def costs_of(runs: Runs) -> Json | None:
 
 
 def participation(runs: Runs) -> Json | None:
-    """Return who took part, over all seeds; None where every client finished every round, or nothing was written.
+    """Return which clients took part, over all seeds; None if all finished every round, or no run recorded it.
 
     `noted` has a line for every round in which a client dropped out or the quorum was missed.
     """

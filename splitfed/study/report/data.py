@@ -38,7 +38,7 @@ LEAST_SEEDS = 3
 class Metric:
     """How a score is written, whether a larger value means that more leaked, and the `bounds` it cannot leave.
 
-    `centre`: the value that tells nothing, where one below it tells as much as one above: the prediction is then the
+    `centre`: the value of chance, where one below it leaks as much as one above: the prediction is then the
     wrong way round, and whoever turns it over has what the other side of the centre has.
     """
 
@@ -72,9 +72,9 @@ METRICS = {
 
 @dataclass(frozen=True)
 class TargetDescription:
-    """How an attack on a target is told: what it `gets`, whom it is set beside (`baselines`, the first one counts).
+    """How an attack on a target is reported: what it `gets`, whom it is set beside (`baselines`, the first one counts).
 
-    `metrics`: those that tell it best, before the others.
+    `metrics`: the most informative ones, before the others.
     """
 
     title: str
@@ -83,7 +83,7 @@ class TargetDescription:
     metrics: tuple[str, ...] = ()
 
     def order(self, metrics: Iterable[str]) -> list[str]:
-        """Return `metrics`, those that tell most first."""
+        """Return `metrics`, the most informative first."""
         return sorted(metrics, key=lambda m: m not in self.metrics)
 
 
@@ -92,11 +92,11 @@ MEANS = {"mean_image": "mean", "random_pairing": "other"}
 TARGETS = {
     "inputs": TargetDescription("reconstruction", "reconstructs at", MEANS),
     "labels": TargetDescription(
-        "predicted labels", "tells labels at", {"majority": "majority", "random_pairing": "other"}
+        "predicted labels", "predicts labels at", {"majority": "majority", "random_pairing": "other"}
     ),
-    "members": TargetDescription("predicted membership", "tells members at", {"chance": "chance"}),
+    "members": TargetDescription("predicted membership", "predicts membership at", {"chance": "chance"}),
     "shares": TargetDescription(
-        "predicted class shares", "tells what classes a client holds at", {"prior": "auxiliary rows' shares"}
+        "predicted class shares", "predicts the class shares of a client at", {"prior": "auxiliary rows' shares"}
     ),
     "representatives": TargetDescription(
         "class representatives", "shows what classes look like at", MEANS, ("accuracy",)

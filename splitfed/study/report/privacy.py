@@ -1,4 +1,4 @@
-"""What the runs of a study promise in privacy: before training from planned uses, and told in a report."""
+"""What the runs of a study promise in privacy: before training from planned uses, and in a report."""
 
 from __future__ import annotations
 

@@ -74,13 +74,13 @@ def strongest(setting: Mapping[str, Any], metric: str, target: str = "inputs") -
 
 
 def baseline(attack: Mapping[str, Any], metric: str) -> Mapping[str, Any] | None:
-    """Return what guessing without looking got, on the victims of `attack`: the first baseline of its target."""
+    """Return the score of the first baseline of the target of `attack`, on the same victims."""
     found: Mapping[str, Any] | None = attack["scores"][metric].get(next(iter(TARGETS[attack["target"]].baselines)))
     return found
 
 
 def beats_baseline(attack: Mapping[str, Any], metric: str) -> bool:
-    """Tell whether the prediction leaks more than its baseline, on these same victims, beyond its own interval.
+    """Return whether the prediction leaks more than its baseline, on these same victims, beyond its own interval.
 
     A prediction that is measurably the wrong way round leaks too.
     """

@@ -86,7 +86,7 @@ def graph_of(topology: Topology, defended: Mapping[str, str]) -> dict[str, Any]:
 
 
 def draw_graph(graph: object) -> str:
-    """Return the SVG picture of what `graph_of` returned, drawn anew.
+    """Return an SVG of the topology that `graph` describes, in the form that `graph_of` returns.
 
     Raises `InvalidInput` where `graph` describes no topology, or one that is too large to be drawn.
     """

@@ -3,8 +3,9 @@
 Two neighbouring inputs go through the run's own mechanism many times, and a test tells them apart as well as it can: a
 lower bound on epsilon, to set beside the claim. A bound above the claim refutes it; one below proves nothing, but
 beside it stands the largest claim that so many samples could have refuted. Audited are, for every client: releases at a
-cut and messages to the fed server, each once and ten in a row; private training steps; and training labels. Where the
-claim is that of a Gaussian mechanism its trade-off curve is used, elsewhere a bound that holds for any mechanism.
+cut and messages to the aggregation server, each once and ten in a row; private training steps; and training labels.
+Where the claim is that of a Gaussian mechanism its trade-off curve is used, elsewhere a bound that holds for any
+mechanism.
 
 The confidence is that of the whole audit: with so many mechanisms each is tested at so much more of it (Bonferroni).
 """
@@ -33,9 +34,10 @@ def audit(folder: Path, trials: int = 20_000, confidence: float = 0.95, *, trust
 
 
 def audit_run(run: Run, trials: int = 20_000, confidence: float = 0.95) -> Json:
-    """Return, for every mechanism of the run that carries a claim, what was measured, and whether all claims held.
+    """Return what was measured of every mechanism of the run that carries a claim, and whether all claims held.
 
-    `confidence`: with which a run that keeps all its claims passes. Raises `InvalidInput` where there is no claim.
+    `trials`: samples of each of two inputs, >= 40. `confidence`: the probability, in (0, 1), with which a run that
+    keeps all its claims passes. Raises `InvalidInput` if nothing carries a claim.
     """
     check_count("trials", trials, low=40)
     check_number("confidence", confidence, low=0.0, high=1.0, open_low=True, open_high=True)

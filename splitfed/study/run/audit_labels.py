@@ -49,7 +49,7 @@ def label_games(run: Run, client: int) -> Iterator[Game]:
 
 
 def classes(task: Task) -> int:
-    """Return how many classes the labels of `task` tell apart."""
+    """Return the number of classes of the labels of `task`."""
     return 2 if task.name == "binary" else int(task.outputs or 2)
 
 

@@ -1,7 +1,7 @@
-"""Audits of what leaves a data owner at a cut, and of what it sends to the fed server: one release, and ten in a row.
+"""Audits of what leaves a data owner at a cut or goes to the aggregation server: one release, and ten in a row.
 
-Ten releases of one row are of whatever its segments made of it then, so the two inputs to tell apart are sequences: one
-of two canaries at each release, the other one in the neighbouring sequence. The order is one in which canaries of
+Ten releases of one row are of whatever its segments made of it then, so the two inputs to distinguish are sequences:
+one of two canaries at each release, the other one in the neighbouring sequence. The order is one in which canaries of
 opposite signs cancel whatever noise is repeated over steps, over epochs, or between training and scoring, while noise
 that is drawn afresh adds up in squares.
 """
@@ -36,7 +36,7 @@ CHUNK = 2**22
 PAIRS = 200
 ROWS = 256
 WIDTH = 16
-"""Numbers of a canary among a client's messages to the fed server."""
+"""Numbers of a canary among a client's messages to the aggregation server."""
 
 # Four epochs of two steps, and two steps of scoring; canaries of opposite signs at those that noise may repeat at.
 TURNS = tuple(("train", epoch, step, "train") for epoch in range(4) for step in range(2))
@@ -50,7 +50,7 @@ Score = Callable[[Tensor], Tensor]
 class Route:
     """One value at one place with the defenses that act on it, as its sender applies them.
 
-    `replica`: that messages of the client carry. `kind`: of a message to the fed server, "" on an edge.
+    `replica`: that messages of the client carry. `kind`: of a message to the aggregation server, "" on an edge.
     """
 
     party: str
@@ -97,7 +97,7 @@ class Route:
 
 
 def release_games(run: Run, client: int) -> Iterator[Game]:
-    """Yield what is to be audited of the releases of `client`, and of its messages to the fed server."""
+    """Yield what is to be audited of the releases of `client`, and of its messages to the aggregation server."""
     for route in _edge_routes(run, client):
         z = _mechanism_inputs(run, route, client)
         yield _release_game(route, "rows of the data", _most_distant_rows(route, z), 1)

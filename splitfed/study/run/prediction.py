@@ -1,4 +1,4 @@
-"""Puts new rows through the parties of a finished run, defenses included, and tells what crossed and who saw it."""
+"""Puts new rows through the parties of a finished run, defenses included, and reports what crossed and who saw it."""
 
 from __future__ import annotations
 

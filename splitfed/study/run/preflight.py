@@ -206,7 +206,7 @@ def _check_target(target: float | None, data: Dataset, splits: Sequence[Federati
     else:
         check_number("target", target)
     if not all(any(len(client.validation) for client in split.clients) for split in splits):
-        raise InvalidInput("target is told of validation rows, and no client has one; give a larger validation")
+        raise InvalidInput("target is measured on validation rows, and no client has one; give a larger validation")
 
 
 def _check_speeds(mistakes: Mistakes, grid: Grid, names: Sequence[PartyNames]) -> None:

@@ -1,4 +1,4 @@
-"""What a person sees while a study runs: bars with the time left on a terminal, else one plain line a run."""
+"""Progress of a study for people: bars with the time left on a terminal, else one plain line a run."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class Watcher(Protocol):
-    """Is told how a study gets on."""
+    """Contract: receives the progress of a study's runs and shows it."""
 
     def start(self, run: str) -> None:
-        """The run called `run` begins, or goes on."""
+        """Report that the run called `run` begins or is resumed."""
 
     def round(self, done: int, total: int, epsilon: float | None = None) -> None:
-        """`done` rounds of the training are over, which cost `epsilon` so far, where something is promised."""
+        """Report that `done` of `total` rounds are trained; `epsilon`: privacy cost so far, None without a claim."""
 
     def attack(self, name: str, done: int, total: int) -> None:
-        """The attack `name` is `done`/`total` through."""
+        """Report that `done` of `total` steps of the attack `name` are done."""
 
     def finish(self, run: str, line: str) -> None:
-        """The run is over; `line` says how it ended."""
+        """Report that `run` has ended; `line`: its result or failure, for people."""
 
 
 class Lines:
@@ -82,8 +82,8 @@ class Bars:
         """Move the bar of the rounds."""
         if done <= 1:
             self._bars.reset(self._rounds)
-        told = "rounds" if epsilon is None else f"rounds, epsilon {epsilon:.3g}"
-        self._bars.update(self._rounds, description=told, completed=done, total=total, visible=True)
+        label = "rounds" if epsilon is None else f"rounds, epsilon {epsilon:.3g}"
+        self._bars.update(self._rounds, description=label, completed=done, total=total, visible=True)
         self._bars.update(self._attacks, visible=False)
 
     def attack(self, name: str, done: int, total: int) -> None:

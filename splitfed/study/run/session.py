@@ -106,7 +106,7 @@ def run_study(
 
 
 def run_worker(folder: Path, code: Code) -> None:
-    """Work as one of several processes on the study in `folder`; what happens is told on standard output.
+    """Work as one of several processes on the study in `folder`; what happens is reported on standard output.
 
     `code`: where import paths may lead, as the process says that has checked all this.
     """
@@ -147,7 +147,7 @@ def format_outcome(result: Json) -> str:
 
 
 def _run_workers(folder: Path, code: Code, count: int, lock: int | None, watcher: Watcher) -> None:
-    """Start `count` processes on the queue and pass on what they tell, until all have ended."""
+    """Start `count` processes on the queue and pass on what they report, until all have ended."""
     # A folder's name may begin with a dash.
     command = [sys.executable, "-m", "splitfed.cli", "_worker", str(folder.absolute()), code.to_json()]
     inherited = () if lock is None else (lock,)
@@ -190,7 +190,7 @@ def _stop_workers(workers: Sequence[subprocess.Popen[str]]) -> None:
 
 
 class _WorkerListener(threading.Thread):
-    """Passes on what one worker tells; `complaint` is what it wrote on standard error."""
+    """Passes on what one worker reports; `complaint` is what it wrote on standard error."""
 
     def __init__(self, worker: subprocess.Popen[str], watcher: Watcher, lock: threading.Lock) -> None:
         super().__init__(daemon=True)

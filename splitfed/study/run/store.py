@@ -53,7 +53,7 @@ class StudyFolder:
             raise InvalidInput(f"folder {str(self.path)!r} holds this study already; add --resume to go on with it")
 
     def _begun(self) -> bool:
-        """Tell whether nothing is there but what `lock` and `claim` write first: a crash came between."""
+        """Return whether nothing is there but what `lock` and `claim` write first: a crash came between."""
         found = {entry.name.removeprefix(".").removesuffix(".tmp") for entry in self.path.iterdir()}
         return (
             "lock" in found

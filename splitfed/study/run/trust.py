@@ -1,4 +1,4 @@
-"""Whose a folder of results is, and what of it may be run: the user's own needs no word, anybody else's `--trust`.
+"""Whose a folder of results is, and whether its code may run: the user's own may, anybody else's needs `--trust`.
 
 A study that reaches outside of its folder, by import paths or by files of data, leaves a mark in its results
 and in the folder of every run: a keyed hash, with a key that only this user can read, of the configuration and of the
@@ -37,7 +37,7 @@ NAMED = (*NAMES, "data", "topology", "method", "defense", "combine", "attack")
 
 
 def is_results(folder: Path) -> bool:
-    """Tell whether `folder`, or one that it lies in, is that of a run or of a study that was begun.
+    """Return whether `folder`, or one that it lies in, is that of a run or of a study that was begun.
 
     One file of those that a run or a study leaves is enough. Of the folders around it, the user's home, the folder of
     temporary files, the root of the file system and what is above them do not count: anything may lie there.
@@ -53,7 +53,7 @@ def is_results(folder: Path) -> bool:
 
 
 def _holds_results(folder: Path) -> bool:
-    """Tell whether a study or a run has left a file in `folder`; what cannot be read is none."""
+    """Return whether a study or a run has left a file in `folder`; what cannot be read is none."""
     try:
         if any((folder / name).is_file() for name in ("study.db", *_OF_RUN)):
             return True

@@ -1,4 +1,4 @@
-"""A secret of this user's own, by which what they made is told from what came from somebody else."""
+"""A secret key of this user, which distinguishes results that they made from those of somebody else."""
 
 from __future__ import annotations
 

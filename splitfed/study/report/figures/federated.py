@@ -57,7 +57,7 @@ def compute_embeddings(run: Run, part: str = "test") -> PrototypeEmbeddings:
 
 
 def lay_out(found: PrototypeEmbeddings, seed: int = 0, rows: int = SHOWN) -> PrototypeEmbeddings:
-    """Return `found` in two dimensions, at most `rows` rows, drawn from `seed`, and all prototypes, together."""
+    """Return t-SNE coordinates (n, 2) of at most `rows` embeddings, drawn by `seed`, and of all prototypes."""
     from sklearn.manifold import TSNE
 
     order = torch.randperm(len(found.z), generator=generator(seed, "shown"))[:rows].sort().values

@@ -54,7 +54,7 @@ def read_pairs(settings: Sequence[Setting], attack: str, seed: int) -> list[Pair
 
 
 def is_image(truth: Tensor) -> bool:
-    """Tell whether rows of `truth` can be looked at: (victims, 1 or 3, height, width)."""
+    """Return whether rows of `truth` can be looked at: (victims, 1 or 3, height, width)."""
     return truth.dim() == 4 and truth.shape[1] in (1, 3)
 
 

@@ -88,7 +88,7 @@ def turn_over(metric: str, found: Mapping[str, Any]) -> tuple[Mapping[str, Any],
 
 
 def draw_baselines(draw: Any, points: Sequence[Point]) -> None:
-    """Draw what guessing without looking gets, the mean over the settings."""
+    """Draw the baseline that sees nothing: its mean over the settings."""
     for who, (label, dashes) in BASELINE_STYLES.items():
         known = [p.scores[who]["mean"] for p in points if p.scores.get(who)]
         if known:
