@@ -29,8 +29,9 @@ from splitfed.core.messages import Recording
 from splitfed.core.optimizers import Optim
 from splitfed.core.probe import probe
 from splitfed.core.random import generator
+from splitfed.core.replay import replay
 from splitfed.core.tasks import classification
-from splitfed.core.topology import Topology
+from splitfed.core.topology import Head, Segment, Topology
 from splitfed.defenses import DistanceCorrelation
 from splitfed.engines.local import LocalEngine
 from splitfed.models.resnet8 import resnet8
@@ -130,6 +131,16 @@ def split(
     return lambda batches: _spent(engine, batches)
 
 
+def replayed(model: nn.Module, cuts: tuple[str, ...], x: Tensor) -> Topology:
+    """The topology of `vanilla`, or of `u_shaped` for two cuts, of segments that replay `forward`."""
+    found = replay(model, cuts, x[:8])
+    names, roles = ("bottom", "middle", "head"), ("client", "server", "client")
+    segments = tuple(Segment(n, role, *piece) for n, role, piece in zip(names, roles, found.segments, strict=False))
+    return Topology(
+        "replayed", segments, {found.inputs[0]: "client"}, (Head(found.outputs[0], roles[len(cuts)], "client"),)
+    )
+
+
 def _spent(engine: LocalEngine, batches: list[Tensor]) -> None:
     engine.train(0, 0, batches)
     for recorder in engine.link.recorders.values():
@@ -177,6 +188,8 @@ def _variants(work: Workload, seed: int) -> dict[str, Callable[[], None]]:
         "by hand": lambda: by_hand(copy.deepcopy(model), first, x, y),
         "one cut": lambda: split(vanilla(model, first), x, y),
         "two cuts": lambda: split(u_shaped(model, (first, second)), x, y),
+        "one, replayed": lambda: split(replayed(model, (first,), x), x, y),
+        "two, replayed": lambda: split(replayed(model, (first, second), x), x, y),
         "NoPeek": lambda: split(vanilla(model, first), x, y, (DistanceCorrelation(0.5),)),
         "NoPeek, later": lambda: split(vanilla(model, second), x, y, (DistanceCorrelation(0.5),)),
         "recorder on": lambda: split(vanilla(model, first), x, y, record=Recording(("server",))),
