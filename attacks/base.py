@@ -25,7 +25,7 @@ from splitfed.attacks.local_models import Clone, DefenseStates, Imitate, Imitati
 from splitfed.attacks.search_space import Choice
 from splitfed.attacks.threat_model import STEPS, Needs, Phase, Target
 from splitfed.core.deprecation import OldAttribute, adopt, forwarded
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput, check_fields, unknown
 from splitfed.core.messages import View
 from splitfed.core.random import stream
 
@@ -92,6 +92,10 @@ class Attack:
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)
         adopt(cls, {"presets": "budgets"})
+
+    def __post_init__(self) -> None:
+        """Refuse parameters that are not what their fields require."""
+        check_fields(self)
 
     @property
     def label_set(self) -> str | None:

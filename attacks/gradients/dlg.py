@@ -12,7 +12,7 @@ the bottom of a split model the gradient at the cut is searched in place of the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress
 from splitfed.attacks.gradients.gradient_matching import ClientGradient, newest_step
 from splitfed.attacks.gradients.lbfgs_search import best_fit
-from splitfed.core.errors import check_count
+from splitfed.core.errors import require_count
 from splitfed.core.messages import View
 
 
@@ -36,13 +36,8 @@ class Dlg(Attack):
         "paper": {"iterations": 1200, "restarts": 1},
     }
 
-    iterations: int = 200
-    restarts: int = 3
-
-    def __post_init__(self) -> None:
-        """Refuse counts below one."""
-        check_count("dlg iterations", self.iterations, low=1)
-        check_count("dlg restarts", self.restarts, low=1)
+    iterations: int = field(default=200, metadata=require_count("dlg iterations", low=1))
+    restarts: int = field(default=3, metadata=require_count("dlg restarts", low=1))
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return (rows, *shape), in no particular order."""

@@ -10,7 +10,7 @@ must be the client's own loss's: of a split model's bottom there is none, and `d
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -25,7 +25,7 @@ from splitfed.attacks.gradients.gradient_matching import (
     single_class,
 )
 from splitfed.attacks.gradients.lbfgs_search import best_fit
-from splitfed.core.errors import InvalidInput, check_count
+from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.messages import View
 
 
@@ -40,13 +40,8 @@ class Idlg(Attack):
         "paper": {"iterations": 300, "restarts": 1},
     }
 
-    iterations: int = 200
-    restarts: int = 3
-
-    def __post_init__(self) -> None:
-        """Refuse counts below one."""
-        check_count("idlg iterations", self.iterations, low=1)
-        check_count("idlg restarts", self.restarts, low=1)
+    iterations: int = field(default=200, metadata=require_count("idlg iterations", low=1))
+    restarts: int = field(default=3, metadata=require_count("idlg restarts", low=1))
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return (1, *shape)."""

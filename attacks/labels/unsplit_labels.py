@@ -24,7 +24,7 @@ MNIST, behind the trained last layer of another network, `fast` misses some (the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -34,7 +34,7 @@ from torch.nn import functional
 from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target
 from splitfed.attacks.labels.cut_gradients import check_classes
 from splitfed.attacks.labels.own_steps import own_steps
-from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.messages import View
 
 _TOLD = 10.0  # the weight of the hints, which alone say what a class is called
@@ -52,15 +52,9 @@ class UnsplitLabels(Attack):
         "paper": {"iterations": 5000, "lr": 0.001, "hints": 1},
     }
 
-    iterations: int = 300
-    lr: float = 0.02
-    hints: int = 1
-
-    def __post_init__(self) -> None:
-        """Refuse counts below one and a rate that is not positive."""
-        check_count("unsplit_labels iterations", self.iterations, low=1)
-        check_count("unsplit_labels hints", self.hints, low=1)
-        check_number("unsplit_labels lr", self.lr, low=0.0, open_low=True)
+    iterations: int = field(default=300, metadata=require_count("unsplit_labels iterations", low=1))
+    lr: float = field(default=0.02, metadata=require_number("unsplit_labels lr", low=0.0, open_low=True))
+    hints: int = field(default=1, metadata=require_count("unsplit_labels hints", low=1))
 
     def asks(self, classes: int | None) -> dict[int, int]:
         """Victims of every class, as many as `hints` each."""

@@ -13,7 +13,7 @@ test does and does not round to 1. The authors also ask for augmented versions o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target
 from splitfed.attacks.membership.confidence import check_classes, margins
-from splitfed.core.errors import InvalidInput, check_count
+from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.messages import View
 
 _LEAST = 1e-3  # of a standard deviation, in log odds: copies that agree to the bit prove nothing
@@ -44,20 +44,17 @@ class Lira(Attack):
         "paper": {"copies": 256, "pooled": False},
     }
 
-    copies: int = 8
+    copies: int = field(default=8, metadata=require_count("lira copies", low=4))
     online: bool = True
     pooled: bool = True
-    epochs: int | None = None
-    batch_size: int | None = None
+    epochs: int | None = field(default=None, metadata=require_count("lira epochs", low=1))
+    batch_size: int | None = field(default=None, metadata=require_count("lira batch_size", low=1))
 
     def __post_init__(self) -> None:
-        """Refuse an odd number of copies, or so few that one side has no variance."""
-        check_count("lira copies", self.copies, low=4)
+        """Refuse an odd number of copies too."""
+        super().__post_init__()
         if self.copies % 2:
             raise InvalidInput(f"lira copies={self.copies} is not allowed; expected an even number: half hold each row")
-        for name in ("epochs", "batch_size"):
-            if getattr(self, name) is not None:
-                check_count(f"lira {name}", getattr(self, name), low=1)
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the score of every candidate: (candidates,)."""

@@ -12,7 +12,7 @@ hard the row is and nothing of the model. No output of the model is needed, so a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Releases, Target
 from splitfed.attacks.membership.confidence import check_classes, margins
 from splitfed.attacks.scoring.classifier import Classifier, fit
-from splitfed.core.errors import check_count, check_number
+from splitfed.core.errors import require_count, require_number
 from splitfed.core.messages import View
 
 
@@ -38,17 +38,11 @@ class MembershipReleases(Attack):
     )
     budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fast": {"epochs": 20}, "paper": {"epochs": 100}}
 
-    epochs: int = 20
-    batch_size: int = 32
-    lr: float = 3e-3
-    width: int = 32
-    queries: int = 3
-
-    def __post_init__(self) -> None:
-        """Refuse counts below one and a learning rate that is not positive."""
-        for name in ("epochs", "batch_size", "width", "queries"):
-            check_count(f"membership_releases {name}", getattr(self, name), low=1)
-        check_number("membership_releases lr", self.lr, low=0.0, open_low=True)
+    epochs: int = field(default=20, metadata=require_count("membership_releases epochs", low=1))
+    batch_size: int = field(default=32, metadata=require_count("membership_releases batch_size", low=1))
+    lr: float = field(default=3e-3, metadata=require_number("membership_releases lr", low=0.0, open_low=True))
+    width: int = field(default=32, metadata=require_count("membership_releases width", low=1))
+    queries: int = field(default=3, metadata=require_count("membership_releases queries", low=1))
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the calibrated log odds of every candidate's label: (candidates,)."""

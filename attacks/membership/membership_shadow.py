@@ -12,7 +12,7 @@ of classes says nothing about membership.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -22,7 +22,7 @@ from torch.nn import functional
 from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target
 from splitfed.attacks.membership.confidence import check_classes, log_probabilities, margins
 from splitfed.attacks.scoring.classifier import Classifier, fit
-from splitfed.core.errors import InvalidInput, check_count
+from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.messages import View
 
 _FLOOR = -30.0  # log probability
@@ -41,18 +41,11 @@ class MembershipShadow(Attack):
     )
     budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fast": {"copies": 4}, "paper": {"copies": 100}}
 
-    copies: int = 4
-    epochs: int | None = None
-    batch_size: int | None = None
-    width: int = 32
-    classifier_epochs: int = 30
-
-    def __post_init__(self) -> None:
-        """Refuse counts below one."""
-        for name in ("copies", "epochs", "batch_size", "width", "classifier_epochs"):
-            if name in ("epochs", "batch_size") and getattr(self, name) is None:
-                continue
-            check_count(f"membership_shadow {name}", getattr(self, name), low=1)
+    copies: int = field(default=4, metadata=require_count("membership_shadow copies", low=1))
+    epochs: int | None = field(default=None, metadata=require_count("membership_shadow epochs", low=1))
+    batch_size: int | None = field(default=None, metadata=require_count("membership_shadow batch_size", low=1))
+    width: int = field(default=32, metadata=require_count("membership_shadow width", low=1))
+    classifier_epochs: int = field(default=30, metadata=require_count("membership_shadow classifier_epochs", low=1))
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the classifier's log odds of membership: (candidates,)."""

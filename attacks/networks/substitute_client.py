@@ -20,9 +20,10 @@ from splitfed.attacks.base import Clone, DefenseStates, Needs
 from splitfed.attacks.networks.networks import Translator
 from splitfed.attacks.networks.scaling import Scale
 from splitfed.attacks.training_time.attack_site import AttackSite
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput
 
-_LAYOUTS = ("client", "generic")
+LAYOUTS = ("client", "generic")
+"""Networks of the client's own layout, or of one that fits any client."""
 
 
 class Imitated(NamedTuple):
@@ -94,12 +95,6 @@ class GenericLayout(nn.Module):
 
 
 ClientModel = SameLayout | GenericLayout
-
-
-def check_layout(who: str, layout: str) -> None:
-    """Refuse a layout that there is not."""
-    if layout not in _LAYOUTS:
-        raise unknown(f"{who} layout", layout, _LAYOUTS)
 
 
 def layout_needs(layout: str, labels_arrive: bool) -> frozenset[Needs]:

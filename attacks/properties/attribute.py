@@ -12,7 +12,7 @@ afresh at every query; the passes are used in turn.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target
 from splitfed.attacks.scoring.classifier import Classifier, fit
 from splitfed.attacks.search_space import Choice, Span
-from splitfed.core.errors import InvalidInput, check_count, check_number, unknown
+from splitfed.core.errors import InvalidInput, require_count, require_number, unknown
 from splitfed.core.messages import View
 
 
@@ -43,17 +43,11 @@ class Attribute(Attack):
     space: ClassVar[Mapping[str, Choice]] = {"lr": Span(3e-4, 1e-2, log=True), "width": (16, 32, 64)}
 
     attribute: str = ""
-    epochs: int = 20
-    batch_size: int = 32
-    lr: float = 3e-3
-    width: int = 32
-    queries: int = 3
-
-    def __post_init__(self) -> None:
-        """Refuse counts below one and a learning rate that is not positive."""
-        for name in ("epochs", "batch_size", "width", "queries"):
-            check_count(f"attribute {name}", getattr(self, name), low=1)
-        check_number("attribute lr", self.lr, low=0.0, open_low=True)
+    epochs: int = field(default=20, metadata=require_count("attribute epochs", low=1))
+    batch_size: int = field(default=32, metadata=require_count("attribute batch_size", low=1))
+    lr: float = field(default=3e-3, metadata=require_number("attribute lr", low=0.0, open_low=True))
+    width: int = field(default=32, metadata=require_count("attribute width", low=1))
+    queries: int = field(default=3, metadata=require_count("attribute queries", low=1))
 
     @property
     def label_set(self) -> str:

@@ -12,7 +12,7 @@ theirs halves every ten epochs, under the amsgrad variant of Adam.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -24,7 +24,7 @@ from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Releases
 from splitfed.attacks.networks.image_parts import boxes
 from splitfed.attacks.reconstruction.decoder import Decoder
 from splitfed.attacks.search_space import Choice, Span
-from splitfed.core.errors import check_count, check_number
+from splitfed.core.errors import require_count, require_number
 from splitfed.core.messages import View
 
 
@@ -44,17 +44,11 @@ class InverseNetwork(Attack):
 
     space: ClassVar[Mapping[str, Choice]] = {"lr": Span(3e-4, 1e-2, log=True), "width": (16, 32, 64)}
 
-    epochs: int = 20
-    batch_size: int = 32
-    lr: float = 3e-3
-    width: int = 16
-    queries: int = 5
-
-    def __post_init__(self) -> None:
-        """Refuse counts below one and a learning rate that is not positive."""
-        for name in ("epochs", "batch_size", "width", "queries"):
-            check_count(f"inverse_network {name}", getattr(self, name), low=1)
-        check_number("inverse_network lr", self.lr, low=0.0, open_low=True)
+    epochs: int = field(default=20, metadata=require_count("inverse_network epochs", low=1))
+    batch_size: int = field(default=32, metadata=require_count("inverse_network batch_size", low=1))
+    lr: float = field(default=3e-3, metadata=require_number("inverse_network lr", low=0.0, open_low=True))
+    width: int = field(default=16, metadata=require_count("inverse_network width", low=1))
+    queries: int = field(default=5, metadata=require_count("inverse_network queries", low=1))
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the decoder's rows for the releases in the view: (victims, *shape)."""

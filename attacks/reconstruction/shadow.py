@@ -14,14 +14,14 @@ theirs. A U-shaped server holds no loss: refused.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 
 from splitfed.attacks.base import Attack, Clone, Knowledge, Needs, PredictionAndClone, Progress
 from splitfed.attacks.reconstruction.inversion import Search, start
-from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.messages import View
 
 _HALVED = 10  # epochs
@@ -42,22 +42,13 @@ class Shadow(Attack):
         "paper": {"epochs": 50, "shadow_lr": 1e-3, "iterations": 500, "lr": 0.1, "tv": 2.0},
     }
 
-    epochs: int = 15
-    batch_size: int = 32
-    shadow_lr: float = 3e-3
-    iterations: int = 300
-    lr: float = 0.05
-    tv: float = 0.1
-    l2: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Refuse counts below one, rates that are not positive and negative weights."""
-        for name in ("epochs", "batch_size", "iterations"):
-            check_count(f"shadow {name}", getattr(self, name), low=1)
-        for name in ("shadow_lr", "lr"):
-            check_number(f"shadow {name}", getattr(self, name), low=0.0, open_low=True)
-        for name in ("tv", "l2"):
-            check_number(f"shadow {name}", getattr(self, name), low=0.0)
+    epochs: int = field(default=15, metadata=require_count("shadow epochs", low=1))
+    batch_size: int = field(default=32, metadata=require_count("shadow batch_size", low=1))
+    shadow_lr: float = field(default=3e-3, metadata=require_number("shadow shadow_lr", low=0.0, open_low=True))
+    iterations: int = field(default=300, metadata=require_count("shadow iterations", low=1))
+    lr: float = field(default=0.05, metadata=require_number("shadow lr", low=0.0, open_low=True))
+    tv: float = field(default=0.1, metadata=require_number("shadow tv", low=0.0))
+    l2: float = field(default=0.0, metadata=require_number("shadow l2", low=0.0))
 
     def run(
         self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress

@@ -22,7 +22,7 @@ their negatives. Data that are bright for the most part it gets wrong, and half-
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -31,7 +31,7 @@ from torch import Tensor
 from splitfed.attacks.base import Attack, Clone, Knowledge, Needs, PredictionAndClone, Progress, Releases
 from splitfed.attacks.reconstruction.inversion import Search, misfit, start
 from splitfed.attacks.reconstruction.priors import total_variation
-from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.messages import View
 
 
@@ -52,24 +52,19 @@ class Unsplit(Attack):
         },
     }  # fmt: skip
 
-    rounds: int = 30
-    input_steps: int = 20
-    model_steps: int = 20
-    lr: float = 0.03
-    model_lr: float = 0.02
-    tv: float = 0.01
-    l2: float = 0.1
+    rounds: int = field(default=30, metadata=require_count("unsplit rounds", low=1))
+    input_steps: int = field(default=20, metadata=require_count("unsplit input_steps", low=1))
+    model_steps: int = field(default=20, metadata=require_count("unsplit model_steps", low=1))
+    lr: float = field(default=0.03, metadata=require_number("unsplit lr", low=0.0, open_low=True))
+    model_lr: float = field(default=0.02, metadata=require_number("unsplit model_lr", low=0.0, open_low=True))
+    tv: float = field(default=0.01, metadata=require_number("unsplit tv", low=0.0))
+    l2: float = field(default=0.1, metadata=require_number("unsplit l2", low=0.0))
     stretch: bool = True
-    restarts: int = 3
+    restarts: int = field(default=3, metadata=require_count("unsplit restarts", low=1))
 
     def __post_init__(self) -> None:
-        """Refuse counts below one, rates that are not positive and negative weights."""
-        for name in ("rounds", "input_steps", "model_steps", "restarts"):
-            check_count(f"unsplit {name}", getattr(self, name), low=1)
-        for name in ("lr", "model_lr"):
-            check_number(f"unsplit {name}", getattr(self, name), low=0.0, open_low=True)
-        for name in ("tv", "l2"):
-            check_number(f"unsplit {name}", getattr(self, name), low=0.0)
+        """Refuse a stretch that is no truth value too."""
+        super().__post_init__()
         if not isinstance(self.stretch, bool):
             raise InvalidInput(f"unsplit stretch={self.stretch!r} is not allowed; expected true or false")
 

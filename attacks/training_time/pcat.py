@@ -28,7 +28,7 @@ classify well together and read no label, or fewer than chance, off what the cli
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -39,12 +39,12 @@ from splitfed.attacks.base import Needs, Target
 from splitfed.attacks.networks.frozen_copy import FrozenCopy
 from splitfed.attacks.networks.networks import Translator
 from splitfed.attacks.networks.scaling import Scale
-from splitfed.attacks.networks.substitute_client import build_client, build_head, check_layout, layout_needs
+from splitfed.attacks.networks.substitute_client import LAYOUTS, build_client, build_head, layout_needs
 from splitfed.attacks.reconstruction.inversion import Search
 from splitfed.attacks.training_time.attack_site import AttackSite
 from splitfed.attacks.training_time.task_loss import check_classes, class_scores, loss_of
 from splitfed.attacks.training_time.training_attack import Seen, TrainingAttack, TrainingAttackState
-from splitfed.core.errors import check_count, check_number
+from splitfed.core.errors import require_count, require_name, require_number
 from splitfed.core.messages import Message, View
 from splitfed.core.random import derive, generator, stream
 
@@ -73,26 +73,16 @@ class Pcat(TrainingAttack):
         },
     }
 
-    lr: float = 1e-3
-    start: int = 100
-    inverse_lr: float = 1e-3
-    inverse_steps: int = 1000
-    refine: int = 100
-    refine_lr: float = 0.01
-    after: int | None = None
-    width: int = 24
-    blocks: int = 1
-    layout: str = "generic"
-
-    def __post_init__(self) -> None:
-        """Refuse rates that are not positive, counts below their least and layouts that there are not."""
-        for name in ("lr", "inverse_lr", "refine_lr"):
-            check_number(f"pcat {name}", getattr(self, name), low=0.0, open_low=True)
-        for name, low in (("start", 0), ("refine", 0), ("inverse_steps", 1), ("width", 1), ("blocks", 1)):
-            check_count(f"pcat {name}", getattr(self, name), low=low)
-        if self.after is not None:
-            check_count("pcat after", self.after, low=1)
-        check_layout("pcat", self.layout)
+    lr: float = field(default=1e-3, metadata=require_number("pcat lr", low=0.0, open_low=True))
+    start: int = field(default=100, metadata=require_count("pcat start"))
+    inverse_lr: float = field(default=1e-3, metadata=require_number("pcat inverse_lr", low=0.0, open_low=True))
+    inverse_steps: int = field(default=1000, metadata=require_count("pcat inverse_steps", low=1))
+    refine: int = field(default=100, metadata=require_count("pcat refine"))
+    refine_lr: float = field(default=0.01, metadata=require_number("pcat refine_lr", low=0.0, open_low=True))
+    after: int | None = field(default=None, metadata=require_count("pcat after", low=1))
+    width: int = field(default=24, metadata=require_count("pcat width", low=1))
+    blocks: int = field(default=1, metadata=require_count("pcat blocks", low=1))
+    layout: str = field(default="generic", metadata=require_name("pcat layout", LAYOUTS))
 
     def needs(self, labels_arrive: bool) -> frozenset[Needs]:
         """Labelled auxiliary rows, and the client's layouts where pseudo-client and pseudo-head have them."""

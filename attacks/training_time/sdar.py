@@ -28,7 +28,7 @@ of the labels; .02 and 20 % for ResNet-20 on CIFAR-10. Runs of some hundred step
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -39,12 +39,12 @@ from splitfed.attacks.base import Needs, Target
 from splitfed.attacks.networks.frozen_copy import FrozenCopy
 from splitfed.attacks.networks.networks import Critic, Translator
 from splitfed.attacks.networks.scaling import Scale
-from splitfed.attacks.networks.substitute_client import build_client, build_head, check_layout, layout_needs
+from splitfed.attacks.networks.substitute_client import LAYOUTS, build_client, build_head, layout_needs
 from splitfed.attacks.training_time.attack_site import AttackSite
 from splitfed.attacks.training_time.sdar_networks import CutCritic, ReleaseEnd, SdarCritic, SdarDecoder
 from splitfed.attacks.training_time.task_loss import check_classes, class_scores, loss_of
 from splitfed.attacks.training_time.training_attack import Seen, TrainingAttack, TrainingAttackState
-from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.core.errors import InvalidInput, require_count, require_name, require_number
 from splitfed.core.messages import View
 
 
@@ -67,28 +67,20 @@ class Sdar(TrainingAttack):
         },
     }  # fmt: skip
 
-    lr: float = 1e-3
-    decoder_lr: float = 5e-4
-    head_lr: float = 1e-3
-    l1: float = 0.02
-    l2: float = 1e-5
-    flip: float = 0.1
-    width: int = 24
-    blocks: int = 1
-    layout: str = "generic"
+    lr: float = field(default=1e-3, metadata=require_number("sdar lr", low=0.0, open_low=True))
+    decoder_lr: float = field(default=5e-4, metadata=require_number("sdar decoder_lr", low=0.0, open_low=True))
+    head_lr: float = field(default=1e-3, metadata=require_number("sdar head_lr", low=0.0, open_low=True))
+    l1: float = field(default=0.02, metadata=require_number("sdar l1", low=0.0))
+    l2: float = field(default=1e-5, metadata=require_number("sdar l2", low=0.0))
+    flip: float = field(default=0.1, metadata=require_number("sdar flip", low=0.0, high=1.0))
+    width: int = field(default=24, metadata=require_count("sdar width", low=1))
+    blocks: int = field(default=1, metadata=require_count("sdar blocks", low=1))
+    layout: str = field(default="generic", metadata=require_name("sdar layout", LAYOUTS))
     normalise: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse rates that are not positive, negative weights, shares outside [0, 1], counts below one and layouts
-        that there are not."""  # fmt: skip
-        for name in ("lr", "decoder_lr", "head_lr"):
-            check_number(f"sdar {name}", getattr(self, name), low=0.0, open_low=True)
-        for name in ("l1", "l2"):
-            check_number(f"sdar {name}", getattr(self, name), low=0.0)
-        check_number("sdar flip", self.flip, low=0.0, high=1.0)
-        for name in ("width", "blocks"):
-            check_count(f"sdar {name}", getattr(self, name), low=1)
-        check_layout("sdar", self.layout)
+        """Refuse a `normalise` that is no truth value too."""
+        super().__post_init__()
         if not isinstance(self.normalise, bool):
             raise InvalidInput(f"sdar normalise={self.normalise!r} is not allowed; expected true or false")
 
