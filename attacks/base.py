@@ -20,7 +20,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from splitfed.attacks.knowledge import Knowledge
+from splitfed.attacks.knowledge import Knowledge, unwrap
 from splitfed.attacks.local_models import Clone, DefenseStates, Imitate, Imitation, Releases, TrainedAttack
 from splitfed.attacks.search_space import Choice
 from splitfed.attacks.threat_model import STEPS, Needs, Phase, Target
@@ -46,6 +46,7 @@ __all__ = [
     "Target",
     "TrainedAttack",
     "quick_look",
+    "unwrap",
 ]
 
 Progress = Callable[[int, int], None]

@@ -183,6 +183,14 @@ def assert_refuses(act: Callable[[], object], text: str) -> None:
         act()
 
 
+def refusal(call: Callable[..., object], *given: object, **options: object) -> str:
+    """Return the one line in which `call` refuses what it is given."""
+    with pytest.raises(InvalidInput) as refused:
+        call(*given, **options)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
 def assert_same(one: object, two: object, path: str = "") -> None:
     """Compare nested states: tensors bit by bit, everything else with `==`; the first difference is named."""
     if isinstance(one, Tensor) and isinstance(two, Tensor):

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress
+from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, unwrap
 from splitfed.attacks.gradients.gradient_matching import ClientGradient, newest_step
 from splitfed.attacks.gradients.lbfgs_search import best_fit
 from splitfed.core.errors import require_count
@@ -41,7 +41,6 @@ class Dlg(Attack):
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return (rows, *shape), in no particular order."""
-        assert knowledge.local is not None
-        step = newest_step(view, knowledge.local)
-        client = ClientGradient(view.segments, knowledge.local, step, knowledge.device)
+        local = unwrap(knowledge.local)
+        client = ClientGradient(view.segments, local, newest_step(view, local), knowledge.device)
         return best_fit(client, knowledge.shape, None, self.iterations, self.restarts, generator, progress)

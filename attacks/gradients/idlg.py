@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress
+from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, unwrap
 from splitfed.attacks.gradients.gradient_matching import (
     ClientGradient,
     class_logits,
@@ -45,8 +45,7 @@ class Idlg(Attack):
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return (1, *shape)."""
-        local = knowledge.local
-        assert local is not None
+        local = unwrap(knowledge.local)
         step = newest_step(view, local)
         if step.rows != 1:
             raise InvalidInput(f"Idlg reads one class off a gradient; the client's batch has {step.rows} rows")

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target
 from splitfed.attacks.labels.cut_gradients import check_classes
 from splitfed.attacks.labels.own_steps import OwnStep, own_steps
+from splitfed.attacks.networks.gradient_descent import take_step
 from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.messages import View
 
@@ -83,9 +84,7 @@ class BatchLabelInference(Attack):
             d = difference.flatten(1)
             # |J'd - v|^2 without its constant, for the gram J J' and J v.
             loss = ((gram @ d[..., None])[..., 0] * d - 2 * wanted * d).sum()
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
             if iteration % 100 == 99:
                 progress(iteration + 1, self.iterations)
         scores: Tensor = labels.softmax(-1) - (logits + others).softmax(-1)

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target
+from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target, unwrap
 from splitfed.attacks.labels.cut_gradients import check_classes
 from splitfed.attacks.labels.mixmatch import MixMatch
 from splitfed.core.errors import InvalidInput, require_count, require_number
@@ -61,12 +61,11 @@ class ModelCompletion(Attack):
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return logits of the victims' labels: (victims, classes)."""
-        assert knowledge.auxiliary_labels is not None
         classes = check_classes("model_completion", knowledge.classes)
         bottom = _bottom(view, knowledge)
         victims, auxiliary = _single_input(view, knowledge.own), _single_input(view, knowledge.own_auxiliary)
-        labels = knowledge.auxiliary_labels.cpu()
-        labelled = self._draw_labelled(labels, classes, generator)
+        labels = unwrap(knowledge.auxiliary_labels)
+        labelled = self._draw_labelled(labels.cpu(), classes, generator)
         others = torch.ones(len(labels), dtype=torch.bool)
         others[labelled] = False
         settings = MixMatch(
@@ -78,7 +77,7 @@ class ModelCompletion(Attack):
         known, unlabelled = auxiliary[labelled], torch.cat([auxiliary[others], victims])
         if len(unlabelled) < 2:
             raise InvalidInput("model_completion has one row without a label; expected two or more")
-        learnt = settings.fit(model, known, knowledge.auxiliary_labels[labelled], unlabelled, generator, progress)
+        learnt = settings.fit(model, known, labels[labelled], unlabelled, generator, progress)
         with torch.no_grad():
             scores: Tensor = torch.cat([learnt(x) for x in victims.split(256)])
         return scores

@@ -31,9 +31,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target
+from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target, unwrap
 from splitfed.attacks.labels.cut_gradients import check_classes
 from splitfed.attacks.labels.own_steps import own_steps
+from splitfed.attacks.networks.gradient_descent import take_step
 from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.messages import View
 
@@ -62,7 +63,6 @@ class UnsplitLabels(Attack):
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the negated errors, the squared part relative to the gradients' mean square: (victims, classes)."""
-        assert knowledge.head is not None
         classes = check_classes("unsplit_labels", knowledge.classes)
         if set(knowledge.hints) != set(range(classes)):
             raise InvalidInput(f"unsplit_labels needs a known victim of each of {classes} classes to name them")
@@ -71,7 +71,7 @@ class UnsplitLabels(Attack):
             sent = torch.cat([module(step.inputs) for step in steps])
         received = torch.cat([step.gradient for step in steps]).flatten(1)
         received = received / received.square().mean().sqrt().clamp_min(torch.finfo(received.dtype).tiny)
-        clone = _Clone(knowledge.head(), classes).to(knowledge.device).eval()
+        clone = _Clone(unwrap(knowledge.head)(), classes).to(knowledge.device).eval()
         optimizer = torch.optim.Adam(clone.parameters(), lr=self.lr)
         hints = [(c, row) for c, rows in knowledge.hints.items() for row in rows.tolist()]
         labels, rows = torch.tensor(hints, device=sent.device).T
@@ -81,9 +81,7 @@ class UnsplitLabels(Attack):
             heat = max(0.5 * (1 - 1.25 * iteration / self.iterations), 0.01)
             nearest = -heat * torch.logsumexp(-errors / heat, 1)
             loss = nearest.mean() + _TOLD * errors[rows, labels].mean()
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
             if iteration % 50 == 49:
                 progress(iteration + 1, self.iterations)
         return -_errors(clone(sent), received)

@@ -36,7 +36,8 @@ def margins(outputs: Tensor, labels: Tensor) -> Tensor:
     return known[true] - others
 
 
-def check_classes(attack: str, classes: int | None) -> None:
-    """Refuse a run that learns no classes: its outputs hold no confidence in a label."""
+def check_classes(attack: str, classes: int | None) -> int:
+    """Return the number of classes; refuse a run that learns none: its outputs hold no confidence in a label."""
     if classes is None:
         raise InvalidInput(f"{attack} needs a model of classes; this run learns a regression")
+    return classes

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target
+from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target, unwrap
 from splitfed.attacks.membership.confidence import check_classes, margins
 from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.messages import View
@@ -58,13 +58,10 @@ class Lira(Attack):
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the score of every candidate: (candidates,)."""
-        x, y = knowledge.candidates, knowledge.candidate_labels
-        assert x is not None
-        assert y is not None
-        assert knowledge.predict is not None
+        x, y = unwrap(knowledge.candidates), unwrap(knowledge.candidate_labels)
         check_classes("lira", knowledge.classes)
         confidence, held = self._copies(x, y, knowledge, generator, progress)
-        seen = margins(knowledge.predict(x), y)
+        seen = margins(unwrap(knowledge.predict)(x), y)
         mean, deviation = moments(confidence, ~held, self.pooled)
         if not self.online:
             return (seen - mean) / deviation
@@ -75,17 +72,14 @@ class Lira(Attack):
         self, x: Tensor, y: Tensor, knowledge: Knowledge, generator: torch.Generator, progress: Progress
     ) -> tuple[Tensor, Tensor]:
         """Return the candidates' confidence in every copy, and which copy holds which: (copies, candidates) each."""
-        assert knowledge.auxiliary is not None
-        assert knowledge.auxiliary_labels is not None
-        assert knowledge.imitate is not None
-        rows, labels = knowledge.auxiliary, knowledge.auxiliary_labels
+        rows, labels = unwrap(knowledge.auxiliary), unwrap(knowledge.auxiliary_labels)
         if self.online:
             rows, labels = torch.cat([x, rows]), torch.cat([y, labels])
         held = halves(self.copies, len(rows), generator)
         confidences = []
         for number, mine in enumerate(held.to(rows.device)):
             seed = int(torch.randint(2**62, (), generator=generator))
-            copy = knowledge.imitate(rows[mine], labels[mine], self.epochs, self.batch_size, seed)
+            copy = unwrap(knowledge.imitate)(rows[mine], labels[mine], self.epochs, self.batch_size, seed)
             confidences.append(margins(copy.predict(x), y))
             progress(number + 1, self.copies)
         among = held[:, : len(x)] if self.online else torch.zeros(self.copies, len(x), dtype=torch.bool)

@@ -18,9 +18,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Releases, Target
+from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Releases, Target, unwrap
 from splitfed.attacks.membership.confidence import check_classes, margins
-from splitfed.attacks.scoring.classifier import Classifier, fit
+from splitfed.attacks.scoring.classifier import train_classifier
 from splitfed.core.errors import require_count, require_number
 from splitfed.core.messages import View
 
@@ -46,34 +46,23 @@ class MembershipReleases(Attack):
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the calibrated log odds of every candidate's label: (candidates,)."""
-        assert knowledge.query is not None
-        assert knowledge.auxiliary is not None
-        assert knowledge.candidates is not None
         check_classes("membership_releases", knowledge.classes)
+        x, query = unwrap(knowledge.auxiliary), unwrap(knowledge.query)
         released = view.select(kind="activation").tensors(knowledge.device)
-        passes = [knowledge.query(knowledge.auxiliary) for _ in range(self.queries)]
+        passes = [query(x) for _ in range(self.queries)]
         by_release = self._odds(passes, released, knowledge, generator)
         progress(1, 2)
-        by_row = self._odds([{"x": knowledge.auxiliary}], {"x": knowledge.candidates}, knowledge, generator)
+        by_row = self._odds([{"x": x}], {"x": unwrap(knowledge.candidates)}, knowledge, generator)
         return by_release - by_row
 
     def _odds(
         self, passes: list[Releases], asked: Releases, knowledge: Knowledge, generator: torch.Generator
     ) -> Tensor:
         """Return log odds of the candidates' labels, `asked` being read by a classifier that learnt from `passes`."""
-        assert knowledge.auxiliary_labels is not None
-        assert knowledge.candidate_labels is not None
-        assert knowledge.classes is not None
-        shapes = {name: tuple(value.shape[1:]) for name, value in asked.items()}
-        network = Classifier(shapes, knowledge.classes, self.width).to(knowledge.device)
-        fit(
-            network,
-            lambda epoch: passes[epoch % len(passes)],
-            knowledge.auxiliary_labels,
-            generator,
-            epochs=self.epochs,
-            lr=self.lr,
-            batch_size=self.batch_size,
-        )
+        labels, classes = unwrap(knowledge.auxiliary_labels), unwrap(knowledge.classes)
+        network = train_classifier(
+            asked, passes, labels, classes, generator,
+            width=self.width, epochs=self.epochs, lr=self.lr, batch_size=self.batch_size,
+        )  # fmt: skip
         with torch.no_grad():
-            return margins(network(asked), knowledge.candidate_labels)
+            return margins(network(asked), unwrap(knowledge.candidate_labels))

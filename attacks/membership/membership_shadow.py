@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target
+from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target, unwrap
 from splitfed.attacks.membership.confidence import check_classes, log_probabilities, margins
 from splitfed.attacks.scoring.classifier import Classifier, fit
 from splitfed.core.errors import InvalidInput, require_count
@@ -49,25 +49,19 @@ class MembershipShadow(Attack):
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the classifier's log odds of membership: (candidates,)."""
-        x, y = knowledge.candidates, knowledge.candidate_labels
-        assert x is not None
-        assert y is not None
-        assert knowledge.predict is not None
         check_classes("membership_shadow", knowledge.classes)
         examples, members = self._examples(knowledge, generator, progress)
         network = Classifier({"features": tuple(examples.shape[1:])}, 2, self.width).to(knowledge.device)
         values = {"features": examples}
         fit(network, lambda epoch: values, members, generator, epochs=self.classifier_epochs, lr=3e-3, batch_size=64)
         with torch.no_grad():
-            scores: Tensor = network({"features": features(knowledge.predict(x), y)})
+            outputs = unwrap(knowledge.predict)(unwrap(knowledge.candidates))
+            scores: Tensor = network({"features": features(outputs, unwrap(knowledge.candidate_labels))})
         return scores[:, 1] - scores[:, 0]
 
     def _examples(self, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> tuple[Tensor, Tensor]:
         """Return features of the auxiliary rows by every copy, and (rows,) int64 with 1 for those it trained on."""
-        x, y = knowledge.auxiliary, knowledge.auxiliary_labels
-        assert x is not None
-        assert y is not None
-        assert knowledge.imitate is not None
+        x, y = unwrap(knowledge.auxiliary), unwrap(knowledge.auxiliary_labels)
         if len(x) < 4:
             raise InvalidInput(f"membership_shadow needs at least 4 auxiliary rows, to train on half; found {len(x)}")
         examples, members = [], []
@@ -75,7 +69,7 @@ class MembershipShadow(Attack):
             order = torch.randperm(len(x), generator=generator).to(x.device)
             mine = order[: len(x) // 2]
             seed = int(torch.randint(2**62, (), generator=generator))
-            copy = knowledge.imitate(x[mine], y[mine], self.epochs, self.batch_size, seed)
+            copy = unwrap(knowledge.imitate)(x[mine], y[mine], self.epochs, self.batch_size, seed)
             examples.append(features(copy.predict(x[order]), y[order]))
             members.append((torch.arange(len(x), device=x.device) < len(mine)).long())
             progress(number + 1, self.copies)

@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target
+from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target, unwrap
 from splitfed.attacks.membership.confidence import check_classes, losses
 from splitfed.core.errors import require_count
 from splitfed.core.messages import View
@@ -33,9 +33,7 @@ class MembershipThreshold(Attack):
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return minus the mean loss of every candidate: (candidates,)."""
-        assert knowledge.predict is not None
-        assert knowledge.candidates is not None
-        assert knowledge.candidate_labels is not None
+        x, y = unwrap(knowledge.candidates), unwrap(knowledge.candidate_labels)
         check_classes("membership_threshold", knowledge.classes)
-        asked = [knowledge.predict(knowledge.candidates) for _ in range(self.queries)]
-        return -torch.stack([losses(outputs, knowledge.candidate_labels) for outputs in asked]).mean(0)
+        asked = [unwrap(knowledge.predict)(x) for _ in range(self.queries)]
+        return -torch.stack([losses(outputs, y) for outputs in asked]).mean(0)

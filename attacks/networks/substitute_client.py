@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from splitfed.attacks.base import Clone, DefenseStates, Needs
+from splitfed.attacks.base import Clone, DefenseStates, Needs, unwrap
 from splitfed.attacks.networks.networks import Translator
 from splitfed.attacks.networks.scaling import Scale
 from splitfed.attacks.training_time.attack_site import AttackSite
@@ -129,5 +129,6 @@ def build_client(who: str, site: AttackSite, width: int, blocks: int, end: nn.Mo
 def build_head(site: AttackSite, width: int, blocks: int) -> nn.Module:
     """Return a network for the place of the head that keeps the labels: in its own layout, or a generic one."""
     known = site.knowledge
-    assert known.classes is not None
-    return Translator(site.out_shape, (known.classes,), width, blocks) if known.head is None else known.head()
+    if known.head is not None:
+        return known.head()
+    return Translator(site.out_shape, (unwrap(known.classes),), width, blocks)

@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target
-from splitfed.attacks.scoring.classifier import Classifier, fit
+from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target, unwrap
+from splitfed.attacks.scoring.classifier import train_classifier
 from splitfed.attacks.search_space import Choice, Span
 from splitfed.core.errors import InvalidInput, require_count, require_number, unknown
 from splitfed.core.messages import View
@@ -56,27 +56,18 @@ class Attribute(Attack):
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return scores for the attribute's classes: (victims, classes)."""
-        assert knowledge.query is not None
-        assert knowledge.auxiliary is not None
         if self.attribute not in knowledge.attributes:
             raise unknown("attribute of the data", self.attribute, knowledge.attributes)
         labels, classes = knowledge.attributes[self.attribute]
         if classes is None:
             raise InvalidInput(f"attribute {self.attribute!r} is no class label; expected classes to tell apart")
         released = view.select(kind="activation").tensors(knowledge.device)
-        passes = [knowledge.query(knowledge.auxiliary) for _ in range(self.queries)]
-        shapes = {name: tuple(z.shape[1:]) for name, z in released.items()}
-        network = Classifier(shapes, classes, self.width).to(knowledge.device)
-        fit(
-            network,
-            lambda epoch: passes[epoch % len(passes)],
-            labels,
-            generator,
-            epochs=self.epochs,
-            lr=self.lr,
-            batch_size=self.batch_size,
-            progress=progress,
-        )
+        x, query = unwrap(knowledge.auxiliary), unwrap(knowledge.query)
+        passes = [query(x) for _ in range(self.queries)]
+        network = train_classifier(
+            released, passes, labels, classes, generator,
+            width=self.width, epochs=self.epochs, lr=self.lr, batch_size=self.batch_size, progress=progress,
+        )  # fmt: skip
         with torch.no_grad():
             scores: Tensor = network(released)
         return scores

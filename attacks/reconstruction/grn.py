@@ -35,7 +35,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress
+from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, unwrap
+from splitfed.attacks.networks.gradient_descent import draw_batches, take_step
 from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.messages import View
 
@@ -62,7 +63,7 @@ class Grn(Attack):
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return (victims, *shape): the adversary's own features as they are, the peers' as generated."""
-        assert knowledge.upstream is not None
+        upstream = unwrap(knowledge.upstream)
         if self.own_features and not knowledge.own:
             raise InvalidInput(
                 "grn needs inputs of its own to tell rows apart; this party has none (own_features=False: noise alone)"
@@ -82,16 +83,12 @@ class Grn(Attack):
             return made
 
         for epoch in range(self.epochs):
-            for chosen in torch.randperm(len(rows.base), generator=generator).split(self.batch_size):
-                if len(chosen) < 2:
-                    continue
+            for chosen in draw_batches(len(rows.base), self.batch_size, generator):
                 prediction = generated(chosen)
-                made = knowledge.upstream(rows.whole(chosen, prediction))
+                made = upstream(rows.whole(chosen, prediction))
                 misfit = torch.stack([(made[name] - z[chosen]).square().sum() for name, z in seen.items()]).sum()
                 loss = misfit + self.variance * prediction.var(0).sum()
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                optimizer.step()
+                take_step(optimizer, loss)
             progress(epoch + 1, self.epochs)
         with torch.no_grad():
             everybody = torch.arange(len(rows.base))

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Releases
+from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Releases, unwrap
 from splitfed.core.errors import InvalidInput, check_count, require_count, require_number
 from splitfed.core.messages import View
 from splitfed.core.random import derive
@@ -65,17 +65,16 @@ class Ladder(Attack):
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the chosen network's rows for the releases in the view: (victims, *shape)."""
-        assert knowledge.auxiliary is not None
-        assert knowledge.query is not None
-        order = torch.randperm(len(knowledge.auxiliary), generator=generator).to(knowledge.device)
+        auxiliary = unwrap(knowledge.auxiliary)
+        order = torch.randperm(len(auxiliary), generator=generator).to(knowledge.device)
         count = round(self.validation * len(order))
         if not 0 < count <= len(order) - 2:
             raise InvalidInput(
                 f"ladder validation={self.validation!r} keeps {count} of {len(order)} auxiliary rows; "
                 "expected at least one, and two left to train on"
             )
-        held_out, training_rows = (knowledge.auxiliary[rows] for rows in (order[:count], order[count:]))
-        both = _append_releases(view, knowledge.query(held_out))
+        held_out, training_rows = (auxiliary[rows] for rows in (order[:count], order[count:]))
+        both = _append_releases(view, unwrap(knowledge.query)(held_out))
         best: tuple[float, Tensor] | None = None
         rungs = list(self.rungs())
         for done, attack in enumerate(rungs, 1):
@@ -86,8 +85,7 @@ class Ladder(Attack):
             if best is None or error < best[0]:
                 best = error, predictions[:-count]
             progress(done, len(rungs))
-        assert best is not None
-        return best[1]
+        return unwrap(best)[1]
 
 
 def _append_releases(view: View, released: Releases) -> View:

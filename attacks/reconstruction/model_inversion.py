@@ -22,8 +22,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target
+from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target, unwrap
 from splitfed.attacks.membership.confidence import check_classes, log_probabilities
+from splitfed.attacks.networks.gradient_descent import take_step
 from splitfed.attacks.reconstruction.priors import roughness
 from splitfed.core.errors import require_count, require_name, require_number
 from splitfed.core.messages import View
@@ -58,19 +59,17 @@ class ModelInversion(Attack):
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return (classes, *shape)."""
-        check_classes("model_inversion", knowledge.classes)
-        assert knowledge.model is not None
-        assert knowledge.classes is not None
+        model = unwrap(knowledge.model)
+        classes = torch.arange(check_classes("model_inversion", knowledge.classes), device=knowledge.device)
         low, high = knowledge.value_range or (-torch.inf, torch.inf)
         middle = (low + high) / 2 if knowledge.value_range is not None else 0.0
-        classes = torch.arange(knowledge.classes, device=knowledge.device)
         x = torch.full((len(classes), *knowledge.shape), middle, device=knowledge.device, requires_grad=True)
         optimizer = OPTIMIZERS[self.optimizer]([x], lr=self.lr)
         best, least = x.detach().clone(), torch.full((len(classes),), torch.inf, device=x.device, dtype=torch.float64)
         waited = torch.zeros_like(classes)
         going = torch.ones_like(classes, dtype=torch.bool)
         for iteration in range(self.iterations):
-            confidence = log_probabilities(knowledge.model(x)).exp()[classes, classes]
+            confidence = log_probabilities(model(x)).exp()[classes, classes]
             cost = 1 - confidence + self.tv * roughness(x)
             better = going & (cost.detach() < least)
             best[better], least[better] = x.detach()[better], cost.detach()[better]
@@ -78,9 +77,7 @@ class ModelInversion(Attack):
             going &= (confidence.detach() < self.enough) & (waited < self.patience)
             if not bool(going.any()):
                 break
-            optimizer.zero_grad(set_to_none=True)
-            cost[going].sum().backward()
-            optimizer.step()
+            take_step(optimizer, cost[going].sum())
             with torch.no_grad():
                 x.clamp_(low, high)
             progress(iteration + 1, self.iterations)

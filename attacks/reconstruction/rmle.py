@@ -20,8 +20,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress
-from splitfed.attacks.reconstruction.inversion import Search, start
+from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, unwrap
+from splitfed.attacks.reconstruction.inversion import invert
 from splitfed.attacks.search_space import Choice, Span
 from splitfed.core.errors import require_count, require_number
 from splitfed.core.messages import View
@@ -51,11 +51,8 @@ class Rmle(Attack):
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return (victims, *shape), started at the middle of the value range (or at zero)."""
-        assert knowledge.upstream is not None
-        assert knowledge.sample is not None
-        seen = view.select(kind="activation").tensors(knowledge.device)
-        x = start(seen, knowledge)
-        optimizer = torch.optim.Adam([x], lr=self.lr, eps=1e-3, amsgrad=True)
-        search = Search(seen, knowledge.upstream, knowledge.sample, self.tv, self.l2, self.smoothness)
-        search.advance(x, optimizer, self.iterations, progress)
-        return x.detach()
+        return invert(
+            view, knowledge, self.lr, self.iterations, progress,
+            mean=unwrap(knowledge.upstream), sample=unwrap(knowledge.sample),
+            tv=self.tv, l2=self.l2, smoothness=self.smoothness,
+        )  # fmt: skip

@@ -28,7 +28,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Clone, Knowledge, Needs, PredictionAndClone, Progress, Releases
+from splitfed.attacks.base import Attack, Clone, Knowledge, Needs, PredictionAndClone, Progress, Releases, unwrap
+from splitfed.attacks.networks.gradient_descent import take_step
 from splitfed.attacks.reconstruction.inversion import Search, misfit, start
 from splitfed.attacks.reconstruction.priors import total_variation
 from splitfed.core.errors import InvalidInput, require_count, require_number
@@ -72,11 +73,11 @@ class Unsplit(Attack):
         self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress
     ) -> PredictionAndClone:
         """Return (victims, *shape), started at the middle of the value range (or at zero), and the clone."""
-        assert knowledge.architecture is not None
+        architecture = unwrap(knowledge.architecture)
         seen = view.select(kind="activation").tensors(knowledge.device)
         best: tuple[float, Tensor, Clone] | None = None
         for restart in range(self.restarts):
-            clone = knowledge.architecture(int(torch.randint(2**62, (), generator=generator)))
+            clone = architecture(int(torch.randint(2**62, (), generator=generator)))
             x = start(seen, knowledge)
             for done in self._alternate(x, clone, seen):
                 progress(restart * self.rounds + done, self.restarts * self.rounds)
@@ -84,8 +85,7 @@ class Unsplit(Attack):
                 loss = float(misfit(clone(x), seen)) + self.prior(x, knowledge.value_range)
             if best is None or loss < best[0]:
                 best = loss, x.detach(), clone
-        assert best is not None
-        _, prediction, clone = best
+        _, prediction, clone = unwrap(best)
         return PredictionAndClone(
             stretch_rows(prediction, knowledge.value_range) if self.stretch else prediction, clone
         )
@@ -110,9 +110,7 @@ class Unsplit(Attack):
             search.advance(x, inputs, self.input_steps)
             for _ in range(self.model_steps):
                 loss = misfit(clone(x.detach()), seen) / len(x)
-                model.zero_grad(set_to_none=True)
-                loss.backward()
-                model.step()
+                take_step(model, loss)
             yield done + 1
 
 

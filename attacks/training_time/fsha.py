@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.attacks.base import Target
+from splitfed.attacks.base import Target, unwrap
 from splitfed.attacks.networks.networks import Critic, Translator
 from splitfed.attacks.networks.scaling import Scale
 from splitfed.attacks.training_time.attack_site import AttackSite
@@ -110,10 +110,9 @@ class Hijacker(TrainingAttackState):
 
     def learn(self, seen: Seen, modules: Mapping[str, nn.Module], random: torch.Generator) -> Tensor:
         """Take one step of all three; return the gradient for the client, (rows, *shape)."""
-        assert self.site.knowledge.auxiliary is not None
         encoder, decoder, critic = (self.nets[n] for n in ("encoder", "decoder", "critic"))
         x = self.scale.down(
-            self.site.knowledge.auxiliary[self.site.draw_rows(len(seen.z), random).to(self.site.device)]
+            unwrap(self.site.knowledge.auxiliary)[self.site.draw_rows(len(seen.z), random).to(self.site.device)]
         )
         release = self.site.sender.release(encoder(x), self.steps)
         rebuilt = functional.mse_loss(decoder(release), x)

@@ -35,12 +35,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.attacks.base import Needs, Target
+from splitfed.attacks.base import Needs, Target, unwrap
 from splitfed.attacks.networks.frozen_copy import FrozenCopy
+from splitfed.attacks.networks.gradient_descent import take_step
 from splitfed.attacks.networks.networks import Translator
 from splitfed.attacks.networks.scaling import Scale
 from splitfed.attacks.networks.substitute_client import LAYOUTS, build_client, build_head, layout_needs
 from splitfed.attacks.reconstruction.inversion import Search
+from splitfed.attacks.training_time.attack_networks import evaluation_mode
 from splitfed.attacks.training_time.attack_site import AttackSite
 from splitfed.attacks.training_time.task_loss import check_classes, class_scores, loss_of
 from splitfed.attacks.training_time.training_attack import Seen, TrainingAttack, TrainingAttackState
@@ -152,9 +154,7 @@ class PseudoClient(TrainingAttackState):
 
     def _auxiliary_rows(self) -> tuple[Tensor, Tensor]:
         known = self.site.knowledge
-        assert known.auxiliary is not None
-        assert known.auxiliary_labels is not None
-        return self.scale.down(known.auxiliary), known.auxiliary_labels.long().view(-1)
+        return self.scale.down(unwrap(known.auxiliary)), unwrap(known.auxiliary_labels).long().view(-1)
 
     def _draw_same_labels(self, wanted: Tensor, random: torch.Generator) -> Tensor:
         """Draw auxiliary rows with the labels `wanted` (rows,); any row for a label that is not there."""
@@ -186,19 +186,10 @@ class PseudoClient(TrainingAttackState):
             random = generator(self.site.seed, "guess draws")
             for number in range(self.plan.after or 0):
                 self._follow(self.site.draw_rows(64, random).to(self.site.device), -1 - number)
-            found = self._in_evaluation_mode(answer, random)
+            with evaluation_mode(*self.nets.values()):  # as what arrives after training is made
+                found = answer(random)
         self.load_state(kept)
         return found.detach()
-
-    def _in_evaluation_mode(self, answer: Callable[[torch.Generator], Tensor], random: torch.Generator) -> Tensor:
-        """Return the answer of networks in evaluation mode, as what arrives after training is made."""
-        try:
-            for net in self.nets.values():
-                net.eval()
-            return answer(random)
-        finally:
-            for net in self.nets.values():
-                net.train()
 
     def _labels(self, z: Tensor) -> Tensor:
         scores = self.own(z)
@@ -213,7 +204,7 @@ class PseudoClient(TrainingAttackState):
             rows = self.site.draw_rows(64, random).to(self.site.device)
             with torch.no_grad():
                 release = self._release(x[rows], -1 - (plan.after or 0) - number)
-            _step(optimizer, functional.mse_loss(inverse(release), x[rows]))
+            take_step(optimizer, functional.mse_loss(inverse(release), x[rows]))
         coarse = inverse(z).clamp(-1, 1) if self.scale.bounded else inverse(z)
         return self.scale.up(self._refine(coarse, z, random))
 
@@ -253,9 +244,3 @@ def same_labels(labels: Tensor, wanted: Tensor, random: torch.Generator) -> Tens
 
 def _box(x: Tensor) -> None:
     x.data.clamp_(-1, 1)
-
-
-def _step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    optimizer.step()

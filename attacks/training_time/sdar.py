@@ -35,11 +35,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.attacks.base import Needs, Target
+from splitfed.attacks.base import Needs, Target, unwrap
 from splitfed.attacks.networks.frozen_copy import FrozenCopy
 from splitfed.attacks.networks.networks import Critic, Translator
 from splitfed.attacks.networks.scaling import Scale
 from splitfed.attacks.networks.substitute_client import LAYOUTS, build_client, build_head, layout_needs
+from splitfed.attacks.training_time.attack_networks import evaluation_mode
 from splitfed.attacks.training_time.attack_site import AttackSite
 from splitfed.attacks.training_time.sdar_networks import CutCritic, ReleaseEnd, SdarCritic, SdarDecoder
 from splitfed.attacks.training_time.task_loss import check_classes, class_scores, loss_of
@@ -134,15 +135,13 @@ class Simulator(TrainingAttackState):
     def learn(self, seen: Seen, modules: Mapping[str, nn.Module], random: torch.Generator) -> None:
         """Train the simulator against the party's newest weights, then the decoder on the newest simulator."""
         known = self.site.knowledge
-        assert known.auxiliary is not None
-        assert known.auxiliary_labels is not None
         if (self.authors or self.end is not None) and len(seen.z) == 1:
             return  # a batch of one has no variance
         if self.end is not None:
             self.end.observe(seen.z)
         self.own.follow(modules)
         rows = self.site.draw_rows(len(seen.z), random).to(self.site.device)
-        x, y = known.auxiliary[rows], known.auxiliary_labels[rows].long().view(-1)
+        x, y = unwrap(known.auxiliary)[rows], unwrap(known.auxiliary_labels)[rows].long().view(-1)
         if seen.y is None:
             y = self._flip_labels(y, random)
         real = None if seen.y is None else seen.y.long().view(-1)
@@ -183,8 +182,7 @@ class Simulator(TrainingAttackState):
 
     def _flip_labels(self, y: Tensor, random: torch.Generator) -> Tensor:
         """Return the labels with a share of them drawn anew, from all classes alike."""
-        assert self.site.knowledge.classes is not None
-        drawn = torch.randint(self.site.knowledge.classes, y.shape, generator=random).to(y.device)
+        drawn = torch.randint(unwrap(self.site.knowledge.classes), y.shape, generator=random).to(y.device)
         return torch.where((torch.rand(y.shape, generator=random) < self.plan.flip).to(y.device), drawn, y)
 
     @torch.no_grad()
@@ -193,22 +191,11 @@ class Simulator(TrainingAttackState):
         z = self.site.released(view)
         self.own.follow(view.segments)
         head, decoder = self.nets.get("head"), self.nets["decoder"]
-        made = self.own(z)
-        scores = class_scores(made if head is None else evaluate_network(head, made))
-        if target is Target.LABELS:
-            return scores
-        told = None if self.site.labels is None else scores.argmax(1)
-        return self.scale.up(evaluate_network(decoder, z, told))
-
-
-def evaluate_network(net: nn.Module, *given: Tensor | None) -> Tensor:
-    """Return what `net` makes of `given` in evaluation mode, and leave it in the mode it was in."""
-    mode = net.training
-    try:
-        found: Tensor = net.eval()(*given)
-    finally:
-        net.train(mode)
-    return found
+        with evaluation_mode(*self.nets.values()):
+            scores = class_scores(self.own(z) if head is None else head(self.own(z)))
+            if target is Target.LABELS:
+                return scores
+            return self.scale.up(decoder(z, None if self.site.labels is None else scores.argmax(1)))
 
 
 def _critic_loss(scores: Tensor, wanted: float) -> Tensor:

@@ -21,8 +21,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target
+from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target, unwrap
 from splitfed.attacks.membership.confidence import check_classes
+from splitfed.attacks.networks.gradient_descent import take_step
 from splitfed.attacks.uploads.upload_attack import goals
 from splitfed.core.errors import require_count, require_number
 from splitfed.core.messages import View
@@ -45,11 +46,8 @@ class PrototypeInversion(Attack):
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return (classes, *shape)."""
-        check_classes("prototype_inversion", knowledge.classes)
-        assert knowledge.classes is not None
-        assert knowledge.extractor is not None
-        assert knowledge.auxiliary is not None
-        known, embed = knowledge.auxiliary, knowledge.extractor
+        classes = check_classes("prototype_inversion", knowledge.classes)
+        known, embed = unwrap(knowledge.auxiliary), unwrap(knowledge.extractor)
         with torch.no_grad():
             embedded = embed(known)
         kind, labels, wanted = goals("prototype_inversion", view, embedded)
@@ -65,13 +63,11 @@ class PrototypeInversion(Attack):
             progress(iteration, self.iterations)
             misfit = (embed(x)[kind].flatten(1) - wanted).square().sum(1) / size
             strayed = (x - start).square().flatten(1).mean(1)
-            optimizer.zero_grad(set_to_none=True)
-            (misfit + self.stay * strayed).sum().backward()
-            optimizer.step()
+            take_step(optimizer, (misfit + self.stay * strayed).sum())
             with torch.no_grad():
                 x.clamp_(low, high)
-        reconstructions = known.mean(0).expand(knowledge.classes, *knowledge.shape).clone()
-        inside = [(i, label) for i, label in enumerate(labels) if label < knowledge.classes]
-        for i, label in inside:
-            reconstructions[label] = x.detach()[i]
+        reconstructions = known.mean(0).expand(classes, *knowledge.shape).clone()
+        for row, label in zip(x.detach(), labels, strict=True):
+            if label < classes:
+                reconstructions[label] = row
         return reconstructions
