@@ -130,7 +130,10 @@ class PseudoClient(TrainingAttackState):
         if self.steps <= self.plan.start or self.plan.after is not None:
             return
         self.own.follow(modules)
-        rows = self.site.draw_rows(len(seen.z), random) if seen.y is None else self._draw_same_labels(seen.y, random)
+        if seen.y is None:
+            rows = self.site.draw_rows(len(seen.z), random)
+        else:
+            rows = same_labels(self._auxiliary_rows()[1].cpu(), seen.y.long().view(-1).cpu(), random)
         self.means.add(auxiliary_task=self._follow(rows.to(self.site.device), self.steps))
 
     def _follow(self, rows: Tensor, number: int) -> Tensor:
@@ -155,10 +158,6 @@ class PseudoClient(TrainingAttackState):
     def _auxiliary_rows(self) -> tuple[Tensor, Tensor]:
         known = self.site.knowledge
         return self.scale.down(unwrap(known.auxiliary)), unwrap(known.auxiliary_labels).long().view(-1)
-
-    def _draw_same_labels(self, wanted: Tensor, random: torch.Generator) -> Tensor:
-        """Draw auxiliary rows with the labels `wanted` (rows,); any row for a label that is not there."""
-        return same_labels(self._auxiliary_rows()[1].cpu(), wanted.long().view(-1).cpu(), random)
 
     def predict(self, view: View, target: Target) -> Tensor:
         """Return (victims, *shape) from an inverse of the pseudo-client, or scores of labels (victims, classes).

@@ -65,7 +65,8 @@ class Grants:
             classes=self.classes,
             auxiliary_labels=auxiliary.y.to(engine.device),
             attributes={
-                name: (target.y.to(engine.device), _classes(target.task)) for name, target in auxiliary.targets.items()
+                name: (target.y.to(engine.device), class_count(target.task))
+                for name, target in auxiliary.targets.items()
             },
             predict=lambda x: predict(x)[0][value].to(engine.device),
             model=lambda x: whole(x)[value],
@@ -192,7 +193,7 @@ class Grants:
     @property
     def classes(self) -> int | None:
         """How many classes the main labels have; None for regression."""
-        return _classes(self.data.task)
+        return class_count(self.data.task)
 
     def imitate(self, client: int) -> Imitate:
         """Return what trains a copy of the client's whole model from fresh weights, as the run did."""
@@ -232,7 +233,7 @@ def check_client(engine: Engine, client: int) -> None:
         raise InvalidInput(f"client={client} is not allowed; expected 0 to {engine.replicas - 1}")
 
 
-def _classes(task: Task) -> int | None:
+def class_count(task: Task) -> int | None:
     """Return how many classes `task` tells apart; None where it learns numbers."""
     return {"classification": task.outputs, "binary": 2}.get(task.name)
 
