@@ -20,12 +20,12 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from splitfed.attacks.knowledge import Knowledge
+from splitfed.attacks.knowledge import Knowledge, unwrap
 from splitfed.attacks.local_models import Clone, DefenseStates, Imitate, Imitation, Releases, TrainedAttack
 from splitfed.attacks.search_space import Choice
 from splitfed.attacks.threat_model import STEPS, Needs, Phase, Target
 from splitfed.core.deprecation import OldAttribute, adopt, forwarded
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput, check_fields, unknown
 from splitfed.core.messages import View
 from splitfed.core.random import stream
 
@@ -46,6 +46,7 @@ __all__ = [
     "Target",
     "TrainedAttack",
     "quick_look",
+    "unwrap",
 ]
 
 Progress = Callable[[int, int], None]
@@ -92,6 +93,10 @@ class Attack:
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)
         adopt(cls, {"presets": "budgets"})
+
+    def __post_init__(self) -> None:
+        """Refuse parameters that are not what their fields require."""
+        check_fields(self)
 
     @property
     def label_set(self) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,8 @@ from splitfed.attacks.threat_model import STEPS, Needs
 from splitfed.core.deprecation import OldAttribute
 from splitfed.core.messages import View
 from splitfed.core.payload import copy_nested
+
+_Value = TypeVar("_Value")
 
 IN_VIEW: Mapping[Needs, Callable[[View], bool]] = {
     Needs.RELEASES: lambda view: bool(view.select(kind="activation").messages),
@@ -52,6 +54,12 @@ def is_given(value: Any) -> bool:
 def has_rows(value: Any) -> bool:
     """Return whether a field holds at least one entry."""
     return value is not None and len(value) > 0
+
+
+def unwrap(value: _Value | None) -> _Value:
+    """Return a value that may be None and is known not to be, as what an attack requires, once its base has checked."""
+    assert value is not None
+    return value
 
 
 def _copy_object(value: Any) -> Any:

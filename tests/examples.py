@@ -197,6 +197,14 @@ def import_from_contributing(name: str, folder: Path, monkeypatch: pytest.Monkey
     return importlib.import_module(name)
 
 
+def refusal(call: Callable[..., object], *given: object, **options: object) -> str:
+    """Return the one line in which `call` refuses what it is given."""
+    with pytest.raises(InvalidInput) as refused:
+        call(*given, **options)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
 def assert_same(one: object, two: object, path: str = "") -> None:
     """Compare nested states: tensors bit by bit, everything else with `==`; the first difference is named."""
     if isinstance(one, Tensor) and isinstance(two, Tensor):

@@ -123,7 +123,7 @@ def required(kind: type) -> set[str]:
 
 REQUIRED = [
     (kind, name)
-    for table in ("aggregation", "defenses", "detectors", "methods", "poisoning")
+    for table in ("aggregation", "attacks", "defenses", "detectors", "methods", "poisoning")
     for kind in (load(table, one) for one in TABLES[table])
     for name in sorted(required(kind))
 ]

@@ -12,16 +12,16 @@ searched in place of the labels (see `gradient_matching`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress
+from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, unwrap
 from splitfed.attacks.gradients.gradient_matching import ClientGradient, newest_step
 from splitfed.attacks.gradients.lbfgs_search import best_fit
-from splitfed.core.errors import check_count
+from splitfed.core.errors import require_count
 from splitfed.core.messages import View
 
 
@@ -36,17 +36,11 @@ class Dlg(Attack):
         "paper": {"iterations": 1200, "restarts": 1},
     }
 
-    iterations: int = 200
-    restarts: int = 3
-
-    def __post_init__(self) -> None:
-        """Refuse counts below one."""
-        check_count("dlg iterations", self.iterations, low=1)
-        check_count("dlg restarts", self.restarts, low=1)
+    iterations: int = field(default=200, metadata=require_count("dlg iterations", low=1))
+    restarts: int = field(default=3, metadata=require_count("dlg restarts", low=1))
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return (rows, *shape), in no particular order."""
-        assert knowledge.local is not None
-        step = newest_step(view, knowledge.local)
-        client = ClientGradient(view.segments, knowledge.local, step, knowledge.device)
+        local = unwrap(knowledge.local)
+        client = ClientGradient(view.segments, local, newest_step(view, local), knowledge.device)
         return best_fit(client, knowledge.shape, None, self.iterations, self.restarts, generator, progress)

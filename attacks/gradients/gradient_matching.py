@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from splitfed.attacks.gradients.local_training import LocalTraining, check_one_step
+from splitfed.attacks.networks.frozen_copy import run_segments
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import WEIGHT_GRADIENT, Message, View
 from splitfed.core.topology import Head, weights
@@ -171,13 +172,7 @@ class ClientGradient:
         return self._named[f"{segment.name}/{linear[-1][0]}.bias".replace("/.", "/")] / head.weight
 
     def _forward(self, x: Tensor) -> dict[str, Tensor]:
-        made = {self.local.value: x}
-        for segment in self.local.segments:
-            # A segment may begin with an operation in place.
-            result = self._modules[segment.name](*(made[n].clone() for n in segment.inputs))
-            outputs = result if isinstance(result, (tuple, list)) else (result,)
-            made.update(zip(segment.outputs, outputs, strict=True))
-        return made
+        return run_segments(self.local.segments, self._modules, {self.local.value: x})
 
 
 def _copy_training_mode(module: nn.Module, given: nn.Module) -> None:

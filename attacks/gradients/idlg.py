@@ -10,13 +10,13 @@ must be the client's own loss's: of a split model's bottom there is none, and `d
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress
+from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, unwrap
 from splitfed.attacks.gradients.gradient_matching import (
     ClientGradient,
     class_logits,
@@ -25,7 +25,7 @@ from splitfed.attacks.gradients.gradient_matching import (
     single_class,
 )
 from splitfed.attacks.gradients.lbfgs_search import best_fit
-from splitfed.core.errors import InvalidInput, check_count
+from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.messages import View
 
 
@@ -40,18 +40,12 @@ class Idlg(Attack):
         "paper": {"iterations": 300, "restarts": 1},
     }
 
-    iterations: int = 200
-    restarts: int = 3
-
-    def __post_init__(self) -> None:
-        """Refuse counts below one."""
-        check_count("idlg iterations", self.iterations, low=1)
-        check_count("idlg restarts", self.restarts, low=1)
+    iterations: int = field(default=200, metadata=require_count("idlg iterations", low=1))
+    restarts: int = field(default=3, metadata=require_count("idlg restarts", low=1))
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return (1, *shape)."""
-        local = knowledge.local
-        assert local is not None
+        local = unwrap(knowledge.local)
         step = newest_step(view, local)
         if step.rows != 1:
             raise InvalidInput(f"Idlg reads one class off a gradient; the client's batch has {step.rows} rows")

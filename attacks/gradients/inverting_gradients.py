@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress
+from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, unwrap
 from splitfed.attacks.gradients.gradient_matching import (
     ClientGradient,
     class_counts,
@@ -30,7 +30,7 @@ from splitfed.attacks.gradients.gradient_matching import (
     newest_step,
     single_class,
 )
-from splitfed.core.errors import check_count, check_number
+from splitfed.core.errors import require_count, require_number
 from splitfed.core.messages import View
 from splitfed.core.topology import Head
 
@@ -46,22 +46,14 @@ class InvertingGradients(Attack):
         "paper": {"iterations": 24_000, "restarts": 1, "lr": 0.1, "tv": 0.2},
     }
 
-    iterations: int = 600
-    restarts: int = 1
-    lr: float = 0.05
-    tv: float = 1e-4
-
-    def __post_init__(self) -> None:
-        """Refuse counts below one, a rate that is not positive and a negative weight."""
-        check_count("inverting_gradients iterations", self.iterations, low=1)
-        check_count("inverting_gradients restarts", self.restarts, low=1)
-        check_number("inverting_gradients lr", self.lr, low=0.0, open_low=True)
-        check_number("inverting_gradients tv", self.tv, low=0.0)
+    iterations: int = field(default=600, metadata=require_count("inverting_gradients iterations", low=1))
+    restarts: int = field(default=1, metadata=require_count("inverting_gradients restarts", low=1))
+    lr: float = field(default=0.05, metadata=require_number("inverting_gradients lr", low=0.0, open_low=True))
+    tv: float = field(default=1e-4, metadata=require_number("inverting_gradients tv", low=0.0))
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return (rows, *shape), in no particular order."""
-        local = knowledge.local
-        assert local is not None
+        local = unwrap(knowledge.local)
         client = ClientGradient(view.segments, local, newest_step(view, local), knowledge.device)
         labels = {head.value: self._labels(client, head, knowledge) for head in local.heads}
         found = []

@@ -20,7 +20,7 @@ as the width shows it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target
 from splitfed.attacks.labels.cut_gradients import check_classes
 from splitfed.attacks.labels.own_steps import OwnStep, own_steps
-from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.attacks.networks.gradient_descent import take_step
+from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.messages import View
 
 
@@ -45,15 +46,9 @@ class BatchLabelInference(Attack):
         "paper": {"iterations": 10_000, "lr": 0.05, "batch_size": 16},
     }
 
-    iterations: int = 1000
-    lr: float = 0.05
-    batch_size: int = 16
-
-    def __post_init__(self) -> None:
-        """Refuse counts below one and a rate that is not positive."""
-        check_count("batch_label_inference iterations", self.iterations, low=1)
-        check_count("batch_label_inference batch_size", self.batch_size, low=1)
-        check_number("batch_label_inference lr", self.lr, low=0.0, open_low=True)
+    iterations: int = field(default=1000, metadata=require_count("batch_label_inference iterations", low=1))
+    lr: float = field(default=0.05, metadata=require_number("batch_label_inference lr", low=0.0, open_low=True))
+    batch_size: int = field(default=16, metadata=require_count("batch_label_inference batch_size", low=1))
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return softmax(l) - softmax(H + h): (victims, classes)."""
@@ -89,9 +84,7 @@ class BatchLabelInference(Attack):
             d = difference.flatten(1)
             # |J'd - v|^2 without its constant, for the gram J J' and J v.
             loss = ((gram @ d[..., None])[..., 0] * d - 2 * wanted * d).sum()
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
             if iteration % 100 == 99:
                 progress(iteration + 1, self.iterations)
         scores: Tensor = labels.softmax(-1) - (logits + others).softmax(-1)

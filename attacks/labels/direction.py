@@ -11,7 +11,7 @@ everything. Hints are not scored.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target
 from splitfed.attacks.labels.cut_gradients import check_two_classes, gradient_rows
-from splitfed.core.errors import InvalidInput, check_count
+from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.messages import View
 
 
@@ -33,11 +33,7 @@ class Direction(Attack):
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS})
     budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fast": {"hints": 1}, "paper": {"hints": 1}}
 
-    hints: int = 1
-
-    def __post_init__(self) -> None:
-        """Refuse to point nowhere."""
-        check_count("direction hints", self.hints, low=1)
+    hints: int = field(default=1, metadata=require_count("direction hints", low=1))
 
     def asks(self, classes: int | None) -> dict[int, int]:
         """Positives, as many as `hints`; refuses other than two classes."""

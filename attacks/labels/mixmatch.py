@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from splitfed.attacks.base import Progress
+from splitfed.attacks.networks.gradient_descent import draw_batches, take_step
 from splitfed.core.random import stream
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -82,9 +83,7 @@ class MixMatch:
             logits = model(mix(x, order, strength))
             ramp = self.weight * iteration / self.iterations
             loss = mixed_loss(logits, mix(targets, order, strength), size, ramp)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
             _update_average(average, model, self.decay)
             with torch.no_grad():
                 torch._foreach_mul_(weights, 1 - 0.02 * self.lr)
@@ -124,9 +123,7 @@ def mixed_loss(logits: Tensor, targets: Tensor, labelled: int, weight: float) ->
 def endless_batches(count: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
     """Yield batches of `size` of `count` rows for ever, a new order every pass, a short last batch left out."""
     while True:
-        for rows in torch.randperm(count, generator=generator).split(size):
-            if len(rows) == size:
-                yield rows
+        yield from draw_batches(count, size, generator, least=size)
 
 
 def _update_average(average: nn.Module, model: nn.Module, decay: float) -> None:

@@ -16,16 +16,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target
+from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target, unwrap
 from splitfed.attacks.labels.cut_gradients import check_classes
 from splitfed.attacks.labels.mixmatch import MixMatch
-from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.messages import View
 
 
@@ -44,35 +44,28 @@ class ModelCompletion(Attack):
         "paper": {"iterations": 5 * 1024, "decay": 0.999},
     }
 
-    labelled: int = 4
-    iterations: int = 400
-    batch_size: int = 32
-    lr: float = 2e-3
-    temperature: float = 0.8
-    alpha: float = 0.75
-    weight: float = 50.0
-    decay: float = 0.98
+    labelled: int = field(default=4, metadata=require_count("model_completion labelled", low=1))
+    iterations: int = field(default=400, metadata=require_count("model_completion iterations", low=1))
+    # The classes of rows without labels are predicted by themselves, and batch normalisation needs two of them.
+    batch_size: int = field(default=32, metadata=require_count("model_completion batch_size", low=2))
+    lr: float = field(default=2e-3, metadata=require_number("model_completion lr", low=0.0, open_low=True))
+    temperature: float = field(
+        default=0.8, metadata=require_number("model_completion temperature", low=0.0, open_low=True)
+    )
+    alpha: float = field(default=0.75, metadata=require_number("model_completion alpha", low=0.0, open_low=True))
+    weight: float = field(default=50.0, metadata=require_number("model_completion weight", low=0.0))
+    decay: float = field(
+        default=0.98, metadata=require_number("model_completion decay", low=0.0, high=1.0, open_high=True)
+    )
     tune: bool = True
-
-    def __post_init__(self) -> None:
-        """Refuse counts below their least, rates and temperatures that are not positive, and an average at rest."""
-        for name in ("labelled", "iterations"):
-            check_count(f"model_completion {name}", getattr(self, name), low=1)
-        # The classes of rows without labels are predicted by themselves, and batch normalisation needs two of them.
-        check_count("model_completion batch_size", self.batch_size, low=2)
-        for name in ("lr", "temperature", "alpha"):
-            check_number(f"model_completion {name}", getattr(self, name), low=0.0, open_low=True)
-        check_number("model_completion weight", self.weight, low=0.0)
-        check_number("model_completion decay", self.decay, low=0.0, high=1.0, open_high=True)
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return logits of the victims' labels: (victims, classes)."""
-        assert knowledge.auxiliary_labels is not None
         classes = check_classes("model_completion", knowledge.classes)
         bottom = _bottom(view, knowledge)
         victims, auxiliary = _single_input(view, knowledge.own), _single_input(view, knowledge.own_auxiliary)
-        labels = knowledge.auxiliary_labels.cpu()
-        labelled = self._draw_labelled(labels, classes, generator)
+        labels = unwrap(knowledge.auxiliary_labels)
+        labelled = self._draw_labelled(labels.cpu(), classes, generator)
         others = torch.ones(len(labels), dtype=torch.bool)
         others[labelled] = False
         settings = MixMatch(
@@ -84,7 +77,7 @@ class ModelCompletion(Attack):
         known, unlabelled = auxiliary[labelled], torch.cat([auxiliary[others], victims])
         if len(unlabelled) < 2:
             raise InvalidInput("model_completion has one row without a label; expected two or more")
-        learnt = settings.fit(model, known, knowledge.auxiliary_labels[labelled], unlabelled, generator, progress)
+        learnt = settings.fit(model, known, labels[labelled], unlabelled, generator, progress)
         with torch.no_grad():
             scores: Tensor = torch.cat([learnt(x) for x in victims.split(256)])
         return scores

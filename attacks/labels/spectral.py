@@ -12,7 +12,7 @@ the party's own embeddings; ours are the gradients at the cut, or what was relea
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target
 from splitfed.attacks.labels.cut_gradients import check_two_classes, gradient_rows
 from splitfed.attacks.labels.two_means import boundary
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput, require_name
 from splitfed.core.messages import View
 
 ROWS = ("gradients", "releases")
@@ -36,12 +36,7 @@ class Spectral(Attack):
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS})
     budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fast": {}, "paper": {}}
 
-    rows: str = "gradients"
-
-    def __post_init__(self) -> None:
-        """Refuse rows that are neither."""
-        if self.rows not in ROWS:
-            raise unknown("spectral rows", self.rows, ROWS)
+    rows: str = field(default="gradients", metadata=require_name("spectral rows", ROWS))
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the projections, less the boundary, positive for the smaller group: (victims,)."""

@@ -24,17 +24,18 @@ MNIST, behind the trained last layer of another network, `fast` misses some (the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target
+from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target, unwrap
 from splitfed.attacks.labels.cut_gradients import check_classes
 from splitfed.attacks.labels.own_steps import own_steps
-from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.attacks.networks.gradient_descent import take_step
+from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.messages import View
 
 _TOLD = 10.0  # the weight of the hints, which alone say what a class is called
@@ -52,15 +53,9 @@ class UnsplitLabels(Attack):
         "paper": {"iterations": 5000, "lr": 0.001, "hints": 1},
     }
 
-    iterations: int = 300
-    lr: float = 0.02
-    hints: int = 1
-
-    def __post_init__(self) -> None:
-        """Refuse counts below one and a rate that is not positive."""
-        check_count("unsplit_labels iterations", self.iterations, low=1)
-        check_count("unsplit_labels hints", self.hints, low=1)
-        check_number("unsplit_labels lr", self.lr, low=0.0, open_low=True)
+    iterations: int = field(default=300, metadata=require_count("unsplit_labels iterations", low=1))
+    lr: float = field(default=0.02, metadata=require_number("unsplit_labels lr", low=0.0, open_low=True))
+    hints: int = field(default=1, metadata=require_count("unsplit_labels hints", low=1))
 
     def asks(self, classes: int | None) -> dict[int, int]:
         """Victims of every class, as many as `hints` each."""
@@ -68,7 +63,6 @@ class UnsplitLabels(Attack):
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the negated errors, the squared part relative to the gradients' mean square: (victims, classes)."""
-        assert knowledge.head is not None
         classes = check_classes("unsplit_labels", knowledge.classes)
         if set(knowledge.hints) != set(range(classes)):
             raise InvalidInput(f"unsplit_labels needs a known victim of each of {classes} classes to name them")
@@ -77,7 +71,7 @@ class UnsplitLabels(Attack):
             sent = torch.cat([module(step.inputs) for step in steps])
         received = torch.cat([step.gradient for step in steps]).flatten(1)
         received = received / received.square().mean().sqrt().clamp_min(torch.finfo(received.dtype).tiny)
-        clone = _Clone(knowledge.head(), classes).to(knowledge.device).eval()
+        clone = _Clone(unwrap(knowledge.head)(), classes).to(knowledge.device).eval()
         optimizer = torch.optim.Adam(clone.parameters(), lr=self.lr)
         hints = [(c, row) for c, rows in knowledge.hints.items() for row in rows.tolist()]
         labels, rows = torch.tensor(hints, device=sent.device).T
@@ -87,9 +81,7 @@ class UnsplitLabels(Attack):
             heat = max(0.5 * (1 - 1.25 * iteration / self.iterations), 0.01)
             nearest = -heat * torch.logsumexp(-errors / heat, 1)
             loss = nearest.mean() + _TOLD * errors[rows, labels].mean()
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
             if iteration % 50 == 49:
                 progress(iteration + 1, self.iterations)
         return -_errors(clone(sent), received)

@@ -36,7 +36,8 @@ def margins(outputs: Tensor, labels: Tensor) -> Tensor:
     return known[true] - others
 
 
-def check_classes(attack: str, classes: int | None) -> None:
-    """Raise `InvalidInput` if `classes` is None: the outputs of a regression hold no confidence in a label."""
+def check_classes(attack: str, classes: int | None) -> int:
+    """Return the number of classes; raise `InvalidInput` if it is None: regressions hold no confidence in a label."""
     if classes is None:
         raise InvalidInput(f"{attack} needs a model of classes; this run learns a regression")
+    return classes

@@ -13,15 +13,15 @@ test does and does not round to 1. The authors also ask for augmented versions o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target
+from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target, unwrap
 from splitfed.attacks.membership.confidence import check_classes, margins
-from splitfed.core.errors import InvalidInput, check_count
+from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.messages import View
 
 _LEAST = 1e-3  # of a standard deviation, in log odds: copies that agree to the bit prove nothing
@@ -44,30 +44,24 @@ class Lira(Attack):
         "paper": {"copies": 256, "pooled": False},
     }
 
-    copies: int = 8
+    copies: int = field(default=8, metadata=require_count("lira copies", low=4))
     online: bool = True
     pooled: bool = True
-    epochs: int | None = None
-    batch_size: int | None = None
+    epochs: int | None = field(default=None, metadata=require_count("lira epochs", low=1))
+    batch_size: int | None = field(default=None, metadata=require_count("lira batch_size", low=1))
 
     def __post_init__(self) -> None:
-        """Refuse an odd number of copies, or so few that one side has no variance."""
-        check_count("lira copies", self.copies, low=4)
+        """Refuse an odd number of copies too."""
+        super().__post_init__()
         if self.copies % 2:
             raise InvalidInput(f"lira copies={self.copies} is not allowed; expected an even number: half hold each row")
-        for name in ("epochs", "batch_size"):
-            if getattr(self, name) is not None:
-                check_count(f"lira {name}", getattr(self, name), low=1)
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the score of every candidate: (candidates,)."""
-        x, y = knowledge.candidates, knowledge.candidate_labels
-        assert x is not None
-        assert y is not None
-        assert knowledge.predict is not None
+        x, y = unwrap(knowledge.candidates), unwrap(knowledge.candidate_labels)
         check_classes("lira", knowledge.classes)
         confidence, held = self._copies(x, y, knowledge, generator, progress)
-        seen = margins(knowledge.predict(x), y)
+        seen = margins(unwrap(knowledge.predict)(x), y)
         mean, deviation = moments(confidence, ~held, self.pooled)
         if not self.online:
             return (seen - mean) / deviation
@@ -78,17 +72,14 @@ class Lira(Attack):
         self, x: Tensor, y: Tensor, knowledge: Knowledge, generator: torch.Generator, progress: Progress
     ) -> tuple[Tensor, Tensor]:
         """Return the candidates' confidence in every copy, and which copy holds which: (copies, candidates) each."""
-        assert knowledge.auxiliary is not None
-        assert knowledge.auxiliary_labels is not None
-        assert knowledge.imitate is not None
-        rows, labels = knowledge.auxiliary, knowledge.auxiliary_labels
+        rows, labels = unwrap(knowledge.auxiliary), unwrap(knowledge.auxiliary_labels)
         if self.online:
             rows, labels = torch.cat([x, rows]), torch.cat([y, labels])
         held = halves(self.copies, len(rows), generator)
         confidences = []
         for number, mine in enumerate(held.to(rows.device)):
             seed = int(torch.randint(2**62, (), generator=generator))
-            copy = knowledge.imitate(rows[mine], labels[mine], self.epochs, self.batch_size, seed)
+            copy = unwrap(knowledge.imitate)(rows[mine], labels[mine], self.epochs, self.batch_size, seed)
             confidences.append(margins(copy.predict(x), y))
             progress(number + 1, self.copies)
         among = held[:, : len(x)] if self.online else torch.zeros(self.copies, len(x), dtype=torch.bool)

@@ -12,16 +12,16 @@ hard the row is and nothing of the model. No output of the model is needed, so a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Releases, Target
+from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Releases, Target, unwrap
 from splitfed.attacks.membership.confidence import check_classes, margins
-from splitfed.attacks.scoring.classifier import Classifier, fit
-from splitfed.core.errors import check_count, check_number
+from splitfed.attacks.scoring.classifier import train_classifier
+from splitfed.core.errors import require_count, require_number
 from splitfed.core.messages import View
 
 
@@ -38,48 +38,31 @@ class MembershipReleases(Attack):
     )
     budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fast": {"epochs": 20}, "paper": {"epochs": 100}}
 
-    epochs: int = 20
-    batch_size: int = 32
-    lr: float = 3e-3
-    width: int = 32
-    queries: int = 3
-
-    def __post_init__(self) -> None:
-        """Refuse counts below one and a learning rate that is not positive."""
-        for name in ("epochs", "batch_size", "width", "queries"):
-            check_count(f"membership_releases {name}", getattr(self, name), low=1)
-        check_number("membership_releases lr", self.lr, low=0.0, open_low=True)
+    epochs: int = field(default=20, metadata=require_count("membership_releases epochs", low=1))
+    batch_size: int = field(default=32, metadata=require_count("membership_releases batch_size", low=1))
+    lr: float = field(default=3e-3, metadata=require_number("membership_releases lr", low=0.0, open_low=True))
+    width: int = field(default=32, metadata=require_count("membership_releases width", low=1))
+    queries: int = field(default=3, metadata=require_count("membership_releases queries", low=1))
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the calibrated log odds of every candidate's label: (candidates,)."""
-        assert knowledge.query is not None
-        assert knowledge.auxiliary is not None
-        assert knowledge.candidates is not None
         check_classes("membership_releases", knowledge.classes)
+        x, query = unwrap(knowledge.auxiliary), unwrap(knowledge.query)
         released = view.select(kind="activation").tensors(knowledge.device)
-        passes = [knowledge.query(knowledge.auxiliary) for _ in range(self.queries)]
+        passes = [query(x) for _ in range(self.queries)]
         by_release = self._odds(passes, released, knowledge, generator)
         progress(1, 2)
-        by_row = self._odds([{"x": knowledge.auxiliary}], {"x": knowledge.candidates}, knowledge, generator)
+        by_row = self._odds([{"x": x}], {"x": unwrap(knowledge.candidates)}, knowledge, generator)
         return by_release - by_row
 
     def _odds(
         self, passes: list[Releases], asked: Releases, knowledge: Knowledge, generator: torch.Generator
     ) -> Tensor:
         """Return log odds of the candidates' labels, `asked` being read by a classifier that learnt from `passes`."""
-        assert knowledge.auxiliary_labels is not None
-        assert knowledge.candidate_labels is not None
-        assert knowledge.classes is not None
-        shapes = {name: tuple(value.shape[1:]) for name, value in asked.items()}
-        network = Classifier(shapes, knowledge.classes, self.width).to(knowledge.device)
-        fit(
-            network,
-            lambda epoch: passes[epoch % len(passes)],
-            knowledge.auxiliary_labels,
-            generator,
-            epochs=self.epochs,
-            lr=self.lr,
-            batch_size=self.batch_size,
-        )
+        labels, classes = unwrap(knowledge.auxiliary_labels), unwrap(knowledge.classes)
+        network = train_classifier(
+            asked, passes, labels, classes, generator,
+            width=self.width, epochs=self.epochs, lr=self.lr, batch_size=self.batch_size,
+        )  # fmt: skip
         with torch.no_grad():
-            return margins(network(asked), knowledge.candidate_labels)
+            return margins(network(asked), unwrap(knowledge.candidate_labels))

@@ -12,17 +12,17 @@ of classes says nothing about membership.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target
+from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target, unwrap
 from splitfed.attacks.membership.confidence import check_classes, log_probabilities, margins
 from splitfed.attacks.scoring.classifier import Classifier, fit
-from splitfed.core.errors import InvalidInput, check_count
+from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.messages import View
 
 _FLOOR = -30.0  # log probability
@@ -41,40 +41,27 @@ class MembershipShadow(Attack):
     )
     budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fast": {"copies": 4}, "paper": {"copies": 100}}
 
-    copies: int = 4
-    epochs: int | None = None
-    batch_size: int | None = None
-    width: int = 32
-    classifier_epochs: int = 30
-
-    def __post_init__(self) -> None:
-        """Refuse counts below one."""
-        for name in ("copies", "epochs", "batch_size", "width", "classifier_epochs"):
-            if name in ("epochs", "batch_size") and getattr(self, name) is None:
-                continue
-            check_count(f"membership_shadow {name}", getattr(self, name), low=1)
+    copies: int = field(default=4, metadata=require_count("membership_shadow copies", low=1))
+    epochs: int | None = field(default=None, metadata=require_count("membership_shadow epochs", low=1))
+    batch_size: int | None = field(default=None, metadata=require_count("membership_shadow batch_size", low=1))
+    width: int = field(default=32, metadata=require_count("membership_shadow width", low=1))
+    classifier_epochs: int = field(default=30, metadata=require_count("membership_shadow classifier_epochs", low=1))
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the classifier's log odds of membership: (candidates,)."""
-        x, y = knowledge.candidates, knowledge.candidate_labels
-        assert x is not None
-        assert y is not None
-        assert knowledge.predict is not None
         check_classes("membership_shadow", knowledge.classes)
         examples, members = self._examples(knowledge, generator, progress)
         network = Classifier({"features": tuple(examples.shape[1:])}, 2, self.width).to(knowledge.device)
         values = {"features": examples}
         fit(network, lambda epoch: values, members, generator, epochs=self.classifier_epochs, lr=3e-3, batch_size=64)
         with torch.no_grad():
-            scores: Tensor = network({"features": features(knowledge.predict(x), y)})
+            outputs = unwrap(knowledge.predict)(unwrap(knowledge.candidates))
+            scores: Tensor = network({"features": features(outputs, unwrap(knowledge.candidate_labels))})
         return scores[:, 1] - scores[:, 0]
 
     def _examples(self, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> tuple[Tensor, Tensor]:
         """Return features of the auxiliary rows by every copy, and (rows,) int64 with 1 for those it trained on."""
-        x, y = knowledge.auxiliary, knowledge.auxiliary_labels
-        assert x is not None
-        assert y is not None
-        assert knowledge.imitate is not None
+        x, y = unwrap(knowledge.auxiliary), unwrap(knowledge.auxiliary_labels)
         if len(x) < 4:
             raise InvalidInput(f"membership_shadow needs at least 4 auxiliary rows, to train on half; found {len(x)}")
         examples, members = [], []
@@ -82,7 +69,7 @@ class MembershipShadow(Attack):
             order = torch.randperm(len(x), generator=generator).to(x.device)
             mine = order[: len(x) // 2]
             seed = int(torch.randint(2**62, (), generator=generator))
-            copy = knowledge.imitate(x[mine], y[mine], self.epochs, self.batch_size, seed)
+            copy = unwrap(knowledge.imitate)(x[mine], y[mine], self.epochs, self.batch_size, seed)
             examples.append(features(copy.predict(x[order]), y[order]))
             members.append((torch.arange(len(x), device=x.device) < len(mine)).long())
             progress(number + 1, self.copies)

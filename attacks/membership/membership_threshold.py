@@ -10,15 +10,15 @@ minus the loss and leave the threshold to the ROC.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target
+from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target, unwrap
 from splitfed.attacks.membership.confidence import check_classes, losses
-from splitfed.core.errors import check_count
+from splitfed.core.errors import require_count
 from splitfed.core.messages import View
 
 
@@ -29,17 +29,11 @@ class MembershipThreshold(Attack):
     target: ClassVar[Target] = Target.MEMBERS
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.CANDIDATES, Needs.PREDICTIONS})
 
-    queries: int = 1
-
-    def __post_init__(self) -> None:
-        """Refuse to ask less than once."""
-        check_count("membership_threshold queries", self.queries, low=1)
+    queries: int = field(default=1, metadata=require_count("membership_threshold queries", low=1))
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return minus the mean loss of every candidate: (candidates,)."""
-        assert knowledge.predict is not None
-        assert knowledge.candidates is not None
-        assert knowledge.candidate_labels is not None
+        x, y = unwrap(knowledge.candidates), unwrap(knowledge.candidate_labels)
         check_classes("membership_threshold", knowledge.classes)
-        asked = [knowledge.predict(knowledge.candidates) for _ in range(self.queries)]
-        return -torch.stack([losses(outputs, knowledge.candidate_labels) for outputs in asked]).mean(0)
+        asked = [unwrap(knowledge.predict)(x) for _ in range(self.queries)]
+        return -torch.stack([losses(outputs, y) for outputs in asked]).mean(0)

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
 from splitfed.core.topology import Segment
+
+
+def run_segments(
+    segments: Sequence[Segment], modules: Mapping[str, nn.Module], given: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return every value by name: those `given`, and what `segments`, run in order by their `modules`, make of them."""
+    made = dict(given)
+    for segment in segments:
+        # A segment may begin with an operation in place, which must not change what the caller holds.
+        result = modules[segment.name](*(made[name].clone() for name in segment.inputs))
+        outputs = result if isinstance(result, (tuple, list)) else (result,)
+        made.update(zip(segment.outputs, outputs, strict=True))
+    return made
 
 
 class FrozenCopy:
@@ -24,13 +37,7 @@ class FrozenCopy:
 
     def __call__(self, z: Tensor) -> Tensor:
         """Return what the segments make of `z` (rows, ...), differentiable in z."""
-        made = {self._value: z}
-        for segment in self._segments:
-            # An operation in place must not change what the caller holds.
-            result = self._modules[segment.name](*(made[name].clone() for name in segment.inputs))
-            outputs = result if isinstance(result, (tuple, list)) else (result,)
-            made.update(zip(segment.outputs, outputs, strict=True))
-        return made[self._out]
+        return run_segments(self._segments, self._modules, {self._value: z})[self._out]
 
     def to(self, device: object) -> FrozenCopy:
         """Move the copies to `device`."""

@@ -16,13 +16,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from splitfed.attacks.base import Clone, DefenseStates, Needs
+from splitfed.attacks.base import Clone, DefenseStates, Needs, unwrap
 from splitfed.attacks.networks.networks import Translator
 from splitfed.attacks.networks.scaling import Scale
 from splitfed.attacks.training_time.attack_site import AttackSite
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput
 
-_LAYOUTS = ("client", "generic")
+LAYOUTS = ("client", "generic")
+"""Networks of the client's own layout, or of one that fits any client."""
 
 
 class Imitated(NamedTuple):
@@ -96,12 +97,6 @@ class GenericLayout(nn.Module):
 ClientModel = SameLayout | GenericLayout
 
 
-def check_layout(who: str, layout: str) -> None:
-    """Refuse a layout that there is not."""
-    if layout not in _LAYOUTS:
-        raise unknown(f"{who} layout", layout, _LAYOUTS)
-
-
 def layout_needs(layout: str, labels_arrive: bool) -> frozenset[Needs]:
     """Return what must be known of a client with `layout`: "client" its own, the head's too if no labels arrive."""
     if layout != "client":
@@ -134,5 +129,6 @@ def build_client(who: str, site: AttackSite, width: int, blocks: int, end: nn.Mo
 def build_head(site: AttackSite, width: int, blocks: int) -> nn.Module:
     """Return a network for the place of the head that keeps the labels: in its own layout, or a generic one."""
     known = site.knowledge
-    assert known.classes is not None
-    return Translator(site.out_shape, (known.classes,), width, blocks) if known.head is None else known.head()
+    if known.head is not None:
+        return known.head()
+    return Translator(site.out_shape, (unwrap(known.classes),), width, blocks)

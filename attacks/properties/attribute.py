@@ -12,16 +12,16 @@ afresh at every query; the passes are used in turn.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target
-from splitfed.attacks.scoring.classifier import Classifier, fit
+from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target, unwrap
+from splitfed.attacks.scoring.classifier import train_classifier
 from splitfed.attacks.search_space import Choice, Span
-from splitfed.core.errors import InvalidInput, check_count, check_number, unknown
+from splitfed.core.errors import InvalidInput, require_count, require_number, unknown
 from splitfed.core.messages import View
 
 
@@ -43,17 +43,11 @@ class Attribute(Attack):
     space: ClassVar[Mapping[str, Choice]] = {"lr": Span(3e-4, 1e-2, log=True), "width": (16, 32, 64)}
 
     attribute: str = ""
-    epochs: int = 20
-    batch_size: int = 32
-    lr: float = 3e-3
-    width: int = 32
-    queries: int = 3
-
-    def __post_init__(self) -> None:
-        """Refuse counts below one and a learning rate that is not positive."""
-        for name in ("epochs", "batch_size", "width", "queries"):
-            check_count(f"attribute {name}", getattr(self, name), low=1)
-        check_number("attribute lr", self.lr, low=0.0, open_low=True)
+    epochs: int = field(default=20, metadata=require_count("attribute epochs", low=1))
+    batch_size: int = field(default=32, metadata=require_count("attribute batch_size", low=1))
+    lr: float = field(default=3e-3, metadata=require_number("attribute lr", low=0.0, open_low=True))
+    width: int = field(default=32, metadata=require_count("attribute width", low=1))
+    queries: int = field(default=3, metadata=require_count("attribute queries", low=1))
 
     @property
     def label_set(self) -> str:
@@ -62,27 +56,18 @@ class Attribute(Attack):
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return scores for the attribute's classes: (victims, classes)."""
-        assert knowledge.query is not None
-        assert knowledge.auxiliary is not None
         if self.attribute not in knowledge.attributes:
             raise unknown("attribute of the data", self.attribute, knowledge.attributes)
         labels, classes = knowledge.attributes[self.attribute]
         if classes is None:
             raise InvalidInput(f"attribute {self.attribute!r} is no class label; expected classes")
         released = view.select(kind="activation").tensors(knowledge.device)
-        passes = [knowledge.query(knowledge.auxiliary) for _ in range(self.queries)]
-        shapes = {name: tuple(z.shape[1:]) for name, z in released.items()}
-        network = Classifier(shapes, classes, self.width).to(knowledge.device)
-        fit(
-            network,
-            lambda epoch: passes[epoch % len(passes)],
-            labels,
-            generator,
-            epochs=self.epochs,
-            lr=self.lr,
-            batch_size=self.batch_size,
-            progress=progress,
-        )
+        x, query = unwrap(knowledge.auxiliary), unwrap(knowledge.query)
+        passes = [query(x) for _ in range(self.queries)]
+        network = train_classifier(
+            released, passes, labels, classes, generator,
+            width=self.width, epochs=self.epochs, lr=self.lr, batch_size=self.batch_size, progress=progress,
+        )  # fmt: skip
         with torch.no_grad():
             scores: Tensor = network(released)
         return scores

@@ -28,15 +28,16 @@ narrower than its input resists: whatever they map to zero can be added to a pre
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress
-from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, unwrap
+from splitfed.attacks.networks.gradient_descent import draw_batches, take_step
+from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.messages import View
 
 
@@ -54,22 +55,15 @@ class Grn(Attack):
         "paper": {"epochs": 60, "batch_size": 64, "lr": 5e-3},
     }
 
-    epochs: int = 200
-    batch_size: int = 32
-    lr: float = 5e-3
-    variance: float = 0.25
+    epochs: int = field(default=200, metadata=require_count("grn epochs", low=1))
+    batch_size: int = field(default=32, metadata=require_count("grn batch_size", low=2))
+    lr: float = field(default=5e-3, metadata=require_number("grn lr", low=0.0, open_low=True))
+    variance: float = field(default=0.25, metadata=require_number("grn variance", low=0.0))
     own_features: bool = True
-
-    def __post_init__(self) -> None:
-        """Refuse no epoch, batches that have no variance, a rate that is not positive and a negative weight."""
-        check_count("grn epochs", self.epochs, low=1)
-        check_count("grn batch_size", self.batch_size, low=2)
-        check_number("grn lr", self.lr, low=0.0, open_low=True)
-        check_number("grn variance", self.variance, low=0.0)
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return predicted rows (victims, *shape): the adversary's own features unchanged, the others' generated."""
-        assert knowledge.upstream is not None
+        upstream = unwrap(knowledge.upstream)
         if self.own_features and not knowledge.own:
             raise InvalidInput(
                 "grn needs inputs of its own to distinguish rows; this party has none (own_features=False: noise alone)"
@@ -89,16 +83,12 @@ class Grn(Attack):
             return made
 
         for epoch in range(self.epochs):
-            for chosen in torch.randperm(len(rows.base), generator=generator).split(self.batch_size):
-                if len(chosen) < 2:
-                    continue
+            for chosen in draw_batches(len(rows.base), self.batch_size, generator):
                 prediction = generated(chosen)
-                made = knowledge.upstream(rows.whole(chosen, prediction))
+                made = upstream(rows.whole(chosen, prediction))
                 misfit = torch.stack([(made[name] - z[chosen]).square().sum() for name, z in seen.items()]).sum()
                 loss = misfit + self.variance * prediction.var(0).sum()
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                optimizer.step()
+                take_step(optimizer, loss)
             progress(epoch + 1, self.epochs)
         with torch.no_grad():
             everybody = torch.arange(len(rows.base))

@@ -12,7 +12,7 @@ theirs halves every ten epochs, under the amsgrad variant of Adam.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.lr_scheduler import LRScheduler
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Releases
+from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Releases, unwrap
+from splitfed.attacks.networks.gradient_descent import draw_batches, take_step
 from splitfed.attacks.networks.image_parts import boxes
 from splitfed.attacks.reconstruction.decoder import Decoder
 from splitfed.attacks.search_space import Choice, Span
-from splitfed.core.errors import check_count, check_number
+from splitfed.core.errors import require_count, require_number
 from splitfed.core.messages import View
 
 
@@ -44,25 +45,17 @@ class InverseNetwork(Attack):
 
     space: ClassVar[Mapping[str, Choice]] = {"lr": Span(3e-4, 1e-2, log=True), "width": (16, 32, 64)}
 
-    epochs: int = 20
-    batch_size: int = 32
-    lr: float = 3e-3
-    width: int = 16
-    queries: int = 5
-
-    def __post_init__(self) -> None:
-        """Refuse counts below one and a learning rate that is not positive."""
-        for name in ("epochs", "batch_size", "width", "queries"):
-            check_count(f"inverse_network {name}", getattr(self, name), low=1)
-        check_number("inverse_network lr", self.lr, low=0.0, open_low=True)
+    epochs: int = field(default=20, metadata=require_count("inverse_network epochs", low=1))
+    batch_size: int = field(default=32, metadata=require_count("inverse_network batch_size", low=1))
+    lr: float = field(default=3e-3, metadata=require_number("inverse_network lr", low=0.0, open_low=True))
+    width: int = field(default=16, metadata=require_count("inverse_network width", low=1))
+    queries: int = field(default=5, metadata=require_count("inverse_network queries", low=1))
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the decoder's rows for the releases in the view: (victims, *shape)."""
-        assert knowledge.auxiliary is not None
-        assert knowledge.query is not None
         released = view.select(kind="activation").tensors(knowledge.device)
-        x = knowledge.auxiliary
-        passes = [knowledge.query(x) for _ in range(self.queries)]
+        x, query = unwrap(knowledge.auxiliary), unwrap(knowledge.query)
+        passes = [query(x) for _ in range(self.queries)]
         decoder = self.network(released, knowledge).to(knowledge.device)
         unit = 1.0
         if isinstance(decoder, Decoder):
@@ -72,13 +65,9 @@ class InverseNetwork(Attack):
         optimizer, schedule = self.descent(decoder)
         for epoch in range(self.epochs):
             z = passes[epoch % len(passes)]
-            for rows in torch.randperm(len(x), generator=generator).split(self.batch_size):
-                if len(rows) < 2:
-                    continue
+            for rows in draw_batches(len(x), self.batch_size, generator):
                 loss = functional.mse_loss(decoder({n: t[rows] for n, t in z.items()}), x[rows]) / unit
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                optimizer.step()
+                take_step(optimizer, loss)
             schedule.step()
             progress(epoch + 1, self.epochs)
         with torch.no_grad():
@@ -88,8 +77,7 @@ class InverseNetwork(Attack):
     def network(self, released: Releases, knowledge: Knowledge) -> nn.Module:
         """Return an untrained decoder: from releases like those in `released` to rows (n, *shape)."""
         shapes = {name: tuple(z.shape[1:]) for name, z in released.items()}
-        assert knowledge.auxiliary is not None
-        image, mean = knowledge.shape, knowledge.auxiliary.mean(0).cpu()
+        image, mean = knowledge.shape, unwrap(knowledge.auxiliary).mean(0).cpu()
         parts = boxes(image, knowledge.places, knowledge.origins, shapes) if len(image) == 3 else None
         return Decoder(shapes, image, knowledge.value_range, self.width, mean, parts)
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from splitfed.attacks.base import Knowledge, Progress, Releases
 from splitfed.attacks.reconstruction.priors import total_variation
+from splitfed.core.messages import View
 
 REMEASURE = 50  # iterations: noise relative to the release changes with the image
 
@@ -63,6 +65,17 @@ def start(seen: Releases, knowledge: Knowledge) -> Tensor:
     middle = sum(knowledge.value_range) / 2 if knowledge.value_range is not None else 0.0
     victims = len(next(iter(seen.values())))
     return torch.full((victims, *knowledge.shape), middle, device=knowledge.device, requires_grad=True)
+
+
+def invert(view: View, knowledge: Knowledge, lr: float, steps: int, progress: Progress | None, **how: Any) -> Tensor:
+    """Return rows (victims, *shape) whose release is what `view` holds, found from `start` in `steps` of Adam.
+
+    `how`: the other fields of `Search`.
+    """
+    seen = view.select(kind="activation").tensors(knowledge.device)
+    x = start(seen, knowledge)
+    Search(seen, **how).advance(x, torch.optim.Adam([x], lr=lr, eps=1e-3, amsgrad=True), steps, progress)
+    return x.detach()
 
 
 def misfit(released: Releases, seen: Releases) -> Tensor:

@@ -11,15 +11,15 @@ were kept, which are the adversary's own, makes the prediction: the truth has no
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Releases
-from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Releases, unwrap
+from splitfed.core.errors import InvalidInput, check_count, require_count, require_number
 from splitfed.core.messages import View
 from splitfed.core.random import derive
 from splitfed.registry import load
@@ -40,23 +40,22 @@ class Ladder(Attack):
 
     widths: tuple[int, ...] = (8, 32)
     epochs: tuple[int, ...] = (5, 15)
-    batch_size: int = 32
-    lr: float = 3e-3
-    queries: int = 5
-    validation: float = 0.2
+    batch_size: int = field(default=32, metadata=require_count("ladder batch_size", low=1))
+    lr: float = field(default=3e-3, metadata=require_number("ladder lr", low=0.0, open_low=True))
+    queries: int = field(default=5, metadata=require_count("ladder queries", low=1))
+    validation: float = field(
+        default=0.2, metadata=require_number("ladder validation", low=0.0, high=1.0, open_low=True, open_high=True)
+    )
 
     def __post_init__(self) -> None:
-        """Refuse a ladder without rungs, and what `inverse_network` refuses."""
+        """Refuse a ladder without rungs too."""
+        super().__post_init__()
         for name in ("widths", "epochs"):
             values = getattr(self, name)
             if not isinstance(values, (tuple, list)) or not values:
                 raise InvalidInput(f"ladder {name}={values!r} is not allowed; expected one whole number or more")
             for value in values:
                 check_count(f"ladder {name}", value, low=1)
-        for name in ("batch_size", "queries"):
-            check_count(f"ladder {name}", getattr(self, name), low=1)
-        check_number("ladder lr", self.lr, low=0.0, open_low=True)
-        check_number("ladder validation", self.validation, low=0.0, high=1.0, open_low=True, open_high=True)
 
     def rungs(self) -> Iterator[Attack]:
         """Return the networks, the smallest first."""
@@ -66,17 +65,16 @@ class Ladder(Attack):
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the chosen network's rows for the releases in the view: (victims, *shape)."""
-        assert knowledge.auxiliary is not None
-        assert knowledge.query is not None
-        order = torch.randperm(len(knowledge.auxiliary), generator=generator).to(knowledge.device)
+        auxiliary = unwrap(knowledge.auxiliary)
+        order = torch.randperm(len(auxiliary), generator=generator).to(knowledge.device)
         count = round(self.validation * len(order))
         if not 0 < count <= len(order) - 2:
             raise InvalidInput(
                 f"ladder validation={self.validation!r} keeps {count} of {len(order)} auxiliary rows; "
                 "expected at least one, and two left to train on"
             )
-        held_out, training_rows = (knowledge.auxiliary[rows] for rows in (order[:count], order[count:]))
-        both = _append_releases(view, knowledge.query(held_out))
+        held_out, training_rows = (auxiliary[rows] for rows in (order[:count], order[count:]))
+        both = _append_releases(view, unwrap(knowledge.query)(held_out))
         best: tuple[float, Tensor] | None = None
         rungs = list(self.rungs())
         for done, attack in enumerate(rungs, 1):
@@ -87,8 +85,7 @@ class Ladder(Attack):
             if best is None or error < best[0]:
                 best = error, predictions[:-count]
             progress(done, len(rungs))
-        assert best is not None
-        return best[1]
+        return unwrap(best)[1]
 
 
 def _append_releases(view: View, released: Releases) -> View:

@@ -16,16 +16,17 @@ not reported: with rate .02 another model recognised 9 of ten classes at a prior
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target
+from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target, unwrap
 from splitfed.attacks.membership.confidence import check_classes, log_probabilities
+from splitfed.attacks.networks.gradient_descent import take_step
 from splitfed.attacks.reconstruction.priors import roughness
-from splitfed.core.errors import check_count, check_number, unknown
+from splitfed.core.errors import require_count, require_name, require_number
 from splitfed.core.messages import View
 
 OPTIMIZERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
@@ -47,38 +48,28 @@ class ModelInversion(Attack):
         },
     }  # fmt: skip
 
-    iterations: int = 300
-    optimizer: str = "adam"
-    lr: float = 0.02
-    tv: float = 0.1
-    enough: float = 1.0
-    patience: int = 100
-
-    def __post_init__(self) -> None:
-        """Refuse counts below one, rates that are not positive, negative weights and unknown optimizers."""
-        check_count("model_inversion iterations", self.iterations, low=1)
-        check_count("model_inversion patience", self.patience, low=1)
-        check_number("model_inversion lr", self.lr, low=0.0, open_low=True)
-        check_number("model_inversion tv", self.tv, low=0.0)
-        check_number("model_inversion enough", self.enough, low=0.0, high=1.0, open_low=True)
-        if self.optimizer not in OPTIMIZERS:
-            raise unknown("optimizer of model_inversion", self.optimizer, OPTIMIZERS)
+    iterations: int = field(default=300, metadata=require_count("model_inversion iterations", low=1))
+    optimizer: str = field(default="adam", metadata=require_name("optimizer of model_inversion", OPTIMIZERS))
+    lr: float = field(default=0.02, metadata=require_number("model_inversion lr", low=0.0, open_low=True))
+    tv: float = field(default=0.1, metadata=require_number("model_inversion tv", low=0.0))
+    enough: float = field(
+        default=1.0, metadata=require_number("model_inversion enough", low=0.0, high=1.0, open_low=True)
+    )
+    patience: int = field(default=100, metadata=require_count("model_inversion patience", low=1))
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return (classes, *shape)."""
-        check_classes("model_inversion", knowledge.classes)
-        assert knowledge.model is not None
-        assert knowledge.classes is not None
+        model = unwrap(knowledge.model)
+        classes = torch.arange(check_classes("model_inversion", knowledge.classes), device=knowledge.device)
         low, high = knowledge.value_range or (-torch.inf, torch.inf)
         middle = (low + high) / 2 if knowledge.value_range is not None else 0.0
-        classes = torch.arange(knowledge.classes, device=knowledge.device)
         x = torch.full((len(classes), *knowledge.shape), middle, device=knowledge.device, requires_grad=True)
         optimizer = OPTIMIZERS[self.optimizer]([x], lr=self.lr)
         best, least = x.detach().clone(), torch.full((len(classes),), torch.inf, device=x.device, dtype=torch.float64)
         waited = torch.zeros_like(classes)
         going = torch.ones_like(classes, dtype=torch.bool)
         for iteration in range(self.iterations):
-            confidence = log_probabilities(knowledge.model(x)).exp()[classes, classes]
+            confidence = log_probabilities(model(x)).exp()[classes, classes]
             cost = 1 - confidence + self.tv * roughness(x)
             better = going & (cost.detach() < least)
             best[better], least[better] = x.detach()[better], cost.detach()[better]
@@ -86,9 +77,7 @@ class ModelInversion(Attack):
             going &= (confidence.detach() < self.enough) & (waited < self.patience)
             if not bool(going.any()):
                 break
-            optimizer.zero_grad(set_to_none=True)
-            cost[going].sum().backward()
-            optimizer.step()
+            take_step(optimizer, cost[going].sum())
             with torch.no_grad():
                 x.clamp_(low, high)
             progress(iteration + 1, self.iterations)

@@ -14,16 +14,16 @@ Where a defense is random the attack adapts: the noise that it measures adds to 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress
-from splitfed.attacks.reconstruction.inversion import Search, start
+from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, unwrap
+from splitfed.attacks.reconstruction.inversion import invert
 from splitfed.attacks.search_space import Choice, Span
-from splitfed.core.errors import check_count, check_number
+from splitfed.core.errors import require_count, require_number
 from splitfed.core.messages import View
 
 
@@ -43,27 +43,16 @@ class Rmle(Attack):
 
     space: ClassVar[Mapping[str, Choice]] = {"lr": Span(5e-3, 0.2, log=True), "tv": Span(1e-4, 1.0, log=True)}
 
-    iterations: int = 2400
-    lr: float = 0.3
-    tv: float = 0.01
-    l2: float = 0.0
-    smoothness: float = 0.2
-
-    def __post_init__(self) -> None:
-        """Refuse a count below one, a rate that is not positive and negative weights."""
-        check_count("rmle iterations", self.iterations, low=1)
-        check_number("rmle lr", self.lr, low=0.0, open_low=True)
-        check_number("rmle tv", self.tv, low=0.0)
-        check_number("rmle l2", self.l2, low=0.0)
-        check_number("rmle smoothness", self.smoothness, low=0.0, open_low=True)
+    iterations: int = field(default=2400, metadata=require_count("rmle iterations", low=1))
+    lr: float = field(default=0.3, metadata=require_number("rmle lr", low=0.0, open_low=True))
+    tv: float = field(default=0.01, metadata=require_number("rmle tv", low=0.0))
+    l2: float = field(default=0.0, metadata=require_number("rmle l2", low=0.0))
+    smoothness: float = field(default=0.2, metadata=require_number("rmle smoothness", low=0.0, open_low=True))
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return (victims, *shape), started at the middle of the value range (or at zero)."""
-        assert knowledge.upstream is not None
-        assert knowledge.sample is not None
-        seen = view.select(kind="activation").tensors(knowledge.device)
-        x = start(seen, knowledge)
-        optimizer = torch.optim.Adam([x], lr=self.lr, eps=1e-3, amsgrad=True)
-        search = Search(seen, knowledge.upstream, knowledge.sample, self.tv, self.l2, self.smoothness)
-        search.advance(x, optimizer, self.iterations, progress)
-        return x.detach()
+        return invert(
+            view, knowledge, self.lr, self.iterations, progress,
+            mean=unwrap(knowledge.upstream), sample=unwrap(knowledge.sample),
+            tv=self.tv, l2=self.l2, smoothness=self.smoothness,
+        )  # fmt: skip

@@ -14,14 +14,15 @@ theirs. A U-shaped server holds no loss: refused.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 
-from splitfed.attacks.base import Attack, Clone, Knowledge, Needs, PredictionAndClone, Progress
-from splitfed.attacks.reconstruction.inversion import Search, start
-from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.attacks.base import Attack, Clone, Knowledge, Needs, PredictionAndClone, Progress, unwrap
+from splitfed.attacks.networks.gradient_descent import draw_batches, take_step
+from splitfed.attacks.reconstruction.inversion import invert
+from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.messages import View
 
 _HALVED = 10  # epochs
@@ -42,45 +43,30 @@ class Shadow(Attack):
         "paper": {"epochs": 50, "shadow_lr": 1e-3, "iterations": 500, "lr": 0.1, "tv": 2.0},
     }
 
-    epochs: int = 15
-    batch_size: int = 32
-    shadow_lr: float = 3e-3
-    iterations: int = 300
-    lr: float = 0.05
-    tv: float = 0.1
-    l2: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Refuse counts below one, rates that are not positive and negative weights."""
-        for name in ("epochs", "batch_size", "iterations"):
-            check_count(f"shadow {name}", getattr(self, name), low=1)
-        for name in ("shadow_lr", "lr"):
-            check_number(f"shadow {name}", getattr(self, name), low=0.0, open_low=True)
-        for name in ("tv", "l2"):
-            check_number(f"shadow {name}", getattr(self, name), low=0.0)
+    epochs: int = field(default=15, metadata=require_count("shadow epochs", low=1))
+    batch_size: int = field(default=32, metadata=require_count("shadow batch_size", low=1))
+    shadow_lr: float = field(default=3e-3, metadata=require_number("shadow shadow_lr", low=0.0, open_low=True))
+    iterations: int = field(default=300, metadata=require_count("shadow iterations", low=1))
+    lr: float = field(default=0.05, metadata=require_number("shadow lr", low=0.0, open_low=True))
+    tv: float = field(default=0.1, metadata=require_number("shadow tv", low=0.0))
+    l2: float = field(default=0.0, metadata=require_number("shadow l2", low=0.0))
 
     def run(
         self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress
     ) -> PredictionAndClone:
         """Return (victims, *shape), started at the middle of the value range (or at zero), and the shadow."""
-        assert knowledge.architecture is not None
-        shadow = knowledge.architecture(int(torch.randint(2**62, (), generator=generator)))
+        shadow = unwrap(knowledge.architecture)(int(torch.randint(2**62, (), generator=generator)))
         self._train(shadow, knowledge, generator, progress)
-        seen = view.select(kind="activation").tensors(knowledge.device)
-        x = start(seen, knowledge)
-        optimizer = torch.optim.Adam([x], lr=self.lr, eps=1e-3, amsgrad=True)
-        Search(seen, shadow, shadow.sample, self.tv, self.l2).advance(x, optimizer, self.iterations)
+        how = {"mean": shadow, "sample": shadow.sample, "tv": self.tv, "l2": self.l2}
+        found = invert(view, knowledge, self.lr, self.iterations, None, **how)
         progress(self.epochs + 1, self.epochs + 1)
-        return PredictionAndClone(x.detach(), shadow)
+        return PredictionAndClone(found, shadow)
 
     def _train(self, shadow: Clone, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> None:
-        assert knowledge.auxiliary is not None
-        assert knowledge.auxiliary_labels is not None
-        assert knowledge.loss is not None
         weights = list(shadow.parameters())
         if not weights:
             raise InvalidInput("shadow needs an upstream with weights to train; this one has none: use rmle")
-        x, y = knowledge.auxiliary, knowledge.auxiliary_labels
+        x, y, loss_of = unwrap(knowledge.auxiliary), unwrap(knowledge.auxiliary_labels), unwrap(knowledge.loss)
         if min(len(x), self.batch_size) < shadow.least_rows:
             raise InvalidInput(
                 f"shadow batch_size={self.batch_size} with {len(x)} auxiliary rows is not allowed; the run's defenses "
@@ -89,14 +75,10 @@ class Shadow(Attack):
         optimizer = torch.optim.Adam(weights, lr=self.shadow_lr, eps=1e-3, amsgrad=True)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, _HALVED, 0.5)
         for epoch in range(self.epochs):
-            for rows in torch.randperm(len(x), generator=generator).split(self.batch_size):
-                if len(rows) < shadow.least_rows:
-                    continue
+            for rows in draw_batches(len(x), self.batch_size, generator, shadow.least_rows):
                 releases, penalty, weight = shadow.in_training(x[rows])
-                loss = weight * knowledge.loss(x[rows], releases, y[rows]) + penalty
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                optimizer.step()
+                loss = weight * loss_of(x[rows], releases, y[rows]) + penalty
+                take_step(optimizer, loss)
                 shadow.defenses.learn()
             schedule.step()
             progress(epoch + 1, self.epochs + 1)

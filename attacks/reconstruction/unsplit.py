@@ -22,16 +22,17 @@ their negatives. Data that are bright for the most part it gets wrong, and half-
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Clone, Knowledge, Needs, PredictionAndClone, Progress, Releases
+from splitfed.attacks.base import Attack, Clone, Knowledge, Needs, PredictionAndClone, Progress, Releases, unwrap
+from splitfed.attacks.networks.gradient_descent import take_step
 from splitfed.attacks.reconstruction.inversion import Search, misfit, start
 from splitfed.attacks.reconstruction.priors import total_variation
-from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.messages import View
 
 
@@ -52,24 +53,19 @@ class Unsplit(Attack):
         },
     }  # fmt: skip
 
-    rounds: int = 30
-    input_steps: int = 20
-    model_steps: int = 20
-    lr: float = 0.03
-    model_lr: float = 0.02
-    tv: float = 0.01
-    l2: float = 0.1
+    rounds: int = field(default=30, metadata=require_count("unsplit rounds", low=1))
+    input_steps: int = field(default=20, metadata=require_count("unsplit input_steps", low=1))
+    model_steps: int = field(default=20, metadata=require_count("unsplit model_steps", low=1))
+    lr: float = field(default=0.03, metadata=require_number("unsplit lr", low=0.0, open_low=True))
+    model_lr: float = field(default=0.02, metadata=require_number("unsplit model_lr", low=0.0, open_low=True))
+    tv: float = field(default=0.01, metadata=require_number("unsplit tv", low=0.0))
+    l2: float = field(default=0.1, metadata=require_number("unsplit l2", low=0.0))
     stretch: bool = True
-    restarts: int = 3
+    restarts: int = field(default=3, metadata=require_count("unsplit restarts", low=1))
 
     def __post_init__(self) -> None:
-        """Refuse counts below one, rates that are not positive and negative weights."""
-        for name in ("rounds", "input_steps", "model_steps", "restarts"):
-            check_count(f"unsplit {name}", getattr(self, name), low=1)
-        for name in ("lr", "model_lr"):
-            check_number(f"unsplit {name}", getattr(self, name), low=0.0, open_low=True)
-        for name in ("tv", "l2"):
-            check_number(f"unsplit {name}", getattr(self, name), low=0.0)
+        """Refuse a stretch that is no truth value too."""
+        super().__post_init__()
         if not isinstance(self.stretch, bool):
             raise InvalidInput(f"unsplit stretch={self.stretch!r} is not allowed; expected true or false")
 
@@ -77,11 +73,11 @@ class Unsplit(Attack):
         self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress
     ) -> PredictionAndClone:
         """Return the reconstructed rows (victims, *shape) and the cloned segments of the fit with the lowest loss."""
-        assert knowledge.architecture is not None
+        architecture = unwrap(knowledge.architecture)
         seen = view.select(kind="activation").tensors(knowledge.device)
         best: tuple[float, Tensor, Clone] | None = None
         for restart in range(self.restarts):
-            clone = knowledge.architecture(int(torch.randint(2**62, (), generator=generator)))
+            clone = architecture(int(torch.randint(2**62, (), generator=generator)))
             x = start(seen, knowledge)
             for done in self._alternate(x, clone, seen):
                 progress(restart * self.rounds + done, self.restarts * self.rounds)
@@ -89,8 +85,7 @@ class Unsplit(Attack):
                 loss = float(misfit(clone(x), seen)) + self.prior(x, knowledge.value_range)
             if best is None or loss < best[0]:
                 best = loss, x.detach(), clone
-        assert best is not None
-        _, prediction, clone = best
+        _, prediction, clone = unwrap(best)
         return PredictionAndClone(
             stretch_rows(prediction, knowledge.value_range) if self.stretch else prediction, clone
         )
@@ -115,9 +110,7 @@ class Unsplit(Attack):
             search.advance(x, inputs, self.input_steps)
             for _ in range(self.model_steps):
                 loss = misfit(clone(x.detach()), seen) / len(x)
-                model.zero_grad(set_to_none=True)
-                loss.backward()
-                model.step()
+                take_step(model, loss)
             yield done + 1
 
 

@@ -5,8 +5,9 @@ Values with a height and a width go through two convolutions, others are flatten
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from splitfed.attacks.base import Progress
+from splitfed.attacks.networks.gradient_descent import draw_batches, take_step
 from splitfed.core.random import derive, generator, stream
 
 Draw = Callable[[int], Mapping[str, Tensor]]
@@ -71,17 +73,33 @@ def fit(
     network.train()
     for epoch in range(epochs):
         values = draw(epoch)
-        for rows in torch.randperm(len(labels), generator=generator).to(labels.device).split(batch_size):
-            if len(rows) < 2:
-                continue
+        for rows in draw_batches(len(labels), batch_size, generator):
             loss = functional.cross_entropy(network({n: v[rows] for n, v in values.items()}), labels[rows])
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
         schedule.step()
         if progress is not None:
             progress(epoch + 1, epochs)
     network.eval()
+
+
+def train_classifier(
+    like: Mapping[str, Tensor],
+    passes: Sequence[Mapping[str, Tensor]],
+    labels: Tensor,
+    classes: int,
+    generator: torch.Generator,
+    *,
+    width: int,
+    **settings: Any,
+) -> Classifier:
+    """Return a classifier of values like those in `like`, {name: (n, ...)}, that learnt `labels` from `passes` in turn.
+
+    `settings`: epochs, lr, batch_size and progress, as `fit` takes them.
+    """
+    network = Classifier({name: tuple(value.shape[1:]) for name, value in like.items()}, classes, width)
+    network.to(labels.device)
+    fit(network, lambda epoch: passes[epoch % len(passes)], labels, generator, **settings)
+    return network
 
 
 _FITTED: WeakKeyDictionary[object, Callable[[Tensor], Tensor]] = WeakKeyDictionary()

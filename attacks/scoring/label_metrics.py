@@ -33,14 +33,14 @@ def score_labels(
     if scored is not None:
         scores, known = scores[scored.cpu()], known[scored.cpu()]
     predictions = (scores > 0).long() if scores.dim() == 1 else scores.argmax(1)
-    found: Scores = {"attack": {"accuracy": _share_interval(predictions == known, generator)}}
+    found: Scores = {"attack": {"accuracy": bootstrap_interval((predictions == known).double(), generator)}}
     if len(prior):
         most = int(prior.long().mode().values)
-        found["majority"] = {"accuracy": _share_interval(known == most, generator)}
+        found["majority"] = {"accuracy": bootstrap_interval((known == most).double(), generator)}
     if len(known) > 1:
         # The chance, exact, that another victim drawn at random bears the same label.
         same = torch.bincount(known)[known] - 1
-        found["random_pairing"] = {"accuracy": _share_interval(same / (len(known) - 1), generator)}
+        found["random_pairing"] = {"accuracy": bootstrap_interval((same / (len(known) - 1)).double(), generator)}
     single = scores if scores.dim() == 1 else scores[:, 1] - scores[:, 0]
     if (scores.dim() == 1 or scores.shape[1] == 2) and 0 < int(known.sum()) < len(known):
         for name in ("majority", "random_pairing"):
@@ -109,7 +109,3 @@ def _check(truth: Tensor, prediction: Tensor) -> None:
 def _resample(values: Tensor, generator: torch.Generator) -> Tensor:
     drawn = torch.randint(len(values), (len(values),), generator=generator, device=generator.device)
     return values[drawn.to(values.device)]
-
-
-def _share_interval(right: Tensor, generator: torch.Generator) -> Interval:
-    return bootstrap_interval(right.double(), generator)

@@ -8,9 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Target
+from splitfed.attacks.base import Target, unwrap
 from splitfed.attacks.labels.known_labels import rows_without_hints
-from splitfed.attacks.scoring.class_metrics import accuracies, score_representatives
+from splitfed.attacks.scoring.class_metrics import LabelledRows, accuracies, score_representatives
 from splitfed.attacks.scoring.label_metrics import score_labels
 from splitfed.attacks.scoring.member_metrics import score_members
 from splitfed.attacks.scoring.reconstruction_metrics import Scores, score_reconstruction
@@ -18,23 +18,8 @@ from splitfed.attacks.scoring.share_metrics import score_shares
 from splitfed.stats.intervals import bootstrap_interval
 
 
-class Rows(Protocol):
+class Rows(LabelledRows, Protocol):
     """What a scorer needs of a data set."""
-
-    @property
-    def x(self) -> Tensor:
-        """The rows."""
-        ...
-
-    @property
-    def y(self) -> Tensor:
-        """Their labels."""
-        ...
-
-    @property
-    def value_range(self) -> tuple[float, float] | None:
-        """The least and the greatest value of x."""
-        ...
 
     def label(self, name: str | None = None) -> Tensor:
         """The labels of a label set; None is the main one."""
@@ -64,14 +49,11 @@ def score_prediction(
     itself; such a classifier sees whole rows all the same.
     """
     if target is Target.MEMBERS:
-        assert members is not None
-        return members, score_members(members, prediction, generator)
+        return unwrap(members), score_members(unwrap(members), prediction, generator)
     if target is Target.REPRESENTATIVES:
-        assert trained is not None
-        return score_representatives(prediction, trained, auxiliary, generator)
+        return score_representatives(prediction, unwrap(trained), auxiliary, generator)
     if target is Target.SHARES:
-        assert trained is not None
-        return score_shares(trained.y, prediction, auxiliary.y)
+        return score_shares(unwrap(trained).y, prediction, auxiliary.y)
     if target is Target.LABELS:
         truth, left = victims.label(label_set), rows_without_hints(len(victims.y), hints or {})
         return truth, score_labels(truth, prediction, auxiliary.label(label_set), generator, left)

@@ -9,6 +9,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from splitfed.attacks.networks.image_parts import box
+
 
 @dataclass(frozen=True)
 class UnknownFeatures:
@@ -23,18 +25,8 @@ class UnknownFeatures:
     def __call__(self, x: Tensor) -> Tensor:
         """Return this part of every row of x (n, *shape): (n, k), or (n, channels, height, width)."""
         part = x.flatten(1)[:, self.positions.to(x.device)]
-        box = self._box()
-        return part if box is None else part.reshape(len(x), *box)
-
-    def _box(self) -> tuple[int, ...] | None:
-        if len(self.shape) != 3:
-            return None
-        inside = torch.zeros(prod(self.shape), dtype=torch.bool)
-        inside[self.positions] = True
-        found = inside.view(self.shape).nonzero()
-        low, high = found.min(0).values, found.max(0).values + 1
-        size = tuple(int(s) for s in high - low)
-        return size if prod(size) == len(self.positions) and size[0] == self.shape[0] else None
+        rectangle = box(self.shape, self.positions) if len(self.shape) == 3 else None
+        return part if rectangle is None else part.reshape(len(x), -1, rectangle.height, rectangle.width)
 
 
 def select_unknown(

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from splitfed.attacks.local_models import DefenseStates
+
+
+@contextmanager
+def evaluation_mode(*nets: nn.Module) -> Iterator[None]:
+    """Put `nets` into evaluation mode inside the block, and back into the mode that each was in."""
+    modes = [net.training for net in nets]
+    try:
+        for net in nets:
+            net.eval()
+        yield
+    finally:
+        for net, mode in zip(nets, modes, strict=True):
+            net.train(mode)
 
 
 class AttackNetworks(dict[str, nn.Module]):

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from splitfed.attacks.knowledge import Knowledge
+from splitfed.attacks.knowledge import Knowledge, unwrap
 from splitfed.attacks.local_models import DefenseStates
 from splitfed.core.messages import View
 from splitfed.core.payload import copy_modules
@@ -97,8 +97,7 @@ class AttackSite:
 
     def draw_rows(self, count: int, random: torch.Generator) -> Tensor:
         """Draw `count` auxiliary row numbers, without repetition where there are enough: (count,)."""
-        assert self.knowledge.auxiliary is not None
-        known = len(self.knowledge.auxiliary)
+        known = len(unwrap(self.knowledge.auxiliary))
         if count > known:
             return torch.randint(known, (count,), generator=random)
         return torch.randperm(known, generator=random)[:count]

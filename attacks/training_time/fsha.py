@@ -24,20 +24,20 @@ with the width of the cut: `splitfed.attacks.training_time.gradient_ratio` measu
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.attacks.base import Target
+from splitfed.attacks.base import Target, unwrap
 from splitfed.attacks.networks.networks import Critic, Translator
 from splitfed.attacks.networks.scaling import Scale
 from splitfed.attacks.training_time.attack_site import AttackSite
 from splitfed.attacks.training_time.fsha_networks import Encoder, FshaCritic, FshaDecoder
 from splitfed.attacks.training_time.training_attack import Seen, TrainingAttack, TrainingAttackState
-from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.messages import View
 
 _MEMORY = 0.9  # of the running mean of the honest gradient's length
@@ -66,28 +66,16 @@ class Fsha(TrainingAttack):
         },
     }
 
-    lr: float = 1e-3
-    critic_lr: float = 1e-3
-    penalty: float = 500.0
-    width: int = 24
-    blocks: int = 1
-    momentum: float = 0.9
-    strength: float = 1.0
-    disguise: float | None = None
-    start: int = 0
+    lr: float = field(default=1e-3, metadata=require_number("fsha lr", low=0.0, open_low=True))
+    critic_lr: float = field(default=1e-3, metadata=require_number("fsha critic_lr", low=0.0, open_low=True))
+    penalty: float = field(default=500.0, metadata=require_number("fsha penalty", low=0.0))
+    width: int = field(default=24, metadata=require_count("fsha width", low=1))
+    blocks: int = field(default=1, metadata=require_count("fsha blocks", low=1))
+    momentum: float = field(default=0.9, metadata=require_number("fsha momentum", low=0.0, high=1.0, open_high=True))
+    strength: float = field(default=1.0, metadata=require_number("fsha strength", low=0.0, open_low=True))
+    disguise: float | None = field(default=None, metadata=require_number("fsha disguise", low=1.0, open_low=True))
+    start: int = field(default=0, metadata=require_count("fsha start"))
     per_channel: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuse rates and strengths that are not positive, counts below one and a disguise that is always on."""
-        for name in ("lr", "critic_lr", "strength"):
-            check_number(f"fsha {name}", getattr(self, name), low=0.0, open_low=True)
-        check_number("fsha penalty", self.penalty, low=0.0)
-        check_number("fsha momentum", self.momentum, low=0.0, high=1.0, open_high=True)
-        for name in ("width", "blocks"):
-            check_count(f"fsha {name}", getattr(self, name), low=1)
-        check_count("fsha start", self.start, low=0)
-        if self.disguise is not None:
-            check_number("fsha disguise", self.disguise, low=1.0, open_low=True)
 
     def enter(self, site: AttackSite) -> TrainingAttackState:
         """Return the state; refuse a party that sends no gradient back."""
@@ -122,10 +110,9 @@ class Hijacker(TrainingAttackState):
 
     def learn(self, seen: Seen, modules: Mapping[str, nn.Module], random: torch.Generator) -> Tensor:
         """Take one step of encoder, decoder and critic; return the gradient sent to the client, (rows, *shape)."""
-        assert self.site.knowledge.auxiliary is not None
         encoder, decoder, critic = (self.nets[n] for n in ("encoder", "decoder", "critic"))
         x = self.scale.down(
-            self.site.knowledge.auxiliary[self.site.draw_rows(len(seen.z), random).to(self.site.device)]
+            unwrap(self.site.knowledge.auxiliary)[self.site.draw_rows(len(seen.z), random).to(self.site.device)]
         )
         release = self.site.sender.release(encoder(x), self.steps)
         rebuilt = functional.mse_loss(decoder(release), x)

@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target
+from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target, unwrap
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import View
 
@@ -29,8 +29,7 @@ class InsiderLabels(Attack):
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return scores of labels, (victims, classes); refuse an attack that has learnt none."""
-        state = knowledge.training_attack
-        assert state is not None
+        state = unwrap(knowledge.training_attack)
         if Needs.AUXILIARY_LABELS not in getattr(state.plan, "learns_from", frozenset()):
             raise InvalidInput(
                 f"{type(state.plan).__name__} learns no labels; train with sdar or pcat as the training attack"

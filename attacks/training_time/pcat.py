@@ -28,23 +28,25 @@ classify well together and read no label, or fewer than chance, off what the cli
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.attacks.base import Needs, Target
+from splitfed.attacks.base import Needs, Target, unwrap
 from splitfed.attacks.networks.frozen_copy import FrozenCopy
+from splitfed.attacks.networks.gradient_descent import take_step
 from splitfed.attacks.networks.networks import Translator
 from splitfed.attacks.networks.scaling import Scale
-from splitfed.attacks.networks.substitute_client import build_client, build_head, check_layout, layout_needs
+from splitfed.attacks.networks.substitute_client import LAYOUTS, build_client, build_head, layout_needs
 from splitfed.attacks.reconstruction.inversion import Search
+from splitfed.attacks.training_time.attack_networks import evaluation_mode
 from splitfed.attacks.training_time.attack_site import AttackSite
 from splitfed.attacks.training_time.task_loss import check_classes, class_scores, loss_of
 from splitfed.attacks.training_time.training_attack import Seen, TrainingAttack, TrainingAttackState
-from splitfed.core.errors import check_count, check_number
+from splitfed.core.errors import require_count, require_name, require_number
 from splitfed.core.messages import Message, View
 from splitfed.core.random import derive, generator, stream
 
@@ -73,26 +75,16 @@ class Pcat(TrainingAttack):
         },
     }
 
-    lr: float = 1e-3
-    start: int = 100
-    inverse_lr: float = 1e-3
-    inverse_steps: int = 1000
-    refine: int = 100
-    refine_lr: float = 0.01
-    after: int | None = None
-    width: int = 24
-    blocks: int = 1
-    layout: str = "generic"
-
-    def __post_init__(self) -> None:
-        """Refuse rates that are not positive, counts below their least and layouts that there are not."""
-        for name in ("lr", "inverse_lr", "refine_lr"):
-            check_number(f"pcat {name}", getattr(self, name), low=0.0, open_low=True)
-        for name, low in (("start", 0), ("refine", 0), ("inverse_steps", 1), ("width", 1), ("blocks", 1)):
-            check_count(f"pcat {name}", getattr(self, name), low=low)
-        if self.after is not None:
-            check_count("pcat after", self.after, low=1)
-        check_layout("pcat", self.layout)
+    lr: float = field(default=1e-3, metadata=require_number("pcat lr", low=0.0, open_low=True))
+    start: int = field(default=100, metadata=require_count("pcat start"))
+    inverse_lr: float = field(default=1e-3, metadata=require_number("pcat inverse_lr", low=0.0, open_low=True))
+    inverse_steps: int = field(default=1000, metadata=require_count("pcat inverse_steps", low=1))
+    refine: int = field(default=100, metadata=require_count("pcat refine"))
+    refine_lr: float = field(default=0.01, metadata=require_number("pcat refine_lr", low=0.0, open_low=True))
+    after: int | None = field(default=None, metadata=require_count("pcat after", low=1))
+    width: int = field(default=24, metadata=require_count("pcat width", low=1))
+    blocks: int = field(default=1, metadata=require_count("pcat blocks", low=1))
+    layout: str = field(default="generic", metadata=require_name("pcat layout", LAYOUTS))
 
     def needs(self, labels_arrive: bool) -> frozenset[Needs]:
         """Labelled auxiliary rows, and the client's layouts where pseudo-client and pseudo-head have them."""
@@ -138,7 +130,10 @@ class PseudoClient(TrainingAttackState):
         if self.steps <= self.plan.start or self.plan.after is not None:
             return
         self.own.follow(modules)
-        rows = self.site.draw_rows(len(seen.z), random) if seen.y is None else self._draw_same_labels(seen.y, random)
+        if seen.y is None:
+            rows = self.site.draw_rows(len(seen.z), random)
+        else:
+            rows = same_labels(self._auxiliary_rows()[1].cpu(), seen.y.long().view(-1).cpu(), random)
         self.means.add(auxiliary_task=self._follow(rows.to(self.site.device), self.steps))
 
     def _follow(self, rows: Tensor, number: int) -> Tensor:
@@ -162,13 +157,7 @@ class PseudoClient(TrainingAttackState):
 
     def _auxiliary_rows(self) -> tuple[Tensor, Tensor]:
         known = self.site.knowledge
-        assert known.auxiliary is not None
-        assert known.auxiliary_labels is not None
-        return self.scale.down(known.auxiliary), known.auxiliary_labels.long().view(-1)
-
-    def _draw_same_labels(self, wanted: Tensor, random: torch.Generator) -> Tensor:
-        """Draw auxiliary rows with the labels `wanted` (rows,); any row for a label that is not there."""
-        return same_labels(self._auxiliary_rows()[1].cpu(), wanted.long().view(-1).cpu(), random)
+        return self.scale.down(unwrap(known.auxiliary)), unwrap(known.auxiliary_labels).long().view(-1)
 
     def predict(self, view: View, target: Target) -> Tensor:
         """Return (victims, *shape) from an inverse of the pseudo-client, or scores of labels (victims, classes).
@@ -196,19 +185,10 @@ class PseudoClient(TrainingAttackState):
             random = generator(self.site.seed, "guess draws")
             for number in range(self.plan.after or 0):
                 self._follow(self.site.draw_rows(64, random).to(self.site.device), -1 - number)
-            found = self._in_evaluation_mode(answer, random)
+            with evaluation_mode(*self.nets.values()):  # as what arrives after training is made
+                found = answer(random)
         self.load_state(kept)
         return found.detach()
-
-    def _in_evaluation_mode(self, answer: Callable[[torch.Generator], Tensor], random: torch.Generator) -> Tensor:
-        """Return the answer of networks in evaluation mode, as what arrives after training is made."""
-        try:
-            for net in self.nets.values():
-                net.eval()
-            return answer(random)
-        finally:
-            for net in self.nets.values():
-                net.train()
 
     def _labels(self, z: Tensor) -> Tensor:
         scores = self.own(z)
@@ -223,7 +203,7 @@ class PseudoClient(TrainingAttackState):
             rows = self.site.draw_rows(64, random).to(self.site.device)
             with torch.no_grad():
                 release = self._release(x[rows], -1 - (plan.after or 0) - number)
-            _step(optimizer, functional.mse_loss(inverse(release), x[rows]))
+            take_step(optimizer, functional.mse_loss(inverse(release), x[rows]))
         coarse = inverse(z).clamp(-1, 1) if self.scale.bounded else inverse(z)
         return self.scale.up(self._refine(coarse, z, random))
 
@@ -263,9 +243,3 @@ def same_labels(labels: Tensor, wanted: Tensor, random: torch.Generator) -> Tens
 
 def _box(x: Tensor) -> None:
     x.data.clamp_(-1, 1)
-
-
-def _step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    optimizer.step()

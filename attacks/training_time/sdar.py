@@ -28,23 +28,24 @@ of the labels; .02 and 20 % for ResNet-20 on CIFAR-10. Runs of some hundred step
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.attacks.base import Needs, Target
+from splitfed.attacks.base import Needs, Target, unwrap
 from splitfed.attacks.networks.frozen_copy import FrozenCopy
 from splitfed.attacks.networks.networks import Critic, Translator
 from splitfed.attacks.networks.scaling import Scale
-from splitfed.attacks.networks.substitute_client import build_client, build_head, check_layout, layout_needs
+from splitfed.attacks.networks.substitute_client import LAYOUTS, build_client, build_head, layout_needs
+from splitfed.attacks.training_time.attack_networks import evaluation_mode
 from splitfed.attacks.training_time.attack_site import AttackSite
 from splitfed.attacks.training_time.sdar_networks import CutCritic, ReleaseEnd, SdarCritic, SdarDecoder
 from splitfed.attacks.training_time.task_loss import check_classes, class_scores, loss_of
 from splitfed.attacks.training_time.training_attack import Seen, TrainingAttack, TrainingAttackState
-from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.core.errors import InvalidInput, require_count, require_name, require_number
 from splitfed.core.messages import View
 
 
@@ -67,28 +68,20 @@ class Sdar(TrainingAttack):
         },
     }  # fmt: skip
 
-    lr: float = 1e-3
-    decoder_lr: float = 5e-4
-    head_lr: float = 1e-3
-    l1: float = 0.02
-    l2: float = 1e-5
-    flip: float = 0.1
-    width: int = 24
-    blocks: int = 1
-    layout: str = "generic"
+    lr: float = field(default=1e-3, metadata=require_number("sdar lr", low=0.0, open_low=True))
+    decoder_lr: float = field(default=5e-4, metadata=require_number("sdar decoder_lr", low=0.0, open_low=True))
+    head_lr: float = field(default=1e-3, metadata=require_number("sdar head_lr", low=0.0, open_low=True))
+    l1: float = field(default=0.02, metadata=require_number("sdar l1", low=0.0))
+    l2: float = field(default=1e-5, metadata=require_number("sdar l2", low=0.0))
+    flip: float = field(default=0.1, metadata=require_number("sdar flip", low=0.0, high=1.0))
+    width: int = field(default=24, metadata=require_count("sdar width", low=1))
+    blocks: int = field(default=1, metadata=require_count("sdar blocks", low=1))
+    layout: str = field(default="generic", metadata=require_name("sdar layout", LAYOUTS))
     normalise: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse rates that are not positive, negative weights, shares outside [0, 1], counts below one and layouts
-        that there are not."""  # fmt: skip
-        for name in ("lr", "decoder_lr", "head_lr"):
-            check_number(f"sdar {name}", getattr(self, name), low=0.0, open_low=True)
-        for name in ("l1", "l2"):
-            check_number(f"sdar {name}", getattr(self, name), low=0.0)
-        check_number("sdar flip", self.flip, low=0.0, high=1.0)
-        for name in ("width", "blocks"):
-            check_count(f"sdar {name}", getattr(self, name), low=1)
-        check_layout("sdar", self.layout)
+        """Refuse a `normalise` that is no truth value too."""
+        super().__post_init__()
         if not isinstance(self.normalise, bool):
             raise InvalidInput(f"sdar normalise={self.normalise!r} is not allowed; expected true or false")
 
@@ -142,15 +135,13 @@ class Simulator(TrainingAttackState):
     def learn(self, seen: Seen, modules: Mapping[str, nn.Module], random: torch.Generator) -> None:
         """Train the simulator against the party's newest weights, then the decoder on the newest simulator."""
         known = self.site.knowledge
-        assert known.auxiliary is not None
-        assert known.auxiliary_labels is not None
         if (self.authors or self.end is not None) and len(seen.z) == 1:
             return  # a batch of one has no variance
         if self.end is not None:
             self.end.observe(seen.z)
         self.own.follow(modules)
         rows = self.site.draw_rows(len(seen.z), random).to(self.site.device)
-        x, y = known.auxiliary[rows], known.auxiliary_labels[rows].long().view(-1)
+        x, y = unwrap(known.auxiliary)[rows], unwrap(known.auxiliary_labels)[rows].long().view(-1)
         if seen.y is None:
             y = self._flip_labels(y, random)
         real = None if seen.y is None else seen.y.long().view(-1)
@@ -191,8 +182,7 @@ class Simulator(TrainingAttackState):
 
     def _flip_labels(self, y: Tensor, random: torch.Generator) -> Tensor:
         """Return the labels with a share of them drawn anew, from all classes alike."""
-        assert self.site.knowledge.classes is not None
-        drawn = torch.randint(self.site.knowledge.classes, y.shape, generator=random).to(y.device)
+        drawn = torch.randint(unwrap(self.site.knowledge.classes), y.shape, generator=random).to(y.device)
         return torch.where((torch.rand(y.shape, generator=random) < self.plan.flip).to(y.device), drawn, y)
 
     @torch.no_grad()
@@ -201,22 +191,11 @@ class Simulator(TrainingAttackState):
         z = self.site.released(view)
         self.own.follow(view.segments)
         head, decoder = self.nets.get("head"), self.nets["decoder"]
-        made = self.own(z)
-        scores = class_scores(made if head is None else evaluate_network(head, made))
-        if target is Target.LABELS:
-            return scores
-        told = None if self.site.labels is None else scores.argmax(1)
-        return self.scale.up(evaluate_network(decoder, z, told))
-
-
-def evaluate_network(net: nn.Module, *given: Tensor | None) -> Tensor:
-    """Return what `net` makes of `given` in evaluation mode, and leave it in the mode it was in."""
-    mode = net.training
-    try:
-        found: Tensor = net.eval()(*given)
-    finally:
-        net.train(mode)
-    return found
+        with evaluation_mode(*self.nets.values()):
+            scores = class_scores(self.own(z) if head is None else head(self.own(z)))
+            if target is Target.LABELS:
+                return scores
+            return self.scale.up(decoder(z, None if self.site.labels is None else scores.argmax(1)))
 
 
 def _critic_loss(scores: Tensor, wanted: float) -> Tensor:

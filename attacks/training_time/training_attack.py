@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target
+from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target, unwrap
 from splitfed.attacks.training_time.attack_networks import AttackNetworks
 from splitfed.attacks.training_time.attack_site import AttackSite, Sender
 from splitfed.core.deprecation import OldAttribute, adopt
@@ -59,8 +59,7 @@ class TrainingAttack(Attack):
 
 def guess_of(attack: Attack, view: View, knowledge: Knowledge) -> Tensor:
     """Return the prediction of the state that `attack` has reached in the run; refuse if another one was there."""
-    state = knowledge.training_attack
-    assert state is not None
+    state = unwrap(knowledge.training_attack)
     if type(state.plan) is not type(attack):
         raise InvalidInput(
             f"{type(attack).__name__} works during training; here {type(state.plan).__name__} was at "

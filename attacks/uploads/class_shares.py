@@ -35,12 +35,11 @@ class ClassShares(Attack):
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return shares that add up to one: (classes,)."""
-        check_classes("class_shares", knowledge.classes)
-        assert knowledge.classes is not None
+        classes = check_classes("class_shares", knowledge.classes)
         found = newest(view, self.reads)
         for read in (_shares_of_counts, _shares_of_names, _shares_of_scores):
             for message in found.values():
-                shares = read(message, knowledge.classes)
+                shares = read(message, classes)
                 if shares is not None:
                     return shares / shares.sum()
         raise InvalidInput(f"class_shares finds nothing of classes in what the client sent to {view.party!r}")

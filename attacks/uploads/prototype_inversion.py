@@ -15,16 +15,17 @@ digits.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target
+from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target, unwrap
 from splitfed.attacks.membership.confidence import check_classes
+from splitfed.attacks.networks.gradient_descent import take_step
 from splitfed.attacks.uploads.upload_attack import goals
-from splitfed.core.errors import check_count, check_number
+from splitfed.core.errors import require_count, require_number
 from splitfed.core.messages import View
 
 
@@ -38,25 +39,15 @@ class PrototypeInversion(Attack):
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.UPLOADS, Needs.EXTRACTOR, Needs.AUXILIARY})
     budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fast": {"iterations": 100}, "paper": {"iterations": 1000}}
 
-    iterations: int = 100
-    lr: float = 0.02
-    neighbours: int = 20
-    stay: float = 0.1
-
-    def __post_init__(self) -> None:
-        """Refuse counts below one, a rate that is not positive, and a negative weight."""
-        check_count("prototype_inversion iterations", self.iterations, low=1)
-        check_count("prototype_inversion neighbours", self.neighbours, low=1)
-        check_number("prototype_inversion lr", self.lr, low=0.0, open_low=True)
-        check_number("prototype_inversion stay", self.stay, low=0.0)
+    iterations: int = field(default=100, metadata=require_count("prototype_inversion iterations", low=1))
+    lr: float = field(default=0.02, metadata=require_number("prototype_inversion lr", low=0.0, open_low=True))
+    neighbours: int = field(default=20, metadata=require_count("prototype_inversion neighbours", low=1))
+    stay: float = field(default=0.1, metadata=require_number("prototype_inversion stay", low=0.0))
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return (classes, *shape)."""
-        check_classes("prototype_inversion", knowledge.classes)
-        assert knowledge.classes is not None
-        assert knowledge.extractor is not None
-        assert knowledge.auxiliary is not None
-        known, embed = knowledge.auxiliary, knowledge.extractor
+        classes = check_classes("prototype_inversion", knowledge.classes)
+        known, embed = unwrap(knowledge.auxiliary), unwrap(knowledge.extractor)
         with torch.no_grad():
             embedded = embed(known)
         kind, labels, wanted = goals("prototype_inversion", view, embedded)
@@ -72,13 +63,11 @@ class PrototypeInversion(Attack):
             progress(iteration, self.iterations)
             misfit = (embed(x)[kind].flatten(1) - wanted).square().sum(1) / size
             strayed = (x - start).square().flatten(1).mean(1)
-            optimizer.zero_grad(set_to_none=True)
-            (misfit + self.stay * strayed).sum().backward()
-            optimizer.step()
+            take_step(optimizer, (misfit + self.stay * strayed).sum())
             with torch.no_grad():
                 x.clamp_(low, high)
-        reconstructions = known.mean(0).expand(knowledge.classes, *knowledge.shape).clone()
-        inside = [(i, label) for i, label in enumerate(labels) if label < knowledge.classes]
-        for i, label in inside:
-            reconstructions[label] = x.detach()[i]
+        reconstructions = known.mean(0).expand(classes, *knowledge.shape).clone()
+        for row, label in zip(x.detach(), labels, strict=True):
+            if label < classes:
+                reconstructions[label] = row
         return reconstructions

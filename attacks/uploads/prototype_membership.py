@@ -19,7 +19,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target
+from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target, unwrap
 from splitfed.attacks.membership.confidence import check_classes
 from splitfed.attacks.uploads.upload_attack import goals
 from splitfed.core.messages import View
@@ -37,14 +37,11 @@ class PrototypeMembership(Attack):
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return minus the squared distance of every candidate from its class's mean: (candidates,)."""
         check_classes("prototype_membership", knowledge.classes)
-        assert knowledge.extractor is not None
-        assert knowledge.candidates is not None
-        assert knowledge.candidate_labels is not None
         with torch.no_grad():
-            embedded = knowledge.extractor(knowledge.candidates)
+            embedded = unwrap(knowledge.extractor)(unwrap(knowledge.candidates))
         kind, labels, means = goals("prototype_membership", view, embedded)
         z = embedded[kind].flatten(1).double()
-        own = knowledge.candidate_labels.view(-1, 1).to(z.device) == torch.tensor(labels, device=z.device)
+        own = unwrap(knowledge.candidate_labels).view(-1, 1).to(z.device) == torch.tensor(labels, device=z.device)
         distances = torch.cdist(z, means.to(z)).square()
         # A class that no mean was sent for: further than anything.
         far = distances.max() + 1

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
-from splitfed.core.equivalence import check_example, check_original
+from splitfed.core.equivalence import FailsByItself, check_example, check_original
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.replay import replay
@@ -69,6 +69,8 @@ def cut(model: nn.Module, at: Sequence[str], example: Tensor | Mapping[str, Tens
         check_example(traced, _by_name(traced, example))
         try:
             return _pieces(_compared(traced, example))
+        except FailsByItself:
+            raise
         except InvalidInput as error:
             refused = error
     try:

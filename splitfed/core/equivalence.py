@@ -77,6 +77,10 @@ _TRACE = (
 )
 
 
+class FailsByItself(InvalidInput):
+    """The uncut model fails on the rows that it is compared on."""
+
+
 class Difference(Exception):
     """What differs, what to write instead, and whether it shows in what comes out."""
 
@@ -207,7 +211,7 @@ def _run_stages(
         try:
             uncut = _run(sides[0], step, shapes, inputs)
         except _FAILURES as error:
-            raise InvalidInput(f"{name} fails by itself in {stage} with {rows} rows: {_first_line(error)}") from error
+            raise FailsByItself(f"{name} fails by itself in {stage} with {rows} rows: {_first_line(error)}") from error
         if uncut is not None:
             sides[1].replaced = {n: g for n in reordered if (g := uncut.gradients.get(n)) is not None}
         try:

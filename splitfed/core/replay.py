@@ -172,8 +172,8 @@ class _SegmentPass(MetaPass):
             written = any(tensor is one for tensor in tensors for one in tensors_of((args, dict(kwargs))))
             if tensors and not written and all(tensor.is_meta for tensor in tensors):
                 # Without its graph, which would keep what was received in this step.
-                bare = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]
-                returned = self._memory[number] = replace_tensors(returned, dict(enumerate(bare)))
+                bare = dict(enumerate(tensor.detach() for tensor in tensors))
+                returned = self._memory[number] = replace_tensors(returned, bare)
         if number in self._received:
             returned = replace_tensors(returned, self._received[number])
         return returned

@@ -31,7 +31,7 @@ from splitfed.engines.engine import Engine
 from splitfed.registry import TABLES, load
 from splitfed.threats.dry_run import Begun, stop_at_first_use, stop_attack
 from splitfed.threats.fresh_segments import head_after
-from splitfed.threats.knowledge import Grants
+from splitfed.threats.knowledge import Grants, check_client
 from splitfed.threats.segment_runner import SegmentRunner
 from splitfed.threats.upload_attacks import Uploads
 
@@ -160,7 +160,7 @@ class Evaluator:
 
     def _case(self, name: str, attack: Attack, party: str, victims: Dataset, client: int, seed: int) -> _Case:
         """Put the victims' rows through the parties, or refuse what could not be scored or is known already."""
-        self._check_client(client)
+        check_client(self.engine, client)
         if attack.target is Target.REPRESENTATIVES:
             check_scorable(self.data.auxiliary)
         if attack.target is Target.INPUTS and self._owns_all(party, client):
@@ -256,32 +256,25 @@ class Evaluator:
         return AttackResult(name, party, outcome.prediction, truth, scores, outcome.seconds)
 
     def _check_updates(self, attack: Attack) -> None:
-        method = self.grants.method
-        aggregation = None if method is None else method.traits(self.engine.topology).aggregation
-        if self.engine.run_parties.placement.secure is not None or (
-            aggregation is not None and aggregation.sum is not None
-        ):
+        method, placement = self.grants.method, self.engine.run_parties.placement
+        traits = None if method is None else method.traits(self.engine.topology)
+        aggregation = None if traits is None else traits.aggregation
+        if placement.secure is not None or (aggregation is not None and aggregation.sum is not None):
             raise InvalidInput(
                 f"{type(attack).__name__} needs {Needs.UPDATES}; under a secure sum the aggregation server learns the "
                 "sum of all clients' uploads alone"
             )
-        method, fused = self.grants.method, self.engine.run_parties.placement.fused
-        if method is None:
+        if traits is None:
             return
-        traits = method.traits(self.engine.topology)
         needs, who = f"{type(attack).__name__} needs {Needs.UPDATES};", type(method).__name__
         if traits.own_steps:
             raise InvalidInput(
                 f"{needs} clients of {who} take steps of the method's own, and their update is no gradient"
             )
-        if not (fused or traits.sends_gradients or traits.returns_weights):
+        if not (placement.fused or traits.sends_gradients or traits.returns_weights):
             raise InvalidInput(f"{needs} clients of {who} send no weights to be held against those they were sent")
         if not traits.plain_update:
             raise InvalidInput(f"{needs} what {who} may add to a client's gradient is in its update too")
-
-    def _check_client(self, client: int) -> None:
-        if not 0 <= client < self.engine.replicas:
-            raise InvalidInput(f"client={client} is not allowed; expected 0 to {self.engine.replicas - 1}")
 
     def _check_no_labels(self, party: str, client: int, label_set: str | None) -> None:
         role = self.engine.parties[party].role
@@ -298,8 +291,7 @@ class Evaluator:
         """Return what `party` recorded of `client` in training up to round `number` (default: all), its own copies."""
         if party not in self.engine.link.recorders:
             raise InvalidInput(f"{party!r} was not recorded in training: record=Recording(parties=({party!r},))")
-        if not 0 <= client < self.engine.replicas:
-            raise InvalidInput(f"client={client} is not allowed; expected 0 to {self.engine.replicas - 1}")
+        check_client(self.engine, client)
         if number is not None:
             check_count("round", number)
         seen = self.engine.view(party).select(phase="train")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import count
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from splitfed.attacks.base import Imitate, Knowledge, Releases
 from splitfed.attacks.gradients.local_training import LocalTraining, local_training
 from splitfed.attacks.training_time.training_attack import TrainingAttackState
 from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import View
 from splitfed.core.per_client_defenses import of_client
 from splitfed.core.random import derive
 from splitfed.core.tasks import Task
@@ -50,22 +52,24 @@ class Grants:
         engine = self.engine
         topology, auxiliary = engine.topologies[client], self.data.auxiliary
         upstream, whole = (self.trained_segments(client, role) for role in (engine.parties[party].role, None))
-        installed = engine.training_attacks.get(party)
+        installed, value = engine.training_attacks.get(party), topology.heads[0].value
+        query, predict = self._send(party, client, stream), self._send(None, client, stream, "predict")
         return Knowledge(
             self.data.shape,
             self.data.victims.value_range,
             auxiliary.x.to(engine.device),
-            self._query(party, client, stream),
+            lambda x: query(x)[1].select(kind="activation").tensors(engine.device),
             upstream,
             upstream.sample,
             engine.device,
             classes=self.classes,
             auxiliary_labels=auxiliary.y.to(engine.device),
             attributes={
-                name: (target.y.to(engine.device), _classes(target.task)) for name, target in auxiliary.targets.items()
+                name: (target.y.to(engine.device), class_count(target.task))
+                for name, target in auxiliary.targets.items()
             },
-            predict=self._predict(client, stream),
-            model=lambda x: whole(x)[topology.heads[0].value],
+            predict=lambda x: predict(x)[0][value].to(engine.device),
+            model=lambda x: whole(x)[value],
             imitate=self.imitate(client),
             training_attack=installed if isinstance(installed, TrainingAttackState) else None,
             architecture=self.architecture(party, client),
@@ -137,8 +141,7 @@ class Grants:
 
     def lend(self, client: int, part: str, x: Tensor, rows: Dataset | None = None) -> None:
         """Give the parties of `client` the rows `x` as their data called `part`, with the labels of `rows` if given."""
-        if not 0 <= client < self.engine.replicas:
-            raise InvalidInput(f"client={client} is not allowed; expected 0 to {self.engine.replicas - 1}")
+        check_client(self.engine, client)
         if tuple(x.shape[1:]) != self.data.shape:
             raise InvalidInput(f"x has rows of shape {tuple(x.shape[1:])}; this run was trained on {self.data.shape}")
         heads = self.engine.topologies[client].heads
@@ -190,7 +193,7 @@ class Grants:
     @property
     def classes(self) -> int | None:
         """How many classes the main labels have; None for regression."""
-        return _classes(self.data.task)
+        return class_count(self.data.task)
 
     def imitate(self, client: int) -> Imitate:
         """Return what trains a copy of the client's whole model from fresh weights, as the run did."""
@@ -205,38 +208,32 @@ class Grants:
 
         return imitate
 
-    def _predict(self, client: int, stream: int) -> Callable[[Tensor], Tensor]:
-        """Every call sends rows through all the parties of `client`; defenses draw afresh each time."""
-        calls = 0
+    def _send(
+        self, party: str | None, client: int, seed: int, *purpose: str
+    ) -> Callable[[Tensor], tuple[Mapping[str, Tensor], View]]:
+        """Return what sends rows through all the parties of `client`; defenses draw afresh in every call.
 
-        def predict(x: Tensor) -> Tensor:
-            nonlocal calls
-            calls += 1
+        It returns the outputs, and what `party` received (None: nobody).
+        """
+        calls = count(1)
+
+        def send(x: Tensor) -> tuple[Mapping[str, Tensor], View]:
+            number = derive(seed, *purpose, next(calls))
             self.lend(client, "query", x)
-            number = derive(stream, "predict", calls)
-            with self.engine.record_party(None):
-                prediction = self.engine.predict(client, "query", "query", number, borrow=self.newest(client))
-            return prediction.outputs[self.engine.topologies[client].heads[0].value].to(self.engine.device)
-
-        return predict
-
-    def _query(self, party: str, client: int, stream: int) -> Callable[[Tensor], Releases]:
-        """Every call sends rows through the victims' own parties; defenses draw afresh each time."""
-        calls = 0
-
-        def query(x: Tensor) -> Releases:
-            nonlocal calls
-            calls += 1
-            self.lend(client, "query", x)
-            number = derive(stream, calls)
             with torch.no_grad(), self.engine.record_party(party) as recorder:
-                self.engine.predict(client, "query", "query", number, borrow=self.newest(client))
-            return recorder.view().select(kind="activation").tensors(self.engine.device)
+                prediction = self.engine.predict(client, "query", "query", number, borrow=self.newest(client))
+            return prediction.outputs, recorder.view()
 
-        return query
+        return send
 
 
-def _classes(task: Task) -> int | None:
+def check_client(engine: Engine, client: int) -> None:
+    """Refuse a number that none of the clients of `engine` has."""
+    if not 0 <= client < engine.replicas:
+        raise InvalidInput(f"client={client} is not allowed; expected 0 to {engine.replicas - 1}")
+
+
+def class_count(task: Task) -> int | None:
     """Return how many classes `task` tells apart; None where it learns numbers."""
     return {"classification": task.outputs, "binary": 2}.get(task.name)
 

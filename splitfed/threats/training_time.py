@@ -22,6 +22,7 @@ from splitfed.planning.validation import Prepared
 from splitfed.registry import load
 from splitfed.threats.fresh_segments import Architecture, head_after
 from splitfed.threats.imitated_defenses import ImitatedSender
+from splitfed.threats.knowledge import class_count
 
 
 def place_attacks(engine: Observable, prepared: Prepared, attacks: Mapping[str, TrainingAttack | str]) -> None:
@@ -155,7 +156,7 @@ def _inputs(prepared: Prepared) -> Callable[[Tensor], Mapping[str, Tensor]]:
 def _knowledge(engine: Observable, prepared: Prepared, party: str, needs: frozenset[Needs]) -> Knowledge:
     """Return what `party` may know in training; architectures are those of the first client, where they differ."""
     data, topology, role = prepared.data, prepared.topology, engine.parties[party].role
-    task, seed = data.task, derive(prepared.training.seed, "intruder", party)
+    seed = derive(prepared.training.seed, "intruder", party)
     architecture = None
     if Needs.ARCHITECTURE in needs:
         guards = of_client(prepared.defenses, 0)
@@ -168,7 +169,7 @@ def _knowledge(engine: Observable, prepared: Prepared, party: str, needs: frozen
         data.victims.value_range,
         data.auxiliary.x.to(engine.device),
         device=engine.device,
-        classes={"classification": task.outputs, "binary": 2}.get(task.name),
+        classes=class_count(data.task),
         auxiliary_labels=data.auxiliary.y.to(engine.device),
         architecture=architecture,
         head=head_after(topology, role, derive(seed, "head")) if Needs.HEAD in needs else None,

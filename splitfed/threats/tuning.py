@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Releases, Target
+from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Releases, Target, unwrap
 from splitfed.attacks.scoring.prediction_scores import score_prediction
 from splitfed.attacks.search_space import Choice, Span, check_choice
 from splitfed.core.errors import InvalidInput, check_count, check_number, unknown
@@ -122,11 +122,9 @@ class Bench:
 
     def _query_releases(self, attack: Attack, knowledge: Knowledge, x: Tensor) -> Releases:
         if Needs.QUERIES in attack.requires:
-            assert knowledge.query is not None
-            return knowledge.query(x)
-        assert knowledge.sample is not None
+            return unwrap(knowledge.query)(x)
         with torch.no_grad():
-            return knowledge.sample(x)
+            return unwrap(knowledge.sample)(x)
 
     def _make_view(self, released: Releases) -> View:
         """Return the view of a party at which `released` arrived."""

@@ -22,6 +22,7 @@ from splitfed.engines.base import FED
 from splitfed.engines.engine import Engine
 from splitfed.federated.base import Method
 from splitfed.threats.imitated_defenses import Feed
+from splitfed.threats.knowledge import check_client
 from splitfed.threats.segment_runner import SegmentRunner
 
 
@@ -84,8 +85,7 @@ class Uploads:
     def _check(self, attack: Attack, party: str, client: int) -> None:
         """Refuse a party that is no method's aggregation server, and a method without uploads that the attack reads."""
         who = type(attack).__name__
-        if not 0 <= client < self.engine.replicas:
-            raise InvalidInput(f"client={client} is not allowed; expected 0 to {self.engine.replicas - 1}")
+        check_client(self.engine, client)
         if party != FED or self.method is None:
             raise InvalidInput(
                 f"{who} needs {Needs.UPLOADS}; only the aggregation server of a run with a method gets that"

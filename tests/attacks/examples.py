@@ -234,24 +234,31 @@ def fed_run(make: Callable[[], Topology] | None = None, batch: int = 1, rounds: 
 PULLED = FedProto(weight=1.0)
 
 
+def _class_means_sent(
+    model: nn.Module, data: Federation, rounds: int, method: FedProto | FedDistill, defenses: tuple[Defense, ...]
+) -> Run:
+    """Whole models that send class means of what follows `relu2` to a recorded fed server."""
+    return splitfed.train(
+        local(model, ("relu2",)),
+        data,
+        schedule="independent",
+        method=method,
+        rounds=rounds,
+        batch_size=20,
+        optimizer=ADAM,
+        defenses=defenses,
+        evaluation=splitfed.Evaluation(every=rounds),
+        logging=splitfed.Logging(record=Recording((FED,))),
+    )
+
+
 @cache
 def proto_run(*defenses: Defense, method: FedProto | FedDistill = PULLED, classes: int = 5) -> Run:
     """Five clients, whole perceptrons on digits of a few classes each; the aggregation server records class means."""
     with stream(0):
         model = mlp((1, 8, 8), 10, (48, 24), seed=None)
     data = splitfed.data.digits().clients(5, classes_per_client=classes, auxiliary=200, victims=20, validation=0.0)
-    return splitfed.train(
-        local(model, ("relu2",)),
-        data,
-        schedule="independent",
-        method=method,
-        rounds=4,
-        batch_size=20,
-        optimizer=ADAM,
-        defenses=defenses,
-        evaluation=splitfed.Evaluation(every=4),
-        logging=splitfed.Logging(record=Recording((FED,))),
-    )
+    return _class_means_sent(model, data, 4, method, defenses)
 
 
 @cache
@@ -265,15 +272,5 @@ def noted_by_heart(*defenses: Defense) -> Run:
     data = Dataset("digits", some.x, y, some.task, some.value_range)
     with stream(0):
         model = mlp((1, 8, 8), 10, (64, 32), seed=None)
-    return splitfed.train(
-        local(model, ("relu2",)),
-        data.clients(3, auxiliary=100, victims=100, validation=0.0, test=0.0),
-        schedule="independent",
-        method=PULLED,
-        rounds=40,
-        batch_size=20,
-        optimizer=ADAM,
-        defenses=defenses,
-        evaluation=splitfed.Evaluation(every=40),
-        logging=splitfed.Logging(record=Recording((FED,))),
-    )
+    clients = data.clients(3, auxiliary=100, victims=100, validation=0.0, test=0.0)
+    return _class_means_sent(model, clients, 40, PULLED, defenses)

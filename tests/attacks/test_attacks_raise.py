@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,25 +25,9 @@ def run_with(**changes: Any) -> Run:
     return splitfed.train(topology, data, rounds=1)
 
 
-SETTINGS: dict[str, tuple[Callable[[], Attack], str]] = {
-    "epochs": (lambda: InverseNetwork(epochs=0), "inverse_network epochs=0 is not allowed; expected a whole number"),
-    "batch_size": (lambda: InverseNetwork(batch_size=0), "inverse_network batch_size=0 is not allowed"),
-    "width": (lambda: InverseNetwork(width=-1), "inverse_network width=-1 is not allowed"),
-    "queries": (lambda: InverseNetwork(queries=0), "inverse_network queries=0 is not allowed"),
-    "lr": (lambda: InverseNetwork(lr=0.0), "inverse_network lr=0.0 is not allowed; expected a number in (0, inf)"),
-    "iterations": (lambda: Rmle(iterations=0), "rmle iterations=0 is not allowed"),
-    "rate": (lambda: Rmle(lr=-1.0), "rmle lr=-1.0 is not allowed"),
-    "tv": (lambda: Rmle(tv=-0.1), "rmle tv=-0.1 is not allowed; expected a number in [0, inf)"),
-    "l2": (lambda: Rmle(l2=float("nan")), "rmle l2=nan is not allowed"),
-    "budget": (lambda: Rmle.with_budget("papr"), "unknown budget of Rmle 'papr'; did you mean 'paper'"),
-}
-
-
-@pytest.mark.parametrize("case", SETTINGS)
-def test_settings(case: str) -> None:
-    make, text = SETTINGS[case]
-    with pytest.raises(InvalidInput, match=re.escape(text)):
-        make()
+def test_an_unknown_budget_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="unknown budget of Rmle 'papr'; did you mean 'paper'"):
+        Rmle.with_budget("papr")
 
 
 def test_budgets_are_the_authors_settings_with_changes() -> None:

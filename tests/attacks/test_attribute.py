@@ -7,14 +7,12 @@ says next to nothing (half of either kind is odd, up to one digit).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from functools import cache
 
 import pytest
 import torch
 
 import splitfed
-from splitfed.attacks.base import Attack
 from splitfed.attacks.properties.attribute import Attribute
 from splitfed.core.defense import Defense
 from splitfed.core.errors import InvalidInput
@@ -74,21 +72,6 @@ def test_same_seed_same_guess() -> None:
     one, two, other = (trained().attack(quick, seed=s)[0].prediction for s in (5, 5, 6))
     assert torch.equal(one, two)
     assert not torch.equal(one, other)
-
-
-SETTINGS: dict[str, tuple[Callable[[], Attack], str]] = {
-    "epochs": (lambda: Attribute(epochs=0), "attribute epochs=0 is not allowed; expected a whole number"),
-    "width": (lambda: Attribute(width=0), "attribute width=0 is not allowed"),
-    "queries": (lambda: Attribute(queries=0), "attribute queries=0 is not allowed"),
-    "lr": (lambda: Attribute(lr=-1.0), "attribute lr=-1.0 is not allowed; expected a number in (0, inf)"),
-}
-
-
-@pytest.mark.parametrize("case", SETTINGS)
-def test_settings(case: str) -> None:
-    make, text = SETTINGS[case]
-    with pytest.raises(InvalidInput, match=re.escape(text)):
-        make()
 
 
 def toy_run(data: Dataset, auxiliary: int = 10) -> Run:

@@ -138,21 +138,6 @@ def test_a_head_at_a_feature_party_makes_it_able_to_attack() -> None:
         run.attack(QUICK, adversary="active0", victims=data.victims.rows(range(1)))
 
 
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({"epochs": 0}, "grn epochs=0 is not allowed; expected a whole number of at least 1"),
-        ({"batch_size": 1}, "grn batch_size=1 is not allowed; expected a whole number of at least 2"),
-        ({"lr": 0.0}, "grn lr=0.0 is not allowed; expected a number in (0, inf)"),
-        ({"variance": -1.0}, "grn variance=-1.0 is not allowed; expected a number in [0, inf)"),
-    ],
-)
-def test_wrong_parameters_are_refused(changes: dict[str, float], text: str) -> None:
-    with pytest.raises(InvalidInput) as refused:
-        Grn(**changes)  # type: ignore[arg-type]
-    assert str(refused.value) == text
-
-
 def test_the_generator_is_the_papers() -> None:
     net = network(10, 4, (0.0, 1.0))
     weights = [tuple(p.shape) for p in net.parameters() if p.dim() == 2]

@@ -36,6 +36,7 @@ from splitfed.threats.fresh_segments import head_after
 from splitfed.topologies import multi_hop, vanilla, vertical
 from splitfed.training.run import Run
 from tests.attacks.examples import rare, summed, two_party, u_digits
+from tests.examples import refusal
 from tests.object_graph import reachable
 from tests.rounding import single
 
@@ -288,9 +289,7 @@ RUNS: dict[str, tuple[Callable[[], Run], Attack, str, str]] = {
 @pytest.mark.parametrize("case", RUNS)
 def test_refused(case: str) -> None:
     run, attack, party, text = RUNS[case]
-    with pytest.raises(InvalidInput, match=re.escape(text)) as caught:
-        run().attack(attack, adversary=party)
-    assert "\n" not in str(caught.value)
+    assert text in refusal(run().attack, attack, adversary=party)
 
 
 def test_no_gradients_in_the_view() -> None:
@@ -301,25 +300,6 @@ def test_no_gradients_in_the_view() -> None:
     both = View("left", (*made(torch.ones(2, 2), name="a").messages, *made(torch.ones(2, 2), name="b").messages))
     with pytest.raises(InvalidInput, match=re.escape("reads the gradient of one value; left receives those of ['a',")):
         DirectLabel()(both, Knowledge((4,), classes=2), generator(0))
-
-
-SETTINGS: dict[str, tuple[Callable[[], Attack], str]] = {
-    "direction hints": (lambda: Direction(hints=0), "direction hints=0 is not allowed; expected a whole number of at"),
-    "spectral rows": (lambda: Spectral(rows="gradient"), "unknown spectral rows 'gradient'; did you mean 'gradients'"),
-    "batch iterations": (lambda: BatchLabelInference(iterations=0), "batch_label_inference iterations=0"),
-    "batch size": (lambda: BatchLabelInference(batch_size=0), "batch_label_inference batch_size=0"),
-    "batch lr": (lambda: BatchLabelInference(lr=0.0), "batch_label_inference lr=0.0 is not allowed"),
-    "unsplit iterations": (lambda: UnsplitLabels(iterations=0), "unsplit_labels iterations=0"),
-    "unsplit hints": (lambda: UnsplitLabels(hints=0), "unsplit_labels hints=0"),
-    "unsplit lr": (lambda: UnsplitLabels(lr=-1.0), "unsplit_labels lr=-1.0"),
-}
-
-
-@pytest.mark.parametrize("case", SETTINGS)
-def test_settings(case: str) -> None:
-    make, text = SETTINGS[case]
-    with pytest.raises(InvalidInput, match=re.escape(text)):
-        make()
 
 
 def test_budgets() -> None:

@@ -81,23 +81,6 @@ def test_one_rung_more_changes_none_of_those_before_it() -> None:
     assert torch.equal(one, two)
 
 
-SETTINGS: dict[str, tuple[Any, str]] = {
-    "widths": ((), "ladder widths=() is not allowed; expected one whole number or more"),
-    "epochs": ((5, 0), "ladder epochs=0 is not allowed; expected a whole number of at least 1"),
-    "batch_size": (0, "ladder batch_size=0 is not allowed"),
-    "queries": (0, "ladder queries=0 is not allowed"),
-    "lr": (0.0, "ladder lr=0.0 is not allowed; expected a number in (0, inf)"),
-    "validation": (1.0, "ladder validation=1.0 is not allowed; expected a number in (0, 1)"),
-}
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_settings(name: str) -> None:
-    value, text = SETTINGS[name]
-    with pytest.raises(InvalidInput, match=re.escape(text)):
-        Ladder(**{name: value})
-
-
 def test_too_few_auxiliary_rows() -> None:
     data = toy_data(60).clients(1, auxiliary=2, victims=8)
     run = splitfed.train(vanilla(InPlaceAfterCut(), "conv"), data, rounds=1)

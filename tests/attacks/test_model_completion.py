@@ -31,7 +31,7 @@ from splitfed.poisoning import GradientReplacement, MaliciousOptimizer, Poisonin
 from splitfed.topologies import u_shaped, vanilla, vertical
 from splitfed.training.run import Run
 from tests.attacks.examples import three_classes
-from tests.examples import assert_same
+from tests.examples import assert_same, refusal
 from tests.object_graph import reachable
 from tests.rounding import single
 
@@ -282,9 +282,7 @@ REFUSED: dict[str, tuple[Callable[[], Run], Attack, str, str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused(case: str) -> None:
     made, attack, party, text = REFUSED[case]
-    with pytest.raises(InvalidInput, match=re.escape(text)) as caught:
-        made().attack(attack, adversary=party)
-    assert "\n" not in str(caught.value)
+    assert text in refusal(made().attack, attack, adversary=party)
 
 
 def test_refused_by_the_attack_itself() -> None:
@@ -303,26 +301,10 @@ def test_refused_by_the_attack_itself() -> None:
         FAST(view, replace(known, auxiliary_labels=None), generator(0))
 
 
-SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
-    "labelled": (lambda: ModelCompletion(labelled=0), "model_completion labelled=0 is not allowed"),
-    "iterations": (lambda: ModelCompletion(iterations=0), "model_completion iterations=0 is not allowed"),
-    "batch_size": (lambda: ModelCompletion(batch_size=1), "model_completion batch_size=1 is not allowed"),
-    "lr": (lambda: ModelCompletion(lr=0.0), "model_completion lr=0.0 is not allowed"),
-    "temperature": (lambda: ModelCompletion(temperature=0.0), "model_completion temperature=0.0 is not allowed"),
-    "alpha": (lambda: ModelCompletion(alpha=-1.0), "model_completion alpha=-1.0 is not allowed"),
-    "weight": (lambda: ModelCompletion(weight=-1.0), "model_completion weight=-1.0 is not allowed"),
-    "decay": (lambda: ModelCompletion(decay=1.0), "model_completion decay=1.0 is not allowed"),
-    "gain": (lambda: MaliciousOptimizer(party="left", gain=0.0), "malicious_optimizer gain=0.0 is not allowed"),
-    "low": (lambda: MaliciousOptimizer(party="left", low=0.0), "malicious_optimizer low=0.0 is not allowed"),
-    "high": (lambda: MaliciousOptimizer(party="left", high=0.5), "malicious_optimizer high=0.5 is not allowed"),
-}
-
-
-@pytest.mark.parametrize("case", SETTINGS)
-def test_settings(case: str) -> None:
-    make, text = SETTINGS[case]
-    with pytest.raises(InvalidInput, match=re.escape(text)):
-        make()
+def test_a_poisoning_out_of_range_is_refused() -> None:
+    for name, value in (("gain", 0.0), ("low", 0.0), ("high", 0.5)):
+        with pytest.raises(InvalidInput, match=f"malicious_optimizer {name}={value} is not allowed"):
+            MaliciousOptimizer(party="left", **{name: value})
 
 
 def test_budgets() -> None:

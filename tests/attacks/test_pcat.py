@@ -17,7 +17,6 @@ from splitfed.attacks.training_time.pcat import Pcat, PseudoClient, same_labels
 from splitfed.attacks.training_time.training_attack import Seen
 from splitfed.core.defense import ReleaseDefense
 from splitfed.core.defense_context import Context
-from splitfed.core.errors import InvalidInput
 from splitfed.core.random import generator
 from splitfed.defenses import Noise
 from splitfed.training.run import Run
@@ -202,12 +201,3 @@ def test_rows_are_drawn_with_the_labels_that_arrived() -> None:
     assert set(found.tolist()) == set(range(6))
     missing = same_labels(labels, torch.full((200,), 7), generator(0))
     assert set(missing.tolist()) == set(range(6))
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [({"lr": 0.0}, "pcat lr=0.0"), ({"start": -1}, "pcat start=-1"), ({"after": 0}, "pcat after=0")],
-)
-def test_bad_parameters_are_refused(change: dict[str, Any], text: str) -> None:
-    with pytest.raises(InvalidInput, match=text):
-        Pcat(**change)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from typing import Any
 
@@ -242,29 +241,6 @@ def test_misfit_by_hand() -> None:
     seen = {"a": torch.zeros(2, 2), "b": torch.zeros(2, 1)}
     found = {"a": torch.tensor([[1.0, 3.0], [0.0, 0.0]]), "b": torch.tensor([[2.0], [0.0]])}
     assert float(misfit(found, seen)) == 9.0
-
-
-SETTINGS = {
-    "rounds": "unsplit rounds=0 is not allowed; expected a whole number of at least 1",
-    "input_steps": "unsplit input_steps=0 is not allowed",
-    "model_steps": "unsplit model_steps=0 is not allowed",
-    "restarts": "unsplit restarts=0 is not allowed",
-    "lr": "unsplit lr=0 is not allowed; expected a number in (0, inf)",
-    "model_lr": "unsplit model_lr=0 is not allowed",
-    "stretch": "unsplit stretch=0 is not allowed; expected true or false",
-}
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_settings(name: str) -> None:
-    with pytest.raises(InvalidInput, match=re.escape(SETTINGS[name])):
-        Unsplit(**{name: 0})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("name", ["tv", "l2"])
-def test_weights_are_not_negative(name: str) -> None:
-    with pytest.raises(InvalidInput, match=re.escape(f"unsplit {name}=-1 is not allowed; expected a number in [0,")):
-        Unsplit(**{name: -1})  # type: ignore[arg-type]
 
 
 def test_the_budget_paper_is_the_authors() -> None:

@@ -171,17 +171,3 @@ def test_what_grants_nothing_is_refused() -> None:
     found = run.evaluator.applicable(FED)
     assert found["class_shares"] is found["prototype_inversion"] is found["prototype_membership"] is None
     assert found["dlg"] is not None
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ({"iterations": 0}, "prototype_inversion iterations=0"),
-        ({"neighbours": 0}, "prototype_inversion neighbours=0"),
-        ({"lr": 0.0}, "prototype_inversion lr=0"),
-        ({"stay": -1.0}, "prototype_inversion stay=-1"),
-    ],
-)
-def test_parameters_out_of_range_are_refused(arguments: dict[str, Any], text: str) -> None:
-    with pytest.raises(InvalidInput, match=text):
-        PrototypeInversion(**arguments)

@@ -306,3 +306,18 @@ def test_a_study_cuts_by_replay_what_cannot_be_traced(tmp_path: Path, capsys: py
     assert "cut by replay, as its model cannot be traced" in capsys.readouterr().out
     assert main(["run", str(path), "--folder", str(tmp_path / "out")]) == 0
     sys.modules.pop("replayed_net", None)
+
+
+def test_others_overwrite_in_place_what_is_remembered_of_them() -> None:
+    class Overwriting(Shared):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            h = self.a(x) * 2
+            h.clamp_(min=0).mul_(0.5)
+            return {"y": self.c(self.b(h))}
+
+    model = Overwriting()
+    for rows in (8, 5, 8):
+        x = torch.randn(rows, 8)
+        pieces = cut(model, ("b",), x)
+        for _ in range(2):
+            assert torch.equal(chained(pieces, {"x": x})["y"], model(x)["y"])

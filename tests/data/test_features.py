@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
-from splitfed.core.errors import InvalidInput
 from splitfed.core.tasks import classification
 from splitfed.data import Dataset, Feature, breast_cancer, feed, mnist5k
+from tests.examples import refusal
 
 # Two rows of 2 x 3: [[0, 1, 2], [3, 4, 5]] and [[6, 7, 8], [9, 10, 11]].
 X = torch.arange(12.0).reshape(2, 2, 3)
@@ -17,13 +15,6 @@ X = torch.arange(12.0).reshape(2, 2, 3)
 
 def feature(positions: list[int], *shape: int) -> Feature:
     return Feature(torch.tensor(positions), shape or (len(positions),))
-
-
-def refusal(call: Any, *given: Any) -> str:
-    with pytest.raises(InvalidInput) as caught:
-        call(*given)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_select_a_run() -> None:

@@ -12,6 +12,7 @@ import pytest
 from splitfed.core.errors import InvalidInput
 from splitfed.data import idx
 from splitfed.data.sources.idx import read_idx
+from tests.examples import refusal
 
 IMAGES = np.array([[[0, 51], [102, 255]], [[255, 0], [0, 0]], [[5, 6], [7, 8]]], dtype=np.uint8)
 LABELS = np.array([0, 2, 1], dtype=np.uint8)
@@ -88,21 +89,16 @@ def test_broken_gzip(tmp_path: Path) -> None:
 
 
 def test_folder_refused(tmp_path: Path) -> None:
-    def text(folder: Path, split: str = "train") -> str:
-        with pytest.raises(InvalidInput) as caught:
-            idx(folder, split)
-        return str(caught.value)
-
     missing = tmp_path / "missing"
-    assert text(missing) == f"{missing} is missing; expected a folder"
-    assert text(tmp_path) == f"{tmp_path} has neither train-images-idx3-ubyte nor train-images-idx3-ubyte.gz"
-    assert text(tmp_path, "tests") == "unknown split 'tests'; did you mean 'test'? (allowed: all, test, train)"
+    assert refusal(idx, missing) == f"{missing} is missing; expected a folder"
+    assert refusal(idx, tmp_path) == f"{tmp_path} has neither train-images-idx3-ubyte nor train-images-idx3-ubyte.gz"
+    assert refusal(idx, tmp_path, "tests") == "unknown split 'tests'; did you mean 'test'? (allowed: all, test, train)"
     images = tmp_path / "train-images-idx3-ubyte"
-    assert text(images) == f"{images} is missing; expected a folder"
+    assert refusal(idx, images) == f"{images} is missing; expected a folder"
     write(tmp_path, "train", encode(IMAGES), encode(LABELS[:2]))
-    assert text(tmp_path) == f"{images} has 3 images and train-labels-idx1-ubyte 2 labels"
-    assert text(images) == f"{images} is a file; expected a folder"
+    assert refusal(idx, tmp_path) == f"{images} has 3 images and train-labels-idx1-ubyte 2 labels"
+    assert refusal(idx, images) == f"{images} is a file; expected a folder"
     write(tmp_path, "train", encode(LABELS), encode(LABELS))
-    assert text(tmp_path) == f"{images} has shape (3,) of uint8; expected 3-d bytes"
+    assert refusal(idx, tmp_path) == f"{images} has shape (3,) of uint8; expected 3-d bytes"
     with pytest.raises(InvalidInput, match=r" is a folder; expected a file$"):
         read_idx(tmp_path)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
 
-from splitfed.core.errors import InvalidInput
 from splitfed.data import image_folder
+from tests.examples import refusal
 
 
 def write(root: Path, name: str, color: tuple[int, int, int], size: tuple[int, int] = (4, 3)) -> Path:
@@ -31,13 +30,6 @@ def root(tmp_path: Path) -> Path:
     return folder
 
 
-def text(path: Path, **options: Any) -> str:
-    with pytest.raises(InvalidInput) as caught:
-        image_folder(path, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 def test_classes_and_pictures_in_order(root: Path) -> None:
     data = image_folder(root)
     assert (data.name, data.shape, data.task.outputs, data.value_range) == ("pets", (3, 3, 4), 2, (0.0, 1.0))
@@ -56,18 +48,23 @@ def test_size_and_grayscale(root: Path) -> None:
 
 
 def test_refused(root: Path) -> None:
-    assert text(root, size=0) == "size=0 is not allowed; expected a whole number of at least 1"
-    assert text(root, size=(1, 2, 3)) == "size=(1, 2, 3) is not allowed; expected one side, or height and width"
+    assert refusal(image_folder, root, size=0) == "size=0 is not allowed; expected a whole number of at least 1"
+    assert (
+        refusal(image_folder, root, size=(1, 2, 3))
+        == "size=(1, 2, 3) is not allowed; expected one side, or height and width"
+    )
     odd = write(root, "dog/2.png", (0, 0, 0), (5, 5))
-    assert text(root) == f"{odd} is 5x5, the first picture 3x4; give a size to resize all"
+    assert refusal(image_folder, root) == f"{odd} is 5x5, the first picture 3x4; give a size to resize all"
     odd.write_bytes(b"no picture")
-    assert text(root).startswith(f"{odd} cannot be read as a picture: cannot identify image file")
+    assert refusal(image_folder, root).startswith(f"{odd} cannot be read as a picture: cannot identify image file")
     odd.write_bytes((root / "dog" / "1.png").read_bytes()[:-30])
-    assert text(root).startswith(f"{odd} cannot be read as a picture: ")
+    assert refusal(image_folder, root).startswith(f"{odd} cannot be read as a picture: ")
     Image.new("I;16", (4, 3)).save(odd)
-    assert text(root) == f"{odd} has pixels of type I;16; expected 8 bits a channel"
+    assert refusal(image_folder, root) == f"{odd} has pixels of type I;16; expected 8 bits a channel"
     odd.unlink()
     (root / "bird").mkdir()
-    assert text(root) == f"{root / 'bird'} has no pictures; expected files such as .png or .jpg"
-    assert text(root / "bird") == f"{root / 'bird'} has 0 sub-folders; expected one a class, at least two"
-    assert text(root / "fish") == f"{root / 'fish'} is missing; expected a folder"
+    assert refusal(image_folder, root) == f"{root / 'bird'} has no pictures; expected files such as .png or .jpg"
+    assert (
+        refusal(image_folder, root / "bird") == f"{root / 'bird'} has 0 sub-folders; expected one a class, at least two"
+    )
+    assert refusal(image_folder, root / "fish") == f"{root / 'fish'} is missing; expected a folder"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from splitfed.core.errors import InvalidInput
 from splitfed.data import npz
+from tests.examples import refusal
 
 
 def test_numbers(tmp_path: Path) -> None:
@@ -42,22 +42,18 @@ def test_images(tmp_path: Path) -> None:
 
 
 def test_refused(tmp_path: Path) -> None:
-    def text(path: Path, **options: Any) -> str:
-        with pytest.raises(InvalidInput) as caught:
-            npz(path, **options)
-        assert "\n" not in str(caught.value)
-        return str(caught.value)
-
     path = tmp_path / "toy.npz"
-    assert text(path) == f"{path} is missing; expected a file"
+    assert refusal(npz, path) == f"{path} is missing; expected a file"
     path.write_bytes(b"no archive")
-    assert text(path) == f"{path} is no whole .npz file: File is not a zip file"
+    assert refusal(npz, path) == f"{path} is no whole .npz file: File is not a zip file"
     np.savez(path, x=np.eye(3), labels=np.zeros(3, dtype=int))
-    assert text(path, y="label") == (f"unknown array in {path}: 'label'; did you mean 'labels'? (allowed: labels, x)")
+    assert refusal(npz, path, y="label") == (
+        f"unknown array in {path}: 'label'; did you mean 'labels'? (allowed: labels, x)"
+    )
     raw = bytearray(path.read_bytes())
     raw[len(raw) // 3] ^= 0xFF
     path.write_bytes(raw)
-    assert text(path, y="labels").startswith(f"{path} is no whole .npz file: Bad CRC-32")
+    assert refusal(npz, path, y="labels").startswith(f"{path} is no whole .npz file: Bad CRC-32")
 
 
 def test_nothing_is_unpickled(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from splitfed.core.errors import InvalidInput
 from splitfed.core.tasks import classification, regression
 from splitfed.data import Dataset, LabelSet, breast_cancer, mnist5k
+from tests.examples import refusal
 
 
 def table(width: int = 5) -> Dataset:
@@ -19,13 +19,6 @@ def table(width: int = 5) -> Dataset:
 def image(width: int = 5) -> Dataset:
     x = torch.arange(2.0 * width).reshape(1, 1, 2, width)
     return Dataset("pictures", x, torch.tensor([0]), classification(2))
-
-
-def refusal(call: Any, *given: Any, **options: Any) -> str:
-    with pytest.raises(InvalidInput) as caught:
-        call(*given, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def held(data: Dataset) -> dict[str, list[int]]:

@@ -16,7 +16,7 @@ import pytest
 from splitfed.cli import main
 from splitfed.core import digests
 from splitfed.core.digests import Damaged
-from splitfed.study.report import prototypes
+from splitfed.study.report.figures import federated
 from splitfed.study.run.progress import Lines
 from tests.study.examples import small, write
 
@@ -88,7 +88,7 @@ USES: dict[str, Use] = {u.__name__: u for u in (resume, report, read_back, attac
 def quick() -> Iterator[None]:
     """Leave out to arrange the dots of one picture, which takes longer than all else."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(prototypes, "plot_prototypes", lambda found, name: str(len(found.z)))
+        patched.setattr(federated, "plot_prototypes", lambda found, name: str(len(found.z)))
         yield
 
 

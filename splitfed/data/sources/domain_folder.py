@@ -8,12 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
 from splitfed.core.errors import InvalidInput
-from splitfed.core.tasks import classification
 from splitfed.data.dataset import Dataset
-from splitfed.data.from_python import from_arrays
 from splitfed.data.sources.files import existing_folder
 from splitfed.data.sources.images import Pictures, folders
 
@@ -39,11 +35,4 @@ def domain_folder(path: str | Path, size: int | tuple[int, int] | None = None, g
         domain_numbers += [number] * sum(
             pictures.add(root / domain / name, label) for label, name in enumerate(classes)
         )
-    return from_arrays(
-        pictures.x(),
-        np.asarray(pictures.labels),
-        task=classification(len(classes)),
-        name=root.resolve().name,
-        value_range=(0.0, 1.0),
-        domains=np.asarray(domain_numbers),
-    )
+    return pictures.dataset(root, len(classes), domain_numbers)

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
-from splitfed.core.tasks import classification
 from splitfed.data.dataset import Dataset
-from splitfed.data.from_python import from_arrays
 from splitfed.data.sources.files import existing_folder
 from splitfed.data.sources.images import Pictures, folders
 
@@ -25,10 +21,4 @@ def image_folder(path: str | Path, size: int | tuple[int, int] | None = None, gr
     names = folders(root, "class")
     for label, name in enumerate(names):
         pictures.add(root / name, label)
-    return from_arrays(
-        pictures.x(),
-        np.asarray(pictures.labels),
-        task=classification(len(names)),
-        name=root.resolve().name,
-        value_range=(0.0, 1.0),
-    )
+    return pictures.dataset(root, len(names))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from splitfed.core.errors import InvalidInput, check_count
+from splitfed.core.tasks import classification
+from splitfed.data.dataset import Dataset
+from splitfed.data.from_python import from_arrays
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
@@ -45,9 +49,16 @@ class Pictures:
         self.labels += [label] * len(files)
         return len(files)
 
-    def x(self) -> np.ndarray:
-        """Return all pictures as (n, channels, height, width) float32 in [0, 1]."""
-        return np.stack(self.images).astype(np.float32) / 255
+    def dataset(self, root: Path, classes: int, domains: Sequence[int] | None = None) -> Dataset:
+        """Return all pictures, x (n, channels, height, width) float32 in [0, 1], as a data set called like `root`."""
+        return from_arrays(
+            np.stack(self.images).astype(np.float32) / 255,
+            np.asarray(self.labels),
+            task=classification(classes),
+            name=root.resolve().name,
+            value_range=(0.0, 1.0),
+            domains=None if domains is None else np.asarray(domains),
+        )
 
 
 def _check_size(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
