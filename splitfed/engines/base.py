@@ -97,12 +97,7 @@ class Trainer(Protocol):
         }
 
     def train_together(
-        self,
-        epoch: int,
-        step: int,
-        batches: ReplicaBatches,
-        scales: Mapping[int, float],
-        combine: Combine | None = None,
+        self, epoch: int, step: int, batches: ReplicaBatches, scales: Scales, combine: Combine | None = None
     ) -> dict[int, float]:
         """Take one step of every party on the sum of the replicas' losses, each times its scale; return the losses.
 
@@ -153,3 +148,7 @@ class Stateful(Protocol):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go back to `state`."""
         ...
+
+
+Scales = Mapping[int, float]
+"""Replica -> the factor of its loss."""

@@ -24,7 +24,7 @@ from splitfed.core.probe import Facts
 from splitfed.core.step_state import Batch
 from splitfed.core.topology import Topology
 from splitfed.core.traffic import Traffic
-from splitfed.engines.base import FED, Placement, ReplicaBatches
+from splitfed.engines.base import FED, Placement, ReplicaBatches, Scales
 from splitfed.engines.engine import Engine
 from splitfed.engines.observers import AttackObserver, DetectorObserver
 from splitfed.engines.parties import RunParties
@@ -112,12 +112,7 @@ class LocalEngine(Engine):
         return losses
 
     def train_together(
-        self,
-        epoch: int,
-        step: int,
-        batches: ReplicaBatches,
-        scales: Mapping[int, float],
-        combine: Combine | None = None,
+        self, epoch: int, step: int, batches: ReplicaBatches, scales: Scales, combine: Combine | None = None
     ) -> dict[int, float]:
         """Take one step of every party on the sum of the replicas' losses; see `Trainer.train_together`."""
         for replica, rows in batches.items():

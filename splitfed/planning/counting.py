@@ -26,7 +26,7 @@ from splitfed.core.traffic import Traffic
 from splitfed.core.upload_defenses import Sent, find_upload_defenses, rows_of, size
 from splitfed.core.usage_counts import SCORED
 from splitfed.costs.bytes import value_bytes
-from splitfed.engines.base import CONSULTED, FED, ReplicaBatches, Trainer
+from splitfed.engines.base import CONSULTED, FED, ReplicaBatches, Scales, Trainer
 from splitfed.engines.participation import Participation
 from splitfed.planning.validation import Prepared, inputs_of, labels_of
 from splitfed.planning.weight_flows import WeightFlows
@@ -118,12 +118,7 @@ class CountingTrainer(Trainer):
             self._count_flows(replica, [flow for flow in self._flows_of_replica(replica) if flow.ahead], len(few))
 
     def train_together(
-        self,
-        epoch: int,
-        step: int,
-        batches: ReplicaBatches,
-        scales: Mapping[int, float],
-        combine: Combine | None = None,
+        self, epoch: int, step: int, batches: ReplicaBatches, scales: Scales, combine: Combine | None = None
     ) -> dict[int, float]:
         """Count the messages of one step of every replica."""
         return {replica: sum(self.train(replica, epoch, [rows])) for replica, rows in batches.items()}

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from splitfed.core.executor import Combine
-from splitfed.engines.base import ReplicaBatches, Trainer
+from splitfed.engines.base import ReplicaBatches, Scales, Trainer
 
 
 class ForwardingTrainer(Trainer):
@@ -26,12 +26,7 @@ class ForwardingTrainer(Trainer):
         return self.inner.train(replica, epoch, batches, first)
 
     def train_together(
-        self,
-        epoch: int,
-        step: int,
-        batches: ReplicaBatches,
-        scales: Mapping[int, float],
-        combine: Combine | None = None,
+        self, epoch: int, step: int, batches: ReplicaBatches, scales: Scales, combine: Combine | None = None
     ) -> dict[int, float]:
         """Let `inner` take one step of every replica."""
         return self.inner.train_together(epoch, step, batches, scales, combine)

@@ -12,7 +12,7 @@ from splitfed.costs.clock import Clock, party_names
 from splitfed.costs.flops import segment_flops
 from splitfed.costs.speeds import Speeds
 from splitfed.costs.steps import StepShape, step_shape
-from splitfed.engines.base import FED, Placement, ReplicaBatches, Trainer, Turns
+from splitfed.engines.base import FED, Placement, ReplicaBatches, Scales, Trainer, Turns
 from splitfed.planning.forwarding import ForwardingTrainer
 from splitfed.planning.method_clock import Meeting
 from splitfed.planning.validation import Prepared, labels_of
@@ -55,12 +55,7 @@ class TimedTrainer(ForwardingTrainer):
         return losses
 
     def train_together(
-        self,
-        epoch: int,
-        step: int,
-        batches: ReplicaBatches,
-        scales: Mapping[int, float],
-        combine: Combine | None = None,
+        self, epoch: int, step: int, batches: ReplicaBatches, scales: Scales, combine: Combine | None = None
     ) -> dict[int, float]:
         """Take one step of all replicas side by side; the way back waits for the slowest."""
         losses = super().train_together(epoch, step, batches, scales, combine)
