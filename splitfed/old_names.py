@@ -365,6 +365,8 @@ RENAMED = {
     "splitfed.planning.dry": {"Dry": "CountingTrainer", "DryLearner": "CountingLearner"},
     "splitfed.rounds": {"Guided": "MethodTrainer"},
     "splitfed.schedules.apart": {"Apart": "Independent"},
+    "splitfed.schedules.handing": {"Handing": "SegmentHandover"},
+    "splitfed.schedules.together": {"Together": "JointStep"},
     "splitfed.study.cell": {"Plan": "TrainingPlan"},
     "splitfed.study.config": {"Table": "StrictTable"},
     "splitfed.study.figures_depth": {"Line": "DepthLine"},
@@ -481,9 +483,8 @@ def current_description(described: Mapping[str, Any]) -> dict[str, Any]:
     for old, new in _REPRS.items():
         if isinstance(found.get("schedule"), str):
             found["schedule"] = found["schedule"].replace(old, new)
-    places = (("the intruder at ", "the training attack at "), ("the manipulation ", "the poisoning "))
     code = found.get("code", {})
-    for old, new in places:
+    for old, new in (("the intruder at ", "the training attack at "), ("the manipulation ", "the poisoning ")):
         code = {new + key.removeprefix(old) if key.startswith(old) else key: value for key, value in code.items()}
     return {**found, "code": code}
 

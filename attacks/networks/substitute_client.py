@@ -26,7 +26,7 @@ LAYOUTS = ("client", "generic")
 """Networks of the client's own layout, or of one that fits any client."""
 
 
-class Imitated(NamedTuple):
+class ImitatedStep(NamedTuple):
     """What a client would send in a training step: `release` (n, *shape of the value), and how its loss is made.
 
     `penalty`: the term of its defenses, a scalar whose gradient is right; `weight`: what its task's loss is times.
@@ -58,10 +58,10 @@ class SameLayout(nn.Module):
         """Return the same with every defense at its mean, differentiable in x."""
         return self._clone(x)[self._value]
 
-    def in_training(self, x: Tensor, number: int, epoch: int) -> Imitated:
+    def in_training(self, x: Tensor, number: int, epoch: int) -> ImitatedStep:
         """Return what would arrive in a training step of `epoch`, and what the defenses make of the loss."""
         releases, penalty, weight = self._clone.in_training(x, number, epoch)
-        return Imitated(releases[self._value], penalty, weight)
+        return ImitatedStep(releases[self._value], penalty, weight)
 
     @property
     def defenses(self) -> DefenseStates:
@@ -84,9 +84,9 @@ class GenericLayout(nn.Module):
         """Return the same with every defense at its mean, differentiable in x."""
         return self._sender.expected(self.net(self._scale.down(x)))
 
-    def in_training(self, x: Tensor, number: int, epoch: int) -> Imitated:
+    def in_training(self, x: Tensor, number: int, epoch: int) -> ImitatedStep:
         """Return what would arrive in a training step of `epoch`, and what the defenses make of the loss."""
-        return Imitated(*self._sender.in_training(x, self.net(self._scale.down(x)), number, epoch))
+        return ImitatedStep(*self._sender.in_training(x, self.net(self._scale.down(x)), number, epoch))
 
     @property
     def defenses(self) -> DefenseStates:

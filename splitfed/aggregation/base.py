@@ -12,7 +12,7 @@ from torch import Tensor
 from splitfed.core.errors import InvalidInput, check_fields
 
 
-class Gathering(Protocol):
+class Accumulator(Protocol):
     """Takes one part after another, and makes one of them."""
 
     def add(self, tensors: Mapping[str, Tensor], share: float) -> None:
@@ -46,16 +46,16 @@ class AggregationRule:
     def check(self, parts: int) -> None:
         """Refuse a number of parts that cannot be fused."""
 
-    def start(self) -> Gathering:
+    def start(self) -> Accumulator:
         """Return an empty gathering."""
-        return Gathered(self)
+        return VectorAccumulator(self)
 
     def fuse(self, rows: Tensor, shares: Tensor) -> Tensor:
         """Fuse `rows`: (parts, numbers) in double precision, with `shares`: (parts,), to (numbers,)."""
         raise NotImplementedError
 
 
-class Gathered:
+class VectorAccumulator:
     """Keeps every part, and has `fusion` fuse them as vectors."""
 
     def __init__(self, fusion: AggregationRule) -> None:

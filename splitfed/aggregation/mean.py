@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from splitfed.aggregation.base import AggregationRule, Gathering
+from splitfed.aggregation.base import Accumulator, AggregationRule
 from splitfed.aggregation.running_mean import RunningMean
 
 
@@ -23,6 +23,6 @@ class WeightedMean(AggregationRule):
         """A sum is all that it needs."""
         return False
 
-    def start(self) -> Gathering:
+    def start(self) -> Accumulator:
         """Return a running sum."""
         return RunningMean()

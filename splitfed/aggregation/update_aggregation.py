@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from splitfed.aggregation.base import AggregationRule, Gathering
+from splitfed.aggregation.base import Accumulator, AggregationRule
 from splitfed.aggregation.lookup import aggregation_of, parameters_of_table, secure_of
 from splitfed.aggregation.participants import check_part, is_count, part_of
 from splitfed.aggregation.server_steps import Memory, ServerStep, server_step_of
@@ -73,7 +73,7 @@ class UpdateAggregation:
         if self.sum is not None:
             self.sum.check(asked)
 
-    def start(self) -> Gathering:
+    def start(self) -> Accumulator:
         """Return an empty gathering of uploads."""
         return self._rule.start()
 

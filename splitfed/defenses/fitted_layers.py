@@ -34,7 +34,7 @@ class Layer(nn.Module):
 L = TypeVar("L", bound=Layer)
 
 
-class Followed(nn.Module):
+class OutputLayers(nn.Module):
     """Runs `module` and sends its outputs at the positions in `layers` through these."""
 
     def __init__(self, module: nn.Module, layers: Mapping[int, nn.Module]) -> None:
@@ -53,7 +53,7 @@ class Followed(nn.Module):
         return tuple(outputs) if len(outputs) > 1 else outputs[0]
 
 
-class Preceded(nn.Module):
+class InputLayers(nn.Module):
     """Runs `module` on its inputs, those at the positions in `layers` sent through these first."""
 
     def __init__(self, module: nn.Module, layers: Mapping[int, nn.Module]) -> None:
@@ -100,7 +100,7 @@ def append_layers(
                         raise InvalidInput(f"{name} guards value {value!r} twice; expected once")
                     layer.edges = tuple(e for e in edges if value in topology.edge(e).values)
                     layers[i] = layer
-        return replace(segment, module=Followed(segment.module, layers)) if layers else segment
+        return replace(segment, module=OutputLayers(segment.module, layers)) if layers else segment
 
     return replace(topology, segments=tuple(fitted(segment) for segment in topology.segments))
 
@@ -109,7 +109,7 @@ def prepend_layers(segment: Segment, values: Collection[str], seed: int, make: C
     """Return `segment` with `make(value)` before each of its inputs that is among `values`, started from `seed`."""
     with stream(seed):
         layers = {i: make(value) for i, value in enumerate(segment.inputs) if value in values}
-    return replace(segment, module=Preceded(segment.module, layers)) if layers else segment
+    return replace(segment, module=InputLayers(segment.module, layers)) if layers else segment
 
 
 def layer_of(module: nn.Module | None, kind: type[L], value: str) -> L | None:

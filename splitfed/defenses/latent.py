@@ -43,7 +43,7 @@ from splitfed.core.random import derive
 from splitfed.core.topology import Segment, Topology
 from splitfed.defenses.binary_encoding import ToBits, bit_reader
 from splitfed.defenses.clipping import freeze_segments
-from splitfed.defenses.fitted_layers import Followed, check_readers, prepend_layers, values_of
+from splitfed.defenses.fitted_layers import OutputLayers, check_readers, prepend_layers, values_of
 
 FORMS = ("symmetric", "unary", "modified", "utility")
 
@@ -160,4 +160,6 @@ class Latent(ReleaseDefense, LayerDefense, Codec, Accounted, Calibrated):
         made = [i for i, v in enumerate(segment.outputs) if v in values]
         if not made:
             return segment
-        return changed(segment, module=Followed(segment.module, dict.fromkeys(made, ToBits(self.whole, self.fraction))))
+        return changed(
+            segment, module=OutputLayers(segment.module, dict.fromkeys(made, ToBits(self.whole, self.fraction)))
+        )

@@ -32,7 +32,7 @@ class Call(NamedTuple):
     edge: GradientEdge
 
 
-class Used(NamedTuple):
+class LayerUse(NamedTuple):
     """One use of a layer: what went in and the gradient at what came out, both (rows, ...)."""
 
     layer: nn.Module
@@ -71,7 +71,7 @@ def record_calls(layers: Sequence[nn.Module], calls: list[Call]) -> Iterator[Non
             handle.remove()
 
 
-def per_row_gradients(used: Used) -> Samples:
+def per_row_gradients(used: LayerUse) -> Samples:
     """Return, for every trainable weight of the layer, the gradient of each row: (rows, *shape of the weight)."""
     formula = _formulas().get(type(used.layer))
     if formula is None:
@@ -93,9 +93,9 @@ class RowGradients(NamedTuple):
     replaced: int
 
 
-def measure_norms(used: Sequence[Used], rows: int) -> RowGradients:
+def measure_norms(used: Sequence[LayerUse], rows: int) -> RowGradients:
     """Return the norms of `rows` rows, from what went in and out of layers, and how to add the rows up."""
-    dense: list[Used] = []
+    dense: list[LayerUse] = []
     gradients: dict[nn.Parameter, Tensor] = {}
     for one in used:
         if _dense(one, used):
@@ -115,7 +115,7 @@ def measure_norms(used: Sequence[Used], rows: int) -> RowGradients:
     if replaced:
         total = total.where(fine, total.new_zeros(()))
         gradients = {weight: _zero_other_rows(row_gradients, fine) for weight, row_gradients in gradients.items()}
-        dense = [Used(layer, _zero_other_rows(x, fine), _zero_other_rows(g, fine)) for layer, x, g in dense]
+        dense = [LayerUse(layer, _zero_other_rows(x, fine), _zero_other_rows(g, fine)) for layer, x, g in dense]
 
     def add_up(factors: Tensor) -> Samples:
         sums = {weight: _weighted_sum(factors, row_gradients) for weight, row_gradients in gradients.items()}
@@ -146,7 +146,7 @@ def _zero_other_rows(found: Tensor, fine: Tensor) -> Tensor:
     return torch.where(mask, found, torch.zeros_like(found))
 
 
-def _dense(one: Used, all_used: Sequence[Used]) -> bool:
+def _dense(one: LayerUse, all_used: Sequence[LayerUse]) -> bool:
     """Return whether the layer is a plain linear one whose weights served in this step once."""
     if type(one.layer) is not nn.Linear or one.x.dim() != 2:
         return False
@@ -161,7 +161,7 @@ def _formulas() -> dict[type, Callable[..., dict[nn.Parameter, Tensor]]]:
     return found
 
 
-def _by_transform(used: Used) -> Samples:
+def _by_transform(used: LayerUse) -> Samples:
     """Differentiate the layer for one row after the other, all at once."""
     weights: dict[str, Any] = {n: p for n, p in used.layer.named_parameters(recurse=False) if p.requires_grad}
 

@@ -24,9 +24,9 @@ from splitfed.core.messages import Stamp
 from splitfed.core.random import wide_generator
 from splitfed.defenses.per_example_gradients import (
     Call,
+    LayerUse,
     RowGradients,
     Samples,
-    Used,
     layers_with_weights,
     measure_norms,
     record_calls,
@@ -42,7 +42,7 @@ class _Step:
     divisor: float
     stamp: Stamp
     calls: list[Call] = field(default_factory=list)
-    used: list[Used] = field(default_factory=list)
+    used: list[LayerUse] = field(default_factory=list)
     measured: RowGradients | None = None
     others: Tensor | None = None
 
@@ -89,7 +89,7 @@ class PrivateStep:
                 step.calls.append(call)  # of a segment whose turn is yet to come
             else:
                 # That of the sum of the losses, in which every row has a term of its own.
-                step.used.append(Used(call.layer, call.x, g * step.divisor))
+                step.used.append(LayerUse(call.layer, call.x, g * step.divisor))
         for leaf, g in zip(leaves, gradients_found[len(calls) :], strict=True):
             if g is not None:
                 leaf.grad = g if leaf.grad is None else leaf.grad + g

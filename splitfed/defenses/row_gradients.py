@@ -22,7 +22,7 @@ from splitfed.core.row_independence import ROWS, draw_values, findings, in_train
 from splitfed.core.topology import Head, Segment, Topology
 from splitfed.defenses.per_example_gradients import (
     Call,
-    Used,
+    LayerUse,
     layers_with_weights,
     own_weights,
     per_row_gradients,
@@ -123,7 +123,7 @@ def _check_sums(segment: Segment, watched: Mapping[str, nn.Module], ran: _Ran) -
             continue
         name = next(n for n in watched if ran.module.get_submodule(n) is call.layer)
         try:
-            own = per_row_gradients(Used(call.layer, call.x, g))
+            own = per_row_gradients(LayerUse(call.layer, call.x, g))
         except (RuntimeError, ValueError, TypeError, NotImplementedError, AttributeError) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise _layer_error(segment, name, call.layer, f"no gradient row by row ({reason})") from error

@@ -39,16 +39,16 @@ class Placement:
 
     `copied`: shared roles of which every replica trains a copy; the copies live at the role's own party. `fused`: roles
     of the clients whose weights the aggregation server averages. `buffers`: whether buffers (batch-norm statistics) of
-    fused roles go along, or stay each client's own. `kept`: segments that never leave their client. `meeting`: whether
-    there is an aggregation server though no weights are fused. `aggregation`: how both servers make one of several
-    (None: the mean). `secure`: the aggregation server learns the clients' sum alone.
+    fused roles go along, or stay each client's own. `kept`: segments that never leave their client.
+    `aggregation_server`: whether there is one though no weights are fused. `aggregation`: how both servers make one of
+    several (None: the mean). `secure`: the aggregation server learns the clients' sum alone.
     """
 
     copied: tuple[str, ...] = ()
     fused: tuple[str, ...] = ()
     buffers: bool = True
     kept: tuple[str, ...] = ()
-    meeting: bool = False
+    aggregation_server: bool = False
     aggregation: AggregationRule | None = None
     secure: SecureSum | None = None
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from splitfed.aggregation.base import Gathering
+from splitfed.aggregation.base import Accumulator
 from splitfed.aggregation.running_mean import RunningMean, shares
 from splitfed.core.defense import Defense
 from splitfed.core.deprecation import OldAttribute, current_state
@@ -28,7 +28,7 @@ from splitfed.engines.base import FED, Placement, ReplicaBatches, Scales
 from splitfed.engines.engine import Engine
 from splitfed.engines.observers import AttackObserver, DetectorObserver
 from splitfed.engines.parties import RunParties
-from splitfed.engines.secure_summation import Summing
+from splitfed.engines.secure_summation import SecureSummation
 
 
 class LocalEngine(Engine):
@@ -73,7 +73,7 @@ class LocalEngine(Engine):
         recorders = (recording or Recording()).recorders(tuple(run_parties.parties), folder)
         self.run_parties, self.link, self.seed = run_parties, link(self.traffic, recorders), seed
         # The secure sums of this round, by role.
-        self._sums: dict[str, Summing] = {}
+        self._sums: dict[str, SecureSummation] = {}
         self.parties, self._participation = run_parties.parties, run_parties.participation
         self.training_attacks: dict[str, AttackObserver] = {}
         self.detectors: dict[str, DetectorObserver] = {}
@@ -226,7 +226,7 @@ class LocalEngine(Engine):
         for attack in self.training_attacks.values():
             attack.step_ended()
 
-    def _gathering(self) -> Gathering:
+    def _gathering(self) -> Accumulator:
         rule = self.run_parties.placement.aggregation
         return RunningMean() if rule is None else rule.start()
 
@@ -234,11 +234,11 @@ class LocalEngine(Engine):
         place = self.run_parties.placement
         return self.party(replica, role).state.upload(FED, Stamp("train", replica, epoch, 0), place.buffers, place.kept)
 
-    def _open(self, role: str, replicas: Iterable[int], epoch: int) -> Summing:
+    def _open(self, role: str, replicas: Iterable[int], epoch: int) -> SecureSummation:
         plan = self.run_parties.placement.secure
         assert plan is not None
         names = {replica: self.party(replica, role).name for replica in replicas}
-        return Summing(plan, role, names, epoch, self.seed, self.link.deliver).open()
+        return SecureSummation(plan, role, names, epoch, self.seed, self.link.deliver).open()
 
     def _summed(self, role: str, weights: Mapping[int, float], epoch: int) -> dict[str, Tensor]:
         """Return the weighted mean as a secure sum gives it; who misbehaves bends its upload before it is masked."""

@@ -72,7 +72,7 @@ class RunParties:
         self.parties = _index_by_name([*(p for mine in own for p in mine.values()), *self.shared.values()], first)
         if self.fed:
             self.parties = {**self.parties, FED: next(iter(self.fed.values()))}
-        elif placement.meeting:
+        elif placement.aggregation_server:
             self.parties = {**self.parties, FED: Party(PartyState(FED, FED, (), {}, Optim(), seed, {}, device))}
 
     @property

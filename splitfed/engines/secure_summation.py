@@ -19,7 +19,7 @@ Deliver = Callable[[Message], Message]
 Rows = dict[int, dict[int, bytes]]
 
 
-class Summing:
+class SecureSummation:
     """One sum: `names` are the parties of the replicas that may take part in round `epoch`.
 
     `deliver` carries a message; the two halves of the protocol are `open`, before they train, and `close`.
@@ -35,7 +35,7 @@ class Summing:
         self._members = {replica: Member(replica, tuple(names), self._threshold, setup) for replica in names}
         self._rows: Rows = {replica: setup.row(replica, member.others) for replica, member in self._members.items()}
 
-    def open(self) -> Summing:
+    def open(self) -> SecureSummation:
         """Hand out the keys, and pass the shares round."""
         for replica, member in self._members.items():
             arrived = self._from_server("keys", replica, _stack_texts(self._rows[replica]))

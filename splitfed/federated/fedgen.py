@@ -99,7 +99,7 @@ class FedGen(Averaging):
         with stream(derive(placement.seed, "generator")):
             generator = Generator(self.noise, classes, self.hidden, shape).to(placement.device)
         draws = any(s.name in placement.facts.stochastic for s in head)
-        return Practice(
+        return GeneratorObjective(
             self.weight, self.rows, head, value, placement.topology.heads[0].value, generator, placement.seed, draws
         )
 
@@ -113,7 +113,7 @@ class FedGen(Averaging):
         super().begin(learner, arrived, number, state)
         if state["generator"]:
             sent = learner.receive("generator", {**state["generator"], "labels": state["labels"]}, number)
-            if (objective := objective_of(learner, Practice)) is not None:
+            if (objective := objective_of(learner, GeneratorObjective)) is not None:
                 objective.load_generator(sent)
 
     def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
@@ -128,7 +128,7 @@ class FedGen(Averaging):
             head = learner.topology.heads[0]
             held = torch.bincount(learner.labels(head.value).view(-1).long(), minlength=count_classes(head))
             counts.append(learner.send("label counts", {"rows": held}, number)["rows"])
-            if objective_of(learner, Practice) is not None:  # in a plan nothing is computed
+            if objective_of(learner, GeneratorObjective) is not None:  # in a plan nothing is computed
                 heads.append(self._receive_head(learner.topology, arrived))
         state["weights"] = take_step(self, learners[0], gathering.value(), state)
         made = self._generator(learners[0], state)
@@ -192,7 +192,7 @@ class FedGen(Averaging):
         return tuple(s for s in topology.segments if s.name not in front), value
 
 
-class Practice(NoObjective):
+class GeneratorObjective(NoObjective):
     """Local objective of a client: adds its head's gradients on rows of the generator that it was sent."""
 
     def __init__(

@@ -131,7 +131,7 @@ class FedKD(Method):
         topology = placement.topology
         hidden = embedding("fedkd", _mentor(topology), self.embedding)
         out, other = (head.value for head in topology.heads)
-        return Mentoring({v: making_segment(topology, v).name for v in (out, other, hidden, PROJECTION)})
+        return MentorObjective({v: making_segment(topology, v).name for v in (out, other, hidden, PROJECTION)})
 
     def start(self, clients: int) -> State:
         """The server has no mentee yet; `seen`: client -> the number of the mentee it has."""
@@ -141,7 +141,7 @@ class FedKD(Method):
         """Bring every client up to the newest mentee: by the last update where it has the one before, else whole."""
         state["mentee"] = state["mentee"] or initial_weights(learners[0].topology, _mentee(learners[0].topology))
         for learner in learners:
-            objective, seen = objective_of(learner, Mentoring), state["seen"].get(str(learner.replica))
+            objective, seen = objective_of(learner, MentorObjective), state["seen"].get(str(learner.replica))
             if seen is None or seen < state["version"] - 1:
                 base = dict(learner.receive("weights", state["mentee"], number))
             elif seen == state["version"] - 1:
@@ -158,7 +158,7 @@ class FedKD(Method):
         """Average the changes of the mentees, and take the mean, as it will be sent, into the server's."""
         energy, mean = self.energy_of(number), RunningMean()
         for learner in learners:
-            now, objective = learner.contents(_mentee(learner.topology)), objective_of(learner, Mentoring)
+            now, objective = learner.contents(_mentee(learner.topology)), objective_of(learner, MentorObjective)
             change = now if objective is None else {n: t - objective.base[n].to(t.device) for n, t in now.items()}
             sent = learner.send("update", compress_update(change, energy, self.rank), number)
             mean.add(decompress_update(sent, state["mentee"]), shares[learner.replica])
@@ -205,7 +205,7 @@ class Projection(nn.Module):
         return found
 
 
-class Mentoring(NoObjective):
+class MentorObjective(NoObjective):
     """Adds what mentor and mentee learn from each other; keeps the mentee that the client was sent, `base`.
 
     `places`: the mentor's output, the mentee's, the mentor's hidden value and the projected one -> their segments.

@@ -17,7 +17,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Message
 from splitfed.core.topology import member
 from splitfed.engines.base import FED
-from splitfed.engines.secure_summation import Summing
+from splitfed.engines.secure_summation import SecureSummation
 from splitfed.federated.base import Learner, State
 from splitfed.secure_sum.flows import Flow, setup_flows, upload_flows
 from splitfed.secure_sum.plan import SecureSum
@@ -109,10 +109,10 @@ class _Carrier:
         return message._replace(tensors=carry(message.kind, message.tensors, self.number))
 
 
-def _summing(plan: SecureSum, learner: Learner, asked: Sequence[int], carrier: _Carrier) -> Summing:
+def _summing(plan: SecureSum, learner: Learner, asked: Sequence[int], carrier: _Carrier) -> SecureSummation:
     role = learner.topology.data_roles[0]
     names = {replica: member(role, replica) for replica in asked}
-    return Summing(plan, role, names, carrier.number, learner.seed, carrier)
+    return SecureSummation(plan, role, names, carrier.number, learner.seed, carrier)
 
 
 def _count(learners: Sequence[Learner], flows: Iterable[Flow], number: int) -> None:

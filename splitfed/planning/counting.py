@@ -33,7 +33,7 @@ from splitfed.planning.weight_flows import WeightFlows
 from splitfed.secure_sum.flows import Flow
 
 
-class Flowing(NamedTuple):
+class PlannedMessage(NamedTuple):
     """One message of a training step between two roles; `size(rows)`: its bytes in a batch of so many rows.
 
     `ahead`: whether rows that pass forward without a training step send it too.
@@ -55,7 +55,7 @@ class CountingTrainer(Trainer):
         self.traffic = Traffic()
         self.steps: dict[int, list[int]] = {replica: [] for replica in range(self.replicas)}
         self._own = set(self.topology.data_roles)
-        self._flows: dict[tuple[int, tuple[int, ...]], list[Flowing]] = {}
+        self._flows: dict[tuple[int, tuple[int, ...]], list[PlannedMessage]] = {}
         self._labels: dict[tuple[int, str], dict[str, Tensor]] = {}
         self._taken = [Participation() for _ in range(self.replicas)]
         self._weight_flows = WeightFlows(prepared.topologies, prepared.placement)
@@ -141,7 +141,7 @@ class CountingTrainer(Trainer):
     def merge(self, weights: Mapping[int, float]) -> None:
         """Nothing crosses."""
 
-    def _flows_of_replica(self, replica: int) -> list[Flowing]:
+    def _flows_of_replica(self, replica: int) -> list[PlannedMessage]:
         topology = self.prepared.topologies[replica]
         key = id(topology), missing(self.prepared.defenses, replica)
         if key not in self._flows:
@@ -150,7 +150,7 @@ class CountingTrainer(Trainer):
             self._flows[key] = flows_of(topology, self.prepared.facts[replica], labels, mine)
         return self._flows[key]
 
-    def _count_flows(self, replica: int, flows: Sequence[Flowing], rows: int) -> None:
+    def _count_flows(self, replica: int, flows: Sequence[PlannedMessage], rows: int) -> None:
         for flow in flows if rows else ():
             ends = [member(role, replica) if role in self._own else role for role in (flow.sender, flow.receiver)]
             self.traffic.add("train", flow.kind, ends[0], ends[1], flow.size(rows))
@@ -170,7 +170,7 @@ class CountingTrainer(Trainer):
 
 def flows_of(
     topology: Topology, facts: Facts, labels: Mapping[str, Tensor], defenses: Sequence[Defense] = ()
-) -> list[Flowing]:
+) -> list[PlannedMessage]:
     """Return every message of one training step of `topology`; `labels`: head -> labels, for their size."""
     flows = []
     guarded = [defense.edges(topology) for defense in defenses]
@@ -179,16 +179,18 @@ def flows_of(
         guards = [defense for defense, edges in zip(defenses, guarded, strict=True) if edge.name in edges]
         ahead = not topology.serving.isdisjoint(topology.readers(edge))
         size = partial(_size, facts, edge.values, "activation", guards)
-        flows.append(Flowing("activation", source, target, size, ahead))
+        flows.append(PlannedMessage("activation", source, target, size, ahead))
         if returned := facts.returned(topology, edge):
-            flows.append(Flowing("gradient", target, source, partial(_size, facts, returned, "gradient", guards)))
+            flows.append(
+                PlannedMessage("gradient", target, source, partial(_size, facts, returned, "gradient", guards))
+            )
     for defense in defenses:
         for sender, receiver in defense.norms(topology) if isinstance(defense, WeightDefense) else ():
-            flows.append(Flowing("norm", sender, receiver, partial(operator.mul, _norm_size(topology, sender))))
+            flows.append(PlannedMessage("norm", sender, receiver, partial(operator.mul, _norm_size(topology, sender))))
     for head in topology.heads:
         y = labels[head.value]
         size = partial(operator.mul, y.element_size() * y[0].numel())
-        flows += [Flowing("label", sender, receiver, size) for sender, receiver in pairwise(head.path)]
+        flows += [PlannedMessage("label", sender, receiver, size) for sender, receiver in pairwise(head.path)]
     return flows
 
 

@@ -20,7 +20,7 @@ from splitfed.engines.base import FED
 from splitfed.federated.base import Learner
 
 
-class Noted:
+class StepCountingLearner:
     """A learner whose steps are noted in `steps`, the rows of each; everything else is the learner's own."""
 
     def __init__(self, inner: Learner, steps: list[int]) -> None:
@@ -44,14 +44,14 @@ class Noted:
         return self._inner.gradient(batches)
 
 
-class Meeting:
+class MethodClock:
     """Moves `clock` by what the clients of a method do and send; `learners` are the given ones, their steps noted."""
 
     def __init__(self, clock: Clock, traffic: Traffic, learners: Sequence[Learner]) -> None:
         self.clock = clock
         self.traffic = traffic
         self._steps: dict[int, list[int]] = {one.replica: [] for one in learners}
-        noted: list[Any] = [Noted(one, self._steps[one.replica]) for one in learners]
+        noted: list[Any] = [StepCountingLearner(one, self._steps[one.replica]) for one in learners]
         self.learners: tuple[Learner, ...] = tuple(noted)
 
     def pop_steps(self, replica: int) -> list[int]:

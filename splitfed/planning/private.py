@@ -21,7 +21,7 @@ from splitfed.federated.base import Method
 from splitfed.planning.counting import CountingTrainer
 from splitfed.planning.simulation import simulate_rounds
 from splitfed.planning.validation import Prepared, labels_of
-from splitfed.privacy.charges import Counted, Taken, charges, unprotected
+from splitfed.privacy.charges import PartyCounts, Taken, charges, unprotected
 from splitfed.privacy.ledger import Ledger, default_delta, make_ledger
 from splitfed.schedules.base import Schedule, shared_roles
 
@@ -94,11 +94,11 @@ class UsageCountingTrainer(CountingTrainer):
             count(self.uses.setdefault((sent.replica, role), UsageCounts()), sent, guards, sent.replica)
         super().sent(sent, role)
 
-    def party_counts(self) -> list[Counted]:
+    def party_counts(self) -> list[PartyCounts]:
         """Return the counts of every party."""
         owners = self.topology.data_roles
         return [
-            Counted(member(role, replica) if role in owners else role, role, replica, uses.counts)
+            PartyCounts(member(role, replica) if role in owners else role, role, replica, uses.counts)
             for (replica, role), uses in self.uses.items()
         ]
 
@@ -177,7 +177,7 @@ def counted_ledger(engine: Observable, schedule: Schedule, method: Method | None
         counts_by_use = {
             (p, i, circuits.get(c, c), part): rows for (p, i, c, part), rows in party.state.uses.counts.items()
         }
-        counts.append(Counted(party.name, party.role, client, counts_by_use))
+        counts.append(PartyCounts(party.name, party.role, client, counts_by_use))
     reach_others = weights_reach_others(schedule, replicas, method)
     taken = [Taken(counts.steps, counts.most) for counts in parties.participation]
     kinds = _kinds(engine.traffic)
@@ -242,10 +242,10 @@ def _uploads(
     return [*left, *(f"names, whole numbers and single numbers in messages of {kind}" for kind in guarded)]
 
 
-def _sum_by_party(counts: Sequence[Counted]) -> list[Counted]:
+def _sum_by_party(counts: Sequence[PartyCounts]) -> list[PartyCounts]:
     """Return the counts by party, with those of its copies added up."""
     uses_of_party: dict[str, UsageCounts] = {}
-    first_counts: dict[str, Counted] = {}
+    first_counts: dict[str, PartyCounts] = {}
     for one in counts:
         first_counts.setdefault(one.party, one)
         uses = uses_of_party.setdefault(one.party, UsageCounts())

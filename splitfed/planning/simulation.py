@@ -9,7 +9,7 @@ from splitfed.costs.clock import Clock
 from splitfed.engines.base import Trainer
 from splitfed.federated.base import Learner
 from splitfed.planning.counting import CountingLearner, CountingTrainer
-from splitfed.planning.method_clock import Meeting
+from splitfed.planning.method_clock import MethodClock
 from splitfed.planning.rounds import MethodTrainer, aggregate, query
 from splitfed.planning.timed import TimedTrainer
 from splitfed.planning.validation import Prepared
@@ -21,19 +21,19 @@ def simulate_rounds(
     """Play `rounds` rounds of `prepared` over `counting`, moving `clock`; yield the number of each when it is over."""
     method = prepared.method
     learners: Sequence[Learner] = [CountingLearner(counting, replica) for replica in range(counting.replicas)]
-    meeting = None if clock is None or method is None else Meeting(clock, counting.traffic, learners)
-    learners = learners if meeting is None else meeting.learners
+    method_clock = None if clock is None or method is None else MethodClock(clock, counting.traffic, learners)
+    learners = learners if method_clock is None else method_clock.learners
     trainer: Trainer = counting if method is None else MethodTrainer(counting, method, learners)
     if clock is not None:
-        trainer = TimedTrainer(trainer, clock, prepared.topologies, prepared.placement, meeting)
+        trainer = TimedTrainer(trainer, clock, prepared.topologies, prepared.placement, method_clock)
     state = prepared.schedule.start(counting.replicas)
     method_state = {} if method is None else method.start(counting.replicas)
     for number in range(rounds):
         if method is not None:
-            with nullcontext() if meeting is None else meeting.advance_clock():
+            with nullcontext() if method_clock is None else method_clock.advance_clock():
                 query(method, learners, prepared.schedule, counting, prepared.training, number, method_state)
         finished_round = prepared.schedule.round(trainer, prepared.training, number, state)
         if method is not None:
-            with nullcontext() if meeting is None else meeting.advance_clock():
+            with nullcontext() if method_clock is None else method_clock.advance_clock():
                 aggregate(method, learners, finished_round, number, method_state)
         yield number

@@ -14,7 +14,7 @@ from splitfed.costs.speeds import Speeds
 from splitfed.costs.steps import StepShape, step_shape
 from splitfed.engines.base import FED, Placement, ReplicaBatches, Scales, Trainer, Turns
 from splitfed.planning.forwarding import ForwardingTrainer
-from splitfed.planning.method_clock import Meeting
+from splitfed.planning.method_clock import MethodClock
 from splitfed.planning.validation import Prepared, labels_of
 from splitfed.planning.weight_flows import WeightFlows
 from splitfed.secure_sum.flows import Flow
@@ -23,7 +23,7 @@ from splitfed.secure_sum.flows import Flow
 class TimedTrainer(ForwardingTrainer):
     """Forwards everything to `inner` and moves `clock` by what it takes. What is averaged in place takes no time.
 
-    `meeting`: where a federated method leads the clients' training, what knows the steps that they really took.
+    `method_clock`: where a federated method leads the clients' training, what knows the steps that they really took.
     """
 
     def __init__(
@@ -32,17 +32,19 @@ class TimedTrainer(ForwardingTrainer):
         clock: Clock,
         topologies: Sequence[Topology],
         placement: Placement,
-        meeting: Meeting | None = None,
+        method_clock: MethodClock | None = None,
     ) -> None:
         super().__init__(inner)
         self.clock = clock
-        self.meeting = meeting
+        self.method_clock = method_clock
         self._flows = WeightFlows(topologies, placement)
 
     def train(self, replica: int, epoch: int, batches: Sequence[Tensor], first: int = 0) -> list[float]:
         """Train one replica; the clock lets all others wait."""
         losses = super().train(replica, epoch, batches, first)
-        self.clock.train({replica: _sizes(batches) if self.meeting is None else self.meeting.pop_steps(replica)})
+        self.clock.train(
+            {replica: _sizes(batches) if self.method_clock is None else self.method_clock.pop_steps(replica)}
+        )
         return losses
 
     def train_at_once(self, turns: Turns) -> dict[int, list[float]]:
@@ -50,7 +52,7 @@ class TimedTrainer(ForwardingTrainer):
         losses = self.inner.train_at_once(turns)
         taken = {k: [n for _, batches in turn for n in _sizes(batches)] for k, turn in turns.items()}
         self.clock.train(
-            taken if self.meeting is None else {replica: self.meeting.pop_steps(replica) for replica in turns}
+            taken if self.method_clock is None else {replica: self.method_clock.pop_steps(replica) for replica in turns}
         )
         return losses
 
@@ -98,5 +100,5 @@ def clock_of(prepared: Prepared, speeds: Speeds) -> Clock:
             size = max((y.element_size() * y[0].numel() for y in labels), default=0)
             shape_of_topology[id(topology)] = step_shape(topology, facts, segment_flops(topology, facts), size)
         shapes[replica] = shape_of_topology[id(topology)]
-    others = [FED] if prepared.placement.fused or prepared.placement.meeting else []
+    others = [FED] if prepared.placement.fused or prepared.placement.aggregation_server else []
     return Clock(shapes, speeds, party_names(prepared.topology, len(prepared.topologies)), others)

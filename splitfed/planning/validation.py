@@ -188,7 +188,7 @@ def combine_placement(method: Method, plan: Schedule, topologies: Sequence[Topol
             f"method {name} trains clients besides the schedule, and {type(plan).__name__} puts other segments in the "
             "place of theirs: take 'independent' for whole models, 'sequential' with hand_over='none' for split ones"
         )
-    return replace(place, kept=traits.private_segments, meeting=True)
+    return replace(place, kept=traits.private_segments, aggregation_server=True)
 
 
 def check_aggregation(method: Method, plan: Schedule, topology: Topology, clients: int) -> None:

@@ -15,7 +15,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.data.federation import Federation
 
 
-class Judged(Protocol):
+class EvaluatedRun(Protocol):
     """What is needed of a run."""
 
     @property
@@ -56,7 +56,7 @@ class Effect:
     baseline_success: float | None = None
 
 
-def success_rate(run: Judged, trigger: Trigger, client: int = 0) -> float:
+def success_rate(run: EvaluatedRun, trigger: Trigger, client: int = 0) -> float:
     """Return the share, in [0, 1], of test rows of other classes that `run` calls the target once they are triggered.
 
     They go through the segments of `client`. Raises `InvalidInput` where no test row is of another class.
@@ -70,7 +70,7 @@ def success_rate(run: Judged, trigger: Trigger, client: int = 0) -> float:
     return float((predicted == trigger.target).double().mean())
 
 
-def effect(run: Judged, baseline: Judged, trigger: Trigger | None = None, client: int = 0) -> Effect:
+def effect(run: EvaluatedRun, baseline: EvaluatedRun, trigger: Trigger | None = None, client: int = 0) -> Effect:
     """Compare `run` with `baseline`, the same one without the poisoning; `trigger` asks for success rates too."""
     if trigger is None:
         return Effect(run.accuracy, baseline.accuracy)

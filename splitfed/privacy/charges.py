@@ -17,7 +17,7 @@ from splitfed.privacy.ledger import Charge
 from splitfed.privacy.row_mixing import release_mixes, segments_mix
 
 
-class Counted(NamedTuple):
+class PartyCounts(NamedTuple):
     """Counts of one party: its name and role, the client it is of (None: it serves all), and its
     `UsageCounts.counts`."""
 
@@ -38,7 +38,7 @@ def charges(
     topologies: Sequence[Topology],
     facts: Sequence[Facts],
     defenses: Sequence[Defense],
-    counts: Iterable[Counted],
+    counts: Iterable[PartyCounts],
     taken: Sequence[Taken],
     travels: bool,
     mingles: bool = True,

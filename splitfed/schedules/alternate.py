@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from splitfed.engines.base import Trainer
 from splitfed.schedules.base import Round, State, Training
 from splitfed.schedules.sampling import dropped_clients, list_clients
-from splitfed.schedules.segment_handover import Handing
+from splitfed.schedules.segment_handover import SegmentHandover
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alternate(Handing):
+class Alternate(SegmentHandover):
     """Clients in a fixed order, one mini-batch at a time."""
 
     def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from splitfed.core.topology import Topology
 from splitfed.engines.base import FED, Placement, Source, Trainer
 from splitfed.schedules.base import Round, State, Training, client_roles
-from splitfed.schedules.joint_step import Together, by_rows
+from splitfed.schedules.joint_step import JointStep, by_rows
 from splitfed.schedules.sampling import dropped_clients, examples, list_clients
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blind(Together):
+class Blind(JointStep):
     """All clients, one loss; `by_examples` weighs each client's by its rows, otherwise all count the same."""
 
     average: bool = False

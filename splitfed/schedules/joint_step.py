@@ -14,7 +14,7 @@ from splitfed.schedules.sampling import Averaged, Turn
 
 
 @dataclass(frozen=True, kw_only=True)
-class Together(Averaged):
+class JointStep(Averaged):
     """One step of the server serves a batch of every client.
 
     A client with fewer batches than the others, or one that has dropped out, is left out of the steps that follow;

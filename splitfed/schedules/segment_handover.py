@@ -14,7 +14,7 @@ HAND_OVERS = ("peer", "server", "none")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Handing(Sampled):
+class SegmentHandover(Sampled):
     """Segments go from "peer" to peer, through the "server" (which sees them), or are handed on by "none".
 
     Weights and buffers (batch-norm statistics included) are handed on; optimizer state stays with its party. The

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from splitfed.engines.base import Trainer
 from splitfed.schedules.base import Round, State, Training
 from splitfed.schedules.sampling import dropped_clients, list_clients
-from splitfed.schedules.segment_handover import Handing
+from splitfed.schedules.segment_handover import SegmentHandover
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sequential(Handing):
+class Sequential(SegmentHandover):
     """Clients in a fixed order, each trains all its local epochs before the next."""
 
     def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:

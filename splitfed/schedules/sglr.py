@@ -26,12 +26,12 @@ from splitfed.core.random import generator
 from splitfed.core.topology import Topology
 from splitfed.engines.base import Trainer
 from splitfed.schedules.base import Round, State, Training, shared_roles
-from splitfed.schedules.joint_step import Together, by_rows
+from splitfed.schedules.joint_step import JointStep, by_rows
 from splitfed.schedules.sampling import dropped_clients, list_clients
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sglr(Together):
+class Sglr(JointStep):
     """`phi` in [0, 1]: the share of clients with the common gradient; `alpha`: the exponent of the server's rate."""
 
     phi: float = 0.5

@@ -14,13 +14,13 @@ from splitfed.attacks.threat_model import Target
 from splitfed.core.messages import View
 
 
-class Begun(Exception):
+class AttackBegun(Exception):
     """An attack has begun: it refused nothing before the first thing that takes time."""
 
 
 def stop_attack(*given: Any) -> NoReturn:
     """End the attack that calls this."""
-    raise Begun
+    raise AttackBegun
 
 
 class _Idle:
@@ -34,7 +34,7 @@ class _Idle:
 
     def __call__(self, x: Tensor) -> NoReturn:
         """End the attack."""
-        raise Begun
+        raise AttackBegun
 
 
 class _IdleTrainingAttack:
@@ -45,7 +45,7 @@ class _IdleTrainingAttack:
 
     def predict(self, view: View, target: Target) -> NoReturn:
         """End the attack."""
-        raise Begun
+        raise AttackBegun
 
     def copy(self) -> _IdleTrainingAttack:
         """Return itself: it has nothing that could be changed."""

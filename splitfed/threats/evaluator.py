@@ -29,7 +29,7 @@ from splitfed.data.federation import Federation
 from splitfed.engines.base import FED, Source
 from splitfed.engines.engine import Engine
 from splitfed.registry import TABLES, load
-from splitfed.threats.dry_run import Begun, stop_at_first_use, stop_attack
+from splitfed.threats.dry_run import AttackBegun, stop_at_first_use, stop_attack
 from splitfed.threats.fresh_segments import head_after
 from splitfed.threats.knowledge import Grants, check_client
 from splitfed.threats.segment_runner import SegmentRunner
@@ -215,7 +215,7 @@ class Evaluator:
                 return None
             case = self._case(name, attack, party, self.victims(None), client, self.seed)
             attack(case.view, stop_at_first_use(case.knowledge), generator(self.seed, "attack", name), stop_attack)
-        except Begun:
+        except AttackBegun:
             return None
         except InvalidInput as error:
             return str(error)

@@ -24,7 +24,7 @@ from splitfed.engines.base import FED, Source, Trainer
 from splitfed.engines.engine import Engine
 from splitfed.engines.observers import AttackObserver
 from splitfed.federated.base import Learner, Method
-from splitfed.planning.method_clock import Meeting
+from splitfed.planning.method_clock import MethodClock
 from splitfed.planning.private import counted_ledger
 from splitfed.planning.rounds import MethodTrainer, aggregate, query
 from splitfed.planning.timed import TimedTrainer
@@ -84,11 +84,13 @@ class Run:
         self.evaluator.grants.method = self.evaluator.uploads.method = method
         engine: Trainer = self.engine
         clock, place = self.clock, self.engine.run_parties.placement
-        self._meeting = None if clock is None or method is None else Meeting(clock, self.engine.traffic, self.learners)
+        self._method_clock = (
+            None if clock is None or method is None else MethodClock(clock, self.engine.traffic, self.learners)
+        )
         if method is not None:
             engine = MethodTrainer(engine, method, self._timed_learners)
         if clock is not None:
-            engine = TimedTrainer(engine, clock, self.engine.topologies, place, self._meeting)
+            engine = TimedTrainer(engine, clock, self.engine.topologies, place, self._method_clock)
         self.trainer = engine
 
     @property
@@ -99,10 +101,10 @@ class Run:
     @property
     def _timed_learners(self) -> tuple[Learner, ...]:
         """The same, their steps noted where a clock is to know them."""
-        return self.learners if self._meeting is None else self._meeting.learners
+        return self.learners if self._method_clock is None else self._method_clock.learners
 
     def _measure_time(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._meeting is None else self._meeting.advance_clock()
+        return nullcontext() if self._method_clock is None else self._method_clock.advance_clock()
 
     def query(self, training: Training, number: int) -> None:
         """Let the method, if there is one, tell the clients of round `number` what they need."""

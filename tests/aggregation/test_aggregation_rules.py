@@ -10,7 +10,7 @@ import torch
 
 import splitfed
 from splitfed.aggregation import GeometricMedian, Krum, Median, TrimmedMean, WeightedMean
-from splitfed.aggregation.base import AggregationRule, Gathered
+from splitfed.aggregation.base import AggregationRule, VectorAccumulator
 from splitfed.aggregation.running_mean import RunningMean
 from splitfed.core.errors import InvalidInput
 from splitfed.core.optimizers import Optim
@@ -78,7 +78,7 @@ def test_a_far_part_moves_the_mean_and_no_robust_fusion(fusion: AggregationRule)
 
 
 def test_shapes_types_and_whole_numbers_are_kept() -> None:
-    gathered = Gathered(Median())
+    gathered = VectorAccumulator(Median())
     for value, count in ((1.0, 4), (5.0, 6), (2.0, 5)):
         w = torch.tensor([[value, -value]])
         gathered.add({"w": w, "n": torch.tensor(count), "b": torch.tensor(value).half()}, 1 / 3)
@@ -90,7 +90,7 @@ def test_shapes_types_and_whole_numbers_are_kept() -> None:
 
 
 def test_parts_must_be_alike() -> None:
-    gathered = Gathered(Median())
+    gathered = VectorAccumulator(Median())
     gathered.add({"w": torch.ones(1)}, 0.5)
     with pytest.raises(InvalidInput, match=r"^'v' is not in every part to be fused$"):
         gathered.add({"w": torch.ones(1), "v": torch.ones(1)}, 0.5)

@@ -14,7 +14,7 @@ from splitfed.attacks.base import Attack, Knowledge, Needs, Progress
 from splitfed.attacks.knowledge import IN_VIEW, Access, access_table, granted, public
 from splitfed.attacks.threat_model import Target
 from splitfed.core.messages import Message, Stamp, View
-from splitfed.threats.dry_run import Begun, stop_at_first_use
+from splitfed.threats.dry_run import AttackBegun, stop_at_first_use
 
 TABLE = access_table(Knowledge)
 EMPTY = View("server", ())
@@ -164,7 +164,7 @@ def test_all_that_computes_ends_a_dry_run() -> None:
     begin["architecture"] = begin["architecture"](0)
     begin["training_attack"] = lambda x, state=begin["training_attack"]: state.copy().predict(EMPTY, Target.INPUTS)
     for first_use in begin.values():
-        with pytest.raises(Begun):
+        with pytest.raises(AttackBegun):
             first_use(x)
     assert stop_at_first_use(Knowledge((3,))) == Knowledge((3,))
 

@@ -178,14 +178,14 @@ def test_a_receiver_lays_a_copy_out_as_the_sender_had_it(link: type[LocalLink]) 
             lay["sent"].append((token.stride(), token.data_ptr() % 64))
             return token
 
-    class Used(nn.Linear):
+    class LayerUse(nn.Linear):
         def forward(self, z: Tensor) -> Tensor:
             lay["used"].append((z.stride(), z.data_ptr() % 64))
             return super().forward(z)
 
     segments = (
         Segment("bottom", "client", Token(5, 5), ("x",), ("z",)),
-        Segment("top", "server", Used(5, 3), ("z",), ("out",)),
+        Segment("top", "server", LayerUse(5, 3), ("z",), ("out",)),
     )
     topology = Topology("token", segments, {"x": "client"}, (Head("out", "server", "client", task=classification(3)),))
     engine = LocalEngine(topology, probe(topology, {"x": torch.ones(4, 7, 5)}), 1, link=link)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from splitfed.data import Table, align, feed
-from splitfed.data.alignment.keys import Crossing
+from splitfed.data.alignment.keys import AlignmentMessage
 from splitfed.data.alignment.report import Counts
 from tests.examples import refusal
 
@@ -45,7 +45,10 @@ def test_report() -> None:
     report = align({"bank": BANK, "clinic": CLINIC}, "clinic", duplicates="first").report
     assert report.parties == {"bank": Counts(4, 0, 0, 1, 3), "clinic": Counts(5, 1, 1, 1, 3)}
     # Four keys of four bytes of length, one of kind and three letters; three positions of eight bytes.
-    assert report.crossings == (Crossing("bank", "clinic", "keys", 32), Crossing("clinic", "bank", "rows", 24))
+    assert report.crossings == (
+        AlignmentMessage("bank", "clinic", "keys", 32),
+        AlignmentMessage("clinic", "bank", "rows", 24),
+    )
     assert (report.messages, report.bytes) == (2, 56)
     assert str(report).splitlines() == [
         "party   rows  repeated keys  left out  unmatched  kept",

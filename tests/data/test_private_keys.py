@@ -13,7 +13,7 @@ import torch
 from splitfed.core.errors import InvalidInput
 from splitfed.data import Alignment, Table, align, keyed_hash, new_secret, private_intersection
 from splitfed.data.alignment.keyed_hash import hashes, join
-from splitfed.data.alignment.keys import Crossing
+from splitfed.data.alignment.keys import AlignmentMessage
 
 SECRET = bytes(range(32))
 
@@ -66,10 +66,10 @@ def test_keyed_hash() -> None:
     assert records(found) == EXPECTED
     # 8, 6 and 5 keys of 32 bytes; two positions of 8 bytes to each.
     assert found.report.crossings == (
-        Crossing("bank", "joiner", "hashes", 256),
-        Crossing("clinic", "joiner", "hashes", 192),
-        Crossing("registry", "joiner", "hashes", 160),
-        *(Crossing("joiner", party, "rows", 16) for party in ("bank", "clinic", "registry")),
+        AlignmentMessage("bank", "joiner", "hashes", 256),
+        AlignmentMessage("clinic", "joiner", "hashes", 192),
+        AlignmentMessage("registry", "joiner", "hashes", 160),
+        *(AlignmentMessage("joiner", party, "rows", 16) for party in ("bank", "clinic", "registry")),
     )
     assert (found.report.messages, found.report.bytes) == (6, 656)
 
@@ -103,15 +103,15 @@ def test_private_intersection() -> None:
         # A key is a point of 33 bytes behind a tag and a length; the registry asks with 5 keys and is answered with
         # 5. The lists end in one flag (2 bytes, request) or stand in an outer field (3 bytes, setup).
         assert found.report.crossings == (
-            Crossing("registry", "bank", "request", 5 * 35 + 2),
-            Crossing("bank", "registry", "setup", 8 * 35 + 3),
-            Crossing("bank", "registry", "response", 5 * 35),
-            Crossing("registry", "clinic", "request", 5 * 35 + 2),
-            Crossing("clinic", "registry", "setup", 6 * 35 + 3),
-            Crossing("clinic", "registry", "response", 5 * 35),
+            AlignmentMessage("registry", "bank", "request", 5 * 35 + 2),
+            AlignmentMessage("bank", "registry", "setup", 8 * 35 + 3),
+            AlignmentMessage("bank", "registry", "response", 5 * 35),
+            AlignmentMessage("registry", "clinic", "request", 5 * 35 + 2),
+            AlignmentMessage("clinic", "registry", "setup", 6 * 35 + 3),
+            AlignmentMessage("clinic", "registry", "response", 5 * 35),
             # Two keys of 4 + 1 + 7 bytes.
-            Crossing("registry", "bank", "common keys", 24),
-            Crossing("registry", "clinic", "common keys", 24),
+            AlignmentMessage("registry", "bank", "common keys", 24),
+            AlignmentMessage("registry", "clinic", "common keys", 24),
         )
 
 

@@ -28,7 +28,7 @@ from splitfed.defenses import (
 )
 from splitfed.defenses.adversary import Adversary
 from splitfed.defenses.channel_pruning import Pruner
-from splitfed.defenses.fitted_layers import Followed, Layer
+from splitfed.defenses.fitted_layers import Layer, OutputLayers
 from splitfed.defenses.shredder import NoiseSet
 from splitfed.defenses.ssim import ssim
 from splitfed.defenses.variational_encoder import Variational, divergence
@@ -52,11 +52,11 @@ def here(module: nn.Module | None = None, x: Tensor | None = None, state: Any = 
     return Context("client", EDGE, stamp, 0, 0, {} if x is None else {"x": x}, {}, state, module)
 
 
-def behind(layer: Layer) -> Followed:
+def behind(layer: Layer) -> OutputLayers:
     """A client whose only layer of its own is a convolution, and the fitted one behind it."""
     layer.edges = (EDGE,)
     with stream(0):
-        return Followed(nn.Conv2d(1, 4, 3, padding=1), {0: layer})
+        return OutputLayers(nn.Conv2d(1, 4, 3, padding=1), {0: layer})
 
 
 def adversary_of(defense: Defense, shape: tuple[int, ...], inputs: tuple[int, ...]) -> Adversary:

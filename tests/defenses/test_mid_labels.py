@@ -22,7 +22,7 @@ from splitfed.core.tasks import binary, classification
 from splitfed.core.topology import Head, Segment, Topology
 from splitfed.data.federation import Federation
 from splitfed.defenses import DpSgd, Mid, MidLabels
-from splitfed.defenses.fitted_layers import Followed, Preceded
+from splitfed.defenses.fitted_layers import InputLayers, OutputLayers
 from splitfed.engines.local import LocalEngine
 from splitfed.models.mlp import mlp
 from splitfed.planning.plan import cost
@@ -78,7 +78,7 @@ def test_the_terms_by_hand() -> None:
     layer = engine.topology.segment("head").module.layers["0"]
     layer.edges = ("middle->head",)
     layer.kept = (z, torch.full_like(z, 0.5))
-    context = _context(Preceded(nn.Identity(), {0: layer}))
+    context = _context(InputLayers(nn.Identity(), {0: layer}))
     kl = (z.square() + 0.25 + math.log(4) - 1).sum(1).mean() / 2
     assert float(MidLabels(weight=0.3).penalty_at_receiver(context)) == single(0.3 * float(kl))
     # d KL / d s is s - 1/s, and that of s by the bias sigmoid(h - 5) = 1 - e^-s; the task's loss has its part in it.
@@ -156,7 +156,7 @@ def test_stands_before_every_value_whose_gradient_tells_labels(cell: str) -> Non
     defenses = (MidLabels(weight=0.01),)
     run, bare = trained(cell, *defenses), trained(cell)
     modules = {n: m for party in run.engine.parties.values() for n, m in party.state.modules.items()}
-    assert {n: len(m.layers) for n, m in modules.items() if isinstance(m, Preceded)} == CELLS[cell][1]
+    assert {n: len(m.layers) for n, m in modules.items() if isinstance(m, InputLayers)} == CELLS[cell][1]
     assert run.bytes == bare.bytes
     plan = {"schedule": run.schedule, "defenses": defenses, "optimizer": None, "training": Training(32)}
     ready = prepare(CELLS[cell][0](), federation(), **plan)
@@ -187,8 +187,8 @@ def test_beside_a_bottleneck_at_the_sender() -> None:
     """Both stand at the two ends of the same edge, each with its own term."""
     modules = trained("multi_hop", Mid(on=("hop1->top",)), MidLabels()).engine.modules(0)
     assert {name: type(module) for name, module in modules.items() if name != "bottom"} == {
-        "hop1": Followed,
-        "top": Preceded,
+        "hop1": OutputLayers,
+        "top": InputLayers,
     }
 
 

@@ -15,7 +15,7 @@ import splitfed as sf
 from splitfed.core.errors import InvalidInput
 from splitfed.core.topology import Segment
 from splitfed.federated import FedAvg, FedGen
-from splitfed.federated.fedgen import Practice
+from splitfed.federated.fedgen import GeneratorObjective
 from splitfed.federated.generator import ClientHead, Generator, diversity, ensemble_loss
 from splitfed.topologies import local
 from tests.examples import assert_same
@@ -54,7 +54,7 @@ def test_a_head_learns_from_generated_rows_by_hand() -> None:
     torch.manual_seed(0)
     head, made = nn.Linear(3, 4), Generator(2, 4, 5, (3,))
     segment = Segment("head", "client", head, ("z",), ("out",))
-    objective = Practice(0.5, 6, [segment], "z", "out", made, seed=7, stochastic=False)
+    objective = GeneratorObjective(0.5, 6, [segment], "z", "out", made, seed=7, stochastic=False)
     modules = {"head": head}
     head.weight.grad, head.bias.grad = torch.ones(4, 3), torch.zeros(4)
     objective.correct(modules)

@@ -161,11 +161,11 @@ class FedKDControl(FedKD):
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return the method's, with the weights."""
         found = super().objective(placement)
-        assert isinstance(found, fedkd.Mentoring)
-        return Mentoring(found.places, self)
+        assert isinstance(found, fedkd.MentorObjective)
+        return MentorObjective(found.places, self)
 
 
-class Mentoring(fedkd.Mentoring):
+class MentorObjective(fedkd.MentorObjective):
     """The method's, with weights of its terms."""
 
     def __init__(self, places: Mapping[str, str], control: FedKDControl) -> None:

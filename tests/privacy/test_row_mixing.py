@@ -20,7 +20,7 @@ from splitfed.core.tasks import classification
 from splitfed.core.topology import Topology
 from splitfed.defenses import DpSgd, GaussianRelease, LaplaceRelease, Latent, Mid, Noise, Shredder
 from splitfed.defenses.row_gradients import check_rowwise
-from splitfed.privacy.charges import Counted, charges, unprotected
+from splitfed.privacy.charges import PartyCounts, charges, unprotected
 from splitfed.privacy.gaussian_mechanism import gaussian_epsilon
 from splitfed.privacy.ledger import make_ledger
 from splitfed.privacy.row_mixing import release_mixes, segments_mix
@@ -159,7 +159,7 @@ def test_what_no_row_changes_may_be_kept() -> None:
 
 def test_rows_in_a_hidden_buffer_cost_what_they_cost_in_a_stored_one() -> None:
     """Half the epsilon, or a twentieth, was charged where the buffer is not part of the state."""
-    counts = Counted("client0", "client", 0, {("0->1", 0, 0, "train"): torch.tensor([2, 1, 3])})
+    counts = PartyCounts("client0", "client", 0, {("0->1", 0, 0, "train"): torch.tensor([2, 1, 3])})
     found = []
     for place in ("stored", "buffer"):
         topology, facts, edge = made(Hidden(place))
@@ -221,7 +221,7 @@ def test_releases_that_mix_are_found(defense: Defense, mixes: bool) -> None:
 )
 def test_what_mixes_before_the_mechanism_costs_all_releases(front: nn.Module, before: Defense, learns: bool) -> None:
     topology, facts, edge = made(front)
-    counts = Counted("client0", "client", 0, {(edge, 1, 0, "train"): torch.tensor([2, 1])})
+    counts = PartyCounts("client0", "client", 0, {(edge, 1, 0, "train"): torch.tensor([2, 1])})
     (charge,) = charges([topology], [facts], (before, PRIVATE), [counts], [], False)
     assert (charge.learns, charge.travels) == (learns, False)
     first = counts._replace(counts={(edge, 0, 0, "train"): torch.tensor([2, 1])})

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 from splitfed.core.errors import InvalidInput
 from splitfed.data.alignment.keys import (
-    Crossing,
+    AlignmentMessage,
     Intersect,
     Intersection,
     Key,
@@ -66,7 +66,7 @@ def keyed_hash(secret: bytes, joiner: str = "joiner") -> Intersect:
             raise InvalidInput(f"joiner {joiner!r} is a party with data; expected one that does not know the secret")
         sent = {party: hashes(secret, mine) for party, mine in keys.items()}
         positions = join(sent)
-        crossings = [Crossing(party, joiner, "hashes", len(hashed)) for party, hashed in sent.items()]
+        crossings = [AlignmentMessage(party, joiner, "hashes", len(hashed)) for party, hashed in sent.items()]
         return Intersection(positions, (*crossings, *position_messages(joiner, list(keys), len(positions[leader]))))
 
     return intersect

@@ -10,7 +10,7 @@ Key: TypeAlias = str | int
 
 
 @dataclass(frozen=True)
-class Crossing:
+class AlignmentMessage:
     """One message of an alignment: `size` bytes of `what`, from `sender` to `receiver`."""
 
     sender: str
@@ -24,7 +24,7 @@ class Intersection:
     """What was found: party -> where its keys that all hold stand among its keys, in one common order."""
 
     positions: Mapping[str, list[int]]
-    crossings: tuple[Crossing, ...]
+    crossings: tuple[AlignmentMessage, ...]
 
 
 # keys: party -> its keys, each once; leader: the party that holds the labels.
@@ -41,7 +41,7 @@ def in_clear(keys: Mapping[str, Sequence[Key]], leader: str) -> Intersection:
     """
     positions = intersect_keys(keys)
     others = [party for party in keys if party != leader]
-    sent = [Crossing(party, leader, "keys", len(pack_keys(keys[party]))) for party in others]
+    sent = [AlignmentMessage(party, leader, "keys", len(pack_keys(keys[party]))) for party in others]
     return Intersection(positions, (*sent, *position_messages(leader, others, len(positions[leader]))))
 
 
@@ -62,9 +62,9 @@ def intersect_keys(keys: Mapping[str, Sequence[Key]] | Mapping[str, Sequence[byt
     return {party: [place[key] for key in shared] for party, place in places.items()}
 
 
-def position_messages(sender: str, receivers: Sequence[str], count: int) -> list[Crossing]:
+def position_messages(sender: str, receivers: Sequence[str], count: int) -> list[AlignmentMessage]:
     """Return the messages in which `sender` sends `count` positions to each of `receivers`, 8 bytes each."""
-    return [Crossing(sender, party, "rows", POSITION_BYTES * count) for party in receivers]
+    return [AlignmentMessage(sender, party, "rows", POSITION_BYTES * count) for party in receivers]
 
 
 def key_text(key: Key) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from splitfed.core.errors import InvalidInput
-from splitfed.data.alignment.keys import Crossing, Intersection, Key, key_text, pack_keys
+from splitfed.data.alignment.keys import AlignmentMessage, Intersection, Key, key_text, pack_keys
 
 
 def private_intersection(keys: Mapping[str, Sequence[Key]], leader: str) -> Intersection:
@@ -28,18 +28,18 @@ def private_intersection(keys: Mapping[str, Sequence[Key]], leader: str) -> Inte
     library = _library()
     own = [key_text(key) for key in keys[leader]]
     shared = set(range(len(own)))
-    crossings: list[Crossing] = []
+    crossings: list[AlignmentMessage] = []
     others = [party for party in keys if party != leader]
     for party in others:
         shared_positions, sizes = _intersect(library, own, [key_text(key) for key in keys[party]])
         shared &= shared_positions
         crossings += [
-            Crossing(leader, party, "request", sizes[0]),
-            Crossing(party, leader, "setup", sizes[1]),
-            Crossing(party, leader, "response", sizes[2]),
+            AlignmentMessage(leader, party, "request", sizes[0]),
+            AlignmentMessage(party, leader, "setup", sizes[1]),
+            AlignmentMessage(party, leader, "response", sizes[2]),
         ]
     common_keys = sorted(keys[leader][i] for i in shared)
-    crossings += [Crossing(leader, party, "common keys", len(pack_keys(common_keys))) for party in others]
+    crossings += [AlignmentMessage(leader, party, "common keys", len(pack_keys(common_keys))) for party in others]
     places = {party: {key: i for i, key in enumerate(mine)} for party, mine in keys.items()}
     return Intersection(
         {party: [place[key] for key in common_keys] for party, place in places.items()}, tuple(crossings)

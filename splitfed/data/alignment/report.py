@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from splitfed.data.alignment.keys import Crossing, Key
+from splitfed.data.alignment.keys import AlignmentMessage, Key
 from splitfed.data.dataset import Dataset
 
 
@@ -31,7 +31,7 @@ class Report:
     """Counts a party, and every message that crossed, in order. `str()` is a table to read."""
 
     parties: Mapping[str, Counts]
-    crossings: tuple[Crossing, ...]
+    crossings: tuple[AlignmentMessage, ...]
 
     @property
     def messages(self) -> int:

@@ -120,12 +120,12 @@ def parse_speeds(mistakes: Mistakes, where: str, given: Any) -> tuple[dict[str, 
 class PartyNames:
     """The parties of one run and their roles: those of the topology, and the aggregation server where there is one.
 
-    `meeting`: whether a federated method brings one.
+    `aggregated`: whether a federated method brings one.
     """
 
-    def __init__(self, topology: Topology, schedule: Schedule, clients: int, meeting: bool = False) -> None:
+    def __init__(self, topology: Topology, schedule: Schedule, clients: int, aggregated: bool = False) -> None:
         replicas = party_names(topology, clients)
-        others = [FED] if meeting or schedule.placement(topology).fused else []
+        others = [FED] if aggregated or schedule.placement(topology).fused else []
         self.parties = {*others, *(party for names in replicas.values() for party in names.values())}
         self.roles = {*others, *topology.roles}
 

@@ -27,7 +27,7 @@ from splitfed.study.report.privacy import plan_ledgers
 
 def predict_costs(cell: Cell, ready: Prepared) -> Json:
     """Return what the run `cell` costs, worked out from shapes: see `cost_to_json`."""
-    names = PartyNames(ready.topology, ready.schedule, len(ready.topologies), meeting=ready.method is not None)
+    names = PartyNames(ready.topology, ready.schedule, len(ready.topologies), aggregated=ready.method is not None)
     speeds = names.of(cell.training.speeds)
     return {**cost_to_json(cost(ready, cell.training.rounds, speeds), ready.topology), **starting_state(ready)}
 

@@ -79,7 +79,7 @@ def _assemble_cell(mistakes: Mistakes, cell: Cell, data: Dataset, split: Federat
     except InvalidInput as error:
         mistakes.add(_place_of(cell, error), error)
     else:
-        names = PartyNames(topologies[0], plan, len(split), meeting=method is not None)
+        names = PartyNames(topologies[0], plan, len(split), aggregated=method is not None)
         with mistakes.at("training.record.parties"):
             cell.training.record.recorders(tuple(names.parties), None)
         return Assembled(topologies, facts, method, names)

@@ -102,7 +102,7 @@ def train_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Run
     """Train the run of `cell` in `folder`, from its newest checkpoint if there is one."""
     plan, topology, schedule = cell.training, build.topology(cell, data), build.schedule(cell)
     method = build.method(cell, data)
-    names = PartyNames(topology, schedule, cell.data.clients, meeting=method is not None)
+    names = PartyNames(topology, schedule, cell.data.clients, aggregated=method is not None)
 
     def progress(done: int, total: int, metrics: Mapping[str, Any]) -> None:
         epsilon = metrics.get("epsilon")
