@@ -98,8 +98,6 @@ def check_topology(topology: Topology, batch: Values) -> None:
     values: Values = batch
     in_training = any(segment.module.training for segment in topology.segments)
     for segments, original in _list_units(topology):
-        if original.compared:
-            continue
         reads = {v for s in segments for v in s.inputs} - {v for s in segments for v in s.outputs}
         if not reads <= set(values):
             values = _plain_values(topology, batch)

@@ -28,7 +28,6 @@ class Original:
     `model` takes each value of `arguments` as the argument of that name and returns the values `outputs`, in that
     order. `pieces`: module, inputs and outputs of each, in the order they run. `cuts`: the submodules cut after.
     `reordered`: the weights whose gradients the pieces may round otherwise; None: found in the traces of the pieces.
-    `compared`: whether the pieces were compared with the model on rows of its input.
     """
 
     model: nn.Module
@@ -37,7 +36,6 @@ class Original:
     pieces: tuple[CutPiece, ...]
     cuts: tuple[str, ...]
     reordered: frozenset[str] | None = None
-    compared: bool = False
 
 
 def keeps_names(module: nn.Module) -> bool:

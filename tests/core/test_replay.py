@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from splitfed.cli import main
 from splitfed.core.cutting import cut
+from splitfed.core.equivalence import check_topology
 from splitfed.core.errors import InvalidInput
 from splitfed.core.probe import probe
 from splitfed.core.replay import ReplayedSegment, replay
@@ -321,3 +322,14 @@ def test_others_overwrite_in_place_what_is_remembered_of_them() -> None:
         pieces = cut(model, ("b",), x)
         for _ in range(2):
             assert torch.equal(chained(pieces, {"x": x})["y"], model(x)["y"])
+
+
+@pytest.mark.parametrize("kind", [Encoder, Shared])
+def test_what_is_changed_after_the_cut_is_found_before_the_run(kind: type[nn.Module]) -> None:
+    """A comparison at the cut does not stand in for the one before the run; one is replayed, the other traced."""
+    model = kind()
+    x = words(8) if kind is Encoder else torch.randn(8, 8)
+    topology = vanilla(model, "blocks.0" if kind is Encoder else "b", example=x)
+    next(model.parameters()).register_hook(lambda gradient: gradient * 0.5)
+    with pytest.raises(InvalidInput, match="the gradient of weight"):
+        check_topology(topology, {next(iter(topology.inputs)): x})
