@@ -17,9 +17,11 @@ def cut_in_roles(
     names: Sequence[str],
     roles: Sequence[str],
     example: Tensor | Mapping[str, Tensor] | None = None,
+    output: str | None = None,
+    chain: Sequence[str] = (),
 ) -> tuple[Segment, ...]:
-    """Cut `model` at `cuts` and give piece i the name `names[i]` and the role `roles[i]`; `example` as for `cut`."""
-    pieces = cut(model, cuts, example)
+    """Cut `model` at `cuts` and give piece i the name `names[i]` and the role `roles[i]`; the rest as for `cut`."""
+    pieces = cut(model, cuts, example, output, chain)
     return tuple(
         Segment(name, role, piece.module, piece.inputs, piece.outputs, original=piece.original)
         for name, role, piece in zip(names, roles, pieces, strict=True)
@@ -31,14 +33,13 @@ def only_output(segments: Sequence[Segment]) -> str:
     read = {value for s in segments for value in s.inputs}
     finals = [value for s in segments for value in s.outputs if value not in read]
     if len(finals) != 1:
-        raise InvalidInput(f"the model must have one output for this topology; it has {len(finals)}: {finals}")
+        raise InvalidInput(
+            f"the model must have one output for this topology; it has {len(finals)}: {finals}; name one by output="
+        )
     return finals[0]
 
 
-def only_input(segments: Sequence[Segment]) -> str:
-    """Return the one value that no segment makes: the model's input."""
+def raw_inputs(segments: Sequence[Segment]) -> tuple[str, ...]:
+    """Return the values that no segment makes: the model's inputs."""
     made = {value for s in segments for value in s.outputs}
-    raw = list(dict.fromkeys(value for s in segments for value in s.inputs if value not in made))
-    if len(raw) != 1:
-        raise InvalidInput(f"the model must have one input for this topology; it has {len(raw)}: {raw}")
-    return raw[0]
+    return tuple(dict.fromkeys(value for s in segments for value in s.inputs if value not in made))

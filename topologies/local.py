@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from splitfed.core.errors import InvalidInput
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head, Segment, Topology
-from splitfed.topologies._chain import cut_in_roles, only_input, only_output
+from splitfed.topologies._chain import cut_in_roles, only_output, raw_inputs
 
 
 def local(
@@ -26,10 +26,12 @@ def local(
     cuts: Sequence[str] = (),
     task: Task | None = None,
     example: Tensor | Mapping[str, Tensor] | None = None,
+    output: str | None = None,
 ) -> Topology:
     """Leave `model` whole at the client, or in pieces after the submodules `cuts`: body, head, or body1, body2, ....
 
-    `task` defaults to that of the data. `example`: rows of the input, as for `splitfed.cut`.
+    `task` defaults to that of the data. `example`: rows of the input; `output`: which result of
+    the model, of several; both as for `splitfed.cut`.
     """
     if not isinstance(cuts, (list, tuple)):
         raise InvalidInput(f"cuts={cuts!r} is not allowed; expected the names of submodules, or none")
@@ -37,13 +39,16 @@ def local(
         segments: tuple[Segment, ...] = (Segment("model", "client", model, ("x",), ("out",), ""),)
         return Topology("local", segments, {"x": "client"}, (Head("out", "client", "client", task),))
     bodies = ["body"] if len(cuts) == 1 else [f"body{i}" for i in range(1, len(cuts) + 1)]
-    segments = cut_in_roles(model, tuple(cuts), (*bodies, "head"), ("client",) * (len(cuts) + 1), example)
-    return Topology("local", _rename_values(segments), {"x": "client"}, (Head("out", "client", "client", task),))
+    segments = cut_in_roles(model, tuple(cuts), (*bodies, "head"), ("client",) * (len(cuts) + 1), example, output)
+    segments = _rename_values(segments)
+    inputs = dict.fromkeys(raw_inputs(segments), "client")
+    return Topology("local", segments, inputs, (Head("out", "client", "client", task),))
 
 
 def _rename_values(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
-    """Return `segments` with their one input called `x` and their one output `out`."""
-    ends = {only_input(segments): "x", only_output(segments): "out"}
+    """Return `segments` with their one output called `out`, and their input `x` if there is one alone."""
+    raw = raw_inputs(segments)
+    ends = {**({raw[0]: "x"} if len(raw) == 1 else {}), only_output(segments): "out"}
     # A value between the pieces that has one of the two names gives it up.
     ends = {"x": "x_", "out": "out_", **ends}
     return tuple(

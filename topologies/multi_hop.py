@@ -13,14 +13,13 @@ and the last hop can tell the clients by their servers.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 
 from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head, Topology
-from splitfed.topologies._chain import cut_in_roles, only_input, only_output
+from splitfed.topologies._chain import cut_in_roles, only_output, raw_inputs
 
 LABELS = ("relayed", "client", "server")
 
@@ -32,13 +31,15 @@ def multi_hop(
     labels: str = "relayed",
     task: Task | None = None,
     example: Tensor | Mapping[str, Tensor] | None = None,
+    output: str | None = None,
 ) -> Topology:
     """Cut `model` after the submodules `cuts`, one more than there are hops, and give each piece to the next party.
 
     `roles`: client, hops and server in order (default: client, hop1, ..., server). `labels`: "relayed" from the
     client through the hops to the server; "client": the client keeps them and gets the last piece, the last cut being
-    the way back to it; "server": the server owns them. A value that would jump over a party is refused.
-    `example`: rows of the input, as for `splitfed.cut`.
+    the way back to it; "server": the server owns them. A value that a later party reads is handed on, and seen, by
+    those between. `example`: rows of the input; `output`: which result of the model, of several; both as for
+    `splitfed.cut`.
     """
     if labels not in LABELS:
         raise unknown("labels of a multi-hop topology", labels, LABELS)
@@ -52,21 +53,9 @@ def multi_hop(
     if isinstance(roles, str) or len(chain) != pieces or len(set(chain)) != pieces:
         raise InvalidInput(f"roles={roles!r} is not allowed; {len(cuts)} cuts need {pieces} different roles")
     names = ["bottom", *chain[1:-1], "top", *(["head"] if labels == "client" else [])]
-    segments = cut_in_roles(model, tuple(cuts), names, [*chain, *([chain[0]] if labels == "client" else [])], example)
+    holders = (*chain, chain[0]) if labels == "client" else chain
+    segments = cut_in_roles(model, tuple(cuts), names, holders, example, output, holders)
     holder = chain[-1] if labels == "server" else chain[0]
     via = chain[1:-1] if labels == "relayed" else ()
     head = Head(only_output(segments), segments[-1].role, holder, task, via=via)
-    topology = Topology("multi_hop", segments, {only_input(segments): chain[0]}, (head,))
-    _check_neighbours(topology, (*chain, chain[0]) if labels == "client" else chain)
-    return topology
-
-
-def _check_neighbours(topology: Topology, chain: tuple[str, ...]) -> None:
-    neighbours = {frozenset(pair) for pair in pairwise(chain)}
-    for edge in topology.crossings:
-        ends = topology.role_of(edge.source), topology.role_of(edge.target)
-        if frozenset(ends) not in neighbours:
-            raise InvalidInput(
-                f"value {edge.values[0]!r} would go from {ends[0]!r} straight to {ends[1]!r}, past the parties between "
-                "them: cut where no connection skips a piece"
-            )
+    return Topology("multi_hop", segments, dict.fromkeys(raw_inputs(segments), chain[0]), (head,))

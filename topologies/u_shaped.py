@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from splitfed.core.errors import InvalidInput
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head, Topology
-from splitfed.topologies._chain import cut_in_roles, only_input, only_output
+from splitfed.topologies._chain import cut_in_roles, only_output, raw_inputs
 
 
 def u_shaped(
@@ -21,11 +21,13 @@ def u_shaped(
     cuts: Sequence[str],
     task: Task | None = None,
     example: Tensor | Mapping[str, Tensor] | None = None,
+    output: str | None = None,
 ) -> Topology:
     """Cut `model` after the submodules `cuts`, an even number of them: client and server take turns along it.
 
     Two cuts give bottom and head at the client, middle at the server; every two more another round trip. Labels and
-    loss stay with the client. `task` defaults to that of the data. `example`: rows of the input, as for `splitfed.cut`.
+    loss stay with the client. `task` defaults to that of the data. `example`: rows of the input; `output`: which
+    result of the model, of several; both as for `splitfed.cut`.
     """
     if not isinstance(cuts, (list, tuple)) or len(cuts) < 2 or len(cuts) % 2:
         raise InvalidInput(f"cuts={cuts!r} is not allowed; expected an even number of submodules, two a round trip")
@@ -33,6 +35,6 @@ def u_shaped(
     inner = [f"{name}{i}" for i in range(1, trips + 1) for name in ("middle", "between")][:-1]
     names = ["bottom", *(["middle"] if trips == 1 else inner), "head"]
     roles = [("client", "server")[i % 2] for i in range(len(cuts) + 1)]
-    segments = cut_in_roles(model, tuple(cuts), names, roles, example)
+    segments = cut_in_roles(model, tuple(cuts), names, roles, example, output)
     head = Head(only_output(segments), "client", "client", task)
-    return Topology("u_shaped", segments, {only_input(segments): "client"}, (head,))
+    return Topology("u_shaped", segments, dict.fromkeys(raw_inputs(segments), "client"), (head,))

@@ -13,19 +13,23 @@ from torch import Tensor, nn
 from splitfed.core.errors import InvalidInput
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head, Topology
-from splitfed.topologies._chain import cut_in_roles, only_input, only_output
+from splitfed.topologies._chain import cut_in_roles, only_output, raw_inputs
 
 
 def vanilla(
-    model: nn.Module, cut: str, task: Task | None = None, example: Tensor | Mapping[str, Tensor] | None = None
+    model: nn.Module,
+    cut: str,
+    task: Task | None = None,
+    example: Tensor | Mapping[str, Tensor] | None = None,
+    output: str | None = None,
 ) -> Topology:
     """Cut `model` after the submodule `cut`: bottom at the client, top at the server.
 
     The labels belong to the client and cross to the server as messages at every step. `task` defaults to that of
-    the data. `example`: rows of the input, as for `splitfed.cut`.
+    the data. `example`: rows of the input; `output`: which result of the model, of several; both as for `splitfed.cut`.
     """
     if not isinstance(cut, str):
         raise InvalidInput(f"cut={cut!r} is not allowed; expected the name of one submodule")
-    segments = cut_in_roles(model, (cut,), ("bottom", "top"), ("client", "server"), example)
+    segments = cut_in_roles(model, (cut,), ("bottom", "top"), ("client", "server"), example, output)
     head = Head(only_output(segments), "server", "client", task)
-    return Topology("vanilla", segments, {only_input(segments): "client"}, (head,))
+    return Topology("vanilla", segments, dict.fromkeys(raw_inputs(segments), "client"), (head,))

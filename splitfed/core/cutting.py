@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
+from splitfed.core.cut_names import Cut, read_cuts
 from splitfed.core.equivalence import FailsByItself, check_example, check_original
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.replay import replay
 from splitfed.core.topology import Original
-from splitfed.core.tracing import cut_by_trace
+from splitfed.core.tracing import NotTraceable, cut_by_trace
 
 Example = Tensor | Mapping[str, Tensor]
 """Rows of a model's input, by name of the argument where there are several."""
@@ -37,32 +38,34 @@ class Piece:
     original: Original | None = field(default=None, compare=False, repr=False)
 
 
-def cut(model: nn.Module, at: Sequence[str], example: Tensor | Mapping[str, Tensor] | None = None) -> tuple[Piece, ...]:
+def cut(
+    model: nn.Module,
+    at: Sequence[str],
+    example: Tensor | Mapping[str, Tensor] | None = None,
+    output: str | None = None,
+    chain: Sequence[str] = (),
+) -> tuple[Piece, ...]:
     """Cut `model` after each submodule named in `at`, in the order they run; returns `len(at) + 1` pieces.
 
-    `example`: at least two rows of its input, (rows, ...), by argument if there are several. With it the pieces are
-    compared with the model at once, and a model that cannot be traced is cut by replay, where "name#n" is after the
-    n-th call of a submodule. Raises `InvalidInput` for a name that is not there, for a cut that leaves an empty piece,
-    for weights used on two sides of a cut, for an in-place operation whose effect would have to cross a cut, and for
-    pieces that do not train as the model does.
+    "before:name" cuts before a submodule. `example`: at least two rows of its input, (rows, ...), by argument if there
+    are several. With it the pieces are compared with the model at once, and a model that cannot be traced is cut by
+    replay, where "name#n" is after the n-th call of a submodule. `output`: which one of several results of the model
+    is used, by key or place ("logits", "0"); None for all. `chain`: the party of each piece, where neighbours alone
+    send to each other, and those between two others hand on what they do not read. Weights that two pieces read are
+    one tensor in both. Raises `InvalidInput` for a name that is not there, for a cut that leaves an empty piece, for an
+    in-place operation whose effect would have to cross a cut, and for pieces that do not train as the model does.
     """
-    names = (at,) if isinstance(at, str) else tuple(at)
-    modules = {name for name, _ in model.named_modules() if name}
-    for name in names:
-        if name.partition("#")[0] not in modules:
-            raise unknown(f"submodule of {type(model).__name__}", name, modules)
+    cuts = read_cuts(model, (at,) if isinstance(at, str) else tuple(at))
     if example is None:
-        if any("#" in name for name in names):
-            raise InvalidInput(f"cuts {', '.join(map(repr, names))} name calls of submodules; give rows as example too")
+        if called := [cut.name for cut in cuts if cut.call is not None]:
+            raise InvalidInput(f"cut {called[0]!r} names a call of a submodule; give rows as example too")
         try:
-            return _pieces(cut_by_trace(model, names))
-        except InvalidInput as error:
-            if "splitfed.Segment" not in str(error) and "in the place of buffer" not in str(error):
-                raise
-            raise InvalidInput(f"{error}, or give rows of its input as example, to cut it by replay") from error
+            return _pieces(cut_by_trace(model, cuts, output, chain))
+        except NotTraceable as error:
+            raise NotTraceable(f"{error}, or give rows of its input as example, to cut it by replay") from error
     refused: InvalidInput
     try:
-        traced = cut_by_trace(model, names)
+        traced = cut_by_trace(model, cuts, output, chain)
     except InvalidInput as error:
         refused = error
     else:
@@ -74,7 +77,7 @@ def cut(model: nn.Module, at: Sequence[str], example: Tensor | Mapping[str, Tens
         except InvalidInput as error:
             refused = error
     try:
-        replayed = _cut_by_replay(model, names, example)
+        replayed = _cut_by_replay(model, cuts, example, output, chain)
         check_example(replayed, _by_name(replayed, example))
         return _pieces(_compared(replayed, example))
     except InvalidInput as error:
@@ -94,11 +97,14 @@ def _compared(original: Original, example: Example) -> Original:
     return original
 
 
-def _cut_by_replay(model: nn.Module, names: tuple[str, ...], example: Example) -> Original:
+def _cut_by_replay(
+    model: nn.Module, cuts: Sequence[Cut], example: Example, output: str | None, chain: Sequence[str]
+) -> Original:
     snapshot = ModelSnapshot(model)
     try:
-        replayed = replay(model, names, example)
+        replayed = replay(model, cuts, example, output, chain)
     finally:
         snapshot.restore()
     arguments = {name: name for name in replayed.inputs}
-    return Original(model, arguments, replayed.outputs, replayed.segments, names, replayed.reordered)
+    names = tuple(cut.name for cut in cuts)
+    return Original(model, arguments, replayed.outputs, replayed.segments, names, replayed.reordered, output)

@@ -195,7 +195,7 @@ def _describe_model(segments: Sequence[Segment], original: Original) -> str:
     if not original.cuts:
         return f"segment {segments[0].name!r} does in its party what it does not do by itself"
     cuts = ", ".join(map(repr, original.cuts))
-    return f"{type(original.model).__name__} cut after {cuts} is another model than the uncut one"
+    return f"{type(original.model).__name__} cut at {cuts} is another model than the uncut one"
 
 
 def _run_stages(

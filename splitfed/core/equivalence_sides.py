@@ -86,7 +86,7 @@ class Uncut:
                 result = self._model(**{names[value]: copies[value] for value in names}, **self._unread)
             else:
                 result = self._model(*(copies[value] for value in self._original.pieces[0][1]))
-        outputs = dict(zip(self._original.outputs, flatten_result(result).values(), strict=True))
+        outputs = dict(zip(self._original.outputs, flatten_result(result, self._original.output).values(), strict=True))
         step_result = StepResult(
             {v: t.detach().clone() for v, t in outputs.items()}, {v: t.requires_grad for v, t in outputs.items()}
         )

@@ -278,7 +278,7 @@ class Party:
         return arguments
 
     def _leaf(self, value: Tensor, returns: bool = True) -> Tensor:
-        return value.detach().requires_grad_(self._training and returns)
+        return value.detach().requires_grad_(self._training and returns and value.is_floating_point())
 
     def _run(self, segment_plan: SegmentPlan, arguments: list[Tensor], stamp: Stamp) -> tuple[Tensor, ...]:
         module, privatizer = self.state.modules[segment_plan.segment], self.state.privatizer

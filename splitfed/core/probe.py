@@ -56,13 +56,13 @@ def probe(topology: Topology, batch: Mapping[str, Tensor]) -> Facts:
     """Run `batch` (input value -> tensor of at least two rows) through copies of the segments, in training mode.
 
     Raises `InvalidInput` that names the segment, the edge and the shapes where something does not fit, and for a
-    value that is no floating tensor with the batch first.
+    value that is no tensor with the batch first.
     """
     for name in topology.inputs:
         if name not in batch:
             raise InvalidInput(f"input {name!r} of topology {topology.name!r} is fed by no data")
     values = dict(batch)
-    rows = len(next(iter(batch.values())))
+    rows, heads = len(next(iter(batch.values()))), {head.value for head in topology.heads}
     overwritten: dict[str, frozenset[str]] = {}
     stochastic: set[str] = set()
     reached_leaves: dict[tuple[str, str], set[int]] = {}
@@ -82,7 +82,7 @@ def probe(topology: Topology, batch: Mapping[str, Tensor]) -> Facts:
         # A trace has no branch; of other segments the graph of one random draw tells nothing for certain.
         certain = draws is None or keeps_names(segment.module)
         for name, value in zip(segment.outputs, outputs, strict=True):
-            _check_value(segment, name, value, rows)
+            _check_value(segment, name, value, rows, name in heads)
             reached_leaves[segment.name, name] = (
                 _autograd_leaves(value) if certain else {id(t) for t in inputs.values()}
             )
@@ -99,9 +99,9 @@ def probe(topology: Topology, batch: Mapping[str, Tensor]) -> Facts:
 
 
 def _arrived(topology: Topology, name: str, value: Tensor) -> Tensor:
-    """Return `value` as a segment gets it: raw data asks for no gradient, what another segment returns does."""
+    """Return `value` as a segment gets it: raw data and whole numbers ask for no gradient, other values do."""
     leaf = value.detach()
-    return leaf if name in topology.inputs else leaf.requires_grad_()
+    return leaf if name in topology.inputs or not leaf.is_floating_point() else leaf.requires_grad_()
 
 
 def _autograd_leaves(value: Tensor) -> set[int]:
@@ -197,7 +197,7 @@ def _describe_misfit(topology: Topology, segment: Segment, values: Mapping[str, 
     return f"segment {segment.name!r} cannot take what arrives on {place} ({shapes}): {reason}"
 
 
-def _check_value(segment: Segment, name: str, value: object, rows: int) -> None:
+def _check_value(segment: Segment, name: str, value: object, rows: int, learns: bool) -> None:
     if not isinstance(value, Tensor):
         raise InvalidInput(
             f"value {name!r} of segment {segment.name!r} is a {type(value).__name__}, no tensor: it cannot cross a "
@@ -208,8 +208,8 @@ def _check_value(segment: Segment, name: str, value: object, rows: int) -> None:
             f"value {name!r} of segment {segment.name!r} has shape {tuple(value.shape)}; the first dimension must "
             f"be the batch ({rows} rows here)"
         )
-    if not value.is_floating_point():
-        raise InvalidInput(f"value {name!r} of segment {segment.name!r} is {value.dtype}: no gradient can return")
+    if learns and not value.is_floating_point():
+        raise InvalidInput(f"value {name!r} of segment {segment.name!r} is {value.dtype}: no loss can learn from it")
 
 
 def _has_batch_norm(module: nn.Module) -> bool:

@@ -27,6 +27,11 @@ def reordered_weights(original: Original) -> frozenset[str]:
         return original.reordered
     graphs = [module for module, _, _ in original.pieces if isinstance(module, fx.GraphModule)]
     makers = {n.name: (g, n) for g in graphs for n in g.graph.nodes if n.op not in ("placeholder", "output")}
+    for module, _, names in original.pieces:
+        if isinstance(module, fx.GraphModule):
+            # Also of what a piece hands on under another name.
+            returned = next(n for n in module.graph.nodes if n.op == "output").all_input_nodes
+            makers |= {name: (module, n) for name, n in zip(names, returned, strict=True)}
     found = {
         id(w) for value in _reordered_values(original, graphs, makers) for w in _upstream_weights(makers[value], makers)
     }

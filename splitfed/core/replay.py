@@ -6,9 +6,11 @@ crosses is put where the sender's operation stood, its own operations run as the
 branches, default arguments, contexts (`no_grad`, autocast) and functions with a backward of their own work as the user
 wrote them. An operation that needs a number which the party does not hold fails instead of computing.
 
-What a model computes from shapes and constants alone (positions, masks) every party computes. Refused: weights read in
-two segments, saved buffers that change and are read in two, memory overwritten across a cut, and a `forward` that needs
-a number of a tensor before the last cut.
+What a model computes from shapes and constants alone (positions, masks) every party computes. A value without a batch
+dimension (a position bias) crosses once for every row, and its reader takes the first of these equal rows. Weights that
+two segments read are one tensor in both, which only one party can hold. Refused: memory overwritten across a cut,
+unsaved buffers that change and are read in two segments, and a `forward` that needs a number of a tensor before the
+last cut.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.cut_names import Cut
+from splitfed.core.errors import InvalidInput
 from splitfed.core.replay_passes import MetaPass, Stop, mark_whole_modules, replace_tensors, tensors_of
 from splitfed.core.replay_plan import Made, Way, meta_copy, plan_way
 
@@ -72,7 +75,7 @@ class ReplayedSegment(nn.Module):
                     f"for {shape}"
                 )
             arguments[name] = given[name] if name in given else torch.empty((rows, *shape), dtype=dtype, device="meta")
-        received = {c.made: given[name] for name, c in way.received[number].items()}
+        received = {c.made: c.receive(given[name]) for name, c in way.received[number].items()}
         sent = way.sent(number)
         key = (training, gradients, number, rows, device)
         run = _SegmentPass(plan, way, number, received, {c.made for c in sent.values()}, device, key)
@@ -89,6 +92,7 @@ class ReplayedSegment(nn.Module):
         returned = tuple(run.held[sent[name].made] for name in self.replay_values[1])
         if any(tensor.is_meta for tensor in returned):
             raise InvalidInput(f"segment {number} of {plan.model} reads a value that was not sent to it; cut elsewhere")
+        returned = tuple(sent[n].send(value, rows) for n, value in zip(self.replay_values[1], returned, strict=True))
         return returned[0] if len(returned) == 1 else returned
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -199,16 +203,19 @@ class Replayed:
     reordered: frozenset[str]
 
 
-def replay(model: nn.Module, cuts: Sequence[str], example: Tensor | Mapping[str, Tensor]) -> Replayed:
-    """Cut `model` after each submodule of `cuts`, in the order they run; "name#n" is after its n-th call.
+def replay(
+    model: nn.Module,
+    cuts: Sequence[Cut],
+    example: Tensor | Mapping[str, Tensor],
+    output: str | None = None,
+    chain: Sequence[str] = (),
+) -> Replayed:
+    """Cut `model` at each of `cuts`, in the order they run.
 
-    `example`: two rows of its input or more, by argument if there are several. Raises `InvalidInput` for what cannot
-    be cut.
+    `example`: two rows of its input or more, by argument if there are several. `output`: the only result of the model
+    that is used. `chain`: the party of each segment, where neighbours alone send to each other; see
+    `cut_names.relays`. Raises `InvalidInput` for what cannot be cut.
     """
-    modules = {name for name, _ in model.named_modules() if name}
-    for cut in cuts:
-        if cut.partition("#")[0] not in modules:
-            raise unknown(f"submodule of {type(model).__name__}", cut, modules)
     inputs = _name_inputs(model, example)
     unread = _unread_arguments(model, inputs)
     ways = {}
@@ -217,7 +224,7 @@ def replay(model: nn.Module, cuts: Sequence[str], example: Tensor | Mapping[str,
         try:
             if training != model.training:
                 model.train(training)
-            ways[training, gradients] = plan_way(model, inputs, cuts, gradients, unread)
+            ways[training, gradients] = plan_way(model, inputs, cuts, gradients, unread, output)
         finally:
             for module, mode in modes.items():
                 module.training = mode
@@ -228,11 +235,14 @@ def replay(model: nn.Module, cuts: Sequence[str], example: Tensor | Mapping[str,
             raise InvalidInput(
                 f"in {type(model).__name__} other values cross in evaluation than in training; cut elsewhere"
             )
+    reordered = _find_reordered(first)
+    for way in ways.values():
+        way.hand_on(chain)
     holders = _assign_state(model, list(ways.values()), len(cuts) + 1)
     shapes = {name: (tuple(x.shape[1:]), x.dtype) for name, x in inputs.items()}
     plan = ReplayPlan(type(model).__name__, ways, shapes, unread)
     segments = tuple(_build(model, plan, number, holders, cuts) for number in range(len(cuts) + 1))
-    return Replayed(segments, tuple(inputs), tuple(first.outputs), _find_reordered(first))
+    return Replayed(segments, tuple(inputs), tuple(first.outputs), reordered)
 
 
 def _name_inputs(model: nn.Module, example: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -254,8 +264,7 @@ def _unread_arguments(model: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[s
 
 
 def _assign_state(model: nn.Module, ways: Sequence[Way], count: int) -> dict[str, tuple[int, ...]]:
-    """Return which segments hold each weight and buffer: the first one as its own, others a constant copy."""
-    weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    """Return which segments hold each weight and buffer; of a buffer that never changes all but the first a copy."""
     saved, changed = set(model.state_dict()), set().union(*(way.changed for way in ways))
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     readers: dict[int, set[int]] = {}
@@ -265,11 +274,7 @@ def _assign_state(model: nn.Module, ways: Sequence[Way], count: int) -> dict[str
     before = 0
     for name, tensor in named:
         readers_here = sorted(readers[id(tensor)]) or ([before] if name in saved else list(range(count)))
-        if len(readers_here) > 1 and name in weights:
-            raise InvalidInput(
-                f"parameter {name!r} is used on two sides of a cut: weights tied across a cut are refused"
-            )
-        if len(readers_here) > 1 and name in changed:
+        if len(readers_here) > 1 and name in changed and name not in saved:
             raise InvalidInput(f"buffer {name!r} changes and is read on two sides of a cut; cut elsewhere")
         if name in saved:
             before = readers_here[0]
@@ -278,16 +283,17 @@ def _assign_state(model: nn.Module, ways: Sequence[Way], count: int) -> dict[str
 
 
 def _build(
-    model: nn.Module, plan: ReplayPlan, number: int, holders: Mapping[str, tuple[int, ...]], cuts: Sequence[str]
+    model: nn.Module, plan: ReplayPlan, number: int, holders: Mapping[str, tuple[int, ...]], cuts: Sequence[Cut]
 ) -> tuple[ReplayedSegment, tuple[str, ...], tuple[str, ...]]:
     saved = set(model.state_dict())
     weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    own = {name for name, held in holders.items() if held[0] == number}
     changed = set().union(*(way.changed for way in plan.ways.values()))
+    one_tensor = weights | changed
+    own = {n for n, held in holders.items() if number in (held if n in one_tensor else held[:1])}
     real = {n for n, held in holders.items() if n not in weights and n not in own and (number in held)}
     real |= {n for n in holders if n not in weights and n not in saved and n not in changed and n not in own}
     made = meta_copy(model, own, real)
-    mark_whole_modules(made, [cut.partition("#")[0] for cut in cuts])
+    mark_whole_modules(made, [cut.target for cut in cuts])
     kind = type(model)
     made.__class__ = type(f"{kind.__name__}Segment{number}", (ReplayedSegment, kind), {"__module__": kind.__module__})
     assert isinstance(made, ReplayedSegment)
@@ -295,6 +301,9 @@ def _build(
     first = plan.ways[True, True]
     raw = dict.fromkeys(name for way in plan.ways.values() for name in way.raw[number])
     inputs = (*(name for name in plan.inputs if name in raw), *first.received[number])
+    if not inputs:
+        place = f"before {cuts[0].name!r}" if number == 0 else f"after {cuts[number - 1].name!r}"
+        raise InvalidInput(f"the segment {place} reads no input of {plan.model} and nothing of others; cut elsewhere")
     made.replay_values = (inputs, tuple(first.sent(number)))
     return made, *made.replay_values
 
@@ -312,4 +321,8 @@ def _find_reordered(way: Way) -> frozenset[str]:
         partial = max(behind) > 1 and sum(counts.values()) + by_loss > max(behind)
         if partial or (by_loss and len(behind) > 1):
             found |= way.upstream[name]
+    for name, counts in way.state.items():
+        # Of a weight in several segments, the gradients of the last one come first, here as there.
+        if any(n > 1 and segment != max(counts) for segment, n in counts.items()):
+            found.add(name)
     return frozenset(found)

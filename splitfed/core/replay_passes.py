@@ -20,6 +20,9 @@ from torch.utils import _pytree
 _ACTIVE = threading.local()
 _LIKE_NAMES = "zeros_like ones_like full_like new_zeros new_ones new_full new_tensor new_empty empty_like"
 _LIKE = frozenset(_LIKE_NAMES.split())
+_SIZES = "__len__ size dim ndimension numel nelement stride element_size is_floating_point is_complex is_contiguous"
+_ABOUT = frozenset((*_SIZES.split(), "__get__"))
+"""What asks a tensor for its shape or type, which everybody knows, and for no number."""
 _MOVES = frozenset(("to", "cpu", "cuda", "type_as", "pin_memory"))
 
 
@@ -84,7 +87,7 @@ class Pass(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if self.inside:
             return self.within(name, func, args, given)
-        if name == "__get__":
+        if name in _ABOUT:
             return self.read(func, args, given)
         return self.operation(name, func, args, given, None)
 
@@ -93,7 +96,7 @@ class Pass(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def read(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """Take the reading of an attribute, such as a shape."""
+        """Take the reading of an attribute, or of a shape."""
         return func(*args, **kwargs)
 
     def operation(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any], module: nn.Module | None) -> Any:
@@ -138,7 +141,7 @@ class Operation:
 class RecordingPass(Pass):
     """A plain pass that notes every operation."""
 
-    def __init__(self, model: nn.Module, inputs: Sequence[Tensor], cuts: Sequence[str]) -> None:
+    def __init__(self, model: nn.Module, inputs: Sequence[Tensor], targets: Sequence[str]) -> None:
         super().__init__()
         self.operations: list[Operation] = []
         self.tensors: list[Tensor] = []
@@ -150,10 +153,14 @@ class RecordingPass(Pass):
         for name, tensor in named:
             self._state.setdefault(id(tensor), []).append(name)
         self.inputs = [self._index_of(x) for x in inputs]
-        self.ends: dict[str, list[int]] = {cut: [] for cut in cuts}
-        """Cut -> number of operations at each return of its submodule."""
-        for cut in cuts:
-            model.get_submodule(cut).register_forward_hook(lambda *_, cut=cut: self.ends[cut].append(self.number))
+        self.starts: dict[str, list[int]] = {target: [] for target in targets}
+        """Submodule -> number of operations at the beginning of each call of it."""
+        self.ends: dict[str, list[int]] = {target: [] for target in targets}
+        """Submodule -> number of operations at each of its returns."""
+        for target in self.ends:
+            module = model.get_submodule(target)
+            module.register_forward_pre_hook(lambda *_, target=target: self.starts[target].append(self.number))
+            module.register_forward_hook(lambda *_, target=target: self.ends[target].append(self.number))
 
     def operation(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any], module: nn.Module | None) -> Any:
         """Run it, and note it."""
@@ -228,7 +235,7 @@ class MetaPass(Pass):
 
     def within(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Run a call within an operation on shapes."""
-        return self.read(func, args, kwargs) if name == "__get__" else self.on_shapes(name, func, args, kwargs)
+        return self.read(func, args, kwargs) if name in _ABOUT else self.on_shapes(name, func, args, kwargs)
 
     def read(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Say of a tensor without numbers that it is where the party computes."""

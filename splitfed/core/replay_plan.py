@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.errors import InvalidInput
+from splitfed.core.cut_names import Cut, check_places, relays
+from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.replay_passes import MetaPass, Operation, RecordingPass, Stop, mark_whole_modules, tensors_of
 
 _FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AssertionError, AttributeError, KeyError)
@@ -31,13 +32,28 @@ class Made(NamedTuple):
     place: int
 
 
-@dataclass(frozen=True)
-class CrossingValue:
-    """The tensor `made` as it is when segment `source` ends, sent under a name."""
+class CrossingValue(NamedTuple):
+    """The tensor `made` as it is when segment `source` ends, sent under a name.
+
+    `batch`: the dimension of the batch, which is sent as the first one; None: it has none, and is sent for every row.
+    """
 
     name: str
     source: int
     made: Made
+    batch: int | None = 0
+
+    def send(self, value: Tensor, rows: int) -> Tensor:
+        """Return `value` as it crosses, (rows, ...)."""
+        if self.batch == 0:
+            return value
+        return value.expand(rows, *value.shape) if self.batch is None else value.movedim(self.batch, 0)
+
+    def receive(self, sent: Tensor) -> Tensor:
+        """Return the value of which `send` made `sent`."""
+        if self.batch == 0:
+            return sent
+        return sent[0] if self.batch is None else sent.movedim(0, self.batch)
 
 
 @dataclass
@@ -45,7 +61,7 @@ class Way:
     """One way of a model through its `forward`: the names of all operations, and how many have run at each cut.
 
     `received`: for each segment, what it reads of earlier ones; `raw`: the inputs of the model that it reads;
-    `outputs`: what the model returns, an input by its name. `state`: weight or buffer -> the segments that read it;
+    `outputs`: what the model returns. `state`: weight or buffer -> segment -> in how many places it is read there;
     `changed`: buffers that change; `draws`: operations that draw random numbers; `constants`: those whose results
     follow from shapes. `reads`: crossing value -> segment ->
     in how many places it is read, its own segment included; `upstream`: crossing value -> the weights that it is
@@ -57,12 +73,22 @@ class Way:
     received: tuple[dict[str, CrossingValue], ...]
     raw: tuple[dict[str, None], ...]
     outputs: dict[str, CrossingValue]
-    state: dict[str, set[int]] = field(default_factory=dict)
+    state: dict[str, dict[int, int]] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
     draws: frozenset[int] = frozenset()
     constants: frozenset[int] = frozenset()
     reads: dict[str, dict[int, int]] = field(default_factory=dict)
     upstream: dict[str, set[str]] = field(default_factory=dict)
+
+    def hand_on(self, chain: Sequence[str]) -> None:
+        """Let what crosses go along `chain`, the party of each segment; see `cut_names.relays`."""
+        for target, received in enumerate(list(self.received)):
+            for name, value in list(received.items()):
+                for relay in relays(chain, value.source, target):
+                    self.received[relay].setdefault(value.name, value)
+                    value = value._replace(name=f"{name}_{chain[relay]}", source=relay)
+                del received[name]
+                received[value.name] = value
 
     def bounds(self, segment: int) -> tuple[int, int]:
         """Return the number of the first operation of `segment`, and of the first one after it."""
@@ -75,10 +101,11 @@ class Way:
         return {name: value for name, value in values.items() if value.source == segment}
 
 
-def flatten_result(result: Any) -> dict[str, Tensor]:
+def flatten_result(result: Any, output: str | None = None) -> dict[str, Tensor]:
     """Return the tensors that a model returned: by key or field of a table, else by their place ("0", "1").
 
-    What holds no tensor, such as None or a cache of keys and values, is left out. Raises `InvalidInput` without any.
+    `output`: the only one that is asked for. What holds no tensor, such as None or a cache of keys and values, is left
+    out. Raises `InvalidInput` without any.
     """
     named: Mapping[Any, Any] = {}
     if isinstance(result, Mapping):
@@ -96,7 +123,11 @@ def flatten_result(result: Any) -> dict[str, Tensor]:
         found |= {f"{key}{s}": one for s, one in zip(suffixes, parts, strict=True) if isinstance(one, Tensor)}
     if not found:
         raise InvalidInput(f"a model that returns a {type(result).__name__} without tensors cannot be cut")
-    return found
+    if output is None:
+        return found
+    if output not in found:
+        raise unknown("output of the model", output, found)
+    return {output: found[output]}
 
 
 def meta_copy(model: nn.Module, own: Collection[str], real: Collection[str]) -> nn.Module:
@@ -142,13 +173,18 @@ def _load_nothing(*given: Any) -> None:
 
 
 def plan_way(
-    model: nn.Module, inputs: Mapping[str, Tensor], cuts: Sequence[str], gradients: bool, unread: Sequence[str]
+    model: nn.Module,
+    inputs: Mapping[str, Tensor],
+    cuts: Sequence[Cut],
+    gradients: bool,
+    unread: Sequence[str],
+    output: str | None = None,
 ) -> Way:
     """Return the way that a copy of `model`, in the modes in which it is, takes for `inputs`: argument -> example.
 
-    Raises `InvalidInput` for what cannot be cut there.
+    `output`: the only result that is used. Raises `InvalidInput` for what cannot be cut there.
     """
-    targets = [cut.partition("#")[0] for cut in cuts]
+    targets = [cut.target for cut in cuts]
     recorded = copy.deepcopy(model)
     mark_whole_modules(recorded, targets)
     examples = {name: x.clone() for name, x in inputs.items()}
@@ -168,11 +204,12 @@ def plan_way(
     way.draws = frozenset(number for number, operation in enumerate(operations) if operation.draws)
     for number, operation in enumerate(operations):
         for name in operation.state:
-            way.state.setdefault(name, set()).add(_segment(way, number))
+            counts, segment = way.state.setdefault(name, {}), _segment(way, number)
+            counts[segment] = counts.get(segment, 0) + (2 if operation.deep else 1)
         way.changed |= operation.changed
-    way.constants = _find_constants(model, examples, targets, way, gradients, unread)
-    _Values(way, operations, dict(zip(recording.inputs, inputs, strict=True)), recording.tensors).follow(
-        {name: recording.index(tensor) for name, tensor in flatten_result(result).items()}
+    way.constants, batches = _find_constants(model, examples, targets, way, gradients, unread, recording)
+    _Values(way, operations, dict(zip(recording.inputs, inputs, strict=True)), recording.tensors, batches).follow(
+        {name: recording.index(tensor) for name, tensor in flatten_result(result, output).items()}
     )
     return way
 
@@ -181,26 +218,15 @@ def _segment(way: Way, operation: int) -> int:
     return sum(operation >= end for end in way.ends)
 
 
-def _find_ends(model: nn.Module, recording: RecordingPass, cuts: Sequence[str]) -> tuple[int, ...]:
+def _find_ends(model: nn.Module, recording: RecordingPass, cuts: Sequence[Cut]) -> tuple[int, ...]:
     """Return how many operations have run at each cut."""
-    ends: list[int] = []
-    for cut in cuts:
-        target, _, number = cut.partition("#")
-        returns = recording.ends[target]
-        if not returns:
-            raise InvalidInput(f"submodule {target!r} is never called by {type(model).__name__}; nothing to cut after")
-        if number and not (number.isdecimal() and 1 <= int(number) <= len(returns)):
-            raise InvalidInput(
-                f"cut {cut!r}: {target!r} is called {len(returns)} times; expected #1 to #{len(returns)}"
-            )
-        ends.append(returns[int(number) - 1] if number else returns[-1])
-    for i in range(1, len(cuts)):
-        if ends[i] < ends[i - 1]:
-            raise InvalidInput(f"cut {cuts[i]!r} runs before {cuts[i - 1]!r}; name the cuts in the order they run")
-    if len(set(ends)) < len(ends):
-        raise InvalidInput(f"cuts {', '.join(map(repr, cuts))} leave an empty segment: two are the same place")
+    kind = type(model).__name__
+    ends = [cut.select(kind, recording.starts[cut.target], recording.ends[cut.target]) for cut in cuts]
+    check_places(cuts, ends)
+    if ends[0] == 0:
+        raise InvalidInput(f"cut {cuts[0].name!r} leaves an empty segment before {cuts[0].name!r}")
     if ends[-1] == recording.number:
-        raise InvalidInput(f"cut {cuts[-1]!r} leaves an empty segment after {cuts[-1]!r}")
+        raise InvalidInput(f"cut {cuts[-1].name!r} leaves an empty segment after {cuts[-1].name!r}")
     return tuple(ends)
 
 
@@ -211,13 +237,18 @@ def _find_constants(
     way: Way,
     gradients: bool,
     unread: Sequence[str],
-) -> frozenset[int]:
-    """Return the operations that return numbers where inputs and weights have shapes alone."""
+    recording: RecordingPass,
+) -> tuple[frozenset[int], dict[Made, int | None]]:
+    """Return the operations that return numbers where inputs and weights have shapes alone, and batch dimensions.
+
+    Those are of the results whose batch is not their first dimension, found by a pass with one row more.
+    """
     saved = {*model.state_dict(), *way.changed, *(name for name, _ in model.named_parameters(remove_duplicate=False))}
     constants = {name for name, _ in model.named_buffers(remove_duplicate=False)} - saved
     shapes = meta_copy(model, (), constants)
     mark_whole_modules(shapes, targets)
     found: set[int] = set()
+    batches: dict[Made, int | None] = {}
 
     class Constants(MetaPass):
         def operation(
@@ -228,10 +259,14 @@ def _find_constants(
             tensors = tensors_of(returned)
             if tensors and not any(tensor.is_meta for tensor in tensors):
                 found.add(number)
+            results = recording.operations[number].results
+            for place, (tensor, index) in enumerate(zip(tensors, results, strict=False)):
+                if index is not None and (batch := _batch(recording.tensors[index], tensor)) != 0:
+                    batches[Made(number, place)] = batch
             return returned
 
     device = next((x.device for x in inputs.values()), torch.device("cpu"))
-    arguments = {name: x.to("meta") for name, x in inputs.items()}
+    arguments = {name: torch.cat([x.to("meta"), x[:1].to("meta")]) for name, x in inputs.items()}
     run = Constants(device, len(way.names), way.draws)
     try:
         with torch.set_grad_enabled(gradients), torch.random.fork_rng(devices=[]), run:
@@ -241,12 +276,21 @@ def _find_constants(
     except (*_FAILURES, NotImplementedError) as error:
         if run.number > way.ends[-1]:
             # The party of the last segment holds what that operation needs, and nobody comes after it.
-            return frozenset(found)
+            return frozenset(found), batches
         raise InvalidInput(
             f"{type(model).__name__} takes a number out of a tensor, or what has no shape beforehand{_where(error)}: "
             "a party that does not hold that tensor cannot follow; write it as operations on tensors"
         ) from error
-    return frozenset(found)
+    return frozenset(found), batches
+
+
+def _batch(value: Tensor, with_one_row_more: Tensor) -> int | None:
+    """Return the dimension that is the number of rows, None where the number of rows changes none."""
+    pairs = list(zip(value.shape, with_one_row_more.shape, strict=False))
+    changed = [dimension for dimension, (before, after) in enumerate(pairs) if before != after]
+    if not changed:
+        return None if value.dim() == with_one_row_more.dim() else 0
+    return changed[0] if len(changed) == 1 else 0
 
 
 def _where(error: BaseException) -> str:
@@ -265,9 +309,10 @@ class _Values:
         operations: Sequence[Operation],
         inputs: Mapping[int, str],
         tensors: Sequence[Tensor],
+        batches: Mapping[Made, int | None],
     ) -> None:
         self._way, self._operations, self._inputs = way, operations, inputs
-        self._tensors = tensors
+        self._tensors, self._batches = tensors, batches
         self._made: dict[int, Made] = {}
         self._holder: dict[int, int] = {}
         self._names: dict[tuple[Made, int], str] = {}
@@ -298,6 +343,10 @@ class _Values:
             if name in self._way.outputs:
                 raise InvalidInput(f"a model that returns a value twice, {name!r} here, cannot be cut")
             self._way.outputs[name] = CrossingValue(name, holder, made)
+            for received in self._way.received:
+                if name in received:
+                    # What the model returns is sent as it is.
+                    received[name] = self._way.outputs[name]
 
     def _note_made(self, number: int, operation: Operation, segment: int | None) -> None:
         """Note where tensors come from; `segment` is None for constants, which everybody makes."""
@@ -323,7 +372,8 @@ class _Values:
         if name is not None:
             if self._tensors[index].is_inference():
                 raise InvalidInput(f"value {name!r} is made in inference mode, and crosses a cut: use torch.no_grad()")
-            self._way.received[segment][name] = CrossingValue(name, source, self._made[index])
+            made = self._made[index]
+            self._way.received[segment][name] = CrossingValue(name, source, made, self._batches.get(made, 0))
             self._way.reads[name] = counts
             self._way.upstream[name] = self._weights.get(index, set())
 

@@ -28,6 +28,7 @@ class Original:
     `model` takes each value of `arguments` as the argument of that name and returns the values `outputs`, in that
     order. `pieces`: module, inputs and outputs of each, in the order they run. `cuts`: the submodules cut after.
     `reordered`: the weights whose gradients the pieces may round otherwise; None: found in the traces of the pieces.
+    `output`: the one of several results of the model that is used, by key or place; None for all of them.
     """
 
     model: nn.Module
@@ -36,6 +37,7 @@ class Original:
     pieces: tuple[CutPiece, ...]
     cuts: tuple[str, ...]
     reordered: frozenset[str] | None = None
+    output: str | None = None
 
 
 def keeps_names(module: nn.Module) -> bool:

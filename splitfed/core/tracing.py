@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import operator
 import traceback
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
 from splitfed.core.aliasing import check_in_place
-from splitfed.core.errors import InvalidInput
+from splitfed.core.cut_names import Cut, check_places, relays
+from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.topology import CutPiece, Original
 
@@ -35,23 +37,36 @@ tril_indices triu_indices zeros as_tensor scalar_tensor hann_window hamming_wind
 _FACTORIES = frozenset(_FACTORY_NAMES.split())
 
 
-def cut_by_trace(model: nn.Module, names: tuple[str, ...]) -> Original:
-    """Return the pieces of `model` after each of `names`. Raises `InvalidInput` for what cannot be traced or cut."""
+class NotTraceable(InvalidInput):
+    """A model whose operations a trace cannot follow; replay may."""
+
+
+def cut_by_trace(
+    model: nn.Module, cuts: Sequence[Cut], output: str | None = None, chain: Sequence[str] = ()
+) -> Original:
+    """Return the pieces of `model` between `cuts`; `output`: the only result of the model that is used.
+
+    `chain`: the party of each piece, where neighbours alone send to each other; see `cut_names.relays`. Raises
+    `InvalidInput` for what cannot be traced or cut.
+    """
+    if called := [cut for cut in cuts if cut.call is not None]:
+        raise NotTraceable(f"cut {called[0].name!r} names a call of a submodule, which a trace does not show")
     snapshot = ModelSnapshot(model)
     try:
         graph, constants = _trace(model, snapshot)
         vars(model).update(constants)
-        part = _assign(model, graph, names)
+        part = _assign(model, graph, cuts)
         check_in_place(model, graph, part)
         _assign_unread_state(model, graph, part)
-        pieces = _build(model, graph, part, len(names) + 1)
+        outputs = _outputs(graph, output)
+        pieces = _build(model, graph, part, len(cuts) + 1, outputs, chain)
     finally:
         snapshot.restore()
     for module, _, _ in pieces:
         module.training = model.training
     arguments = {n.name: str(n.target) for n in graph.nodes if n.op == "placeholder" and n.users}
-    outputs = tuple(n.name for n in _outputs(next(n for n in graph.nodes if n.op == "output")))
-    return Original(model, arguments, outputs, pieces, names)
+    names = tuple(cut.name for cut in cuts)
+    return Original(model, arguments, tuple(n.name for n in outputs), pieces, names, output=output)
 
 
 class _Tracer(fx.Tracer):
@@ -104,7 +119,7 @@ def _trace(model: nn.Module, snapshot: ModelSnapshot) -> tuple[fx.Graph, dict[st
             constants = {n: v for n, v in vars(model).items() if n not in own_names and isinstance(v, Tensor)}
             _check_replaced(model)
     except (fx.proxy.TraceError, TypeError, ValueError, RuntimeError, AttributeError, KeyError) as error:
-        raise InvalidInput(
+        raise NotTraceable(
             f"{type(model).__name__} cannot be traced{_where(error)}: {str(error).splitlines()[0]}; "
             "rewrite that line, or pass segments by hand (splitfed.Segment)"
         ) from error
@@ -112,7 +127,7 @@ def _trace(model: nn.Module, snapshot: ModelSnapshot) -> tuple[fx.Graph, dict[st
         snapshot.restore()
     for evaluation_node, training_node in zip(graphs[0].nodes, graphs[1].nodes, strict=False):
         if evaluation_node.format_node() != training_node.format_node():
-            raise InvalidInput(
+            raise NotTraceable(
                 f"{type(model).__name__} behaves otherwise in training at '{training_node.name}', and a trace would "
                 "freeze that: use a module (say nn.Dropout) there, or pass segments by hand (splitfed.Segment)"
             )
@@ -125,7 +140,7 @@ def _check_replaced(model: nn.Module) -> None:
         for name, value in module._buffers.items():
             if isinstance(value, fx.Proxy):
                 full = f"{path}.{name}" if path else name
-                raise InvalidInput(
+                raise NotTraceable(
                     f"forward of {type(model).__name__} puts another tensor in the place of buffer {full!r}: change "
                     "it in place (copy_, add_, mul_)"
                 )
@@ -139,53 +154,47 @@ def _where(error: BaseException) -> str:
     return f" at {frames[-1].line!r} ({Path(frames[-1].filename).name}:{frames[-1].lineno})"
 
 
-def _assign(model: nn.Module, graph: fx.Graph, names: tuple[str, ...]) -> dict[fx.Node, int]:
+def _assign(model: nn.Module, graph: fx.Graph, cuts: Sequence[Cut]) -> dict[fx.Node, int]:
     """Give every node the number of the piece it belongs to."""
     nodes = list(graph.nodes)
-    last = {name: _last_node(model, nodes, name) for name in names}
-    for name, index in last.items():
-        if index < 0:
-            raise InvalidInput(f"submodule {name!r} is never called by {type(model).__name__}; nothing to cut after")
-    ends = [last[name] for name in names]
-    for (left, i), (right, j) in zip(last.items(), list(last.items())[1:], strict=False):
-        if j < i:
-            raise InvalidInput(f"cut {right!r} runs before {left!r}; name the cuts in the order they run")
-    if len(set(ends)) < len(names):
-        raise InvalidInput(f"cuts {', '.join(map(repr, names))} leave an empty segment: two are the same place")
+    ends = []
+    for cut in cuts:
+        first, last = _span(model, nodes, cut.target)
+        ends.append(cut.select(type(model).__name__, first, last))
+    check_places(cuts, ends)
     part = {n: sum(index > end for end in ends) for index, n in enumerate(nodes)}
     working = {part[n] for n in nodes if n.op.startswith("call_")}
-    for index in range(len(names) + 1):
+    for index in range(len(cuts) + 1):
         if index not in working:
-            place = f"after {names[-1]!r}" if index == len(names) else f"before {names[index]!r}"
-            raise InvalidInput(f"cut {names[min(index, len(names) - 1)]!r} leaves an empty segment {place}")
+            place = f"after {cuts[-1].name!r}" if index == len(cuts) else f"before {cuts[index].name!r}"
+            raise InvalidInput(f"cut {cuts[min(index, len(cuts) - 1)].name!r} leaves an empty segment {place}")
     for node in nodes:
         if node.op == "get_attr" and node.users:
-            _place_attribute(model, node, part)
+            _place_attribute(node, part)
     return part
 
 
-def _last_node(model: nn.Module, nodes: list[fx.Node], name: str) -> int:
-    inside = -1
+def _span(model: nn.Module, nodes: list[fx.Node], name: str) -> tuple[list[int], list[int]]:
+    """Return the number of the node before the first call of a submodule, and that of the last node of its calls."""
+    inside = []
     for index, node in enumerate(nodes):
         stack = node.meta.get("nn_module_stack") or {}
         owners = [entry[0] for entry in stack.values()]
         if name in owners or (node.op == "call_module" and node.target == name):
-            inside = index
-    if inside >= 0 and isinstance(model.get_submodule(name), (nn.RNNBase, nn.MultiheadAttention)):
+            inside.append(index)
+    if not inside:
+        return [], []
+    last = inside[-1]
+    if isinstance(model.get_submodule(name), (nn.RNNBase, nn.MultiheadAttention)):
         # They return a tuple, which cannot cross; the tensors taken out of it can.
-        while nodes[inside + 1].target is operator.getitem and isinstance(nodes[inside + 1].args[1], int):
-            inside += 1
-    return inside
+        while nodes[last + 1].target is operator.getitem and isinstance(nodes[last + 1].args[1], int):
+            last += 1
+    return [inside[0] - 1], [last]
 
 
-def _place_attribute(model: nn.Module, node: fx.Node, part: dict[fx.Node, int]) -> None:
+def _place_attribute(node: fx.Node, part: dict[fx.Node, int]) -> None:
     """A parameter read directly belongs where it is used, not where the trace happened to fetch it."""
-    users = {part[user] for user in node.users}
-    part[node] = min(users)
-    if len(users) > 1 and str(node.target) in dict(model.named_parameters()):
-        raise InvalidInput(
-            f"parameter {str(node.target)!r} is used on two sides of a cut: weights tied across a cut are refused"
-        )
+    part[node] = min(part[user] for user in node.users)
 
 
 def _assign_unread_state(model: nn.Module, graph: fx.Graph, part: dict[fx.Node, int]) -> None:
@@ -226,28 +235,40 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in named if name in saved}
 
 
-def _build(model: nn.Module, graph: fx.Graph, part: dict[fx.Node, int], count: int) -> tuple[CutPiece, ...]:
+def _build(
+    model: nn.Module,
+    graph: fx.Graph,
+    part: dict[fx.Node, int],
+    count: int,
+    outputs: Sequence[fx.Node],
+    chain: Sequence[str],
+) -> tuple[CutPiece, ...]:
     pieces: list[fx.Graph] = [fx.Graph() for _ in range(count)]
     copies: list[dict[fx.Node, fx.Node]] = [{} for _ in range(count)]
     reads: list[list[str]] = [[] for _ in range(count)]
     crossing: dict[fx.Node, None] = {}
-    final: list[fx.Node] = []
+    handed_on: list[dict[str, fx.Node]] = [{} for _ in range(count)]
 
     def fetch(index: int, node: fx.Node) -> fx.Node:
         if node not in copies[index]:
             if node.op == "get_attr":
                 copies[index][node] = pieces[index].node_copy(node)
             else:
-                copies[index][node] = pieces[index].placeholder(node.name)
-                reads[index].append(node.name)
+                name = node.name
+                for relay in () if node.op == "placeholder" else relays(chain, part[node], index):
+                    received = fetch(relay, node)
+                    name = f"{node.name}_{chain[relay]}"
+                    handed_on[relay][name] = received
+                copies[index][node] = pieces[index].placeholder(name)
+                reads[index].append(name)
                 crossing[node] = None
         return copies[index][node]
 
     for index in range(count):
         for node in graph.nodes:
             if node.op == "output":
-                final = _outputs(node)
-            elif part[node] == index and node.op == "placeholder":
+                continue
+            if part[node] == index and node.op == "placeholder":
                 if node.users:
                     home = min(part[user] for user in node.users)
                     copies[home][node] = pieces[home].placeholder(node.name)
@@ -256,9 +277,9 @@ def _build(model: nn.Module, graph: fx.Graph, part: dict[fx.Node, int], count: i
                 copies[index][node] = pieces[index].node_copy(node, partial(fetch, index))
     built, saved = [], set(model.state_dict())
     for index in range(count):
-        returned = [n for n in graph.nodes if part[n] == index and (n in crossing or n in final)]
+        returned = [n for n in graph.nodes if part[n] == index and (n in crossing or n in outputs)]
         returned = [n for n in returned if n.op != "placeholder"]
-        copied = tuple(copies[index][n] for n in returned)
+        copied = (*(copies[index][n] for n in returned), *handed_on[index].values())
         pieces[index].output(copied[0] if len(copied) == 1 else copied)
         pieces[index].lint()
         module = PieceModule(model, pieces[index], class_name=f"{type(model).__name__}Part{index}")
@@ -268,13 +289,18 @@ def _build(model: nn.Module, graph: fx.Graph, part: dict[fx.Node, int], count: i
             # Constants of the code, and buffers that the model does not save, are no state of the model.
             dotted = f"{prefix}." if prefix else ""
             inner._non_persistent_buffers_set |= {n for n in inner._buffers if dotted + n not in saved}
-        built.append((module, tuple(reads[index]), tuple(n.name for n in returned)))
+        built.append((module, tuple(reads[index]), (*(n.name for n in returned), *handed_on[index])))
     return tuple(built)
 
 
-def _outputs(node: fx.Node) -> list[fx.Node]:
-    value = node.args[0]
+def _outputs(graph: fx.Graph, output: str | None) -> tuple[fx.Node, ...]:
+    value = next(n for n in graph.nodes if n.op == "output").args[0]
+    if output is not None and isinstance(value, (Mapping, tuple, list)):
+        named = value if isinstance(value, Mapping) else {str(place): one for place, one in enumerate(value)}
+        if output not in named:
+            raise unknown("output of the model", output, named)
+        value = named[output]
     values = value if isinstance(value, (tuple, list)) else (value,)
     if not all(isinstance(v, fx.Node) for v in values):
-        raise InvalidInput("the model must return a tensor or a tuple of tensors to be cut")
-    return [v for v in values if isinstance(v, fx.Node)]
+        raise NotTraceable("the model must return a tensor or a tuple of tensors to be cut")
+    return tuple(v for v in values if isinstance(v, fx.Node))

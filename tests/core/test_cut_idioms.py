@@ -241,7 +241,7 @@ IDIOMS: dict[str, Idiom] = {
     "weights_tied_across_a_cut": Idiom(lambda: tied(Net(ends), "a", "b"), "would be shared by roles"),
     "parameter_on_two_sides": whole(
         lambda m, x: m.c(m.b(m.a(x) * m.scale) * m.scale),
-        "used on two sides of a cut",
+        "would be shared by roles",
         scale=nn.Parameter(torch.ones(8)),
     ),
     "norm_on_two_sides": whole(
@@ -250,7 +250,6 @@ IDIOMS: dict[str, Idiom] = {
     "keyword_argument_of_a_submodule": whole(lambda m, x: m.c(m.b(m.a(input=x)))),
     "whole_numbers_cross": Idiom(
         lambda: Net(lambda m, x: m.c(m.e(m.d(m.a(x)))), d=made.Largest(), e=nn.Embedding(8, 8)),
-        "value 'd' of segment 'piece0' is torch.int64: no gradient can return",
         at=("d",),
     ),
 }

@@ -85,7 +85,6 @@ REFUSED = {
     "nothing after": (plain, ("c",), "cut 'c' leaves an empty segment after 'c'"),
     "untraceable": (branching, ("a",), "Layers cannot be traced at 'if h.sum() > 0:' (test_cut_raise.py:"),
     "functional dropout": (dropping, ("a",), "Layers behaves otherwise in training at 'dropout'"),
-    "parameter on two sides": (reading_twice, ("b",), "parameter 'scale' is used on two sides of a cut"),
     "in place, module": (overwriting, ("a", "b"), "'relu' overwrites 'a' in place, and 'add' reads it after a cut"),
     "in place, view": (overwriting_a_view, ("a", "b"), "'relu' overwrites 'a' in place, and 'add' reads it"),
     "in place, method": (overwriting_by_method, ("a", "b"), "'mul_' overwrites 'a' in place, and 'add' reads it"),
@@ -105,6 +104,11 @@ def test_weights_tied_across_a_cut_are_refused_by_name() -> None:
     model.c.weight = model.a.weight
     with pytest.raises(InvalidInput, match=r"parameter 'a\.weight' would be shared by roles 'client' and 'server'"):
         vanilla(model, "a")
+
+
+def test_a_parameter_read_on_two_sides_of_a_cut_is_refused_between_two_parties() -> None:
+    with pytest.raises(InvalidInput, match="parameter 'scale' would be shared by roles 'client' and 'server'"):
+        vanilla(Layers(reading_twice), "b")
 
 
 def test_buffers_shared_across_a_cut_are_refused() -> None:

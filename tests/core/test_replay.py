@@ -22,7 +22,7 @@ from splitfed.core.cutting import cut
 from splitfed.core.equivalence import check_topology
 from splitfed.core.errors import InvalidInput
 from splitfed.core.probe import probe
-from splitfed.core.replay import ReplayedSegment, replay
+from splitfed.core.replay import ReplayedSegment
 from splitfed.costs.flops import segment_flops
 from splitfed.defenses import Noise
 from splitfed.schedules import SplitFedV1
@@ -180,7 +180,7 @@ def test_a_cut_after_the_nth_call() -> None:
     assert torch.equal(chained(pieces, {"x": x})[pieces[-1].outputs[0]], model(x))
     with pytest.raises(InvalidInput, match="cut 'act#4': 'act' is called 3 times; expected #1 to #3"):
         cut(model, ("act#4",), x)
-    with pytest.raises(InvalidInput, match="name calls of submodules; give rows as example too"):
+    with pytest.raises(InvalidInput, match="names a call of a submodule; give rows as example too"):
         cut(model, ("act#1",))
 
 
@@ -211,7 +211,7 @@ def test_rows_of_another_shape_are_refused() -> None:
 REFUSED: dict[str, tuple[Any, str]] = {
     "a weight on two sides": (
         lambda m, x: {"y": m.c(m.b(m.a(x)) @ m.a.weight)},
-        "parameter 'a.weight' is used on two sides of a cut",
+        "parameter 'a.weight' would be shared by roles 'client' and 'server'",
     ),
     "a number": (lambda m, x: {"y": m.c(m.b((h := m.a(x)) * h.sum().item()))}, "takes a number out of a tensor"),
     "an output that is an input": (lambda m, x: {"y": m.c(m.b(m.a(x))), "x": x}, "returns one of its inputs"),
@@ -228,7 +228,7 @@ def test_what_cannot_be_replayed_is_refused_in_one_line(case: str) -> None:
             return REFUSED[case][0](self, x)
 
     with pytest.raises(InvalidInput, match=REFUSED[case][1]) as caught:
-        replay(Made(), ("b",), torch.randn(8, 8))
+        vanilla(Made(), "b", example=torch.randn(8, 8))
     assert "\n" not in str(caught.value)
 
 

@@ -88,6 +88,11 @@ CHAINS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Topology]
         lambda m: multi_hop(m, ("conv1", "stage1", "stage2", "stage3", "pool"), None, "client"),
     ),
     "multi_hop server": (resnet, lambda m: multi_hop(m, ("bn1", "stage1", "stage2", "flatten"), None, "server")),
+    "multi_hop unet, skips handed on": (SmallUNet, lambda m: multi_hop(m, ("pool1", "pool2"))),
+    "multi_hop unet, four cuts": (
+        SmallUNet,
+        lambda m: multi_hop(m, ("pool1", "down2", "middle", "up1"), None, "client"),
+    ),
     "multi_hop unet": (SmallUNet, lambda m: multi_hop(m, ("down1.0", "join1"))),
     "multi_hop unet back": (SmallUNet, lambda m: multi_hop(m, ("pool1", "pool2", "up2"), None, "client")),
 }

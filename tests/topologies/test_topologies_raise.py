@@ -176,15 +176,6 @@ DRAWN: dict[str, tuple[Callable[[], object], str]] = {
         lambda: multi_hop(net(), ("1", "2"), labels="clinet"),
         "unknown labels of a multi-hop topology 'clinet'; did you mean 'client'?",
     ),
-    "a skip past a hop": (
-        lambda: multi_hop(SmallUNet(), ("pool1", "pool2")),
-        "value 'down1_2' would go from 'client' straight to 'server', past the parties between them: cut where no "
-        "connection skips a piece",
-    ),
-    "a skip past a hop on the way back": (
-        lambda: multi_hop(SmallUNet(), ("pool1", "down2", "middle", "up1"), labels="client"),
-        "would go from 'hop1' straight to 'server', past the parties between them",
-    ),
 }
 
 
