@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 
-from splitfed.core.defense import Defense, PenaltyGradient, concatenate_values, packed_bytes
+from splitfed.core.defense import Defense, PenaltyGradient, concatenate_values, floating_values, packed_bytes
 from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput
 from splitfed.core.local_objective import LocalObjective
@@ -301,14 +301,15 @@ class Party:
         for guard in port.release_defenses:
             context = self._context(segment_plan, port, guard.position, step_state, stamp)
             if self._training and guard.penalty_defense is not None:
-                z = concatenate_values(list(values.values()))
+                z = concatenate_values(list(floating_values(values).values()))
                 penalty = guard.penalty_defense.penalty(z, context)
                 self._add_penalty(segment_plan.segment, z, penalty, guard.share * step_state.scale, step_state)
             if guard.release_defense is None:
                 continue
             if "activation" in guard.counts:
                 self.state.uses.replace(port.edge, sum(map(infinite_rows, values.values())))
-            values = {name: guard.release_defense.release(name, z, context) for name, z in values.items()}
+            release = guard.release_defense.release
+            values |= {name: release(name, z, context) for name, z in floating_values(values).items()}
             if "activation" in guard.counts:
                 self._count(port.edge, guard, step_state, stamp, len(values))
         fresh = not step_state.sent

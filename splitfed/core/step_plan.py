@@ -5,6 +5,7 @@ Segment plans name edges and roles only; they hold no module and no tensor, so p
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,8 @@ from splitfed.core.defense import (
     Defense,
     GradientDefense,
     LabelDefense,
+    LayerDefense,
+    LearnedDefense,
     PenaltyDefense,
     ReceiverPenaltyDefense,
     ReleaseDefense,
@@ -145,8 +148,9 @@ def segment_plans(
         for edge in topology.edges
     }
 
-    for edge_name, found in guards.items():
-        _check_order(edge_name, found)
+    for edge in topology.edges:
+        _check_order(edge.name, guards[edge.name])
+        _check_numbers(edge, guards[edge.name], facts)
 
     def port(edge: Edge, near: str, far: str) -> Port:
         crosses = topology.role_of(near) != topology.role_of(far)
@@ -185,6 +189,19 @@ def _check_order(edge: str, guards: Sequence[EdgeDefense[Defense]]) -> None:
             )
         if "activation" in guard.counts:
             private = kind
+
+
+def _check_numbers(edge: Edge, guards: Sequence[EdgeDefense[Defense]], facts: Facts) -> None:
+    """Refuse masks and whole numbers on `edge` beside what must change all that crosses, and warn beside the rest."""
+    left = [v for v in edge.values if not facts.dtypes[v].is_floating_point]
+    for guard in guards if left else ():
+        kind, what = type(guard.defense).__name__, f"{left[0]!r}, {facts.dtypes[left[0]]}, on edge {edge.name!r}"
+        if "activation" in guard.counts or isinstance(guard.defense, (LayerDefense, LearnedDefense, Codec)):
+            raise InvalidInput(f"{kind} cannot act on {what}: cut where only floating numbers cross")
+        if len(left) == len(edge.values):
+            raise InvalidInput(f"{kind} finds no floating number to act on: {what}; cut elsewhere")
+        if guard.release_defense is not None or guard.penalty_defense is not None:
+            warnings.warn(f"{kind} leaves {what} as it is: masks and whole numbers cross undefended", stacklevel=2)
 
 
 def find_relabelled_heads(

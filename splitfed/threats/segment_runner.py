@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.defense import Defense, concatenate_values, penalty_term
+from splitfed.core.defense import Defense, concatenate_values, floating_values, penalty_term
 from splitfed.core.defense_context import Context
 from splitfed.core.messages import Stamp
 from splitfed.core.probe import Facts
@@ -150,10 +150,10 @@ class SegmentRunner:
             context = replace(sender, position=guard.position, state=state)
             if penalties is not None and guard.penalty_defense is not None:
                 step_context = training_context(context, sample or 0, penalties.epoch, arrived)
-                z = concatenate_values(list(values.values()))
+                z = concatenate_values(list(floating_values(values).values()))
                 penalties.terms.append(guard.share * penalty_term(guard.penalty_defense.penalty(z, step_context), z))
             if guard.release_defense is None:
                 continue
             act = guard.release_defense.expected if sample is None else guard.release_defense.release
-            values = {name: act(name, z, context) for name, z in values.items()}
+            values = {**values, **{name: act(name, z, context) for name, z in floating_values(values).items()}}
         return values

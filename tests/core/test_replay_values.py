@@ -6,6 +6,7 @@ Everything is compared with the uncut model, trained beside parties for some ste
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,8 +17,10 @@ from torch.nn import functional
 
 from splitfed.core.cutting import cut
 from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Recording
 from splitfed.core.optimizers import Optim
 from splitfed.core.topology import Topology
+from splitfed.defenses import GaussianRelease, Noise, Quantization
 from splitfed.topologies import local, multi_hop, u_shaped, vanilla
 from tests.examples import engine_of
 
@@ -145,6 +148,25 @@ def test_whole_numbers_and_masks_cross_and_no_gradient_comes_back_for_them() -> 
     assert sizes["activation"] == values + 8 * LENGTH * 1 + 8 * 8
     back = {kind: size for (_, kind, _, to), (_, size) in engine.traffic.counters.items() if to == "client0"}
     assert back["gradient"] == values
+
+
+def test_a_defense_that_cannot_act_on_a_mask_is_refused_and_others_say_that_they_leave_it() -> None:
+    model = build(Masked)
+    topology = vanilla(model, "words", example=tokens(8))
+    x, y = tokens(), torch.arange(ROWS) % 4
+    for defense in (Quantization(bits=4), GaussianRelease(clip=1.0, noise_multiplier=1.0)):
+        with pytest.raises(InvalidInput, match=r"cannot act on 'gt', torch\.bool, on edge 'bottom->top'"):
+            engine_of(topology, x, y, optim=DECAY, defenses=[defense])
+    with pytest.warns(UserWarning, match=r"Noise leaves 'gt', torch\.bool, on edge 'bottom->top' as it is"):
+        engine = engine_of(topology, x, y, optim=DECAY, defenses=[Noise(0.1)], recording=Recording(("server",)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        engine.train(0, 0, [torch.arange(8)])
+    seen = next(m for m in engine.link.recorders["server"].messages() if m.kind == "activation").tensors
+    assert torch.equal(seen["gt"], x[:8].gt(5))
+    assert all(value.is_floating_point() is (name not in ("gt", "argmax")) for name, value in seen.items())
+    (noisy,) = (value for value in seen.values() if value.is_floating_point())
+    assert 0.05 < (noisy - model.words(x[:8])).std() < 0.2
 
 
 def test_what_a_later_party_reads_is_handed_on_from_neighbour_to_neighbour() -> None:
