@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from splitfed.core.defense_context import Context
     from splitfed.core.errors import InvalidInput, NonFinite, SplitfedError
     from splitfed.core.messages import Message, Recording, View
+    from splitfed.core.model_loss import model_task
     from splitfed.core.optimizers import Optim
     from splitfed.core.tasks import Task, binary, classification, regression
     from splitfed.core.topology import Edge, Head, Segment, Topology
@@ -123,6 +124,7 @@ _NAMES = {
     "binary": "core.tasks",
     "classification": "core.tasks",
     "cut": "core.cutting",
+    "model_task": "core.model_loss",
     "regression": "core.tasks",
     "train": "training.entry_point",
 }
@@ -180,6 +182,7 @@ __all__ = [
     "detectors",
     "federated",
     "matching",
+    "model_task",
     "models",
     "poisoning",
     "regression",

@@ -209,12 +209,14 @@ def replay(
     example: Tensor | Mapping[str, Tensor],
     output: str | None = None,
     chain: Sequence[str] = (),
+    after: str | None = None,
 ) -> Replayed:
     """Cut `model` at each of `cuts`, in the order they run.
 
     `example`: two rows of its input or more, by argument if there are several. `output`: the only result of the model
     that is used. `chain`: the party of each segment, where neighbours alone send to each other; see
-    `cut_names.relays`. Raises `InvalidInput` for what cannot be cut.
+    `cut_names.relays`. `after`: a result of the model behind which there is one more cut, the last. Raises
+    `InvalidInput` for what cannot be cut.
     """
     inputs = _name_inputs(model, example)
     unread = _unread_arguments(model, inputs)
@@ -224,7 +226,7 @@ def replay(
         try:
             if training != model.training:
                 model.train(training)
-            ways[training, gradients] = plan_way(model, inputs, cuts, gradients, unread, output)
+            ways[training, gradients] = plan_way(model, inputs, cuts, gradients, unread, output, after)
         finally:
             for module, mode in modes.items():
                 module.training = mode
@@ -238,10 +240,10 @@ def replay(
     reordered = _find_reordered(first)
     for way in ways.values():
         way.hand_on(chain)
-    holders = _assign_state(model, list(ways.values()), len(cuts) + 1)
+    holders = _assign_state(model, list(ways.values()), len(first.received))
     shapes = {name: (tuple(x.shape[1:]), x.dtype) for name, x in inputs.items()}
     plan = ReplayPlan(type(model).__name__, ways, shapes, unread)
-    segments = tuple(_build(model, plan, number, holders, cuts) for number in range(len(cuts) + 1))
+    segments = tuple(_build(model, plan, number, holders, cuts) for number in range(len(first.received)))
     return Replayed(segments, tuple(inputs), tuple(first.outputs), reordered)
 
 

@@ -65,7 +65,7 @@ class Way:
     `changed`: buffers that change; `draws`: operations that draw random numbers; `constants`: those whose results
     follow from shapes. `reads`: crossing value -> segment ->
     in how many places it is read, its own segment included; `upstream`: crossing value -> the weights that it is
-    computed from.
+    computed from. `after`: the result behind which the last cut stands, if a result was named.
     """
 
     names: tuple[str, ...]
@@ -79,6 +79,7 @@ class Way:
     constants: frozenset[int] = frozenset()
     reads: dict[str, dict[int, int]] = field(default_factory=dict)
     upstream: dict[str, set[str]] = field(default_factory=dict)
+    after: Made | None = None
 
     def hand_on(self, chain: Sequence[str]) -> None:
         """Let what crosses go along `chain`, the party of each segment; see `cut_names.relays`."""
@@ -179,10 +180,12 @@ def plan_way(
     gradients: bool,
     unread: Sequence[str],
     output: str | None = None,
+    after: str | None = None,
 ) -> Way:
     """Return the way that a copy of `model`, in the modes in which it is, takes for `inputs`: argument -> example.
 
-    `output`: the only result that is used. Raises `InvalidInput` for what cannot be cut there.
+    `output`: the only result that is used. `after`: a result behind which there is one more cut, the last. Raises
+    `InvalidInput` for what cannot be cut there.
     """
     targets = [cut.target for cut in cuts]
     recorded = copy.deepcopy(model)
@@ -199,8 +202,15 @@ def plan_way(
             f"{type(model).__name__} fails by itself{_where(error)}: {str(error).strip().splitlines()[0]}"
         ) from error
     ends = _find_ends(model, recording, cuts)
-    operations = recording.operations
+    operations, place = recording.operations, None
+    if after is not None:
+        made = recording.index(flatten_result(result, after)[after])
+        place = next((Made(n, o.results.index(made)) for n, o in enumerate(operations) if made in o.results), None)
+        if made is None or place is None:
+            raise InvalidInput(f"result {after!r} of {type(model).__name__} is one of its inputs, weights or buffers")
+        ends = (*ends, place.operation + 1)
     way = Way(tuple(o.name for o in operations), ends, tuple({} for _ in (*ends, 0)), tuple({} for _ in (*ends, 0)), {})
+    way.after = place
     way.draws = frozenset(number for number, operation in enumerate(operations) if operation.draws)
     for number, operation in enumerate(operations):
         for name in operation.state:
@@ -223,9 +233,9 @@ def _find_ends(model: nn.Module, recording: RecordingPass, cuts: Sequence[Cut]) 
     kind = type(model).__name__
     ends = [cut.select(kind, recording.starts[cut.target], recording.ends[cut.target]) for cut in cuts]
     check_places(cuts, ends)
-    if ends[0] == 0:
+    if ends and ends[0] == 0:
         raise InvalidInput(f"cut {cuts[0].name!r} leaves an empty segment before {cuts[0].name!r}")
-    if ends[-1] == recording.number:
+    if ends and ends[-1] == recording.number:
         raise InvalidInput(f"cut {cuts[-1].name!r} leaves an empty segment after {cuts[-1].name!r}")
     return tuple(ends)
 
