@@ -32,14 +32,15 @@ def multi_hop(
     task: Task | None = None,
     example: Tensor | Mapping[str, Tensor] | None = None,
     output: str | None = None,
+    sent_inputs: Sequence[str] = (),
 ) -> Topology:
     """Cut `model` after the submodules `cuts`, one more than there are hops, and give each piece to the next party.
 
     `roles`: client, hops and server in order (default: client, hop1, ..., server). `labels`: "relayed" from the
     client through the hops to the server; "client": the client keeps them and gets the last piece, the last cut being
     the way back to it; "server": the server owns them. A value that a later party reads is handed on, and seen, by
-    those between. `example`: rows of the input; `output`: which result of the model, of several; both as for
-    `splitfed.cut`.
+    those between. `example`: rows of the input; `output`: which result of the model, of several; `sent_inputs`:
+    inputs that others may read; all three as for `splitfed.cut`.
     """
     if labels not in LABELS:
         raise unknown("labels of a multi-hop topology", labels, LABELS)
@@ -54,7 +55,7 @@ def multi_hop(
         raise InvalidInput(f"roles={roles!r} is not allowed; {len(cuts)} cuts need {pieces} different roles")
     names = ["bottom", *chain[1:-1], "top", *(["head"] if labels == "client" else [])]
     holders = (*chain, chain[0]) if labels == "client" else chain
-    segments = cut_in_roles(model, tuple(cuts), names, holders, example, output, holders)
+    segments = cut_in_roles(model, tuple(cuts), names, holders, example, output, holders, sent_inputs)
     holder = chain[-1] if labels == "server" else chain[0]
     via = chain[1:-1] if labels == "relayed" else ()
     head = Head(only_output(segments), segments[-1].role, holder, task, via=via)

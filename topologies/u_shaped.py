@@ -22,12 +22,13 @@ def u_shaped(
     task: Task | None = None,
     example: Tensor | Mapping[str, Tensor] | None = None,
     output: str | None = None,
+    sent_inputs: Sequence[str] = (),
 ) -> Topology:
     """Cut `model` after the submodules `cuts`, an even number of them: client and server take turns along it.
 
     Two cuts give bottom and head at the client, middle at the server; every two more another round trip. Labels and
     loss stay with the client. `task` defaults to that of the data. `example`: rows of the input; `output`: which
-    result of the model, of several; both as for `splitfed.cut`.
+    result of the model, of several; `sent_inputs`: inputs that the server may read; all three as for `splitfed.cut`.
     """
     if not isinstance(cuts, (list, tuple)) or len(cuts) < 2 or len(cuts) % 2:
         raise InvalidInput(f"cuts={cuts!r} is not allowed; expected an even number of submodules, two a round trip")
@@ -35,6 +36,6 @@ def u_shaped(
     inner = [f"{name}{i}" for i in range(1, trips + 1) for name in ("middle", "between")][:-1]
     names = ["bottom", *(["middle"] if trips == 1 else inner), "head"]
     roles = [("client", "server")[i % 2] for i in range(len(cuts) + 1)]
-    segments = cut_in_roles(model, tuple(cuts), names, roles, example, output)
+    segments = cut_in_roles(model, tuple(cuts), names, roles, example, output, (), sent_inputs)
     head = Head(only_output(segments), "client", "client", task)
     return Topology("u_shaped", segments, dict.fromkeys(raw_inputs(segments), "client"), (head,))

@@ -6,7 +6,7 @@ Vepakomma, Gupta, Swedish, Raskar, "Split learning for health", 2018, figure 2a.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -22,14 +22,16 @@ def vanilla(
     task: Task | None = None,
     example: Tensor | Mapping[str, Tensor] | None = None,
     output: str | None = None,
+    sent_inputs: Sequence[str] = (),
 ) -> Topology:
     """Cut `model` after the submodule `cut`: bottom at the client, top at the server.
 
-    The labels belong to the client and cross to the server as messages at every step. `task` defaults to that of
-    the data. `example`: rows of the input; `output`: which result of the model, of several; both as for `splitfed.cut`.
+    The labels belong to the client and cross to the server as messages at every step. `task` defaults to that of the
+    data. `example`: rows of the input; `output`: which result of the model, of several; `sent_inputs`: inputs that the
+    server may read as they are; all three as for `splitfed.cut`.
     """
     if not isinstance(cut, str):
         raise InvalidInput(f"cut={cut!r} is not allowed; expected the name of one submodule")
-    segments = cut_in_roles(model, (cut,), ("bottom", "top"), ("client", "server"), example, output)
+    segments = cut_in_roles(model, (cut,), ("bottom", "top"), ("client", "server"), example, output, (), sent_inputs)
     head = Head(only_output(segments), "server", "client", task)
     return Topology("vanilla", segments, dict.fromkeys(raw_inputs(segments), "client"), (head,))

@@ -44,6 +44,7 @@ def cut(
     example: Tensor | Mapping[str, Tensor] | None = None,
     output: str | None = None,
     chain: Sequence[str] = (),
+    sent_inputs: Sequence[str] = (),
 ) -> tuple[Piece, ...]:
     """Cut `model` after each submodule named in `at`, in the order they run; returns `len(at) + 1` pieces.
 
@@ -51,12 +52,17 @@ def cut(
     are several. With it the pieces are compared with the model at once, and a model that cannot be traced is cut by
     replay, where "name#n" is after the n-th call of a submodule. `output`: which one of several results of the model
     is used, by key or place ("logits", "0"); None for all. `chain`: the party of each piece, where neighbours alone
-    send to each other, and those between two others hand on what they do not read. Weights that two pieces read are
-    one tensor in both. Raises `InvalidInput` for a name that is not there, for a cut that leaves an empty piece, for an
-    in-place operation whose effect would have to cross a cut, and for pieces that do not train as the model does.
+    send to each other, and those between two others hand on what they do not read. `sent_inputs`: inputs of the model
+    that the first piece sends, as they are, to later ones that read them (an attention mask); by replay alone.
+
+    Weights that two pieces read are one tensor in both. Raises `InvalidInput` for a name that is not there, for a cut
+    that leaves an empty piece, for an in-place operation whose effect would have to cross a cut, and for pieces that
+    do not train as the model does.
     """
     cuts = read_cuts(model, (at,) if isinstance(at, str) else tuple(at))
     if example is None:
+        if sent_inputs:
+            raise InvalidInput(f"sent_inputs={sent_inputs!r} needs rows as example, too")
         if called := [cut.name for cut in cuts if cut.call is not None]:
             raise InvalidInput(f"cut {called[0]!r} names a call of a submodule; give rows as example too")
         try:
@@ -65,6 +71,8 @@ def cut(
             raise NotTraceable(f"{error}, or give rows of its input as example, to cut it by replay") from error
     refused: InvalidInput
     try:
+        if sent_inputs:
+            raise NotTraceable("inputs are sent by replay alone")
         traced = cut_by_trace(model, cuts, output, chain)
     except InvalidInput as error:
         refused = error
@@ -77,7 +85,7 @@ def cut(
         except InvalidInput as error:
             refused = error
     try:
-        replayed = _cut_by_replay(model, cuts, example, output, chain)
+        replayed = _cut_by_replay(model, cuts, example, output, chain, sent_inputs)
         check_example(replayed, _by_name(replayed, example))
         return _pieces(_compared(replayed, example))
     except InvalidInput as error:
@@ -98,11 +106,16 @@ def _compared(original: Original, example: Example) -> Original:
 
 
 def _cut_by_replay(
-    model: nn.Module, cuts: Sequence[Cut], example: Example, output: str | None, chain: Sequence[str]
+    model: nn.Module,
+    cuts: Sequence[Cut],
+    example: Example,
+    output: str | None,
+    chain: Sequence[str],
+    sent_inputs: Sequence[str],
 ) -> Original:
     snapshot = ModelSnapshot(model)
     try:
-        replayed = replay(model, cuts, example, output, chain)
+        replayed = replay(model, cuts, example, output, chain, sent_inputs=sent_inputs)
     finally:
         snapshot.restore()
     arguments = {name: name for name in replayed.inputs}

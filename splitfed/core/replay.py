@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from splitfed.core.cut_names import Cut
-from splitfed.core.errors import InvalidInput
+from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.replay_passes import MetaPass, Stop, mark_whole_modules, replace_tensors, tensors_of
-from splitfed.core.replay_plan import Made, Way, meta_copy, plan_way
+from splitfed.core.replay_plan import INPUT, Made, Way, meta_copy, plan_way
 
 _MODES = ((True, True), (True, False), (False, True), (False, False))
 
@@ -76,6 +76,8 @@ class ReplayedSegment(nn.Module):
                 )
             arguments[name] = given[name] if name in given else torch.empty((rows, *shape), dtype=dtype, device="meta")
         received = {c.made: c.receive(given[name]) for name, c in way.received[number].items()}
+        for place, name in enumerate(plan.inputs):
+            arguments[name] = received.setdefault(Made(INPUT, place), arguments[name])
         sent = way.sent(number)
         key = (training, gradients, number, rows, device)
         run = _SegmentPass(plan, way, number, received, {c.made for c in sent.values()}, device, key)
@@ -210,15 +212,19 @@ def replay(
     output: str | None = None,
     chain: Sequence[str] = (),
     after: str | None = None,
+    sent_inputs: Sequence[str] = (),
 ) -> Replayed:
     """Cut `model` at each of `cuts`, in the order they run.
 
     `example`: two rows of its input or more, by argument if there are several. `output`: the only result of the model
     that is used. `chain`: the party of each segment, where neighbours alone send to each other; see
-    `cut_names.relays`. `after`: a result of the model behind which there is one more cut, the last. Raises
-    `InvalidInput` for what cannot be cut.
+    `cut_names.relays`. `after`: a result of the model behind which there is one more cut, the last.
+    `sent_inputs`: inputs that the first segment may send. Raises `InvalidInput` for what cannot be cut.
     """
     inputs = _name_inputs(model, example)
+    for name in sent_inputs:
+        if name not in inputs:
+            raise unknown(f"input of {type(model).__name__}", name, inputs)
     unread = _unread_arguments(model, inputs)
     ways = {}
     for training, gradients in _MODES:
@@ -239,6 +245,7 @@ def replay(
             )
     reordered = _find_reordered(first)
     for way in ways.values():
+        way.send_inputs(sent_inputs, list(inputs))
         way.hand_on(chain)
     holders = _assign_state(model, list(ways.values()), len(first.received))
     shapes = {name: (tuple(x.shape[1:]), x.dtype) for name, x in inputs.items()}

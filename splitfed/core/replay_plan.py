@@ -22,6 +22,8 @@ from splitfed.core.cut_names import Cut, check_places, relays
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.replay_passes import MetaPass, Operation, RecordingPass, Stop, mark_whole_modules, tensors_of
 
+INPUT = -1
+"""Stands for the operation in `Made` of an input."""
 _FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AssertionError, AttributeError, KeyError)
 
 
@@ -80,6 +82,16 @@ class Way:
     reads: dict[str, dict[int, int]] = field(default_factory=dict)
     upstream: dict[str, set[str]] = field(default_factory=dict)
     after: Made | None = None
+
+    def send_inputs(self, names: Sequence[str], inputs: Sequence[str]) -> None:
+        """Let the first segment send what later ones read of `names`, some of the model's `inputs`."""
+        for name in names:
+            for raw, received in zip(self.raw[1:], self.received[1:], strict=True):
+                if name in raw:
+                    del raw[name]
+                    self.raw[0][name] = None
+                    made = Made(INPUT, inputs.index(name))
+                    received[f"{name}_sent"] = CrossingValue(f"{name}_sent", 0, made)
 
     def hand_on(self, chain: Sequence[str]) -> None:
         """Let what crosses go along `chain`, the party of each segment; see `cut_names.relays`."""

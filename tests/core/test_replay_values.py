@@ -19,10 +19,11 @@ from splitfed.core.cutting import cut
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Recording
 from splitfed.core.optimizers import Optim
+from splitfed.core.tasks import classification
 from splitfed.core.topology import Topology
 from splitfed.defenses import GaussianRelease, Noise, Quantization
 from splitfed.topologies import local, multi_hop, u_shaped, vanilla
-from tests.examples import engine_of
+from tests.examples import engine_of, placed
 
 ROWS, LENGTH, WIDTH, WORDS = 24, 6, 8, 12
 DECAY = Optim("SGD", {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01})
@@ -228,6 +229,43 @@ def test_a_cut_before_a_submodule() -> None:
         cut(model, ("before:blocks.1", "before:blocks.1"), tokens(8))
     with pytest.raises(InvalidInput, match="cut 'head#x' is not allowed; expected the number of a call"):
         cut(model, ("head#x",), tokens(8))
+
+
+class Padded(Blocks):
+    """Takes the padding mask as an argument, and reads it in every block, as everyday encoders do."""
+
+    def forward(self, words: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        h = self.words(words)
+        for block in self.blocks:
+            h = h + block(h).relu().masked_fill(mask.unsqueeze(2), 0.0)
+        return {"logits": self.head(h.sum(1))}
+
+
+@pytest.mark.parametrize("builder", [vanilla, u_shaped, multi_hop])
+def test_an_input_crosses_if_and_only_if_it_is_named(builder: Any) -> None:
+    model, x = build(Padded), tokens()
+    inputs = {"words": x, "mask": x.gt(6)}
+    example = {name: value[:8] for name, value in inputs.items()}
+    at = "words" if builder is vanilla else ("words", "blocks.1")
+    with pytest.raises(InvalidInput, match="reads 'mask', raw data of role 'client': raw data never crosses"):
+        builder(model, at, example=example)
+    with pytest.raises(InvalidInput, match="unknown input of Padded 'maks'; did you mean 'mask'"):
+        builder(model, at, example=example, sent_inputs=("maks",))
+    with pytest.raises(InvalidInput, match=r"sent_inputs=\('mask',\) needs rows as example"):
+        builder(model, at, sent_inputs=("mask",))
+    topology = builder(model, at, example=example, sent_inputs=("mask",)).with_task(classification(4))
+    assert "mask_sent" in topology.crossings[0].values
+    y, uncut = torch.arange(ROWS) % 4, copy.deepcopy(model)
+    engine = placed(topology, inputs, {h.value: y for h in topology.heads}, optim=DECAY)
+    optimizer, _ = DECAY.build(list(uncut.parameters()))
+    steps = [chosen for _ in range(3) for chosen in torch.arange(ROWS).split(8)]
+    engine.train(0, 0, steps)
+    for chosen in steps:
+        optimizer.zero_grad()
+        functional.cross_entropy(uncut(x[chosen], inputs["mask"][chosen])["logits"], y[chosen]).backward()
+        optimizer.step()
+    for name, value in topology.state_dict(engine.modules(0)).items():
+        assert torch.equal(value, uncut.state_dict()[name]), name
 
 
 class Several(Blocks):
