@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -16,9 +17,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from splitfed.core.cutting import cut
+from splitfed.core.defense import Accounted, ReleaseDefense
+from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Recording
 from splitfed.core.optimizers import Optim
+from splitfed.core.privacy_events import Event, Protects, Pure
 from splitfed.core.tasks import classification
 from splitfed.core.topology import Topology
 from splitfed.defenses import GaussianRelease, Noise, Quantization
@@ -170,6 +174,23 @@ def test_a_defense_that_cannot_act_on_a_mask_is_refused_and_others_say_that_they
     assert 0.05 < (noisy - model.words(x[:8])).std() < 0.2
 
 
+@dataclass(frozen=True, kw_only=True)
+class Promise(ReleaseDefense, Accounted):
+    """Promises something of releases, and adds no layer."""
+
+    def release(self, name: str, z: Tensor, context: Context) -> Tensor:
+        return z
+
+    def event(self) -> Event:
+        return Event(Pure(1.0), Protects.RELEASES)
+
+
+def test_what_promises_privacy_cannot_stand_beside_a_mask() -> None:
+    topology = vanilla(build(Masked), "words", example=tokens(8))
+    with pytest.raises(InvalidInput, match=r"Promise cannot act on 'gt', torch\.bool, on edge 'bottom->top'"):
+        engine_of(topology, tokens(), torch.arange(ROWS) % 4, defenses=[Promise()])
+
+
 def test_what_a_later_party_reads_is_handed_on_from_neighbour_to_neighbour() -> None:
     model = build(Masked)
     topology = multi_hop(model, ("before:blocks.1", "before:blocks.2"), labels="server", example=tokens(8))
@@ -266,6 +287,29 @@ def test_an_input_crosses_if_and_only_if_it_is_named(builder: Any) -> None:
         optimizer.step()
     for name, value in topology.state_dict(engine.modules(0)).items():
         assert torch.equal(value, uncut.state_dict()[name]), name
+
+
+class Recurring(Blocks):
+    """Calls one block three times."""
+
+    def forward(self, words: Tensor, unused: Any = None) -> dict[str, Tensor]:
+        h = self.words(words)
+        for _ in range(3):
+            h = h + self.blocks[0](h).relu()
+        return {"logits": self.head(h.mean(1))}
+
+
+@pytest.mark.parametrize(
+    ("at", "same"), [("before:blocks.0", "words"), ("before:blocks.0#1", "words"), ("blocks.0", "blocks.0#3")]
+)
+def test_a_cut_before_is_before_the_first_call_and_a_cut_after_behind_the_last(at: str, same: str) -> None:
+    model = build(Recurring)
+    cuts = [("words", *(() if name == "words" else (name,))) for name in (at, same)]
+    if same == "words":
+        cuts = [(at,), ("words",)]
+    one, other = (cut(model, places, tokens(8))[-1] for places in cuts)
+    assert list(one.module.state_dict()) == list(other.module.state_dict())
+    assert one.inputs == other.inputs
 
 
 class Several(Blocks):
