@@ -32,8 +32,9 @@ EXAMPLES = {
     "README.md": 1,
     **{
         f"{page}.md": 1
-        for page in ("attacks", "costs", "data", "methods", "models", "poisoning", "privacy", "topologies")
+        for page in ("attacks", "costs", "data", "methods", "poisoning", "privacy", "topologies")
     },
+    "models.md": 2,
     "results-and-resume.md": 1,
 }
 """Page -> how many Python examples it has; the tests below run every one."""
@@ -43,9 +44,8 @@ STUDIES = [("README.md", 0, 12), ("studies.md", 0, 2), ("methods.md", 0, 12)]
 
 
 def example(page: str) -> str:
-    """Return the Python example of `page`."""
-    (code,) = blocks(next(one for one in PAGES if one.name == page), "python")
-    return code
+    """Return the Python examples of `page`, one after another."""
+    return "\n".join(blocks(next(one for one in PAGES if one.name == page), "python"))
 
 
 def execute(code: str) -> dict[str, Any]:
@@ -126,7 +126,9 @@ def test_the_python_example_ends_above_nine_tenths_with_other_seeds(seed: int) -
 
 def test_the_model_that_cannot_be_traced_is_cut_by_replay() -> None:
     names = execute(example("models.md"))
-    assert all(isinstance(segment.module, ReplayedSegment) for segment in names["topology"].segments)
+    assert names["topology"].heads[0].task is names["task"]
+    cut = names["vanilla"](names["Net"](), cut="stem", example=torch.randn(8, 64))
+    assert all(isinstance(segment.module, ReplayedSegment) for segment in cut.segments)
     with pytest.raises(InvalidInput, match="or give rows of its input as example, to cut it by replay"):
         names["vanilla"](names["Net"](), cut="stem")
 
