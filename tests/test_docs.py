@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import torch
 
 import splitfed
 from splitfed.core.errors import InvalidInput
