@@ -8,8 +8,7 @@ meant by the number alone, so that a pass whose numbers differ from the plan's i
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,19 +59,6 @@ def mark_whole_modules(model: nn.Module, cuts: Sequence[str]) -> None:
     for path, module in model.named_modules():
         if path and not any(cut.startswith(f"{path}.") for cut in cuts):
             vars(module)["forward"] = WholeModule(module, path)
-
-
-@contextmanager
-def uncounted() -> Iterator[None]:
-    """Let what is called inside the block, by a hook say, be no operation of the model that is replayed."""
-    active: list[Pass] = getattr(_ACTIVE, "passes", [])
-    for one in active:
-        one.inside += 1
-    try:
-        yield
-    finally:
-        for one in active:
-            one.inside -= 1
 
 
 class Pass(TorchFunctionMode):

@@ -18,8 +18,6 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call, vjp, vmap
 
-from splitfed.core.replay_passes import uncounted
-
 _AT_ONCE = 16
 """Rows that are held in float64 at a time."""
 
@@ -63,8 +61,8 @@ def record_calls(layers: Sequence[nn.Module], calls: list[Call]) -> Iterator[Non
         one = len(given) == 1 and isinstance(given[0], Tensor) and isinstance(output, Tensor)
         if one and output.requires_grad:
             # The place in the graph, not the tensor: what follows may overwrite that.
-            with uncounted():
-                calls.append(Call(layer, given[0].detach(), get_gradient_edge(output)))
+            # `data`, for a replayed model counts the functions of torch that are called.
+            calls.append(Call(layer, given[0].data, get_gradient_edge(output)))
 
     handles = [layer.register_forward_hook(note) for layer in layers]
     try:

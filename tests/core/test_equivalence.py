@@ -45,7 +45,7 @@ def test_a_run_is_refused_before_anything_is_written(model: nn.Module, text: str
     with pytest.raises(InvalidInput) as caught:
         sf.train(vanilla(model, "a"), data().clients(2), rounds=1, logging=sf.Logging(folder=tmp_path / "run"))
     assert text in str(caught.value)
-    assert str(caught.value).startswith(f"{type(model).__name__} cut after 'a' is another model than the uncut one: ")
+    assert str(caught.value).startswith(f"{type(model).__name__} cut at 'a' is another model than the uncut one: ")
     assert not (tmp_path / "run").exists()
 
 
