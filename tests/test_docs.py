@@ -31,10 +31,7 @@ from tests.study.examples import write
 TEXT = README.read_text("utf-8")
 EXAMPLES = {
     "README.md": 1,
-    **{
-        f"{page}.md": 1
-        for page in ("attacks", "costs", "data", "methods", "poisoning", "privacy", "topologies")
-    },
+    **{f"{page}.md": 1 for page in ("attacks", "costs", "data", "methods", "poisoning", "privacy", "topologies")},
     "models.md": 2,
     "results-and-resume.md": 1,
 }
