@@ -11,7 +11,7 @@ import copy
 import traceback
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,11 +20,18 @@ from torch import Tensor, nn
 
 from splitfed.core.cut_names import Cut, check_places, relays
 from splitfed.core.errors import InvalidInput, unknown
-from splitfed.core.replay_passes import MetaPass, Operation, RecordingPass, Stop, mark_whole_modules, tensors_of
+from splitfed.core.replay_passes import (
+    AllMembers,
+    MetaPass,
+    Operation,
+    RecordingPass,
+    Stop,
+    mark_whole_modules,
+    tensors_of,
+)
 
 INPUT = -1
 """Stands for the operation in `Made` of an input."""
-_FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AssertionError, AttributeError, KeyError)
 
 
 class Made(NamedTuple):
@@ -125,6 +132,8 @@ def flatten_result(result: Any, output: str | None = None) -> dict[str, Tensor]:
         named = result
     elif hasattr(result, "_asdict"):
         named = result._asdict()
+    elif is_dataclass(result):
+        named = {f.name: getattr(result, f.name) for f in fields(result)}
     elif isinstance(result, (tuple, list)):
         named = dict(enumerate(result))
     elif isinstance(result, Tensor):
@@ -135,7 +144,10 @@ def flatten_result(result: Any, output: str | None = None) -> dict[str, Tensor]:
         suffixes = [f"_{i}" for i in range(len(parts))] if parts is value else [""]
         found |= {f"{key}{s}": one for s, one in zip(suffixes, parts, strict=True) if isinstance(one, Tensor)}
     if not found:
-        raise InvalidInput(f"a model that returns a {type(result).__name__} without tensors cannot be cut")
+        raise InvalidInput(
+            f"a model that returns a {type(result).__name__} without tensors cannot be cut; return a tensor, or "
+            "a tuple, dict or dataclass of them"
+        )
     if output is None:
         return found
     if output not in found:
@@ -165,6 +177,8 @@ def meta_copy(model: nn.Module, own: Collection[str], real: Collection[str]) -> 
     except (RuntimeError, TypeError, AttributeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InvalidInput(f"{type(model).__name__} cannot be copied for its parties: {reason}") from error
+    for module in made.modules():
+        vars(module)["_named_members"] = AllMembers(module)
     for path, module in made.named_modules(remove_duplicate=False):
         for table in (module._parameters, module._buffers):
             for key, tensor in list(table.items()):
@@ -209,10 +223,8 @@ def plan_way(
             # They come again where the model runs.
             warnings.simplefilter("ignore")
             result = recorded(**examples, **dict.fromkeys(unread))
-    except _FAILURES as error:
-        raise InvalidInput(
-            f"{type(model).__name__} fails by itself{_where(error)}: {str(error).strip().splitlines()[0]}"
-        ) from error
+    except Exception as error:
+        raise InvalidInput(f"{type(model).__name__} fails by itself{_where(error)}: {_first_line(error)}") from error
     ends = _find_ends(model, recording, cuts)
     operations, place = recording.operations, None
     if after is not None:
@@ -295,7 +307,7 @@ def _find_constants(
             shapes(**arguments, **dict.fromkeys(unread))
     except Stop:
         pass
-    except (*_FAILURES, NotImplementedError) as error:
+    except Exception as error:
         if run.number > way.ends[-1]:
             # The party of the last segment holds what that operation needs, and nobody comes after it.
             return frozenset(found), batches
@@ -313,6 +325,10 @@ def _batch(value: Tensor, with_one_row_more: Tensor) -> int | None:
     if not changed:
         return None if value.dim() == with_one_row_more.dim() else 0
     return changed[0] if len(changed) == 1 else 0
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _where(error: BaseException) -> str:
