@@ -262,7 +262,10 @@ class MetaPass(Pass):
         if generator is None:
             return returned
         torch.default_generator.set_state(generator)
-        return replace_tensors(returned, dict(enumerate(t.to("meta") for t in tensors_of(returned))))
+        # What it hands through is not drawn.
+        given = {id(tensor) for tensor in tensors_of((args, dict(kwargs)))}
+        drawn = {i: t.to("meta") for i, t in enumerate(tensors_of(returned)) if id(t) not in given}
+        return replace_tensors(returned, drawn)
 
     def within(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Run a call within an operation on shapes."""

@@ -74,6 +74,43 @@ class Biased(Blocks):
         return {"logits": self.head(h.mean(1))}
 
 
+class Attention(nn.Module):
+    """Makes the bias of positions where it gets none, and hands it on beside its own result; with dropout."""
+
+    def __init__(self, makes: bool) -> None:
+        super().__init__()
+        self.places = nn.Embedding(LENGTH, 1) if makes else None
+        self.linear, self.dropout = nn.Linear(WIDTH, WIDTH), nn.Dropout(0.1)
+
+    def forward(self, h: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        if bias is None:
+            assert self.places is not None
+            places = torch.arange(h.shape[1])
+            bias = self.places((places[None] - places[:, None]).abs()).permute(2, 0, 1)
+        return h + self.dropout((self.linear(h) @ h.mT + bias).softmax(2) @ h), bias
+
+
+class HandedThrough(Blocks):
+    """One bias of positions, handed from block to block, as T5 does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Attention(makes=number == 0) for number in range(3))
+
+    def forward(self, words: Tensor, unused: Any = None) -> dict[str, Tensor]:
+        h, bias = self.words(words), None
+        for block in self.blocks:
+            h, bias = block(h, bias)
+        return {"logits": self.head(h.mean(1))}
+
+
+@pytest.mark.parametrize("builder", [u_shaped, multi_hop])
+def test_a_value_that_blocks_with_dropout_hand_through_reaches_the_last(builder: Any) -> None:
+    # Cutting compares with the uncut model, which draws the same numbers there; a run's parties draw their own.
+    topology = builder(build(HandedThrough), ("blocks.0", "blocks.1"), example=tokens(8))
+    assert any("blocks_0_1" in value for value in topology.segments[2].inputs)
+
+
 class SequenceFirst(Blocks):
     """The batch is the second dimension between the blocks, and a recurrent net hands its state on."""
 
