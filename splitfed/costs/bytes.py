@@ -3,7 +3,7 @@
 Paper: Singh, Vepakomma, Gupta, Raskar, "Detailed comparison of communication efficiency of split learning and
 federated learning", 2019, counts (2p/K)q floats a client and epoch for p examples and a cut q wide; here also what
 else truly crosses: labels, the element size, the last short batch, weights handed over. Counted bytes equal these
-exactly; what a defense packs is counted by `planning.dry`.
+exactly; what a defense packs is counted by `planning.counting`.
 """
 
 from __future__ import annotations

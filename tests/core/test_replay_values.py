@@ -23,8 +23,10 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Recording
 from splitfed.core.optimizers import Optim
 from splitfed.core.privacy_events import Event, Protects, Pure
+from splitfed.core.probe import probe
 from splitfed.core.tasks import classification
 from splitfed.core.topology import Topology
+from splitfed.costs.bytes import step_bytes
 from splitfed.defenses import GaussianRelease, Noise, Quantization
 from splitfed.topologies import local, multi_hop, u_shaped, vanilla
 from tests.examples import engine_of, placed
@@ -190,6 +192,7 @@ def test_whole_numbers_and_masks_cross_and_no_gradient_comes_back_for_them() -> 
     assert sizes["activation"] == values + 8 * LENGTH * 1 + 8 * 8
     back = {kind: size for (_, kind, _, to), (_, size) in engine.traffic.counters.items() if to == "client0"}
     assert back["gradient"] == values
+    assert engine.traffic.bytes() == step_bytes(topology, probe(topology, {"words": tokens(8)}), 8)
 
 
 def test_a_defense_that_cannot_act_on_a_mask_is_refused_and_others_say_that_they_leave_it() -> None:
