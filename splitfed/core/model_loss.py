@@ -61,9 +61,13 @@ class _LossOfModel:
 
     def __init__(self, tail: ReplayedSegment, place: int) -> None:
         self._tail, self._place = tail.train(), place
+        self._device = torch.device("cpu")
 
     def __call__(self, output: Tensor, y: Tensor) -> Tensor:
         """Return the loss of a batch, a scalar."""
+        if output.device != self._device:
+            self._tail.to(output.device)
+            self._device = output.device
         found: Tensor = self._tail(*((y, output) if self._place == 0 else (output, y)))
         return found
 
