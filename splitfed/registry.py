@@ -71,6 +71,7 @@ TABLES: dict[str, dict[str, str]] = {
     },
     "attacks": {
         "inverse_network": "splitfed.attacks.reconstruction.inverse_network:InverseNetwork",
+        "token_decoder": "splitfed.attacks.reconstruction.token_decoder:TokenDecoder",
         "rmle": "splitfed.attacks.reconstruction.rmle:Rmle",
         "ladder": "splitfed.attacks.reconstruction.ladder:Ladder",
         "grn": "splitfed.attacks.reconstruction.grn:Grn",

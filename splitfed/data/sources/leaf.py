@@ -34,8 +34,8 @@ def leaf(
 
     `shape` of a row, such as (1, 28, 28) for FEMNIST (default: columns); numbers in [0, 1] are then an image's.
     `classes`: how many there are (default: the greatest label + 1). `users`: only so many, the first ones of those who
-    have at least `least` rows. `dtype`: "int64" keeps whole numbers, such as token ids. `.clients(n, by_domain=True)` makes a client of each. Raises `InvalidInput` that names
-    the file and the user.
+    have at least `least` rows. `dtype`: "int64" keeps whole numbers, such as token ids. `.clients(n, by_domain=True)`
+    makes a client of each. Raises `InvalidInput` that names the file and the user.
     """
     check_count("least", least, low=1)
     for name, value in (("users", users), ("classes", classes)):
