@@ -2,7 +2,7 @@
 
 from splitfed.topologies.custom import custom
 from splitfed.topologies.extended_vanilla import extended_vanilla
-from splitfed.topologies.fusion import Fusion
+from splitfed.topologies.fusion import Fusion, Output
 from splitfed.topologies.heterogeneous import heterogeneous
 from splitfed.topologies.local import local
 from splitfed.topologies.multi_hop import multi_hop
@@ -13,6 +13,7 @@ from splitfed.topologies.vertical import vertical
 
 __all__ = [
     "Fusion",
+    "Output",
     "custom",
     "extended_vanilla",
     "heterogeneous",

@@ -40,7 +40,7 @@ def only_output(segments: Sequence[Segment]) -> str:
     return finals[0]
 
 
-def raw_inputs(segments: Sequence[Segment]) -> tuple[str, ...]:
-    """Return the values that no segment makes: the model's inputs."""
+def model_inputs(segments: Sequence[Segment], role: str) -> dict[str, str]:
+    """Return `role` for every value that no segment makes, the arguments of the model, in the order they are read."""
     made = {value for s in segments for value in s.outputs}
-    return tuple(dict.fromkeys(value for s in segments for value in s.inputs if value not in made))
+    return dict.fromkeys((value for s in segments for value in s.inputs if value not in made), role)

@@ -8,7 +8,7 @@ The server sees what the relay releases, and no feature party's release by itsel
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 
@@ -28,15 +28,17 @@ def extended_vanilla(
     relay: str = "relay",
     server: str = "server",
     task: Task | None = None,
+    inputs: Mapping[str, Sequence[str]] | None = None,
 ) -> Topology:
     """Join what the `bottoms` (role -> module) release at `relay`, run `middle` there and `top` at `server`.
 
-    `labels`: the role that holds them; they cross to the server unless it does. `fusion` as for `vertical`.
+    `labels`: the role that holds them; they cross to the server unless it does. `fusion` and `inputs` as for
+    `vertical`.
     """
     check_free(bottoms, relay=relay, server=server)
     if relay == server:
         raise InvalidInput(f"relay={relay!r} is not allowed; it must be another party than the server")
-    parties = bottoms_of(bottoms)
+    parties, owners = bottoms_of(bottoms, inputs)
     joined = fusion_at(relay, parties, fusion)
     segments = (
         *parties,
@@ -44,5 +46,4 @@ def extended_vanilla(
         Segment("middle", relay, middle, joined.outputs, ("middle_out",), "middle."),
         Segment("top", server, top, ("middle_out",), ("top_out",), "top."),
     )
-    inputs = {role: role for role in bottoms}
-    return Topology("extended_vanilla", segments, inputs, (Head("top_out", server, labels, task),))
+    return Topology("extended_vanilla", segments, owners, (Head("top_out", server, labels, task),))

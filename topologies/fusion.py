@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -39,14 +39,78 @@ class Fusion(nn.Module):
         return self.how
 
 
-def bottoms_of(bottoms: Mapping[str, nn.Module]) -> tuple[Segment, ...]:
-    """Return a segment `bottom_ROLE` for every role: it reads the role's part of a row, the input named after it."""
+class Output(nn.Module):
+    """Runs `module` and hands on one of the values that it returns: `Output(nn.LSTM(4, 8, batch_first=True))`.
+
+    at: its place among them; of values inside values the places in turn, such as (1, 0). Raises `InvalidInput` for a
+    recurrent layer that does not take rows first.
+    """
+
+    def __init__(self, module: nn.Module, at: int | Sequence[int] = 0) -> None:
+        super().__init__()
+        if isinstance(module, nn.RNNBase) and not module.batch_first:
+            raise InvalidInput(
+                f"Output of {type(module).__name__} with batch_first=False is not allowed: it takes the rows of a "
+                "batch for moments of one sequence; give batch_first=True"
+            )
+        self.module = module
+        self.at = (at,) if isinstance(at, int) else tuple(at)
+
+    def forward(self, *values: Tensor) -> Tensor:
+        """Return the value; raises `InvalidInput` where there is none at that place, or no tensor."""
+        found = self.module(*values)
+        for place in self.at:
+            if not isinstance(found, (tuple, list)) or not -len(found) <= place < len(found):
+                there = f"{len(found)} values" if isinstance(found, (tuple, list)) else f"a {type(found).__name__}"
+                raise InvalidInput(f"Output at={self.at} of {type(self.module).__name__} finds {there} there")
+            found = found[place]
+        if not isinstance(found, Tensor):
+            raise InvalidInput(
+                f"Output at={self.at} of {type(self.module).__name__} is a {type(found).__name__}; expected a tensor"
+            )
+        return found
+
+
+def bottoms_of(
+    bottoms: Mapping[str, nn.Module], inputs: Mapping[str, Sequence[str]] | None = None
+) -> tuple[tuple[Segment, ...], dict[str, str]]:
+    """Return a segment `bottom_ROLE` for every role, and which role owns which input.
+
+    A bottom reads its role's `inputs`, in their order: parts of a row, by default the one that is named after the role.
+    """
     if not isinstance(bottoms, Mapping) or not bottoms:
         raise InvalidInput("bottoms must name at least one role with its module")
-    return tuple(
-        Segment(f"bottom_{role}", role, module, (role,), (f"z_{role}",), f"bottoms.{role}.")
+    read = _inputs_of_roles(bottoms, inputs or {})
+    for role, module in bottoms.items():
+        if isinstance(module, nn.RNNBase):
+            raise InvalidInput(
+                f"bottom of {role!r} is {type(module).__name__}, which returns its output and its state: hand on one, "
+                f"Output({type(module).__name__}(..., batch_first=True), 0)"
+            )
+    segments = (
+        Segment(f"bottom_{role}", role, module, read[role], (f"z_{role}",), f"bottoms.{role}.")
         for role, module in bottoms.items()
     )
+    return tuple(segments), {name: role for role, names in read.items() for name in names}
+
+
+def _inputs_of_roles(
+    bottoms: Mapping[str, nn.Module], inputs: Mapping[str, Sequence[str]]
+) -> dict[str, tuple[str, ...]]:
+    """Return which inputs every role reads; refuse one that two would own."""
+    for role, names in inputs.items():
+        if role not in bottoms:
+            raise unknown("party in inputs", role, bottoms)
+        if isinstance(names, str) or not names or len(set(names)) < len(names):
+            raise InvalidInput(f"inputs of {role!r} are {names!r}; expected a list of parts of a row, each once")
+    read = {role: tuple(inputs.get(role, (role,))) for role in bottoms}
+    owner: dict[str, str] = {}
+    for role, names in read.items():
+        for name in names:
+            other = owner.setdefault(name, role)
+            if other != role:
+                raise InvalidInput(f"input {name!r} is read by {other!r} and by {role!r}; expected one party each")
+    return read
 
 
 def fusion_at(role: str, bottoms: tuple[Segment, ...], fusion: str | nn.Module, name: str = "fusion") -> Segment:

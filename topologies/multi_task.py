@@ -9,7 +9,7 @@ feature parties.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 
@@ -26,12 +26,13 @@ def multi_task(
     labels: Mapping[str, str] | None = None,
     weights: Mapping[str, float] | None = None,
     fusion: str = "concat",
+    inputs: Mapping[str, Sequence[str]] | None = None,
 ) -> Topology:
     """Give the releases of the `bottoms` (role -> module) to every server of `tops` (role -> module).
 
     `targets`: server -> the label set it learns (None: the data's main one); `labels`: server -> the role that holds
     those labels (default: the server itself); `weights`: server -> what its loss is multiplied by (default: 1).
-    `fusion` as for `vertical`, by name, since every server needs one of its own.
+    `fusion` as for `vertical`, by name, since every server needs one of its own, and `inputs` as there.
     """
     if not isinstance(tops, Mapping) or not tops:
         raise InvalidInput("tops must name at least one server with its module")
@@ -39,7 +40,7 @@ def multi_task(
         for server in given:
             if server not in tops:
                 raise unknown(f"server in {name}", server, tops)
-    parties = bottoms_of(bottoms)
+    parties, owners = bottoms_of(bottoms, inputs)
     segments, heads = list(parties), []
     for server, top in tops.items():
         check_free(bottoms, server=server)
@@ -52,4 +53,4 @@ def multi_task(
         segments += [joined, Segment(f"top_{server}", server, top, joined.outputs, (out,), f"tops.{server}.")]
         holder, weight = (labels or {}).get(server, server), (weights or {}).get(server, 1.0)
         heads.append(Head(out, server, holder, None, weight, targets[server]))
-    return Topology("multi_task", tuple(segments), {role: role for role in bottoms}, tuple(heads))
+    return Topology("multi_task", tuple(segments), owners, tuple(heads))

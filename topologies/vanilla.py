@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from splitfed.core.errors import InvalidInput
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head, Topology
-from splitfed.topologies._chain import cut_in_roles, only_output, raw_inputs
+from splitfed.topologies._chain import cut_in_roles, model_inputs, only_output
 
 
 def vanilla(
@@ -34,4 +34,4 @@ def vanilla(
         raise InvalidInput(f"cut={cut!r} is not allowed; expected the name of one submodule")
     segments = cut_in_roles(model, (cut,), ("bottom", "top"), ("client", "server"), example, output, (), sent_inputs)
     head = Head(only_output(segments), "server", "client", task)
-    return Topology("vanilla", segments, dict.fromkeys(raw_inputs(segments), "client"), (head,))
+    return Topology("vanilla", segments, model_inputs(segments, "client"), (head,))

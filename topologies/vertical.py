@@ -3,13 +3,13 @@
 Paper: Vepakomma, Gupta, Swedish, Raskar, "Split learning for health: distributed deep learning without sharing raw
 patient data", 2018, figure 2c; Ceballos et al., "SplitNN-driven vertical partitioning", 2020, for the fusions.
 
-An input is named after the party that owns it, which is the name of its feature in the data. Parameters of the whole
-model are called `bottoms.ROLE.*`, `fusion.*`, `top.*` and `head.*`.
+An input is named after the party that owns it, which is the name of its feature in the data; `inputs` names others,
+and several. Parameters of the whole model are called `bottoms.ROLE.*`, `fusion.*`, `top.*` and `head.*`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 
@@ -27,19 +27,21 @@ def vertical(
     head: nn.Module | None = None,
     server: str = "server",
     task: Task | None = None,
+    inputs: Mapping[str, Sequence[str]] | None = None,
 ) -> Topology:
     """Join what the `bottoms` (role -> module) release at `server`, and run `top` on it.
 
     `labels`: the role that holds them: a feature party, a party with labels only, or the server itself; they cross to
     the server unless it holds them, or unless `head`, the last piece of the model, stands at the label party: then
     the loss is computed there and they stay. `fusion`: "concat", "sum", "mean" or a module that takes all releases.
+    `inputs`: role -> the features that its bottom takes, in the order of its arguments (default: the one called like
+    the role). Bottoms may be of any make, each of its own; each returns one tensor, (rows, ...), see `Output`.
     """
     check_free(bottoms, server=server)
-    parties = bottoms_of(bottoms)
+    parties, owners = bottoms_of(bottoms, inputs)
     joined = fusion_at(server, parties, fusion)
     segments = [*parties, joined, Segment("top", server, top, joined.outputs, ("top_out",), "top.")]
     if head is not None:
         segments.append(Segment("head", labels, head, ("top_out",), ("head_out",), "head."))
     last = segments[-1]
-    inputs = {role: role for role in bottoms}
-    return Topology("vertical", tuple(segments), inputs, (Head(last.outputs[0], last.role, labels, task),))
+    return Topology("vertical", tuple(segments), owners, (Head(last.outputs[0], last.role, labels, task),))

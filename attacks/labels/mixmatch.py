@@ -8,7 +8,9 @@ mixed with their neighbours in that order, and the model learns both kinds: cros
 predictions, whose weight grows linearly from zero. What is returned is the running average of the model.
 Deviations, those of Fu et al. (USENIX Security 2022), who use it on halves of images and on tables alike: rows are not
 augmented: one prediction a row, one mixing strength a step. Labelled and unlabelled rows go through the model
-together, which gives batch normalisation what the authors' interleaving gives it.
+together, which gives batch normalisation what the authors' interleaving gives it. Token ids have no mixture; what the
+model makes of them inside is mixed in their place, as in Chen, Yang, Yang, "MixText: linguistically-informed
+interpolation of hidden space for semi-supervised text classification", ACL 2020.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ class MixMatch:
         """Train `model`, rows to logits (rows, classes), in place; return its running average, in evaluation mode.
 
         labelled (n, *shape) with labels (n,) int64; unlabelled (m, *shape), m >= 1. A batch has no more rows of either
-        kind than the smaller of the two has.
+        kind than the smaller of the two has. For token ids `model` takes order and strength of the mixture as well.
         """
         weights: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
         optimizer = torch.optim.Adam(weights, lr=self.lr)
@@ -80,7 +82,7 @@ class MixMatch:
             one_hot = functional.one_hot(labels[rows].long(), classes).to(predicted)
             targets = torch.cat([one_hot, sharpen(predicted, self.temperature)])
             order = torch.randperm(len(x), generator=generator)
-            logits = model(mix(x, order, strength))
+            logits = model(mix(x, order, strength)) if x.is_floating_point() else model(x, order, strength)
             ramp = self.weight * iteration / self.iterations
             loss = mixed_loss(logits, mix(targets, order, strength), size, ramp)
             take_step(optimizer, loss)

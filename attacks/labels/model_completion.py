@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target, unwrap
 from splitfed.attacks.labels.cut_gradients import check_classes
-from splitfed.attacks.labels.mixmatch import MixMatch
+from splitfed.attacks.labels.mixmatch import MixMatch, mix
 from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.messages import View
 
@@ -132,7 +132,9 @@ class _Completed(nn.Module):
             self.bottom.eval()
         return self
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, order: Tensor | None = None, strength: float = 1.0) -> Tensor:
+        """Return logits of rows x; with an `order` what the bottom makes of them is mixed first."""
         # A segment may begin with an operation in place.
-        scores: Tensor = self.head(self.bottom(x.clone()))
+        inner = self.bottom(x.clone())
+        scores: Tensor = self.head(inner if order is None else mix(inner, order, strength))
         return scores

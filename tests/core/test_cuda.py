@@ -8,6 +8,7 @@ import torch
 import splitfed
 from splitfed.models import lenet
 from splitfed.topologies import u_shaped, vanilla
+from tests.core.test_model_loss import language
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -35,3 +36,15 @@ def test_a_defended_run_repeats_and_can_be_attacked() -> None:
     for result in first.attack(["inverse_network", "rmle"], budget="fast"):
         assert result.prediction.device.type == "cpu"
         assert bool(torch.isfinite(result.prediction).all())
+
+
+def test_a_replayed_model_with_its_own_loss_agrees_with_the_cpu() -> None:
+    words = torch.randint(0, 11, (32, 5), generator=torch.Generator().manual_seed(1))
+    losses = []
+    for device in ("cpu", "cuda"):
+        model = language()
+        task = splitfed.model_task(model, {"words": words[:8], "labels": words[:8]})
+        topology = vanilla(model, "words", task, words[:8])
+        data = splitfed.Dataset("words", words, words, task).clients(1, auxiliary=4, victims=2)
+        losses.append([e["loss"] for e in splitfed.train(topology, data, rounds=2, device=device).history])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
