@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Literal
 
 from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head, Topology
+from splitfed.topologies._auto import asks_auto, with_auto_cuts
 from splitfed.topologies._chain import cut_in_roles, only_input, only_output
 
 LABELS = ("relayed", "client", "server")
@@ -27,7 +29,7 @@ LABELS = ("relayed", "client", "server")
 
 def multi_hop(
     model: nn.Module,
-    cuts: Sequence[str],
+    cuts: Sequence[str] | Literal["auto"],
     roles: Sequence[str] | None = None,
     labels: str = "relayed",
     task: Task | None = None,
@@ -38,12 +40,21 @@ def multi_hop(
     `roles`: client, hops and server in order (default: client, hop1, ..., server). `labels`: "relayed" from the
     client through the hops to the server; "client": the client keeps them and gets the last piece, the last cut being
     the way back to it; "server": the server owns them. A value that would jump over a party is refused.
-    `example`: rows of the input, as for `splitfed.cut`.
+    `example`: rows of the input, as for `splitfed.cut`. "auto" takes as many cheap cuts as `roles` ask for, by the rule
+    of `splitfed.topologies._auto`; without `roles` there is one hop.
     """
     if labels not in LABELS:
         raise unknown("labels of a multi-hop topology", labels, LABELS)
+    if asks_auto(model, cuts):
+        if roles is not None and (isinstance(roles, str) or len(set(roles)) != len(roles) or len(roles) < 3):
+            raise InvalidInput(f"roles={roles!r} is not allowed; expected at least 3 different roles")
+        count = (2 if roles is None else len(roles) - 1) + (labels == "client")
+        return with_auto_cuts(
+            *(model, example, count, lambda several: multi_hop(model, several, roles, labels, task, example)),
+            client_ends=labels == "client",
+        )
     if not isinstance(cuts, (list, tuple)):
-        raise InvalidInput(f"cuts={cuts!r} is not allowed; expected a list of submodules")
+        raise InvalidInput(f"cuts={cuts!r} is not allowed; expected a list of submodules, or 'auto'")
     pieces = len(cuts) + 1 - (labels == "client")
     if pieces < 3:
         least = 3 if labels == "client" else 2

@@ -7,18 +7,20 @@ patient data", 2018, figure 2b.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head, Topology
+from splitfed.topologies._auto import asks_auto, with_auto_cuts
 from splitfed.topologies._chain import cut_in_roles, only_input, only_output
 
 
 def u_shaped(
     model: nn.Module,
-    cuts: Sequence[str],
+    cuts: Sequence[str] | Literal["auto"],
     task: Task | None = None,
     example: Tensor | Mapping[str, Tensor] | None = None,
 ) -> Topology:
@@ -26,9 +28,13 @@ def u_shaped(
 
     Two cuts give bottom and head at the client, middle at the server; every two more another round trip. Labels and
     loss stay with the client. `task` defaults to that of the data. `example`: rows of the input, as for `splitfed.cut`.
+    "auto" takes two cheap cuts by the rule of `splitfed.topologies._auto`.
     """
+    if asks_auto(model, cuts):
+        return with_auto_cuts(model, example, 2, lambda two: u_shaped(model, two, task, example), client_ends=True)
     if not isinstance(cuts, (list, tuple)) or len(cuts) < 2 or len(cuts) % 2:
-        raise InvalidInput(f"cuts={cuts!r} is not allowed; expected an even number of submodules, two a round trip")
+        wanted = "an even number of submodules, two a round trip, or 'auto'"
+        raise InvalidInput(f"cuts={cuts!r} is not allowed; expected {wanted}")
     trips = len(cuts) // 2
     inner = [f"{name}{i}" for i in range(1, trips + 1) for name in ("middle", "between")][:-1]
     names = ["bottom", *(["middle"] if trips == 1 else inner), "head"]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from splitfed.core.errors import InvalidInput
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head, Topology
+from splitfed.topologies._auto import asks_auto, with_auto_cuts
 from splitfed.topologies._chain import cut_in_roles, only_input, only_output
 
 
@@ -22,10 +23,13 @@ def vanilla(
     """Cut `model` after the submodule `cut`: bottom at the client, top at the server.
 
     The labels belong to the client and cross to the server as messages at every step. `task` defaults to that of
-    the data. `example`: rows of the input, as for `splitfed.cut`.
+    the data. `example`: rows of the input, as for `splitfed.cut`. "auto" takes the cheapest place by the rule of
+    `splitfed.topologies._auto`.
     """
+    if asks_auto(model, cut):
+        return with_auto_cuts(model, example, 1, lambda cuts: vanilla(model, cuts[0], task, example))
     if not isinstance(cut, str):
-        raise InvalidInput(f"cut={cut!r} is not allowed; expected the name of one submodule")
+        raise InvalidInput(f"cut={cut!r} is not allowed; expected the name of one submodule, or 'auto'")
     segments = cut_in_roles(model, (cut,), ("bottom", "top"), ("client", "server"), example)
     head = Head(only_output(segments), "server", "client", task)
     return Topology("vanilla", segments, {only_input(segments): "client"}, (head,))
