@@ -1,11 +1,12 @@
-"""Cuts that nobody named: `cut="auto"` and `cuts="auto"` take the cheapest place by a fixed rule.
+"""Cuts that nobody named: `cut="auto"` and `cuts="auto"` take a place by a fixed rule.
 
 Of the possible places (`splitfed.core.cut_places`) those count that leave every party a weight, and the client at most
 half of the multiply-adds of a row. The cut with the fewest bytes a row, there and back, is taken; of equals the one
-that leaves the client the fewest multiply-adds, then the earliest. With several cuts the bytes of each by itself are
-added up. The model's own submodules are looked at first, those inside them only where nothing was found; where no place
-at all leaves the client half of the work or less, the one that leaves it the least is taken. The rule knows costs
-alone: what a party can tell from what crosses, it does not ask.
+that leaves the client the most multiply-adds, then the latest, as what is released deeper in a model shows less of the
+input. With several cuts the bytes of each by itself are added up, and of equals the client's first cut is the latest,
+all others the earliest. Submodules to depth 2 are looked at, and deeper ones where a container there is never called
+itself (a list of blocks), or where no place was found. Where no place at all leaves the client half of the work or
+less, the one that leaves it the least is taken. How much a party can tell from what crosses the rule does not measure.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from splitfed.core.topology import Topology
 AUTO = "auto"
 CLIENT_SHARE = 0.5
 """The most of a row's multiply-adds, forward, that the client is left with."""
+_DEPTH = 2
 _TRIED = 32
 """How many choices are tried at a depth, the cheapest first: with several cuts one may be refused beside another."""
 
@@ -42,21 +44,23 @@ def with_auto_cuts(
     build: Callable[[tuple[str, ...]], Topology],
     *,
     client_ends: bool = False,
-    places: Sequence[CutPlace] | None = None,
+    places_at: Callable[[int], Sequence[CutPlace]] | None = None,
 ) -> Topology:
     """Return what `build` makes of the `count` cuts of `model` that the rule takes; `cut_choice` says why.
 
-    `client_ends`: the client holds the last piece too. `places`: those of the model, where they are known already.
-    Raises `InvalidInput` without an example, and where no place is good enough.
+    `client_ends`: the client holds the last piece too. `places_at`: depth -> the places to that depth, where they are
+    known already. Raises `InvalidInput` without an example, and where no place is good enough.
     """
     given = f"cut{'s' * (count > 1)}={AUTO!r}"
     if example is None:
         raise InvalidInput(f"{given} tries the places of the model on rows of its input; give them as example")
-    found, refused = tuple(places or ()), ""
-    for depth in range(1, deepest(model) + 1):
-        found = cut_places(model, example, depth) if places is None else tuple(p for p in places if p.depth <= depth)
+    refused, last = "", deepest(model)
+    for depth in range(min(_DEPTH, last), last + 1):
+        found = cut_places(model, example, depth) if places_at is None else places_at(depth)
+        if depth < last and any(not place.called and place.depth == depth for place in found):
+            continue
         # Whether no place is light enough is known when all have been seen.
-        for limited in (True, False)[: 1 + (depth == deepest(model))]:
+        for limited in (True, False)[: 1 + (depth == last)]:
             for chosen in islice(rank_cuts(found, count, client_ends, limited=limited), _TRIED):
                 names = tuple(place.name for place in chosen)
                 try:
@@ -77,37 +81,49 @@ def rank_cuts(
 ) -> Iterator[tuple[CutPlace, ...]]:
     """Yield all choices of `count` of `places`, in the order they run, that the rule allows, the best one first.
 
-    `limited`: by the client's share of the work; else the client's work is what counts first, and then the bytes.
+    `limited`: by the client's share of the work; else the least work of the client is what counts first.
     """
     usable = [place for place in places if place.possible]
     least = min((place.bytes for place in usable), default=0)
-    limit = CLIENT_SHARE * max((sum(place.multiply_adds) for place in usable), default=0) if limited else math.inf
-    # Bounds on bytes and on the client's work that no longer choice undercuts, so that the first one popped is best.
-    pending: list[tuple[tuple[int, int], tuple[int, ...]]] = [
-        ((count * least, 0) if limited else (0, count * least), ())
-    ]
+    total = max((sum(place.multiply_adds) for place in usable), default=0)
+    limit = math.floor(CLIENT_SHARE * total) if limited else total
+
+    def key(taken: tuple[int, ...]) -> tuple[int, int, tuple[int, ...]]:
+        """Return what no choice that begins with `taken` undercuts; of a whole choice, its own value."""
+        nbytes = sum(usable[i].bytes for i in taken) + least * (count - len(taken))
+        work = _client_work([usable[i] for i in taken], client_ends and len(taken) == count)
+        known = len(taken) == count or (bool(taken) and not client_ends)
+        order = tuple(-i if place == 0 else i for place, i in enumerate(taken))
+        return (nbytes, -work if known else -limit, order) if limited else (work, nbytes, order)
+
+    # So that the first whole choice that is popped is the best one.
+    pending: list[tuple[tuple[int, int, tuple[int, ...]], tuple[int, ...]]] = [(key(()), ())]
     while pending:
-        bound, taken = heapq.heappop(pending)
-        nbytes, work = bound if limited else bound[::-1]
+        _, taken = heapq.heappop(pending)
         if len(taken) == count:
             yield tuple(usable[i] for i in taken)
             continue
-        last = len(taken) + 1 == count
-        before = usable[taken[-1]].parameters[0] if taken else 0
+        whole = len(taken) + 1 == count
+        weights = usable[taken[-1]].parameters[0] if taken else 0
         for i in range(taken[-1] + 1 if taken else 0, len(usable)):
-            place = usable[i]
-            total = (work if taken else place.multiply_adds[0]) + place.multiply_adds[1] * (last and client_ends)
-            every_party = place.parameters[0] > before and (place.parameters[1] > 0 or not last)
-            if every_party and total <= limit:
-                cost = nbytes - least + place.bytes
-                heapq.heappush(pending, ((cost, total) if limited else (total, cost), (*taken, i)))
+            longer, place = (*taken, i), usable[i]
+            every_party = place.parameters[0] > weights and (place.parameters[1] > 0 or not whole)
+            if every_party and _client_work([usable[j] for j in longer], client_ends and whole) <= limit:
+                heapq.heappush(pending, (key(longer), longer))
+
+
+def _client_work(chosen: Sequence[CutPlace], client_ends: bool) -> int:
+    """Return the multiply-adds of a row before the first of the `chosen`, and behind the last if `client_ends`."""
+    if not chosen:
+        return 0
+    return chosen[0].multiply_adds[0] + (chosen[-1].multiply_adds[1] if client_ends else 0)
 
 
 def _explain(chosen: Sequence[CutPlace], places: Sequence[CutPlace], depth: int, client_ends: bool) -> str:
     """Return what was chosen and why, in a line."""
     names = " and ".join(repr(place.name) for place in chosen)
     possible, nbytes = sum(place.possible for place in places), sum(place.bytes for place in chosen)
-    work = chosen[0].multiply_adds[0] + chosen[-1].multiply_adds[1] * client_ends
+    work = _client_work(chosen, client_ends)
     total = sum(chosen[0].multiply_adds)
     share = work / max(1, total)
     among = f"{possible} possible place{'s' * (possible != 1)} to depth {depth}, with a weight at every party"

@@ -52,13 +52,15 @@ class CutPlace:
     """What a cut of a model behind one submodule, or behind one call of it ("name#n"), comes to.
 
     `aliases`: other names of the same place, a container's and that of its last child, say. `refusal`: why the model
-    cannot be cut here, None where it can. Of a place that is possible: `method`, by which it is cut, "trace" or
-    "replay"; `values`, which cross; `parameters` and `multiply_adds` (of one row, forward) before and after it.
+    cannot be cut here, None where it can; `called`: whether `forward` calls the submodule at all. Of a place that is
+    possible: `method`, by which it is cut, "trace" or "replay"; `values`, which cross; `parameters` and
+    `multiply_adds` (of one row, forward) before and after it.
     """
 
     name: str
     aliases: tuple[str, ...] = ()
     refusal: str | None = None
+    called: bool = True
     method: Literal["trace", "replay"] | None = None
     values: tuple[CutValue, ...] = ()
     parameters: tuple[int, int] = (0, 0)
@@ -225,7 +227,7 @@ def _try_cut(
     except FailsByItself:
         raise
     except InvalidInput as error:
-        return CutPlace(attempt.name, refusal=" ".join(str(error).split()))
+        return CutPlace(attempt.name, refusal=" ".join(str(error).split()), called=attempt.moment is not None)
     counts = [sum(weight.numel() for weight in piece.module.parameters()) for piece in (before, after)]
     return CutPlace(
         attempt.name,

@@ -111,7 +111,8 @@ class Topology:
     `forward_only`: names of crossings on which no gradient comes back; what stands before them learns from losses
     of its own alone. `lessons`: names of segments that are there to train on, for who teaches their party (see
     `splitfed.core.local_objective`): no prediction waits for them, unless one asks for a head on them by name, and
-    nobody else needs to read what they return. `cut_choice`: where a rule has chosen the cuts, which and why, in a line.
+    nobody else needs to read what they return. `cut_choice`: which cuts a rule has chosen and why, in a line, where
+    they were left to it.
     """
 
     name: str
