@@ -22,9 +22,10 @@ FORMATS = (".svg", ".png")
 POSSIBLE, REFUSED, CHOSEN, SKIP = PALETTE[2], MUTED, PALETTE[1], PALETTE[0]
 UNIT = 0.3  # inches of a line
 BOX, PLACE, HEADER, FOOTER = 1.0, 1.0, 0.85, 0.25  # lines that a box, a place, the top and the end of a frame take
-LEFT, INDENT, WIDE = 1.1, 0.22, 3.6  # inches: where boxes begin, how far each frame moves in, how wide boxes are
-TEXT, BARS, BAR = 5.5, 10.2, 2.2  # inches: where what crosses is written, where its bar begins, the longest bar
-LONGEST = 58  # characters of a reason that are shown
+LEFT, INDENT, WIDE = 1.1, 0.22, 4.0  # inches: where boxes begin, how far each frame moves in, how wide boxes are
+TEXT, BARS, BAR = 5.9, 10.6, 2.2  # inches: where what crosses is written, where its bar begins, the longest bar
+LONGEST, WIDEST = 100, 46  # characters that are shown of a reason, and of what crosses
+NAME, KIND = 0.1, 0.067  # inches that a character of a submodule's name takes, and of what it is, about
 
 
 @dataclass
@@ -156,6 +157,8 @@ def _draw_boxes(axis: Any, chain: Chain) -> None:
         )
         axis.text(left + 0.1, y, label, fontsize=10.5, fontweight="bold", va="center", zorder=4)
         right = LEFT + WIDE - INDENT * level - 0.1
+        room = max(4, int((right - left - 0.3 - NAME * len(label)) / KIND))
+        kind = kind if len(kind) <= room else _shorten(kind.partition(",")[0], room)
         axis.text(right, y, kind, fontsize=8.5, color=MUTED, va="center", ha="right", zorder=4)
 
 
@@ -165,8 +168,7 @@ def _draw_places(axis: Any, chain: Chain, chosen: tuple[str, ...]) -> None:
     for place, y in chain.places:
         if not place.possible:
             axis.plot([middle], [y], marker="x", color=REFUSED, ms=6, mew=1.6, zorder=5)
-            reason = str(place.refusal)
-            reason = reason if len(reason) <= LONGEST else f"{reason[: LONGEST - 3]}..."
+            reason = _shorten(str(place.refusal), LONGEST)
             axis.text(TEXT, y, f"no: {reason}", fontsize=8.5, color=REFUSED, va="center", style="italic")
             continue
         colour = CHOSEN if place.name in chosen else POSSIBLE
@@ -182,10 +184,14 @@ def _draw_places(axis: Any, chain: Chain, chosen: tuple[str, ...]) -> None:
         axis.text(BARS + length + 0.08, y, f"{place.bytes:,}", **look)
 
 
+def _shorten(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 def _crossing_text(place: CutPlace, chosen: bool) -> str:
     text = describe_values(place) + (", by replay" if place.method == "replay" else "")
-    if len(text) > LONGEST - 12:
-        text = f"{len(place.values)} values, {text[: LONGEST - 30]}..."
+    if len(text) > WIDEST:
+        text = f"{len(place.values)} values, {text[: WIDEST - 18]}..."
     return f"{text}  (auto)" if chosen else text
 
 
@@ -198,14 +204,13 @@ def _draw_skips(axis: Any, chain: Chain) -> None:
     tracks: list[float] = []
     left_of = {y: LEFT + INDENT * level for _, _, level, y in chain.boxes}
     boxes = list(left_of)
+    cuts = [y for place, y in chain.places if place.possible]
     for first, last in sorted(spans.values()):
-        # From the box that makes the value to the next one after the last cut that it crosses.
-        if sum(first < y < last for y in boxes) == 0:
+        # From the box that makes the value to the one before the next cut, which it no longer crosses.
+        if not any(first < y < last for y in boxes):
             continue
-        start, end = (
-            max((y for y in boxes if y < first), default=first),
-            min((y for y in boxes if y > last), default=last),
-        )
+        following = min((y for y in cuts if y > last), default=chain.height)
+        start, end = (max((y for y in boxes if y < limit), default=limit) for limit in (first, following))
         track = next((i for i, free in enumerate(tracks) if free < start), len(tracks))
         tracks[track : track + 1] = [end]
         x = LEFT - 0.22 - 0.16 * track
@@ -237,5 +242,5 @@ def _draw_legend(axis: Any, chain: Chain, never: Sequence[str], chosen: bool) ->
         x += wide + 0.15
     if never:
         names = ", ".join(never)
-        names = names if len(names) <= 2 * LONGEST else f"{names[: 2 * LONGEST - 3]}..."
+        names = _shorten(names, 2 * LONGEST)
         axis.text(0.25, y + 0.75, f"never called by themselves: {names}", fontsize=8.5, color=MUTED, va="center")
