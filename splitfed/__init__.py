@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from splitfed.attacks.base import Attack, Knowledge, Needs
     from splitfed.core import annealing
+    from splitfed.core.cut_places import CutPlace, cut_places
     from splitfed.core.cutting import cut
     from splitfed.core.defense import (
         Accounted,
@@ -88,6 +89,7 @@ _NAMES = {
     "Calibrated": "core.defense",
     "Codec": "core.defense",
     "Context": "core.defense_context",
+    "CutPlace": "core.cut_places",
     "Dataset": "data.dataset",
     "Defense": "core.defense",
     "Edge": "core.topology",
@@ -123,6 +125,7 @@ _NAMES = {
     "binary": "core.tasks",
     "classification": "core.tasks",
     "cut": "core.cutting",
+    "cut_places": "core.cut_places",
     "regression": "core.tasks",
     "train": "training.entry_point",
 }
@@ -135,6 +138,7 @@ __all__ = [
     "Calibrated",
     "Codec",
     "Context",
+    "CutPlace",
     "Dataset",
     "Defense",
     "Edge",
@@ -174,6 +178,7 @@ __all__ = [
     "classification",
     "costs",
     "cut",
+    "cut_places",
     "data",
     "defenses",
     "dependence",

@@ -27,7 +27,7 @@ from splitfed.core.topology import Topology
 AUTO = "auto"
 CLIENT_SHARE = 0.5
 """The most of a row's multiply-adds, forward, that the client is left with."""
-_DEPTH = 2
+_DEPTH = 2  # to which submodules are looked at in any case
 _TRIED = 32
 """How many choices are tried at a depth, the cheapest first: with several cuts one may be refused beside another."""
 
@@ -57,7 +57,7 @@ def with_auto_cuts(
     refused, last = "", deepest(model)
     for depth in range(min(_DEPTH, last), last + 1):
         found = cut_places(model, example, depth) if places_at is None else places_at(depth)
-        if depth < last and any(not place.called and place.depth == depth for place in found):
+        if depth < last and any(_is_list(model, place) for place in found if place.depth == depth):
             continue
         # Whether no place is light enough is known when all have been seen.
         for limited in (True, False)[: 1 + (depth == last)]:
@@ -112,6 +112,11 @@ def rank_cuts(
                 heapq.heappush(pending, (key(longer), longer))
 
 
+def _is_list(model: nn.Module, place: CutPlace) -> bool:
+    """Return whether a submodule only holds others, which `forward` calls one by one."""
+    return not place.called and any(True for _ in model.get_submodule(place.name).children())
+
+
 def _client_work(chosen: Sequence[CutPlace], client_ends: bool) -> int:
     """Return the multiply-adds of a row before the first of the `chosen`, and behind the last if `client_ends`."""
     if not chosen:
@@ -126,9 +131,10 @@ def _explain(chosen: Sequence[CutPlace], places: Sequence[CutPlace], depth: int,
     work = _client_work(chosen, client_ends)
     total = sum(chosen[0].multiply_adds)
     share = work / max(1, total)
-    among = f"{possible} possible place{'s' * (possible != 1)} to depth {depth}, with a weight at every party"
+    among = f"of {possible} possible place{'s' * (possible != 1)} to depth {depth} with a weight at every party"
+    sent = f"bytes a row ({nbytes:,} both ways)"
     if work <= CLIENT_SHARE * total:
-        why = f"the fewest bytes a row of {among} and at most {CLIENT_SHARE:.0%} of the multiply-adds at the client"
-    else:
-        why = f"the fewest multiply-adds at the client of {among}, as none leaves it at most {CLIENT_SHARE:.0%}"
-    return f"auto cut after {names}: {why} ({nbytes:,} bytes both ways, {share:.1%} of the multiply-adds)"
+        most = f"at most {CLIENT_SHARE:.0%} of the multiply-adds at the client ({share:.1%} here)"
+        return f"auto cut after {names}: {among} and {most}, the fewest {sent}"
+    least = f"the fewest multiply-adds at the client ({share:.1%}, none leaves it at most {CLIENT_SHARE:.0%})"
+    return f"auto cut after {names}: {among}, {least}, then the fewest {sent}"
