@@ -12,13 +12,13 @@ import pytest
 
 from splitfed.cli import main
 from splitfed.core.cut_places import cut_places
-from splitfed.study.report import data as results
 from splitfed.study.report.figures.cut_places import arrange, save_figure
 from splitfed.study.run import session
+from splitfed.study.run.reattack import load_finished_run
 from tests.core.test_cut_places import Repeated, residual, seeded
 from tests.examples import images
 from tests.pages import ROOT
-from tests.study.examples import small, write
+from tests.study.examples import checked, small, write
 
 NET = """
 from torch import nn
@@ -45,10 +45,24 @@ def places_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, 
     return {place["name"]: place for place in found["places"]} | {"auto": found["auto"]}
 
 
-def test_the_page_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = [line.rstrip() for line in printed(capsys, "lenet", "--shape", "1,28,28").splitlines()]
+def test_the_page_shows_what_is_printed_and_the_figure_is_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "lenet.svg"
+    *lines, last = printed(capsys, "lenet", "--shape", "1,28,28", "--figure", str(file)).splitlines()
     page = (ROOT / "docs" / "models.md").read_text("utf-8")
-    assert "```text\n" + "\n".join(lines) + "\n```" in page
+    assert "```text\n" + "\n".join(line.rstrip() for line in lines) + "\n```" in page
+    assert last == f"figure: {file}"
+    text = "".join(ElementTree.parse(file).getroot().itertext())
+    for word in (
+        "LeNet: where it can be cut",
+        "conv1",
+        "6x14x14  (auto)",
+        "9,408",
+        "leaves an empty segment",
+        "refused",
+    ):
+        assert word in text
 
 
 def test_a_model_by_path_and_a_study_give_the_same_places(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,34 +115,49 @@ def test_code_in_a_folder_of_results_is_not_run_unasked(tmp_path: Path, capsys: 
     assert "(SystemExit: run)" in capsys.readouterr().err
 
 
+def left_to_the_rule(**changes: Any) -> dict[str, Any]:
+    """A study of three runs at most that leaves cuts to the rule."""
+    tables = [{"name": "vanilla", "cut": "auto"}]
+    return small(
+        model={"name": "mlp", "hidden": [70, 60]}, **{"topology": tables, "defense": None, "attack": None, **changes}
+    )
+
+
+def test_runs_of_a_study_name_the_cuts_that_were_left_to_the_rule() -> None:
+    tables = [{"name": "vanilla", "cut": ["auto", "relu1"]}, {"name": "u_shaped", "cuts": "auto"}]
+    cells = checked(left_to_the_rule(topology=tables)).cells
+    # Three settings, told apart, though two are cut after one submodule.
+    labels = ["vanilla(cut=auto: relu1)", "vanilla(cut=relu1)", "u_shaped(cuts=auto: relu1+fc2)"]
+    assert [cell.topology.builder.label for cell in cells] == labels
+    assert [cell.topology.cut_choice.partition(":")[0] for cell in cells] == [
+        *("auto cut after 'relu1'", "", "auto cut after 'relu1' and 'fc2'")
+    ]
+    assert [cell.config["topology"][0].get("cut") for cell in cells] == ["relu1", "relu1", None]
+    assert cells[2].config["topology"][0]["cuts"] == ["relu1", "fc2"]
+
+
 def test_a_study_that_leaves_its_cuts_is_planned_trained_and_resumed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tables = [{"name": "vanilla", "cut": ["auto", "relu1"]}, {"name": "u_shaped", "cuts": "auto"}]
-    made = small(model={"name": "mlp", "hidden": [70, 60]}, topology=tables, defense=None, attack=None)
-    path, home = write(tmp_path, made), tmp_path / "out"
-    ready = session.prepare_study(path)
-    why = ready.grid.cells[0].topology.cut_choice
-    assert why.startswith("auto cut after 'relu1': of 5 possible places")
-    # Two settings, told apart, though both are cut after one submodule.
-    labels = [cell.topology.builder.label for cell in ready.grid.cells]
-    assert labels == ["vanilla(cut=auto: relu1)", "vanilla(cut=relu1)", "u_shaped(cuts=auto: relu1+fc2)"]
+    path, home = write(tmp_path, left_to_the_rule()), tmp_path / "out"
     assert main(["plan", str(path), "--schedules", "sequential"]) == 0
-    assert why in " ".join(capsys.readouterr().out.split())
+    told = " ".join(capsys.readouterr().out.split())
+    assert "vanilla(cut=auto: relu1) auto cut after 'relu1': of 5 possible places to depth 1" in told
     assert main(["run", str(path), "--folder", str(home)]) == 0
     run = home / "runs" / "vanilla-auto--none--seed0"
     assert tomllib.loads((run / "config.toml").read_text("utf-8"))["topology"] == [{"name": "vanilla", "cut": "relu1"}]
-    assert json.loads((run / "run.json").read_text("utf-8"))["cut_choice"] == why
-    assert json.loads((run / "result.json").read_text("utf-8"))["topology"]["cut_choice"] == why
+    why = json.loads((run / "run.json").read_text("utf-8"))["cut_choice"]
+    first = json.loads((run / "result.json").read_text("utf-8"))
+    assert why == first["topology"]["cut_choice"]
+    assert why in told
     assert "auto cut after &#39;relu1&#39;" in (home / "report.html").read_text("utf-8")
-    assert len(results.read_study(home).settings) == 3
-    before = (run / "result.json").read_bytes()
     (run / "result.json").unlink()
-    assert main(["run", str(path), "--folder", str(home), "--resume"]) == 0
-    again, first = json.loads((run / "result.json").read_bytes()), json.loads(before)
-    assert [again[k] for k in ("history", "topology", "bytes")] == [first[k] for k in ("history", "topology", "bytes")]
-    # The run by itself names its cut, and goes on from its folder without choosing anew.
-    assert main(["attack", str(run), "--list"]) == 0
+    session.run_study(session.prepare_study(path), home, resume=True)
+    again = json.loads((run / "result.json").read_text("utf-8"))
+    assert [again[key] for key in ("history", "topology")] == [first[key] for key in ("history", "topology")]
+    # The run by itself names its cut, and nothing is chosen anew.
+    cell = load_finished_run(run)[1]
+    assert (cell.topology.builder.parameters, cell.topology.cut_choice) == ({"cut": "relu1"}, "")
 
 
 def test_a_study_whose_model_has_no_such_place_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,18 +165,6 @@ def test_a_study_whose_model_has_no_such_place_is_one_line(tmp_path: Path, capsy
     assert main(["run", str(path), "--folder", str(tmp_path / "out")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("study.toml: topology[0]: cut='auto' finds no place in Mlp with a weight at every party")
-
-
-@pytest.mark.parametrize("kind", [".svg", ".png"])
-def test_the_figure_is_written(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / f"lenet{kind}"
-    assert f"figure: {file}" in printed(capsys, "lenet", "--shape", "1,8,8", "--figure", str(file))
-    if kind == ".png":
-        assert file.read_bytes().startswith(b"\x89PNG")
-        return
-    text = "".join(ElementTree.parse(file).getroot().itertext())
-    for word in ("LeNet: where it can be cut", "conv1", "6x4x4  (auto)", "768", "leaves an empty segment", "refused"):
-        assert word in text
 
 
 def test_boxes_stand_in_the_order_they_run_in_the_frames_that_hold_them(tmp_path: Path) -> None:
@@ -167,5 +184,7 @@ def test_boxes_stand_in_the_order_they_run_in_the_frames_that_hold_them(tmp_path
     twice = seeded(Repeated)
     places = cut_places(twice, images(8, side=2)[0].flatten(1))
     assert [box[0] for box in arrange(twice, places).boxes] == ["stem", "core#1", "act#1", "core", "act", "0", "1"]
-    save_figure(tmp_path / "twice.svg", twice, places, ())
+    for kind, begins in ((".png", b"\x89PNG"), (".svg", b"<?xml")):
+        save_figure(tmp_path / f"twice{kind}", twice, places, ())
+        assert (tmp_path / f"twice{kind}").read_bytes().startswith(begins)
     assert "never called by themselves: spare" in (tmp_path / "twice.svg").read_text("utf-8")
