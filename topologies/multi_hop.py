@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head, Topology
-from splitfed.topologies._auto import asks_auto, with_auto_cuts
 from splitfed.topologies._chain import cut_in_roles, only_input, only_output
+from splitfed.topologies.auto_cuts import asks_auto, with_auto_cuts
 
 LABELS = ("relayed", "client", "server")
 
@@ -41,7 +41,7 @@ def multi_hop(
     client through the hops to the server; "client": the client keeps them and gets the last piece, the last cut being
     the way back to it; "server": the server owns them. A value that would jump over a party is refused.
     `example`: rows of the input, as for `splitfed.cut`. "auto" takes as many cheap cuts as `roles` ask for, by the rule
-    of `splitfed.topologies._auto`; without `roles` there is one hop.
+    of `splitfed.topologies.auto_cuts`; without `roles` there is one hop.
     """
     if labels not in LABELS:
         raise unknown("labels of a multi-hop topology", labels, LABELS)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from splitfed.core.errors import InvalidInput
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head, Topology
-from splitfed.topologies._auto import asks_auto, with_auto_cuts
 from splitfed.topologies._chain import cut_in_roles, only_input, only_output
+from splitfed.topologies.auto_cuts import asks_auto, with_auto_cuts
 
 
 def u_shaped(
@@ -28,7 +28,7 @@ def u_shaped(
 
     Two cuts give bottom and head at the client, middle at the server; every two more another round trip. Labels and
     loss stay with the client. `task` defaults to that of the data. `example`: rows of the input, as for `splitfed.cut`.
-    "auto" takes two cheap cuts by the rule of `splitfed.topologies._auto`.
+    "auto" takes two cheap cuts by the rule of `splitfed.topologies.auto_cuts`.
     """
     if asks_auto(model, cuts):
         return with_auto_cuts(model, example, 2, lambda two: u_shaped(model, two, task, example), client_ends=True)

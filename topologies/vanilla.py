@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from splitfed.core.errors import InvalidInput
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head, Topology
-from splitfed.topologies._auto import asks_auto, with_auto_cuts
 from splitfed.topologies._chain import cut_in_roles, only_input, only_output
+from splitfed.topologies.auto_cuts import asks_auto, with_auto_cuts
 
 
 def vanilla(
@@ -24,7 +24,7 @@ def vanilla(
 
     The labels belong to the client and cross to the server as messages at every step. `task` defaults to that of
     the data. `example`: rows of the input, as for `splitfed.cut`. "auto" takes the cheapest place by the rule of
-    `splitfed.topologies._auto`.
+    `splitfed.topologies.auto_cuts`.
     """
     if asks_auto(model, cut):
         return with_auto_cuts(model, example, 1, lambda cuts: vanilla(model, cuts[0], task, example))

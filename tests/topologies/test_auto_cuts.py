@@ -17,7 +17,7 @@ from splitfed.core.topology import Topology
 from splitfed.models.lenet import lenet
 from splitfed.models.mlp import mlp
 from splitfed.topologies import multi_hop, u_shaped, vanilla
-from splitfed.topologies._auto import CLIENT_SHARE, rank_cuts
+from splitfed.topologies.auto_cuts import CLIENT_SHARE, rank_cuts
 from tests.core.test_cut_places import seeded
 from tests.examples import assert_refuses, images
 

@@ -1,7 +1,7 @@
 """Puts the submodules that a topology cuts after in the place of `cut = "auto"`, so that every run names its cuts.
 
-The rule of `splitfed.topologies._auto` is applied once for each topology of a study, to the model of its first run. The
-configuration of a run, which its folder keeps, states the names; labels say that they were chosen.
+The rule of `splitfed.topologies.auto_cuts` is applied once for each topology of a study, to the model of its first run.
+The configuration of a run, which its folder keeps, states the names; labels say that they were chosen.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from splitfed.study.config.assembly import PieceError
 from splitfed.study.config.cell import Cell, TopologySetting, format_value
 from splitfed.study.config.grid import Grid
 from splitfed.study.config.mistakes import Mistakes
-from splitfed.topologies._auto import AUTO
+from splitfed.topologies.auto_cuts import AUTO
 
 KEYS = ("cut", "cuts")
 

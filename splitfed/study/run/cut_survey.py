@@ -22,6 +22,7 @@ from splitfed.core.errors import InvalidInput, check_count
 from splitfed.core.random import generator
 from splitfed.core.topology import Topology
 from splitfed.models.import_paths import Code
+from splitfed.registry import load
 from splitfed.study.config import build
 from splitfed.study.config.assembly import build_model
 from splitfed.study.config.grid import expand
@@ -31,9 +32,7 @@ from splitfed.study.config.piece_tables import HIDDEN
 from splitfed.study.config.schema import parse_study
 from splitfed.study.run.session import read_study_file
 from splitfed.study.run.trust import is_results
-from splitfed.topologies._auto import with_auto_cuts
-from splitfed.topologies.u_shaped import u_shaped
-from splitfed.topologies.vanilla import vanilla
+from splitfed.topologies.auto_cuts import with_auto_cuts
 
 Json = dict[str, Any]
 
@@ -90,6 +89,7 @@ def survey(
             return [place for place in places if place.depth <= limit]
         return cut_places(model, example, limit)
 
+    vanilla, u_shaped = load("topologies", "vanilla"), load("topologies", "u_shaped")
     builders: dict[str, Callable[[tuple[str, ...]], Topology]] = {
         "vanilla": lambda cuts: vanilla(model, cuts[0], example=example),
         "u_shaped": lambda cuts: u_shaped(model, cuts, example=example),
