@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from splitfed.attacks.base import Attack, Knowledge, Needs
     from splitfed.core import annealing
+    from splitfed.core.cut_places import CutPlace, cut_places
     from splitfed.core.cutting import cut
     from splitfed.core.defense import (
         Accounted,
@@ -89,6 +90,7 @@ _NAMES = {
     "Calibrated": "core.defense",
     "Codec": "core.defense",
     "Context": "core.defense_context",
+    "CutPlace": "core.cut_places",
     "Dataset": "data.dataset",
     "Defense": "core.defense",
     "Edge": "core.topology",
@@ -124,6 +126,7 @@ _NAMES = {
     "binary": "core.tasks",
     "classification": "core.tasks",
     "cut": "core.cutting",
+    "cut_places": "core.cut_places",
     "model_task": "core.model_loss",
     "regression": "core.tasks",
     "train": "training.entry_point",
@@ -137,6 +140,7 @@ __all__ = [
     "Calibrated",
     "Codec",
     "Context",
+    "CutPlace",
     "Dataset",
     "Defense",
     "Edge",
@@ -176,6 +180,7 @@ __all__ = [
     "classification",
     "costs",
     "cut",
+    "cut_places",
     "data",
     "defenses",
     "dependence",

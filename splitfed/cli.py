@@ -121,6 +121,19 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
     plan.add_argument("--schedules", default="all", help=text)
     trusting(plan)
 
+    cuts = add("cuts", _list_cuts, "list where a model can be cut, what would cross there, and what cut = 'auto' takes")
+    cuts.add_argument("model", help="name of a model, module:Class, file.py:function, or the file of a study, in TOML")
+    cuts.add_argument("--shape", help="shape of one row of the input, such as 1,28,28; a study has its own")
+    cuts.add_argument("--outputs", type=int, default=None, help="outputs of the model (default: 10)")
+    text = "parameter of the model as in a study, such as hidden=[64,32]; once for each"
+    cuts.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=text)
+    text = "fill the rows with whole numbers below this, for a model that reads token ids"
+    cuts.add_argument("--integers", type=int, default=None, help=text)
+    text = "how deep submodules are tried: 1 for those of the model itself (default: all)"
+    cuts.add_argument("--depth", type=int, default=None, help=text)
+    cuts.add_argument("--figure", help=".svg or .png file for a drawing of the model with its places")
+    trusting(cuts)
+
     attack = add("attack", _attack_run, "run more attacks on a finished run, without training it again")
     attack.add_argument("run", help="folder of the run, STUDY/runs/NAME")
     attack.add_argument("--attack", help="attacks to run: names separated by commas")
@@ -257,6 +270,31 @@ def _print_plan(options: Options) -> None:
         return
     # A file is as wide as it needs to be.
     plan_table.print_plan(costs, Console(width=None if sys.stdout.isatty() else 120))
+
+
+def _list_cuts(options: Options) -> None:
+    from rich.console import Console
+
+    from splitfed.study.report import cut_table
+    from splitfed.study.report.figures.cut_places import check_figure_file, save_figure
+    from splitfed.study.run import cut_survey, progress
+
+    figure = None if options.figure is None else check_figure_file(Path(options.figure))
+    request = cut_survey.ModelRequest(options.model, options.shape, options.outputs, options.set, options.integers)
+    with progress.open_bar("places") as bar:
+        found = cut_survey.survey(request, options.depth, bar, trust=options.trust)
+    auto = {name: choice.cuts for name, choice in found.auto.items()}
+    if figure is not None:
+        save_figure(figure, found.model, found.places, auto["vanilla"])
+    if options.json:
+        print(json.dumps(cut_survey.survey_to_json(found)))
+        return
+    # A file is as wide as it needs to be.
+    cut_table.print_places(found.places, auto, Console(width=None if sys.stdout.isatty() else 120))
+    for name, choice in found.auto.items():
+        print(f"{'* ' if name == 'vanilla' else ''}{name}: {choice.why}")
+    if figure is not None:
+        print(f"figure: {figure.resolve()}")
 
 
 def _predict_rows(options: Options) -> None:

@@ -27,6 +27,7 @@ from tests.study.examples import small, write
         ["list", "attacks", "--json"],
         ["run", "-h"],
         ["plan", "-h"],
+        ["cuts", "-h"],
         ["predict", "-h"],
     ],
 )
@@ -71,7 +72,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 MISUSE = [
     (
         ["rnu"],
-        "unknown command 'rnu'; did you mean 'run'? (allowed: attack, audit, demo, list, plan, predict, report, run)",
+        "unknown command 'rnu'; did you mean 'run'? "
+        "(allowed: attack, audit, cuts, demo, list, plan, predict, report, run)",
     ),
     (["run"], "splitfed run: the following arguments are required: study (see splitfed run --help)"),
     (["run", "s.toml", "--resum"], "unknown option '--resum'; did you mean '--resume'"),

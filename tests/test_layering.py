@@ -74,6 +74,7 @@ CORE = (
     "equivalence_sides",
     "equivalence",
     "cutting",
+    "cut_places",
 )
 
 DEFENSE = ("defense_context", "gradient_privatizer", "defense")
@@ -95,7 +96,7 @@ SEES: dict[str, set[str]] = {
     "models": {*_core(), "registry"},
     "secure_sum": _core(),
     "drawing": _core("topology"),
-    "topologies": _core("topology", "cutting"),
+    "topologies": _core("topology", "cutting", "cut_places"),
     "attacks": {*_core("topology", "messages"), "registry", "stats"},
     "defenses": {*_core("topology", "probe", "row_independence", "messages", *DEFENSE), "privacy", "stats"},
     "privacy": _core("topology", "probe", "row_independence", "messages", *DEFENSE),

@@ -19,10 +19,10 @@ def cut_in_roles(
     example: Tensor | Mapping[str, Tensor] | None = None,
     output: str | None = None,
     chain: Sequence[str] = (),
-    sent_inputs: Sequence[str] = (),
+    sent_inputs: Sequence[str] | None = None,
 ) -> tuple[Segment, ...]:
     """Cut `model` at `cuts` and give piece i the name `names[i]` and the role `roles[i]`; the rest as for `cut`."""
-    pieces = cut(model, cuts, example, output, chain, sent_inputs)
+    pieces = cut(model, cuts, example, output, chain, sent_inputs or ())
     return tuple(
         Segment(name, role, piece.module, piece.inputs, piece.outputs, original=piece.original)
         for name, role, piece in zip(names, roles, pieces, strict=True)

@@ -13,6 +13,8 @@ and the last hop can tell the clients by their servers.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -20,19 +22,20 @@ from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head, Topology
 from splitfed.topologies._chain import cut_in_roles, model_inputs, only_output
+from splitfed.topologies.auto_cuts import asks_auto, with_auto_cuts
 
 LABELS = ("relayed", "client", "server")
 
 
 def multi_hop(
     model: nn.Module,
-    cuts: Sequence[str],
+    cuts: Sequence[str] | Literal["auto"],
     roles: Sequence[str] | None = None,
     labels: str = "relayed",
     task: Task | None = None,
     example: Tensor | Mapping[str, Tensor] | None = None,
     output: str | None = None,
-    sent_inputs: Sequence[str] = (),
+    sent_inputs: Sequence[str] | None = None,
 ) -> Topology:
     """Cut `model` after the submodules `cuts`, one more than there are hops, and give each piece to the next party.
 
@@ -40,12 +43,25 @@ def multi_hop(
     client through the hops to the server; "client": the client keeps them and gets the last piece, the last cut being
     the way back to it; "server": the server owns them. A value that a later party reads is handed on, and seen, by
     those between. `example`: rows of the input; `output`: which result of the model, of several; `sent_inputs`:
-    inputs that others may read; all three as for `splitfed.cut`.
+    inputs that others may read; all three as for `splitfed.cut`. "auto" takes as many cheap cuts as `roles` ask for, by
+    the rule of `splitfed.topologies.auto_cuts`; without `roles` there is one hop.
     """
     if labels not in LABELS:
         raise unknown("labels of a multi-hop topology", labels, LABELS)
+    if asks_auto(model, cuts):
+        if roles is not None and (isinstance(roles, str) or len(set(roles)) != len(roles) or len(roles) < 3):
+            raise InvalidInput(f"roles={roles!r} is not allowed; expected at least 3 different roles")
+        given: dict[str, Any] = {"roles": roles, "labels": labels, "task": task, "example": example}
+        given |= {"output": output, "sent_inputs": sent_inputs}
+        count = (2 if roles is None else len(roles) - 1) + (labels == "client")
+        return with_auto_cuts(
+            *(model, example, count, partial(multi_hop, model, **given)),
+            output=output,
+            sent_inputs=sent_inputs,
+            client_ends=labels == "client",
+        )
     if not isinstance(cuts, (list, tuple)):
-        raise InvalidInput(f"cuts={cuts!r} is not allowed; expected a list of submodules")
+        raise InvalidInput(f"cuts={cuts!r} is not allowed; expected a list of submodules, or 'auto'")
     pieces = len(cuts) + 1 - (labels == "client")
     if pieces < 3:
         least = 3 if labels == "client" else 2

@@ -7,6 +7,7 @@ patient data", 2018, figure 2b.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -14,24 +15,34 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head, Topology
 from splitfed.topologies._chain import cut_in_roles, model_inputs, only_output
+from splitfed.topologies.auto_cuts import asks_auto, with_auto_cuts
 
 
 def u_shaped(
     model: nn.Module,
-    cuts: Sequence[str],
+    cuts: Sequence[str] | Literal["auto"],
     task: Task | None = None,
     example: Tensor | Mapping[str, Tensor] | None = None,
     output: str | None = None,
-    sent_inputs: Sequence[str] = (),
+    sent_inputs: Sequence[str] | None = None,
 ) -> Topology:
     """Cut `model` after the submodules `cuts`, an even number of them: client and server take turns along it.
 
     Two cuts give bottom and head at the client, middle at the server; every two more another round trip. Labels and
     loss stay with the client. `task` defaults to that of the data. `example`: rows of the input; `output`: which
     result of the model, of several; `sent_inputs`: inputs that the server may read; all three as for `splitfed.cut`.
+    "auto" takes two cheap cuts by the rule of `splitfed.topologies.auto_cuts`.
     """
+    if asks_auto(model, cuts):
+        return with_auto_cuts(
+            *(model, example, 2, lambda two: u_shaped(model, two, task, example, output, sent_inputs)),
+            output=output,
+            sent_inputs=sent_inputs,
+            client_ends=True,
+        )
     if not isinstance(cuts, (list, tuple)) or len(cuts) < 2 or len(cuts) % 2:
-        raise InvalidInput(f"cuts={cuts!r} is not allowed; expected an even number of submodules, two a round trip")
+        wanted = "an even number of submodules, two a round trip, or 'auto'"
+        raise InvalidInput(f"cuts={cuts!r} is not allowed; expected {wanted}")
     trips = len(cuts) // 2
     inner = [f"{name}{i}" for i in range(1, trips + 1) for name in ("middle", "between")][:-1]
     names = ["bottom", *(["middle"] if trips == 1 else inner), "head"]

@@ -14,6 +14,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head, Topology
 from splitfed.topologies._chain import cut_in_roles, model_inputs, only_output
+from splitfed.topologies.auto_cuts import asks_auto, with_auto_cuts
 
 
 def vanilla(
@@ -22,16 +23,23 @@ def vanilla(
     task: Task | None = None,
     example: Tensor | Mapping[str, Tensor] | None = None,
     output: str | None = None,
-    sent_inputs: Sequence[str] = (),
+    sent_inputs: Sequence[str] | None = None,
 ) -> Topology:
     """Cut `model` after the submodule `cut`: bottom at the client, top at the server.
 
     The labels belong to the client and cross to the server as messages at every step. `task` defaults to that of the
     data. `example`: rows of the input; `output`: which result of the model, of several; `sent_inputs`: inputs that the
-    server may read as they are; all three as for `splitfed.cut`.
+    server may read as they are; all three as for `splitfed.cut`. "auto" takes the cheapest place by the rule of
+    `splitfed.topologies.auto_cuts`.
     """
+    if asks_auto(model, cut):
+        return with_auto_cuts(
+            *(model, example, 1, lambda cuts: vanilla(model, cuts[0], task, example, output, sent_inputs)),
+            output=output,
+            sent_inputs=sent_inputs,
+        )
     if not isinstance(cut, str):
-        raise InvalidInput(f"cut={cut!r} is not allowed; expected the name of one submodule")
+        raise InvalidInput(f"cut={cut!r} is not allowed; expected the name of one submodule, or 'auto'")
     segments = cut_in_roles(model, (cut,), ("bottom", "top"), ("client", "server"), example, output, (), sent_inputs)
     head = Head(only_output(segments), "server", "client", task)
     return Topology("vanilla", segments, model_inputs(segments, "client"), (head,))

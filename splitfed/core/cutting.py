@@ -97,7 +97,9 @@ def _pieces(original: Original) -> tuple[Piece, ...]:
 
 
 def _by_name(original: Original, example: Example) -> Mapping[str, Tensor]:
-    return example if isinstance(example, Mapping) else dict.fromkeys(original.arguments, example)
+    if isinstance(example, Tensor):
+        return dict.fromkeys(original.arguments, example)
+    return {value: example[name] for value, name in original.arguments.items() if name in example}
 
 
 def _compared(original: Original, example: Example) -> Original:

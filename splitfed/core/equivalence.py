@@ -106,10 +106,11 @@ def check_topology(topology: Topology, batch: Values) -> None:
 
 def check_example(original: Original, batch: Values) -> None:
     """Refuse a `batch` (value -> (rows, ...)) that lacks an input of `original`, or has fewer than two rows of it."""
-    for name in original.arguments:
-        if name not in batch:
-            raise InvalidInput(f"example has no rows for the input {name!r} of {type(original.model).__name__}")
-        rows, kind = len(batch[name]) if batch[name].dim() else 0, type(original.model).__name__
+    kind = type(original.model).__name__
+    for value, name in original.arguments.items():
+        if value not in batch:
+            raise InvalidInput(f"example has no rows for the input {name!r} of {kind}")
+        rows = len(batch[value]) if batch[value].dim() else 0
         if rows < 2:
             raise InvalidInput(f"example has {rows} rows for the input {name!r} of {kind}; expected at least 2")
 

@@ -113,7 +113,8 @@ class Topology:
     `forward_only`: names of crossings on which no gradient comes back; what stands before them learns from losses
     of its own alone. `lessons`: names of segments that are there to train on, for who teaches their party (see
     `splitfed.core.local_objective`): no prediction waits for them, unless one asks for a head on them by name, and
-    nobody else needs to read what they return.
+    nobody else needs to read what they return. `cut_choice`: which cuts a rule has chosen and why, in a line, where
+    they were left to it.
     """
 
     name: str
@@ -122,6 +123,7 @@ class Topology:
     heads: tuple[Head, ...]
     forward_only: frozenset[str] = frozenset()
     lessons: frozenset[str] = frozenset()
+    cut_choice: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         """Refuse a graph that could not run, with one line that names the segment, value or role."""

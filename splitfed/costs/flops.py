@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from torch.utils.flop_counter import FlopCounterMode
-
 from splitfed.core.errors import check_count
+from splitfed.core.flop_counter import flop_counter
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Segment, Topology
 from splitfed.costs.measure import rehearsal
@@ -42,28 +41,10 @@ def role_flops(topology: Topology, facts: Facts, rows: int = 1) -> dict[str, flo
     return {role: sum((sum(costs[s.name]) for s in topology.segments_of(role)), 0.0) for role in topology.roles}
 
 
-class _Untracked:
-    """In place of torch's tracker of submodules, whose hooks call functions of torch within the user's `forward`."""
-
-    parents = frozenset({"Global"})
-
-    def __enter__(self) -> _Untracked:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-
-def _counter() -> FlopCounterMode:
-    counter = FlopCounterMode(display=False)
-    counter.mod_tracker = _Untracked()  # type: ignore[assignment]
-    return counter
-
-
 def _measure_segment(topology: Topology, segment: Segment, facts: Facts, scale: float) -> SegmentCost:
     with rehearsal(topology, segment, facts, _ROWS) as run:
-        with _counter() as forward:
+        with flop_counter() as forward:
             outputs = run.forward()
-        with _counter() as backward:
+        with flop_counter() as backward:
             run.backward(outputs)
     return SegmentCost(forward.get_total_flops() * scale, backward.get_total_flops() * scale)

@@ -32,6 +32,7 @@ def describe(
     data = prepared.data
     return {
         "topology": prepared.topology.name,
+        **({"cut_choice": prepared.topology.cut_choice} if prepared.topology.cut_choice else {}),
         **_graph(prepared.topology),
         **({"others": [_graph(t) for t in kinds[1:]]} if len(kinds) > 1 else {}),
         "data": {

@@ -121,7 +121,8 @@ class RunFolder:
         """Refuse a run that is described otherwise."""
         there = current_description(there)
         for key, value in wanted.items():
-            if key != "code" and there.get(key) != value:
+            # Cuts by the same names are the same cuts, whoever chose them.
+            if key not in ("code", "cut_choice") and there.get(key) != value:
                 raise InvalidInput(
                     f"folder {str(self.path)!r} holds another run: its {key} is {there.get(key)!r}, not {value!r}"
                 )

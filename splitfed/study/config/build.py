@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from inspect import signature
 
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from splitfed.federated.base import Method
 from splitfed.planning.validation import Prepared, prepare
 from splitfed.schedules.base import Schedule
 from splitfed.study.config.assembly import assemble_topology, build_model
-from splitfed.study.config.cell import Cell, Probe, Source
+from splitfed.study.config.cell import Cell, NamedAlgorithm, Probe, Source
 from splitfed.study.config.data_table import apply_parts
 
 
@@ -42,11 +43,16 @@ def topology(cell: Cell, data: Dataset) -> Topology:
     """
     if cell.model is None:
         return assemble_topology(cell.topology.builder, data, cell.seed, cell.code)
-    name, parameters = cell.model.name, cell.model.parameters
-    model = build_model(cell.model.label, name, data.shape, data.task.outputs or 1, cell.seed, parameters, cell.code)
+    model = uncut_model(cell, cell.model, data)
     example = {"example": _example(model, data)} if cell.topology.builder.takes("example") else {}
     built: Topology = cell.topology.builder.construct(model=model, **example)
-    return built.with_tasks(data.tasks)
+    return replace(built.with_tasks(data.tasks), cut_choice=cell.topology.cut_choice or built.cut_choice)
+
+
+def uncut_model(cell: Cell, named: NamedAlgorithm, data: Dataset) -> nn.Module:
+    """Make the model that the run's topology cuts, `named` in its study, initialised from the run's seed."""
+    outputs = data.task.outputs or 1
+    return build_model(named.label, named.name, data.shape, outputs, cell.seed, named.parameters, cell.code)
 
 
 def _example(model: nn.Module, data: Dataset) -> Tensor | dict[str, Tensor]:

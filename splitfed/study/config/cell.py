@@ -141,10 +141,14 @@ class MethodSetting(AlgorithmSetting):
 
 @dataclass(frozen=True)
 class TopologySetting:
-    """A topology's builder with parameters; `where` is its place in the study."""
+    """A topology's builder with parameters; `where` is its place in the study.
+
+    `cut_choice`: where its cuts were left to a rule, which were chosen and why.
+    """
 
     where: str
     builder: NamedAlgorithm
+    cut_choice: str = ""
 
 
 @dataclass(frozen=True)

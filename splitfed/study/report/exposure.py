@@ -122,7 +122,8 @@ def topology_sections(study: Study, summary: Summary) -> list[Json]:
         runs = [run for s in settings for run in s.runs]
         run = next((r for r in runs if not r["defense"]["parts"]), runs[0])
         new = {"labels": [place], "svg": _draw_topology(run), "parties": _party_rows(run, settings, summary)}
-        same = next((old for old in found if all(old[key] == new[key] for key in ("svg", "parties"))), None)
+        new["cut_choice"] = run["topology"].get("cut_choice", "")
+        same = next((old for old in found if all(old[k] == new[k] for k in ("svg", "parties", "cut_choice"))), None)
         if same is None:
             found.append(new)
         else:

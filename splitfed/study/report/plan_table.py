@@ -32,6 +32,8 @@ def print_plan(plan: Json, console: Console) -> None:
     say("* marks the study's own schedules")
     for place in plan["topologies"]:
         say(f"\n{place['topology']}", style="bold")
+        if place["cut_choice"]:
+            say(place["cut_choice"])
         if place["replayed"]:
             say("cut by replay, as its model cannot be traced: every party goes through the whole forward")
         rows = [row for row in place["schedules"] if row["refused"] is None]

@@ -226,6 +226,7 @@ def _topology_costs(cell: Cell, data: Dataset, own: Sequence[Cell], others: Sequ
     alone = len(set(plain.inputs.values())) == 1
     return {
         "schedules": rows,
+        "cut_choice": plain.cut_choice,
         "replayed": any(isinstance(segment.module, ReplayedSegment) for segment in plain.segments),
         "formulas": None if known is None else formulas(known),
         "federated_averaging_bytes": federated_bytes(bare, cell.training.rounds) if alone else None,

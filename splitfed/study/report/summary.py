@@ -97,6 +97,7 @@ def _summarise_setting(setting: Setting) -> dict[str, Any]:
     dependence = _estimate_to_json(estimate([d["u_distance_correlation_sqr"] for d in known], bounds=(-1.0, 1.0)))
     return {
         "topology": setting.topology,
+        "cut_choice": runs[0]["topology"].get("cut_choice", ""),
         "schedule": setting.schedule,
         "method": setting.method,
         "place": setting.place,

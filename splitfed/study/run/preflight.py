@@ -17,6 +17,7 @@ from splitfed.planning.uploads import sent_kinds
 from splitfed.planning.validation import Prepared, assemble, complete
 from splitfed.study.config import build
 from splitfed.study.config.assembly import PieceError
+from splitfed.study.config.auto_cuts import name_auto_cuts
 from splitfed.study.config.cell import Cell, Probe
 from splitfed.study.config.grid import Grid
 from splitfed.study.config.mistakes import Mistakes
@@ -28,8 +29,8 @@ from splitfed.training.entry_point import check_run, engine_of
 from splitfed.training.run import Run
 
 
-def check_grid(grid: Grid, source: str) -> Dataset:
-    """Load the data and put every run together without training it; return the data.
+def check_grid(grid: Grid, source: str) -> tuple[Grid, Dataset]:
+    """Load the data and put every run together without training it; return the grid, its cuts named, and the data.
 
     Raises `InvalidStudy` with a line a mistake, its place in the study called `source` in front.
     """
@@ -38,6 +39,8 @@ def check_grid(grid: Grid, source: str) -> Dataset:
     with mistakes.at("data"):
         data = build.dataset(first.data)
         splits = {seed: _split_data(data, first, seed) for seed in dict.fromkeys(c.seed for c in grid.cells)}
+    mistakes.stop()
+    grid = name_auto_cuts(mistakes, grid, data)
     mistakes.stop()
     with mistakes.at("study.target"):
         _check_target(first.target, data, list(splits.values()))
@@ -55,7 +58,7 @@ def check_grid(grid: Grid, source: str) -> Dataset:
     _check_attacks(mistakes, list(cells.values()), data)
     _check_speeds(mistakes, grid, [found.names for found in assembled.values() if found])
     mistakes.stop()
-    return data
+    return grid, data
 
 
 class Assembled(NamedTuple):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
 
@@ -143,3 +144,15 @@ def relay_event(line: str, watcher: Watcher) -> None:
 def open_watcher(total: int, finished: int) -> Bars | Lines:
     """Return bars where standard error is a terminal, and lines elsewhere."""
     return Bars(total, finished) if sys.stderr.isatty() else Lines(total, finished)
+
+
+@contextmanager
+def open_bar(title: str) -> Iterator[Callable[[int, int], None] | None]:
+    """Yield what to tell how much of a total is done, which a bar shows; None where standard error is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        bar = bars.add_task(title, total=None)
+        yield lambda done, total: bars.update(bar, completed=done, total=total)

@@ -198,7 +198,12 @@ def _identity(cell: Cell) -> Json:
     builder, guard = cell.topology.builder, cell.defense
     return {
         "id": cell.id,
-        "topology": {"name": builder.name, "label": builder.label, "parameters": dict(builder.parameters)},
+        "topology": {
+            "name": builder.name,
+            "label": builder.label,
+            "parameters": dict(builder.parameters),
+            **({"cut_choice": cell.topology.cut_choice} if cell.topology.cut_choice else {}),
+        },
         "defense": {
             "label": guard.label,
             "name": guard.name,

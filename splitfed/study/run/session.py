@@ -56,12 +56,17 @@ def prepare_study(path: Path, advice: str | None = None, *, trust: bool = False)
     Import paths of models may lead to Python files beside it. One that lies in a folder of results is as much to be
     trusted as that folder: see `splitfed.study.run.trust`. `advice`: as `schema.read_toml`.
     """
+    raw, base, code = read_study_file(path, advice, trust=trust)
+    grid, data = check_study(raw, path.name, base, code)
+    return CheckedStudy(grid, data, path.read_text("utf-8"), code)
+
+
+def read_study_file(path: Path, advice: str | None = None, *, trust: bool = False) -> tuple[Json, Path, Code]:
+    """Return the tables in the file `path`, unchecked, where its paths start from and where its imports may lead."""
     raw, base = schema.read_toml(path, advice), path.resolve().parent
     # A file of a folder of results may be a link to one elsewhere.
     results = next(filter(is_results, (path.absolute().parent.resolve(), base)), None)
-    code = Code(base) if results is None else code_of(results, raw, trust)
-    grid, data = check_study(raw, path.name, base, code)
-    return CheckedStudy(grid, data, path.read_text("utf-8"), code)
+    return raw, base, Code(base) if results is None else code_of(results, raw, trust)
 
 
 def check_study(raw: Mapping[str, Any], source: str, base: Path, code: Code | None = None) -> tuple[Grid, Dataset]:
@@ -70,7 +75,7 @@ def check_study(raw: Mapping[str, Any], source: str, base: Path, code: Code | No
     `code`: where import paths of models may lead (default: to the Python files in `base` as well).
     """
     grid = expand(schema.parse_study(raw, source), source, base, Code(base) if code is None else code)
-    return grid, check_grid(grid, source)
+    return check_grid(grid, source)
 
 
 def run_study(

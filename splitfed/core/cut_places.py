@@ -1,0 +1,283 @@
+"""Places where a model can be cut: every submodule is tried by `cut`, and what crosses behind it is measured.
+
+One pass through the uncut model says in which order the submodules return, and how many multiply-adds have run by then.
+Then the model is cut after each of them, one at a time, and every cut is compared with the uncut model as any other cut
+is, so that a place is possible if training there is exact, and else refused for the reason that `cut` gives.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import prod
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from splitfed.core.cutting import Example, Piece, cut
+from splitfed.core.equivalence import FailsByItself
+from splitfed.core.errors import InvalidInput, check_count
+from splitfed.core.flop_counter import flop_counter
+from splitfed.core.model_snapshot import ModelSnapshot
+from splitfed.core.probe import probe
+from splitfed.core.replay import ReplayedSegment
+from splitfed.core.replay_passes import tensors_of
+from splitfed.core.topology import Head, Segment, Topology
+
+_ROWS = 2  # batch norm refuses a single row in training
+_FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AssertionError, AttributeError, KeyError)
+
+
+@dataclass(frozen=True)
+class CutValue:
+    """One value that crosses a cut: its `shape` without the batch dimension, and whether its gradient is `returned`."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    returned: bool
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one row, in one direction."""
+        return prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class CutPlace:
+    """What a cut of a model behind one submodule, or behind one call of it ("name#n"), comes to.
+
+    `aliases`: other names of the same place, a container's and that of its last child, say. `refusal`: why the model
+    cannot be cut here, None where it can; `called`: whether `forward` calls the submodule at all. Of a place that is
+    possible: `method`, by which it is cut, "trace" or "replay"; `values`, which cross; `parameters` and
+    `multiply_adds` (of one row, forward) before and after it.
+    """
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    refusal: str | None = None
+    called: bool = True
+    method: Literal["trace", "replay"] | None = None
+    values: tuple[CutValue, ...] = ()
+    parameters: tuple[int, int] = (0, 0)
+    multiply_adds: tuple[int, int] = (0, 0)
+
+    @property
+    def possible(self) -> bool:
+        """Whether the pieces train exactly as the model does."""
+        return self.refusal is None
+
+    @property
+    def depth(self) -> int:
+        """How deep the submodule lies: 1 for one of the model itself."""
+        return self.name.count(".") + 1
+
+    @property
+    def forward_bytes(self) -> int:
+        """Bytes of one row that cross forward."""
+        return sum(value.bytes for value in self.values)
+
+    @property
+    def backward_bytes(self) -> int:
+        """Bytes of one row that come back in training: those of every value whose gradient returns."""
+        return sum(value.bytes for value in self.values if value.returned)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one row in both directions of a training step; labels are not counted."""
+        return self.forward_bytes + self.backward_bytes
+
+
+@dataclass
+class _Recording:
+    """What one pass through the uncut model has shown: submodule -> (moment, multiply-adds so far) of every return."""
+
+    returns: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    total: int = 0
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """One name to cut after: the `moment` at which it returns, counted in operations, None where it never does."""
+
+    name: str
+    moment: int | None
+    multiply_adds: int
+
+
+def cut_places(
+    model: nn.Module,
+    example: Example,
+    depth: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    output: str | None = None,
+    sent_inputs: Sequence[str] = (),
+) -> tuple[CutPlace, ...]:
+    """Return the places behind all submodules of `model`, in the order they run; those never called come last.
+
+    `example`: at least two rows of its input, (rows, ...), by argument if there are several. `depth`: how deep
+    submodules are looked for, None for all. `progress` is told how many of how many names have been tried. `output` and
+    `sent_inputs` as for `cut`. A model of
+    many submodules takes long: every name is one `cut` with its comparison. The model is left as it was. Raises
+    `InvalidInput` for a model that fails by itself on these rows.
+    """
+    if not isinstance(model, nn.Module):
+        raise InvalidInput(f"model is a {type(model).__name__}; expected an nn.Module")
+    if depth is not None:
+        check_count("depth", depth, low=1)
+    inputs = _inputs_by_name(model, example)
+    snapshot = ModelSnapshot(model)
+    try:
+        recording = _record(model, inputs)
+        snapshot.restore()
+        attempts = _list_attempts(model, recording, depth)
+        found: list[tuple[_Attempt, CutPlace]] = []
+        for number, attempt in enumerate(attempts):
+            if progress is not None:
+                progress(number, len(attempts))
+            place = _try_cut(model, inputs, attempt, recording.total, output, sent_inputs)
+            found.append((attempt, place))
+            snapshot.restore()
+    finally:
+        snapshot.restore()
+    if progress is not None:
+        progress(len(attempts), len(attempts))
+    return _merge(found)
+
+
+def deepest(model: nn.Module) -> int:
+    """Return the depth of the deepest submodule of `model`, 0 where it has none."""
+    return max((name.count(".") + 1 for name, _ in model.named_modules() if name), default=0)
+
+
+def _inputs_by_name(model: nn.Module, example: Example) -> dict[str, Tensor]:
+    if not isinstance(example, (Tensor, Mapping)):
+        raise InvalidInput(f"example is a {type(example).__name__}; expected rows of the input, or argument -> rows")
+    parameters = inspect.signature(model.forward).parameters
+    if not parameters:
+        raise InvalidInput(f"forward of {type(model).__name__} takes no argument")
+    inputs = dict(example) if isinstance(example, Mapping) else {next(iter(parameters)): example}
+    for name, rows in inputs.items():
+        count = len(rows) if rows.dim() else 0
+        if count < _ROWS:
+            raise InvalidInput(f"example has {count} rows for the input {name!r}; expected at least {_ROWS}")
+    return inputs
+
+
+class _OperationCount(TorchFunctionMode):
+    """Counts the calls of functions of torch that return or change a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one call and count it; a question such as for a shape is none."""
+        returned = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") != "__get__" and (returned is None or tensors_of(returned)):
+            self.number += 1
+        return returned
+
+
+def _record(model: nn.Module, inputs: Mapping[str, Tensor]) -> _Recording:
+    """Run `model` on two rows in training mode, and note every return of a submodule."""
+    recording, operations, flops = _Recording(), _OperationCount(), flop_counter()
+
+    def note(name: str, *_: Any) -> None:
+        counted = flops.get_total_flops() // (2 * _ROWS)
+        recording.returns.setdefault(name, []).append((operations.number, counted))
+
+    hooks = [m.register_forward_hook(partial(note, name)) for name, m in model.named_modules() if name]
+    required = [
+        name
+        for name, p in inspect.signature(model.forward).parameters.items()
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.default is p.empty and name not in inputs
+    ]
+    try:
+        with torch.enable_grad(), flops, operations:
+            model.train()(**{name: rows[:_ROWS].clone() for name, rows in inputs.items()}, **dict.fromkeys(required))
+    except _FAILURES as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InvalidInput(f"{type(model).__name__} fails by itself with {_ROWS} rows: {reason}") from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    recording.total = flops.get_total_flops() // (2 * _ROWS)
+    return recording
+
+
+def _list_attempts(model: nn.Module, recording: _Recording, depth: int | None) -> list[_Attempt]:
+    """Return all names to cut after in the order they return, of those that return together the outermost first."""
+    attempts = []
+    for name, _ in model.named_modules():
+        if not name or (depth is not None and name.count(".") >= depth):
+            continue
+        returns = recording.returns.get(name, [])
+        moment, done = returns[-1] if returns else (None, recording.total)
+        attempts.append(_Attempt(name, moment, done))
+        if len(returns) > 1:
+            attempts += [_Attempt(f"{name}#{i}", *one) for i, one in enumerate(returns, start=1)]
+    end = 1 + max((a.moment for a in attempts if a.moment is not None), default=0)
+    return sorted(attempts, key=lambda a: (end if a.moment is None else a.moment, a.name.count("."), "#" in a.name))
+
+
+def _try_cut(
+    model: nn.Module,
+    inputs: Mapping[str, Tensor],
+    attempt: _Attempt,
+    total: int,
+    output: str | None,
+    sent_inputs: Sequence[str],
+) -> CutPlace:
+    try:
+        before, after = cut(model, (attempt.name,), inputs, output, sent_inputs=sent_inputs)
+        values = _measure_values(before, after, inputs)
+    except FailsByItself:
+        raise
+    except InvalidInput as error:
+        return CutPlace(attempt.name, refusal=" ".join(str(error).split()), called=attempt.moment is not None)
+    counts = [sum(weight.numel() for weight in piece.module.parameters()) for piece in (before, after)]
+    return CutPlace(
+        attempt.name,
+        method="replay" if isinstance(before.module, ReplayedSegment) else "trace",
+        values=values,
+        parameters=(counts[0], counts[1]),
+        multiply_adds=(attempt.multiply_adds, total - attempt.multiply_adds),
+    )
+
+
+def _measure_values(before: Piece, after: Piece, inputs: Mapping[str, Tensor]) -> tuple[CutValue, ...]:
+    """Return what crosses between two pieces at two parties; refuse where raw data would."""
+    original = before.original
+    assert original is not None
+    raw = [value for value in after.inputs if value not in before.outputs]
+    if both := [value for value in raw if value in before.inputs]:
+        raise InvalidInput(f"the input {both[0]!r} is read on both sides of this cut: raw data never crosses")
+    segments = (
+        Segment("before", "client", before.module, before.inputs, before.outputs),
+        Segment("after", "server", after.module, after.inputs, after.outputs),
+    )
+    owners = {**dict.fromkeys((v for v in before.inputs), "client"), **dict.fromkeys(raw, "server")}
+    makers = {value: segment.role for segment in segments for value in segment.outputs}
+    heads = tuple(Head(value, makers[value], makers[value]) for value in original.outputs)
+    topology = Topology("cut", segments, owners, heads)
+    facts = probe(topology, {v: inputs[original.arguments[v]][:_ROWS] for v in owners})
+    (edge,) = topology.crossings
+    returned = facts.returned(topology, edge)
+    return tuple(CutValue(v, facts.shapes[v], facts.dtypes[v], v in returned) for v in edge.values)
+
+
+def _merge(found: Sequence[tuple[_Attempt, CutPlace]]) -> tuple[CutPlace, ...]:
+    """Return the places, those together that stand at one moment and come to the same; all names stay told."""
+    places: dict[tuple[Any, ...], CutPlace] = {}
+    for attempt, place in found:
+        shapes = tuple((value.shape, value.dtype) for value in place.values)
+        key = (attempt.name if attempt.moment is None else attempt.moment, place.possible, shapes)
+        first = places.setdefault(key, place)
+        if first is not place:
+            places[key] = replace(first, aliases=(*first.aliases, place.name))
+    return tuple(places.values())

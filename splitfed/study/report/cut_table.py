@@ -1,0 +1,58 @@
+"""What `splitfed cuts` prints: every place of a model, what crosses there, and why others are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from splitfed.core.cut_places import CutPlace
+
+TITLES = ("bytes a row\nforward", "back", "multiply-adds\nbefore", "weights\nbefore", "by")
+
+
+def print_places(places: Sequence[CutPlace], auto: Mapping[str, tuple[str, ...]], console: Console) -> None:
+    """Print `places` in the order they run; `auto`: topology -> the cuts that "auto" chooses, of vanilla's marked *."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("cut after", overflow="fold")
+    table.add_column("crosses, a row", overflow="fold")
+    for title in TITLES:
+        table.add_column(title, justify="right", no_wrap=True)
+    for place in places:
+        if place.possible:
+            table.add_row(_mark(place, auto), describe_values(place), *_numbers(place))
+    if any(place.possible for place in places):
+        console.print(table)
+    for place in places:
+        if not place.possible:
+            console.print(f"no cut after {_names(place)}: {place.refusal}", highlight=False, markup=False)
+
+
+def describe_values(place: CutPlace) -> str:
+    """Return the shapes of what crosses at a place: `16x32x32 + 8 (no gradient back)`, types but float32 after them."""
+    words = []
+    for value in place.values:
+        kind = str(value.dtype).removeprefix("torch.")
+        words.append("x".join(map(str, value.shape)) or "1")
+        words[-1] += "" if kind == "float32" else f" {kind}"
+        words[-1] += "" if value.returned else " (no gradient back)"
+    return " + ".join(words)
+
+
+def share(pair: tuple[int, int]) -> float:
+    """Return the part of the first of two amounts in both together, 0 where there is nothing."""
+    return pair[0] / max(1, sum(pair))
+
+
+def _numbers(place: CutPlace) -> list[str]:
+    sizes = [f"{size:,}" for size in (place.forward_bytes, place.backward_bytes)]
+    return [*sizes, *(f"{share(pair):.1%}" for pair in (place.multiply_adds, place.parameters)), str(place.method)]
+
+
+def _mark(place: CutPlace, auto: Mapping[str, tuple[str, ...]]) -> str:
+    return _names(place) + (" *" if auto.get("vanilla") == (place.name,) else "")
+
+
+def _names(place: CutPlace) -> str:
+    return " = ".join((place.name, *place.aliases))
