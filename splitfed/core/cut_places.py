@@ -160,12 +160,20 @@ def _inputs_by_name(model: nn.Module, example: Example) -> dict[str, Tensor]:
     parameters = inspect.signature(model.forward).parameters
     if not parameters:
         raise InvalidInput(f"forward of {type(model).__name__} takes no argument")
-    inputs = dict(example) if isinstance(example, Mapping) else {next(iter(parameters)): example}
+    # One tensor without names is every input, as for `cut`.
+    own = {next(iter(parameters)): None, **dict.fromkeys(_required(model))}
+    inputs = dict(example) if isinstance(example, Mapping) else dict.fromkeys(own, example)
     for name, rows in inputs.items():
         count = len(rows) if rows.dim() else 0
         if count < _ROWS:
             raise InvalidInput(f"example has {count} rows for the input {name!r}; expected at least {_ROWS}")
     return inputs
+
+
+def _required(model: nn.Module) -> list[str]:
+    """Return the arguments of `forward` that have a name and no default."""
+    parameters = inspect.signature(model.forward).parameters.items()
+    return [n for n, p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.default is p.empty]
 
 
 class _OperationCount(TorchFunctionMode):
@@ -192,14 +200,10 @@ def _record(model: nn.Module, inputs: Mapping[str, Tensor]) -> _Recording:
         recording.returns.setdefault(name, []).append((operations.number, counted))
 
     hooks = [m.register_forward_hook(partial(note, name)) for name, m in model.named_modules() if name]
-    required = [
-        name
-        for name, p in inspect.signature(model.forward).parameters.items()
-        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.default is p.empty and name not in inputs
-    ]
+    unread = {name: None for name in _required(model) if name not in inputs}
     try:
         with torch.enable_grad(), flops, operations:
-            model.train()(**{name: rows[:_ROWS].clone() for name, rows in inputs.items()}, **dict.fromkeys(required))
+            model.train()(**{name: rows[:_ROWS].clone() for name, rows in inputs.items()}, **unread)
     except _FAILURES as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InvalidInput(f"{type(model).__name__} fails by itself with {_ROWS} rows: {reason}") from error

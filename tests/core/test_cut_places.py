@@ -133,6 +133,24 @@ def test_a_value_without_a_gradient_does_not_come_back() -> None:
     assert (place.forward_bytes, place.backward_bytes) == (4 * 8, 4 * 5)
 
 
+class Joined(nn.Module):
+    """Reads two inputs, the second one behind `first`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 3), nn.Linear(7, 2)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        out: Tensor = self.last(torch.cat([self.first(a), b], 1))
+        return out
+
+
+def test_an_input_that_is_read_behind_the_cut_alone_does_not_cross() -> None:
+    rows = torch.rand(8, 4)
+    for example in (rows, {"a": rows, "b": rows}):
+        assert by_name(seeded(Joined), example)["first"].values == (CutValue("first", (3,), FLOAT, True),)
+
+
 def test_raw_data_that_is_read_on_both_sides_is_a_refusal() -> None:
     places = by_name(seeded(lambda: Stopped(raw=True)), torch.rand(8, 4))
     for name in ("stem", "body"):

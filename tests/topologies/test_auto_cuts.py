@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Callable
 from math import floor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +20,11 @@ from splitfed.models.lenet import lenet
 from splitfed.models.mlp import mlp
 from splitfed.topologies import multi_hop, u_shaped, vanilla
 from splitfed.topologies.auto_cuts import CLIENT_SHARE, rank_cuts, with_auto_cuts
+from splitfed.training.entry_point import train
+from splitfed.training.run import Run
+from splitfed.training.settings import Logging
 from tests.core.test_cut_places import seeded
-from tests.examples import assert_refuses, images
+from tests.examples import assert_refuses, images, toy_data
 
 LENET = lenet((1, 8, 8), 10)
 ROWS = images(8)[0]
@@ -77,6 +81,9 @@ def test_vanilla_takes_the_narrowest_place_in_the_first_half_of_the_work() -> No
 def test_of_equals_the_latest_is_taken_and_lists_of_blocks_are_opened() -> None:
     """24 products before the blocks, 64 in each, 16 behind them: two blocks are 152 of 296, more than half."""
     assert cuts_of(vanilla(seeded(Blocks), "auto", example=torch.rand(8, 3))) == ("blocks.0",)
+    # `0.embed` is as narrow; the list behind it lies deeper than is looked at else.
+    inside = seeded(lambda: nn.Sequential(Blocks(), nn.Linear(2, 2)))
+    assert cuts_of(vanilla(inside, "auto", example=torch.rand(8, 3))) == ("0.blocks.0",)
 
 
 def test_where_no_place_is_light_the_lightest_is_taken() -> None:
@@ -114,6 +121,24 @@ def test_a_choice_that_the_builder_refuses_gives_way_to_the_next() -> None:
     assert cuts_of(with_auto_cuts(model, x, 2, build)) == ("first", "third")
     assert refused == [("first", "second")]
     assert cuts_of(multi_hop(model, "auto", example=x)) == ("first", "second")
+
+
+def test_a_run_goes_on_under_the_name_that_was_chosen_and_the_other_way_round(tmp_path: Path) -> None:
+    data = toy_data(60).clients(1, auxiliary=4, victims=4)
+
+    def go(cut: str, folder: str, rounds: int, **given: Any) -> Run:
+        topology = vanilla(mlp((1, 8, 8), 10, hidden=(12,)), cut, example=ROWS)
+        return train(topology, data, rounds=rounds, logging=Logging(tmp_path / folder, **given))
+
+    def stop(done: int, rounds: int, metrics: Any) -> None:
+        raise KeyboardInterrupt
+
+    for first, second in (("auto", "relu1"), ("relu1", "auto")):
+        with pytest.raises(KeyboardInterrupt):
+            go(first, first, 2, progress=stop)
+        run = go(second, first, 2, resume=True)
+        assert len(run.history) == 2
+        assert bool(run.engine.topology.cut_choice) == (second == "auto")
 
 
 def place(name: str, nbytes: int, weights: tuple[int, int], work: tuple[int, int]) -> CutPlace:
