@@ -50,7 +50,7 @@ class Output(nn.Module):
         super().__init__()
         if isinstance(module, nn.RNNBase) and not module.batch_first:
             raise InvalidInput(
-                f"Output of {type(module).__name__} with batch_first=False is not allowed: it takes the rows of a batch "
+                f"Output of {type(module).__name__} with batch_first=False is not allowed: it takes rows of a batch "
                 "for moments of one sequence; give batch_first=True"
             )
         self.module = module

@@ -174,7 +174,7 @@ def test_recurrent_bottoms_say_what_they_hand_on() -> None:
         )
         # Else the rows of a batch would be taken for moments.
         assert refusal(Output, kind(4, 8)) == (
-            f"Output of {name} with batch_first=False is not allowed: it takes the rows of a batch for moments of one "
+            f"Output of {name} with batch_first=False is not allowed: it takes rows of a batch for moments of one "
             "sequence; give batch_first=True"
         )
 
