@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 import splitfed
 from splitfed.attacks.base import Knowledge, Target
 from splitfed.attacks.labels.direct_label import DirectLabel
 from splitfed.attacks.labels.direction import Direction
-from splitfed.attacks.labels.model_completion import ModelCompletion
+from splitfed.attacks.labels.model_completion import ModelCompletion, _Completed
 from splitfed.attacks.labels.spectral import Spectral
 from splitfed.attacks.membership.membership_releases import MembershipReleases
 from splitfed.attacks.membership.membership_threshold import MembershipThreshold
@@ -106,13 +107,13 @@ def test_membership_of_token_rows_is_asked_like_that_of_others() -> None:
         assert 0.25 < found.scores["attack"]["auc"].mean < 0.8
 
 
-def decode(x: torch.Tensor, released: torch.Tensor, places: dict[str, torch.Tensor]) -> torch.Tensor:
+def decode(x: torch.Tensor, released: torch.Tensor, places: dict[str, torch.Tensor], epochs: int = 30) -> torch.Tensor:
     """Let the attack decode `released`, which is of the rows x, from those very rows and their releases."""
     view = View("s", (Message("c", "s", "activation", "e", {"z": released}, Stamp("predict", 0, 0, 0, "victims")),), {})
     known = Knowledge(
         tuple(x.shape[1:]), auxiliary=x, query=lambda rows: {"z": released}, places=places, origins={"z": tuple(places)}
     )
-    return replace(FAST, epochs=30, queries=1)(view, known, generator(0)).prediction
+    return replace(FAST, epochs=epochs, queries=1)(view, known, generator(0)).prediction
 
 
 def test_releases_of_any_shape_are_read() -> None:
@@ -127,6 +128,24 @@ def test_releases_of_any_shape_are_read() -> None:
     found = decode(x, table[x[:, 1]], {"b": torch.arange(4, 8)})
     assert torch.equal(found[:, 1], x[:, 1])
     assert torch.equal(found[:, 0], frequent_tokens(x)[0].expand(120, -1))
+
+
+def test_where_releases_tell_nothing_positions_keep_their_most_frequent_tokens() -> None:
+    drawn = torch.Generator().manual_seed(0)
+    x = torch.randint(100, 110, (120, 4), generator=drawn)
+    x = torch.where(torch.rand(120, 4, generator=drawn) < 0.6, torch.arange(100, 104), x)
+    # One perceptron reads all four places, and finds the same in each.
+    found = decode(x, torch.ones(120, 4, 3), {"x": torch.arange(4)}, epochs=1)
+    assert torch.equal(found, torch.arange(100, 104).expand(120, 4))
+
+
+def test_hidden_values_are_mixed_where_tokens_cannot_be() -> None:
+    bottom = nn.Sequential(nn.Embedding(9, 2), nn.Flatten())
+    model = _Completed(bottom, 6, 2, tune=True).eval()
+    x, order = torch.arange(9).view(3, 3), torch.tensor([2, 0, 1])
+    mixed = 0.75 * bottom(x) + 0.25 * bottom(x[order])
+    assert torch.allclose(model(x, order, 0.75), model.head(mixed))
+    assert torch.allclose(model(x), model.head(bottom(x)))
 
 
 def test_scores_by_hand() -> None:

@@ -26,7 +26,7 @@ TABLE = Dataset("table", X, Y, classification(2)).vertical({"a": range(4), "b": 
 IDS = torch.randint(1, 9, (120, 3, 5), generator=RANDOM)
 TOKENS = Dataset("tokens", IDS, (IDS[:, 0].sum(1) > 22).long(), classification(2))
 POSITIONS = torch.arange(15).reshape(3, 5)
-PARTS = TOKENS.with_features({name: Feature(row, (5,)) for name, row in zip("udb", POSITIONS, strict=True)})
+PARTS = TOKENS.with_features({name: Feature(row, (5,)) for name, row in zip("dub", POSITIONS, strict=True)})
 
 
 class Pair(nn.Module):
@@ -79,15 +79,15 @@ def go(bottom: nn.Module, data: Federation | None = None, **options: Any) -> Run
 def test_a_party_feeds_several_inputs() -> None:
     with stream(0):
         pair, bag, top = Pair(), nn.EmbeddingBag(9, 8), nn.Linear(16, 2)
-    topology = vertical({"a": pair, "b": bag}, top, labels="server", inputs={"a": ["d", "u"]})
+    topology = vertical({"a": pair, "b": bag}, top, labels="server", inputs={"a": ["u", "d"]})
     assert topology.inputs == {"d": "a", "u": "a", "b": "b"}
-    assert topology.segment("bottom_a").inputs == ("d", "u")
+    assert topology.segment("bottom_a").inputs == ("u", "d")
     data = PARTS.clients(1, validation=0.0, test=0.25)
     run = splitfed.train(
         topology, data, schedule="joint", rounds=1, batch_size=1000, optimizer=Optim("SGD", {"lr": 0.5})
     )
     rows = data.clients[0].train
-    # The same step of the model that nobody cut: "d" is the second row of tokens, and the pair's first argument.
+    # The same step of the model that nobody cut: "u" is the second row of tokens, and the pair's first argument.
     scores = top(torch.cat([pair(rows.x[:, 1], rows.x[:, 0]), bag(rows.x[:, 2])], 1))
     weights = [p for module in (pair, bag, top) for p in module.parameters()]
     gradients = torch.autograd.grad(functional.cross_entropy(scores, rows.y), weights)
