@@ -31,8 +31,13 @@ from tests.study.examples import write
 TEXT = README.read_text("utf-8")
 EXAMPLES = {
     "README.md": 1,
+<<<<<<< HEAD
     **{f"{page}.md": 1 for page in ("attacks", "costs", "data", "methods", "poisoning", "privacy", "topologies")},
     "models.md": 2,
+=======
+    **{f"{page}.md": 1 for page in ("attacks", "costs", "methods", "models", "poisoning", "privacy", "topologies")},
+    "data.md": 2,
+>>>>>>> work-data
     "results-and-resume.md": 1,
 }
 """Page -> how many Python examples it has; the tests below run every one."""
@@ -41,9 +46,15 @@ EXAMPLES = {
 STUDIES = [("README.md", 0, 12), ("studies.md", 0, 2), ("methods.md", 0, 12)]
 
 
+<<<<<<< HEAD
 def example(page: str) -> str:
     """Return the Python examples of `page`, one after another."""
     return "\n".join(blocks(next(one for one in PAGES if one.name == page), "python"))
+=======
+def example(page: str, number: int = 0) -> str:
+    """Return a Python example of `page`, the first unless another `number` is asked for."""
+    return blocks(next(one for one in PAGES if one.name == page), "python")[number]
+>>>>>>> work-data
 
 
 def execute(code: str) -> dict[str, Any]:
@@ -139,8 +150,14 @@ def test_the_examples_of_docstrings_run() -> None:
     assert sum(result.attempted for result in found) > 0
 
 
+def test_the_example_of_tokens_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    scores = execute(example("data.md"))["found"].scores
+    assert scores["attack"]["token_accuracy"].mean > 0.99 > 0.3 > scores["frequent_token"]["token_accuracy"].mean
+    assert capsys.readouterr().out.startswith("1 ([1, 1], n=64) 0.")
+
+
 def test_the_vertical_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(execute(example("data.md"))["found"].dataset) == 200
+    assert len(execute(example("data.md", 1))["found"].dataset) == 200
     assert "200" in capsys.readouterr().out
 
 

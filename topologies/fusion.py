@@ -50,8 +50,8 @@ class Output(nn.Module):
         super().__init__()
         if isinstance(module, nn.RNNBase) and not module.batch_first:
             raise InvalidInput(
-                f"Output of {type(module).__name__} with batch_first=False is not allowed: it takes the rows of a "
-                "batch for moments of one sequence; give batch_first=True"
+                f"Output of {type(module).__name__} with batch_first=False is not allowed: it takes rows of a batch "
+                "for moments of one sequence; give batch_first=True"
             )
         self.module = module
         self.at = (at,) if isinstance(at, int) else tuple(at)

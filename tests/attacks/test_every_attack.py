@@ -40,6 +40,7 @@ from splitfed.attacks.reconstruction.ladder import Ladder
 from splitfed.attacks.reconstruction.model_inversion import ModelInversion
 from splitfed.attacks.reconstruction.rmle import Rmle
 from splitfed.attacks.reconstruction.shadow import Shadow
+from splitfed.attacks.reconstruction.token_decoder import TokenDecoder
 from splitfed.attacks.reconstruction.unsplit import Unsplit
 from splitfed.attacks.training_time.fsha import Fsha
 from splitfed.attacks.training_time.insider_labels import InsiderLabels
@@ -72,6 +73,7 @@ from tests.attacks.examples import (
     two_party,
     u_digits,
 )
+from tests.attacks.token_examples import embedded
 from tests.attacks.training_time_examples import go
 from tests.topologies.vertical_examples import planted as correlated
 
@@ -79,11 +81,13 @@ DROWNED = Noise(scale=1e3)
 SILENCED = Noise(scale=1e3, on=("prototype->fed_server",))
 BASELINES = {
     Target.INPUTS: "mean_image",
+    Target.TOKENS: "frequent_token",
     Target.LABELS: "majority",
     Target.MEMBERS: "chance",
     Target.REPRESENTATIVES: "mean_image",
     Target.SHARES: "uniform",
 }
+OF_VICTIMS = (Target.INPUTS, Target.TOKENS, Target.LABELS)
 
 
 @dataclass(frozen=True)
@@ -146,6 +150,14 @@ ODD = Attribute(attribute="odd", queries=2)
 TABLE: dict[str, Row] = {
     "inverse_network": images(
         InverseNetwork(epochs=15, batch_size=16, queries=3, width=16), 6.0, InverseNetwork(epochs=2, queries=1)
+    ),
+    # The most frequent token of a position has about .17.
+    "token_decoder": Row(
+        TokenDecoder(epochs=15, width=48, queries=2),
+        embedded,
+        partial(embedded, DROWNED),
+        *("token_accuracy", 0.8, 0.05),
+        quick=TokenDecoder(epochs=2, width=48, queries=1),
     ),
     "rmle": images(Rmle(iterations=200, tv=1e-3), 10.0, Rmle(iterations=30)),
     "ladder": images(
@@ -254,7 +266,7 @@ def test_succeeds_where_it_must(name: str) -> None:
     row, result = TABLE[name], honest(name, quick=False)
     prediction, baseline = scores(row, result)
     assert prediction > baseline + row.margin
-    if row.attack.phase is not Phase.TRAINING and row.attack.target in (Target.INPUTS, Target.LABELS):
+    if row.attack.phase is not Phase.TRAINING and row.attack.target in OF_VICTIMS:
         assert len(result.truth) == len(row.planted().data.victims)
 
 
@@ -307,11 +319,7 @@ def renamed(rows: Dataset) -> Dataset:
     return Dataset(rows.name, rows.x, (rows.y + 1) % 10, rows.task, rows.value_range)
 
 
-BLIND = [
-    n
-    for n, r in TABLE.items()
-    if r.attack.phase is Phase.INFERENCE and r.attack.target in (Target.INPUTS, Target.LABELS)
-]
+BLIND = [n for n, r in TABLE.items() if r.attack.phase is Phase.INFERENCE and r.attack.target in OF_VICTIMS]
 
 
 @pytest.mark.parametrize("name", BLIND)
