@@ -8,8 +8,9 @@ meant by the number alone, so that a pass whose numbers differ from the plan's i
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ _ACTIVE = threading.local()
 _LIKE_NAMES = "zeros_like ones_like full_like new_zeros new_ones new_full new_tensor new_empty empty_like"
 _LIKE = frozenset(_LIKE_NAMES.split())
 _MOVES = frozenset(("to", "cpu", "cuda", "type_as", "pin_memory"))
+_QUERY_NAMES = "size dim ndimension __len__ numel nelement is_floating_point is_complex element_size"
+_SHAPE_QUERIES = frozenset(_QUERY_NAMES.split())
 
 
 class Stop(BaseException):
@@ -46,6 +49,36 @@ class WholeModule:
         if self._inner is not None:
             return self._inner(*args, **kwargs)
         return type(self.module).forward(self.module, *args, **kwargs)
+
+
+class AllMembers:
+    """Stands as `_named_members` of a module of a party: in `forward`, what others hold is listed as well, as shapes.
+
+    So `next(self.parameters()).device` is what the user wrote it for. Everybody else gets the party's own alone.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.names = {table: tuple(vars(module)[table]) for table in ("_parameters", "_buffers")}
+
+    def __call__(
+        self, get_members: Callable[[Any], Any], prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Any]]:
+        """Yield name and tensor, as `nn.Module._named_members` does."""
+        if not getattr(_ACTIVE, "passes", []):
+            yield from type(self.module)._named_members(
+                self.module, get_members, prefix=prefix, recurse=recurse, remove_duplicate=remove_duplicate
+            )
+            return
+        inner = self.module.named_modules(prefix=prefix, remove_duplicate=remove_duplicate)
+        met: set[int] = set()
+        for path, module in inner if recurse else [(prefix, self.module)]:
+            names = vars(module)["_named_members"].names
+            tables = {table: {name: getattr(module, name) for name in listed} for table, listed in names.items()}
+            for name, tensor in get_members(SimpleNamespace(**tables)):
+                if tensor is not None and not (remove_duplicate and id(tensor) in met):
+                    met.add(id(tensor))
+                    yield f"{path}.{name}" if path else name, tensor
 
 
 def mark_whole_modules(model: nn.Module, cuts: Sequence[str]) -> None:
@@ -160,7 +193,8 @@ class RecordingPass(Pass):
         noted = Operation(name, module is not None and any(True for _ in module.children()))
         self.operations.append(noted)
         self.number += 1
-        given = tensors_of((args, kwargs))
+        # Shapes are known to every party.
+        given = tensors_of((args, kwargs)) if name not in _SHAPE_QUERIES else []
         for tensor in given:
             if id(tensor) in self._state:
                 noted.state |= set(self._state[id(tensor)])
@@ -245,6 +279,10 @@ class MetaPass(Pass):
             return func(*args, **{**kwargs, "device": self.device})
         if name in _LIKE:
             return func(*args, **kwargs)
+        if name in ("to", "type_as") and not given[0].is_meta:
+            # Of the other tensor the type alone is asked.
+            like = torch.empty(0, dtype=given[1].dtype, device=self.device)
+            return func(*replace_tensors(args, {1: like}), **kwargs)
         moves = name in _MOVES and isinstance(args[0], Tensor) and args[0].is_meta
         if moves and name in ("cpu", "cuda", "pin_memory"):
             return args[0]

@@ -11,7 +11,7 @@ import copy
 import traceback
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,9 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput
-from splitfed.core.replay_passes import MetaPass, Operation, RecordingPass, Stop, mark_whole_modules, tensors_of
-
-_FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AssertionError, AttributeError, KeyError)
+from splitfed.core.replay_passes import (
+    AllMembers,
+    MetaPass,
+    Operation,
+    RecordingPass,
+    Stop,
+    mark_whole_modules,
+    tensors_of,
+)
 
 
 class Made(NamedTuple):
@@ -85,6 +91,8 @@ def flatten_result(result: Any) -> dict[str, Tensor]:
         named = result
     elif hasattr(result, "_asdict"):
         named = result._asdict()
+    elif is_dataclass(result):
+        named = {f.name: getattr(result, f.name) for f in fields(result)}
     elif isinstance(result, (tuple, list)):
         named = dict(enumerate(result))
     elif isinstance(result, Tensor):
@@ -95,7 +103,10 @@ def flatten_result(result: Any) -> dict[str, Tensor]:
         suffixes = [f"_{i}" for i in range(len(parts))] if parts is value else [""]
         found |= {f"{key}{s}": one for s, one in zip(suffixes, parts, strict=True) if isinstance(one, Tensor)}
     if not found:
-        raise InvalidInput(f"a model that returns a {type(result).__name__} without tensors cannot be cut")
+        raise InvalidInput(
+            f"a model that returns a {type(result).__name__} without tensors cannot be cut; return a tensor, or "
+            "a tuple, dict or dataclass of them"
+        )
     return found
 
 
@@ -121,6 +132,8 @@ def meta_copy(model: nn.Module, own: Collection[str], real: Collection[str]) -> 
     except (RuntimeError, TypeError, AttributeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InvalidInput(f"{type(model).__name__} cannot be copied for its parties: {reason}") from error
+    for module in made.modules():
+        vars(module)["_named_members"] = AllMembers(module)
     for path, module in made.named_modules(remove_duplicate=False):
         for table in (module._parameters, module._buffers):
             for key, tensor in list(table.items()):
@@ -158,10 +171,8 @@ def plan_way(
             # They come again where the model runs.
             warnings.simplefilter("ignore")
             result = recorded(**examples, **dict.fromkeys(unread))
-    except _FAILURES as error:
-        raise InvalidInput(
-            f"{type(model).__name__} fails by itself{_where(error)}: {str(error).strip().splitlines()[0]}"
-        ) from error
+    except Exception as error:
+        raise InvalidInput(f"{type(model).__name__} fails by itself{_where(error)}: {_first_line(error)}") from error
     ends = _find_ends(model, recording, cuts)
     operations = recording.operations
     way = Way(tuple(o.name for o in operations), ends, tuple({} for _ in (*ends, 0)), tuple({} for _ in (*ends, 0)), {})
@@ -238,7 +249,7 @@ def _find_constants(
             shapes(**arguments, **dict.fromkeys(unread))
     except Stop:
         pass
-    except (*_FAILURES, NotImplementedError) as error:
+    except Exception as error:
         if run.number > way.ends[-1]:
             # The party of the last segment holds what that operation needs, and nobody comes after it.
             return frozenset(found)
@@ -247,6 +258,10 @@ def _find_constants(
             "a party that does not hold that tensor cannot follow; write it as operations on tensors"
         ) from error
     return frozenset(found)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _where(error: BaseException) -> str:
