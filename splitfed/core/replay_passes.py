@@ -155,7 +155,7 @@ class Operation:
     """What one operation read, returned and overwrote: indices of tensors, and weights and buffers by name.
 
     `results`: of all tensors in what it returned, None for a weight or buffer. `deep`: whether it is a call of a
-    submodule with submodules of its own, which may read a value more than once. `draws`: whether it drew at random.
+    submodule that may read a value more than once. `draws`: whether it drew at random.
     """
 
     name: str
@@ -166,6 +166,11 @@ class Operation:
     writes: list[int] = field(default_factory=list)
     state: set[str] = field(default_factory=set)
     changed: set[str] = field(default_factory=set)
+
+
+def _may_read_twice(module: nn.Module) -> bool:
+    """Return whether `module` has submodules, or a `forward` that is not torch's."""
+    return any(True for _ in module.children()) or not type(module).forward.__module__.startswith("torch.nn.")
 
 
 class RecordingPass(Pass):
@@ -190,7 +195,7 @@ class RecordingPass(Pass):
 
     def operation(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any], module: nn.Module | None) -> Any:
         """Run it, and note it."""
-        noted = Operation(name, module is not None and any(True for _ in module.children()))
+        noted = Operation(name, module is not None and _may_read_twice(module))
         self.operations.append(noted)
         self.number += 1
         # Shapes are known to every party.
