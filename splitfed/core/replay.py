@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.replay_passes import MetaPass, Stop, mark_whole_modules, replace_tensors, tensors_of
-from splitfed.core.replay_plan import Made, Way, meta_copy, plan_way
+from splitfed.core.replay_plan import Made, Way, check_functions, meta_copy, plan_way
 
 _MODES = ((True, True), (True, False), (False, True), (False, False))
 
@@ -209,6 +209,7 @@ def replay(model: nn.Module, cuts: Sequence[str], example: Tensor | Mapping[str,
     for cut in cuts:
         if cut.partition("#")[0] not in modules:
             raise unknown(f"submodule of {type(model).__name__}", cut, modules)
+    check_functions(model)
     inputs = _name_inputs(model, example)
     unread = _unread_arguments(model, inputs)
     ways = {}
@@ -222,9 +223,18 @@ def replay(model: nn.Module, cuts: Sequence[str], example: Tensor | Mapping[str,
             for module, mode in modes.items():
                 module.training = mode
     first = ways[True, True]
+    for number in range(len(cuts) + 1):
+        if not (first.raw[number] or first.received[number]) or not first.sent(number):
+            place = f"after {cuts[-1]!r}" if number == len(cuts) else f"before {cuts[number]!r}"
+            raise InvalidInput(f"cut {cuts[min(number, len(cuts) - 1)]!r} leaves an empty segment {place}")
     for way in ways.values():
+        if set(first.outputs) != set(way.outputs):
+            raise InvalidInput(
+                f"{type(model).__name__} returns {', '.join(first.outputs)} in training, {', '.join(way.outputs)} in "
+                "evaluation: return the same in both modes"
+            )
         same = [set(a) == set(b) for a, b in zip(first.received, way.received, strict=True)]
-        if not all(same) or set(first.outputs) != set(way.outputs):
+        if not all(same):
             raise InvalidInput(
                 f"in {type(model).__name__} other values cross in evaluation than in training; cut elsewhere"
             )

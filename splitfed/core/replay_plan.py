@@ -8,15 +8,18 @@ crosses. Values that follow from shapes and constants alone (masks, positions) c
 from __future__ import annotations
 
 import copy
+import inspect
 import traceback
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree
 
 from splitfed.core.errors import InvalidInput
 from splitfed.core.replay_passes import (
@@ -108,6 +111,33 @@ def flatten_result(result: Any) -> dict[str, Tensor]:
             "a tuple, dict or dataclass of them"
         )
     return found
+
+
+def check_functions(model: nn.Module) -> None:
+    """Refuse attributes and hooks that are functions with a submodule or tensor of the model in their closure.
+
+    A copy of the model would go on using the original's, which belong to no party.
+    """
+    for path, module in model.named_modules():
+        for key, value in vars(module).items():
+            for function in value.values() if isinstance(value, Mapping) else (value,):
+                if isinstance(function, FunctionType) and (held := _held_by(function)):
+                    raise InvalidInput(
+                        f"{key!r} of {path or type(model).__name__!r} is a function that holds {held!r}: copies of it "
+                        "would use the weights of the model itself; make it a method, or hand that over as an argument"
+                    )
+
+
+def _held_by(function: FunctionType) -> str:
+    """Return the name of the first variable of a function's closure or defaults that holds modules or tensors."""
+    values = dict(inspect.getclosurevars(function).nonlocals)
+    values |= {name: p.default for name, p in inspect.signature(function).parameters.items()}
+    held = (name for name, value in values.items() if any(map(_is_state, _pytree.tree_leaves(value))))
+    return next(held, "")
+
+
+def _is_state(value: Any) -> bool:
+    return isinstance(value, (Tensor, nn.Module))
 
 
 def meta_copy(model: nn.Module, own: Collection[str], real: Collection[str]) -> nn.Module:
