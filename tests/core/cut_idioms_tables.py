@@ -1,4 +1,4 @@
-"""Ways in which people write models of tables and graphs, each small; for `test_cut_idioms_more.py`.
+"""Ways in which people write models of tables and graphs, each small; for `tests/core/test_cut_idioms_more.py`.
 
 They take tables (batch, 8) and return four logits, or what their docstring says.
 """
@@ -6,6 +6,7 @@ They take tables (batch, 8) and return four logits, or what their docstring says
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -232,7 +233,7 @@ class LoRA(nn.Module):
         return self.out(functional.gelu(self.mid(functional.gelu(self.inp(x)))))
 
 
-class Gated(nn.Module):
+class GatedNet(nn.Module):
     """GLU, a highway with torch.where, and a sum that is clamped."""
 
     def __init__(self) -> None:
@@ -277,7 +278,7 @@ class Euler(nn.Module):
         return self.out(h)
 
 
-class Quantized(nn.Module):
+class VectorQuantizer(nn.Module):
     """VQ-VAE: the nearest code word, straight through; one logit vector is returned."""
 
     def __init__(self) -> None:
@@ -303,7 +304,7 @@ class RoundSTE(torch.autograd.Function):
         return grad, None
 
 
-class FakeQuantized(nn.Module):
+class QuantizationAware(nn.Module):
     """Weights and activations rounded, with a backward of its own."""
 
     def __init__(self) -> None:
@@ -349,7 +350,7 @@ class Cosine(nn.Module):
         return self.logit_scale.exp() * h
 
 
-class Variational(nn.Module):
+class VAE(nn.Module):
     """Reparameterization, in training alone."""
 
     def __init__(self) -> None:
@@ -368,13 +369,24 @@ class Variational(nn.Module):
         return self.out(self.reparameterize(mu, logvar))
 
 
-class VariationalTriple(Variational):
+class VAEOutputs(VAE):
     """The same with mean and log variance returned."""
 
     def forward(self, x: Tensor) -> Any:
         h = torch.relu(self.inp(x))
         mu, logvar = self.mu(h), self.logvar(h)
         return self.out(self.reparameterize(mu, logvar)), mu, logvar
+
+
+class Reverse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, alpha: float) -> Tensor:
+        ctx.alpha = alpha
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.neg() * ctx.alpha, None
 
 
 class Domains(nn.Module):
@@ -387,17 +399,6 @@ class Domains(nn.Module):
     def forward(self, x: Tensor, alpha: float = 1.0) -> dict[str, Tensor]:
         f = torch.relu(self.features(x))
         return {"label": self.label(f), "domain": self.domain(Reverse.apply(f, alpha))}
-
-
-class Reverse(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, alpha: float) -> Tensor:
-        ctx.alpha = alpha
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad.neg() * ctx.alpha, None
 
 
 class Recommender(nn.Module):
@@ -413,7 +414,7 @@ class Recommender(nn.Module):
         return self.fc2(functional.relu(self.fc1(torch.cat([u, i, (u * i).sum(-1, keepdim=True)], dim=-1))))
 
 
-class Diagnosed(nn.Module):
+class ChecksForNaN(nn.Module):
     """Checks its values for NaN, and prints shapes when it is asked to."""
 
     debug = False
@@ -446,3 +447,23 @@ class Ensemble(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         outputs = torch.stack([m(x) for m in self.members])
         return (outputs * self.alpha.softmax(0)[:, None, None]).sum(0)
+
+
+class ByName(nn.Module):
+    """A batch as ModelOutput of transformers has it: a dict whose values are attributes too."""
+
+    class Output(OrderedDict[str, Any]):
+        def __getattr__(self, name: str) -> Any:
+            return self[name]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.pooler, self.classifier = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def encode(self, x: Tensor) -> Output:
+        h = self.encoder(x)
+        return self.Output(last_hidden_state=h, pooler_output=torch.tanh(self.pooler(h)))
+
+    def forward(self, x: Tensor, return_dict: bool = True) -> Output:
+        outputs = self.encode(x)
+        return self.Output(logits=self.classifier(outputs.pooler_output + outputs["last_hidden_state"]))
