@@ -107,7 +107,7 @@ def logits(output: Any) -> Tensor:
         return output
     if is_dataclass(output):
         output = {f.name: getattr(output, f.name) for f in fields(output)}
-    (found,) = output.values() if isinstance(output, dict) else output
+    (found,) = (t for t in (output.values() if isinstance(output, dict) else output) if t is not None)
     return found
 
 
