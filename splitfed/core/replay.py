@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from splitfed.core.errors import InvalidInput, unknown
-from splitfed.core.replay_passes import MetaPass, Stop, mark_whole_modules, replace_tensors, tensors_of
+from splitfed.core.replay_passes import MetaPass, Stop, is_plain, mark_whole_modules, replace_tensors, tensors_of
 from splitfed.core.replay_plan import Made, Way, check_functions, meta_copy, plan_way
 
 _MODES = ((True, True), (True, False), (False, True), (False, False))
@@ -161,22 +161,22 @@ class _SegmentPass(MetaPass):
         self, number: int, name: str, func: Any, args: Any, kwargs: Mapping[str, Any], module: nn.Module | None
     ) -> Any:
         """Return what an operation of another segment returned: shapes, constants, and what crossed."""
+        received = self._received.get(number, {})
         if number in self._memory:
             self.number += 1
-            returned = self._memory[number]
-        else:
-            # Others' work is none of this party's, where operations or memory are counted.
-            with _disable_current_modes():
-                returned = super().operation(name, func, args, kwargs, module)
-            tensors = tensors_of(returned)
-            written = any(tensor is one for tensor in tensors for one in tensors_of((args, dict(kwargs))))
-            if tensors and not written and all(tensor.is_meta for tensor in tensors):
-                # Without its graph, which would keep what was received in this step.
-                bare = dict(enumerate(tensor.detach() for tensor in tensors))
-                returned = self._memory[number] = replace_tensors(returned, bare)
-        if number in self._received:
-            returned = replace_tensors(returned, self._received[number])
-        return returned
+            # All parties share what is remembered: what was received is put into a copy.
+            return replace_tensors(self._memory[number], received, copies=True)
+        # Others' work is none of this party's, where operations or memory are counted.
+        with _disable_current_modes():
+            returned = super().operation(name, func, args, kwargs, module)
+        tensors = tensors_of(returned)
+        written = any(tensor is one for tensor in tensors for one in tensors_of((args, dict(kwargs))))
+        lasting = not written and not self._way.reshapes and is_plain(returned)
+        if tensors and lasting and all(tensor.is_meta for tensor in tensors):
+            # Without its graph, which would keep what was received in this step.
+            bare = dict(enumerate(tensor.detach() for tensor in tensors))
+            self._memory[number] = replace_tensors(returned, bare, copies=True)
+        return replace_tensors(returned, received) if received else returned
 
     def strayed(self) -> InvalidInput:
         """Return the error of a pass that is another one than the plan's."""

@@ -7,6 +7,7 @@ meant by the number alone, so that a pass whose numbers differ from the plan's i
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -321,8 +322,26 @@ def tensors_of(value: Any) -> list[Tensor]:
     return found
 
 
-def replace_tensors(value: Any, received: Mapping[int, Tensor]) -> Any:
-    """Return `value` with the tensors of these numbers, among those that `tensors_of` finds, replaced."""
+def is_plain(value: Any) -> bool:
+    """Return whether `tensors_of` finds all tensors in `value`: objects in it hold tensors, numbers and texts."""
+    simple = (Tensor, bool, int, float, complex, str, type(None), torch.dtype, torch.device)
+    for leaf in _pytree.tree_leaves(value):
+        if isinstance(leaf, Mapping):
+            inner = list(leaf.values())
+        elif isinstance(leaf, simple):
+            continue
+        else:
+            inner = list(vars(leaf).values()) if hasattr(leaf, "__dict__") else [leaf]
+        if not all(isinstance(one, simple) for one in inner):
+            return False
+    return True
+
+
+def replace_tensors(value: Any, received: Mapping[int, Tensor], copies: bool = False) -> Any:
+    """Return `value` with the tensors of these numbers, among those that `tensors_of` finds, replaced.
+
+    `copies`: tables and objects of classes of their own are copied first; otherwise they are changed themselves.
+    """
     if isinstance(value, Tensor):
         return received.get(0, value)
     number = -1
@@ -333,12 +352,15 @@ def replace_tensors(value: Any, received: Mapping[int, Tensor]) -> Any:
             number += 1
             return received.get(number, leaf)
         if isinstance(leaf, Mapping):
+            leaf = copy.copy(leaf) if copies else leaf
             for key, one in leaf.items():
-                leaf[key] = changed(one)  # type: ignore[index]
+                leaf[key] = changed(one)
         elif hasattr(leaf, "__dict__") and not isinstance(leaf, (type, nn.Module)) and not callable(leaf):
+            leaf = copy.copy(leaf) if copies else leaf
             for key, one in vars(leaf).items():
                 if isinstance(one, Tensor):
-                    setattr(leaf, key, changed(one))
+                    # A frozen dataclass lets nobody else.
+                    object.__setattr__(leaf, key, changed(one))
         return leaf
 
     return _pytree.tree_map(changed, value)

@@ -32,6 +32,9 @@ from splitfed.core.replay_passes import (
     tensors_of,
 )
 
+_RESHAPE_NAMES = "squeeze_ unsqueeze_ transpose_ t_ swapaxes_ swapdims_ resize_ resize_as_ as_strided_ set_"
+_RESHAPES = frozenset(_RESHAPE_NAMES.split())
+
 
 class Made(NamedTuple):
     """A tensor by its origin: number `place` among the tensors that operation `operation` returned."""
@@ -56,8 +59,8 @@ class Way:
     `received`: for each segment, what it reads of earlier ones; `raw`: the inputs of the model that it reads;
     `outputs`: what the model returns, an input by its name. `state`: weight or buffer -> the segments that read it;
     `changed`: buffers that change; `draws`: operations that draw random numbers; `constants`: those whose results
-    follow from shapes. `reads`: crossing value -> segment ->
-    in how many places it is read, its own segment included; `upstream`: crossing value -> the weights that it is
+    follow from shapes; `reshapes`: whether one changes a shape in place. `reads`: crossing value -> segment -> in
+    how many places it is read, its own segment included; `upstream`: crossing value -> the weights that it is
     computed from.
     """
 
@@ -70,6 +73,7 @@ class Way:
     changed: set[str] = field(default_factory=set)
     draws: frozenset[int] = frozenset()
     constants: frozenset[int] = frozenset()
+    reshapes: bool = False
     reads: dict[str, dict[int, int]] = field(default_factory=dict)
     upstream: dict[str, set[str]] = field(default_factory=dict)
 
@@ -206,6 +210,7 @@ def plan_way(
     ends = _find_ends(model, recording, cuts)
     operations = recording.operations
     way = Way(tuple(o.name for o in operations), ends, tuple({} for _ in (*ends, 0)), tuple({} for _ in (*ends, 0)), {})
+    way.reshapes = not _RESHAPES.isdisjoint(way.names)
     way.draws = frozenset(number for number, operation in enumerate(operations) if operation.draws)
     for number, operation in enumerate(operations):
         for name in operation.state:
