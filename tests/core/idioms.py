@@ -21,6 +21,8 @@ from splitfed.topologies import u_shaped, vanilla
 from tests.core.cut_idioms import COUNTS
 from tests.examples import engine_of
 
+TRACES_LESS = [int(part) for part in torch.__version__.split(".")[:2]] < [2, 13]
+"""An older torch cannot trace all that a newer one does; there it is replayed."""
 DECAY = Optim("SGD", {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01})
 
 
@@ -71,7 +73,8 @@ def check_training(idiom: Idiom) -> None:
     x, y = rows(idiom, 24), torch.arange(24) % 4
     with left_alone(model):
         topology = topology_of(idiom, model, x)
-    assert all(isinstance(segment.module, ReplayedSegment) is idiom.replayed for segment in topology.segments)
+    replayed = [isinstance(segment.module, ReplayedSegment) for segment in topology.segments]
+    assert replayed == [idiom.replayed] * len(replayed) or (all(replayed) and TRACES_LESS)
     if idiom.draws:
         return  # Parties draw from streams of their own, so that the bits of a run are others.
     uncut = copy.deepcopy(model)
