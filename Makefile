@@ -5,7 +5,8 @@ JOBS ?= 2
 BIN := .venv/bin
 PY := $(BIN)/python
 STAMP := .venv/.installed
-PIP := $(PY) -m pip --disable-pip-version-check --no-input install -qq -c constraints.txt
+INSTALL := -m pip --disable-pip-version-check --no-input install -qq
+PIP := $(PY) $(INSTALL) -c constraints.txt
 TORCH = $(shell grep '^torch==' constraints.txt)
 NEW_ENOUGH = $(shell $(PYTHON) -c 'import sys; print("yes" if sys.version_info >= (3, 11) else "")' 2>/dev/null)
 
@@ -13,7 +14,7 @@ NEW_ENOUGH = $(shell $(PYTHON) -c 'import sys; print("yes" if sys.version_info >
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all golden bench papers lint types docs readme api clean
+.PHONY: help setup demo test test-all test-torch golden bench papers lint types docs readme api clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
@@ -40,9 +41,29 @@ test: lint types ## lint, types and tests
 # the three libraries that compute has a switch of its own: torch, MKL and oneDNN.
 PLAIN := ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41
 
-test-all: lint types ## test, with the slow proofs, and all of it again without vector instructions
+test-all: lint types ## test, with the slow proofs, again without vector instructions, and test-torch
 	@$(PY) -m pytest -q -n $(JOBS) --dist loadgroup --max-worker-restart 0
 	@$(PLAIN) $(PY) -m pytest -q -n $(JOBS) --dist loadgroup --max-worker-restart 0
+	@$(MAKE) --no-print-directory test-torch
+
+# The oldest torch that pyproject.toml allows, and the newest: the cutters use parts of it that change without notice.
+# Each has an environment of its own, which takes gigabytes where there are only builds with CUDA.
+TORCHES := 2.6.0 2.15.0
+CUTTERS := replay replay_isolation isolation cut cut_idioms cut_idioms_more equivalence exactness hooks reordered_gradients
+
+test-torch: $(TORCHES:%=.venv-torch-%/.installed) ## the tests of the cutters on the oldest and the newest torch
+	@for torch in $(TORCHES); do echo "torch $$torch"; \
+		.venv-torch-$$torch/bin/python -m pytest -q -m "not exhaustive" -n $(JOBS) --dist loadgroup \
+		--max-worker-restart 0 $(CUTTERS:%=tests/core/test_%.py) || exit 1; done
+
+# sympy and setuptools are pinned by torch itself.
+.venv-torch-%/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -m venv $(@D)
+	@echo "installing torch $* into $(@D) (some minutes the first time)"
+	@grep -v -e '^torch==' -e '^sympy==' -e '^setuptools==' constraints.txt > $(@D)/constraints.txt
+	@$(@D)/bin/python $(INSTALL) 'torch==$*+cpu' 2>/dev/null || $(@D)/bin/python $(INSTALL) 'torch==$*'
+	@$(@D)/bin/python $(INSTALL) -c $(@D)/constraints.txt 'torch==$*' -e . pytest pytest-xdist hypothesis
+	@touch $@
 
 golden: $(STAMP) ## compare every small run with those of BASE=commit, in minutes; ONLY=text for some of them
 	$(if $(BASE),,$(error BASE is missing: the commit to compare with; try: make golden BASE=HEAD))

@@ -13,7 +13,7 @@ from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
 
 # Code, classes and imported modules are the program, not what somebody holds.
-_PROGRAM = (types.ModuleType, type, types.CodeType, types.BuiltinFunctionType, types.FrameType)
+_PROGRAM = (types.ModuleType, type, types.CodeType, types.BuiltinFunctionType)
 
 
 def reachable(start: object) -> Iterator[object]:
@@ -26,25 +26,32 @@ def reachable(start: object) -> Iterator[object]:
             continue
         seen[id(thing)] = thing  # held, so that no address is used twice
         yield thing
+        if isinstance(thing, types.FrameType):
+            continue  # It would lead to whoever called.
         waiting += _referents(thing)
 
 
 def holdings(start: object) -> set[tuple[str, int]]:
-    """Return what counts as somebody's own: tensor memory, modules and data sets, by address."""
+    """Return what counts as somebody's own: tensor memory, modules, data sets and running code, by address.
+
+    A tensor on the meta device is a shape, and has no memory.
+    """
     held = set()
     for thing in reachable(start):
-        if isinstance(thing, Tensor) and thing.numel():
+        if isinstance(thing, Tensor) and thing.numel() and not thing.is_meta:
             held.add(("memory", thing.untyped_storage().data_ptr()))
         elif isinstance(thing, nn.Module):
             held.add(("module", id(thing)))
         elif isinstance(thing, (Dataset, Federation, TorchDataset)):
             held.add(("data", id(thing)))
+        elif isinstance(thing, types.FrameType):
+            held.add(("frame", id(thing)))
     return held
 
 
 def leaves(start: object) -> set[int]:
-    """Return the addresses of all tensors that `start` holds or that its graphs accumulate gradients in."""
-    return {id(thing) for thing in reachable(start) if isinstance(thing, Tensor)}
+    """Return the addresses of tensors with numbers that `start` holds or that its graphs accumulate gradients in."""
+    return {id(thing) for thing in reachable(start) if isinstance(thing, Tensor) and not thing.is_meta}
 
 
 def _referents(thing: object) -> list[object]:

@@ -31,13 +31,9 @@ from tests.study.examples import write
 TEXT = README.read_text("utf-8")
 EXAMPLES = {
     "README.md": 1,
-<<<<<<< HEAD
-    **{f"{page}.md": 1 for page in ("attacks", "costs", "data", "methods", "poisoning", "privacy", "topologies")},
-    "models.md": 2,
-=======
-    **{f"{page}.md": 1 for page in ("attacks", "costs", "methods", "models", "poisoning", "privacy", "topologies")},
+    **{f"{page}.md": 1 for page in ("attacks", "costs", "methods", "poisoning", "privacy", "topologies")},
     "data.md": 2,
->>>>>>> work-data
+    "models.md": 2,
     "results-and-resume.md": 1,
 }
 """Page -> how many Python examples it has; the tests below run every one."""
@@ -46,15 +42,9 @@ EXAMPLES = {
 STUDIES = [("README.md", 0, 12), ("studies.md", 0, 2), ("methods.md", 0, 12)]
 
 
-<<<<<<< HEAD
-def example(page: str) -> str:
-    """Return the Python examples of `page`, one after another."""
-    return "\n".join(blocks(next(one for one in PAGES if one.name == page), "python"))
-=======
 def example(page: str, number: int = 0) -> str:
     """Return a Python example of `page`, the first unless another `number` is asked for."""
     return blocks(next(one for one in PAGES if one.name == page), "python")[number]
->>>>>>> work-data
 
 
 def execute(code: str) -> dict[str, Any]:
@@ -134,7 +124,7 @@ def test_the_python_example_ends_above_nine_tenths_with_other_seeds(seed: int) -
 
 
 def test_the_model_that_cannot_be_traced_is_cut_by_replay() -> None:
-    names = execute(example("models.md"))
+    names = execute(f"{example('models.md')}\n{example('models.md', 1)}")
     assert names["topology"].heads[0].task is names["task"]
     cut = names["vanilla"](names["Net"](), cut="stem", example=torch.randn(8, 64))
     assert all(isinstance(segment.module, ReplayedSegment) for segment in cut.segments)

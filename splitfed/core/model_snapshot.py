@@ -46,7 +46,8 @@ class ModelSnapshot:
         self._plain = [(m, {k: v for k, v in vars(m).items() if k not in _OWN}) for _, m in self._modules]
         tensors = {id(t): t for t in (*model.parameters(), *model.buffers())}
         for _, plain in self._plain:
-            tensors.update({id(v): v for v in plain.values() if isinstance(v, Tensor)})
+            # A replayed segment has shapes of what others hold.
+            tensors.update({id(v): v for v in plain.values() if isinstance(v, Tensor) and not v.is_meta})
         self._tensors = [(t, t.detach().clone(), t.requires_grad, t.grad) for t in tensors.values()]
         self._attributes = _attributes(self._modules)
         self._generators = generator_states()

@@ -27,8 +27,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from splitfed.core.cut_names import Cut
 from splitfed.core.errors import InvalidInput, unknown
-from splitfed.core.replay_passes import MetaPass, Stop, mark_whole_modules, replace_tensors, tensors_of
-from splitfed.core.replay_plan import INPUT, Made, Way, meta_copy, plan_way
+from splitfed.core.replay_passes import MetaPass, Stop, is_plain, mark_whole_modules, replace_tensors, tensors_of
+from splitfed.core.replay_plan import INPUT, Made, Way, check_functions, meta_copy, plan_way
 
 _MODES = ((True, True), (True, False), (False, True), (False, False))
 
@@ -167,22 +167,22 @@ class _SegmentPass(MetaPass):
         self, number: int, name: str, func: Any, args: Any, kwargs: Mapping[str, Any], module: nn.Module | None
     ) -> Any:
         """Return what an operation of another segment returned: shapes, constants, and what crossed."""
+        received = self._received.get(number, {})
         if number in self._memory:
             self.number += 1
-            returned = self._memory[number]
-        else:
-            # Others' work is none of this party's, where operations or memory are counted.
-            with _disable_current_modes():
-                returned = super().operation(name, func, args, kwargs, module)
-            tensors = tensors_of(returned)
-            written = any(tensor is one for tensor in tensors for one in tensors_of((args, dict(kwargs))))
-            if tensors and not written and all(tensor.is_meta for tensor in tensors):
-                # Without its graph, which would keep what was received in this step.
-                bare = dict(enumerate(tensor.detach() for tensor in tensors))
-                returned = self._memory[number] = replace_tensors(returned, bare)
-        if number in self._received:
-            returned = replace_tensors(returned, self._received[number])
-        return returned
+            # All parties share what is remembered: what was received is put into a copy.
+            return replace_tensors(self._memory[number], received, copies=True)
+        # Others' work is none of this party's, where operations or memory are counted.
+        with _disable_current_modes():
+            returned = super().operation(name, func, args, kwargs, module)
+        tensors = tensors_of(returned)
+        written = any(tensor is one for tensor in tensors for one in tensors_of((args, dict(kwargs))))
+        lasting = not written and not self._way.reshapes and is_plain(returned)
+        if tensors and lasting and all(tensor.is_meta for tensor in tensors):
+            # Without its graph, which would keep what was received in this step.
+            bare = dict(enumerate(tensor.detach() for tensor in tensors))
+            self._memory[number] = replace_tensors(returned, bare, copies=True)
+        return replace_tensors(returned, received) if received else returned
 
     def strayed(self) -> InvalidInput:
         """Return the error of a pass that is another one than the plan's."""
@@ -221,6 +221,7 @@ def replay(
     `cut_names.relays`. `after`: a result of the model behind which there is one more cut, the last.
     `sent_inputs`: inputs that the first segment may send. Raises `InvalidInput` for what cannot be cut.
     """
+    check_functions(model)
     inputs = _name_inputs(model, example)
     for name in sent_inputs:
         if name not in inputs:
@@ -237,9 +238,18 @@ def replay(
             for module, mode in modes.items():
                 module.training = mode
     first = ways[True, True]
+    for number in range(len(cuts) + 1):
+        if not (first.raw[number] or first.received[number]) or not first.sent(number):
+            place = f"after {cuts[-1]!r}" if number == len(cuts) else f"before {cuts[number]!r}"
+            raise InvalidInput(f"cut {cuts[min(number, len(cuts) - 1)]!r} leaves an empty segment {place}")
     for way in ways.values():
+        if set(first.outputs) != set(way.outputs):
+            raise InvalidInput(
+                f"{type(model).__name__} returns {', '.join(first.outputs)} in training, {', '.join(way.outputs)} in "
+                "evaluation: return the same in both modes"
+            )
         same = [set(a) == set(b) for a, b in zip(first.received, way.received, strict=True)]
-        if not all(same) or set(first.outputs) != set(way.outputs):
+        if not all(same):
             raise InvalidInput(
                 f"in {type(model).__name__} other values cross in evaluation than in training; cut elsewhere"
             )

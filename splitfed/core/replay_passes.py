@@ -7,6 +7,7 @@ meant by the number alone, so that a pass whose numbers differ from the plan's i
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ _SIZES = "__len__ size dim ndimension numel nelement stride element_size is_floa
 _ABOUT = frozenset((*_SIZES.split(), "__get__"))
 """What asks a tensor for its shape or type, which everybody knows, and for no number."""
 _MOVES = frozenset(("to", "cpu", "cuda", "type_as", "pin_memory"))
+_QUERY_NAMES = "size dim ndimension __len__ numel nelement is_floating_point is_complex element_size"
+_SHAPE_QUERIES = frozenset(_QUERY_NAMES.split())
 
 
 class Stop(BaseException):
@@ -156,7 +159,7 @@ class Operation:
     """What one operation read, returned and overwrote: indices of tensors, and weights and buffers by name.
 
     `results`: of all tensors in what it returned, None for a weight or buffer. `deep`: whether it is a call of a
-    submodule with submodules of its own, which may read a value more than once. `draws`: whether it drew at random.
+    submodule that may read a value more than once. `draws`: whether it drew at random.
     """
 
     name: str
@@ -167,6 +170,11 @@ class Operation:
     writes: list[int] = field(default_factory=list)
     state: set[str] = field(default_factory=set)
     changed: set[str] = field(default_factory=set)
+
+
+def _may_read_twice(module: nn.Module) -> bool:
+    """Return whether `module` has submodules, or a `forward` that is not torch's."""
+    return any(True for _ in module.children()) or not type(module).forward.__module__.startswith("torch.nn.")
 
 
 class RecordingPass(Pass):
@@ -195,10 +203,11 @@ class RecordingPass(Pass):
 
     def operation(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any], module: nn.Module | None) -> Any:
         """Run it, and note it."""
-        noted = Operation(name, module is not None and any(True for _ in module.children()))
+        noted = Operation(name, module is not None and _may_read_twice(module))
         self.operations.append(noted)
         self.number += 1
-        given = tensors_of((args, kwargs))
+        # Shapes are known to every party.
+        given = tensors_of((args, kwargs)) if name not in _SHAPE_QUERIES else []
         for tensor in given:
             if id(tensor) in self._state:
                 noted.state |= set(self._state[id(tensor)])
@@ -323,8 +332,26 @@ def tensors_of(value: Any) -> list[Tensor]:
     return found
 
 
-def replace_tensors(value: Any, received: Mapping[int, Tensor]) -> Any:
-    """Return `value` with the tensors of these numbers, among those that `tensors_of` finds, replaced."""
+def is_plain(value: Any) -> bool:
+    """Return whether `tensors_of` finds all tensors in `value`: objects in it hold tensors, numbers and texts."""
+    simple = (Tensor, bool, int, float, complex, str, type(None), torch.dtype, torch.device)
+    for leaf in _pytree.tree_leaves(value):
+        if isinstance(leaf, Mapping):
+            inner = list(leaf.values())
+        elif isinstance(leaf, simple):
+            continue
+        else:
+            inner = list(vars(leaf).values()) if hasattr(leaf, "__dict__") else [leaf]
+        if not all(isinstance(one, simple) for one in inner):
+            return False
+    return True
+
+
+def replace_tensors(value: Any, received: Mapping[int, Tensor], copies: bool = False) -> Any:
+    """Return `value` with the tensors of these numbers, among those that `tensors_of` finds, replaced.
+
+    `copies`: tables and objects of classes of their own are copied first; otherwise they are changed themselves.
+    """
     if isinstance(value, Tensor):
         return received.get(0, value)
     number = -1
@@ -335,12 +362,15 @@ def replace_tensors(value: Any, received: Mapping[int, Tensor]) -> Any:
             number += 1
             return received.get(number, leaf)
         if isinstance(leaf, Mapping):
+            leaf = copy.copy(leaf) if copies else leaf
             for key, one in leaf.items():
-                leaf[key] = changed(one)  # type: ignore[index]
+                leaf[key] = changed(one)
         elif hasattr(leaf, "__dict__") and not isinstance(leaf, (type, nn.Module)) and not callable(leaf):
+            leaf = copy.copy(leaf) if copies else leaf
             for key, one in vars(leaf).items():
                 if isinstance(one, Tensor):
-                    setattr(leaf, key, changed(one))
+                    # A frozen dataclass lets nobody else.
+                    object.__setattr__(leaf, key, changed(one))
         return leaf
 
     return _pytree.tree_map(changed, value)

@@ -8,15 +8,18 @@ crosses. Values that follow from shapes and constants alone (masks, positions) c
 from __future__ import annotations
 
 import copy
+import inspect
 import traceback
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree
 
 from splitfed.core.cut_names import Cut, check_places, relays
 from splitfed.core.errors import InvalidInput, unknown
@@ -32,6 +35,8 @@ from splitfed.core.replay_passes import (
 
 INPUT = -1
 """Stands for the operation in `Made` of an input."""
+_RESHAPE_NAMES = "squeeze_ unsqueeze_ transpose_ t_ swapaxes_ swapdims_ resize_ resize_as_ as_strided_ set_"
+_RESHAPES = frozenset(_RESHAPE_NAMES.split())
 
 
 class Made(NamedTuple):
@@ -72,8 +77,8 @@ class Way:
     `received`: for each segment, what it reads of earlier ones; `raw`: the inputs of the model that it reads;
     `outputs`: what the model returns. `state`: weight or buffer -> segment -> in how many places it is read there;
     `changed`: buffers that change; `draws`: operations that draw random numbers; `constants`: those whose results
-    follow from shapes. `reads`: crossing value -> segment ->
-    in how many places it is read, its own segment included; `upstream`: crossing value -> the weights that it is
+    follow from shapes; `reshapes`: whether one changes a shape in place. `reads`: crossing value -> segment -> in
+    how many places it is read, its own segment included; `upstream`: crossing value -> the weights that it is
     computed from. `after`: the result behind which the last cut stands, if a result was named.
     """
 
@@ -86,6 +91,7 @@ class Way:
     changed: set[str] = field(default_factory=set)
     draws: frozenset[int] = frozenset()
     constants: frozenset[int] = frozenset()
+    reshapes: bool = False
     reads: dict[str, dict[int, int]] = field(default_factory=dict)
     upstream: dict[str, set[str]] = field(default_factory=dict)
     after: Made | None = None
@@ -153,6 +159,33 @@ def flatten_result(result: Any, output: str | None = None) -> dict[str, Tensor]:
     if output not in found:
         raise unknown("output of the model", output, found)
     return {output: found[output]}
+
+
+def check_functions(model: nn.Module) -> None:
+    """Refuse attributes and hooks that are functions with a submodule or tensor of the model in their closure.
+
+    A copy of the model would go on using the original's, which belong to no party.
+    """
+    for path, module in model.named_modules():
+        for key, value in vars(module).items():
+            for function in value.values() if isinstance(value, Mapping) else (value,):
+                if isinstance(function, FunctionType) and (held := _held_by(function)):
+                    raise InvalidInput(
+                        f"{key!r} of {path or type(model).__name__!r} is a function that holds {held!r}: copies of it "
+                        "would use the weights of the model itself; make it a method, or hand that over as an argument"
+                    )
+
+
+def _held_by(function: FunctionType) -> str:
+    """Return the name of the first variable of a function's closure or defaults that holds modules or tensors."""
+    values = dict(inspect.getclosurevars(function).nonlocals)
+    values |= {name: p.default for name, p in inspect.signature(function).parameters.items()}
+    held = (name for name, value in values.items() if any(map(_is_state, _pytree.tree_leaves(value))))
+    return next(held, "")
+
+
+def _is_state(value: Any) -> bool:
+    return isinstance(value, (Tensor, nn.Module))
 
 
 def meta_copy(model: nn.Module, own: Collection[str], real: Collection[str]) -> nn.Module:
@@ -235,6 +268,7 @@ def plan_way(
         ends = (*ends, place.operation + 1)
     way = Way(tuple(o.name for o in operations), ends, tuple({} for _ in (*ends, 0)), tuple({} for _ in (*ends, 0)), {})
     way.after = place
+    way.reshapes = not _RESHAPES.isdisjoint(way.names)
     way.draws = frozenset(number for number, operation in enumerate(operations) if operation.draws)
     for number, operation in enumerate(operations):
         for name in operation.state:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -17,33 +15,10 @@ from torch.utils.checkpoint import checkpoint
 
 from splitfed.core.cutting import cut
 from splitfed.core.errors import InvalidInput
-from splitfed.core.optimizers import Optim
-from splitfed.core.replay import ReplayedSegment
-from splitfed.topologies import multi_hop, u_shaped, vanilla
+from splitfed.topologies import multi_hop
 from tests.core import cut_idioms as made
 from tests.core.cut_idioms import Net, between, ends, hooked, written_under_another_name
-from tests.examples import engine_of
-
-DECAY = Optim("SGD", {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01})
-
-
-@dataclass(frozen=True)
-class Idiom:
-    """A model, where it is cut, and the text of the refusal (None: it is exact).
-
-    `draws`: it draws random numbers; `words`: it reads whole numbers; `rounds`: gradients of one value are added up in
-    part behind the cut, so that the last digits are others than in the uncut model. `replayed`: its segments replay
-    `forward`, for a trace does not show what it does.
-    """
-
-    model: Callable[[], nn.Module]
-    refused: str | None = None
-    at: tuple[str, ...] = ("a", "b")
-    draws: bool = False
-    words: bool = False
-    rounds: bool = False
-    replayed: bool = False
-
+from tests.core.idioms import Idiom, build, check_left_alone, check_training, rows
 
 OWN = ("at", "draws", "replayed")
 
@@ -255,21 +230,6 @@ IDIOMS: dict[str, Idiom] = {
 }
 
 
-def rows(idiom: Idiom, count: int) -> Tensor:
-    """Return rows that the models of the table take."""
-    drawn = torch.Generator().manual_seed(5)
-    if idiom.words:
-        return torch.randint(0, 16, (count, 5), generator=drawn)
-    return torch.randn(count, 8, generator=drawn)
-
-
-def build(idiom: Idiom) -> nn.Module:
-    """Return the model, from the same weights each time."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
-        return idiom.model()
-
-
 EXACT = [name for name, idiom in IDIOMS.items() if idiom.refused is None]
 REFUSED = [name for name, idiom in IDIOMS.items() if idiom.refused is not None]
 
@@ -282,40 +242,7 @@ def test_the_table_is_long_enough() -> None:
 
 @pytest.mark.parametrize("name", EXACT)
 def test_an_idiom_that_is_cut_trains_as_the_uncut_model_does(name: str) -> None:
-    idiom, model = IDIOMS[name], build(IDIOMS[name])
-    x = rows(idiom, 24)
-    pieces = cut(model, idiom.at, x)
-    assert all(isinstance(piece.module, ReplayedSegment) is idiom.replayed for piece in pieces)
-    if idiom.draws:
-        return  # Parties draw from streams of their own, so that the bits of a run are others.
-    topology = u_shaped(model, idiom.at, example=x) if len(idiom.at) == 2 else vanilla(model, idiom.at[0], example=x)
-    y = torch.arange(24) % 4
-    uncut = copy.deepcopy(model)
-    engine = engine_of(topology, x, y, optim=DECAY)
-    steps = [chosen for _ in range(3) for chosen in torch.arange(24).split(8)]
-    engine.train(0, 0, steps)
-    train(uncut, x, y, steps)
-    state = topology.state_dict(engine.modules(0))
-    assert state.keys() == uncut.state_dict().keys()
-    for key, value in uncut.state_dict().items():
-        # Nine steps of sums of five numbers below 1, each off by a unit in the last place.
-        near = 9 * 5 * torch.finfo(torch.float32).eps if idiom.rounds else 0.0
-        torch.testing.assert_close(state[key], value, rtol=0, atol=near, msg=key)
-    build(idiom).load_state_dict(state, strict=True)
-
-
-def train(model: nn.Module, x: Tensor, y: Tensor, steps: list[Tensor]) -> None:
-    """Train `model` as anybody would, with what was frozen left frozen."""
-    still = [n for n, m in model.named_modules() if model.training and not m.training]
-    model.train()
-    for name in still:
-        model.get_submodule(name).training = False
-    optimizer, _ = DECAY.build([p for p in model.parameters() if p.requires_grad])
-    for chosen in steps:
-        optimizer.zero_grad()
-        output = model(x[chosen])
-        functional.cross_entropy(output["out"] if isinstance(output, dict) else output, y[chosen]).backward()
-        optimizer.step()
+    check_training(IDIOMS[name])
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -336,19 +263,4 @@ def refused(model: nn.Module, idiom: Idiom) -> None:
 
 @pytest.mark.parametrize("name", IDIOMS)
 def test_the_users_model_and_random_numbers_are_left_as_they_were(name: str) -> None:
-    idiom, model = IDIOMS[name], build(IDIOMS[name])
-    state = copy.deepcopy(model.state_dict())
-    plain = {n: {k: id(v) for k, v in vars(m).items() if k not in vars(nn.Module())} for n, m in model.named_modules()}
-    modes = {n: m.training for n, m in model.named_modules()}
-    drawn, calls = torch.get_rng_state(), dict(made.COUNTS)
-    with contextlib.suppress(InvalidInput):
-        cut(model, idiom.at, rows(idiom, 8))
-    assert torch.equal(torch.get_rng_state(), drawn)
-    assert calls == made.COUNTS
-    assert torch.is_grad_enabled()
-    assert model.state_dict().keys() == state.keys()
-    assert all(torch.equal(state[k], v) for k, v in model.state_dict().items() if isinstance(v, Tensor))
-    assert all(p.grad is None for p in model.parameters())
-    assert {n: m.training for n, m in model.named_modules()} == modes
-    now = {n: {k: id(v) for k, v in vars(m).items() if k not in vars(nn.Module())} for n, m in model.named_modules()}
-    assert now == plain
+    check_left_alone(IDIOMS[name])

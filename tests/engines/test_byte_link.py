@@ -26,6 +26,7 @@ from splitfed.registry import TABLES, load
 from splitfed.schedules import SplitFedV1
 from splitfed.secure_sum.plan import SecureSum
 from splitfed.training.entry_point import LINKS
+from tests.core.replayed_nets import REPLAYED, replayed_topology
 from tests.core.test_isolation import assert_own
 from tests.defenses.test_every_defense import BACKWARDS, DEFENSES
 from tests.examples import assert_same
@@ -261,3 +262,10 @@ def test_a_secure_sum_goes_as_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unknown_link_is_refused() -> None:
     with pytest.raises(sf.InvalidInput, match=r"unknown link 'wire' \(allowed: bytes, memory\)"):
         sf.train(TOPOLOGIES["vanilla"](), digits(2), logging=sf.Logging(link="wire"))
+
+
+@pytest.mark.parametrize("name", REPLAYED)
+def test_replayed_segments_train_to_the_same_bits_as_bytes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = "independent" if name == "local" else "sequential"
+    run = both(monkeypatch, lambda: replayed_topology(name), schedule=schedule)
+    assert (run.engine.link.headers > 0) is (name != "local")

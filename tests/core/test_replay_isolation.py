@@ -1,0 +1,130 @@
+"""Replayed segments keep to themselves: no party reaches another's numbers, before, in or after a step."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable, Mapping
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from splitfed.core import replay, replay_plan
+from splitfed.core.party import Party
+from splitfed.core.replay import ReplayedSegment
+from splitfed.engines.local import LocalEngine
+from tests.core.idioms import left_alone
+from tests.core.replayed_nets import EXAMPLE, REPLAYED, ReplayedNet, replayed_net, replayed_topology
+from tests.core.test_isolation import FiniteCheck, shared, trained
+from tests.object_graph import holdings, reachable
+
+
+def rows_of(tensors: Iterable[Tensor]) -> set[bytes]:
+    """Return the numbers of every row of tensors of real numbers, where a row has eight or more that differ."""
+    found = set()
+    for tensor in tensors:
+        if tensor.is_meta or not tensor.is_floating_point() or tensor.dim() < 2:
+            continue
+        for row in tensor.detach().flatten(1):
+            if len(row) >= 8 and len(row.unique()) > 4:
+                found.add(row.numpy().tobytes())
+    return found
+
+
+def weights_of(party: Party) -> set[bytes]:
+    return rows_of(p for module in party.state.modules.values() for p in module.parameters())
+
+
+def data_of(party: Party) -> set[bytes]:
+    return rows_of(x for inputs, _ in party.state.data.values() for x in inputs.values())
+
+
+def foreign(engine: LocalEngine, initial: Mapping[str, set[bytes]]) -> list[str]:
+    """Name every party that reaches a row of numbers of another one, or of the example.
+
+    `initial`: role -> rows of its weights before training.
+    """
+    found = []
+    for name, party in engine.parties.items():
+        held = rows_of(thing for thing in reachable(party) if isinstance(thing, Tensor))
+        if held & rows_of([EXAMPLE]):
+            found.append(f"{name} holds the example")
+        for other, owner in engine.parties.items():
+            if other != name and held & data_of(owner):
+                found.append(f"{name} holds rows of {other}")
+            if owner.state.role != party.state.role and held & (weights_of(owner) | initial[owner.state.role]):
+                found.append(f"{name} holds weights of {other}")
+    return found
+
+
+def train(name: str, model: nn.Module | None = None) -> tuple[LocalEngine, dict[str, set[bytes]]]:
+    """Return a trained engine of a replayed topology, and the rows of each role's first weights."""
+    topology = replayed_topology(name, model)
+    assert all(isinstance(segment.module, ReplayedSegment) for segment in topology.segments)
+    initial: dict[str, set[bytes]] = {role: set() for role in topology.roles}
+    for segment in topology.segments:
+        initial[segment.role] |= rows_of(segment.module.parameters())
+    return trained(topology, ("client0",)), initial
+
+
+@pytest.mark.parametrize("name", REPLAYED)
+def test_no_party_of_a_replayed_topology_reaches_what_another_holds(name: str) -> None:
+    model = replayed_net()
+    with left_alone(model):
+        engine, initial = train(name, model)
+    assert type(model) is ReplayedNet
+    assert shared(engine) == []
+    assert foreign(engine, initial) == []
+    for party in engine.parties.values():
+        kinds = [kind for kind, _ in holdings(party)]
+        assert "frame" not in kinds
+        assert kinds.count("module") > 2
+        # What others hold is there as a shape: in `forward` it has a name.
+        assert any(isinstance(thing, Tensor) and thing.is_meta for thing in reachable(party))
+        assert weights_of(party)
+        for module in party.state.modules.values():
+            assert not any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers()))
+    # In mid-step no graph reaches across.
+    watch = engine.link = FiniteCheck(engine)  # type: ignore[assignment]
+    engine.train(0, 1, [torch.arange(8)])
+    assert ("activation" in watch.kinds) is (name != "local")
+
+
+@pytest.mark.parametrize("leak", ["weight", "frame", "object", "row"])
+def test_the_walk_finds_what_a_replayed_segment_would_leak(leak: str) -> None:
+    engine, initial = train("vanilla")
+    client, server = engine.parties["client0"], engine.parties["server"]
+    (bottom,), (top,) = client.state.modules.values(), server.state.modules.values()
+    assert isinstance(top, ReplayedSegment)
+    weight = bottom.get_submodule("stem.1").get_parameter("weight")
+    if leak == "weight":
+        vars(top.get_submodule("stem.1"))["weight"] = weight.detach().clone()
+        assert "server holds weights of client0" in foreign(engine, initial)
+    elif leak == "frame":
+        try:
+            bottom.get_submodule("nothing")
+        except AttributeError as error:
+            vars(top)["last"] = error
+        assert "frame" in [kind for kind, _ in holdings(server)]
+    elif leak == "object":
+        (remembered, *_) = top.replay_plan.memory.values()
+        remembered[0] = types.SimpleNamespace(state=weight)
+        assert "client0 and server: memory" in shared(engine)
+    else:
+        vars(top)["last"] = client.state.data["train"][0]["x"][3:5].clone()
+        assert foreign(engine, initial) == ["server holds rows of client0"]
+
+
+def test_a_weight_that_is_left_in_a_copy_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cutter itself is broken: it leaves one weight of the client in everybody's copy."""
+    kept = replay_plan.meta_copy
+
+    def leaves_one(model: nn.Module, own: set[str], real: set[str]) -> nn.Module:
+        made = kept(model, own, real)
+        if "stem.1.weight" not in own and real:
+            vars(made.get_submodule("stem.1"))["weight"] = model.get_parameter("stem.1.weight").detach().clone()
+        return made
+
+    monkeypatch.setattr(replay, "meta_copy", leaves_one)
+    engine, initial = train("vanilla")
+    assert "server holds weights of client0" in foreign(engine, initial)
