@@ -238,10 +238,10 @@ def replay(
             for module, mode in modes.items():
                 module.training = mode
     first = ways[True, True]
-    for number in range(len(cuts) + 1):
+    for number in range(len(cuts) + 1 if cuts else 0):
         if not (first.raw[number] or first.received[number]) or not first.sent(number):
-            place = f"after {cuts[-1]!r}" if number == len(cuts) else f"before {cuts[number]!r}"
-            raise InvalidInput(f"cut {cuts[min(number, len(cuts) - 1)]!r} leaves an empty segment {place}")
+            place = f"after {cuts[-1].name!r}" if number == len(cuts) else f"before {cuts[number].name!r}"
+            raise InvalidInput(f"cut {cuts[min(number, len(cuts) - 1)].name!r} leaves an empty segment {place}")
     for way in ways.values():
         if set(first.outputs) != set(way.outputs):
             raise InvalidInput(
@@ -320,9 +320,6 @@ def _build(
     first = plan.ways[True, True]
     raw = dict.fromkeys(name for way in plan.ways.values() for name in way.raw[number])
     inputs = (*(name for name in plan.inputs if name in raw), *first.received[number])
-    if not inputs:
-        place = f"before {cuts[0].name!r}" if number == 0 else f"after {cuts[number - 1].name!r}"
-        raise InvalidInput(f"the segment {place} reads no input of {plan.model} and nothing of others; cut elsewhere")
     made.replay_values = (inputs, tuple(first.sent(number)))
     return made, *made.replay_values
 

@@ -283,7 +283,7 @@ def test_a_cut_before_a_submodule() -> None:
     # What is done with the block's result belongs to what stands before the next block.
     assert list(before[0].module.state_dict()) == list(after[0].module.state_dict())
     assert before[0].outputs != after[0].outputs
-    with pytest.raises(InvalidInput, match="the segment before 'before:words' reads no input of Biased"):
+    with pytest.raises(InvalidInput, match="cut 'before:words' leaves an empty segment before"):
         cut(model, ("before:words",), tokens(8))
     check_trains_as_uncut(model, local(model, ("before:blocks.1", "before:head"), example=tokens(8)))
     with pytest.raises(InvalidInput, match="leave an empty segment: two are the same place"):
