@@ -198,7 +198,8 @@ def _refiller(value: Any, depth: int = _DEPTH) -> Callable[[], None]:
         return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
     if not isinstance(value, (list, deque, dict, set)) or not depth:
         return _nothing
-    items = dict(value) if isinstance(value, dict) else list(value)
+    # `dict(value)` asks a subclass for its values, which may make new ones.
+    items = dict(value.items()) if isinstance(value, dict) else list(value)
     inner = [_refiller(item, depth - 1) for item in (items.values() if isinstance(items, dict) else items)]
 
     def refill() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +227,33 @@ def test_a_snapshot_finds_and_undoes_what_a_model_does_to_itself() -> None:
     assert model.training
     assert model.fc.weight.grad is None
     assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
+
+
+class Makers(OrderedDict[str, type]):
+    """Gives a new object of the class that stands under a name."""
+
+    def __getitem__(self, name: str) -> Any:
+        return super().__getitem__(name)()
+
+
+ACTIVATIONS = Makers(relu=nn.ReLU, tanh=nn.Tanh)
+
+
+def test_a_snapshot_leaves_a_table_that_makes_what_it_is_asked_for_as_it_was() -> None:
+    """A global that a model reads, as the activations of the transformers package are."""
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return ACTIVATIONS["tanh"](self.fc(x))  # type: ignore[operator]
+
+    snapshot = ModelSnapshot(Named())
+    assert snapshot.changes() == []
+    snapshot.restore()
+    assert list(ACTIVATIONS.items()) == [("relu", nn.ReLU), ("tanh", nn.Tanh)]
 
 
 def test_gradients_left_over_from_training_are_neither_added_to_nor_a_reason_to_refuse() -> None:
