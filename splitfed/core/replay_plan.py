@@ -271,6 +271,7 @@ class _Values:
         self._made: dict[int, Made] = {}
         self._holder: dict[int, int] = {}
         self._names: dict[tuple[Made, int], str] = {}
+        self._last: dict[tuple[Made, int | None], Made] = {}
         self._weights: dict[int, set[str]] = {}
         self._readers: dict[int, dict[int, int]] = {}
 
@@ -307,6 +308,8 @@ class _Values:
                 self._made[index] = Made(number, place)
                 if segment is not None:
                     self._holder[index] = segment
+            if index in self._made:
+                self._last[self._made[index], segment] = Made(number, place)
             if index is not None:
                 self._weights.setdefault(index, set()).update(weights)
 
@@ -352,10 +355,14 @@ class _Values:
         )
 
     def _name(self, made: Made, source: int) -> str:
-        """Return the name of a tensor that `source` hands on: of what made it, with a number where that is taken."""
+        """Return the name of a tensor that `source` hands on: of what returned it, with a number where that is taken.
+
+        Of several operations it is the last one: dropout returns what it is given, but in training.
+        """
         if (made, source) not in self._names:
-            base = self._operations[made.operation].name.strip("_").replace(".", "_")
-            base += f"_{made.place}" if len(self._operations[made.operation].results) > 1 else ""
+            last = self._last.get((made, source), made)
+            base = self._operations[last.operation].name.strip("_").replace(".", "_")
+            base += f"_{last.place}" if len(self._operations[last.operation].results) > 1 else ""
             name, number = base, 1
             while name in self._names.values() or name in self._inputs.values():
                 name, number = f"{base}_{number}", number + 1

@@ -333,3 +333,20 @@ def test_what_is_changed_after_the_cut_is_found_before_the_run(kind: type[nn.Mod
     next(model.parameters()).register_hook(lambda gradient: gradient * 0.5)
     with pytest.raises(InvalidInput, match="the gradient of weight"):
         check_topology(topology, {next(iter(topology.inputs)): x})
+
+
+def test_a_cut_after_dropout_which_returns_what_it_is_given_in_evaluation() -> None:
+    class Dropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.drop, self.b = nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 4)
+
+        def forward(self, x: Tensor, scale: float = 2.0) -> dict[str, Tensor]:
+            return {"y": self.b(functional.relu(self.drop(self.a(x) * scale)))}
+
+    model, x = Dropping(), torch.randn(8, 8)
+    pieces = cut(model, ("drop",), x)
+    assert [piece.outputs for piece in pieces] == [("drop",), ("y",)]
+    for module in (model, *(piece.module for piece in pieces)):
+        module.eval()
+    assert torch.equal(chained(pieces, {"x": x})["y"], model(x)["y"])
