@@ -100,7 +100,7 @@ class Party:
                 value = value.to(self.device)
                 if message.layouts is not None and name in message.layouts:
                     value = message.layouts[name].lay_out(value)
-                step_state.held[name] = self._leaf(value, returns)
+                step_state.held[name] = step_state.make_leaf(value, self._training and returns)
         outputs = self._run(segment_plan, self._arguments(segment_plan, step_state), stamp)
         step_state.values.update(zip(segment_plan.outputs, outputs, strict=True))
         if self._training and segment_plan.penalized_arrivals:
@@ -271,14 +271,11 @@ class Party:
                 value = step_state.held[name]
             else:
                 if name not in leaves:
-                    leaves[name] = self._leaf(step_state.values[name])
+                    leaves[name] = step_state.make_leaf(step_state.values[name], self._training)
                 value = leaves[name]
             # An operation in place may neither touch a leaf nor the sender's memory.
             arguments.append(value.clone() if name in segment_plan.overwritten else value)
         return arguments
-
-    def _leaf(self, value: Tensor, returns: bool = True) -> Tensor:
-        return value.detach().requires_grad_(self._training and returns)
 
     def _run(self, segment_plan: SegmentPlan, arguments: list[Tensor], stamp: Stamp) -> tuple[Tensor, ...]:
         module, privatizer = self.state.modules[segment_plan.segment], self.state.privatizer
@@ -355,11 +352,11 @@ class Party:
         messages = []
         for port in segment_plan.arrivals:
             if port.role is None:
-                back = [(step_state.values[name], _gradient(leaves[name])) for name in port.returned]
+                back = [(step_state.values[name], step_state.gradient_of(leaves[name])) for name in port.returned]
                 step_state.returned.setdefault(port.segment, []).extend(back)
                 continue
             held_leaves = {name: step_state.held.pop(name) for name in port.values}
-            tensors = {name: _gradient(held_leaves[name]) for name in port.returned}
+            tensors = {name: step_state.gradient_of(held_leaves[name]) for name in port.returned}
             if not tensors:
                 continue
             for guard in port.gradient_defenses:
@@ -423,11 +420,6 @@ class Party:
 def forward_seed(seed: int, party: str, segment: str, stamp: Stamp) -> int:
     """Return the seed from which a segment that draws random numbers (dropout) draws at one step."""
     return derive(seed, "forward", party, segment, *stamp)
-
-
-def _gradient(leaf: Tensor) -> Tensor:
-    """The gradient of a leaf; zeros where nothing used it in this step, so that the sender gets what it expects."""
-    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
 
 def _copy_shared_gradients(message: Message, crossed: Collection[int]) -> Message:

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+
+from splitfed.core.payload import extent
 
 
 class Batch(NamedTuple):
@@ -31,7 +34,8 @@ class StepState:
 
     `rows` only where it counts them: parties share no tensor, and a copy costs as much as a message. `slopes`: what
     leaves, the gradient that a defense wants of it, and its version then. `losses`: with what each is multiplied by.
-    `crossed`: where in memory the gradients lie that have arrived.
+    `crossed`: where in memory the gradients lie that have arrived. `strides`: those in which the gradient of a leaf came
+    to it, by the leaf's identity.
     """
 
     part: str
@@ -50,3 +54,25 @@ class StepState:
     losses: dict[str, list[tuple[Tensor, float]]] = field(default_factory=partial(defaultdict, list))
     objective_added: bool = False
     crossed: set[int] = field(default_factory=set)
+    strides: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def make_leaf(self, value: Tensor, gradient: bool) -> Tensor:
+        """Return `value`, as it was received, as a leaf; `gradient`: whether its gradient is wanted."""
+        leaf = value.detach().requires_grad_(gradient)
+        if gradient and leaf.dim() > 2:
+            # torch keeps the gradient in the strides of the leaf, but the order of sums behind it follows its own.
+            key, strides = id(leaf), self.strides
+            leaf.register_hook(lambda found: strides.__setitem__(key, found.stride()))
+        return leaf
+
+    def gradient_of(self, leaf: Tensor) -> Tensor:
+        """Return the gradient of a leaf in the strides that it has in an uncut model.
+
+        Zeros where nothing used it in this step, so that the sender gets what it expects.
+        """
+        found, strides = leaf.grad, self.strides.get(id(leaf))
+        if found is None:
+            return torch.zeros_like(leaf)
+        if strides is None or strides == found.stride() or extent(found.shape, strides) != found.numel():
+            return found
+        return torch.empty_strided(found.shape, strides, dtype=found.dtype, device=found.device).copy_(found)

@@ -147,3 +147,20 @@ def test_builders_name_segments_roles_and_edges() -> None:
     assert [s.role for s in two.segments] == ["client", "server", "client"]
     assert [e.name for e in two.crossings] == ["bottom->middle", "middle->head"]
     assert (two.heads[0].role, two.heads[0].labels) == ("client", "client")
+
+
+class ChannelsLast(nn.Module):
+    """Scales every channel, with the channels last in memory, as ConvNeXt does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.1, 1.0, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.permute(0, 2, 3, 1).contiguous() * self.weight).permute(0, 3, 1, 2)
+
+
+def test_a_gradient_arrives_in_the_strides_in_which_it_was_computed() -> None:
+    """The release has its channels last, its gradient first: the weight's gradient is summed in their order."""
+    model = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), ChannelsLast(), nn.Flatten(), nn.Linear(16 * 64, 4))
+    assert len(cut(model, ("1",), images(8)[0])) == 2
