@@ -149,6 +149,22 @@ class Attack:
         return Outcome(prediction, time.perf_counter() - started, clone)
 
 
+def check_rows(attack: Attack, discrete: bool, data: str) -> None:
+    """Refuse an attack that predicts rows of another kind than the data set called `data` has.
+
+    `discrete`: whether its rows are whole numbers that stand for things, such as token ids.
+    """
+    if discrete and attack.target in (Target.INPUTS, Target.REPRESENTATIVES):
+        raise InvalidInput(
+            f"{type(attack).__name__} reconstructs real numbers, and rows of {data} are whole ones, such as token ids: "
+            "take token_decoder"
+        )
+    if not discrete and attack.target is Target.TOKENS:
+        raise InvalidInput(
+            f"{type(attack).__name__} reconstructs token ids, and rows of {data} are real numbers: take inverse_network"
+        )
+
+
 def quick_look(kind: type[Attack], budget: str) -> bool:
     """Return whether `budget` is "fast" with other settings than "paper", so that a longer attack may find more."""
     return budget == "fast" and kind.budgets["fast"] != kind.budgets["paper"]

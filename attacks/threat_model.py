@@ -23,10 +23,12 @@ class Target(StrEnum):
 
     For two classes the scores of labels may also be (victims,): the greater, the more likely class 1. MEMBERS: which of
     the candidates were trained on, (candidates,), the greater, the more likely. REPRESENTATIVES: a row for each
-    class, (classes, *shape). SHARES: how much of a client's training rows is of each class, (classes,).
+    class, (classes, *shape). TOKENS: the victims' inputs where these are token ids, (victims, *shape) int64; INPUTS and
+    REPRESENTATIVES are real numbers. SHARES: how much of a client's training rows is of each class, (classes,).
     """
 
     INPUTS = "inputs"
+    TOKENS = "token ids"
     LABELS = "labels"
     MEMBERS = "members"
     REPRESENTATIVES = "a row that stands for each class"

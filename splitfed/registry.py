@@ -71,6 +71,7 @@ TABLES: dict[str, dict[str, str]] = {
     },
     "attacks": {
         "inverse_network": "splitfed.attacks.reconstruction.inverse_network:InverseNetwork",
+        "token_decoder": "splitfed.attacks.reconstruction.token_decoder:TokenDecoder",
         "rmle": "splitfed.attacks.reconstruction.rmle:Rmle",
         "ladder": "splitfed.attacks.reconstruction.ladder:Ladder",
         "grn": "splitfed.attacks.reconstruction.grn:Grn",
@@ -150,6 +151,7 @@ TABLES: dict[str, dict[str, str]] = {
         "mnist5k": "splitfed.data.sources.mnist5k:mnist5k",
         "rotated_mnist": "splitfed.data.sources.rotated_mnist:rotated_mnist",
         "breast_cancer": "splitfed.data.sources.breast_cancer:breast_cancer",
+        "markov_tokens": "splitfed.data.sources.markov_tokens:markov_tokens",
         "synthetic": "splitfed.data.sources.synthetic:synthetic",
         "idx": "splitfed.data.sources.idx:idx",
         "cifar": "splitfed.data.sources.cifar:cifar",

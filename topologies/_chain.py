@@ -35,10 +35,7 @@ def only_output(segments: Sequence[Segment]) -> str:
     return finals[0]
 
 
-def only_input(segments: Sequence[Segment]) -> str:
-    """Return the one value that no segment makes: the model's input."""
+def model_inputs(segments: Sequence[Segment], role: str) -> dict[str, str]:
+    """Return `role` for every value that no segment makes, the arguments of the model, in the order they are read."""
     made = {value for s in segments for value in s.outputs}
-    raw = list(dict.fromkeys(value for s in segments for value in s.inputs if value not in made))
-    if len(raw) != 1:
-        raise InvalidInput(f"the model must have one input for this topology; it has {len(raw)}: {raw}")
-    return raw[0]
+    return dict.fromkeys((value for s in segments for value in s.inputs if value not in made), role)

@@ -5,11 +5,12 @@ decentralized data", AISTATS 2017, where clients hold whole models and only weig
 
 `cuts` divide the model within the client, so that a method can name what is between its pieces (an embedding). Input
 and output are called `x` and `out` whatever the model calls them: clients with models of different make, one topology
-each, agree in these.
+each, agree in these. Several inputs bear the names of the model's arguments.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from splitfed.core.errors import InvalidInput
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head, Segment, Topology
-from splitfed.topologies._chain import cut_in_roles, only_input, only_output
+from splitfed.topologies._chain import cut_in_roles, model_inputs, only_output
 
 
 def local(
@@ -34,16 +35,30 @@ def local(
     if not isinstance(cuts, (list, tuple)):
         raise InvalidInput(f"cuts={cuts!r} is not allowed; expected the names of submodules, or none")
     if not cuts:
-        segments: tuple[Segment, ...] = (Segment("model", "client", model, ("x",), ("out",), ""),)
-        return Topology("local", segments, {"x": "client"}, (Head("out", "client", "client", task),))
+        inputs = _arguments(model, example)
+        segments: tuple[Segment, ...] = (Segment("model", "client", model, inputs, ("out",), ""),)
+        return Topology("local", segments, dict.fromkeys(inputs, "client"), (Head("out", "client", "client", task),))
     bodies = ["body"] if len(cuts) == 1 else [f"body{i}" for i in range(1, len(cuts) + 1)]
     segments = cut_in_roles(model, tuple(cuts), (*bodies, "head"), ("client",) * (len(cuts) + 1), example)
-    return Topology("local", _rename_values(segments), {"x": "client"}, (Head("out", "client", "client", task),))
+    segments = _rename_values(segments)
+    return Topology("local", segments, model_inputs(segments, "client"), (Head("out", "client", "client", task),))
+
+
+def _arguments(model: nn.Module, example: Tensor | Mapping[str, Tensor] | None) -> tuple[str, ...]:
+    """Return the names of the model's arguments where it needs several, else `x`."""
+    if isinstance(example, Mapping):
+        names = list(example)
+    else:
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        given = inspect.signature(model.forward).parameters.values()
+        names = [p.name for p in given if p.default is p.empty and p.kind in positional]
+    return tuple(names) if len(names) > 1 else ("x",)
 
 
 def _rename_values(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
-    """Return `segments` with their one input called `x` and their one output `out`."""
-    ends = {only_input(segments): "x", only_output(segments): "out"}
+    """Return `segments` with an only input called `x` and their one output `out`."""
+    inputs = model_inputs(segments, "client")
+    ends = {**(dict.fromkeys(inputs, "x") if len(inputs) == 1 else {}), only_output(segments): "out"}
     # A value between the pieces that has one of the two names gives it up.
     ends = {"x": "x_", "out": "out_", **ends}
     return tuple(

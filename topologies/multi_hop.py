@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head, Topology
-from splitfed.topologies._chain import cut_in_roles, only_input, only_output
+from splitfed.topologies._chain import cut_in_roles, model_inputs, only_output
 
 LABELS = ("relayed", "client", "server")
 
@@ -56,7 +56,7 @@ def multi_hop(
     holder = chain[-1] if labels == "server" else chain[0]
     via = chain[1:-1] if labels == "relayed" else ()
     head = Head(only_output(segments), segments[-1].role, holder, task, via=via)
-    topology = Topology("multi_hop", segments, {only_input(segments): chain[0]}, (head,))
+    topology = Topology("multi_hop", segments, model_inputs(segments, chain[0]), (head,))
     _check_neighbours(topology, (*chain, chain[0]) if labels == "client" else chain)
     return topology
 

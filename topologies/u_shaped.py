@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from splitfed.core.errors import InvalidInput
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head, Topology
-from splitfed.topologies._chain import cut_in_roles, only_input, only_output
+from splitfed.topologies._chain import cut_in_roles, model_inputs, only_output
 
 
 def u_shaped(
@@ -35,4 +35,4 @@ def u_shaped(
     roles = [("client", "server")[i % 2] for i in range(len(cuts) + 1)]
     segments = cut_in_roles(model, tuple(cuts), names, roles, example)
     head = Head(only_output(segments), "client", "client", task)
-    return Topology("u_shaped", segments, {only_input(segments): "client"}, (head,))
+    return Topology("u_shaped", segments, model_inputs(segments, "client"), (head,))

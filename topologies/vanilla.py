@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from splitfed.core.errors import InvalidInput
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head, Topology
-from splitfed.topologies._chain import cut_in_roles, only_input, only_output
+from splitfed.topologies._chain import cut_in_roles, model_inputs, only_output
 
 
 def vanilla(
@@ -28,4 +28,4 @@ def vanilla(
         raise InvalidInput(f"cut={cut!r} is not allowed; expected the name of one submodule")
     segments = cut_in_roles(model, (cut,), ("bottom", "top"), ("client", "server"), example)
     head = Head(only_output(segments), "server", "client", task)
-    return Topology("vanilla", segments, {only_input(segments): "client"}, (head,))
+    return Topology("vanilla", segments, model_inputs(segments, "client"), (head,))

@@ -51,7 +51,7 @@ class MembershipShadow(Attack):
         """Return the classifier's log odds of membership: (candidates,)."""
         check_classes("membership_shadow", knowledge.classes)
         examples, members = self._examples(knowledge, generator, progress)
-        network = Classifier({"features": tuple(examples.shape[1:])}, 2, self.width).to(knowledge.device)
+        network = Classifier({"features": examples}, 2, self.width).to(knowledge.device)
         values = {"features": examples}
         fit(network, lambda epoch: values, members, generator, epochs=self.classifier_epochs, lr=3e-3, batch_size=64)
         with torch.no_grad():

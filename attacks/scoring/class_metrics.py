@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from splitfed.attacks.networks.tokens import frequent_tokens
 from splitfed.attacks.scoring.classifier import clean_classifier
 from splitfed.attacks.scoring.reconstruction_metrics import Scores, mean_image, random_pairing, score_reconstruction
 from splitfed.core.errors import InvalidInput
@@ -43,10 +44,13 @@ def accuracies(
     """Return predictor -> "accuracy": how often the clean classifier says that a row is of its label.
 
     truth, prediction (n, ...); labels (n,) int64. Predictors: "attack", "truth" (the ceiling), and the baselines
-    "mean_image" and, for two rows or more, "random_pairing".
+    "mean_image" (of token ids "frequent_token") and, for two rows or more, "random_pairing".
     """
     scores = _classifier(auxiliary, labels)
-    rows = {"attack": prediction, "truth": truth, "mean_image": mean_image(auxiliary.x).to(truth).expand(truth.shape)}
+    real = truth.is_floating_point()
+    blind = mean_image(auxiliary.x) if real else frequent_tokens(auxiliary.x)
+    rows = {"attack": prediction, "truth": truth, ("mean_image" if real else "frequent_token"): blind.to(truth)}
+    rows = {name: x.expand(truth.shape) for name, x in rows.items()}
     if len(truth) > 1:
         rows["random_pairing"] = random_pairing(truth, generator)
     predictions = {name: scores(x).argmax(1).cpu() for name, x in rows.items()}

@@ -1,6 +1,7 @@
 """A small classifier of rows or releases: learns attributes for an attack, and scores reconstructions for the scorer.
 
-Values with a height and a width go through two convolutions, others are flattened; several values are read together.
+Values with a height and a width go through two convolutions, token ids are embedded, others are flattened; several
+values are read together.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch.nn import functional
 
 from splitfed.attacks.base import Progress
 from splitfed.attacks.networks.gradient_descent import draw_batches, take_step
+from splitfed.attacks.networks.tokens import TokenReader
 from splitfed.core.random import derive, generator, stream
 
 Draw = Callable[[int], Mapping[str, Tensor]]
@@ -25,13 +27,16 @@ _SIDE = 3  # a map is averaged to this height and width before it is read
 
 
 class Classifier(nn.Module):
-    """Maps values {name: (n, *shape)} to scores (n, classes); `width` channels, twice as many hidden units."""
+    """Maps values like those that are `known`, name -> (n, ...), to scores (n, classes).
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], classes: int, width: int = 32) -> None:
+    `width` channels, twice as many hidden units. Of token ids those in `known` are told apart.
+    """
+
+    def __init__(self, known: Mapping[str, Tensor], classes: int, width: int = 32) -> None:
         super().__init__()
-        self._names = tuple(shapes)
-        self.readers = nn.ModuleList(_reader(shape, width) for shape in shapes.values())
-        size = sum(width * _SIDE**2 if len(s) == 3 else prod(s) for s in shapes.values())
+        self._names = tuple(known)
+        self.readers = nn.ModuleList(_reader(value, width) for value in known.values())
+        size = sum(_read_size(value, width) for value in known.values())
         self.net = nn.Sequential(nn.Linear(size, 2 * width), nn.ReLU(), nn.Linear(2 * width, classes))
 
     def forward(self, values: Mapping[str, Tensor]) -> Tensor:
@@ -41,7 +46,10 @@ class Classifier(nn.Module):
         return scores
 
 
-def _reader(shape: tuple[int, ...], width: int) -> nn.Module:
+def _reader(known: Tensor, width: int) -> nn.Module:
+    shape = known.shape[1:]
+    if not known.is_floating_point():
+        return TokenReader(known, width)
     if len(shape) != 3:
         return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(prod(shape), affine=False))
     return nn.Sequential(
@@ -50,6 +58,13 @@ def _reader(shape: tuple[int, ...], width: int) -> nn.Module:
         nn.Conv2d(width, width, 3, padding=1, stride=2 if min(shape[1:]) >= 16 else 1), nn.ReLU(),
         nn.AdaptiveAvgPool2d(_SIDE), nn.Flatten(),
     )  # fmt: skip
+
+
+def _read_size(known: Tensor, width: int) -> int:
+    """Return how many numbers a reader makes of a row."""
+    if not known.is_floating_point():
+        return width
+    return width * _SIDE**2 if known.dim() == 4 else prod(known.shape[1:])
 
 
 def fit(
@@ -96,7 +111,7 @@ def train_classifier(
 
     `settings`: epochs, lr, batch_size and progress, as `fit` takes them.
     """
-    network = Classifier({name: tuple(value.shape[1:]) for name, value in like.items()}, classes, width)
+    network = Classifier({name: passes[0][name] for name in like}, classes, width)
     network.to(labels.device)
     fit(network, lambda epoch: passes[epoch % len(passes)], labels, generator, **settings)
     return network
@@ -112,7 +127,7 @@ def clean_classifier(owner: object, x: Tensor, y: Tensor, classes: int) -> Calla
     """
     if owner not in _FITTED:
         with stream(derive(0, "classifier")), torch.enable_grad():
-            network = Classifier({"x": tuple(x.shape[1:])}, classes, _WIDTH)
+            network = Classifier({"x": x}, classes, _WIDTH)
             drawn = generator(0, "classifier", "order")
             fit(network, lambda epoch: {"x": x}, y, drawn, epochs=_EPOCHS, lr=_RATE, batch_size=_BATCH)
 

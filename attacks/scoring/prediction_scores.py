@@ -10,16 +10,32 @@ from torch import Tensor
 
 from splitfed.attacks.base import Target, unwrap
 from splitfed.attacks.labels.known_labels import rows_without_hints
+from splitfed.attacks.networks.tokens import unpadded_positions
 from splitfed.attacks.scoring.class_metrics import LabelledRows, accuracies, score_representatives
 from splitfed.attacks.scoring.label_metrics import score_labels
 from splitfed.attacks.scoring.member_metrics import score_members
 from splitfed.attacks.scoring.reconstruction_metrics import Scores, score_reconstruction
 from splitfed.attacks.scoring.share_metrics import score_shares
+from splitfed.attacks.scoring.token_metrics import score_tokens
 from splitfed.stats.intervals import bootstrap_interval
+
+
+class RowPart(Protocol):
+    """What a scorer needs of a named part of a row."""
+
+    @property
+    def positions(self) -> Tensor:
+        """Where its numbers stand in the flattened row: (k,)."""
+        ...
 
 
 class Rows(LabelledRows, Protocol):
     """What a scorer needs of a data set."""
+
+    @property
+    def features(self) -> Mapping[str, RowPart]:
+        """The named parts of a row."""
+        ...
 
     def label(self, name: str | None = None) -> Tensor:
         """The labels of a label set; None is the main one."""
@@ -57,8 +73,14 @@ def score_prediction(
     if target is Target.LABELS:
         truth, left = victims.label(label_set), rows_without_hints(len(victims.y), hints or {})
         return truth, score_labels(truth, prediction, auxiliary.label(label_set), generator, left)
-    seen, shown, blind = (t if part is None else part(t) for t in (victims.x, prediction, auxiliary.x))
-    scores = score_reconstruction(seen, shown, victims.value_range, blind, generator)
+    part = part or (lambda x: x)
+    seen, shown, blind = (part(t) for t in (victims.x, prediction, auxiliary.x))
+    if target is Target.TOKENS:
+        places = {name: feature.positions for name, feature in victims.features.items()}
+        counted = (part(unpadded_positions(x, places).view_as(x)).flatten(1) for x in (victims.x, auxiliary.x))
+        scores = score_tokens(seen, shown, blind, generator, *counted)
+    else:
+        scores = score_reconstruction(seen, shown, victims.value_range, blind, generator)
     if classifier:
         for name, found in accuracies(victims.x, prediction, victims.y, auxiliary, generator).items():
             scores.setdefault(name, {}).update(found)

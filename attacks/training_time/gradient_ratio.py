@@ -77,6 +77,8 @@ def kept_ratio(weight: float, reference: GradientRatio, here: GradientRatio) -> 
 def _lengths(x: Tensor, z: Tensor, critic: nn.Module, statistic: Statistic) -> tuple[float, float, float]:
     if len(x) != len(z) or len(z) < 2:
         raise InvalidInput(f"a batch has {len(x)} raw rows and {len(z)} releases; expected as many, two or more")
+    if not x.is_floating_point():
+        raise InvalidInput("gradient_ratio compares rows of real numbers; these are whole ones, such as token ids")
     leaf = z.detach().clone().requires_grad_()
     with torch.enable_grad():
         (sent,) = torch.autograd.grad(critic(leaf).mean(), leaf)

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from splitfed.data.sources.idx import idx as idx
     from splitfed.data.sources.image_folder import image_folder as image_folder
     from splitfed.data.sources.leaf import leaf as leaf
+    from splitfed.data.sources.markov_tokens import MarkovChains as MarkovChains
+    from splitfed.data.sources.markov_tokens import markov_tokens as markov_tokens
     from splitfed.data.sources.mnist5k import mnist5k as mnist5k
     from splitfed.data.sources.npz import npz as npz
     from splitfed.data.sources.rotated_mnist import rotated_mnist as rotated_mnist
@@ -60,6 +62,8 @@ make_lazy(
         "in_clear": "alignment.keys",
         "LabelSet": "labels",
         "leaf": "sources.leaf",
+        "MarkovChains": "sources.markov_tokens",
+        "markov_tokens": "sources.markov_tokens",
         "mnist5k": "sources.mnist5k",
         "npz": "sources.npz",
         "batches": "batch_order",

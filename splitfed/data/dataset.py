@@ -25,8 +25,9 @@ from splitfed.data.vertical import columns, strips
 class Dataset:
     """Rows `x` with labels `y`, all finite, all of one shape, in memory.
 
-    x: (n, ...) float32. y: (n,) int64 classes, or (n,) or (n, targets) float32. `value_range` are the least and the
-    greatest value that an x may take (images: 0 and 1), None where there is no such bound. domains: (n,) int64, where a
+    x: (n, ...) float32, or int64 for whole numbers that stand for things, such as token ids. y: (n,) int64 classes, or
+    (n,) or (n, targets) float32. `value_range` are the least and the greatest value that a float32 x may take (images:
+    0 and 1), None where there is no such bound. domains: (n,) int64, where a
     row comes from, or None. groups: (n,) int64, rows of one number show the same thing, such as one image at several
     angles, or None: `clients` never divides a group between training and test. `features` are named parts of a row,
     such as the columns that one party holds; they may overlap and need not cover the row. `targets` are further label
@@ -72,6 +73,11 @@ class Dataset:
         return tuple(self.x.shape[1:])
 
     @property
+    def discrete(self) -> bool:
+        """Whether x holds whole numbers (int64), such as token ids, whose differences mean nothing."""
+        return self.x.dtype == torch.int64
+
+    @property
     def tasks(self) -> dict[str | None, Task]:
         """The task of every label set: None for the main one, then the targets by name."""
         return {None: self.task, **{name: target.task for name, target in self.targets.items()}}
@@ -108,6 +114,11 @@ class Dataset:
                         f"{self.name} has {what} {sorted(getattr(self, what))} and {part.name} "
                         f"{sorted(getattr(part, what))}; expected parts of the same source"
                     )
+            if part.x.dtype != self.x.dtype:
+                raise InvalidInput(
+                    f"{self.name} has rows of {_type_name(self.x)} and {part.name} of {_type_name(part.x)}; expected "
+                    "parts of the same source"
+                )
         domains = [part.domains for part in parts if part.domains is not None]
         groups = [part.groups for part in parts if part.groups is not None]
         return self._replace_fields(
@@ -219,10 +230,10 @@ def _first_bad(good: Tensor) -> int | None:
 def _check_x(name: str, x: Tensor) -> None:
     if x.device.type != "cpu":
         raise InvalidInput(f"{name}: x is on {x.device}; expected cpu, batches move to a device when they are used")
-    if x.dtype != torch.float32 or x.dim() < 2 or x.numel() == 0:
+    if x.dtype not in (torch.float32, torch.int64) or x.dim() < 2 or x.numel() == 0:
         raise InvalidInput(
             f"{name}: x has shape {tuple(x.shape)} and type {_type_name(x)}; "
-            f"expected (rows, ...) with at least one row, and float32"
+            f"expected (rows, ...) with at least one row, and float32 or int64"
         )
     bad = _first_bad(torch.isfinite(x))
     if bad is not None:
@@ -231,6 +242,10 @@ def _check_x(name: str, x: Tensor) -> None:
 
 def _check_range(name: str, x: Tensor, value_range: tuple[float, float]) -> None:
     low, high = value_range
+    if x.dtype == torch.int64:
+        raise InvalidInput(
+            f"{name}: value_range=({low}, {high}) is not allowed for int64 rows; it bounds real numbers, such as pixels"
+        )
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise InvalidInput(f"{name}: value_range=({low}, {high}) is not allowed; expected two numbers, low < high")
     bad = _first_bad((x >= low) & (x <= high))

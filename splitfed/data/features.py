@@ -76,9 +76,9 @@ def feed(x: Tensor, names: Mapping[str, str], features: Mapping[str, Feature]) -
     """Return what each input of a topology gets of x (n, ...): input name -> tensor.
 
     `names`: input name -> role that owns it (a topology's `inputs`). Inputs that are named after features get those
-    parts. Where none is, every input gets the whole x, and then all must belong to one role: else the raw data of
-    one party would be given to another. Raises `InvalidInput` then, and for an input that is no feature where
-    others are.
+    parts. Where none is, the only input gets the whole x. Raises `InvalidInput` for several inputs then, as the raw
+    data of one party would be given to another, or one part of a row to every argument of a model, and for an input
+    that is no feature where others are.
     """
     strangers = [name for name in names if name not in features]
     if not strangers:
@@ -93,6 +93,12 @@ def feed(x: Tensor, names: Mapping[str, str], features: Mapping[str, Feature]) -
         raise InvalidInput(
             f"inputs {input_roles}: the data has no features, so every role would get the whole of each row; "
             "say which part each holds with Dataset.vertical, halves, strips or with_features"
+        )
+    if len(names) > 1:
+        listed = ", ".join(map(repr, names))
+        raise InvalidInput(
+            f"inputs {listed} of {roles[0]}: the data has no features of these names, so each would get the whole of "
+            "each row; give the parts by name, from_arrays({name: array, ...}, y), or with_features"
         )
     return dict.fromkeys(names, x)
 

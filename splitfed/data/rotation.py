@@ -24,6 +24,8 @@ def rotated(name: str, x: Tensor, angles: Sequence[float], value_range: tuple[fl
     outside the image is the least value there may be (0 where there is no such bound). Refuses rows that are no images
     and angles that are the same turn twice.
     """
+    if not x.is_floating_point():
+        raise InvalidInput(f"{name} has rows of whole numbers, which cannot be interpolated; only images turn")
     if x.dim() != 4:
         raise InvalidInput(f"{name} has rows of shape {tuple(x.shape[1:])}; only images (channels, height, width) turn")
     if isinstance(angles, (int, float)) or not angles:

@@ -52,7 +52,7 @@ class Adversarial(PenaltyDefense, LearnedDefense, LayerDefense):
     def check(self, topology: Topology, facts: Facts) -> None:
         """Refuse a sender without an image of its own, and a bottleneck where no image leaves."""
         edges = self.edges(topology)
-        check_raw("adversarial", topology, edges)
+        check_raw("adversarial", topology, edges, facts)
         for name in edges:
             role = topology.role_of(topology.edge(name).source)
             owned = [facts.shapes[value] for value, owner in topology.inputs.items() if owner == role]

@@ -18,19 +18,26 @@ from torch.nn import functional
 from splitfed.core.defense import concatenate_values
 from splitfed.core.defense_context import Context, DefenseSite
 from splitfed.core.errors import InvalidInput
+from splitfed.core.probe import Facts
 from splitfed.core.random import derive, stream
 from splitfed.core.topology import Topology
 
 Shape = tuple[int, ...]
 
 
-def check_raw(name: str, topology: Topology, edges: Sequence[str]) -> None:
-    """Refuse edges whose sender owns no raw input that a decoder could be trained to find."""
+def check_raw(name: str, topology: Topology, edges: Sequence[str], facts: Facts) -> None:
+    """Refuse edges whose sender owns no raw input, of real numbers, that a decoder could be trained to find."""
     owners = set(topology.inputs.values())
     for edge in edges:
         role = topology.role_of(topology.edge(edge).source)
         if role not in owners:
             raise InvalidInput(f"{name} cannot guard edge {edge!r}: role {role!r} has no raw input to reconstruct")
+        for value, owner in topology.inputs.items():
+            if owner == role and not facts.dtypes[value].is_floating_point:
+                raise InvalidInput(
+                    f"{name} trains a decoder of real numbers, and input {value!r} of {role!r} has whole ones, such as "
+                    "token ids: take distance_correlation"
+                )
 
 
 class Adversary:

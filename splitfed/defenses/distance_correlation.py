@@ -9,7 +9,8 @@ or a course over the epochs (`splitfed.core.annealing`), which both weights foll
 `statistic="biased"` is the paper's square-root form; "unbiased" trains the bias-corrected square, whose value on a
 batch is about zero for independent data. The report always states the bias-corrected one. Where a defense guards
 several edges the penalties are averaged. A party without raw data of its own, such as a hop, makes what it sends depend
-less on what it has received; the paper has one cut, at the data. No formal guarantee.
+less on what it has received; the paper has one cut, at the data. Token ids are compared as equal or not
+(`splitfed.stats.token_points`), which the paper does not treat. No formal guarantee.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from splitfed.core.defense import PenaltyDefense, PenaltyGradient, TaskWeightDef
 from splitfed.core.defense_context import Context
 from splitfed.core.errors import require_name
 from splitfed.stats.dependence import Statistic, slope
+from splitfed.stats.token_points import as_points
 
 STATISTICS = ("biased", "unbiased")
 
@@ -66,5 +68,5 @@ class DistanceCorrelation(PenaltyDefense, TaskWeightDefense):
 
 def _private_inputs(context: Context) -> Tensor:
     """Return what the release may not tell of: the party's raw inputs or, if it has none, what it has received."""
-    raw = list(context.inputs.values()) or [x.detach() for x in context.arrived.values()]
+    raw = [as_points(x) for x in context.inputs.values()] or [as_points(x.detach()) for x in context.arrived.values()]
     return raw[0] if len(raw) == 1 else torch.cat([value.reshape(len(value), -1) for value in raw], 1)

@@ -17,7 +17,7 @@ from splitfed.core.errors import InvalidInput, check_number, require_count, requ
 from splitfed.core.random import generator
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
-from splitfed.poisoning.base import Poisoning, check_class, replace_rows, replace_training_rows
+from splitfed.poisoning.base import Poisoning, check_class, check_value, replace_rows, replace_training_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,7 @@ class Backdoor(Poisoning):
         bounds = data.victims.value_range
         if bounds is not None:
             check_number("backdoor value", self.value, low=bounds[0], high=bounds[1])
+        check_value("backdoor value", self.value, data)
 
     def trigger(self, x: Tensor, data: Federation) -> Tensor:
         """Return a copy of the rows x (n, ...) that bear the trigger."""

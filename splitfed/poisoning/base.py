@@ -100,6 +100,15 @@ def replace_rows(rows: Dataset, x: Tensor, y: Tensor) -> Dataset:
     return Dataset(rows.name, x, y, rows.task, rows.value_range, rows.domains, dict(rows.features), dict(rows.targets))
 
 
+def check_value(name: str, value: float, data: Federation) -> None:
+    """Refuse a value of a trigger that is no id in the rows of `data`, where these are whole numbers."""
+    if not data.victims.discrete:
+        return
+    most = max(int(client.train.x.max()) for client in data.clients)
+    if value != round(value) or not 0 <= value <= most:
+        raise InvalidInput(f"{name}={value:g} is not allowed; {data.name} has ids, whole numbers from 0 to {most}")
+
+
 def check_class(name: str, value: int, data: Federation) -> None:
     """Refuse a class that the task of `data` does not have, and a task without classes."""
     task = data.task

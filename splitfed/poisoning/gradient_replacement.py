@@ -29,7 +29,14 @@ from splitfed.core.random import generator
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
 from splitfed.engines.observers import Observable
-from splitfed.poisoning.base import HonestObserver, Poisoning, check_class, replace_rows, replace_training_rows
+from splitfed.poisoning.base import (
+    HonestObserver,
+    Poisoning,
+    check_class,
+    check_value,
+    replace_rows,
+    replace_training_rows,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +68,7 @@ class GradientReplacement(Poisoning):
         bounds = data.victims.value_range
         if bounds is not None:
             check_number("gradient_replacement value", self.value, low=bounds[0], high=bounds[1])
+        check_value("gradient_replacement value", self.value, data)
         for client in self.clients:
             y = data.clients[client].train.y
             if self.row >= len(y):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Clone, Knowledge, Needs, Phase, Progress, Target
+from splitfed.attacks.base import Attack, Clone, Knowledge, Needs, Phase, Progress, Target, check_rows
 from splitfed.attacks.gradients.local_training import check_one_step
 from splitfed.attacks.labels.known_labels import draw_hints
 from splitfed.attacks.scoring.assignment import assignment
@@ -134,6 +134,7 @@ class Evaluator:
         against the rows that `client` trained on in `number`, a round (default: the newest that was recorded);
         `victims` play no part in it. `classifier`: whether a classifier of clean rows scores reconstructions too.
         """
+        check_rows(attack, self.data.victims.discrete, self.data.name)
         if classifier:
             check_scorable(self.data.auxiliary)
         if attack.reads:
@@ -163,7 +164,7 @@ class Evaluator:
         check_client(self.engine, client)
         if attack.target is Target.REPRESENTATIVES:
             check_scorable(self.data.auxiliary)
-        if attack.target is Target.INPUTS and self._owns_all(party, client):
+        if attack.target in (Target.INPUTS, Target.TOKENS) and self._owns_all(party, client):
             raise InvalidInput(f"party {party!r} owns the inputs of client {client}: there is nothing to reconstruct")
         if attack.target is Target.LABELS:
             self._check_no_labels(party, client, attack.label_set)
@@ -206,6 +207,7 @@ class Evaluator:
         """
         past = attack.phase is Phase.TRAINING
         try:
+            check_rows(attack, self.data.victims.discrete, self.data.name)
             party = self.adversary(adversary or (FED if past and FED in self.engine.parties else None))
             if attack.reads:
                 self._begin_uploads(name, attack, party, client)

@@ -144,6 +144,9 @@ class Grants:
         check_client(self.engine, client)
         if tuple(x.shape[1:]) != self.data.shape:
             raise InvalidInput(f"x has rows of shape {tuple(x.shape[1:])}; this run was trained on {self.data.shape}")
+        if x.is_floating_point() == self.data.victims.discrete:
+            kinds = ("whole numbers (int64)", "real numbers")[:: 1 if self.data.victims.discrete else -1]
+            raise InvalidInput(f"x has rows of {x.dtype}; this run was trained on {kinds[0]}")
         heads = self.engine.topologies[client].heads
         labels = {} if rows is None else {head.value: rows.label(head.target) for head in heads}
         self.engine.own(client, part, self.feed(client)(x), labels)

@@ -7,7 +7,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from splitfed.attacks.base import Knowledge, Needs
+from splitfed.attacks.base import Knowledge, Needs, check_rows
 from splitfed.attacks.training_time.training_attack import GRANTED_IN_TRAINING, AttackSite, TrainingAttack
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.messages import View
@@ -34,6 +34,7 @@ def place_attacks(engine: Observable, prepared: Prepared, attacks: Mapping[str, 
         plan = resolve_attack(attack)
         if name not in engine.parties:
             raise unknown("party for a training attack", name, engine.parties)
+        check_rows(plan, prepared.data.victims.discrete, prepared.data.name)
         needs = plan.needs(_labels(prepared.topology, engine.parties[name].role) is not None)
         _check_grants(type(plan).__name__, needs)
         knowledge = _knowledge(engine, prepared, name, needs).only(needs)

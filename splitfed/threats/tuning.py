@@ -30,7 +30,7 @@ from splitfed.threats.evaluator import Evaluator
 SHARE = 0.25
 """Of the auxiliary rows: those that stand in for victims where nobody says otherwise."""
 
-METRICS = {Target.INPUTS: "mse", Target.LABELS: "accuracy"}
+METRICS = {Target.INPUTS: "mse", Target.TOKENS: "token_accuracy", Target.LABELS: "accuracy"}
 
 
 @dataclass(frozen=True)

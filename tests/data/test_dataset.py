@@ -70,11 +70,11 @@ def test_no_such_row(row: int) -> None:
 BAD: list[tuple[dict[str, Any], str]] = [
     (
         {"x": torch.zeros(4, 2, dtype=torch.float64)},
-        "toy: x has shape (4, 2) and type float64; expected (rows, ...) with at least one row, and float32",
+        "toy: x has shape (4, 2) and type float64; expected (rows, ...) with at least one row, and float32 or int64",
     ),
     (
         {"x": torch.zeros(4)},
-        "toy: x has shape (4,) and type float32; expected (rows, ...) with at least one row, and float32",
+        "toy: x has shape (4,) and type float32; expected (rows, ...) with at least one row, and float32 or int64",
     ),
     ({"x": torch.tensor([[0.0], [1.0], [float("nan")], [float("inf")]])}, "toy: x is not finite in row 2"),
     (

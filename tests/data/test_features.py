@@ -98,14 +98,17 @@ def test_feed_by_name() -> None:
     assert list(feed(X, {"left": "alice"}, PARTS)) == ["left"]
 
 
-def test_feed_the_whole_to_one_role() -> None:
+def test_feed_the_whole_to_one_input() -> None:
     for parts in ({}, PARTS):
-        fed = feed(X, {"x": "client", "again": "client"}, parts)
-        assert fed["x"] is X
-        assert fed["again"] is X
+        assert feed(X, {"x": "client"}, parts)["x"] is X
 
 
 def test_feed_refused() -> None:
+    # Else a model of two arguments would get one tensor as both.
+    assert refusal(feed, X, {"input_ids": "client", "attention_mask": "client"}, PARTS) == (
+        "inputs 'input_ids', 'attention_mask' of client: the data has no features of these names, so each would get "
+        "the whole of each row; give the parts by name, from_arrays({name: array, ...}, y), or with_features"
+    )
     assert refusal(feed, X, {"a": "alice", "b": "bob"}, {}) == (
         "inputs 'a' of alice, 'b' of bob: the data has no features, so every role would get the whole of each row; "
         "say which part each holds with Dataset.vertical, halves, strips or with_features"

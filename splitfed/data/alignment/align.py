@@ -15,7 +15,7 @@ from splitfed.data.alignment.keys import Intersect, Key, in_clear, in_order
 from splitfed.data.alignment.report import Alignment, Counts, Report
 from splitfed.data.alignment.table import Table, contents, keys_of
 from splitfed.data.features import Feature
-from splitfed.data.from_python import TaskLike, as_task, from_arrays
+from splitfed.data.from_python import RowType, TaskLike, as_task, from_arrays
 
 Duplicates: TypeAlias = Literal["refuse", "first", "drop"]
 
@@ -29,6 +29,7 @@ def align(
     minimum: int = 1,
     intersect: Intersect = in_clear,
     name: str = "aligned",
+    dtype: RowType = "float32",
 ) -> Alignment:
     """Return the records that all parties hold, in an order that does not depend on the order of any table.
 
@@ -37,7 +38,7 @@ def align(
     its rows ("drop"). `minimum`: the fewest common records to go on with. `intersect` finds the common keys:
     `in_clear` (rows sorted by key), `keyed_hash(secret)` (by hash) or `private_intersection` (by key); each says
     what it reveals, and to whom. A key equals only itself: case and accents are not folded. Where no table has
-    keys, rows are matched by position and keep their order.
+    keys, rows are matched by position and keep their order. `dtype`: of all x, as in `from_arrays`.
 
     A row of the data set's x is the flattened rows of all parties, joined in the order of `tables`: (n, total),
     with a feature a party. Raises `InvalidInput`, which names the party, for tables that cannot be aligned.
@@ -45,7 +46,7 @@ def align(
     check_count("minimum", minimum, low=1)
     if duplicates not in ("refuse", "first", "drop"):
         raise unknown("duplicates", duplicates, ("refuse", "first", "drop"))
-    xs, y, lengths = contents(tables, labels)
+    xs, y, lengths = contents(tables, labels, dtype)
     # From all labels: how many classes there are must not depend on who else holds a record.
     learnt = as_task(task, y)
     keys = keys_of(tables, lengths)
@@ -60,7 +61,7 @@ def align(
         {party: _counts(keys[party], usable[party], len(rows[party])) for party in keys}, intersection.crossings
     )
     x = torch.cat([part[rows[party]].flatten(1) for party, part in xs.items()], dim=1)
-    dataset = from_arrays(x, y[rows[labels]], task=learnt, name=name).with_features(_features(xs))
+    dataset = from_arrays(x, y[rows[labels]], task=learnt, name=name, dtype=dtype).with_features(_features(xs))
     common_keys = () if by_position else tuple(keys[labels][i] for i in rows[labels].tolist())
     return Alignment(dataset, common_keys, rows, report)
 

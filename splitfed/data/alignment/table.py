@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.data.alignment.keys import Key
-from splitfed.data.from_python import as_tensor
+from splitfed.data.from_python import RowType, as_rows, as_tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,8 +29,10 @@ class Table:
     y: Tensor | np.ndarray | None = None
 
 
-def contents(tables: Mapping[str, Table], labels: str) -> tuple[dict[str, Tensor], Tensor, dict[str, int]]:
-    """Return x (n, ...) float32 of the parties that hold one, y of the party `labels`, and the rows of every party."""
+def contents(
+    tables: Mapping[str, Table], labels: str, dtype: RowType
+) -> tuple[dict[str, Tensor], Tensor, dict[str, int]]:
+    """Return x (n, ...) as `dtype` of the parties that hold one, y of the party `labels`, and every party's rows."""
     if len(tables) < 2:
         raise InvalidInput(f"tables of {list(tables)} are not enough to align; expected two parties or more")
     if labels not in tables:
@@ -47,7 +48,7 @@ def contents(tables: Mapping[str, Table], labels: str) -> tuple[dict[str, Tensor
     if labels in xs and len(xs[labels]) != len(y):
         raise InvalidInput(f"party {labels!r} has {len(xs[labels])} rows of x and {len(y)} labels; expected as many")
     lengths = {party: len(xs.get(party, y)) for party in tables}
-    return {party: (x if x.dim() > 1 else x.unsqueeze(1)).to(torch.float32) for party, x in xs.items()}, y, lengths
+    return {party: as_rows(f"party {party!r}: x", x, dtype) for party, x in xs.items()}, y, lengths
 
 
 def keys_of(tables: Mapping[str, Table], lengths: Mapping[str, int]) -> dict[str, list[Key]]:

@@ -15,7 +15,7 @@ import numpy as np
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.data import arrays
 from splitfed.data.dataset import Dataset
-from splitfed.data.from_python import TaskLike, from_arrays
+from splitfed.data.from_python import RowType, TaskLike, as_rows, from_arrays
 from splitfed.data.sources.files import existing_file
 
 if TYPE_CHECKING:
@@ -36,16 +36,20 @@ def csv(
     domain: str | None = None,
     standardize: bool = False,
     separator: str = ",",
+    dtype: RowType = "float32",
 ) -> Dataset:
     """Return the table in `path`: column `target` is y, `domain` the domains, `drop` left out, the rest x.
 
     x: (rows, columns). A text column becomes a 0/1 column for each of its values, sorted; a text target the
     classes 0, 1, ... of its values, sorted, and so does a text domain. `standardize` gives each numeric
     column mean 0 and standard deviation 1 over all rows of the file, those of test and victims included: a
-    small leak, hence off unless asked for. Raises `InvalidInput` that names the column, and the row of a
+    small leak, hence off unless asked for. `dtype`: "int64" keeps whole numbers as such, for columns that are codes or
+    token ids, and refuses other ones. Raises `InvalidInput` that names the column, and the row of a
     missing value (the first row under the header is row 1).
     """
     source = existing_file(path)
+    if standardize and dtype == "int64":
+        raise InvalidInput("standardize=True makes real numbers of the columns, and dtype='int64' keeps whole ones")
     table = _read(source, separator)
     columns = [str(column) for column in table.columns]
     for name in (target, *drop, *(() if domain is None else (domain,))):
@@ -62,8 +66,8 @@ def csv(
     domains = None if domain is None else _codes(table.pop(domain))
     if not len(table.columns):
         raise InvalidInput(f"{source} has no column but {target!r}; expected at least one to learn from")
-    x = np.concatenate([_encode(source, table[name], standardize) for name in table.columns], axis=1)
-    return from_arrays(x, _codes(y), task=task, name=source.stem, domains=domains)
+    x = np.concatenate([_encode(source, table[name], standardize, dtype) for name in table.columns], axis=1)
+    return from_arrays(x, _codes(y), task=task, name=source.stem, domains=domains, dtype=dtype)
 
 
 def _read(source: Path, separator: str) -> pd.DataFrame:
@@ -126,8 +130,8 @@ def _codes(column: pd.Series) -> np.ndarray:
     return np.unique(column.astype(str).to_numpy(dtype=str), return_inverse=True)[1]
 
 
-def _encode(source: Path, column: pd.Series, standardize: bool) -> np.ndarray:
-    """Return a column of the table as one or more columns of x, (rows, k) float64."""
+def _encode(source: Path, column: pd.Series, standardize: bool, dtype: RowType) -> np.ndarray:
+    """Return a column of the table as one or more columns of x, (rows, k) float64, or int64 where `dtype` says so."""
     if not _is_number(column):
         codes = _codes(column)
         if codes.max() >= CATEGORIES:
@@ -135,7 +139,10 @@ def _encode(source: Path, column: pd.Series, standardize: bool) -> np.ndarray:
                 f"{source}: column {column.name!r} is text with {codes.max() + 1} different values, "
                 f"more than {CATEGORIES}; drop it or turn it into numbers"
             )
-        return np.asarray(np.eye(codes.max() + 1)[codes])
+        return np.asarray(np.eye(codes.max() + 1)[codes]).astype(np.int64 if dtype == "int64" else np.float64)
+    if dtype == "int64":
+        # By the column, so that an error names it; doubles in between would round great numbers.
+        return as_rows(f"{source}: column {column.name!r}", column.to_numpy(), dtype).numpy()
     values = column.to_numpy(dtype=np.float64)[:, None]
     if not standardize:
         return values

@@ -19,7 +19,7 @@ import numpy as np
 from splitfed.core.errors import InvalidInput, check_count
 from splitfed.core.tasks import classification
 from splitfed.data.dataset import Dataset
-from splitfed.data.from_python import from_arrays
+from splitfed.data.from_python import RowType, from_arrays
 
 
 def leaf(
@@ -28,13 +28,14 @@ def leaf(
     classes: int | None = None,
     users: int | None = None,
     least: int = 1,
+    dtype: RowType = "float32",
 ) -> Dataset:
     """Return the rows of all users in `path`, a file or a folder of .json files, with the user's number as domain.
 
     `shape` of a row, such as (1, 28, 28) for FEMNIST (default: columns); numbers in [0, 1] are then an image's.
     `classes`: how many there are (default: the greatest label + 1). `users`: only so many, the first ones of those who
-    have at least `least` rows. `.clients(n, by_domain=True)` makes a client of each. Raises `InvalidInput` that names
-    the file and the user.
+    have at least `least` rows. `dtype`: "int64" keeps whole numbers, such as token ids. `.clients(n, by_domain=True)`
+    makes a client of each. Raises `InvalidInput` that names the file and the user.
     """
     check_count("least", least, low=1)
     for name, value in (("users", users), ("classes", classes)):
@@ -54,13 +55,13 @@ def leaf(
             if len(y) >= least and (users is None or len(names) < users):
                 if xs and x.shape[1] != xs[0].shape[1]:
                     raise InvalidInput(f"{file}: user {user!r} has rows of {x.shape[1]} numbers, not {xs[0].shape[1]}")
-                xs.append(x)
+                xs.append(x.astype(np.float32) if dtype == "float32" else x)
                 ys.append(y)
                 names[user] = None
     if len(names) < (users or 1):
         raise InvalidInput(f"{source} has {len(names)} users with at least {least} rows; expected {users or 1} or more")
     x, y = np.concatenate(xs), np.concatenate(ys)
-    image = shape is not None and x.min() >= 0 and x.max() <= 1
+    image = shape is not None and dtype == "float32" and x.min() >= 0 and x.max() <= 1
     if shape is not None and (not shape or math.prod(shape) != x.shape[1]):
         raise InvalidInput(f"shape={tuple(shape)} is not allowed; {source} has rows of {x.shape[1]} numbers")
     return from_arrays(
@@ -70,11 +71,12 @@ def leaf(
         name=source.resolve().stem,
         value_range=(0.0, 1.0) if image else None,
         domains=np.repeat(np.arange(len(names)), [len(own) for own in ys]),
+        dtype=dtype,
     )
 
 
 def _users(file: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Yield name, x (rows, numbers) float32 and y (rows,) int64 of every user in `file`."""
+    """Yield name, x (rows, numbers) and y (rows,) int64 of every user in `file`."""
     try:
         known = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
@@ -96,7 +98,7 @@ def _users(file: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
             )
         if y.min() < 0 or bool((y != np.rint(y)).any()):
             raise InvalidInput(f"{file}: user {user!r} has a label that is no class; expected 0, 1, ...")
-        yield user, x.astype(np.float32), y.astype(np.int64)
+        yield user, x, y.astype(np.int64)
 
 
 def _numbers(file: Path, user: str, part: str, value: Any) -> np.ndarray:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import signature
+
+from torch import Tensor, nn
 
 from splitfed.attacks.base import Attack
 from splitfed.core.defense import Defense
@@ -41,9 +44,15 @@ def topology(cell: Cell, data: Dataset) -> Topology:
         return assemble_topology(cell.topology.builder, data, cell.seed, cell.code)
     name, parameters = cell.model.name, cell.model.parameters
     model = build_model(cell.model.label, name, data.shape, data.task.outputs or 1, cell.seed, parameters, cell.code)
-    example = {"example": data.x[:EXAMPLES]} if cell.topology.builder.takes("example") else {}
+    example = {"example": _example(model, data)} if cell.topology.builder.takes("example") else {}
     built: Topology = cell.topology.builder.construct(model=model, **example)
     return built.with_tasks(data.tasks)
+
+
+def _example(model: nn.Module, data: Dataset) -> Tensor | dict[str, Tensor]:
+    """Return rows of the model's input, by argument where its arguments bear the names of features."""
+    few, known = data.x[:EXAMPLES], data.features
+    return {name: known[name].select(few) for name in signature(model.forward).parameters if name in known} or few
 
 
 def defenses(cell: Cell) -> list[Defense]:

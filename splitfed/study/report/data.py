@@ -62,6 +62,7 @@ METRICS = {
     "ssim": Metric("SSIM", "", True, 3, (-1.0, 1.0)),
     "r2": Metric("R²", "", True, 3, (-math.inf, 1.0)),
     "mse": Metric("MSE", "", False, 4, AMOUNT),
+    "token_accuracy": Metric("token accuracy", "", True, 3, SHARE),
     "auc": Metric("AUC", "", True, 3, SHARE, 0.5),
     "accuracy": Metric("accuracy", "", True, 3, SHARE),
     "tpr_at_fpr_1%": Metric("TPR at FPR 1 %", "", True, 3, SHARE),
@@ -91,6 +92,9 @@ MEANS = {"mean_image": "mean", "random_pairing": "other"}
 # In the order in which a headline looks for an attack. A result that names no target is of an input's reconstruction.
 TARGETS = {
     "inputs": TargetDescription("reconstruction", "reconstructs at", MEANS),
+    "tokens": TargetDescription(
+        "reconstructed tokens", "reads tokens at", {"frequent_token": "most frequent", "random_pairing": "other"}
+    ),
     "labels": TargetDescription(
         "predicted labels", "predicts labels at", {"majority": "majority", "random_pairing": "other"}
     ),

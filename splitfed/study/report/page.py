@@ -249,6 +249,7 @@ def reproduction_commands(study: Study) -> Sequence[str]:
 
 
 VICTIMS = {
+    "tokens": "the tokens of {} victims",
     "labels": "the labels of {} victims",
     "members": "who of {} candidates was trained on",
     "shares": "how much of each of {} classes a client holds",
@@ -271,7 +272,7 @@ def stolen_model_rows(summary: Summary) -> list[Json]:
     ]
 
 
-PREDICTED = ("labels", "members", "shares")
+PREDICTED = ("tokens", "labels", "members", "shares")
 WHO = ("clone", "trained", "fresh")
 
 

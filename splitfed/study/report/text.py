@@ -258,6 +258,8 @@ def baseline_name(summary: Summary, metric: str, target: str) -> str:
     """Name the baseline of an attack on `target`."""
     if target == "shares":
         return "auxiliary rows' shares" if metric == "total_variation" else "chance"
+    if target == "tokens":
+        return "most frequent token"
     if target in ("labels", "members"):
         # An AUC of labels is as blind for whoever always says the same.
         return "most frequent label" if metric == "accuracy" else "chance"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,21 +13,30 @@ from torch import Tensor
 
 from splitfed.core.errors import InvalidInput
 from splitfed.data import arrays
-from splitfed.data.from_python import as_tensor
+from splitfed.data.features import Feature
+from splitfed.data.from_python import RowType, as_tensor, as_type
 
 KINDS = (".npy", ".npz", ".csv")
 
 
-def read_rows(path: Path, shape: tuple[int, ...], value_range: tuple[float, float] | None = None) -> Tensor:
-    """Return the rows in `path` as (rows, *shape) float32, as the run's data has them.
+def read_rows(
+    path: Path,
+    shape: tuple[int, ...],
+    value_range: tuple[float, float] | None = None,
+    dtype: RowType = "float32",
+    features: Mapping[str, Feature] | None = None,
+) -> Tensor:
+    """Return the rows in `path` as (rows, *shape) of `dtype`, as the run's data has them.
 
-    Arrays have that shape, or one row of it; a .npz file holds one array, or one called x. A CSV file holds numbers
-    only, a line a row, flattened, below a header or not. Raises `InvalidInput` for what cannot be read, another
-    shape, a value that is not finite, and one outside `value_range`.
+    Arrays have that shape, or one row of it; a .npz file holds one array, one called x, or one for each of `features`,
+    the parts of a row, (rows, ...). A CSV file holds numbers only, a line a row, flattened, below a header or not.
+    Raises `InvalidInput` for what cannot be read, another shape, a value that is not finite, one outside
+    `value_range`, and one that is no whole number where `dtype` is "int64".
     """
     check_kind(path)
     table = path.suffix.lower() == ".csv"
-    x = as_tensor(str(path), _read_csv(path) if table else _read_array(path)).to(torch.float32)
+    values = _read_csv(path) if table else _read_array(path, shape, features or {})
+    x = as_type(repr(str(path)), as_tensor(repr(str(path)), values), dtype)
     width = math.prod(shape)
     if table and x.shape[1] == width:
         x = x.reshape(-1, *shape)
@@ -58,7 +68,7 @@ def _check_rows(path: Path, what: str, good: Tensor) -> None:
         raise InvalidInput(f"{str(path)!r} {what} in row {int(bad[0])}")
 
 
-def _read_array(path: Path) -> np.ndarray:
+def _read_array(path: Path, shape: tuple[int, ...], features: Mapping[str, Feature]) -> np.ndarray:
     try:
         # By its first bytes, whatever it is called.
         with path.open("rb") as file:
@@ -66,6 +76,8 @@ def _read_array(path: Path) -> np.ndarray:
                 file.seek(0)
                 return arrays.read_array(file, path.stat().st_size)
         names = arrays.array_names(path)
+        if features and "x" not in names and set(features) <= set(names):
+            return _put_together(path, {part: arrays.read_member(path, part) for part in features}, shape, features)
         if "x" not in names and len(names) != 1:
             listed = ", ".join([*names[:10], *(["..."] if len(names) > 10 else [])]) or "none"
             raise InvalidInput(f"{str(path)!r} has no array 'x' (there is {listed}); expected x, or one array")
@@ -75,6 +87,23 @@ def _read_array(path: Path) -> np.ndarray:
     except arrays.MALFORMED as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InvalidInput(f"{str(path)!r} cannot be read: {reason}") from None
+
+
+def _put_together(
+    path: Path, parts: Mapping[str, np.ndarray], shape: tuple[int, ...], features: Mapping[str, Feature]
+) -> np.ndarray:
+    """Return rows (rows, *shape) that hold `parts`, name -> (rows, ...), where the features of their names stand."""
+    width, rows = math.prod(shape), len(np.atleast_1d(next(iter(parts.values()))))
+    covered = np.unique(np.concatenate([feature.positions.numpy() for feature in features.values()]))
+    if len(covered) < width:
+        raise InvalidInput(f"{str(path)!r} has no array 'x', and {', '.join(features)} leave out some of a row")
+    found = np.zeros((rows, width), np.result_type(*parts.values()))
+    for part, values in parts.items():
+        wanted = (rows, *features[part].shape)
+        if values.shape != wanted:
+            raise InvalidInput(f"{str(path)!r} has {part!r} of shape {values.shape}; expected {wanted}")
+        found[:, features[part].positions.numpy()] = values.reshape(rows, -1)
+    return found.reshape(rows, *shape)
 
 
 def _read_csv(path: Path) -> np.ndarray:

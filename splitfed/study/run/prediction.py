@@ -49,7 +49,8 @@ def predict(
     for path in (output, view_output):
         _check_writable(path, rows)
     run = _rebuild_run(folder, trust)
-    x = read_rows(rows, run.data.shape, run.data.victims.value_range)
+    known = run.data.victims
+    x = read_rows(rows, run.data.shape, known.value_range, "int64" if known.discrete else "float32", known.features)
     heads = {h.value: h for h in run.engine.topology.heads}
     if head is not None and head not in heads:
         raise unknown("head", head, heads)

@@ -16,6 +16,7 @@ from splitfed.study.run.runner import Json
 
 BASELINES = {
     "mean_image": "mean",
+    "frequent_token": "frequent token",
     "majority": "frequent label",
     "chance": "chance",
     "prior": "auxiliary shares",

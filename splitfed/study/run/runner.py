@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from splitfed.attacks.base import Attack, quick_look
+from splitfed.attacks.base import Attack, Target, quick_look
 from splitfed.attacks.scoring.reconstruction_metrics import Scores
 from splitfed.core import digests
 from splitfed.core.defense import (
@@ -39,6 +39,7 @@ from splitfed.old_names import current_attack, current_keys
 from splitfed.planning.validation import labels_of
 from splitfed.schedules.base import LocalUpdate
 from splitfed.stats.dependence import permutation_test
+from splitfed.stats.token_points import as_points
 from splitfed.study.config import build
 from splitfed.study.config.cell import Cell, DefenseSetting, Probe, TrainingPlan
 from splitfed.study.config.toml import dumps
@@ -154,7 +155,9 @@ def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher) -> Json:
         progress=lambda done, total: watcher.attack(probe.key, done, total),
     )
     file = f"attacks/{probe.key}.safetensors"
-    pair = {"prediction": outcome.prediction.float().contiguous(), "truth": outcome.truth.float().contiguous()}
+    # As float32 token ids above 16777216 would become others.
+    kind = torch.int64 if attack.target is Target.TOKENS else torch.float32
+    pair = {"prediction": outcome.prediction.to(kind).contiguous(), "truth": outcome.truth.to(kind).contiguous()}
     tensors = save(pair)
     write_atomic(folder / file, tensors)
     entry = {"attack": probe.key, "label": probe.label, "adversary": outcome.adversary, "seconds": outcome.seconds}
@@ -351,7 +354,7 @@ def _measure_dependence(run: Run) -> Json | None:
     if not bool(torch.isfinite(released).all()):
         return None
     random = generator(run.seed, "dependence")
-    test = permutation_test(run.data.victims.x, released, PERMUTATIONS, random)
+    test = permutation_test(as_points(run.data.victims.x), released, PERMUTATIONS, random)
     edges = dict.fromkeys(message.edge for message in view.messages)
     return {
         "u_distance_correlation_sqr": test.statistic,

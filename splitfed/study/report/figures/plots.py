@@ -10,6 +10,7 @@ from splitfed.study.report.figures.style import MUTED, SeriesStyles, add_legend,
 
 BASELINE_STYLES = {
     "mean_image": ("the mean", (0, (5, 3))),
+    "frequent_token": ("the most frequent token", (0, (5, 3))),
     "majority": ("the most frequent label", (0, (5, 3))),
     "chance": ("chance", (0, (5, 3))),
     "prior": ("the auxiliary rows' shares", (0, (5, 3))),
