@@ -3,11 +3,11 @@
 Paper: Wolf et al., "Transformers: State-of-the-Art Natural Language Processing", EMNLP 2020 (system demonstrations), of
 the package; every class of it names its own.
 
-Deviates from what the package does by itself: `forward` takes one tensor, tokens or images, and returns one; keys and
-values are not cached; attention is computed by plain operations ("eager"), which have second derivatives, for attacks
-that match gradients, and are the same on every device; experts of a mixture are computed by `batched_mm`, whose shapes
-do not depend on the tokens. The package is imported when a model is made. Nothing is ever fetched from a network, no
-pickled weights are read, and no code of a folder is run.
+Deviates from what the package does by itself: `forward` takes tokens, with a mask or without, or images, and returns
+one tensor; keys and values are not cached; attention is computed by plain operations ("eager"), which have the second
+derivatives that attacks on gradients need; experts of a mixture are computed by `batched_mm`, whose shapes do not
+depend on the tokens. The package is imported when a model is made. Nothing is ever fetched from a network, no pickled
+weights are read, and no code in a folder is run.
 """
 
 from __future__ import annotations
@@ -27,42 +27,25 @@ from torch import Tensor, nn
 from splitfed.core.errors import InvalidInput, check_count, unknown
 from splitfed.core.random import generator, initialization
 
-_INPUTS = {"input_ids": 1, "pixel_values": 3}
-"""What the first argument of a class may be called -> the dimensions of one row of it."""
-
 _OUTPUTS = ("logits", "last_hidden_state")
 """What is returned where no output is named, the first that there is."""
 
 _LABELS = frozenset(("num_labels", "id2label", "label2id"))
-_SET_HERE = frozenset(
-    "use_cache return_dict output_hidden_states output_attentions dtype torch_dtype architectures is_encoder_decoder "
-    "transformers_version attn_implementation experts_implementation".split()
-)
+_OUTPUT_KEYS = ("return_dict", "output_hidden_states", "output_attentions")
+_INNER_KEYS = ("architectures", "is_encoder_decoder", "transformers_version", "attn_implementation")
+_SET_HERE = frozenset((*_OUTPUT_KEYS, *_INNER_KEYS, "experts_implementation", "use_cache", "dtype", "torch_dtype"))
 
 
-class OneTensorModel(nn.Module):
-    """Mixed into a class of the package: `forward` takes one tensor and returns the output that was asked for.
+class OneOutputModel(nn.Module):
+    """Mixed into a class of the package: `forward` returns the output that was asked for, and takes what is named here.
 
-    Names of weights are those of the class, so that they load into it with `strict=True`. `cuts`: the blocks, as a
-    topology names them.
+    Names of weights are those of the class, so that they load into it with `strict=True`. `cuts`: its blocks, as a
+    topology names them. `masks_by_row`: whether its attention takes one mask for all tokens of a row.
     """
 
-    main_input_name: str
-    config: Any
     cuts: tuple[str, ...]
     output_name: str | None
-    masks_padding: bool
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return one output, (rows, ...), for tokens (rows, length) int64 or images (rows, channels, height, width)."""
-        given = {self.main_input_name: x}
-        if self.masks_padding:
-            # Of four dimensions it is taken as it is; of two, the package branches on its numbers.
-            hidden = x.eq(self.config.pad_token_id)[:, None, None, :]
-            given["attention_mask"] = torch.zeros_like(hidden, dtype=torch.float32).masked_fill(
-                hidden, torch.finfo(torch.float32).min
-            )
-        return self.pick_output(super().forward(**given))
+    masks_by_row: bool
 
     def pick_output(self, result: Mapping[str, Any]) -> Tensor:
         """Return the output that was asked for among those of `result`."""
@@ -73,6 +56,33 @@ class OneTensorModel(nn.Module):
         return found[name]
 
 
+class TokenModel(OneOutputModel):
+    """A model of token ids."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Return one output, (rows, ...), for ids and a mask, (rows, length) int64 each: 1 for text, 0 for padding."""
+        if attention_mask is None:
+            return self.pick_output(super().forward(input_ids=input_ids))
+        if self.masks_by_row:
+            # Of four dimensions it is taken as it is; of two, the package branches on its numbers.
+            hidden = attention_mask.eq(0)[:, None, None, :]
+            least = torch.finfo(torch.float32).min
+            attention_mask = torch.zeros_like(hidden, dtype=torch.float32).masked_fill(hidden, least)
+        return self.pick_output(super().forward(input_ids=input_ids, attention_mask=attention_mask))
+
+
+class ImageModel(OneOutputModel):
+    """A model of images."""
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """Return one output, (rows, ...), for images (rows, channels, height, width)."""
+        return self.pick_output(super().forward(pixel_values=pixel_values))
+
+
+_KINDS: Mapping[str, type[OneOutputModel]] = {"input_ids": TokenModel, "pixel_values": ImageModel}
+"""What the first argument of a class is called -> what it is mixed with."""
+
+
 def transformers(
     shape: tuple[int, ...],
     outputs: int,
@@ -81,23 +91,23 @@ def transformers(
     config: Mapping[str, Any] | None = None,
     folder: str | Path | None = None,
     output: str | None = None,
-    mask_padding: bool = False,
     attention: Literal["eager", "sdpa"] = "eager",
     seed: int | None = 0,
-) -> nn.Module:
-    """Return the class `architecture` of the transformers package, for tokens (length,) or images (c, h, w).
+) -> OneOutputModel:
+    """Return a model of the transformers package, of the class `architecture`, in training mode.
 
-    `config`: keys of its configuration class, whose own defaults stand for the rest; images say how many channels they
-    have and, unless the key is given, how large they are, and `outputs` how many labels. `folder`: weights and
-    configuration as `save_pretrained` writes them, of which `config` changes single keys; default of `architecture`: the
-    class named there. Weights that are not there are drawn from the seed, with a warning. `output`: which output is
-    returned, default "logits" or else "last_hidden_state". `mask_padding`: nobody attends to tokens that are the
-    configuration's `pad_token_id`; for models that attend both ways. `attention`: "sdpa" is faster for long texts and
-    has no second derivatives. Its weights depend on `folder` and `seed` alone and torch's own generator is left as it
-    was; None draws from that generator.
+    shape: (length,) of token ids, (2, length) of ids with their attention mask, or (channels, height, width) of images.
+    `config`: keys of the class's configuration, whose own defaults stand for the rest; images say how many channels
+    they have and, unless the key is given, how large they are, and `outputs` how many labels there are. `folder`:
+    configuration and weights as `save_pretrained` writes them, of which `config` changes single keys; `architecture` is
+    then the class that the folder names unless it is given. Weights that are not there are drawn from the seed, with a
+    warning. `output`: which output is returned; default "logits", or else "last_hidden_state". `attention`: "sdpa" is
+    faster for long texts, and has no second derivatives. The weights depend on `folder` and `seed` alone and torch's
+    own generator is left as it was; seed None draws from that generator.
 
-    Raises `InvalidInput` without the package (`splitfed[transformers]`), for an unknown class or key, for a class that
-    reads two texts or anything but tokens or images, for a shape that does not fit, and for a folder that lacks files.
+    Raises `InvalidInput` without the package (install `splitfed[transformers]`), for an unknown class or key, for a
+    class that reads two texts, or neither tokens nor images, for a shape that does not fit, and for a folder that lacks
+    something.
     """
     check_count("outputs", outputs, low=1)
     if attention not in ("eager", "sdpa"):
@@ -114,19 +124,19 @@ def transformers(
             raise
         except Exception as error:  # whatever a configuration raises that its class does not take
             raise InvalidInput(f"{kind.__name__} cannot be made: {_one_line(error)}") from error
-    _check_shape(made, shape)
-    name, bases = kind.__name__, (OneTensorModel, kind)
-    made.__class__ = type(name, bases, {"__module__": kind.__module__, "__doc__": kind.__doc__})
-    assert isinstance(made, OneTensorModel)
-    made.cuts, made.output_name, made.masks_padding = _list_blocks(made), output, mask_padding
+    _check_shape(made, kind, shape)
+    bases = (_KINDS[kind.main_input_name], kind)
+    made.__class__ = type(kind.__name__, bases, {"__module__": kind.__module__, "__doc__": kind.__doc__})
+    assert isinstance(made, OneOutputModel)
+    made.cuts, made.output_name, made.masks_by_row = _list_blocks(made), output, False
     for module in made.modules():
         if hasattr(module, "warn_if_padding_and_no_attention_mask"):
             # It takes a number out of the tokens, which no other party has.
             vars(module)["warn_if_padding_and_no_attention_mask"] = _warn_of_nothing
-    if mask_padding:
-        with _quiet(package):
-            _check_mask(made, kind, shape[0])
-    return made.train()
+    if isinstance(made, TokenModel) and _takes_mask(kind):
+        made.masks_by_row = _find_mask(made, kind, shape[-1])
+    model: OneOutputModel = made.train()
+    return model
 
 
 def _import_package() -> Any:
@@ -197,7 +207,7 @@ class _SavedModel:
             **local,
         )
         labels = before, settings["num_labels"]
-        other = [(name, tuple(there), tuple(here)) for name, there, here in info["mismatched_keys"]]
+        other = sorted((name, tuple(there), tuple(here)) for name, there, here in info["mismatched_keys"])
         for name, there, here in other:
             # The head of another number of labels is drawn anew; nothing else may differ.
             if labels[0] == labels[1] or (there[:1], here[:1]) != ((labels[0],), (labels[1],)):
@@ -221,10 +231,12 @@ def _find_class(package: Any, name: str | None, saved: _SavedModel | None) -> An
     name = name or (None if saved is None else saved.architecture)
     if name is None:
         raise InvalidInput("architecture is missing; expected a class of the transformers package")
-    found = getattr(package, name, None) if name in dir(package) else None
-    if not (inspect.isclass(found) and issubclass(found, package.PreTrainedModel)) or name.endswith("PreTrainedModel"):
-        names = [one for one in dir(package) if one.endswith("Model") or "For" in one or "Head" in one]
-        near = difflib.get_close_matches(name, [one for one in names if not one.startswith("Auto")], n=2, cutoff=0.7)
+    found: Any = getattr(package, name, None) if name in dir(package) else None
+    is_model = isinstance(found, type) and issubclass(found, package.PreTrainedModel)
+    if not is_model or name.endswith("PreTrainedModel"):
+        models = [one for one in dir(package) if one.endswith("Model") or "For" in one or "Head" in one]
+        named = [one for one in models if not one.startswith("Auto") and "pretrained" not in one.lower()]
+        near = difflib.get_close_matches(name, named, n=2, cutoff=0.7)
         hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
         raise InvalidInput(
             f"unknown architecture {name!r}{hint} (expected a model class of transformers {package.__version__})"
@@ -236,8 +248,8 @@ def _find_class(package: Any, name: str | None, saved: _SavedModel | None) -> An
     if found.config_class.sub_configs:
         parts = ", ".join(sorted(found.config_class.sub_configs))
         raise InvalidInput(f"{name} is made of several models ({parts}); take one of them")
-    if found.main_input_name not in _INPUTS:
-        raise InvalidInput(f"{name} reads {found.main_input_name}; expected a model of {' or '.join(_INPUTS)}")
+    if found.main_input_name not in _KINDS:
+        raise InvalidInput(f"{name} reads {found.main_input_name}; expected a model of {' or '.join(_KINDS)}")
     if saved is not None and saved.config.get("model_type") != found.config_class.model_type:
         there = saved.config.get("model_type")
         raise InvalidInput(
@@ -249,7 +261,7 @@ def _find_class(package: Any, name: str | None, saved: _SavedModel | None) -> An
 def _check_settings(
     kind: Any, given: dict[str, Any], shape: Sequence[int], saved: _SavedModel | None
 ) -> dict[str, Any]:
-    """Return the configuration's keys as `given`, and those that follow from the shape; refuse what it does not know."""
+    """Return the configuration's keys as `given`, and those that follow from the shape; refuse unknown ones."""
     taken = {*inspect.signature(kind.config_class.__init__).parameters, *kind.config_class.attribute_map}
     allowed = taken - _LABELS - _SET_HERE - {"self", "kwargs"}
     for key in given:
@@ -259,12 +271,14 @@ def _check_settings(
             raise InvalidInput(f"config key {key!r} is not allowed; it is set as cutting and training need it")
         if key not in allowed:
             raise unknown(f"key of {kind.config_class.__name__}:", key, allowed)
-    dimensions = _INPUTS[kind.main_input_name]
-    if len(shape) != dimensions or min(shape) < 1:
-        row = "(length,), of tokens" if dimensions == 1 else "(channels, height, width)"
+    tokens = kind.main_input_name == "input_ids"
+    if min(shape) < 1 or (len(shape) != 1 and (len(shape) != 2 or shape[0] != 2) if tokens else len(shape) != 3):
+        row = "(length,) of tokens, or (2, length) with their mask" if tokens else "(channels, height, width)"
         raise InvalidInput(f"{kind.__name__} cannot take rows of shape {tuple(shape)}; expected {row}")
+    if len(shape) == 2 and not _takes_mask(kind):
+        raise InvalidInput(f"{kind.__name__} takes no attention_mask; expected rows of shape (length,)")
     settings = dict(given)
-    if dimensions == 3 and saved is None:
+    if not tokens and saved is None:
         height, width = shape[1:]
         implied = {"num_channels": shape[0], "image_size": height if height == width else [height, width]}
         settings = {key: value for key, value in implied.items() if key in allowed} | settings
@@ -273,40 +287,40 @@ def _check_settings(
     return settings
 
 
-def _check_shape(model: Any, shape: Sequence[int]) -> None:
+def _takes_mask(kind: Any) -> bool:
+    return "attention_mask" in inspect.signature(kind.forward).parameters
+
+
+def _check_shape(model: Any, kind: Any, shape: Sequence[int]) -> None:
     """Refuse images of other channels, and texts longer than the positions, than the configuration has."""
     channels = getattr(model.config, "num_channels", None)
-    if len(shape) == 3 and channels not in (None, shape[0]):
+    if kind.main_input_name == "pixel_values" and channels not in (None, shape[0]):
         raise InvalidInput(f"num_channels of the configuration is {channels}; the images have {shape[0]}")
     longest = getattr(model.config, "max_position_embeddings", None)
-    if len(shape) == 1 and isinstance(longest, int) and 0 < longest < shape[0]:
-        raise InvalidInput(
-            f"max_position_embeddings of the configuration is {longest}; the texts have {shape[0]} tokens"
-        )
+    if kind.main_input_name == "input_ids" and isinstance(longest, int) and 0 < longest < shape[-1]:
+        raise InvalidInput(f"max_position_embeddings of the configuration is {longest}; a row has {shape[-1]} tokens")
 
 
-def _check_mask(model: OneTensorModel, kind: Any, length: int) -> None:
-    """Refuse padding that is not known, and a model that computes something else by its own mask of the same tokens."""
-    padding, name = getattr(model.config, "pad_token_id", None), kind.__name__
-    if model.main_input_name != "input_ids" or padding is None:
-        raise InvalidInput(f"mask_padding needs a pad_token_id in the configuration of {name}, and tokens")
-    if length < 2:
-        raise InvalidInput(f"mask_padding needs texts of two tokens or more; rows have {length}")
-    tokens = torch.randint(0, model.config.vocab_size, (2, length), generator=generator(0, "tokens to mask"))
-    tokens[tokens == padding] = (padding + 1) % model.config.vocab_size
-    tokens[1, length // 2 :] = padding
-    seen = tokens != padding
+def _find_mask(model: Any, kind: Any, length: int) -> bool:
+    """Return whether the model computes with one mask for all tokens of a row what it does with its own of the same.
+
+    Found on made-up tokens of that length. False for a model that attends to earlier or to near tokens alone.
+    """
+    tokens = torch.randint(1, model.config.vocab_size, (2, length), generator=generator(0, "tokens to mask"))
+    mask = torch.ones_like(tokens)
+    mask[1, (length + 1) // 2 :] = 0
     model.eval()
+    model.masks_by_row = True
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        one = model(tokens)
-        other = model.pick_output(kind.forward(model, input_ids=tokens, attention_mask=seen.long()))
-    if one.shape[:2] == seen.shape and one.dim() > 2:
-        one, other = one[seen], other[seen]
-    if not torch.allclose(one, other, rtol=1e-3, atol=1e-5 * max(1.0, float(other.abs().max()))):
-        raise InvalidInput(
-            f"mask_padding is not for {name}, which computes something else by its own mask, as one that attends to "
-            "earlier tokens alone; there, padding behind the text is seen by no token of the text"
-        )
+        try:
+            by_row = model(tokens, mask)
+            own = model.pick_output(kind.forward(model, input_ids=tokens, attention_mask=mask))
+        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError, KeyError):
+            return False  # It says so itself when it is cut.
+    if own.dim() > 2 and own.shape[:2] == mask.shape:
+        # What is computed of padding itself is nobody's concern.
+        by_row, own = by_row[mask.bool()], own[mask.bool()]
+    return torch.allclose(by_row, own, rtol=1e-3, atol=1e-5 * max(1.0, float(own.abs().max())))
 
 
 def _list_blocks(model: nn.Module) -> tuple[str, ...]:
