@@ -231,7 +231,10 @@ def _find_class(package: Any, name: str | None, saved: _SavedModel | None) -> An
     name = name or (None if saved is None else saved.architecture)
     if name is None:
         raise InvalidInput("architecture is missing; expected a class of the transformers package")
-    found: Any = getattr(package, name, None) if name in dir(package) else None
+    try:
+        found: Any = getattr(package, name, None)
+    except ImportError as error:
+        raise InvalidInput(f"architecture {name!r} cannot be imported: {_one_line(error)}") from error
     is_model = isinstance(found, type) and issubclass(found, package.PreTrainedModel)
     if not is_model or name.endswith("PreTrainedModel"):
         models = [one for one in dir(package) if one.endswith("Model") or "For" in one or "Head" in one]
