@@ -167,7 +167,8 @@ def plan_way(
     way = Way(tuple(o.name for o in operations), ends, tuple({} for _ in (*ends, 0)), tuple({} for _ in (*ends, 0)), {})
     way.draws = frozenset(number for number, operation in enumerate(operations) if operation.draws)
     for number, operation in enumerate(operations):
-        for name in operation.state:
+        # In an order that is the same in another process, which may go on with the run.
+        for name in sorted(operation.state):
             way.state.setdefault(name, set()).add(_segment(way, number))
         way.changed |= operation.changed
     way.constants = _find_constants(model, examples, targets, way, gradients, unread)
