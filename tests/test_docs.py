@@ -130,8 +130,8 @@ def test_the_model_that_cannot_be_traced_is_cut_by_replay() -> None:
 
 @pytest.mark.xdist_group("transformers")
 def test_the_model_of_the_transformers_package_trains_on_masked_tokens_and_is_exported() -> None:
-    code = example("models.md", 1).replace("markov_tokens(400", "markov_tokens(160")
-    names = execute(fewer(code, 3))
+    code = example("models.md", 1).replace("markov_tokens(1200", "markov_tokens(160")
+    names = execute(fewer(code, 10))
     package = importlib.import_module("transformers")
     config = package.BertConfig(**names["config"], num_labels=2)
     package.BertForSequenceClassification(config).load_state_dict(names["weights"], strict=True)
