@@ -168,6 +168,7 @@ TABLES: dict[str, dict[str, str]] = {
         "resnet8": "splitfed.models.resnet8:resnet8",
         "resnet18": "splitfed.models.resnet18:resnet18",
         "vgg11": "splitfed.models.vgg11:vgg11",
+        "transformers": "splitfed.models.transformers:transformers",
     },
 }
 

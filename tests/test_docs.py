@@ -33,13 +33,13 @@ EXAMPLES = {
     "README.md": 1,
     **{f"{page}.md": 1 for page in ("attacks", "costs", "methods", "poisoning", "privacy", "topologies")},
     "data.md": 2,
-    "models.md": 2,
     "results-and-resume.md": 1,
+    "models.md": 3,
 }
 """Page -> how many Python examples it has; the tests below run every one."""
 # Page and number of a study, and its runs: four strengths (none and three) over three seeds; two fusions; two weights,
-# guarded and not, over three seeds.
-STUDIES = [("README.md", 0, 12), ("studies.md", 0, 2), ("methods.md", 0, 12)]
+# guarded and not, over three seeds; two cuts.
+STUDIES = [("README.md", 0, 12), ("studies.md", 0, 2), ("methods.md", 0, 12), ("models.md", 0, 2)]
 
 
 def example(page: str, number: int = 0) -> str:
@@ -130,6 +130,16 @@ def test_the_model_that_cannot_be_traced_is_cut_by_replay() -> None:
     assert all(isinstance(segment.module, ReplayedSegment) for segment in cut.segments)
     with pytest.raises(InvalidInput, match="or give rows of its input as example, to cut it by replay"):
         names["vanilla"](names["Net"](), cut="stem")
+
+
+@pytest.mark.xdist_group("transformers")
+def test_the_model_of_the_transformers_package_trains_on_masked_tokens_and_is_exported() -> None:
+    code = example("models.md", 2).replace("markov_tokens(1200", "markov_tokens(160")
+    names = execute(fewer(code, 10))
+    package = importlib.import_module("transformers")
+    config = package.BertConfig(**names["config"], num_labels=2)
+    package.BertForSequenceClassification(config).load_state_dict(names["weights"], strict=True)
+    assert set(names["run"].engine.traffic.by_kind()) == {"activation", "gradient", "weights"}
 
 
 def test_the_examples_of_docstrings_run() -> None:

@@ -119,7 +119,7 @@ AUTOGRAD |= {"costs", "privacy", "matching"}
 # Slow or optional: the only packages that a function may import when it is called. The command line may delay
 # anything, for a help page must not wait for torch.
 HEAVY = {"sklearn", "mlxtend", "pandas", "scipy", "matplotlib", "torchmetrics", "PIL", "pyarrow", "optuna"}
-HEAVY |= {"private_set_intersection", "ray", "tenseal", "opacus", "dp_accounting", "torchvision"}
+HEAVY |= {"private_set_intersection", "ray", "tenseal", "opacus", "dp_accounting", "torchvision", "transformers"}
 UNSAFE = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 # An algorithm's own file is for the registry alone; what two siblings share stands in a file that no table names,
 # such as base, metrics or decoder. A package's __init__ may show them all.

@@ -271,7 +271,8 @@ def plan_way(
     way.reshapes = not _RESHAPES.isdisjoint(way.names)
     way.draws = frozenset(number for number, operation in enumerate(operations) if operation.draws)
     for number, operation in enumerate(operations):
-        for name in operation.state:
+        # In an order that is the same in another process, which may go on with the run.
+        for name in sorted(operation.state):
             counts, segment = way.state.setdefault(name, {}), _segment(way, number)
             counts[segment] = counts.get(segment, 0) + (2 if operation.deep else 1)
         way.changed |= operation.changed

@@ -34,8 +34,8 @@ class StepState:
 
     `rows` only where it counts them: parties share no tensor, and a copy costs as much as a message. `slopes`: what
     leaves, the gradient that a defense wants of it, and its version then. `losses`: with what each is multiplied by.
-    `crossed`: where in memory the gradients lie that have arrived. `strides`: those in which the gradient of a leaf
-    came to it, by the leaf's identity.
+    `crossed`: where in memory the gradients lie that have arrived. `strides`: those in which a leaf's gradient came
+    to it, by the leaf's identity.
     """
 
     part: str

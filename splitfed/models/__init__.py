@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from splitfed.models.mlp import mlp as mlp
     from splitfed.models.resnet8 import resnet8 as resnet8
     from splitfed.models.resnet18 import resnet18 as resnet18
+    from splitfed.models.transformers import transformers as transformers
     from splitfed.models.vgg11 import vgg11 as vgg11
 
-make_lazy(__name__, {name: name for name in ("build", "fedavg_cnn", "lenet", "mlp", "resnet8", "resnet18", "vgg11")})
+_NAMES = ("build", "fedavg_cnn", "lenet", "mlp", "resnet8", "resnet18", "transformers", "vgg11")
+make_lazy(__name__, {name: name for name in _NAMES})

@@ -350,3 +350,13 @@ def test_a_cut_after_dropout_which_returns_what_it_is_given_in_evaluation() -> N
     for module in (model, *(piece.module for piece in pieces)):
         module.eval()
     assert torch.equal(chained(pieces, {"x": x})["y"], model(x)["y"])
+
+
+def test_a_plan_is_the_same_in_every_process() -> None:
+    """A resumed run is told by what its segments hold: names of weights stand in no order of a set."""
+    (bottom, _) = cut(encoder(), ("blocks.1",), words(8))
+    assert isinstance(bottom.module, ReplayedSegment)
+    for way in bottom.module.replay_plan.ways.values():
+        names = [name for name in way.state if name.startswith("blocks.2.")]
+        assert len(names) == 12
+        assert names == sorted(names)

@@ -20,7 +20,8 @@ from splitfed.models.build import make
 from splitfed.models.import_paths import Code
 from tests.examples import assert_same
 
-NAMES = sorted(registry.TABLES["models"])
+# Those that need an architecture have tests of their own.
+NAMES = sorted(set(registry.TABLES["models"]) - {"transformers"})
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 29, 17)]
 
 

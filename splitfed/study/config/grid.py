@@ -48,7 +48,7 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
     mistakes = Mistakes(source)
     reader = StudyReader(mistakes, Code(refusal="import paths are not followed here") if code is None else code)
     data_table, data = _parse_data(reader, config.data, base)
-    model_table, model = _parse_model(reader, config)
+    model_table, model = _parse_model(reader, config, base)
     training_table, plans = training_tables.expand_training(reader, config.training)
     topology_tables, topologies = _expand_tables(reader, "topology", config.topology, expand_topology)
     method_tables, methods = _expand_tables(reader, "method", config.method, expand_method)
@@ -169,7 +169,7 @@ def _parse_data(reader: StudyReader, table: DataTable, base: Path) -> tuple[dict
     return resolved, Source(loaders[0], table.clients, split, feature_parts) if loaders else None
 
 
-def _parse_model(reader: StudyReader, config: StudyConfig) -> tuple[dict[str, Any], NamedAlgorithm | None]:
+def _parse_model(reader: StudyReader, config: StudyConfig, base: Path) -> tuple[dict[str, Any], NamedAlgorithm | None]:
     cuts = [_cuts_model(reader.code, table.name) for table in config.topology]
     if config.model is None:
         if True in cuts:
@@ -182,7 +182,7 @@ def _parse_model(reader: StudyReader, config: StudyConfig) -> tuple[dict[str, An
     name, given = config.model.name, config.model.extra
     if ":" in name:
         return {"name": name, **given}, NamedAlgorithm("models", name, given, given)
-    written, found = expand_algorithm(reader, "model", "models", name, given, grid=False)
+    written, found = expand_algorithm(reader, "model", "models", name, given, base=base, grid=False)
     return written, found[0] if found else None
 
 

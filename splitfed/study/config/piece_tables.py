@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from inspect import Parameter as Signature
+from pathlib import Path
 from typing import Any, get_args
 
 from splitfed.core.topology import Head, Segment
@@ -21,6 +22,7 @@ from splitfed.study.config.parameters import (
     Parameter,
     check_parameters,
     combine_choices,
+    holds_type,
     parameters_of,
     piece_kind,
 )
@@ -118,10 +120,12 @@ def _expand_piece(
         factory = reader.find(f"{where}.model", "models", name)
         if factory is None:
             return Choice(table)
-        allowed |= parameters_of(factory, HIDDEN["models"])
+        found = parameters_of(factory, HIDDEN["models"])
+        # Files are read for [model] alone, whose paths start from the study and are looked at before they are trusted.
+        allowed |= {key: parameter for key, parameter in found.items() if not holds_type(parameter.hint, Path)}
     plain = {key: value for key, value in table.items() if key not in rest}
-    found = check_parameters(reader.mistakes, where, allowed | width, plain, grid=True)
-    return Choice(found.written | rest, tuple(GridPoint(p.full | rest, p.in_label | rest) for p in found.points))
+    choice = check_parameters(reader.mistakes, where, allowed | width, plain, grid=True)
+    return Choice(choice.written | rest, tuple(GridPoint(p.full | rest, p.in_label | rest) for p in choice.points))
 
 
 def _expand_segment(reader: StudyReader, where: str, table: Mapping[str, Any]) -> Choice:

@@ -1,6 +1,6 @@
 """Whose a folder of results is, and whether its code may run: the user's own may, anybody else's needs `--trust`.
 
-A study that reaches outside of its folder, by import paths or by files of data, leaves a mark in its results
+A study that reaches outside of its folder, by import paths or by files of data or weights, leaves a mark in its results
 and in the folder of every run: a keyed hash, with a key that only this user can read, of the configuration and of the
 Python files that its paths named, which are kept beside it. Whoever has no key cannot make such a mark, and none
 outlives a change.
@@ -84,7 +84,7 @@ def code_of(folder: Path, config: Mapping[str, Any], trust: bool) -> Code:
         return Code(sources if sources.is_dir() else folder)
     check_links(folder)
     reached = [f"import {path!r}" for path in dict.fromkeys(import_paths(config))]
-    reached += [f"read {path!r}" for path in _data_outside(folder, config)]
+    reached += [f"read {path!r}" for path in _files_outside(folder, config)]
     if not reached:
         return Code(refusal=str(_refusal(folder, "its configuration was not read as it is used", "import a module")))
     files, reason = _check_mark(folder, config)
@@ -107,7 +107,7 @@ def write_mark(folder: Path, sources: Mapping[str, bytes], written: Mapping[str,
     be kept there is no mark, and the folder will need `--trust` like anybody else's.
     """
     config = tomllib.loads((folder / "config.toml").read_text("utf-8"))
-    if not [*import_paths(config), *_data_outside(folder, config)]:
+    if not [*import_paths(config), *_files_outside(folder, config)]:
         return
     for name, content in sources.items():
         write_atomic(folder / SOURCES / name, content)
@@ -141,18 +141,19 @@ def import_paths(config: Any, place: str = "") -> Iterator[str]:
             yield from import_paths(*deeper)
 
 
-def _data_outside(folder: Path, config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield every path of data that lies outside of `folder`."""
-    table = config.get("data")
-    name = table.get("name") if isinstance(table, Mapping) else None
-    if not isinstance(table, Mapping) or not isinstance(name, str) or name not in TABLES["data"]:
-        return
-    for key, parameter in parameters_of(load("data", name)).items():
-        value = table.get(key)
-        if not isinstance(value, str) or not holds_type(parameter.hint, Path):
+def _files_outside(folder: Path, config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield every path of data, or of a model's weights, that lies outside of `folder`."""
+    for key, kind in (("data", "data"), ("model", "models")):
+        table = config.get(key)
+        name = table.get("name") if isinstance(table, Mapping) else None
+        if not isinstance(table, Mapping) or not isinstance(name, str) or name not in TABLES[kind]:
             continue
-        if value.startswith("~") or path_inside(folder, value) is None:
-            yield value
+        for parameter in parameters_of(load(kind, name)).values():
+            value = table.get(parameter.name)
+            if not isinstance(value, str) or not holds_type(parameter.hint, Path):
+                continue
+            if value.startswith("~") or path_inside(folder, value) is None:
+                yield value
 
 
 def _check_mark(folder: Path, config: Mapping[str, Any]) -> tuple[dict[str, str] | None, str]:
