@@ -190,12 +190,13 @@ def read_study(folder: Path, *, trust: bool = False) -> Study:
             f"{str(folder)!r} holds a link that leads out of it, {link!r}, which a report does not follow; "
             "put what it leads to in its place, or remove it"
         )
-    runs = folder / "runs"
+    runs, path = folder / "runs", folder / "config.toml"
     if not runs.is_dir():
         raise InvalidInput(f"folder {str(folder)!r} holds no study: it has no runs/ in it")
+    config = read_toml(path, digests.STUDY_CONFIG) if path.is_file() else {}
     results, unfinished = [], []
     run_names = [p.name for p in runs.iterdir() if p.is_dir()]
-    for name in sorted({*run_names, *_planned_runs(folder)}):
+    for name in sorted({*run_names, *_planned_runs(config, folder)}):
         found = current_keys(_read_json(runs / name / "result.json", digests.REMEASURE))
         if "utility" in found:
             results.append(found | {"folder": str(runs / name)})
@@ -206,10 +207,9 @@ def read_study(folder: Path, *, trust: bool = False) -> Study:
             f"study {str(folder)!r} has no finished run to report on ({len(run_names)} begun): finish it first"
         )
     environment = _read_json(folder / "environment.json", "delete it to go on without it")
-    config = escape_invisible(_read_text(folder / "config.toml").rpartition(digests.COMMENT)[0])
-    return Study(
-        folder, escape_invisible(_study_name(folder)), config, environment, _group_settings(results), tuple(unfinished)
-    )
+    name = escape_invisible(str(config.get("study", {}).get("name") or folder.name))
+    text = escape_invisible(path.read_text("utf-8").rpartition(digests.COMMENT)[0]) if path.is_file() else ""
+    return Study(folder, name, text, environment, _group_settings(results), tuple(unfinished))
 
 
 def estimate(
@@ -352,14 +352,11 @@ def _method_of(result: Mapping[str, Any]) -> str:
     return NO_METHOD if found == "none" else found
 
 
-def _planned_runs(folder: Path) -> list[str]:
-    """Return the runs that the study asks for; none where its config is not there or is no study any more."""
-    path = folder / "config.toml"
-    if not path.is_file():
-        return []
-    raw = read_toml(path, digests.STUDY_CONFIG)
+def _planned_runs(config: Mapping[str, Any], folder: Path) -> list[str]:
+    """Return the runs that the study in `folder` asks for; none where its config is not there or no study any more."""
+    source = "config.toml"
     try:
-        return [cell.id for cell in expand(parse_study(raw, path.name), path.name, folder).cells]
+        return [cell.id for cell in expand(parse_study(config, source), source, folder).cells]
     except InvalidInput:
         return []
 
@@ -384,20 +381,6 @@ def _read_json(path: Path, advice: str) -> dict[str, Any]:
     """
     found: dict[str, Any] = make_visible(digests.read(path, advice)) if path.is_file() else {}
     return found
-
-
-def _read_text(path: Path) -> str:
-    """Return what stands in the file at `path`, nothing where there is none."""
-    return path.read_text("utf-8") if path.is_file() else ""
-
-
-def _study_name(folder: Path) -> str:
-    path = folder / "config.toml"
-    return (
-        str(read_toml(path, digests.STUDY_CONFIG).get("study", {}).get("name") or folder.name)
-        if path.is_file()
-        else folder.name
-    )
 
 
 _ALLOWED = frozenset("\n\r\t\u200c\u200d")  # joiners belong to the spelling of words and to emoji

@@ -196,36 +196,25 @@ def _study_cells(grid: Grid, topology: str, seed: int) -> list[Cell]:
 
 def _topology_costs(cell: Cell, data: Dataset, own: Sequence[Cell], others: Sequence[str]) -> Json:
     named = {c.training.schedule.name for c in own}
-    rows = [
-        {
-            "schedule": c.training.schedule.label,
-            "method": c.method.label,
-            "in_study": True,
-            **_costs_or_refusal(c, data),
-        }
-        for c in own
-    ]
-    rows += [
-        {
-            "schedule": name,
-            "method": "none",
-            "in_study": False,
-            **_costs_or_refusal(cell, data, load("schedules", name)()),
-        }
+    studied = [(c.training.schedule.label, c.method.label, True, _costs_or_refusal(c, data)) for c in own]
+    compared = [
+        (name, "none", False, _costs_or_refusal(cell, data, load("schedules", name)()))
         for name in others
         if name not in named
     ]
     # A schedule may add segments, such as heads to train clients on: the formulas are about the model alone.
     ready = build.prepare_cell(cell, data, build.schedule(cell))
-    plain = build.topology(cell, data)
+    plain, count = build.topology(cell, data), len(ready.topologies)
     facts = probe_with(plain, ready.data.clients[0].train)
-    count = len(ready.topologies)
     bare = replace(ready, topologies=(plain,) * count, facts=(facts,) * count)
     known = sizes(bare)
     # Where the columns of a row are with several parties, none of them could train the whole model.
     alone = len(set(plain.inputs.values())) == 1
     return {
-        "schedules": rows,
+        "schedules": [
+            {"schedule": schedule, "method": method, "in_study": in_study, **costs}
+            for schedule, method, in_study, costs in (*studied, *compared)
+        ],
         "replayed": any(isinstance(segment.module, ReplayedSegment) for segment in plain.segments),
         "formulas": None if known is None else formulas(known),
         "federated_averaging_bytes": federated_bytes(bare, cell.training.rounds) if alone else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -77,16 +78,15 @@ def summary_of(study: Study) -> dict[str, Any]:
 
 def _place_names(settings: Sequence[Setting], attacks: Mapping[str, str]) -> dict[str, str]:
     """Return short names of topologies, of schedules, of methods, and of the places that the study has."""
-    topologies = short_names(list(dict.fromkeys(s.topology for s in settings)))
-    schedules = short_names(list(dict.fromkeys(s.schedule for s in settings)))
-    methods = short_names(list(dict.fromkeys(s.method for s in settings)))
+    topologies, schedules, methods = (
+        short_names([getattr(s, key) for s in settings]) for key in ("topology", "schedule", "method")
+    )
+    several = len(topologies) > 1 or len(schedules) == len(methods) == 1, len(schedules) > 1, len(methods) > 1
     pairs = {}
     for s in settings:
-        parts = [topologies[s.topology]] if len(topologies) > 1 or len(schedules) == len(methods) == 1 else []
-        parts += [schedules[s.schedule]] if len(schedules) > 1 else []
-        parts += [methods[s.method]] if len(methods) > 1 else []
-        parts += [f"{attacks.get(s.training_attack, s.training_attack)} inside"] if s.training_attack else []
-        pairs[s.place] = ", ".join(parts)
+        own = topologies[s.topology], schedules[s.schedule], methods[s.method]
+        inside = [f"{attacks.get(s.training_attack, s.training_attack)} inside"] if s.training_attack else []
+        pairs[s.place] = ", ".join([*itertools.compress(own, several), *inside])
     return {**topologies, **schedules, **methods, **pairs}
 
 

@@ -86,10 +86,10 @@ def beats_baseline(attack: Mapping[str, Any], metric: str) -> bool:
     """
     score, blind = attack["scores"][metric]["attack"], baseline(attack, metric)
     assert blind is not None
-    beaten = float(blind["mean"])
-    if METRICS[metric].centre is not None and interval_ends(score)[1] < beaten:
-        return True
-    return interval_ends(score)[0] > beaten if METRICS[metric].up else interval_ends(score)[1] < beaten
+    beaten, (low, high) = float(blind["mean"]), interval_ends(score)
+    if METRICS[metric].up:
+        return low > beaten or (METRICS[metric].centre is not None and high < beaten)
+    return high < beaten
 
 
 def _study_sentence(summary: Summary) -> str:
@@ -232,9 +232,10 @@ def _defense_findings(
         label = strongest(setting, metric, target) or ""
         attack, names = setting["attacks"][label], summary["names"]
         score = attack["scores"][metric]["attack"]
-        said = f"with {names[setting['defense']]}, {_strongest_attack(target)} ({names[label]}) gets "
-        said += format_score(metric, score["mean"])
-        said += " (reversed)" if reversal_clause(attack, metric) else ""
+        said = (
+            f"with {names[setting['defense']]}, {_strongest_attack(target)} ({names[label]}) gets "
+            f"{format_score(metric, score['mean'])}{' (reversed)' if reversal_clause(attack, metric) else ''}"
+        )
         if baseline(attack, metric) and not beats_baseline(attack, metric):
             said += f" (not measurably better than the {baseline_name(summary, metric, target)})"
         elif _intervals_overlap(score, _strongest_score(base, metric, target)):
@@ -278,11 +279,7 @@ def _intervals_overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool
 def _format_price(summary: Summary, cost: float) -> str:
     if cost == 0:
         return f"with no change in {summary['utility']['metric']}"
-    return (
-        f"at a cost of {_format_difference(summary, cost)}"
-        if cost > 0
-        else f"with a gain of {_format_difference(summary, cost)}"
-    )
+    return f"{'at a cost' if cost > 0 else 'with a gain'} of {_format_difference(summary, cost)}"
 
 
 def _format_difference(summary: Summary, difference: float) -> str:
@@ -294,13 +291,12 @@ def _format_difference(summary: Summary, difference: float) -> str:
 
 
 def _limitations(summary: Summary) -> list[str]:
-    sentences = []
-    for label in dict.fromkeys(s["training_attack"] for s in summary["settings"] if s["training_attack"]):
-        named, metric = summary["names"].get(label, label), summary["utility"]["metric"]
-        sentences.append(
-            f"{named} is active: it replaces the gradients that clients get, so it has trainings of its own; their "
-            f"{metric} is that of hijacked clients, and cannot be compared with honest ones."
-        )
+    sentences = [
+        f"{summary['names'].get(label, label)} is active: it replaces the gradients that clients get, so it has "
+        f"trainings of its own; their {summary['utility']['metric']} is that of hijacked clients, and cannot be "
+        "compared with honest ones."
+        for label in dict.fromkeys(s["training_attack"] for s in summary["settings"] if s["training_attack"])
+    ]
     found = (a for s in summary["settings"] for a in s["attacks"].items())
     quick = dict.fromkeys(summary["names"][label] for label, attack in found if attack["quick"])
     if quick:
