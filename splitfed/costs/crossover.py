@@ -38,14 +38,12 @@ class Crossover:
 
 def over_clients(sizes: Sizes, clients: Sequence[int], hand_over: bool = True, itemsize: int = 4) -> Crossover:
     """Return both costs over numbers of `clients`, with the same examples in all; `itemsize`: bytes of a float."""
-    threshold = crossover(sizes, hand_over) / sizes.parameters
-    return _sweep("clients", clients, sizes, hand_over, itemsize, threshold)
+    return _sweep("clients", clients, sizes, hand_over, itemsize, crossover(sizes, hand_over) / sizes.parameters)
 
 
 def over_parameters(sizes: Sizes, parameters: Sequence[float], hand_over: bool = True, itemsize: int = 4) -> Crossover:
     """Return both costs over model sizes, with the same cut width and the same share at the client."""
-    threshold = crossover(sizes, hand_over) / sizes.clients
-    return _sweep("parameters", parameters, sizes, hand_over, itemsize, threshold)
+    return _sweep("parameters", parameters, sizes, hand_over, itemsize, crossover(sizes, hand_over) / sizes.clients)
 
 
 def sizes_of(topology: Topology, facts: Facts, clients: int, examples: float) -> Sizes:

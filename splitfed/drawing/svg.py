@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from html import escape
-from itertools import pairwise
+from itertools import cycle, pairwise
 
 from splitfed.core.errors import unknown
 from splitfed.core.topology import Edge, Head, Segment, Topology
@@ -59,22 +59,21 @@ def to_mermaid(topology: Topology, defended: Mapping[str, str] | None = None) ->
     """Return `topology` as a Mermaid flow chart; `defended` as for `to_svg`."""
     nodes, wires = _nodes_and_wires(topology, _check_defended(topology, defended))
     ids = {node.key: f"n{i}" for i, node in enumerate(nodes)}
-    shapes = {"segment": '["{}"]', "loss": '(("{}"))'}
-    pill = '(["{}"])'
     lines = ["flowchart LR"]
     for number, role in enumerate(lane_order(topology)):
-        lines.append(f'  subgraph r{number}["{_escape_label(role)}"]')
-        for node in nodes:
-            if node.role == role:
-                text = "<br/>".join(_escape_label(line) for line in node.text)
-                lines.append(f"    {ids[node.key]}{shapes.get(node.kind, pill).format(text)}")
-        lines.append("  end")
+        boxes = [f"    {ids[node.key]}{_mermaid_shape(node)}" for node in nodes if node.role == role]
+        lines += [f'  subgraph r{number}["{_escape_label(role)}"]', *boxes, "  end"]
     for wire in wires:
-        words = [_escape_label(word) for word in (*wire.text, wire.guard) if word]
-        label = f'|"{"<br/>".join(words)}"|' if words else ""
+        words = "<br/>".join(_escape_label(word) for word in (*wire.text, wire.guard) if word)
+        label = f'|"{words}"|' if words else ""
         arrow = {"inside": "-->", "crossing": "<==>", "one way": "==>", "label": "-.->"}[wire.kind]
         lines.append(f"  {ids[wire.source]} {arrow}{label} {ids[wire.target]}")
     return "\n".join(lines) + "\n"
+
+
+def _mermaid_shape(node: Node) -> str:
+    shape = {"segment": '["{}"]', "loss": '(("{}"))'}.get(node.kind, '(["{}"])')
+    return shape.format("<br/>".join(map(_escape_label, node.text)))
 
 
 def _check_defended(topology: Topology, defended: Mapping[str, str] | None) -> Mapping[str, str]:
@@ -155,8 +154,7 @@ def _edge_wire(topology: Topology, edge: Edge, guard: str) -> Wire:
 
 def _lanes(layout: DrawingLayout) -> list[str]:
     parts = []
-    for number, (role, top, height) in enumerate(layout.lanes):
-        tint, strong = TINTS[number % len(TINTS)], STRONG[number % len(STRONG)]
+    for (role, top, height), tint, strong in zip(layout.lanes, cycle(TINTS), cycle(STRONG), strict=False):
         parts += [
             f'<rect x="0" y="{top:.1f}" width="{layout.width:.1f}" height="{height:.1f}" rx="8" fill="{tint}"/>',
             f'<rect x="0" y="{top:.1f}" width="6" height="{height:.1f}" rx="3" fill="{strong}"/>',
@@ -233,11 +231,11 @@ def _wire_labels(wire: Wire, points: tuple[Point, ...]) -> str:
         for line, dy in zip(wire.text, (-6.0, 15.0), strict=False)
     ]
     if wire.guard:
-        rows.append(f'<path transform="translate({x + 6:.1f} {y + 26:.1f})" d="{SHIELD}" fill="#00795a"/>')
-        rows.append(
+        rows += [
+            f'<path transform="translate({x + 6:.1f} {y + 26:.1f})" d="{SHIELD}" fill="#00795a"/>',
             f'<text x="{x + 16:.1f}" y="{y + 30:.1f}" font-weight="600" fill="#00795a" {halo}>'
-            f"{escape(wire.guard)}</text>"
-        )
+            f"{escape(wire.guard)}</text>",
+        ]
     return "\n".join(rows)
 
 
@@ -245,9 +243,10 @@ def _legend(layout: DrawingLayout) -> str:
     """Return a sample of every kind of wire there is, drawn as the wires are, with what it means."""
     x, y, parts = 8.0, layout.height + 22, []
     for kind in [kind for kind in SAID if any(w.kind == kind for w in layout.wires)]:
-        ends = (x, y - 4), (x + 34, y - 4)
-        parts.append(_wire(Wire("", "", kind), ends))
-        parts.append(f'<text x="{x + 41:.0f}" y="{y:.0f}" fill="#52606d">{SAID[kind]}</text>')
+        parts += [
+            _wire(Wire("", "", kind), ((x, y - 4), (x + 34, y - 4))),
+            f'<text x="{x + 41:.0f}" y="{y:.0f}" fill="#52606d">{SAID[kind]}</text>',
+        ]
         x += 41 + text_width([SAID[kind]]) + 14
     return "\n".join(parts)
 

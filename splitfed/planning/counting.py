@@ -185,8 +185,10 @@ def flows_of(
                 PlannedMessage("gradient", target, source, partial(_size, facts, returned, "gradient", guards))
             )
     for defense in defenses:
-        for sender, receiver in defense.norms(topology) if isinstance(defense, WeightDefense) else ():
-            flows.append(PlannedMessage("norm", sender, receiver, partial(operator.mul, _norm_size(topology, sender))))
+        flows += [
+            PlannedMessage("norm", sender, receiver, partial(operator.mul, _norm_size(topology, sender)))
+            for sender, receiver in (defense.norms(topology) if isinstance(defense, WeightDefense) else ())
+        ]
     for head in topology.heads:
         y = labels[head.value]
         size = partial(operator.mul, y.element_size() * y[0].numel())
@@ -201,11 +203,8 @@ def _norm_size(topology: Topology, role: str) -> int:
 
 
 def _size(facts: Facts, values: Sequence[str], kind: str, guards: Sequence[Defense], rows: int) -> int:
-    total = 0
-    for value in values:
-        packed = packed_bytes(guards, kind, rows, facts.shapes[value], facts.dtypes[value])
-        total += value_bytes(facts, value) * rows if packed is None else packed
-    return total
+    packed = {value: packed_bytes(guards, kind, rows, facts.shapes[value], facts.dtypes[value]) for value in values}
+    return sum(value_bytes(facts, value) * rows if size is None else size for value, size in packed.items())
 
 
 @dataclass(frozen=True)
@@ -329,12 +328,9 @@ class CountingLearner:
         self, kind: str, tensors: Mapping[str, Tensor], number: int, role: str | None = None
     ) -> Mapping[str, Tensor]:
         """Count a message from the aggregation server."""
-        return self._carry(kind, FED, self._name(role), tensors)
+        self.trainer.traffic.add("train", kind, FED, self._name(role), sum(t.nbytes for t in tensors.values()))
+        return tensors
 
     def _name(self, role: str | None) -> str:
         own = self.topology.data_roles
         return member(role or own[0], self.replica) if role is None or role in own else role
-
-    def _carry(self, kind: str, sender: str, receiver: str, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        self.trainer.traffic.add("train", kind, sender, receiver, sum(t.nbytes for t in tensors.values()))
-        return tensors

@@ -57,16 +57,16 @@ class Prepared:
     def local(self) -> list[tuple[str, ...]]:
         """For every replica, the client segments whose first weights nothing replaces before it trains."""
         moved = self.schedule.binds(len(self.topologies)) is not None
-        kept = self.placement.kept
         return [
-            local_segments(t, kept, () if self.method is None else self.method.traits(t).broadcast_segments, moved)
+            local_segments(
+                t, self.placement.kept, () if self.method is None else self.method.traits(t).broadcast_segments, moved
+            )
             for t in self.topologies
         ]
 
     def first_weights(self) -> list[dict[str, Tensor]]:
         """Return what each client starts from in place of its topology's weights; see `initial_weights`."""
-        starts = self.training.starts
-        return first_weights(starts or "shared", self.topologies, self.local, self.training.seed)
+        return first_weights(self.training.starts or "shared", self.topologies, self.local, self.training.seed)
 
 
 def prepare(
@@ -113,8 +113,8 @@ def complete(
     clients = len(data.clients)
 
     def defend(replica: int) -> tuple[Topology, Facts]:
-        rows = data.clients[replica].train
-        fitted, found = fit_defenses(topologies[replica], facts[replica], rows, defenses, training.seed)
+        given = topologies[replica], facts[replica], data.clients[replica].train
+        fitted, found = fit_defenses(*given, defenses, training.seed)
         if method is not None or any(isinstance(d, PenaltyDefense | ReceiverPenaltyDefense) for d in defenses):
             # Their terms may send a gradient where the losses of the heads send none.
             found = replace(found, no_gradient=frozenset())
@@ -320,14 +320,13 @@ def fit_defenses(
     for position, defense in enumerate(defenses):
         if not isinstance(defense, LayerDefense):
             continue
-        fitted_topology = defense.fit(topology, facts, derive(seed, "fit", position))
-        if fitted_topology is not topology:
-            if defense.clients:
-                raise InvalidInput(
-                    f"{type(defense).__name__} for some clients alone is not allowed: it changes segments, and all "
-                    "clients have the same"
-                )
-            topology, facts = fitted_topology, probe_with(fitted_topology, rows)
+        fitted = defense.fit(topology, facts, derive(seed, "fit", position))
+        if fitted is not topology and defense.clients:
+            raise InvalidInput(
+                f"{type(defense).__name__} for some clients alone is not allowed: it changes segments, and all clients "
+                "have the same"
+            )
+        topology, facts = fitted, facts if fitted is topology else probe_with(fitted, rows)
     return topology, facts
 
 
@@ -365,10 +364,8 @@ def _check_together(topologies: Sequence[Topology], plan: Schedule) -> None:
             f"schedule {type(plan).__name__} {reason}, which differ here: take one that leaves them alone, such as "
             "'splitfed_v3' or 'blind'"
         )
-    if any(shared_roles(t) for t in topologies):
-        heterogeneous(topologies)
-    else:
-        _check_whole(topologies)
+    check = heterogeneous if any(shared_roles(t) for t in topologies) else _check_whole
+    check(topologies)
 
 
 def _each_make(

@@ -209,12 +209,11 @@ class Evaluator:
             party = self.adversary(adversary or (FED if past and FED in self.engine.parties else None))
             if attack.reads:
                 self._begin_uploads(name, attack, party, client)
-                return None
-            if past:
+            elif past:
                 self._begin_training(name, attack, party, client)
-                return None
-            case = self._case(name, attack, party, self.victims(None), client, self.seed)
-            attack(case.view, stop_at_first_use(case.knowledge), generator(self.seed, "attack", name), stop_attack)
+            else:
+                case = self._case(name, attack, party, self.victims(None), client, self.seed)
+                self._begin(name, attack, case.view, case.knowledge)
         except AttackBegun:
             return None
         except InvalidInput as error:
@@ -233,14 +232,17 @@ class Evaluator:
         view = self.recorded(party, client)
         check_one_step(local)
         if view.messages:
-            knowledge = replace(stop_at_first_use(self.grants.knowledge(party, client, self.seed)), local=local)
-            attack(view, knowledge, generator(self.seed, "attack", name), stop_attack)
+            self._begin(name, attack, view, replace(self.grants.knowledge(party, client, self.seed), local=local))
 
     def _begin_uploads(self, name: str, attack: Attack, party: str, client: int) -> None:
         """Begin an attack on what a method's clients send; before training, check only what will be sent."""
         case = self.uploads.case(attack, party, client, self.seed)
         if case.view.messages:
-            attack(case.view, stop_at_first_use(case.knowledge), generator(self.seed, "attack", name), stop_attack)
+            self._begin(name, attack, case.view, case.knowledge)
+
+    def _begin(self, name: str, attack: Attack, view: View, knowledge: Knowledge) -> None:
+        """Begin an attack, which is stopped at the first thing that takes time."""
+        attack(view, stop_at_first_use(knowledge), generator(self.seed, "attack", name), stop_attack)
 
     def _attack_uploads(
         self, name: str, attack: Attack, party: str, client: int, seed: int, number: int | None, progress: Any

@@ -91,7 +91,8 @@ def attack_site(engine: Observable, prepared: Prepared, party: str, who: str, kn
             .state.modules
         )
 
-    site = AttackSite(
+    # What it knows is the experimenter's own: a training attack must not be able to change the run by writing into it.
+    return AttackSite(
         party,
         edge.name,
         value,
@@ -105,9 +106,7 @@ def attack_site(engine: Observable, prepared: Prepared, party: str, who: str, kn
         _sender(engine, prepared, edge, seed),
         modules,
         seed,
-    )
-    # What it knows is the experimenter's own: a training attack must not be able to change the run by writing into it.
-    return site.copy()
+    ).copy()
 
 
 def _labels(topology: Topology, role: str) -> str | None:

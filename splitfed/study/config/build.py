@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 from splitfed.attacks.base import Attack
 from splitfed.core.defense import Defense
@@ -42,8 +43,7 @@ def topology(cell: Cell, data: Dataset) -> Topology:
     name, parameters = cell.model.name, cell.model.parameters
     model = build_model(cell.model.label, name, data.shape, data.task.outputs or 1, cell.seed, parameters, cell.code)
     example = {"example": data.x[:EXAMPLES]} if cell.topology.builder.takes("example") else {}
-    built: Topology = cell.topology.builder.construct(model=model, **example)
-    return built.with_tasks(data.tasks)
+    return cast(Topology, cell.topology.builder.construct(model=model, **example)).with_tasks(data.tasks)
 
 
 def defenses(cell: Cell) -> list[Defense]:
@@ -53,8 +53,7 @@ def defenses(cell: Cell) -> list[Defense]:
 
 def schedule(cell: Cell) -> Schedule:
     """Make the run's schedule."""
-    found: Schedule = cell.training.schedule.construct()
-    return found
+    return cast(Schedule, cell.training.schedule.construct())
 
 
 def method(cell: Cell, data: Dataset) -> Method | None:
@@ -70,11 +69,9 @@ def method(cell: Cell, data: Dataset) -> Method | None:
         if isinstance(table, Mapping) and isinstance(table.get("model"), str):
             parameters = dict(table)
             name, width = parameters.pop("model"), parameters.pop("width", None)
-            outputs = (data.task.outputs or 1) if width is None else width
-            seed = derive(cell.seed, "method", key)
+            outputs, seed = (data.task.outputs or 1) if width is None else width, derive(cell.seed, "method", key)
             models[key] = build_model(name, name, data.shape, outputs, seed, parameters, cell.code)
-    found: Method = part.construct(**models)
-    return found
+    return cast(Method, part.construct(**models))
 
 
 def prepare_cell(cell: Cell, data: Dataset, other: Schedule | None = None, *, defended: bool = False) -> Prepared:
@@ -95,5 +92,4 @@ def prepare_cell(cell: Cell, data: Dataset, other: Schedule | None = None, *, de
 
 def attack(probe: Probe) -> Attack:
     """Make the attack of `probe`."""
-    found: Attack = probe.attack.construct()
-    return found
+    return cast(Attack, probe.attack.construct())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,7 +59,7 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
     assert data is not None
     probes = [found for found in attacks if found is not None]
     seeds = config.study.seeds
-    named: dict[str, Sequence[Any]] = {
+    given: dict[str, Sequence[Any]] = {
         "study.seeds": seeds,
         "topology": [found.builder.label for found in topologies],
         "training.schedule": [found.schedule.label for found in plans],
@@ -66,7 +67,10 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
         "defense": [found.label for found in defenses],
         "attack": [found.label for found in probes],
     }
-    _check_distinct(mistakes, named)
+    for where, values in given.items():
+        for value, times in Counter(values).items():
+            if times > 1:
+                mistakes.add(where, f"{value} is there {times} times; expected once")
     keyed = tuple(replace(p, key=key) for p, key in zip(probes, _number_repeats([p.key for p in probes]), strict=True))
     worlds = plan_trainings(mistakes, keyed, config.study.honest)
     runs = len(topologies) * len(plans) * len(methods) * len(defenses) * len(worlds) * len(seeds)
@@ -126,8 +130,8 @@ def _with_names(settings: Sequence[S], names: Sequence[str]) -> list[tuple[str, 
 
 def _study_table(name: str, seeds: Sequence[int], honest: bool, target: float | None) -> dict[str, Any]:
     """Return the table `[study]` without what has its default."""
-    table: dict[str, Any] = {"name": name, "seeds": list(seeds)}
-    return table | ({} if honest else {"honest": False}) | ({} if target is None else {"target": target})
+    own = {} if target is None else {"target": target}
+    return {"name": name, "seeds": list(seeds), **({} if honest else {"honest": False}), **own}
 
 
 def _config_alone(
@@ -148,12 +152,11 @@ def _config_alone(
 
 def attack_table(probe: Probe) -> dict[str, Any]:
     """Return the `[[attack]]` table that means `probe`."""
-    every = {} if probe.every is None else {"every": probe.every}
     return {
         "name": probe.attack.name,
         **probe.attack.label_values,
         **probe.attack.parameters,
-        **every,
+        **({} if probe.every is None else {"every": probe.every}),
         "adversary": probe.adversary,
     }
 
@@ -173,8 +176,8 @@ def _parse_model(reader: StudyReader, config: StudyConfig) -> tuple[dict[str, An
     cuts = [_cuts_model(reader.code, table.name) for table in config.topology]
     if config.model is None:
         if True in cuts:
-            where = f"topology[{cuts.index(True)}]"
-            reader.mistakes.add("model", f"is missing; {where} cuts a model: add [model] with name = ...")
+            text = f"is missing; topology[{cuts.index(True)}] cuts a model: add [model] with name = ..."
+            reader.mistakes.add("model", text)
         return {}, None
     if not any(cuts) and None not in cuts:
         text = "is used by no topology, whose pieces have models in their own tables; leave it out"
@@ -194,19 +197,8 @@ def _cuts_model(code: Code, name: str) -> bool | None:
         return None
 
 
-def _check_distinct(mistakes: Mistakes, given: Mapping[str, Sequence[Any]]) -> None:
-    """Note what a place of the study names more than once."""
-    for where, values in given.items():
-        for value, times in Counter(values).items():
-            if times > 1:
-                mistakes.add(where, f"{value} is there {times} times; expected once")
-
-
 def _number_repeats(names: Sequence[str]) -> list[str]:
     """Return `names` with a number at those that came before."""
-    counts: dict[str, int] = {}
-    result = []
-    for name in names:
-        counts[name] = counts.get(name, 0) + 1
-        result.append(name if counts[name] == 1 else f"{name}-{counts[name]}")
-    return result
+    counts: defaultdict[str, Iterator[int]] = defaultdict(partial(itertools.count, 1))
+    numbered = ((name, next(counts[name])) for name in names)
+    return [name if number == 1 else f"{name}-{number}" for name, number in numbered]

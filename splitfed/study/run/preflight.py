@@ -103,9 +103,13 @@ def _check_cell(mistakes: Mistakes, cell: Cell, split: Federation, found: Assemb
 
 def _place_of(cell: Cell, error: InvalidInput) -> str:
     """Return the place in the study of what `error` is about."""
-    own = {"schedule": cell.training.where, "method": cell.method.where, "defenses": cell.defense.where}
-    tables = {"topology": cell.topology.where, "": cell.topology.where, **own}
-    return tables.get(error.part) or f"training.{error.part}"
+    places = {
+        **dict.fromkeys(("topology", ""), cell.topology.where),
+        "schedule": cell.training.where,
+        "method": cell.method.where,
+        "defenses": cell.defense.where,
+    }
+    return places.get(error.part) or f"training.{error.part}"
 
 
 def check_attack(probe: Probe, run: Run) -> None:
@@ -131,8 +135,7 @@ def check_attack(probe: Probe, run: Run) -> None:
     if probe.tune:
         check_tunable(probe.attack.name, attack, attack.space)
         Bench(run.evaluator, attack, run.evaluator.adversary(probe.adversary), 0, run.seed, SHARE)
-    refusal = run.evaluator.refusal(probe.attack.name, attack, probe.adversary)
-    if refusal is not None:
+    if (refusal := run.evaluator.refusal(probe.attack.name, attack, probe.adversary)) is not None:
         raise _attack_error(probe, refusal)
 
 
@@ -173,10 +176,8 @@ def _check_attacks(mistakes: Mistakes, cells: Sequence[Cell], data: Dataset) -> 
                 mistakes.add(cell.topology.where, error)
             continue
         # Training attacks first, for others may ask them; one that could not enter has been complained of already.
-        inside = [
-            probe for probe in cell.attacks if probe.lives != "outside" and _can_enter(mistakes, run, ready, probe)
-        ]
-        for probe in [*inside, *(probe for probe in cell.attacks if probe.lives == "outside")]:
+        inside = [p for p in cell.attacks if p.lives != "outside" and _can_enter(mistakes, run, ready, p)]
+        for probe in [*inside, *(p for p in cell.attacks if p.lives == "outside")]:
             with mistakes.at(probe.where):
                 check_attack(probe, run)
 

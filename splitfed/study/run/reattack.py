@@ -44,9 +44,9 @@ def attack_run(
     probes = [parse_attack(reader, n, AttackTable(name=n, budget=budget, adversary=adversary)) for n in names]
     trained_attacks = [(p.attack.name, p.attack.parameters) for p in cell.attacks]
     for found in filter(None, probes):
-        if found.lives != "outside" and (found.attack.name, found.attack.parameters) not in trained_attacks:
-            text = f"{found.attack.name} lives in training, and was not in this one with these parameters"
-            mistakes.add(found.where, text)
+        own = (found.attack.name, found.attack.parameters)
+        if found.lives != "outside" and own not in trained_attacks:
+            mistakes.add(found.where, f"{own[0]} lives in training, and was not in this one with these parameters")
     mistakes.stop()
     chosen = [replace(found, key=_attack_key(result, found.label, found.attack.name)) for found in filter(None, probes)]
     with open_watcher(1, 0) as watcher:
@@ -56,9 +56,8 @@ def attack_run(
                 check_attack(found, run)
         mistakes.stop()
         entries = [run_attack(run, found, folder, watcher) for found in chosen]
-    attack_keys = {entry["attack"] for entry in entries}
-    other_entries = [a for a in result["attacks"] if a["attack"] not in attack_keys]
-    labels = {found.label for found in chosen}
+    keys, labels = {entry["attack"] for entry in entries}, {found.label for found in chosen}
+    other_entries = [a for a in result["attacks"] if a["attack"] not in keys]
     tables = [attack_table(p) for p in [*(p for p in cell.attacks if p.label not in labels), *chosen]]
     sources = read_own_files(folder)
     write_atomic(folder / "config.toml", digests.toml_with_digest(dumps({**cell.config, "attack": tables})))

@@ -154,7 +154,6 @@ def _run_workers(folder: Path, code: Code, count: int, lock: int | None, watcher
     watcher_lock = threading.Lock()
     pipe = subprocess.PIPE
     workers: list[subprocess.Popen[str]] = []
-    listeners = []
     with ExitStack() as process_stack:
         try:
             for _ in range(count):
@@ -194,9 +193,7 @@ class _WorkerListener(threading.Thread):
 
     def __init__(self, worker: subprocess.Popen[str], watcher: Watcher, lock: threading.Lock) -> None:
         super().__init__(daemon=True)
-        self._worker = worker
-        self._told = watcher
-        self._together = lock
+        self._worker, self._told, self._together = worker, watcher, lock
         self.complaint = ""
 
     def run(self) -> None:
