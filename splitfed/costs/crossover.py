@@ -56,8 +56,7 @@ def sizes_of(topology: Topology, facts: Facts, clients: int, examples: float) ->
         edges = ", ".join(sorted(topology.forward_only))
         raise InvalidInput(f"no gradient comes back on {edges} of topology {topology.name!r}; the formulas need one")
     at = {role: _weights(topology, role) for role in topology.roles}
-    total = sum(at.values())
-    if not total:
+    if not (total := sum(at.values())):
         raise InvalidInput(f"topology {topology.name!r} has no weights to compare with what crosses")
     share = sum(at[role] for role in topology.data_roles) / total
     return Sizes(clients, total, share, examples, forward_bytes(topology, facts, 1) / _FLOAT)

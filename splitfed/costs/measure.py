@@ -34,8 +34,7 @@ class Rehearsal:
 
     def backward(self, outputs: tuple[Tensor, ...]) -> None:
         """Send gradients of ones back from those `outputs` that get one in training."""
-        roots = [z for z, rooted in zip(outputs, self.rooted, strict=True) if rooted and z.requires_grad]
-        if roots:
+        if roots := [z for z, rooted in zip(outputs, self.rooted, strict=True) if rooted and z.requires_grad]:
             torch.autograd.backward(roots, [torch.ones_like(z) for z in roots])
 
 

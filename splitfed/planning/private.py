@@ -123,8 +123,7 @@ class UsageCountingTrainer(CountingTrainer):
         return self.uses.setdefault((replica, site.role), UsageCounts())
 
     def _add(self, replica: int, site: Site, part: str, rows: Tensor) -> None:
-        among = self.among.get((replica, part))
-        if among is not None:
+        if (among := self.among.get((replica, part))) is not None:
             part, rows = "train", among[rows]
             rows = rows[rows >= 0]
         self._uses(replica, site).add((site.place, site.position, replica, part), rows, site.values)

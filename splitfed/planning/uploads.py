@@ -24,8 +24,7 @@ def _kinds(counting: CountingTrainer) -> frozenset[str]:
 
 def check_uploads(prepared: Prepared) -> None:
     """Refuse a defense on a message that no client sends, that it cannot act on, or that it can promise nothing for."""
-    guarding = [defense for defense in prepared.defenses if defense.uploads]
-    if not guarding:
+    if not (guarding := [defense for defense in prepared.defenses if defense.uploads]):
         return
     counting = None if prepared.method is None else count_rounds(prepared, ROUNDS)
     for defense in guarding:

@@ -193,8 +193,7 @@ def combine_placement(method: Method, plan: Schedule, topologies: Sequence[Topol
 
 def check_aggregation(method: Method, plan: Schedule, topology: Topology, clients: int) -> None:
     """Refuse a method whose aggregation cannot do with as few clients as `plan` may bring it."""
-    settings = method.traits(topology).aggregation
-    if settings is not None:
+    if (settings := method.traits(topology).aggregation) is not None:
         asked, drop_out = (plan.clients_asked(clients), plan.drop_out) if isinstance(plan, Sampled) else (clients, 0.0)
         settings.check(asked, drop_out > 0)
 

@@ -222,8 +222,7 @@ class Evaluator:
 
     def _begin_training(self, name: str, attack: Attack, party: str, client: int) -> None:
         """Begin an attack on recorded training; before training, check only whether there will be a record to use."""
-        local = self.grants.local(party, client)
-        if local is None:
+        if (local := self.grants.local(party, client)) is None:
             raise InvalidInput(
                 f"{type(attack).__name__} needs {Needs.UPDATES}; only an aggregation server gets those, in a "
                 "schedule that has one, such as 'splitfed_v1'"
@@ -361,7 +360,6 @@ class Evaluator:
 
 def curious(topology: Topology) -> str:
     """Return the party that attacks where none is named: the first without data; refuse where all have some."""
-    role = next((r for r in topology.roles if r not in topology.data_roles), None)
-    if role is None:
+    if (role := next((r for r in topology.roles if r not in topology.data_roles), None)) is None:
         raise InvalidInput(f"topology {topology.name!r} has no party without data: name the adversary")
     return role

@@ -45,8 +45,7 @@ def place_attacks(engine: Observable, prepared: Prepared, attacks: Mapping[str, 
 
 def _check_grants(who: str, needs: frozenset[Needs]) -> None:
     """Refuse needs that nobody is granted inside training."""
-    never = [need for need in Needs if need in needs.difference(GRANTED_IN_TRAINING)]
-    if never:
+    if never := [need for need in Needs if need in needs.difference(GRANTED_IN_TRAINING)]:
         raise InvalidInput(
             f"{who} needs {', '.join(never)}; inside training an attack is granted "
             f"{', '.join(GRANTED_IN_TRAINING)} only (what arrives needs no grant)"

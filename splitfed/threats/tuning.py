@@ -155,8 +155,7 @@ def tune(
     import optuna
 
     metric = METRICS[attack.target]
-    default_score = bench.score(attack)
-    if default_score is None:
+    if (default_score := bench.score(attack)) is None:
         raise InvalidInput(
             f"{type(attack).__name__} as given predicts what is not finite; start from finite predictions"
         )

@@ -120,8 +120,7 @@ def expand_algorithm(
 
     `keys`, `grid` and `base` are those of `check_parameters`; `defaults` go before the algorithm's own.
     """
-    factory = reader.find(f"{where}.name", kind, name)
-    if factory is None:
+    if (factory := reader.find(f"{where}.name", kind, name)) is None:
         return {"name": name}, []
     values, mistakes = current_parameters(kind, values), reader.mistakes
     allowed = {

@@ -61,8 +61,7 @@ def method(cell: Cell, data: Dataset) -> Method | None:
 
     Such a model reads whole rows, and is as wide as its table says or as the labels need.
     """
-    part = cell.method.part
-    if part is None:
+    if (part := cell.method.part) is None:
         return None
     models = {}
     for key, table in part.parameters.items():

@@ -56,8 +56,7 @@ def apply_parts(data: Dataset, given: Mapping[str, Any]) -> Dataset:
 def _with_coarser_labels(data: Dataset, name: str, classes: list[int]) -> Dataset:
     """Return `data` with a label set that puts main class i into class `classes[i]`."""
     where = f"targets.{name}.classes"
-    classes_known = {"classification": data.task.outputs, "binary": 2}.get(data.task.name)
-    if classes_known is None:
+    if (classes_known := {"classification": data.task.outputs, "binary": 2}.get(data.task.name)) is None:
         raise InvalidInput(f"{where} needs main labels that are classes; {data.name} is for {data.task.name}")
     if len(classes) != classes_known:
         raise InvalidInput(

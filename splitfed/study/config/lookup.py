@@ -50,8 +50,7 @@ class StudyReader:
     def take_name(self, where: str, table: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
         """Take the name out of a table; None where it is missing or no text."""
         rest = dict(table)
-        name = rest.pop("name", None)
-        if name is None:
+        if (name := rest.pop("name", None)) is None:
             self.mistakes.add(f"{where}.name", "is missing; add name = ...")
         elif not isinstance(name, str):
             self.mistakes.add(f"{where}.name", f"{short_repr(name)} is not allowed; expected text")

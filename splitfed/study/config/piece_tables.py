@@ -115,8 +115,7 @@ def _expand_piece(
         # The parameters are the factory's, which is not imported before the study is put together.
         rest = {key: value for key, value in table.items() if key not in {**allowed, **width}}
     else:
-        factory = reader.find(f"{where}.model", "models", name)
-        if factory is None:
+        if (factory := reader.find(f"{where}.model", "models", name)) is None:
             return Choice(table)
         allowed |= parameters_of(factory, HIDDEN["models"])
     plain = {key: value for key, value in table.items() if key not in rest}

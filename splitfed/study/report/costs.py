@@ -63,8 +63,7 @@ def utility_over_time(setting: Setting) -> tuple[Line, list[Line]] | None:
     A point is a round that was scored in every seed; its time is the mean over seeds as well.
     """
     each = [by_round(run["history"], _score_and_time) for run in setting.runs]
-    shared = shared_rounds(each)
-    if not shared:
+    if not (shared := shared_rounds(each)):
         return None
     mean = (
         [fmean(rounds[number][0] for rounds in each) for number in shared],

@@ -168,8 +168,7 @@ def _depth_sections(study: Study, summary: Summary) -> list[Json]:
         if summary["targets"][attack] != "inputs":
             continue
         shown = TARGETS["inputs"].order(m for m in scored_metrics(summary, attack) if METRICS[m].up)[:2]
-        figure = plot_leakage_by_depth(summary, attack, shown, f"depth{len(pages)}")
-        if figure is not None:
+        if (figure := plot_leakage_by_depth(summary, attack, shown, f"depth{len(pages)}")) is not None:
             grids = [_depth_pictures(study, summary, attack, line) for line in depth_lines(summary, attack)]
             name = summary["names"][attack]
             pages.append({"attack": name, "figure": Markup(figure), "grids": [g for g in grids if g["rows"]]})
@@ -299,8 +298,7 @@ def _leak_section(study: Study, summary: Summary, attack: str, looks: SeriesStyl
 def _sentence(summary: Summary, setting: Mapping[str, Any], attack: str, metrics: list[str]) -> str:
     """Tell what the attack gets in `setting`, by its first metric, and members also at a low false-positive rate."""
     found, target = setting["attacks"][attack], summary["targets"][attack]
-    there = [m for m in metrics if (found["scores"].get(m) or {}).get("attack")]
-    if not there:
+    if not (there := [m for m in metrics if (found["scores"].get(m) or {}).get("attack")]):
         return ""
     scores, metric = found["scores"], there[0]
     blind = scores[metric].get(next(iter(TARGETS[target].baselines)))

@@ -51,8 +51,7 @@ def privacy_of(runs: Sequence[Mapping[str, Any]]) -> Json | None:
 
     `agrees`: whether every run has the ledger that was planned. None where nothing is promised.
     """
-    ledgers = [run["privacy"] for run in runs if run.get("privacy")]
-    if not ledgers:
+    if not (ledgers := [run["privacy"] for run in runs if run.get("privacy")]):
         return None
     worst = max(ledgers, key=lambda one: max(map(_epsilon, one["ledger"]["totals"]), default=0.0))
     agrees = all({**one["ledger"], "replaced": []} == {**one["planned"], "replaced": []} for one in ledgers)

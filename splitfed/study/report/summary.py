@@ -285,8 +285,7 @@ def clients_of(runs: Sequence[Mapping[str, Any]]) -> Json | None:
 
 def target_of(runs: Sequence[Mapping[str, Any]]) -> Json | None:
     """Return how many of `runs` reached the study's target, after how many rounds and bytes; None without a target."""
-    targets = [run["target"] for run in runs if run.get("target")]
-    if not targets:
+    if not (targets := [run["target"] for run in runs if run.get("target")]):
         return None
     reached = [one for one in targets if one["rounds"] is not None]
     return {

@@ -112,8 +112,7 @@ def _schedule_names(summary: Summary) -> str:
 
 def _method_names(summary: Summary) -> str:
     """Name the federated methods on the schedules, where there is any."""
-    there = [summary["names"][m] for m in summary["methods"] if m != NO_METHOD]
-    if not there:
+    if not (there := [summary["names"][m] for m in summary["methods"] if m != NO_METHOD]):
         return ""
     told = there[0] if len(there) == 1 else f"{', '.join(there[:-1])} and {there[-1]}"
     return f" with {told}" + (", and without a method" if NO_METHOD in summary["methods"] else "")
@@ -127,8 +126,7 @@ def _compare_methods(summary: Summary) -> list[str]:
             continue
         keys = ("topology", "schedule", "defense", "training_attack")
         same = (s for s in summary["settings"] if all(s[k] == setting[k] for k in keys))
-        alone = next((s for s in same if s["method"] == NO_METHOD and s["utility"]), None)
-        if alone is None:
+        if (alone := next((s for s in same if s["method"] == NO_METHOD and s["utility"]), None)) is None:
             continue
         own, other = setting["utility"], alone["utility"]
         said = f"{name_of(summary, setting)}: {summary['utility']['metric']} {format_utility(summary, own['mean'])} "
@@ -150,8 +148,7 @@ def _useless_models(summary: Summary) -> list[str]:
         # What hijacked clients reach is said to be no result anyway.
         if not found or not setting["utility"] or setting["training_attack"]:
             continue
-        said = below_constant(metric, setting["utility"]["mean"], ConstantAnswer(**found), up)
-        if said:
+        if said := below_constant(metric, setting["utility"]["mean"], ConstantAnswer(**found), up):
             name = name_of(summary, setting)
             sentences.append((name, f"{name}: {said}, so this model is of no use."))
     rest = ", ".join(name for name, _ in sentences[SHOWN:])
@@ -160,8 +157,7 @@ def _useless_models(summary: Summary) -> list[str]:
 
 
 def _place_findings(summary: Summary, settings: list[Mapping[str, Any]]) -> list[str]:
-    base = next((s for s in settings if s["family"] == NO_DEFENSE), None)
-    if base is None:
+    if (base := next((s for s in settings if s["family"] == NO_DEFENSE), None)) is None:
         return ["no undefended run finished, so nothing can be said of what the defenses change."]
     scored_targets = [(target, m) for target in TARGETS if (m := _first_metric(summary, base, target))]
     if not scored_targets:
@@ -298,8 +294,7 @@ def _limitations(summary: Summary) -> list[str]:
         for label in dict.fromkeys(s["training_attack"] for s in summary["settings"] if s["training_attack"])
     ]
     found = (a for s in summary["settings"] for a in s["attacks"].items())
-    quick = dict.fromkeys(summary["names"][label] for label, attack in found if attack["quick"])
-    if quick:
+    if quick := dict.fromkeys(summary["names"][label] for label, attack in found if attack["quick"]):
         sentences.append(f"A quick look (budget fast), where more work may find more: {', '.join(quick)}.")
     few = {len(s["seeds"]) for s in summary["settings"]}
     if max(few) < LEAST_SEEDS:

@@ -91,8 +91,7 @@ def _sampled_row_scores(
     run: Run, client: int, canaries: Canaries, scales: dict[str, float], which: int, trials: int
 ) -> Scores:
     """Return the scores of canaries that are rows of the client (input 0), or are not, in steps drawn as the run's."""
-    training = run.evaluator.grants.training
-    if training is None:
+    if (training := run.evaluator.grants.training) is None:
         raise InvalidInput("the run does not say how its rows are drawn: train it again to audit its sampling")
     rows = run.engine.rows(client, "train")
     count, score_parts, total, epoch = min(CANARIES, rows), [], 0, 0

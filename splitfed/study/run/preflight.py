@@ -48,8 +48,7 @@ def check_grid(grid: Grid, source: str) -> Dataset:
         label = (cell.topology.builder.label, cell.training.schedule.label, cell.method.label)
         if label not in assembled:
             assembled[label] = _assemble_cell(mistakes, cell, data, splits[cell.seed])
-        found = assembled[label]
-        if found is not None:
+        if (found := assembled[label]) is not None:
             cells.setdefault((*label, cell.training_attack.key if cell.training_attack else ""), cell)
             _check_cell(mistakes, cell, splits[cell.seed], found)
     _check_attacks(mistakes, list(cells.values()), data)

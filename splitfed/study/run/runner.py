@@ -65,8 +65,7 @@ def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Json:
 
     A training that diverges is a result too: `{"id", ..., "failed": one line}`.
     """
-    done = read_result(folder)
-    if done is not None:
+    if (done := read_result(folder)) is not None:
         return done
     if folder.is_dir() and not (folder / "run.json").is_file():
         # A crash came before the run had been described: nothing has been computed yet.
@@ -221,8 +220,7 @@ def _identity(cell: Cell) -> Json:
 
 def _describe_strength(guard: DefenseSetting) -> Json:
     """Tell the strength of a setting, and in which parameter, unit and direction it counts; None without one."""
-    found = guard.strength
-    if found is None:
+    if (found := guard.strength) is None:
         return {"strength": None, "strength_parameter": None, "strength_unit": None, "stronger": None}
     return {
         "strength": float(found.value),
@@ -286,8 +284,7 @@ def _rounds_to_target(run: Run, cell: Cell) -> Json | None:
 
 def _selected_round(run: Run) -> Json | None:
     """Return the round that validation rows would choose, and its scores; None without validation rows."""
-    best = find_best_round(run.history, run.data.task.higher_is_better)
-    if best is None:
+    if (best := find_best_round(run.history, run.data.task.higher_is_better)) is None:
         return None
     scores = {part: best[part]["union"] for part in ("validation", "test")}
     return {"round": int(best["round"]) + 1, **scores, "across": _summarize_scores(best["test"], "across")}
@@ -320,8 +317,7 @@ def _planned_costs(run: Run, cell: Cell, data: Dataset) -> Json:
 
 def _privacy_ledgers(run: Run, cell: Cell, data: Dataset) -> Json | None:
     """Return the ledger that was planned and the one that was counted; None where nothing is promised."""
-    planned = privacy.plan_ledger(cell, data)
-    if planned is None:
+    if (planned := privacy.plan_ledger(cell, data)) is None:
         return None
     return {"ledger": _without_infinities(run.ledger.as_dict()), "planned": _without_infinities(planned)}
 

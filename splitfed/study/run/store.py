@@ -46,8 +46,7 @@ class StudyFolder:
             raise InvalidInput(f"folder {str(self.path)!r} is not empty and holds no study; give a new or empty folder")
         wanted = tomllib.loads(dumps(grid.resolved))
         there = _with_new_names(schema.read_toml(config_path, digests.STUDY_CONFIG))
-        difference = next(_differences("", there, wanted), None)
-        if difference is not None:
+        if (difference := next(_differences("", there, wanted), None)) is not None:
             raise InvalidInput(f"folder {str(self.path)!r} holds another study: {difference}; give another folder")
         if not resume:
             raise InvalidInput(f"folder {str(self.path)!r} holds this study already; add --resume to go on with it")

@@ -113,8 +113,7 @@ def work_queue(queue: optuna.Study, names: Sequence[str], do: Callable[[str], fl
 
             def objective(trial: optuna.Trial) -> float:
                 held.close()  # The trial is ours: the next process may take one.
-                value = do(str(trial.suggest_categorical("run", names)))
-                if value is None:
+                if (value := do(str(trial.suggest_categorical("run", names)))) is None:
                     raise optuna.TrialPruned
                 return value
 

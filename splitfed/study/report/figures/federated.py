@@ -101,8 +101,7 @@ def plot_client_scores(named: Sequence[tuple[str, Setting]], metric: str, name: 
     row_height = max(0.42, 0.12 + 0.17 * max(name.count("\n") + 1 for name in names))
     with canvas(1, 7.4, 1.1 + row_height * len(named)) as (figure, (axis,)):
         for i, (_, setting) in enumerate(named):
-            scores = [s for run in setting.runs for s in run["utility"]["clients"] if s is not None]
-            if not scores:
+            if not (scores := [s for run in setting.runs for s in run["utility"]["clients"] if s is not None]):
                 continue
             place, colour = len(named) - 1 - i, PALETTE[i % len(PALETTE)]
             axis.plot([min(scores), max(scores)], [place, place], color=GRID, lw=5, zorder=1)
@@ -144,8 +143,7 @@ def prototype_pictures(named: Sequence[tuple[str, Setting]]) -> list[tuple[str, 
     for i, (name, setting) in enumerate(there):
         seed = min(setting.seeds, key=lambda s: (-seeds[s], s))
         run = next(run for run in setting.runs if int(run["seed"]) == seed)
-        path = _file(run)
-        if path is None:
+        if (path := _file(run)) is None:
             continue
         digests.check_file(path, run.get("files", {}).get(FILE), f"delete it and result.json, {digests.AGAIN}")
         known = load_file(path)

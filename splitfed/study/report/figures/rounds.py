@@ -56,8 +56,7 @@ def plot_utility_by_round(named: LabeledSettings, metric: str, name: str, target
     shaded: list[tuple[Any, ...]] = []
     with canvas(1, 7.4, 4.2) as (figure, (axis,)):
         for i, (label, setting) in enumerate(named):
-            found = utility_by_round(setting)
-            if not found:
+            if not (found := utility_by_round(setting)):
                 continue
             look = numbered_look(i)
             axis.plot(list(found), [e.mean for e in found.values()], lw=1.8, ms=4, label=label, **look)
@@ -101,8 +100,7 @@ def plot_error_by_round(
     the mean. None where no run was attacked while training went on.
     """
     every = [(setting, [error_by_round(run, attack) for run in setting.runs]) for setting in settings]
-    curves = [(setting, seed_curves) for setting, seed_curves in every if all(seed_curves)]
-    if not curves:
+    if not (curves := [(setting, seed_curves) for setting, seed_curves in every if all(seed_curves)]):
         return None
     with canvas(1, 6.4, 3.9) as (figure, (axis,)):
         for setting, seed_curves in curves:
