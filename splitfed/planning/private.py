@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from splitfed.core.defense import Calibrated, Defense, LabelDefense, privacy_event
 from splitfed.core.per_client_defenses import missing
-from splitfed.core.topology import Topology, member
+from splitfed.core.topology import Topology
 from splitfed.core.traffic import Traffic
 from splitfed.core.upload_defenses import Sent, count, find_upload_defenses, private_kinds
 from splitfed.core.usage_counts import SCORED, UsageCounts, counted_kinds, counted_labels, labels_of_head
@@ -81,9 +82,8 @@ class UsageCountingTrainer(CountingTrainer):
     ) -> list[float]:
         """Count the messages and uses of these steps."""
         for kind in ("activation", "gradient", "step") if task else ("activation", "gradient"):
-            for site in self._sites_of_kind(replica, kind):
-                for rows in batches:
-                    self._add(replica, site, part, rows)
+            for site, rows in itertools.product(self._sites_of_kind(replica, kind), batches):
+                self._add(replica, site, part, rows)
         return super().train(replica, epoch, batches, first, part, task)
 
     def consult(self, replica: int, rows: Tensor, part: str) -> None:
@@ -110,9 +110,8 @@ class UsageCountingTrainer(CountingTrainer):
 
     def party_counts(self) -> list[PartyCounts]:
         """Return the counts of every party."""
-        owners = self.topology.data_roles
         return [
-            PartyCounts(member(role, replica) if role in owners else role, role, replica, uses.counts)
+            PartyCounts(self._party(role, replica), role, replica, uses.counts)
             for (replica, role), uses in self.uses.items()
         ]
 

@@ -296,10 +296,9 @@ def check_batches(facts: Sequence[Facts], defenses: Sequence[Defense], data: Fed
             )
         smallest = min(rows, training.batch_size, rows % training.batch_size or training.batch_size)
         if smallest < least:
-            size = "one" if smallest == 1 else str(smallest)
             raise InvalidInput(
                 f"{client.name} has {rows} training rows, so batch_size={training.batch_size} leaves a batch of "
-                f"{size}, and {who} needs {least} rows or more: choose another size"
+                f"{'one' if smallest == 1 else smallest}, and {who} needs {least} rows or more: choose another size"
             )
 
 

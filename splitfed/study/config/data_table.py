@@ -37,8 +37,9 @@ def parse_parts(mistakes: Mistakes, table: DataTable) -> dict[str, Any]:
     targets = keys.get("targets")
     for name, target in targets.items() if isinstance(targets, Mapping) else ():
         if isinstance(target, Mapping) and list(target) != ["classes"]:
-            found = ", ".join(target) or "nothing"
-            mistakes.add(f"data.targets.{name}", f"holds {found}; expected classes = [...] alone")
+            mistakes.add(
+                f"data.targets.{name}", f"holds {', '.join(target) or 'nothing'}; expected classes = [...] alone"
+            )
     return keys
 
 

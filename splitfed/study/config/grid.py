@@ -97,9 +97,15 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
         seeds,
     )
     for (first, place), (way, plan), (tier, layer), (second, guard), world, seed in grid:
-        inside = [] if world.training_attack is None else [f"{world.training_attack.key}-inside"]
-        between = [*([way] if len(plans) > 1 else []), *([tier] if len(methods) > 1 else [])]
-        name = "--".join([first, *between, second, *inside, f"seed{seed}"])
+        parts = [
+            first,
+            *([way] if len(plans) > 1 else []),
+            *([tier] if len(methods) > 1 else []),
+            second,
+            *([] if world.training_attack is None else [f"{world.training_attack.key}-inside"]),
+            f"seed{seed}",
+        ]
+        name = "--".join(parts)
         cut = model if _cuts_model(reader.code, place.builder.name) else None
         own_tables = {
             "topology": [place.builder.table],
@@ -107,8 +113,8 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
             "defense": [guard.table],
             "training": {**training_table, "schedule": plan.schedule.table},
         }
-        config_alone = _config_alone(resolved, name, seed, world, own_tables, cut is not None)
-        more = (world.attacks, config_alone, world.training_attack, layer, config.study.target, reader.code)
+        alone = _config_alone(resolved, name, seed, world, own_tables, cut is not None)
+        more = (world.attacks, alone, world.training_attack, layer, config.study.target, reader.code)
         cells.append(Cell(name, seed, data, cut, place, guard, plan, *more))
     return Grid(config.study.name, resolved, tuple(cells))
 
@@ -143,11 +149,13 @@ def _config_alone(
     cuts_model: bool,
 ) -> dict[str, Any]:
     """Return the study that consists of one run alone, as plain TOML tables."""
-    alone = {key: table for key, table in resolved.items() if key != "model" or cuts_model}
     own_name, honest = slug(name).replace("+", "-"), world.training_attack is None
-    alone["study"] = _study_table(own_name, [seed], honest, resolved["study"].get("target"))
-    alone |= {key: table for key, table in own_tables.items() if key in resolved}
-    return {**alone, "attack": [attack_table(p) for p in world.attacks]}
+    return {
+        **{key: table for key, table in resolved.items() if key != "model" or cuts_model},
+        "study": _study_table(own_name, [seed], honest, resolved["study"].get("target")),
+        **{key: table for key, table in own_tables.items() if key in resolved},
+        "attack": [attack_table(p) for p in world.attacks],
+    }
 
 
 def attack_table(probe: Probe) -> dict[str, Any]:
@@ -168,20 +176,22 @@ def _parse_data(reader: StudyReader, table: DataTable, base: Path) -> tuple[dict
         reader, "data", "data", table.name, table.extra, keys=keys, base=base, grid=False
     )
     feature_parts = data_tables.parse_parts(reader.mistakes, table)
-    resolved = {**written, "clients": table.clients, **split, **feature_parts}
-    return resolved, Source(loaders[0], table.clients, split, feature_parts) if loaders else None
+    source = Source(loaders[0], table.clients, split, feature_parts) if loaders else None
+    return {**written, "clients": table.clients, **split, **feature_parts}, source
 
 
 def _parse_model(reader: StudyReader, config: StudyConfig) -> tuple[dict[str, Any], NamedAlgorithm | None]:
     cuts = [_cuts_model(reader.code, table.name) for table in config.topology]
     if config.model is None:
         if True in cuts:
-            text = f"is missing; topology[{cuts.index(True)}] cuts a model: add [model] with name = ..."
-            reader.mistakes.add("model", text)
+            reader.mistakes.add(
+                "model", f"is missing; topology[{cuts.index(True)}] cuts a model: add [model] with name = ..."
+            )
         return {}, None
     if not any(cuts) and None not in cuts:
-        text = "is used by no topology, whose pieces have models in their own tables; leave it out"
-        reader.mistakes.add("model", text)
+        reader.mistakes.add(
+            "model", "is used by no topology, whose pieces have models in their own tables; leave it out"
+        )
     name, given = config.model.name, config.model.extra
     if ":" in name:
         return {"name": name, **given}, NamedAlgorithm("models", name, given, given)

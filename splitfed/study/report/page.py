@@ -48,7 +48,7 @@ from splitfed.study.report.text import (
 def page_content(study: Study, summary: Summary) -> Json:
     """Return everything the template shows, by name."""
     looks = SeriesStyles(summary)
-    metric_targets = [(m, target) for target in TARGETS for m in _leading_metrics(summary, target)]
+    metric_targets = ((m, target) for target in TARGETS for m in _leading_metrics(summary, target))
     strengths = (
         plot_leakage_by_strength(summary, m, target, looks, f"strength{i}")
         for i, (m, target) in enumerate(metric_targets)
@@ -146,15 +146,15 @@ def _reconstruction_section(study: Study, summary: Summary, attack: str) -> Json
     if not found:
         return page
     # One row of originals can stand above all others only where the victims are the same.
-    shape = found[0].truth.shape
-    same = [p for p in found if p.prediction.shape == p.truth.shape == shape and torch.equal(p.truth, found[0].truth)]
+    truth = found[0].truth
+    same = [p for p in found if p.prediction.shape == p.truth.shape and torch.equal(p.truth, truth)]
     # Nobody misses an attack on a hijacked training in an honest one, nor the other way round.
     asked = [s for s in study.settings if s.training_attack in {p.setting.training_attack for p in found}]
     page["missing"] = [name_of(summary, s) for s in asked if s not in [p.setting for p in same]]
     page["names"] = [name_of(summary, p.setting) for p in same]
-    if is_image(found[0].truth):
-        low, high = brightness_range(found[0].truth)
-        page["original"] = image_strip(found[0].truth[:SHOWN], low, high)
+    if is_image(truth):
+        low, high = brightness_range(truth)
+        page["original"] = image_strip(truth[:SHOWN], low, high)
         page["rows"] = [_picture_row(summary, pair, attack, seed, low, high) for pair in same]
     else:
         page["features"], page["left_out"] = feature_scores(same)
@@ -170,8 +170,8 @@ def _depth_sections(study: Study, summary: Summary) -> list[Json]:
         shown = TARGETS["inputs"].order(m for m in scored_metrics(summary, attack) if METRICS[m].up)[:2]
         if (figure := plot_leakage_by_depth(summary, attack, shown, f"depth{len(pages)}")) is not None:
             grids = [_depth_pictures(study, summary, attack, line) for line in depth_lines(summary, attack)]
-            name = summary["names"][attack]
-            pages.append({"attack": name, "figure": Markup(figure), "grids": [g for g in grids if g["rows"]]})
+            shown_grids = [grid for grid in grids if grid["rows"]]
+            pages.append({"attack": summary["names"][attack], "figure": Markup(figure), "grids": shown_grids})
     return pages
 
 
@@ -191,8 +191,8 @@ def _picture_row(summary: Summary, pair: Pair, attack: str, seed: int, low: floa
         if m in scores and scores[m]["attack"]["mean"] is not None
     ]
     said = [", ".join(scored), f"{run['utility']['metric']} {format_utility(summary, run['utility']['test'])}"]
-    name = name_of(summary, pair.setting)
-    return {"name": name, "strip": image_strip(pair.prediction[:SHOWN], low, high), "said": said}
+    strip = image_strip(pair.prediction[:SHOWN], low, high)
+    return {"name": name_of(summary, pair.setting), "strip": strip, "said": said}
 
 
 def _client_section(summary: Summary, settings: Sequence[Setting]) -> Json:
@@ -201,10 +201,8 @@ def _client_section(summary: Summary, settings: Sequence[Setting]) -> Json:
     # What hijacked clients reach is no result of a method.
     named = [(name_of(summary, s), s) for s in settings if not s.training_attack]
     several = [(label, s) for label, s in named if any(run["utility"].get("spread") for run in s.runs)]
-    metric, target = (
-        summary["utility"]["metric"],
-        next((s["target"]["value"] for s in shown_settings if s["target"]), None),
-    )
+    metric = summary["utility"]["metric"]
+    target = next((s["target"]["value"] for s in shown_settings if s["target"]), None)
     return {
         "clients": shown_settings,
         "client_scores": list(
@@ -302,9 +300,11 @@ def _sentence(summary: Summary, setting: Mapping[str, Any], attack: str, metrics
         return ""
     scores, metric = found["scores"], there[0]
     blind = scores[metric].get(next(iter(TARGETS[target].baselines)))
-    said = f"{name_of(summary, setting)}: {found['adversary']} predicts {VICTIMS[target].format(found['victims'])} at "
-    said += f"{METRICS[metric].title} {format_score(metric, scores[metric]['attack']['mean'])}"
-    said += f" ({baseline_name(summary, metric, target)} {format_score(metric, blind['mean'])})" if blind else ""
+    beside = f" ({baseline_name(summary, metric, target)} {format_score(metric, blind['mean'])})" if blind else ""
+    said = (
+        f"{name_of(summary, setting)}: {found['adversary']} predicts {VICTIMS[target].format(found['victims'])} at "
+        f"{METRICS[metric].title} {format_score(metric, scores[metric]['attack']['mean'])}{beside}"
+    )
     if blind and not beats_baseline(found, metric):
         said += ", not measurably better than that baseline"
     elif turned := reversal_clause(found, metric):
@@ -313,6 +313,8 @@ def _sentence(summary: Summary, setting: Mapping[str, Any], attack: str, metrics
     low = "tpr_at_fpr_1%"
     if low in there and scores[low].get("chance"):
         share, blindly_found = (100 * scores[low][who]["mean"] for who in ("attack", "chance"))
-        said += f"; where at most one outsider in a hundred is accused, it finds {share:.1f} % of the members "
-        said += f"(chance {blindly_found:.1f} %)"
+        said += (
+            f"; where at most one outsider in a hundred is accused, it finds {share:.1f} % of the members "
+            f"(chance {blindly_found:.1f} %)"
+        )
     return f"{said[:1].upper()}{said[1:]}."

@@ -129,13 +129,14 @@ def _compare_methods(summary: Summary) -> list[str]:
         if (alone := next((s for s in same if s["method"] == NO_METHOD and s["utility"]), None)) is None:
             continue
         own, other = setting["utility"], alone["utility"]
-        said = f"{name_of(summary, setting)}: {summary['utility']['metric']} {format_utility(summary, own['mean'])} "
-        said += f"over all clients, {format_utility(summary, other['mean'])} without the method"
         if own["low"] is None or other["low"] is None:
-            said += " (no interval)"
-        elif _intervals_overlap(own, other):
-            said += " (the intervals overlap)"
-        sentences.append(f"{said}.")
+            doubt = " (no interval)"
+        else:
+            doubt = " (the intervals overlap)" if _intervals_overlap(own, other) else ""
+        sentences.append(
+            f"{name_of(summary, setting)}: {summary['utility']['metric']} {format_utility(summary, own['mean'])} "
+            f"over all clients, {format_utility(summary, other['mean'])} without the method{doubt}."
+        )
     return sentences
 
 
@@ -164,16 +165,18 @@ def _place_findings(summary: Summary, settings: list[Mapping[str, Any]]) -> list
         return ["no attack was scored, so nothing can be said about leakage."]
     (target, metric), *further = scored_targets
     named_attacks = {strongest(base, m, t) for t, m in scored_targets if METRICS[m].centre is not None}
-    before = f"undefended ({summary['utility']['metric']} {format_utility(summary, base['utility']['mean'])}), "
-    first = before + _attack_finding(summary, base, metric, target)
-    more = [f"undefended, {_attack_finding(summary, base, m, t)}" for t, m in further]
-    more += [
-        f"undefended, {summary['names'][label]} {said}."
-        for label, a in base["attacks"].items()
-        if label not in named_attacks and (said := reversal_clause(a))
-    ]
+    utility = f"{summary['utility']['metric']} {format_utility(summary, base['utility']['mean'])}"
     others = [s for s in settings if s is not base and strongest(s, metric, target)]
-    return [first, *_defense_findings(summary, base, others, metric, target), *more]
+    return [
+        f"undefended ({utility}), {_attack_finding(summary, base, metric, target)}",
+        *_defense_findings(summary, base, others, metric, target),
+        *(f"undefended, {_attack_finding(summary, base, m, t)}" for t, m in further),
+        *(
+            f"undefended, {summary['names'][label]} {said}."
+            for label, a in base["attacks"].items()
+            if label not in named_attacks and (said := reversal_clause(a))
+        ),
+    ]
 
 
 def _first_metric(summary: Summary, base: Mapping[str, Any], target: str) -> str | None:
@@ -185,8 +188,8 @@ def _attack_finding(summary: Summary, base: Mapping[str, Any], metric: str, targ
     label = strongest(base, metric, target) or ""
     attack, named = base["attacks"][label], summary["names"][label]
     blind = baseline(attack, metric)
-    reached = f"{format_score(metric, attack['scores'][metric]['attack']['mean'])} {METRICS[metric].title}"
-    reached += f" ({baseline_name(summary, metric, target)} {format_score(metric, blind['mean'])})" if blind else ""
+    beside = f" ({baseline_name(summary, metric, target)} {format_score(metric, blind['mean'])})" if blind else ""
+    reached = f"{format_score(metric, attack['scores'][metric]['attack']['mean'])} {METRICS[metric].title}{beside}"
     if blind and not beats_baseline(attack, metric):
         return f"{_strongest_attack(target)}, {named}, gets {reached}: not measurably better than that baseline."
     if turned := reversal_clause(attack, metric):

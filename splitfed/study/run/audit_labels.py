@@ -41,8 +41,8 @@ def label_games(run: Run, client: int) -> Iterator[Game]:
             place, mechanism = labels_of_head(head.value), class_names([defense])
             if "once" in acts:
                 judge = partial(_bound_fixed_labels, run.seed, party, head, guard, classes(head.task))
-                claim = ((event, 1),)
-                yield Game(party, place, mechanism, "labels drawn once", "every pair of classes", claim, None, judge)
+                pairs, claim = "every pair of classes", ((event, 1),)
+                yield Game(party, place, mechanism, "labels drawn once", pairs, claim, None, judge)
             if "step" in acts:
                 for times, audited in ((1, "labels of one step"), (STEPS, "labels of ten steps in a row")):
                     yield _step_game(run.seed, party, head, guard, event, times, audited)
@@ -68,11 +68,9 @@ def _bound_fixed_labels(
     dtype = torch.float32 if head.task.name == "binary" else torch.int64
     chosen, tested = (np.zeros((count, count), dtype=np.int64) for _ in range(2))
     for label in range(count):
-        true_labels = {head.value: torch.full((trials,), label, dtype=dtype)}
-        defended_heads = {head.value: (head, (guard,))}
-        noisy_labels = relabel_for_training(true_labels, defended_heads, derive(seed, "audit", label), party, "train")[
-            head.value
-        ].long()
+        true_labels, guarded = {head.value: torch.full((trials,), label, dtype=dtype)}, {head.value: (head, (guard,))}
+        noisy = relabel_for_training(true_labels, guarded, derive(seed, "audit", label), party, "train")
+        noisy_labels = noisy[head.value].long()
         for table, part in ((chosen, noisy_labels[: trials // 4]), (tested, noisy_labels[trials // 4 :])):
             table[label] = torch.bincount(part, minlength=count)[:count].numpy()
     return outcomes_bound(chosen, tested, delta, confidence)
@@ -86,8 +84,7 @@ def _step_game(
     assert task is not None
 
     def draw(which: int, trials: int) -> Scores:
-        binary = task.name == "binary"
-        y = torch.full((trials,), which, dtype=torch.float32 if binary else torch.int64)
+        y = torch.full((trials,), which, dtype=torch.float32 if task.name == "binary" else torch.int64)
         total = np.zeros(trials)
         for step in range(times):
             stamp = ("train", 0, step // 2, step % 2, "train")
@@ -95,10 +92,8 @@ def _step_game(
             total += _distance_difference(guard.defense, y, task, random).numpy()
         return {"absolute": total}
 
-    claim = ((event, times),)
-    return Game(
-        party, labels_of_head(head.value), class_names([guard.defense]), audited, "classes 0 and 1", claim, draw
-    )
+    place, mechanism = labels_of_head(head.value), class_names([guard.defense])
+    return Game(party, place, mechanism, audited, "classes 0 and 1", ((event, times),), draw)
 
 
 def _distance_difference(defense: LabelDefense, y: Tensor, task: Task, random: torch.Generator) -> Tensor:

@@ -39,11 +39,9 @@ def step_games(run: Run, client: int) -> Iterator[Game]:
         if uses is None or not isinstance(uses[0].mechanism, Gaussian):
             continue
         event, _ = uses
-        norm_receivers = defense.norms(topology)
+        norms = defense.norms(topology)
         canary_parties = tuple(
-            CanaryParty(
-                engine.party(client, role).name, role, tuple(to for sender, to in norm_receivers if sender == role)
-            )
+            CanaryParty(engine.party(client, role).name, role, tuple(to for sender, to in norms if sender == role))
             for role in defense.guards(topology)
         )
         canaries = Canaries(defense, position, canary_parties, engine.run_parties.replicas[client].circuit, run.seed)
@@ -51,16 +49,14 @@ def step_games(run: Run, client: int) -> Iterator[Game]:
 
 
 def _party_games(run: Run, client: int, canaries: Canaries, event: Event) -> Iterator[Game]:
-    scales = canaries.deviations()
     parties, mechanism = ", ".join(seat.party for seat in canaries.seats), class_names([canaries.defense])
-    replaced = event.neighbours is Neighbours.REPLACE
-    always = replace(event, sampling_rate=1.0)
+    scales, always = canaries.deviations(), replace(event, sampling_rate=1.0)
 
     def line(audited: str, claim: Event, times: int, draw: Draw, measure: Measure | None = None) -> Game:
         kind = "gradients of one coordinate"
         return Game(parties, "weights", mechanism, audited, kind, ((claim, times),), draw, None, measure)
 
-    present = partial(_present_row_scores, canaries, scales, replaced)
+    present = partial(_present_row_scores, canaries, scales, event.neighbours is Neighbours.REPLACE)
     distance = partial(_measure_distance, canaries, event)
     yield line("one step that the row takes part in", always, 1, partial(present, 1), distance)
     yield line("ten steps in a row that the row takes part in", always, len(TURNS), partial(present, len(TURNS)))

@@ -47,7 +47,7 @@ def predict(
     before anything is computed or written: raises `InvalidInput`.
     """
     check_kind(rows)
-    for path in (output, view_output):
+    for path in filter(None, (output, view_output)):
         _check_writable(path, rows)
     run = _rebuild_run(folder, trust)
     x = read_rows(rows, run.data.shape, run.data.victims.value_range)
@@ -113,12 +113,14 @@ def format_prediction(prediction: Json) -> str:
         lines.append(f"{rows} predicted by client {prediction['client']}: {prediction['output']}")
     kinds = ", ".join(f"{kind} {format_bytes(n)}" for kind, n in prediction["bytes_by_kind"].items())
     messages, size = count_noun(prediction["messages"], "message"), format_bytes(prediction["bytes"])
-    lines.append(f"crossed: {messages}, {size} ({kinds or 'nothing'})")
     lines += [
-        f"{party} saw {view['value']} ({view['kind']}, {'x'.join(map(str, view['shape']))}) from {view['from']}, "
-        f"over {view['edge']}"
-        for party, views in prediction["views"].items()
-        for view in views
+        f"crossed: {messages}, {size} ({kinds or 'nothing'})",
+        *(
+            f"{party} saw {view['value']} ({view['kind']}, {'x'.join(map(str, view['shape']))}) from {view['from']}, "
+            f"over {view['edge']}"
+            for party, views in prediction["views"].items()
+            for view in views
+        ),
     ]
     if not prediction["views"]:
         lines.append("nobody saw anything: no value crosses in this topology")
@@ -143,9 +145,7 @@ def _draw_number(run: Run, x: Tensor) -> int:
     return derive(run.seed, "predict", hashlib.sha256(x.numpy().tobytes()).hexdigest())
 
 
-def _check_writable(path: Path | None, rows: Path) -> None:
-    if path is None:
-        return
+def _check_writable(path: Path, rows: Path) -> None:
     if path.is_dir() or not path.resolve().parent.is_dir():
         raise InvalidInput(f"{str(path)!r} is no file that can be written; expected one in a folder that is there")
     if path.resolve() == rows.resolve():

@@ -35,9 +35,8 @@ def attack_run(
         raise InvalidInput("no attack is named; expected --attack inverse_network,rmle")
     result, cell, data = load_finished_run(folder, trust=trust)
     mistakes = Mistakes("attack")
-    named = {probe.attack.name for probe in cell.attacks}
     for name in names:
-        if ":" in name and name not in named:
+        if ":" in name and name not in {probe.attack.name for probe in cell.attacks}:
             mistakes.add(name, "is an import path that the run's study does not name; expected a registered attack")
     mistakes.stop()
     reader = StudyReader(mistakes, cell.code)

@@ -99,8 +99,8 @@ def _format_epsilon(row: dict[str, Any]) -> str:
 def _mean_scores(scores: Sequence[Json]) -> dict[str, dict[str, float]]:
     """Average what the seeds have: metric -> who -> mean; nothing where a metric came out as no number."""
     values_by_metric: dict[str, dict[str, list[float]]] = {}
-    for one in scores:
-        for metric, (who, score) in ((m, pair) for m, by in one.items() for pair in by.items()):
+    for metric, by in (pair for one in scores for pair in one.items()):
+        for who, score in by.items():
             if score["mean"] is not None:
                 values_by_metric.setdefault(metric, {}).setdefault(who, []).append(score["mean"])
     return {metric: {who: fmean(values) for who, values in by.items()} for metric, by in values_by_metric.items()}

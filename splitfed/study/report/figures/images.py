@@ -89,8 +89,7 @@ def feature_scores(found: Sequence[Pair]) -> tuple[list[list[float | None]], int
     columns = []
     for pair in found:
         truth, prediction = pair.truth.flatten(1).double(), pair.prediction.flatten(1).double()
-        total = (truth - truth.mean(0)).square().sum(0)
-        error = (truth - prediction).square().sum(0)
+        total, error = ((truth - other).square().sum(0) for other in (truth.mean(0), prediction))
         columns.append([1 - float(e / t) if t > 0 else None for e, t in zip(error, total, strict=True)])
     rows = [list(row) for row in zip(*columns, strict=True)]
     return rows[:FEATURES], max(0, len(rows) - FEATURES)
